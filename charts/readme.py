@@ -1,4 +1,4 @@
-"""Write the format_table of values in a chart's README, from the comments in its values.yaml: `charts/readme.py charts/agent`.
+"""Write the table of values in a chart's README from the comments in its values.yaml: `charts/readme.py charts/agent`.
 
 A comment `# -- text` describes the value below it. `--check` only checks that the README is up to date.
 """
@@ -29,7 +29,7 @@ def read_descriptions(text: str) -> Iterator[tuple[str, str]]:
 
 
 def format_table(values: str) -> str:
-    """Return the format_table of values in Markdown."""
+    """Return the table of values in Markdown."""
     tree = yaml.safe_load(values)
     lines = ["| value | default | |", "|---|---|---|"]
     for name, description in read_descriptions(values):

@@ -51,7 +51,7 @@ hypothesis.settings.load_profile("fixed")
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def free_port() -> int:
+def find_free_port() -> int:
     """A port of this machine that nothing listens at."""
     return find_free_ports(1)[0]
 
@@ -77,7 +77,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of an S3 server (moto's, which keeps everything in its memory)."""
     log = tmp_path_factory.mktemp("moto") / "server.log"
-    port = free_port()
+    port = find_free_port()
     with log.open("wb") as output:
         server = subprocess.Popen(
             [sys.executable, "-m", "tests.s3_server", "-H", "127.0.0.1", "-p", str(port)],
@@ -154,7 +154,7 @@ def kill_tree(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def missing(what: str) -> NoReturn:
+def skip_missing(what: str) -> NoReturn:
     """Skip a test for want of something from outside Python; in CI, where all of it is installed, fail it."""
     if os.environ.get("CI"):
         pytest.fail(f"{what} is missing, and CI is to have it")
@@ -168,7 +168,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SharedServer"]:
     from tests.shared_server import shared_server
 
     if not is_vllm_installed():
-        missing("vLLM (the CPU build comes with `make install` on Linux)")
+        skip_missing("vLLM (the CPU build comes with `make install` on Linux)")
     own = tmp_path_factory.getbasetemp()
     with shared_server((own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "vllm") as server:
         yield server
@@ -179,7 +179,7 @@ def browser() -> Iterator["Browser"]:
     """Closed with this module: as long as it is open, Playwright keeps an event loop running in this thread."""
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
-        missing("a browser (chromium)")
+        skip_missing("a browser (chromium)")
     from playwright.sync_api import expect, sync_playwright
 
     expect.set_options(timeout=30_000)
@@ -196,7 +196,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     place.mkdir()
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", place], capture_output=True, check=False)
     if made.returncode:
-        missing("the right to mount a file system")
+        skip_missing("the right to mount a file system")
     yield place
     subprocess.run(["umount", place], check=True)
 
@@ -245,7 +245,7 @@ def assert_valid() -> Callable[[Iterable[dict[str, Any]]], None]:
 
 
 @dataclass(frozen=True)
-class Ran:
+class CommandResult:
     """How a command ended, and what it printed."""
 
     status: int
@@ -260,10 +260,10 @@ class Ran:
 
 
 @pytest.fixture(scope="session")
-def gumshoe() -> Callable[..., Ran]:
+def gumshoe() -> Callable[..., CommandResult]:
     """Runs the command line in a process of its own, as a user does."""
 
-    def run(*arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None) -> Ran:
+    def run(*arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None) -> CommandResult:
         ended = subprocess.run(
             [sys.executable, "-m", "gumshoe", *map(str, arguments)],
             cwd=cwd,
@@ -273,13 +273,13 @@ def gumshoe() -> Callable[..., Ran]:
             check=False,
             timeout=280,
         )
-        return Ran(ended.returncode, ended.stdout, ended.stderr)
+        return CommandResult(ended.returncode, ended.stdout, ended.stderr)
 
     return run
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Ran]]:
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., CommandResult]]:
     """Runs the command line in this process: it takes a second to start in one of its own."""
     from gumshoe.cli import main
 
@@ -288,13 +288,13 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     root = logging.getLogger()
     level, handlers = root.level, [*root.handlers]
 
-    def typed(*arguments: object) -> Ran:
+    def typed(*arguments: object) -> CommandResult:
         capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
             main([*map(str, arguments)])
         printed = capsys.readouterr()
         assert isinstance(ended.value.code, int)
-        return Ran(ended.value.code, printed.out, printed.err)
+        return CommandResult(ended.value.code, printed.out, printed.err)
 
     yield typed
     for each in {*root.handlers} - {*handlers}:  # of a command that logs, to what it printed to

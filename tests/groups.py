@@ -44,7 +44,7 @@ def group_of(item: pytest.Item) -> str:
     return str(marker.args[0]) if marker else item.nodeid.partition("::")[0]
 
 
-def longest_first(items: Iterable[pytest.Item], seconds: dict[str, float]) -> list[pytest.Item]:
+def sort_longest_first(items: Iterable[pytest.Item], seconds: dict[str, float]) -> list[pytest.Item]:
     """Return the tests by group, the group that takes longest first; inside a group their order stays."""
     groups = defaultdict[str, list[pytest.Item]](list)
     for item in items:
@@ -84,7 +84,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)  # after tests were deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     last = config.rootpath / LAST
-    items[:] = longest_first(items, read_times(last).tests if last.exists() else {})
+    items[:] = sort_longest_first(items, read_times(last).tests if last.exists() else {})
     worker = getattr(config, "workerinput", None)
     if worker:  # each writes the same
         path = Path(worker[_GROUPS])

@@ -11,7 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 
 
 @contextmanager
-def serving(server: ThreadingHTTPServer) -> Iterator[str]:
+def run_server(server: ThreadingHTTPServer) -> Iterator[str]:
     """The server's address while it answers; at the end it waits for the requests that it waits for."""
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
@@ -24,7 +24,7 @@ def serving(server: ThreadingHTTPServer) -> Iterator[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ReceivedRequest:
     """What a server was asked."""
 
     method: str
@@ -36,8 +36,8 @@ class Request:
 
 
 @contextmanager
-def misbehaving(
-    faults: deque[str], answer: Callable[[Request, str], tuple[int, str, bytes | Iterator[bytes]]]
+def run_faulty_server(
+    faults: deque[str], answer: Callable[[ReceivedRequest, str], tuple[int, str, bytes | Iterator[bytes]]]
 ) -> Iterator[str]:
     """Yield the address of a server that takes a fault for each request: `reset`, `hang`, or what `answer` makes of it.
 
@@ -60,7 +60,7 @@ def misbehaving(
             query = {name: values[0] for name, values in parse_qs(parts.query).items()}
             fault = faults.popleft() if faults else "fine"
             told = self.headers.get("authorization"), self.headers.get("content-type", "")
-            request = Request(self.command, parts.path, query, body, *told)
+            request = ReceivedRequest(self.command, parts.path, query, body, *told)
             status, kind, text = answer(request, fault)
             if fault in ("reset", "hang") or status == 0:
                 self.close_connection = True
@@ -103,7 +103,7 @@ def misbehaving(
             if error is not None and not isinstance(error, ConnectionError):  # of who goes away, which is no fault
                 failed.append(error)
 
-    with serving(Server(("127.0.0.1", 0), Handler)) as url:
+    with run_server(Server(("127.0.0.1", 0), Handler)) as url:
         try:
             yield url
         finally:

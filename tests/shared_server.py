@@ -1,7 +1,7 @@
 """One vLLM server with the tiny policy for all tests of a session, whichever worker they run in.
 
 The first worker that asks starts it under a lock file and writes its address to a port file, which the others read.
-The worker that started it ends it when no other worker needs it any more; if that worker is killed, its guardian ends
+The worker that started it ends it when no other worker needs it any more; if that worker is killed, its reaper ends
 the server, and the next test that asks starts another.
 
 Its model's files hold sampling defaults that would spoil any measurement, and they are in force, as on a server that

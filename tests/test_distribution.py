@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.times import Times, Worker, comparison, main, read_times, summary, write_times
+from tests.times import Times, Worker, compare, main, read_times, summary, write_times
 from tests.waiting import Clock
 
 pytest_plugins = ["pytester"]
@@ -93,8 +93,8 @@ def test_times_are_summed_by_tier_and_file_and_compared(tmp_path: Path, capsys: 
     write_times(times, tmp_path / "a.json")
     write_times(later, tmp_path / "b.json")
     main([str(tmp_path / "a.json"), str(tmp_path / "b.json")])
-    assert capsys.readouterr().out == comparison(times, later) + "\n"
-    shown = [line.split() for line in comparison(times, later).splitlines()]
+    assert capsys.readouterr().out == compare(times, later) + "\n"
+    shown = [line.split() for line in compare(times, later).splitlines()]
     assert shown[1:5] == [
         ["20.0", "10.0", "wall"],
         ["33.0", "6.0", "all", "tests"],

@@ -18,7 +18,7 @@ from gumshoe.artifacts.store import Store
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes, Object, fake_kubernetes
 from tests.cluster.fit_cluster import set_up_cluster
 from tests.cluster.test_deploy import ACCESS, BASE, publish
-from tests.conftest import missing
+from tests.conftest import skip_missing
 from tests.pipelines.fake_kubeflow import FakeKubeflow, fake_kubeflow
 
 ROOT = Path(__file__).parents[1]
@@ -128,7 +128,7 @@ def test_the_commands_of_the_page_on_operations_work(
     cluster: FakeKubernetes, kubeflow: FakeKubeflow, checkout: Path, store: Store
 ) -> None:
     if shutil.which("kubectl") is None:
-        missing("kubectl")
+        skip_missing("kubectl")
     page = "operations.md"
     save_files(page, checkout)
     before = f"gumshoe deploy mail --adapter r1 --store {store.uri} --namespace agents {' '.join(ACCESS)}\n"

@@ -68,7 +68,7 @@ def write_times(times: Times, path: Path) -> None:
     path.write_bytes(_FORM.dump_json(times, indent=1) + b"\n")
 
 
-def comparison(before: Times, after: Times) -> str:
+def compare(before: Times, after: Times) -> str:
     """Return a table of two runs: their totals, then the tests whose times differ most."""
     lines = [f"{'before':>9} {'after':>9}  seconds"]
     totals = [("wall", before.wall, after.wall), ("all tests", *(sum(each.tests.values()) for each in (before, after)))]
@@ -153,7 +153,7 @@ def main(arguments: Sequence[str]) -> None:
     """
     if len(arguments) != 2:
         raise SystemExit("usage: python -m tests.times BEFORE.json AFTER.json")
-    print(comparison(*(read_times(Path(each)) for each in arguments)))
+    print(compare(*(read_times(Path(each)) for each in arguments)))
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
-from tests.http_server import serving
+from tests.http_server import run_server
 from tests.waiting import Clock
 
 _PER_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server", "expect"}
@@ -240,7 +240,7 @@ class FaultProxy:
     def __enter__(self) -> Self:
         server = _Server(self)
         self.port = server.server_port
-        self._serving = serving(server)
+        self._serving = run_server(server)
         self.address = self._serving.__enter__()
         return self
 

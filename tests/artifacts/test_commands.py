@@ -11,10 +11,10 @@ from gumshoe.artifacts.store import Store
 from gumshoe.cli import main
 from tests.artifacts.fault_proxy import Elapsed
 from tests.artifacts.files import SMALL, gumshoe, overwrite, read_files, stored_key, write_files
-from tests.conftest import Ran, free_port
+from tests.conftest import CommandResult, find_free_port
 
 
-class Finished(Ran):
+class Finished(CommandResult):
     """A finished command and its output, optionally parsed as JSON."""
 
     @property
@@ -243,7 +243,7 @@ def test_each_error_has_its_status_and_code(
 def test_an_unreachable_server_exits_with_75(
     run: Run, aws_environment: pytest.MonkeyPatch, elapsed: Elapsed, tmp_path: Path
 ) -> None:
-    aws_environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    aws_environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{find_free_port()}")
     finished = run("fetch", "adapters/1", "--store", "s3://bucket/x", "--out", tmp_path / "out")
     assert (finished.status, finished.out, finished.code) == (75, "", "store.unreachable")
     assert elapsed.pauses, "it is retried"

@@ -30,7 +30,7 @@ from tests.artifacts.fault_proxy import (
     trickle,
 )
 from tests.artifacts.files import gumshoe, noise, overwrite, read_files, write_files
-from tests.conftest import free_port
+from tests.conftest import find_free_port
 from tests.errors import raises
 from tests.waiting import Clock, wait_until
 
@@ -637,7 +637,7 @@ def test_incomplete_credentials_are_explained(aws_environment: pytest.MonkeyPatc
 
 
 def test_an_unreachable_endpoint_is_explained(aws_environment: pytest.MonkeyPatch, elapsed: Elapsed, out: Path) -> None:
-    aws_environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{free_port()}")
+    aws_environment.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{find_free_port()}")
     with raises("store.unreachable", "s3://bucket/x/", "AWS_ENDPOINT_URL") as raised:
         Store("s3://bucket/x", LIMITS).fetch("adapters/1", out)
     assert elapsed.total <= LIMITS.attempts * 20

@@ -9,7 +9,7 @@ import pytest
 from gumshoe.artifacts.private_data import MARK, PrivateCopy, find_private_copies, mark_private, remove_private_copies
 from gumshoe.artifacts.store import Store
 from tests.artifacts.files import write_files
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 
 ANA, BEN = "ana@oak.example", "ben@oak.example"
 
@@ -72,7 +72,7 @@ def test_only_listed_files_beside_the_directory_are_removed(tmp_path: Path) -> N
 
 
 def test_the_command_lists_what_it_would_remove_and_removes_it_with_yes(
-    populated: Store, store_uri: str, run: Callable[..., Ran]
+    populated: Store, store_uri: str, run: Callable[..., CommandResult]
 ) -> None:
     arguments = ["artifacts", "forget", "--store", store_uri, "--inbox", ANA.upper()]
     listing = run(*arguments)

@@ -15,7 +15,7 @@ import pytest
 import yaml
 from charts.readme import read_descriptions
 
-from tests.conftest import missing
+from tests.conftest import skip_missing
 from tests.inference.fake_vllm import FakeVLLM
 from tests.serving.agent_server import ANN, add_key, make_files, start_server
 
@@ -317,7 +317,7 @@ def test_every_value_is_documented_in_the_readme() -> None:
 def test_alerts_are_valid_use_exported_metrics_and_have_runbooks(tmp_path: Path) -> None:
     from gumshoe.serving.telemetry import Metrics
 
-    promtool = shutil.which("promtool") or missing("promtool (of the Debian package prometheus)")
+    promtool = shutil.which("promtool") or skip_missing("promtool (of the Debian package prometheus)")
     objects = render(values_of("everything"))
     groups = of_kind(objects, "PrometheusRule")["spec"]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(groups))
@@ -339,14 +339,14 @@ def test_alerts_are_valid_use_exported_metrics_and_have_runbooks(tmp_path: Path)
     assert {each for each in named if each.startswith("gumshoe_")} <= ours
     where = find_spec("vllm")
     if where is None or where.origin is None:
-        missing("vLLM (the CPU build comes with `make install` on Linux)")
+        skip_missing("vLLM (the CPU build comes with `make install` on Linux)")
     loggers = (Path(str(where.origin)).parent / "v1" / "metrics" / "loggers.py").read_text()
     assert all(f'"{each}"' in loggers for each in named if each.startswith("vllm:"))
 
 
 def test_alerts_fire_even_if_nothing_was_ever_answered(tmp_path: Path) -> None:
     """A counter does not exist before its first count, and comparing with a missing metric yields nothing."""
-    promtool = shutil.which("promtool") or missing("promtool (of the Debian package prometheus)")
+    promtool = shutil.which("promtool") or skip_missing("promtool (of the Debian package prometheus)")
     groups = of_kind(render(values_of("everything")), "PrometheusRule")["spec"]
     (tmp_path / "rules.yaml").write_text(yaml.safe_dump(groups))
     where = 'namespace="agents",service="mail-gumshoe-agent-agent"'

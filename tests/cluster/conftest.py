@@ -36,7 +36,7 @@ def overwrite(store: Store, key: str, data: bytes, scratch: Path) -> None:
 
 @pytest.fixture(params=["file", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    """An empty store: a directory, then a bucket."""
+    """Create an empty store: a directory, then a bucket."""
     if request.param == "file":
         return Store((tmp_path / "store").as_uri(), STORE)
     return Store(f"s3://{request.getfixturevalue('s3_bucket')}/runs/r1/policies", STORE)

@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from tests.http_server import Request, misbehaving
+from tests.http_server import ReceivedRequest, run_faulty_server
 
 Object = dict[str, Any]
 _KINDS = {  # kinds by plural, by API version
@@ -517,7 +517,7 @@ def fake_kubernetes(directory: Path) -> Iterator[FakeKubernetes]:
     """Run a fake cluster while the block runs. Its kubeconfig is written to `directory`."""
     fake = FakeKubernetes()
 
-    def answer(request: Request, fault: str) -> tuple[int, str, bytes | Iterator[bytes]]:
+    def answer(request: ReceivedRequest, fault: str) -> tuple[int, str, bytes | Iterator[bytes]]:
         container = f"?{request.query['container']}" if "container" in request.query else ""
         fake.requests.append(f"{request.method} {request.path}{container}")
         found: Any
@@ -535,7 +535,7 @@ def fake_kubernetes(directory: Path) -> Iterator[FakeKubernetes]:
             return status, "application/json", found
         return status, "application/json", json.dumps(found).encode()
 
-    with misbehaving(fake.faults, answer) as url:
+    with run_faulty_server(fake.faults, answer) as url:
         fake.url = url
         fake.kubeconfig = write_kubeconfig(directory, url)
         yield fake

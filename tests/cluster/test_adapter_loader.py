@@ -21,7 +21,7 @@ from gumshoe.cluster.adapter_loader import AdapterLoader, Status
 from gumshoe.cluster.adapter_loader_http import serve_status
 from tests.artifacts.fault_proxy import FaultProxy, answer, stall
 from tests.cluster.conftest import IMPATIENT, PACE, overwrite, publish_adapter
-from tests.conftest import Ran, free_port
+from tests.conftest import CommandResult, find_free_port
 from tests.errors import raises
 from tests.inference.fake_vllm import Exchange, FakeVLLM, load_adapter, refuse, reset, status
 from tests.waiting import Clock, wait_until
@@ -364,10 +364,10 @@ def test_other_files_in_the_directory_are_kept(
 
 
 def test_the_command_serves_status_pages_and_ends_at_once_on_sigterm(
-    run: Callable[..., Ran], model: FakeVLLM, tmp_path: Path
+    run: Callable[..., CommandResult], model: FakeVLLM, tmp_path: Path
 ) -> None:
     """SIGTERM ends it even while vLLM does not answer a load request."""
-    store, port = Store((tmp_path / "store").as_uri()), free_port()
+    store, port = Store((tmp_path / "store").as_uri()), find_free_port()
     words = ["adapter-loader", store.uri, "--server", model.address, "--directory", str(tmp_path / "adapters")]
     words += ["--port", str(port), "--host", "127.0.0.1", "--every", "0.05"]
     log, is_loading = tmp_path / "log", threading.Event()

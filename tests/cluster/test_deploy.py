@@ -17,7 +17,7 @@ from gumshoe.artifacts.store import Store
 from gumshoe.cluster.deploy import DeployTarget, deploy_published
 from gumshoe.cluster.releases import find_chart
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.errors import raises
 
 BASE = "Qwen/Qwen2.5-7B-Instruct"
@@ -52,7 +52,7 @@ def store(s3_bucket: str, shared: dict[str, str], tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def unservable(s3_bucket: str, shared: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store with one adapter that can be served, and three that cannot."""
+    """Create a store with one adapter that can be served, and three that cannot."""
     made = Store(shared.setdefault("unservable", f"s3://{s3_bucket}/project"))
     monkeypatch.setenv("GUMSHOE_STORE", made.uri)
     if made.latest("adapters") is not None:
@@ -98,18 +98,18 @@ def list_loaded(cluster: FakeKubernetes) -> list[str]:
 
 @pytest.fixture(scope="module")
 def after_first() -> dict[tuple[str, str, str], dict[str, Any]]:
-    """The cluster's objects after the first deployment of r1, created once for all tests."""
+    """Hold the cluster's objects after the first deployment of r1, created once for all tests."""
     return {}
 
 
 @pytest.fixture
 def deployed(
-    run: Callable[..., Ran],
+    run: Callable[..., CommandResult],
     cluster: FakeKubernetes,
     store: Store,  # noqa: ARG001
     after_first: dict[tuple[str, str, str], dict[str, Any]],
 ) -> str:
-    """The name of a deployment of r1."""
+    """Deploy r1, and return the name of the deployment."""
     if not after_first:
         done = run("deploy", "mail", "--adapter", "r1", *ACCESS)
         assert done.status == 0, done.err
@@ -119,7 +119,7 @@ def deployed(
 
 
 def test_a_published_adapter_is_deployed(
-    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str, store: Store
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str, store: Store
 ) -> None:
     assert get_traffic(cluster) == ("r1", None, None)
     spec = cluster.of("InferenceService")[0]["spec"]["predictor"]
@@ -138,7 +138,7 @@ def test_a_published_adapter_is_deployed(
 
 
 def test_a_new_adapter_is_loaded_before_it_gets_questions(
-    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
     states: list[tuple[str, list[str]]] = []
 
@@ -160,7 +160,7 @@ def test_a_new_adapter_is_loaded_before_it_gets_questions(
 
 
 def test_a_canary_is_promoted_and_rolled_back_without_a_restart_of_vllm(
-    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
     done = run("deploy", deployed, "--adapter", "r2", "--canary", "10")
     assert done.status == 0, done.err
@@ -186,7 +186,7 @@ def test_a_canary_is_promoted_and_rolled_back_without_a_restart_of_vllm(
     assert "r1" in more.err
 
 
-def test_a_rollback_stops_a_canary(run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str) -> None:
+def test_a_rollback_stops_a_canary(run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str) -> None:
     run("deploy", deployed, "--adapter", "r2", "--canary", "10")
     assert run("rollback", deployed).status == 0
     assert get_traffic(cluster) == ("r1", "r2", 0)
@@ -194,7 +194,7 @@ def test_a_rollback_stops_a_canary(run: Callable[..., Ran], cluster: FakeKuberne
 
 
 def test_a_rollback_returns_to_the_previous_adapter(
-    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
     for name in ("r2", "r3", "r2"):
         assert run("deploy", deployed, "--adapter", name).status == 0
@@ -205,7 +205,7 @@ def test_a_rollback_returns_to_the_previous_adapter(
 
 
 def test_a_rollback_removes_an_adapter_that_cannot_be_loaded(
-    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
     """The adapter in service stays; the previous one does not return."""
     assert run("deploy", deployed, "--adapter", "r2").status == 0
@@ -221,7 +221,7 @@ def test_a_rollback_removes_an_adapter_that_cannot_be_loaded(
 
 
 def test_values_can_be_changed_without_changing_adapters(
-    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
 ) -> None:
     run("deploy", deployed, "--adapter", "r2", "--canary", "10")
     for more in ([], ["--adapter", "r1"]):
@@ -234,7 +234,7 @@ def test_values_can_be_changed_without_changing_adapters(
 
 
 def test_a_store_is_only_required_with_an_adapter(
-    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str, monkeypatch: pytest.MonkeyPatch
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GUMSHOE_STORE")
     assert run("deploy", deployed, "--set", "agent.replicas=5").status == 0
@@ -245,7 +245,7 @@ def test_a_store_is_only_required_with_an_adapter(
 
 
 def test_promote_and_rollback_refuse_another_chart_version(
-    run: Callable[..., Ran], deployed: str, tmp_path: Path
+    run: Callable[..., CommandResult], deployed: str, tmp_path: Path
 ) -> None:
     chart = shutil.copytree(find_chart(), tmp_path / "chart")
     (chart / "Chart.yaml").write_text((chart / "Chart.yaml").read_text().replace("version: 0.1.0", "version: 0.2.0", 1))
@@ -257,7 +257,7 @@ def test_promote_and_rollback_refuse_another_chart_version(
         assert "chart 0.2.0" in done.err
 
 
-def test_a_given_base_model_uri_is_kept(run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str) -> None:
+def test_a_given_base_model_uri_is_kept(run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str) -> None:
     pinned = f"hf://{BASE}:abc123"
     assert run("deploy", deployed, "--set", f"model.uri={pinned}").status == 0
     assert run("deploy", deployed, "--adapter", "r2", "--canary", "10").status == 0
@@ -266,7 +266,7 @@ def test_a_given_base_model_uri_is_kept(run: Callable[..., Ran], cluster: FakeKu
 
 
 def test_an_adapter_in_another_store_is_refused(
-    run: Callable[..., Ran], deployed: str, store: Store, tmp_path: Path
+    run: Callable[..., CommandResult], deployed: str, store: Store, tmp_path: Path
 ) -> None:
     other = Store(f"{store.uri.rpartition('/')[0]}/other")
     publish(other, tmp_path / "elsewhere", "r9", {"base_model_name_or_path": BASE, "r": 8})
@@ -277,7 +277,7 @@ def test_an_adapter_in_another_store_is_refused(
 
 
 def test_a_rollback_to_a_revision_restores_all_values(
-    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
 ) -> None:
     run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=5")
     assert cluster.objects["deployments", "agents", AGENT]["spec"]["replicas"] == 5
@@ -289,7 +289,7 @@ def test_a_rollback_to_a_revision_restores_all_values(
     assert "3, 2, 1" in none.err
 
 
-def test_repeating_a_deployment_changes_nothing(run: Callable[..., Ran], deployed: str) -> None:
+def test_repeating_a_deployment_changes_nothing(run: Callable[..., CommandResult], deployed: str) -> None:
     before = json.loads(run("deployments", "show", deployed, "--json").out)
     done = run("deploy", deployed, "--adapter", "r1", *ACCESS, "--json")
     assert json.loads(done.out)["revision"] == before["revision"]
@@ -297,7 +297,7 @@ def test_repeating_a_deployment_changes_nothing(run: Callable[..., Ran], deploye
 
 
 def test_a_dry_run_prints_the_values_and_changes_nothing(
-    run: Callable[..., Ran], cluster: FakeKubernetes, store: Store, tmp_path: Path
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, store: Store, tmp_path: Path
 ) -> None:
     file = tmp_path / "values.yaml"
     file.write_text("agent: {access: {existingSecret: gumshoe-keys}, replicas: 3}\nserving: {gpus: 2}\n")
@@ -333,7 +333,7 @@ def test_a_dry_run_prints_the_values_and_changes_nothing(
 )
 @pytest.mark.usefixtures("unservable")
 def test_an_invalid_deployment_is_refused_before_any_change(
-    run: Callable[..., Ran],
+    run: Callable[..., CommandResult],
     cluster: FakeKubernetes,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -352,12 +352,12 @@ def test_an_invalid_deployment_is_refused_before_any_change(
 
 @pytest.mark.parametrize("name", ["Mail", "m" * 54, "mail_1"])
 @pytest.mark.usefixtures("cluster", "store")
-def test_invalid_release_names_are_refused(run: Callable[..., Ran], name: str) -> None:
+def test_invalid_release_names_are_refused(run: Callable[..., CommandResult], name: str) -> None:
     done = run("deploy", name, "--adapter", "r1", *ACCESS)
     assert (done.status, done.code) == (2, "deploy.invalid-name")
 
 
-def test_a_canary_of_another_base_model_or_of_itself_is_refused(run: Callable[..., Ran], deployed: str) -> None:
+def test_a_canary_of_another_base_model_or_of_itself_is_refused(run: Callable[..., CommandResult], deployed: str) -> None:
     other = run("deploy", deployed, "--adapter", "other", "--canary", "10")
     assert (other.status, other.code) == (2, "deploy.other-base-model")
     assert "--set model.uri=" in other.err
@@ -370,7 +370,7 @@ def test_a_canary_of_another_base_model_or_of_itself_is_refused(run: Callable[..
 
 
 def test_an_adapter_of_another_base_model_replaces_both(
-    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
 ) -> None:
     done = run("deploy", deployed, "--adapter", "other", "--set", "model.uri=hf://Qwen/Qwen3-8B")
     assert done.status == 0, done.err
@@ -381,7 +381,7 @@ def test_an_adapter_of_another_base_model_replaces_both(
 
 @pytest.mark.parametrize("part", ["agent", "model"])
 def test_a_failed_rollout_is_explained(
-    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str, part: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str, part: str
 ) -> None:
     controllers.broken = part
     done = run("deploy", deployed, "--adapter", "r2", *SHORT_TIMEOUT)
@@ -400,7 +400,7 @@ def test_a_failed_rollout_is_explained(
 
 
 def test_a_repeated_command_waits_again_until_the_adapter_is_loaded(
-    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
     controllers.broken = "model"
     for _ in range(2):
@@ -409,7 +409,7 @@ def test_a_repeated_command_waits_again_until_the_adapter_is_loaded(
 
 
 def test_a_rollback_does_not_wait_for_broken_pods(
-    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
     run("deploy", deployed, "--adapter", "r2", "--canary", "10")
     controllers.broken = "agent"
@@ -419,7 +419,7 @@ def test_a_rollback_does_not_wait_for_broken_pods(
 
 
 def test_a_failed_deployment_is_rolled_back_on_request(
-    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
     controllers.broken = "model"
     done = run("deploy", deployed, "--adapter", "r2", *SHORT_TIMEOUT, "--rollback-on-failure")
@@ -429,7 +429,7 @@ def test_a_failed_deployment_is_rolled_back_on_request(
 
 
 @pytest.mark.usefixtures("store")
-def test_an_idle_kserve_is_reported(run: Callable[..., Ran], controllers: Controllers) -> None:
+def test_an_idle_kserve_is_reported(run: Callable[..., CommandResult], controllers: Controllers) -> None:
     controllers.broken = "kserve"
     done = run("deploy", "mail", "--adapter", "r1", *ACCESS, *SHORT_TIMEOUT)
     assert (done.status, done.code) == (75, "deploy.not-ready")
@@ -437,7 +437,7 @@ def test_an_idle_kserve_is_reported(run: Callable[..., Ran], controllers: Contro
 
 
 def test_old_pods_do_not_count_as_ready(
-    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
     """KServe keeps reporting ready until it has processed the change."""
     controllers.broken = "kserve"
@@ -463,7 +463,7 @@ def test_old_pods_do_not_count_as_ready(
     ],
 )
 def test_conflicts_and_missing_permissions_are_reported(
-    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str, fault: dict[str, Any], code: str, value: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str, fault: dict[str, Any], code: str, value: str
 ) -> None:
     for name, setting in fault.items():
         setattr(cluster, name, setting)
@@ -480,7 +480,7 @@ def test_conflicts_and_missing_permissions_are_reported(
     [("503", "cluster.api-unhealthy"), ("429", "cluster.api-unhealthy"), ("reset", "cluster.unreachable")],
 )
 def test_a_failing_cluster_ends_with_75(
-    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str, fault: str, code: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str, fault: str, code: str
 ) -> None:
     cluster.faults.append(fault)
     done = run("deployments", "show", deployed)
@@ -488,7 +488,7 @@ def test_a_failing_cluster_ends_with_75(
 
 
 def test_a_temporary_error_while_waiting_is_retried(
-    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
     def settle(made: dict[str, Any]) -> None:
         controllers.settle(made)
@@ -500,7 +500,7 @@ def test_a_temporary_error_while_waiting_is_retried(
 
 
 def test_a_killed_operation_is_recovered_after_its_deadline(
-    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
 ) -> None:
     run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=4")
     newest = cluster.objects["secrets", "agents", "sh.helm.release.v1.mail.v2"]
@@ -529,13 +529,13 @@ def make_pending(release: str, seconds: float) -> str:
     return base64.b64encode(base64.b64encode(gzip.compress(json.dumps(stored).encode()))).decode()
 
 
-def test_logs_are_those_of_the_requested_part(run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str) -> None:
+def test_logs_are_those_of_the_requested_part(run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str) -> None:
     cluster.logs = {f"{AGENT}-0": "one\ntwo\n", f"{MODEL}-0": "loaded\n"}
     assert run("deployments", "logs", deployed).out.split() == [f"{AGENT}-0", "one", f"{AGENT}-0", "two"]
     assert run("deployments", "logs", deployed, "--model", "--follow").out.split() == [f"{MODEL}-0", "loaded"]
 
 
-def test_logs_show_a_failing_init_container(run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str) -> None:
+def test_logs_show_a_failing_init_container(run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str) -> None:
     pod = cluster.objects["pods", "agents", f"{AGENT}-0"]
     ended = {"terminated": {"exitCode": 1, "reason": "Error"}}
     pod["status"]["initContainerStatuses"] = [
@@ -547,7 +547,7 @@ def test_logs_show_a_failing_init_container(run: Callable[..., Ran], cluster: Fa
 
 
 def test_removing_a_deployment_keeps_other_objects(
-    run: Callable[..., Ran], cluster: FakeKubernetes, deployed: str
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
 ) -> None:
     cluster.put({"kind": "Secret", "apiVersion": "v1", "metadata": {"name": "gumshoe-keys", "namespace": "agents"}})
     assert run("deployments", "remove", deployed, "--yes").status == 0
@@ -559,7 +559,7 @@ def test_removing_a_deployment_keeps_other_objects(
     assert "mail" in gone.err
 
 
-def test_releases_of_other_charts_are_ignored(run: Callable[..., Ran], cluster: FakeKubernetes, tmp_path: Path) -> None:
+def test_releases_of_other_charts_are_ignored(run: Callable[..., CommandResult], cluster: FakeKubernetes, tmp_path: Path) -> None:
     from helm_python import Chart, Config
 
     chart = Chart.create("other", tmp_path)
@@ -573,7 +573,7 @@ def test_releases_of_other_charts_are_ignored(run: Callable[..., Ran], cluster: 
 
 @pytest.mark.usefixtures("store")
 def test_a_dry_run_without_a_cluster_shows_a_first_deployment(
-    run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     done = run("deploy", "mail", "--adapter", "r1", *ACCESS, "--dry-run", "--namespace", "agents")
@@ -584,7 +584,7 @@ def test_a_dry_run_without_a_cluster_shows_a_first_deployment(
 
 @pytest.mark.usefixtures("store")
 def test_a_missing_kubeconfig_is_reported(
-    run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    run: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     done = run("deploy", "mail", "--adapter", "r1")
@@ -594,7 +594,7 @@ def test_a_missing_kubeconfig_is_reported(
 
 @pytest.mark.parametrize("mode", ["llmisvc", "external"])
 @pytest.mark.usefixtures("store")
-def test_other_serving_modes_are_deployed(run: Callable[..., Ran], cluster: FakeKubernetes, mode: str) -> None:
+def test_other_serving_modes_are_deployed(run: Callable[..., CommandResult], cluster: FakeKubernetes, mode: str) -> None:
     mode_set = ["--set", f"serving.mode={mode}"]
     if mode == "external":
         mode_set += ["--set", "serving.external.urls=[http://vllm:8000]"]

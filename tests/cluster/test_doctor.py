@@ -18,8 +18,8 @@ from gumshoe.artifacts.storage import open_storage
 from tests.artifacts.fault_proxy import FaultProxy, answer, edit, lose_answer, stall
 from tests.cluster.fake_kubernetes import FakeKubernetes
 from tests.cluster.fit_cluster import NAMESPACE, TAINT, put_controller, put_node, put_pod, set_up_cluster
-from tests.conftest import Ran, free_port, missing
-from tests.http_server import Request, misbehaving
+from tests.conftest import CommandResult, find_free_port, skip_missing
+from tests.http_server import ReceivedRequest, run_faulty_server
 from tests.manifests.access import OPEN
 
 Object = dict[str, Any]
@@ -48,7 +48,7 @@ def no_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run_doctor(run: Callable[..., Ran]) -> Callable[..., tuple[int, dict[str, Object]]]:
+def run_doctor(run: Callable[..., CommandResult]) -> Callable[..., tuple[int, dict[str, Object]]]:
     """Return a function that runs `gumshoe doctor --json` and returns the exit status and the checks by name."""
 
     def run_with(*arguments: object) -> tuple[int, dict[str, Object]]:
@@ -85,12 +85,12 @@ def get_object(fake: FakeKubernetes, plural: str, name: str = "gumshoe", namespa
 
 
 @pytest.fixture
-def pipelines() -> Iterator[tuple[str, deque[str], list[Request]]]:
-    """A fake Kubeflow Pipelines: its URL, its faults, and the requests it got."""
+def pipelines() -> Iterator[tuple[str, deque[str], list[ReceivedRequest]]]:
+    """Run a fake Kubeflow Pipelines: its URL, its faults, and the requests it got."""
     faults: deque[str] = deque()
-    requests: list[Request] = []
+    requests: list[ReceivedRequest] = []
 
-    def respond(request: Request, fault: str) -> tuple[int, str, bytes]:
+    def respond(request: ReceivedRequest, fault: str) -> tuple[int, str, bytes]:
         requests.append(request)
         if fault == "page":
             return 200, "text/html", b"<html>Sign in</html>"
@@ -99,15 +99,15 @@ def pipelines() -> Iterator[tuple[str, deque[str], list[Request]]]:
         status = int(fault) if fault.isdigit() else 200
         return status, "application/json", b'{"tag_name": "2.17.0", "multi_user": false}'
 
-    with misbehaving(faults, respond) as url:
+    with run_faulty_server(faults, respond) as url:
         yield url, faults, requests
 
 
 def test_a_working_cluster_passes_and_is_not_changed(
-    run: Callable[..., Ran],
+    run: Callable[..., CommandResult],
     cluster: FakeKubernetes,
     s3_bucket: str,
-    pipelines: tuple[str, deque[str], list[Request]],
+    pipelines: tuple[str, deque[str], list[ReceivedRequest]],
 ) -> None:
     before = dict(cluster.objects)
     ran = run("doctor", "--store", f"s3://{s3_bucket}/project", "--kfp", pipelines[0], *TOLERATED)
@@ -128,7 +128,7 @@ def test_a_working_cluster_passes_and_is_not_changed(
     assert list(open_storage(f"s3://{s3_bucket}").entries()) == []
 
 
-def test_the_json_output_is_reproducible(run: Callable[..., Ran], cluster: FakeKubernetes) -> None:
+def test_the_json_output_is_reproducible(run: Callable[..., CommandResult], cluster: FakeKubernetes) -> None:
     del cluster.objects["serviceaccounts", NAMESPACE, "gumshoe-pipeline"]
     first, second = run("doctor", "--json"), run("doctor", "--json")
     assert (first.status, first.out) == (1, second.out)
@@ -517,7 +517,7 @@ def test_a_missing_permission_is_named(
 
 
 @pytest.mark.usefixtures("short_timeouts")
-def test_a_hanging_cluster_times_out_and_ends_with_75(cluster: FakeKubernetes, run: Callable[..., Ran]) -> None:
+def test_a_hanging_cluster_times_out_and_ends_with_75(cluster: FakeKubernetes, run: Callable[..., CommandResult]) -> None:
     """The cluster hangs until the end of the test."""
     cluster.faults.extend(["hang"] * 3)
     ran = run("doctor", "--timeout", HOUR)
@@ -547,7 +547,7 @@ def test_a_check_without_an_answer_does_not_stop_others(
 
 @pytest.mark.parametrize(("token", "status"), [("other", 1), (None, 0)])
 def test_unknown_credentials_are_reported_once(
-    token: str | None, status: int, cluster: FakeKubernetes, run: Callable[..., Ran]
+    token: str | None, status: int, cluster: FakeKubernetes, run: Callable[..., CommandResult]
 ) -> None:
     cluster.token = token
     ran = run("doctor")
@@ -555,7 +555,7 @@ def test_unknown_credentials_are_reported_once(
 
 
 def test_a_server_that_is_not_kubernetes_is_reported(
-    tmp_path: Path, cluster: FakeKubernetes, pipelines: tuple[str, deque[str], list[Request]], run: Callable[..., Ran]
+    tmp_path: Path, cluster: FakeKubernetes, pipelines: tuple[str, deque[str], list[ReceivedRequest]], run: Callable[..., CommandResult]
 ) -> None:
     other = tmp_path / "other"
     other.write_text(cluster.kubeconfig.read_text().replace(cluster.url, pipelines[0]))
@@ -568,7 +568,7 @@ def test_a_server_that_is_not_kubernetes_is_reported(
 
 
 @pytest.mark.usefixtures("no_cluster")
-def test_without_a_cluster_only_the_store_is_checked(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_without_a_cluster_only_the_store_is_checked(run: Callable[..., CommandResult], tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     ran = run("doctor", "--store", tmp_path / "store")
     assert ran.status == 0
@@ -590,7 +590,7 @@ def test_without_a_cluster_only_the_store_is_checked(run: Callable[..., Ran], tm
         (["--store", "ftp://x"], "store.unknown-scheme", "ftp://x"),
     ],
 )
-def test_invalid_options_end_with_2(arguments: list[str], code: str, value: str, run: Callable[..., Ran]) -> None:
+def test_invalid_options_end_with_2(arguments: list[str], code: str, value: str, run: Callable[..., CommandResult]) -> None:
     ran = run("doctor", *arguments)
     assert (ran.status, ran.code) == (2, code), ran.out
     assert value in ran.err
@@ -633,7 +633,7 @@ def test_a_missing_s3_permission_is_named(
 
 @pytest.fixture
 def proxied_store(proxy: FaultProxy, s3_bucket: str, aws_environment: pytest.MonkeyPatch) -> str:
-    """A store that is accessed through the proxy."""
+    """Return a store that is accessed through the proxy."""
     aws_environment.setenv("AWS_ENDPOINT_URL", proxy.address)
     return f"s3://{s3_bucket}/project"
 
@@ -763,7 +763,7 @@ def test_the_health_of_kubeflow_pipelines_is_checked(
     status: int,
     state: str,
     value: str,
-    pipelines: tuple[str, deque[str], list[Request]],
+    pipelines: tuple[str, deque[str], list[ReceivedRequest]],
     run_doctor: RunDoctor,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -787,9 +787,9 @@ def test_a_pod_uses_the_default_address_of_kubeflow_pipelines() -> None:
 
 @pytest.fixture(scope="module")
 def rendered(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
-    """The manifests of the preflight component, rendered for another namespace."""
+    """Render the manifests of the preflight component for another namespace."""
     if shutil.which("kubectl") is None:
-        missing("kubectl")
+        skip_missing("kubectl")
     place = tmp_path_factory.mktemp("overlay")
     component = os.path.relpath(COMPONENT, place.resolve())
     (place / "kustomization.yaml").write_text(yaml.safe_dump({"namespace": NAMESPACE, "components": [component]}))
@@ -816,7 +816,7 @@ def test_the_preflight_job_is_confined(rendered: list[Object]) -> None:
 
 
 def test_the_preflight_job_runs_gumshoe_doctor_in_the_worker_image(
-    rendered: list[Object], run: Callable[..., Ran], cluster: FakeKubernetes
+    rendered: list[Object], run: Callable[..., CommandResult], cluster: FakeKubernetes
 ) -> None:
     from gumshoe_pipelines.placement import WORKER
 
@@ -828,7 +828,7 @@ def test_the_preflight_job_runs_gumshoe_doctor_in_the_worker_image(
 
 
 def test_the_preflight_account_has_exactly_the_permissions_it_needs(
-    rendered: list[Object], cluster: FakeKubernetes, run: Callable[..., Ran]
+    rendered: list[Object], cluster: FakeKubernetes, run: Callable[..., CommandResult]
 ) -> None:
     assert run("doctor", "--nodes", 2).status == 0
     allowed = set()
@@ -876,7 +876,7 @@ def test_commands_use_the_checked_cluster_and_namespace(cluster: FakeKubernetes,
     _delete("clusterqueues")(cluster)
     cluster.unserved.add("serving.kserve.io/v1beta1")
     only = [word for check in ("queue", "crds", "gpus", "kfp") for word in ("--only", check)]
-    nowhere = f"http://127.0.0.1:{free_port()}"
+    nowhere = f"http://127.0.0.1:{find_free_port()}"
     _, checks = run_doctor("--context", context, "--namespace", NAMESPACE, *only, "--kfp", nowhere)
     for check, state, *values in (
         (

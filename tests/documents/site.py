@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from tests.http_server import serving
+from tests.http_server import run_server
 
 _GONE = (BrokenPipeError, ConnectionResetError)
 
@@ -106,7 +106,7 @@ def running_site(tls: ssl.SSLContext | None = None) -> Iterator[Site]:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     site = Site(server.server_port)
     server.RequestHandlerClass = type("VisitOfSite", (Visit,), {"site": site})
-    with serving(server):
+    with run_server(server):
         yield site
 
 

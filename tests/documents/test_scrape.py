@@ -33,7 +33,7 @@ from gumshoe.documents.scraping.failure import PageFailure
 from gumshoe.documents.scraping.fetching import Politeness
 from gumshoe.documents.scraping.guard import Resolve, is_allowed, normalize_url, parse_network
 from gumshoe.documents.scraping.scrape import FailedPage, ScrapeReport, ScrapeSettings, scrape_pages
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.documents.pages import pdf
 from tests.documents.site import Site, Visit, page, running_site
 from tests.errors import raises
@@ -898,7 +898,7 @@ def test_the_cache_has_a_maximum_size(site: Site, scraper: Scraper, tmp_path: Pa
     assert 0 < sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.page")) <= 9000
 
 
-def test_a_killed_run_is_resumed(site: Site, run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_a_killed_run_is_resumed(site: Site, run: Callable[..., CommandResult], tmp_path: Path) -> None:
     killed = threading.Event()
 
     def held(visit: Visit) -> None:
@@ -1030,7 +1030,7 @@ def test_each_page_of_medquad_is_wanted_once(shared_data: Path) -> None:
 # The command line ----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_reports_failures_and_exits_with_75(site: Site, run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_the_command_reports_failures_and_exits_with_75(site: Site, run: Callable[..., CommandResult], tmp_path: Path) -> None:
     site.paths["/a"] = good
     site.paths["/gone"] = lambda visit: visit.answer("", status=404)
     site.paths["/busy"] = failing_once(lambda visit: visit.answer("", status=503))

@@ -16,7 +16,7 @@ from gumshoe.evaluation.results import EvaluationResult, read_result
 from gumshoe.inference import policy_names
 from gumshoe.inference.policy_names import TINY
 from gumshoe.rollouts.writer import read_trajectories
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.errors import raises
 from tests.evaluation.conftest import QUESTIONS, Place
 from tests.evaluation.test_commands import chats, options
@@ -24,7 +24,7 @@ from tests.inference.fake_vllm import FakeVLLM, chat_turn, next_call
 from tests.rewards.chat_judge import late, says, shown
 from tests.waiting import Clock
 
-Run = Callable[..., Ran]
+Run = Callable[..., CommandResult]
 MAJORITY: dict[str, Any] = {"samples": 4, "choose": "majority"}
 
 

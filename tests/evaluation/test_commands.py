@@ -15,7 +15,7 @@ from gumshoe.evaluation.results import EvaluationResult, read_result
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
-from tests.conftest import Ran, free_port
+from tests.conftest import CommandResult, find_free_port
 from tests.evaluation.conftest import QUESTIONS, WRONG_ANSWER, Place, wrong_about
 from tests.inference.fake_vllm import FakeVLLM, choice, raw, reset, status
 from tests.mail.mailbox import make_index, record
@@ -23,7 +23,7 @@ from tests.rewards.chat_judge import late, says, verdict
 from tests.scenarios.questions import question
 from tests.waiting import Clock
 
-Run = Callable[..., Ran]
+Run = Callable[..., CommandResult]
 CHAT = "a=chat:base@http://127.0.0.1:9"
 
 
@@ -93,7 +93,7 @@ def test_answered_questions_are_not_run_again_when_a_policy_is_added(
 def test_a_second_judge_does_not_need_the_policies(run: Run, place: Place, server: FakeVLLM, tmp_path: Path) -> None:
     given: dict[str, Any] = {"tokenizer": place.tokenizer, "max_tokens": 400}
     assert run(*options(place, tmp_path / "e", f"a=vllm:{server.address}#adapter", **given)).status == 0
-    gone = f"a=vllm:http://127.0.0.1:{free_port()}#adapter"
+    gone = f"a=vllm:http://127.0.0.1:{find_free_port()}#adapter"
     ran = run(*options(place, tmp_path / "e", gone, **given, judge=["heuristic", "exact"]))
     assert ran.status == 0, ran.err
     assert read_result(str(tmp_path / "e"))[1].agreement is not None

@@ -10,7 +10,7 @@ import pytest
 from gumshoe.evaluation.results import EvaluationResult
 from gumshoe.inference.policy_names import TINY
 from gumshoe.rollouts.writer import read_trajectories
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.documents.pages import make_collection, page
 from tests.evaluation.conftest import Place
 from tests.inference.fake_vllm import FakeVLLM, chat_turn, write_tokenizer
@@ -19,7 +19,7 @@ from tests.scenarios.questions import about_documents, write_questions
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-Run = Callable[..., Ran]
+Run = Callable[..., CommandResult]
 OWN = "tests.environments.own_environments:NotesEnvironment"
 
 
@@ -156,5 +156,5 @@ def test_an_evaluation_shows_documents_as_sources(
         assert value in shown.inner_text()
     marked = shown.locator(".turn.injected span.right")
     assert (marked.count(), "id: d2" in marked.inner_text()) == (1, True)
-    assert "right source" in shown.inner_text()
+    assert "correct source" in shown.inner_text()
     tab.close()

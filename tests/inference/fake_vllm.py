@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from tests.http_server import serving
+from tests.http_server import run_server
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -552,7 +552,7 @@ class FakeVLLM:
         wait_until(lambda: not self.under_way)
 
     def __enter__(self) -> Self:
-        self._serving = serving(_Server(self, self.port))
+        self._serving = run_server(_Server(self, self.port))
         self.address = self._serving.__enter__()
         return self
 

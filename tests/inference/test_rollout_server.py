@@ -7,13 +7,13 @@ import pytest
 from gumshoe.inference.policy_names import TINY
 from gumshoe.inference.rollout_server import build_launch, main
 from gumshoe.inference.vllm_server import ServerOptions, build_launch_command, is_vllm_installed
-from tests.conftest import missing
+from tests.conftest import skip_missing
 
 
 @pytest.fixture(autouse=True)
 def with_vllm() -> None:
     if not is_vllm_installed():
-        missing("vLLM (the CPU build comes with `make install` on Linux)")
+        skip_missing("vLLM (the CPU build comes with `make install` on Linux)")
 
 
 def test_a_rollout_server_has_the_arguments_of_a_local_server() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gumshoe.inference import vllm_plugin
-from tests.conftest import missing
+from tests.conftest import skip_missing
 
 ADAPTERS, RANK, WIDE, HIGH = 3, 4, 6, 10
 SEVERAL = [0, 2, 2, 1, 0, 2]
@@ -20,7 +20,7 @@ def own() -> Iterator[Any]:
         from vllm.lora.ops.torch_ops import lora_ops
         from vllm.lora.punica_wrapper import punica_cpu
     except ModuleNotFoundError:
-        missing("vLLM")
+        skip_missing("vLLM")
     names = ("bgmv_shrink", "bgmv_expand", "bgmv_expand_slice")
     kept = [(place, name, getattr(place, name)) for place in (lora_ops, punica_cpu) for name in names]
     yield lora_ops

@@ -14,7 +14,7 @@ import pytest
 from gumshoe.inference.policy import Completion, PolicyError, Sampling
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.inference.vllm_server import check_server
-from tests.conftest import free_port
+from tests.conftest import find_free_port
 from tests.errors import check_error, raises
 from tests.inference.fake_vllm import (
     STOP,
@@ -246,7 +246,7 @@ def test_a_server_in_the_local_network_is_reached_without_a_proxy(
     server: FakeVLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
-        monkeypatch.setenv(name, f"http://127.0.0.1:{free_port()}")
+        monkeypatch.setenv(name, f"http://127.0.0.1:{find_free_port()}")
     for name in ("NO_PROXY", "no_proxy"):
         monkeypatch.delenv(name, raising=False)
     say_once(server.address)
@@ -254,7 +254,7 @@ def test_a_server_in_the_local_network_is_reached_without_a_proxy(
 
 
 def test_an_unreachable_server_is_named_in_the_error() -> None:
-    address = f"http://127.0.0.1:{free_port()}"
+    address = f"http://127.0.0.1:{find_free_port()}"
     with raises("inference.server-unreachable", address, "ConnectError", "3 tries"):
         say_once(address)
 
@@ -300,7 +300,7 @@ def test_a_server_that_is_not_ready_does_not_use_up_attempts(server: FakeVLLM, f
 
 
 def test_all_requests_wait_for_a_restarting_server(caplog: pytest.LogCaptureFixture) -> None:
-    server = FakeVLLM(port=free_port())
+    server = FakeVLLM(port=find_free_port())
     address = f"http://127.0.0.1:{server.port}"
 
     async def run() -> list[Completion]:
@@ -429,7 +429,7 @@ def test_conversations_of_a_lost_server_move_at_once(monkeypatch: pytest.MonkeyP
             first.kill()
             await asyncio.gather(*talks)
 
-    gone = ServerProcess(free_port(), delay=0.05)
+    gone = ServerProcess(find_free_port(), delay=0.05)
     gone.start()
     try:
         with FakeVLLM() as alive:
@@ -443,7 +443,7 @@ def test_conversations_of_a_lost_server_move_at_once(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("at_once", [1, 8])
 def test_a_dead_server_does_not_attract_requests(at_once: int) -> None:
     """The dead server fails at once, and would therefore be the least busy."""
-    dead = f"http://127.0.0.1:{free_port()}"
+    dead = f"http://127.0.0.1:{find_free_port()}"
 
     async def run(addresses: list[str]) -> list[Completion]:
         async with VLLMPolicy(addresses, "adapter", patient(backoff=0.2)) as policy:
@@ -566,7 +566,7 @@ def test_every_server_must_accept_the_tokens_of_an_episode() -> None:
 
 
 def test_an_unreachable_server_is_reported_before_any_request(server: FakeVLLM) -> None:
-    gone = f"http://127.0.0.1:{free_port()}"
+    gone = f"http://127.0.0.1:{find_free_port()}"
     with raises("inference.server-unreachable", gone):
         check(server.address, gone)
 

@@ -14,13 +14,13 @@ from tests.shared_server import SharedServer, write_hostile_tiny
 
 @pytest.fixture(scope="session")
 def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model of the shared server, for what runs without that server."""
+    """Return a copy of the shared server's model, for tests without that server."""
     return write_hostile_tiny(tmp_path_factory.mktemp("model") / "tiny")
 
 
 @pytest.fixture(scope="session")
 def model() -> Any:
-    """The tiny policy itself, in this process, in float32."""
+    """Load the tiny policy in this process, in float32."""
     import torch
     from transformers import Qwen2ForCausalLM
 
@@ -30,7 +30,7 @@ def model() -> Any:
 
 @pytest.fixture(scope="session")
 def adapter_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A LoRA adapter that changes what the tiny policy says."""
+    """Save a LoRA adapter that changes the output of the tiny policy."""
     import torch
     from peft import LoraConfig, get_peft_model
     from transformers import Qwen2ForCausalLM
@@ -48,7 +48,7 @@ def adapter_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def attached(vllm: SharedServer) -> VLLMServer:
-    """The shared server as the process that started it sees it; leaving or stopping this does not end it."""
+    """Return a handle of the shared server as its owner has it; stopping the handle does not stop the server."""
     server = VLLMServer(vllm.model, log=vllm.log)
     server.url = vllm.url
     return server
@@ -56,13 +56,13 @@ def attached(vllm: SharedServer) -> VLLMServer:
 
 @pytest.fixture(scope="session")
 def training_mail(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Invented mail with questions, and its index, for training runs."""
+    """Write synthetic mail with questions and an index, for training runs."""
     return make_mail(tmp_path_factory.mktemp("training-mail"), 8, 6, 900, "easy")
 
 
 @pytest.fixture(scope="session")
-def undisturbed(training_mail: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The directory of a run from start to end with `gumshoe train`, and what it printed."""
-    out = tmp_path_factory.mktemp("undisturbed")
+def uninterrupted(training_mail: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """Run `gumshoe train` without interruption, and return the run's directory and the output."""
+    out = tmp_path_factory.mktemp("uninterrupted")
     words = command(training_mail, out / "run", "--engine", "transformers", output__report_to="[tensorboard]")
     return out / "run", train(words, out / "log")

@@ -1,4 +1,4 @@
-"""Inputs of integration tests: invented mail with its index, and adapters of the tiny policy."""
+"""Write inputs of integration tests: synthetic mail with its index, and adapters of the tiny policy."""
 
 import shutil
 from pathlib import Path
@@ -11,7 +11,7 @@ from gumshoe.synthesis.mailboxes import synthesize_mail, write_mail
 
 
 def make_mail(directory: Path, seed: int, mailboxes: int, messages: int, level: Level = "normal") -> Path:
-    """Write `mail.jsonl`, `scenarios.jsonl` and `index` of an invented company, and return their directory."""
+    """Write `mail.jsonl`, `scenarios.jsonl` and `index` of a synthetic company, and return their directory."""
     write_mail(synthesize_mail(seed, mailboxes, messages, level), directory)
     build_mail_index([f"jsonl:{directory / 'mail.jsonl'}"], directory / "index")
     return directory

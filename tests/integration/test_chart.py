@@ -1,4 +1,4 @@
-"""What the chart renders, started here as a cluster would start it: vLLM, the init container, and the agent server."""
+"""The rendered chart, started as a cluster starts it: vLLM, the init container, and the agent server."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from gumshoe.inference.vllm_server import is_vllm_installed
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.serving.access import add_key
 from tests.charts.test_agent_chart import CHART, of_kind, render, settings_of
-from tests.conftest import free_port, missing
+from tests.conftest import find_free_port, skip_missing
 from tests.integration.inputs import make_mail, write_adapter
 from tests.waiting import wait_until
 
@@ -27,8 +27,8 @@ pytestmark = [pytest.mark.ci, pytest.mark.timeout(600)]
 CPU = ["--dtype=float32", "--block-size=128", "--enforce-eager"]
 
 
-def in_place(words: list[str], places: dict[str, str]) -> list[str]:
-    """Words of a container, with its directories where they are here."""
+def replace_paths(words: list[str], places: dict[str, str]) -> list[str]:
+    """Return the arguments of a container, with its directories replaced by local ones."""
     for there, here in places.items():
         words = [each.replace(there, here) for each in words]
     return words
@@ -36,7 +36,7 @@ def in_place(words: list[str], places: dict[str, str]) -> list[str]:
 
 @contextmanager
 def running(words: list[str], log: Path, url: str, environment: dict[str, str]) -> Iterator[None]:
-    """Run a process from its first answer at `url` to its end."""
+    """Run a process while the block runs, which starts once the process answers at `url`."""
     with log.open("wb") as file:
         process = subprocess.Popen(words, stdout=file, stderr=file, env={**os.environ, **environment})
 
@@ -57,10 +57,10 @@ def environment_of(container: dict[str, Any]) -> dict[str, str]:
     return {each["name"]: each["value"] for each in container["env"] if "value" in each}
 
 
-def test_what_is_rendered_starts_and_passes_helm_s_test(s3_bucket: str, tmp_path: Path) -> None:
-    """Needs a vLLM server of its own, started with the chart's arguments."""
+def test_the_rendered_chart_starts_and_passes_helm_test(s3_bucket: str, tmp_path: Path) -> None:
+    """The test needs its own vLLM server, started with the chart's arguments."""
     if not is_vllm_installed():
-        missing("vLLM (the CPU build comes with `make install` on Linux)")
+        skip_missing("vLLM (the CPU build comes with `make install` on Linux)")
     make_mail(tmp_path, 9, 4, 300, "easy")
     asked = load_scenarios(str(tmp_path / "scenarios.jsonl")).scenarios[0]
     root = f"s3://{s3_bucket}/project"
@@ -82,14 +82,14 @@ def test_what_is_rendered_starts_and_passes_helm_s_test(s3_bucket: str, tmp_path
 
     runtime = of_kind(objects, "ServingRuntime")["spec"]["containers"][0]
     predictor = of_kind(objects, "InferenceService")["spec"]["predictor"]
-    port = free_port()
+    port = find_free_port()
     mounts = {each["mountPath"]: each["uri"] for each in predictor["storageUris"]}
     assert mounts["/mnt/lora/r8a1-1"] == f"{root}/adapters/r8a1-1"
     places = {f"/mnt/lora/{name}": str(directory) for name, directory in adapters.items()}
     places |= {"/mnt/models": str(TINY), "--port=8080": f"--port={port}"}
-    words = [*runtime["command"], *in_place([*runtime["args"], *predictor["model"]["args"]], places)]
+    words = [*runtime["command"], *replace_paths([*runtime["args"], *predictor["model"]["args"]], places)]
     words[0] = sys.executable
-    words = [each for each in words if not each.startswith("--gpu-memory")]  # the CPU build knows none
+    words = [each for each in words if not each.startswith("--gpu-memory")]  # the CPU build does not have it
     vllm = f"http://127.0.0.1:{port}"
     with running(words, tmp_path / "vllm.log", f"{vllm}/health", {"VLLM_CPU_KVCACHE_SPACE": "1"}):
         pod = of_kind(objects, "Deployment")["spec"]["template"]["spec"]
@@ -97,7 +97,7 @@ def test_what_is_rendered_starts_and_passes_helm_s_test(s3_bucket: str, tmp_path
         paths = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         data = {"/data": str(tmp_path / "data")}
         fetched = subprocess.run(
-            [*fetch["command"], *in_place(fetch["args"], data)],
+            [*fetch["command"], *replace_paths(fetch["args"], data)],
             env={**os.environ, **environment_of(fetch), "PATH": paths},
             capture_output=True,
             text=True,
@@ -106,27 +106,27 @@ def test_what_is_rendered_starts_and_passes_helm_s_test(s3_bucket: str, tmp_path
         assert fetched.returncode == 0, fetched.stderr
 
         settings = settings_of(objects)
-        address = free_port()
+        address = find_free_port()
         service = "http://mail-gumshoe-agent-model.agents.svc:8080"
         text = yaml.safe_dump(settings | {"port": address, "host": "127.0.0.1"})
         here = {**data, "/etc/gumshoe-keys": str(tmp_path / "keys"), service: vllm}
-        (tmp_path / "settings.yaml").write_text(in_place([text], here)[0])
-        words = in_place([*agent["command"]], {"/etc/gumshoe/settings.yaml": str(tmp_path / "settings.yaml")})
+        (tmp_path / "settings.yaml").write_text(replace_paths([text], here)[0])
+        words = replace_paths([*agent["command"]], {"/etc/gumshoe/settings.yaml": str(tmp_path / "settings.yaml")})
         url = f"http://127.0.0.1:{address}"
         given = {**environment_of(agent), "PATH": paths}
         with running(
             [f"{Path(sys.executable).parent}/{words[0]}", *words[1:]], tmp_path / "log", f"{url}/readyz", given
         ):
             test = of_kind(objects, "Pod")["spec"]["containers"][0]
-            told = subprocess.run(
+            done = subprocess.run(
                 [sys.executable, "-c", *test["args"]],
                 env={**os.environ, **environment_of(test), "MODELS": vllm, "AGENT": url, "KEY": key},
                 capture_output=True,
                 text=True,
                 check=False,
             )
-    assert told.returncode == 0, told.stderr
-    assert f"{vllm} serves r7f3-2, r8a1-1" in told.stdout
-    assert "ask, read_email, search_inbox" in told.stdout
-    assert json.dumps(asked.question)[1:-1] in told.stdout.replace("\\'", "'")
+    assert done.returncode == 0, done.stderr
+    assert f"{vllm} serves r7f3-2, r8a1-1" in done.stdout
+    assert "ask, read_email, search_inbox" in done.stdout
+    assert json.dumps(asked.question)[1:-1] in done.stdout.replace("\\'", "'")
     assert (CHART / "files" / "test.py").read_text().strip() == test["args"][0].strip()

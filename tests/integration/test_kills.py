@@ -1,4 +1,4 @@
-"""Training runs that are killed at random, stopped, out of disk space, or left without a judge; each is resumed."""
+"""Training runs that are killed at random, stopped, or lose their disk space or judge; each is resumed."""
 
 import json
 import os
@@ -16,13 +16,13 @@ import pytest
 from gumshoe.artifacts.storage import lock_directory
 from gumshoe.inference.vllm_server import is_vllm_installed
 from gumshoe.training.records import EvaluationRecord, end_message, read_records
-from tests.conftest import free_port, kill_tree, missing
+from tests.conftest import find_free_port, kill_tree, skip_missing
 from tests.inference.fake_vllm import FakeVLLM, status
 from tests.integration.trainings import (
     ForkedTrainer,
     assert_same_weights,
     command,
-    first_drawn,
+    scenarios_of_first_draws,
     spec_of,
     start,
     steps_of,
@@ -37,13 +37,15 @@ _LONGEST = {"transformers": 45, "vllm": 90}  # seconds until a run is killed
 
 
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
-def test_a_run_may_be_killed_at_any_instant(
-    engine: str, undisturbed: tuple[Path, str], training_mail: Path, tmp_path: Path
+def test_a_run_killed_at_any_time_can_be_resumed(
+    engine: str, uninterrupted: tuple[Path, str], training_mail: Path, tmp_path: Path
 ) -> None:
-    """At a random instant from the first import to the last checkpoint; its seed is printed, and GUMSHOE_TEST_SEED
-    repeats it. With vLLM, the run needs a server of its own, which is killed with it."""
+    """The time is random, from the first import to the last checkpoint; GUMSHOE_TEST_SEED repeats the printed seed.
+
+    With vLLM, the run has its own server, which is killed too.
+    """
     if engine == "vllm" and not is_vllm_installed():
-        missing("vLLM (the CPU build comes with `make install` on Linux)")
+        skip_missing("vLLM (the CPU build comes with `make install` on Linux)")
     seed = int(os.environ.get("GUMSHOE_TEST_SEED") or secrets.randbits(32))
     print(f"GUMSHOE_TEST_SEED={seed}")
     out, log = tmp_path / "run", tmp_path / "log"
@@ -55,13 +57,13 @@ def test_a_run_may_be_killed_at_any_instant(
         kill_tree(process)
     train(words, log)
     assert [each.step for each in steps_of(out)] == [1, 2, 3], seed
-    assert first_drawn(out) == first_drawn(undisturbed[0]), seed
+    assert scenarios_of_first_draws(out) == scenarios_of_first_draws(uninterrupted[0]), seed
     if engine == "transformers":
-        assert_same_weights(out / "final", undisturbed[0] / "final")
+        assert_same_weights(out / "final", uninterrupted[0] / "final")
 
 
-def test_nobody_begins_where_the_trainer_of_a_killed_command_is_still_at_work(
-    undisturbed: tuple[Path, str], training_mail: Path, tmp_path: Path
+def test_a_run_waits_for_the_trainer_of_a_killed_command(
+    uninterrupted: tuple[Path, str], training_mail: Path, tmp_path: Path
 ) -> None:
     out, log = tmp_path / "run", tmp_path / "log"
     words = [*command(training_mail, out, "--engine", "transformers"), "--resume"]
@@ -76,15 +78,13 @@ def test_nobody_begins_where_the_trainer_of_a_killed_command_is_still_at_work(
     trainer.resume()
     reaper.wait()
     train(words, log)
-    assert_same_weights(out / "final", undisturbed[0] / "final")
+    assert_same_weights(out / "final", uninterrupted[0] / "final")
 
 
-def test_a_run_that_is_asked_to_end_saves_what_it_has(
-    undisturbed: tuple[Path, str], training_mail: Path, tmp_path: Path
-) -> None:
+def test_a_stopped_run_saves_a_checkpoint(uninterrupted: tuple[Path, str], training_mail: Path, tmp_path: Path) -> None:
     out, log = tmp_path / "run", tmp_path / "log"
     words = command(training_mail, out, "--engine", "transformers", output__save_steps=100)
-    port = free_port()
+    port = find_free_port()
     process = start(words, log, METRICS_PORT=str(port))
     wait_until(lambda: len(steps_of(out)) == 1, process, log.read_text)
 
@@ -95,40 +95,38 @@ def test_a_run_that_is_asked_to_end_saves_what_it_has(
     process.send_signal(signal.SIGTERM)
     assert process.wait() == 75
     text = log.read_text().rstrip()
-    assert "[training.stopped]" in text, "what the trainer says"
-    assert text.endswith("[training.interrupted]"), "what the command says"
+    assert "[training.stopped]" in text, "error of the trainer"
+    assert text.endswith("[training.interrupted]"), "error of the command"
     assert [each.name for each in out.glob("checkpoint-*")] in (["checkpoint-1"], ["checkpoint-2"])
     train([*words, "--resume"], log)
-    assert_same_weights(out / "final", undisturbed[0] / "final")
+    assert_same_weights(out / "final", uninterrupted[0] / "final")
 
 
-def ended_by(out: Path, target_accuracy: float | None, patience: int | None) -> str:
-    """Return why the evaluations of a run ended it."""
+def end_message_of(out: Path, target_accuracy: float | None, patience: int | None) -> str:
+    """Return the message of early stopping for a run's evaluations."""
     evaluations = [each for each in read_records(out / "metrics.jsonl") if isinstance(each, EvaluationRecord)]
     message = end_message(evaluations, target_accuracy, patience)
     assert message is not None
     return message
 
 
-def test_a_run_ends_early_when_its_patience_is_over_or_its_target_is_reached(
-    training_mail: Path, tmp_path: Path
-) -> None:
+def test_early_stopping_by_patience_and_target(training_mail: Path, tmp_path: Path) -> None:
     out, log = tmp_path / "run", tmp_path / "log"
     idle = {"optimizer__learning_rate": 0, "evaluation__eval_steps": 1}
     impatient = spec_of(training_mail, out, **idle, evaluation__patience=1, output__verbose=True)
     text = ForkedTrainer(impatient, log).finish()
-    assert ended_by(out, None, 1) in text
+    assert end_message_of(out, None, 1) in text
     assert re.search(r"^  reward \S+ search_inbox [+-]\d\.\d\d", text, re.M), "the advantages by turn"
     content = spec_of(training_mail, out, **idle, evaluation__target_accuracy=0.01)
     again = content.model_copy(update={"attempt": 2, "resume": True})
     text = ForkedTrainer(again, log).finish()
-    assert ended_by(out, 0.01, None) in text
+    assert end_message_of(out, 0.01, None) in text
     assert [each.step for each in steps_of(out)] == [1]
     assert (out / "final" / "adapter_model.safetensors").exists()
 
 
-def test_a_run_whose_judge_fails_saves_what_it_has(training_mail: Path, tmp_path: Path) -> None:
-    """While steps are taken it warns; an evaluation that cannot be made ends the run until it is resumed."""
+def test_a_run_whose_judge_fails_saves_a_checkpoint(training_mail: Path, tmp_path: Path) -> None:
+    """During steps, it only warns. A failed evaluation ends the run, which can be resumed."""
     out, log = tmp_path / "run", tmp_path / "log"
     with FakeVLLM(chat=says(verdict)) as judge:
         asked = {"evaluation__judge": f"openai:base@{judge.address}/v1", "evaluation__baseline": False}
@@ -148,8 +146,8 @@ def test_a_run_whose_judge_fails_saves_what_it_has(training_mail: Path, tmp_path
     assert (out / "final" / "adapter_model.safetensors").exists()
 
 
-def test_a_full_disk_is_told_of_and_loses_nothing_that_was_saved(
-    undisturbed: tuple[Path, str], training_mail: Path, small_disk: Path, tmp_path: Path
+def test_a_full_disk_is_reported_and_loses_no_checkpoint(
+    uninterrupted: tuple[Path, str], training_mail: Path, small_disk: Path, tmp_path: Path
 ) -> None:
     out, log = small_disk / "run", tmp_path / "log"
     spec = spec_of(training_mail, out)
@@ -158,6 +156,6 @@ def test_a_full_disk_is_told_of_and_loses_nothing_that_was_saved(
     assert re.search(rf"{re.escape(str(out))} .*[\d,]+ KiB", log.read_text())
     subprocess.run(["mount", "-o", "remount,size=200m", small_disk], check=True)
     ForkedTrainer(spec.model_copy(update={"attempt": 2, "resume": True}), log).finish()
-    assert_same_weights(out / "final", undisturbed[0] / "final")
+    assert_same_weights(out / "final", uninterrupted[0] / "final")
     assert [each.step for each in steps_of(out)] == [1, 2, 3]
     assert json.loads((out / "run.json").read_text())["attempt"] == 2

@@ -1,8 +1,8 @@
-"""A training on several nodes with servers that sample for it, as a pipeline's step has a cluster carry it out.
+"""Training on several nodes with vLLM servers, as a pipeline step runs it on a cluster.
 
-The cluster is a fake one; what its pods run is real, and runs here: two trainers that are one training, two vLLM
-servers, and a loader beside each. Pods have addresses of this machine's own network, which the name of a headless
-Service gives once they are ready; trainers have temporary directories that no other sees. The store is S3.
+The cluster is fake, but its pods run real processes on this machine: two trainers of one run, two vLLM servers, and a
+loader beside each. Pods have loopback addresses, to which the name of a headless Service resolves once they are ready.
+Each trainer has a private temporary directory. The store is S3.
 """
 
 import json
@@ -22,7 +22,7 @@ from gumshoe.artifacts.adapter_layout import ADAPTERS, LOADER_PORT, STATUS
 from gumshoe.artifacts.store import Store
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.object_client import Timeouts
-from gumshoe.cluster.trainjob import ADAPTERS as KEPT
+from gumshoe.cluster.trainjob import ADAPTERS as ADAPTER_DIRECTORY
 from gumshoe.cluster.trainjob import SERVER_PORT, build_job_name
 from gumshoe.mail.build import build_mail_index
 from gumshoe.scenarios.scenario import ScenarioSet
@@ -31,7 +31,7 @@ from gumshoe.synthesis.mailboxes import synthesize_mail, write_mail
 from gumshoe.training.train_request import TrainRequest
 from tests.cluster.fake_kubernetes import FakeKubernetes, Object
 from tests.cluster.fake_trainer import Trainer
-from tests.conftest import free_port
+from tests.conftest import find_free_port
 
 NODES, SERVERS, STEPS = 2, 2, 2
 SETTINGS = {
@@ -73,7 +73,7 @@ socket.getaddrinfo = resolved
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """An index of invented mail, and a few questions."""
+    """Write an index of synthetic mail, and a few questions."""
     write_mail(synthesize_mail(8, 4, 200, "plain"), tmp_path)
     build_mail_index([f"jsonl:{tmp_path / 'mail.jsonl'}"], tmp_path / "index")
     every = load_scenarios(str(tmp_path / "scenarios.jsonl"))
@@ -83,32 +83,32 @@ def place(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def got(url: str) -> httpx.Response:
+def get(url: str) -> httpx.Response:
     return httpx.get(url, trust_env=False, timeout=60)
 
 
 @dataclass
 class Pod:
-    """One that samples: a server, and the loader beside it."""
+    """A pod for rollouts: a vLLM server and a loader."""
 
     address: str
     processes: list["subprocess.Popen[bytes]"]
     log: Path
     loaded: int = 0
     answered: float = 0
-    """Requests, when it was ended."""
+    """Number of requests answered before the end."""
 
     def is_ready(self) -> bool:
         pages = f":{SERVER_PORT}/health", f":{LOADER_PORT}/readyz"
         with suppress(httpx.TransportError):
-            return all(got(f"http://{self.address}{page}").status_code == 200 for page in pages)
+            return all(get(f"http://{self.address}{page}").status_code == 200 for page in pages)
         return False
 
     def end(self) -> None:
         if self.is_ready():
             at = f"http://{self.address}"
-            self.loaded = got(f"{at}:{LOADER_PORT}{STATUS}").json()["loads"]
-            lines = got(f"{at}:{SERVER_PORT}/metrics").text.splitlines()
+            self.loaded = get(f"{at}:{LOADER_PORT}{STATUS}").json()["loads"]
+            lines = get(f"{at}:{SERVER_PORT}/metrics").text.splitlines()
             counts = [line.split()[-1] for line in lines if line.startswith("vllm:request_success_total")]
             self.answered = sum(map(float, counts))
         for each in self.processes:
@@ -122,11 +122,11 @@ class Pod:
 
 
 class Kubelet:
-    """Runs what the pods of a TrainJob and of a Deployment are to run, until they are deleted."""
+    """Run the containers of a TrainJob and a Deployment as local processes, until they are deleted."""
 
     def __init__(self, fake: FakeKubernetes, place: Path) -> None:
         self.pods: list[Pod] = []
-        self._place, self._fake, self._port = place, fake, free_port()
+        self._place, self._fake, self._port = place, fake, find_free_port()
         self._ready = place / "ready"
         self._ready.touch()
         (place / "names").mkdir()
@@ -135,7 +135,7 @@ class Kubelet:
         self._trainer = Trainer(fake, started=self._train)
         self._codes: dict[int, int] = {}
         self._nodes: list[subprocess.Popen[str]] = []
-        fake.settle, fake.on_delete = self._settle, self._deleted
+        fake.settle, fake.on_delete = self._settle, self._on_delete
         self._watching = threading.Thread(target=self._watch, daemon=True)
         self._is_over = threading.Event()
 
@@ -156,14 +156,14 @@ class Kubelet:
         if made["kind"] == "Deployment" and not self.pods:
             spec = made["spec"]["template"]["spec"]
             server, loader = ([*each["command"]] for each in spec["containers"])
-            self.pods += [self._sample(number, server, loader) for number in range(made["spec"]["replicas"])]
+            self.pods += [self._start_pod(number, server, loader) for number in range(made["spec"]["replicas"])]
 
-    def _sample(self, number: int, server: list[str], loader: list[str]) -> Pod:
-        """In a pod, both have one address of their own and one directory."""
-        address, kept = f"127.0.0.{77 + number}", str(self._place / f"adapters-{number}")
+    def _start_pod(self, number: int, server: list[str], loader: list[str]) -> Pod:
+        """Start a server and its loader, which share an address and a directory."""
+        address, directory = f"127.0.0.{77 + number}", str(self._place / f"adapters-{number}")
         log = self._place / f"pod-{number}.log"
         own = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
-        loader = [kept if each == KEPT else each.replace("127.0.0.1", address) for each in loader]
+        loader = [directory if each == ADAPTER_DIRECTORY else each.replace("127.0.0.1", address) for each in loader]
         words = [[sys.executable, *server[1:]], [sys.executable, "-m", *loader]]
         with log.open("ab") as output:
             started = [
@@ -175,16 +175,16 @@ class Kubelet:
         while not self._is_over.wait(0.2):
             self._ready.write_text(" ".join(each.address for each in self.pods if each.is_ready()))
 
-    def _deleted(self, gone: Object) -> None:
+    def _on_delete(self, gone: Object) -> None:
         if gone["kind"] == "Deployment":
             for pod in self.pods:
                 pod.end()
 
     def _train(self, job: Object, number: int, pod: Object) -> None:
-        told = job["spec"]["trainer"]
-        env = {  # as Trainer's torch runtime has it
-            "PET_NNODES": str(told["numNodes"]),
-            "PET_NPROC_PER_NODE": str(told["numProcPerNode"]),
+        spec = job["spec"]["trainer"]
+        env = {  # of Kubeflow Trainer's torch runtime
+            "PET_NNODES": str(spec["numNodes"]),
+            "PET_NPROC_PER_NODE": str(spec["numProcPerNode"]),
             "PET_NODE_RANK": str(number),
             "PET_MASTER_ADDR": "127.0.0.1",
             "PET_MASTER_PORT": str(self._port),
@@ -193,9 +193,9 @@ class Kubelet:
             "TMPDIR": str(self._place / "own"),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(self._place / "names"), os.environ.get("PYTHONPATH")])),
         }
-        alone = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$TMPDIR" && exec "$@"', "sh"]
+        private = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs "$TMPDIR" && exec "$@"', "sh"]
         process = subprocess.Popen(
-            [*alone, sys.executable, *told["command"][1:]],
+            [*private, sys.executable, *spec["command"][1:]],
             env={**os.environ, **env},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -205,11 +205,11 @@ class Kubelet:
 
         def follow() -> None:
             assert process.stdout is not None
-            with process.stdout as said:
-                for line in said:
+            with process.stdout as output:
+                for line in output:
                     self._fake.write_log(pod["metadata"]["name"], line.rstrip("\n"))
             self._codes[number] = process.wait()
-            if len(self._codes) == told["numNodes"]:
+            if len(self._codes) == spec["numNodes"]:
                 self._trainer.end(job["metadata"]["name"], *(self._codes[each] for each in sorted(self._codes)))
 
         threading.Thread(target=follow, daemon=True).start()
@@ -217,15 +217,15 @@ class Kubelet:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-@pytest.mark.usefixtures("small_disk")  # which is missing where nothing may be mounted
-def test_nodes_train_on_what_servers_sample_and_the_result_is_taken_from_the_store(
+@pytest.mark.usefixtures("small_disk")  # skips the test if mounting is not permitted
+def test_nodes_train_with_servers_and_publish_the_result(
     place: Path,
     cluster: FakeKubernetes,
     s3_bucket: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Needs vLLM servers of its own, which the pods of the cluster start."""
+    """The test needs its own vLLM servers, which the pods start."""
     from gumshoe_pipelines.trainjob_step import TrainJobOptions, get_handover_uri, train_on_cluster
 
     run = f"s3://{s3_bucket}/acme/runs/r1"
@@ -233,10 +233,10 @@ def test_nodes_train_on_what_servers_sample_and_the_result_is_taken_from_the_sto
     where = TrainJobOptions.of(NODES, 0, {"rollout_servers": SERVERS}, "trainer", {}, [])
     with Kubelet(cluster, place) as kubelet:
         found = train_on_cluster(asked, where, Cluster.of(None, None), Timeouts(poll_interval=0.2))
-    said = capsys.readouterr().out
-    assert f"\nStep 1/{STEPS} |" in said
-    assert re.search(rf"^Evaluation .* {STEPS} \| Acc ", said, re.M)
-    assert said.count(f"Step {STEPS}/{STEPS}") == 1, "one node speaks for all"
+    printed = capsys.readouterr().out
+    assert f"\nStep 1/{STEPS} |" in printed
+    assert re.search(rf"^Evaluation .* {STEPS} \| Acc ", printed, re.M)
+    assert printed.count(f"Step {STEPS}/{STEPS}") == 1, "only one node prints"
     assert not cluster.objects, build_job_name(run)
 
     assert (found.facts["base_model"], found.facts["step"]) == ("tiny", STEPS)
@@ -245,12 +245,12 @@ def test_nodes_train_on_what_servers_sample_and_the_result_is_taken_from_the_sto
     assert found.plots.stat().st_size > 1000
     assert found.numbers["step importance_ratio"] == pytest.approx(1, abs=1e-3), "sampler and trainers agree"
 
-    assert [pod.loaded for pod in kubelet.pods] == [STEPS + 1] * SERVERS, "each step's policy, and what was measured"
+    assert [pod.loaded for pod in kubelet.pods] == [STEPS + 1] * SERVERS, "each step's policy, and the evaluated one"
     assert all(pod.answered for pod in kubelet.pods), "both servers sampled"
-    assert all(" INFO " in pod.log.read_text() for pod in kubelet.pods), "vLLM tells what it does"
-    assert len(list(Store(get_handover_uri(run)).list(ADAPTERS))) == 2, "older ones were removed"
+    assert all(" INFO " in pod.log.read_text() for pod in kubelet.pods), "vLLM writes a log"
+    assert len(list(Store(get_handover_uri(run)).list(ADAPTERS))) == 2, "older ones are removed"
     kinds = {each.reference.split("/")[0] for each in Store(run).list()}
     assert kinds >= {"inputs", "results", "checkpoints"}
 
-    monkeypatch.delenv("KUBECONFIG")  # and no cluster is needed for what is at its end
+    monkeypatch.delenv("KUBECONFIG")  # a finished run needs no cluster
     assert train_on_cluster(asked, where).numbers == found.numbers

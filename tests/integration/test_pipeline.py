@@ -1,4 +1,4 @@
-"""The compiled pipeline from mail to a published adapter, run here by `kfp.local` on the tiny policy."""
+"""The compiled pipeline from mail to a published adapter, run by `kfp.local` with the tiny policy."""
 
 import json
 import os
@@ -18,7 +18,7 @@ from gumshoe.mail.build import build_mail_index
 from gumshoe.scenarios.scenario import SPLITS, ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.mailboxes import synthesize_mail, write_mail
-from tests.conftest import Ran, kill_tree
+from tests.conftest import CommandResult, kill_tree
 from tests.pipelines.webhook import webhook
 from tests.waiting import wait_until
 
@@ -45,7 +45,7 @@ ANYTHING = {"min_gain": -1, "min_lower": -1.1, "max_p": 1, "max_unusable": 1}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Invented mail, and a few questions of each split."""
+    """Write synthetic mail, and a few questions of each split."""
     directory = tmp_path_factory.mktemp("mail")
     write_mail(synthesize_mail(8, 4, 600, "plain"), directory)
     every = load_scenarios(str(directory / "scenarios.jsonl"))
@@ -55,7 +55,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def parameters(place: Path, run: str, path: Path, **more: Any) -> Path:
-    """A file of parameters."""
+    """Write a file of pipeline parameters."""
     given = {
         "sources": [f"jsonl:{place / 'mail.jsonl'}"],
         "scenarios": str(place / "few.jsonl"),
@@ -69,7 +69,7 @@ def parameters(place: Path, run: str, path: Path, **more: Any) -> Path:
     return path
 
 
-def words_of(params: Path, out: Path) -> list[str]:
+def command_of(params: Path, out: Path) -> list[str]:
     """Return the command that runs the pipeline."""
     return [
         sys.executable,
@@ -85,18 +85,18 @@ def words_of(params: Path, out: Path) -> list[str]:
     ]
 
 
-def run_pipeline(params: Path, out: Path, **environment: str) -> Ran:
-    """Run the pipeline to its end; policies are measured in the steps' own processes."""
+def run_pipeline(params: Path, out: Path, **environment: str) -> CommandResult:
+    """Run the pipeline to its end; policies are evaluated in the processes of the steps."""
     env = {**os.environ, "COLUMNS": "200", ENGINE_VARIABLE: "transformers", **environment}
-    done = subprocess.run(words_of(params, out), env=env, capture_output=True, text=True, check=False)
-    return Ran(done.returncode, done.stdout, done.stderr)
+    done = subprocess.run(command_of(params, out), env=env, capture_output=True, text=True, check=False)
+    return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
-def states(said: str) -> dict[str, str]:
-    """How each step ended, by its name, as it was told."""
+def states(output: str) -> dict[str, str]:
+    """Return the state of each step by name, as printed."""
     found = {}
     name = ""
-    for line in said.splitlines():
+    for line in output.splitlines():
         if re.fullmatch(r"[a-z0-9-]+", line):
             name = line
         elif ended := re.match(r"  (done|failed|cached|skipped)\b", line):
@@ -105,16 +105,16 @@ def states(said: str) -> dict[str, str]:
 
 
 @pytest.mark.ci
-def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
-    place: Path, tmp_path: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+def test_the_pipeline_from_mail_to_a_published_adapter(
+    place: Path, tmp_path: Path, run: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its training needs a vLLM server of its own, which the step starts; the policies are measured in-process."""
+    """Training needs its own vLLM server, which the step starts. Policies are evaluated in-process."""
     out = tmp_path / "out"
     served = {**QUICK, "rollouts.engine": "vllm"}
     with webhook() as hook:
         file = parameters(place, "r1", tmp_path / "p.json", settings=served)
         refused = run_pipeline(file, out, GUMSHOE_WEBHOOK=hook.url)
-        assert refused.status == 0, refused.err  # a gate that refuses is a run that is done
+        assert refused.status == 0, refused.err  # a run succeeds even if the gate does not pass
         assert states(refused.err) == {
             "look-at-sources": "done",
             "ingest": "done",
@@ -133,12 +133,12 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
         store = Store(str(out / "store"))
         assert store.latest("adapters") is None
         assert [each.settings["passed"] for each in store.list("runs/r1/reports")] == [False]
-        (told,) = hook.received
-        assert (told["run"], told["state"], told["adapter"]) == ("r1", "SUCCEEDED", None)
-        assert "published no adapter" in told["text"]
-        assert "does not pass" in told["text"]
+        (message,) = hook.received
+        assert (message["run"], message["state"], message["adapter"]) == ("r1", "SUCCEEDED", None)
+        assert "published no adapter" in message["text"]
+        assert "does not pass" in message["text"]
 
-        # Once more, with a gate that lets everything pass: what was made is taken from the cache, and from the store.
+        # Run it again with a gate that passes everything: results come from the cache and from the store.
         file = parameters(place, "r1", tmp_path / "p.json", settings=served, thresholds=ANYTHING)
         passed = run_pipeline(file, out, GUMSHOE_WEBHOOK=hook.url)
         assert passed.status == 0, passed.err
@@ -150,8 +150,8 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
             "warm-start",
         }
         assert found["publish-adapter"] == "done"
-        assert "Took up" in passed.err
-        assert "Step 1/2" not in passed.err, "the training was at its end"
+        assert "Restored checkpoints/" in passed.err
+        assert "Step 1/2" not in passed.err, "training had finished"
         assert hook.received[-1]["adapter"] == "adapters/r1"
     manifest = store.manifest("adapters/latest")
     assert {"adapter_model.safetensors", "metadata.json", "gate.json"} <= {each.path for each in manifest.files}
@@ -170,14 +170,14 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
         "--inbox", asked.inbox_address, "--date", asked.query_date, "--max-tokens", "80", "--json",
     )  # fmt: skip
     assert answer.status in (0, 3), answer.err
-    told = json.loads(answer.out)
-    assert told["policy"] == "tiny#r1"
-    assert told["steps"][0]["tool"] == "search_inbox"
-    assert told["success"] == (answer.status == 0)
+    reply = json.loads(answer.out)
+    assert reply["policy"] == "tiny#r1"
+    assert reply["steps"][0]["tool"] == "search_inbox"
+    assert reply["success"] == (answer.status == 0)
 
     inbox = str(asked.inbox_address)
-    would = run("artifacts", "forget", "--store", out, "--inbox", inbox, "--json")
-    places = json.loads(would.out)["removed"]
+    dry_run = run("artifacts", "forget", "--store", out, "--inbox", inbox, "--json")
+    places = json.loads(dry_run.out)["removed"]
     assert any("runs/r1/reports" in each for each in places)
     assert any("ingest" in each for each in places)
     assert run("artifacts", "forget", "--store", out, "--inbox", inbox, "--yes").status == 0
@@ -187,7 +187,7 @@ def test_from_mail_to_a_refusal_and_then_to_a_published_adapter(
 
 
 @pytest.mark.nightly
-def test_a_trainer_that_is_killed_is_taken_up_on_another_machine(place: Path, tmp_path: Path) -> None:
+def test_a_killed_trainer_is_resumed_on_another_machine(place: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     long = {**QUICK, "optimizer.max_steps": 6}
     params = parameters(place, "r2", tmp_path / "p.json", settings=long, store=str(store), thresholds=ANYTHING)
@@ -195,28 +195,28 @@ def test_a_trainer_that_is_killed_is_taken_up_on_another_machine(place: Path, tm
     log = tmp_path / "log"
     with log.open("wb") as file:
         env = {**os.environ, ENGINE_VARIABLE: "transformers"}
-        process = subprocess.Popen(words_of(params, here), stdout=file, stderr=file, env=env)
+        process = subprocess.Popen(command_of(params, here), stdout=file, stderr=file, env=env)
     checkpoints = store / "runs" / "r2" / "checkpoints"
     wait_until(lambda: any(checkpoints.glob("*/manifest.json")), process, log.read_text)
     kill_tree(process)
-    sent = max(int(each.version.split("-")[1]) for each in Store(str(store)).list("runs/r2/checkpoints"))
-    assert sent < 6
+    saved = max(int(each.version.split("-")[1]) for each in Store(str(store)).list("runs/r2/checkpoints"))
+    assert saved < 6
     shutil.rmtree(here)  # no file system is shared
     done = run_pipeline(params, there)
     assert done.status == 0, done.err
-    assert "Took up" in done.err
-    assert re.findall(r"Step (\d)/6", done.err) == [str(step) for step in range(sent + 1, 7)]
+    assert "Restored checkpoints/" in done.err
+    assert re.findall(r"Step (\d)/6", done.err) == [str(step) for step in range(saved + 1, 7)]
     assert states(done.err)["publish-adapter"] == "done"
 
 
 @pytest.mark.nightly
-def test_a_step_that_fails_is_tried_again_and_what_stays_wrong_is_said(place: Path, tmp_path: Path) -> None:
+def test_a_failing_step_is_retried_and_reported(place: Path, tmp_path: Path) -> None:
     lacking = {**QUICK, "data.train_size": 1, "optimizer.per_device_train_batch_size": 8}  # two groups of four
     bad = parameters(place, "r3", tmp_path / "p.json", settings=lacking)
     done = run_pipeline(bad, tmp_path / "out")
     assert (done.status, done.code) == (1, "pipelines.local-run-failed")
     assert states(done.err)["train-grpo"] == "failed"
-    assert done.err.count("\ntrain-grpo\n") == 4, "three times more"
+    assert done.err.count("\ntrain-grpo\n") == 4, "three retries"
     last = done.err[done.err.rindex("error: ") :]
     assert "train-grpo" in last
     assert "[settings.too-few-scenarios]" in last

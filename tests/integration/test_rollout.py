@@ -1,4 +1,4 @@
-"""Whole rollouts with a real model: over a real vLLM server, in this process, and while the server is killed."""
+"""Rollouts with a real model: with a vLLM server, in this process, and with a server that is killed."""
 
 import json
 import os
@@ -21,7 +21,7 @@ from gumshoe.inference.vllm_server import ServerOptions, VLLMServer
 from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.writer import read_trajectories
-from tests.conftest import Ran, free_port
+from tests.conftest import CommandResult, find_free_port
 from tests.integration.test_vllm import STOP, descendants
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import question, write_questions
@@ -31,12 +31,12 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.ci
 
 COUNT, SAMPLES, MAX_TOKENS = 12, 2, 40
-HOT = 2  # temperature: at 1 the tiny policy says the same again and again
+HOT = 2  # temperature: at 1 the tiny policy repeats itself
 
 
 @dataclass(frozen=True)
 class Place:
-    """What rollouts need: an index, and scenarios about it."""
+    """Inputs of rollouts: an index, and scenarios about it."""
 
     index: Path
     scenarios: str
@@ -59,18 +59,18 @@ def options(place: Place, policy: str, tokenizer: Path, out: Path, **changes: ob
 
 
 def check_groups(found: list[Trajectory], report: dict[str, Any], count: int, samples: int) -> None:
-    """Every group is whole and there once, and the report tells of what is in the file."""
+    """Check that every group is complete and occurs once, and that the report matches the file."""
     expected = [(f"q{number}", sample) for number in range(1, count + 1) for sample in range(samples)]
     assert sorted((each.scenario, each.sample) for each in found) == sorted(expected)
     endings = [each.ending for each in found]
     assert set(endings) <= set(get_args(Ending))
     assert report["endings"] == {ending: endings.count(ending) for ending in set(endings)}
-    told = {name: report[name] for name in ("done", "already_there", "dropped", "causes", "dropped_groups")}
-    assert told == {"done": count * samples, "already_there": 0, "dropped": 0, "causes": {}, "dropped_groups": {}}
+    counts = {name: report[name] for name in ("done", "already_there", "dropped", "causes", "dropped_groups")}
+    assert counts == {"done": count * samples, "already_there": 0, "dropped": 0, "causes": {}, "dropped_groups": {}}
 
 
 def check_tokens(each: Trajectory, chat: ChatFormat, max_tokens: int) -> None:
-    """A trajectory is the ids that were seen and sampled; its texts are what they say."""
+    """Check that a trajectory consists of the ids that were seen and sampled, with matching texts."""
     assert Trajectory.from_json(each.to_json(), "here") == each
     assert [segment.origin for segment in each.segments[:2]] == ["prompt", "sampled"]
     assert len(each.segments) == 2 * each.turns > 0
@@ -88,13 +88,13 @@ def check_tokens(each: Trajectory, chat: ChatFormat, max_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["vllm", "transformers"])
-def test_a_rollout_with_a_real_model_is_whole_and_token_exact(
+def test_a_rollout_with_a_real_model_is_complete_and_token_exact(
     kind: str,
     vllm: SharedServer,
     model_directory: Path,
     place: Place,
     tmp_path: Path,
-    run: Callable[..., Ran],
+    run: Callable[..., CommandResult],
 ) -> None:
     out = tmp_path / "t.jsonl"
     policy = vllm.policy if kind == "vllm" else f"transformers:{model_directory}"
@@ -107,15 +107,15 @@ def test_a_rollout_with_a_real_model_is_whole_and_token_exact(
     for each in found:
         check_tokens(each, chat, MAX_TOKENS)
     assert {each.policy for each in found} == {NAME if kind == "vllm" else str(model_directory)}
-    assert len({tuple(each.ids) for each in found}) == COUNT * SAMPLES, "no two samples are one"
+    assert len({tuple(each.ids) for each in found}) == COUNT * SAMPLES, "all samples differ"
     fields = {name for line in out.read_text().splitlines() for name in json.loads(line)}
     assert fields == set(Trajectory.__slots__)
 
 
-def test_a_tokenizer_of_another_model_is_refused(
-    vllm: SharedServer, model_directory: Path, place: Place, tmp_path: Path, run: Callable[..., Ran]
+def test_a_tokenizer_of_another_model_is_rejected(
+    vllm: SharedServer, model_directory: Path, place: Place, tmp_path: Path, run: Callable[..., CommandResult]
 ) -> None:
-    """Two tokens have changed places."""
+    """Two of its tokens are swapped."""
     other, out = tmp_path / "other", tmp_path / "t.jsonl"
     other.mkdir()
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
@@ -130,18 +130,18 @@ def test_a_tokenizer_of_another_model_is_refused(
 
 
 def metrics(url: str, *names: str) -> float:
-    """The sum of some of vLLM's metrics, of one moment."""
+    """Return the sum of some of vLLM's metrics at one time."""
     text = httpx.get(f"{url}/metrics", timeout=60).text
     return sum(float(line.split()[-1]) for line in re.findall(rf"^(?:{'|'.join(names)}){{.*$", text, re.M))
 
 
-def begun(url: str) -> float:
-    """Requests that a server has begun to answer; a few may have ended before the last begin."""
+def started_requests(url: str) -> float:
+    """Return the number of requests that a server has started to answer, including those that have ended."""
     return metrics(url, "vllm:num_requests_running", "vllm:request_success_total")
 
 
-def kill_what_was_started(before: set[int]) -> None:
-    """End the server with its guardian, as a machine that runs out of memory may."""
+def kill_new_processes(before: set[int]) -> None:
+    """Kill the server with its reaper, as can happen if memory runs out."""
     groups = {os.getpgid(pid) for pid in set(descendants(os.getpid())) - before} - {os.getpgrp()}
     assert groups
     for group in groups:
@@ -149,12 +149,11 @@ def kill_what_was_started(before: set[int]) -> None:
 
 
 @pytest.fixture(scope="module")
-def talker(model: Any, model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model that never ends a turn: its stop token's embedding, which is its output weight too, is zero, and the
-    logits of others are far above that."""
+def endless_model(model: Any, model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a model that never ends a turn: the tied embedding of its stop token is 0, below all other logits."""
     import torch
 
-    directory = tmp_path_factory.mktemp("talker") / "model"
+    directory = tmp_path_factory.mktemp("endless_model") / "model"
     shutil.copytree(model_directory, directory)
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
@@ -165,36 +164,39 @@ def talker(model: Any, model_directory: Path, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.nightly
-def test_a_vllm_that_is_killed_under_64_rollouts_and_started_again_costs_no_group(talker: Path, tmp_path: Path) -> None:
-    """Needs servers of its own, to kill the first."""
+def test_a_restarted_vllm_server_costs_no_group(endless_model: Path, tmp_path: Path) -> None:
+    """The test needs its own servers, to kill the first."""
     count, samples, long = 16, 4, 500
     place, out = make_place(tmp_path / "mail", count), tmp_path / "t.jsonl"
-    server_options = ServerOptions(max_model_len=2048, port=free_port())
+    server_options = ServerOptions(max_model_len=2048, port=find_free_port())
     before = set(descendants(os.getpid()))
     limits = {"samples": samples, "max_tokens": long, "max_context": 2048}
-    log = tmp_path / "said"
-    with VLLMServer(talker, log=tmp_path / "first.log", options=server_options) as first, log.open("wb") as said:
-        command = options(place, f"vllm:{first.url}", talker, out, **limits)
+    log = tmp_path / "rollout.log"
+    with (
+        VLLMServer(endless_model, log=tmp_path / "first.log", options=server_options) as first,
+        log.open("wb") as errors,
+    ):
+        command = options(place, f"vllm:{first.url}", endless_model, out, **limits)
         arguments = [sys.executable, "-m", "gumshoe", *map(str, command)]
-        pipe, apart = subprocess.PIPE, True
-        rollout = subprocess.Popen(arguments, stdout=pipe, stderr=said, text=True, start_new_session=apart)
-        looks = 1  # at the server's log-probabilities, before all turns
-        wait_until(lambda: begun(first.url) == looks + count * samples, rollout)
+        pipe, new_session = subprocess.PIPE, True
+        rollout = subprocess.Popen(arguments, stdout=pipe, stderr=errors, text=True, start_new_session=new_session)
+        checks = 1  # of the server's log-probabilities, before all turns
+        wait_until(lambda: started_requests(first.url) == checks + count * samples, rollout)
         before.add(rollout.pid)
-        kill_what_was_started(before)
+        kill_new_processes(before)
     try:
         assert out.read_bytes().count(b"\n") < count * samples
         wait_until(lambda: "120 seconds" in log.read_text(), rollout)
-        with VLLMServer(talker, log=tmp_path / "second.log", options=server_options) as second:
+        with VLLMServer(endless_model, log=tmp_path / "second.log", options=server_options) as second:
             printed, _ = rollout.communicate()
             again = metrics(second.url, "vllm:request_success_total")
     finally:
         rollout.kill()
         rollout.communicate()
     assert rollout.returncode == 0, log.read_text()
-    assert again >= count * samples / 2, "what had ended before is not run again"
+    assert again >= count * samples / 2, "finished episodes are not run again"
     found = list(read_trajectories(out))
     check_groups(found, json.loads(printed), count, samples)
-    chat = ChatFormat(load_tokenizer(talker))
+    chat = ChatFormat(load_tokenizer(endless_model))
     for each in found:
         check_tokens(each, chat, long)

@@ -1,4 +1,4 @@
-"""The agent server with the tiny policy and an adapter, behind a real vLLM server that it starts itself."""
+"""The agent server with the tiny policy and an adapter, and a vLLM server that it starts itself."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from gumshoe.inference.vllm_server import is_vllm_installed
 from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
-from tests.conftest import Ran, missing
+from tests.conftest import CommandResult, skip_missing
 from tests.integration.inputs import make_mail, write_adapter
 from tests.serving.agent_server import AgentProcess, ServerFiles, start_server
 from tests.shared_server import SharedServer
@@ -43,7 +43,7 @@ def asked(mail: Path) -> list[Scenario]:
 
 @pytest.fixture(scope="module")
 def store(mail: Path) -> Store:
-    """A store with an adapter as training leaves it, which changes nothing yet."""
+    """Publish an adapter that changes nothing, with the files of a training run, to a store."""
     adapter = write_adapter(mail / "adapter", seed=1)
     (adapter / "metadata.json").write_text(json.dumps({"settings": {"model": {"name": "tiny"}}}))
     store = Store(str(mail / "store"))
@@ -53,9 +53,9 @@ def store(mail: Path) -> Store:
 
 @pytest.fixture(scope="module")
 def server(mail: Path, store: Store, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AgentProcess]:
-    """An agent server with a vLLM server of its own, which it starts and a test kills."""
+    """Start an agent server with its own vLLM server, which a test kills."""
     if not is_vllm_installed():
-        missing("vLLM (the CPU build comes with `make install` on Linux)")
+        skip_missing("vLLM (the CPU build comes with `make install` on Linux)")
     log = tmp_path_factory.mktemp("serve") / "log"
     place = ServerFiles(mail / "index", TINY)
     words = ["--adapter", "latest", "--store", store.uri, "--open", "--set", "model.max_tokens=160"]
@@ -69,13 +69,13 @@ def body(scenario: Scenario) -> dict[str, Any]:
     return fields | {"query_date": str(scenario.query_date), "steps": True}
 
 
-def test_questions_are_answered_as_they_were_measured(
-    server: AgentProcess, vllm: SharedServer, mail: Path, asked: list[Scenario], run: Callable[..., Ran], tmp_path: Path
+def test_answers_equal_those_of_rollouts(
+    server: AgentProcess, vllm: SharedServer, mail: Path, asked: list[Scenario], run: Callable[..., CommandResult], tmp_path: Path
 ) -> None:
-    """The same questions, asked of the server and rolled out greedily with the same weights."""
+    """The same questions are answered by the server, and in greedy rollouts with the same weights."""
     assert server.client.get("/readyz").json() == {"status": "ready", "policies": ["tiny#r1"]}
     assert not any("ready" in each["message"] for each in server.read_log()), (
-        "its model was there when it began to serve"
+        "the model was ready before the server started"
     )
     with ThreadPoolExecutor(8) as pool:
         answers = [each.json() for each in pool.map(lambda one: server.client.post("/invoke", json=body(one)), asked)]
@@ -96,11 +96,11 @@ def test_questions_are_answered_as_they_were_measured(
         each["answer"] == (measured[one.id].record.answer or "") and each["turns"] == measured[one.id].turns
         for one, each in zip(asked, answers, strict=True)
     ]
-    assert sum(same) >= 0.9 * len(same), "batches of other sizes may tip the scales where two tokens are as likely"
+    assert sum(same) >= 0.9 * len(same), "other batch sizes may change the choice between equally likely tokens"
 
 
-def test_a_stream_an_mcp_client_and_the_command_line_are_answered_too(
-    server: AgentProcess, asked: list[Scenario], run: Callable[..., Ran]
+def test_streams_mcp_and_the_command_line_are_answered(
+    server: AgentProcess, asked: list[Scenario], run: Callable[..., CommandResult]
 ) -> None:
     question = asked[0]
     with server.client.stream("POST", "/invoke/stream", json=body(question)) as response:
@@ -123,7 +123,7 @@ def test_a_stream_an_mcp_client_and_the_command_line_are_answered_too(
     assert "search_inbox(" in run("ask", *words).err
 
 
-def test_the_readme_s_commands_work(server: AgentProcess, asked: list[Scenario]) -> None:
+def test_the_commands_of_the_readme_work(server: AgentProcess, asked: list[Scenario]) -> None:
     plain = next(each for each in asked if not set("'\"") & set(each.question))
     blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
     block = next(each for each in blocks if "curl" in each)
@@ -144,11 +144,11 @@ def test_the_readme_s_commands_work(server: AgentProcess, asked: list[Scenario])
     assert "search_inbox(" in ran.stderr
 
 
-def test_a_model_that_dies_is_told_of_and_the_end_leaves_no_process_and_keeps_what_was_asked(
+def test_a_lost_model_is_reported_and_the_end_keeps_feedback(
     server: AgentProcess, asked: list[Scenario], store: Store, tmp_path: Path
 ) -> None:
     children = psutil.Process(server.process.pid).children(recursive=True)
-    vllm = [each for each in children if "vllm" in (said := " ".join(each.cmdline())) and "reaper" not in said]
+    vllm = [each for each in children if "vllm" in (line := " ".join(each.cmdline())) and "reaper" not in line]
     for each in vllm:
         each.kill()
     wait_until(lambda: server.client.get("/readyz").status_code == 503)
@@ -156,7 +156,7 @@ def test_a_model_that_dies_is_told_of_and_the_end_leaves_no_process_and_keeps_wh
     server.process.send_signal(signal.SIGTERM)
     assert server.process.wait() == 0
     assert not [each for each in children if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
-    kept = store.fetch("feedback/latest", tmp_path / "kept").directory
-    trajectories = list(read_trajectories(kept / "trajectories.jsonl"))
+    feedback = store.fetch("feedback/latest", tmp_path / "feedback").directory
+    trajectories = list(read_trajectories(feedback / "trajectories.jsonl"))
     assert len(trajectories) >= 24
     assert all(sum(each.mask) == each.sampled_tokens > 0 for each in trajectories)

@@ -1,6 +1,6 @@
-"""`gumshoe train` as a user runs it, and its trainer alone: every mode, killed and resumed.
+"""The command `gumshoe train`, and its trainer alone: every mode, killed and resumed.
 
-Runs with a vLLM server are in `test_pipeline.py`; what takes longer is in `test_kills.py` and `test_distributed.py`.
+Runs with a vLLM server are in `test_pipeline.py`; longer tests are in `test_kills.py` and `test_distributed.py`.
 """
 
 import json
@@ -22,14 +22,14 @@ from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
 from gumshoe.training.records import EvaluationRecord, read_records
 from gumshoe.training.run_spec import Metadata
-from tests.conftest import Ran, kill_tree
+from tests.conftest import CommandResult, kill_tree
 from tests.inference.fake_vllm import FakeVLLM, status
 from tests.integration.trainings import (
     ForkedTrainer,
     Kill,
     assert_same_weights,
     command,
-    has_learned,
+    is_changed,
     spec_of,
     start,
     steps_of,
@@ -46,14 +46,14 @@ LINE = re.compile(
 )
 
 
-def test_a_run_says_how_it_goes_and_leaves_what_it_learned(undisturbed: tuple[Path, str], training_mail: Path) -> None:
+def test_a_run_writes_records_adapters_and_plots(uninterrupted: tuple[Path, str], training_mail: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import (  # type: ignore[import-untyped]
         EventAccumulator,
     )
 
     from gumshoe.inference.transformers_policy import TransformersPolicy
 
-    out, text = undisturbed
+    out, text = uninterrupted
     assert [int(each) for each in LINE.findall(text)] == [1, 2, 3]
     records = read_records(out / "metrics.jsonl")
     assert [(each.event, each.step) for each in records] == [
@@ -93,43 +93,43 @@ def test_a_run_says_how_it_goes_and_leaves_what_it_learned(undisturbed: tuple[Pa
     assert len(list((out / "plots").glob("*.png"))) == 9
 
 
-INSTANTS = {
-    "as the base model is measured": Kill("Validator.measure"),
-    "as the first step begins to sample": Kill("Run._roll_out"),
-    "when a step's record is written, and its checkpoint does not count yet": Kill("AdapterWriter.complete"),
-    "as the evaluation after the second step begins": Kill("Validator.measure", 2),
-    "as the best adapter takes its place": Kill("AdapterWriter.save"),
-    "by SIGTERM after a step, which it saves": Kill("Run._ends_after", 2, signal.SIGTERM),
+KILLS = {
+    "at the start of the baseline evaluation": Kill("Validator.measure"),
+    "at the start of the first rollouts": Kill("Run._roll_out"),
+    "after a step's record is written, before its checkpoint is complete": Kill("AdapterWriter.complete"),
+    "at the start of the evaluation after the second step": Kill("Validator.measure", 2),
+    "before the best adapter is saved": Kill("AdapterWriter.save"),
+    "by SIGTERM after a step, which is saved": Kill("Run._ends_after", 2, signal.SIGTERM),
 }
-"""Instants at which a trainer is ended; each attempt resumes what the one before it left."""
+"""Moments at which a trainer is killed; each attempt resumes the previous one."""
 
 
 @pytest.mark.timeout(600)
-def test_a_run_killed_at_five_instants_and_stopped_once_learns_what_the_undisturbed_one_does(
-    undisturbed: tuple[Path, str], training_mail: Path, tmp_path: Path
+def test_a_run_killed_often_trains_the_same_weights(
+    uninterrupted: tuple[Path, str], training_mail: Path, tmp_path: Path
 ) -> None:
     out, log = tmp_path / "run", tmp_path / "log"
     spec = spec_of(training_mail, out)
-    for attempt, (instant, kill) in enumerate(INSTANTS.items(), 1):
+    for attempt, (moment, kill) in enumerate(KILLS.items(), 1):
         again = spec.model_copy(update={"attempt": attempt, "resume": attempt > 1})
         status = -signal.SIGKILL if kill.signal == signal.SIGKILL else 75
-        assert ForkedTrainer(again, log, kill).wait() == status, f"{instant}: {log.read_text()[-3000:]}"
-        assert not (out / "final").exists(), instant
+        assert ForkedTrainer(again, log, kill).wait() == status, f"{moment}: {log.read_text()[-3000:]}"
+        assert not (out / "final").exists(), moment
     assert re.search(r"\b2\b.*\[training\.stopped\]", log.read_text()), "after the second step"
     assert (out / "checkpoint-2" / "metadata.json").exists()
 
     ForkedTrainer(spec.model_copy(update={"attempt": 7, "resume": True}), log).finish()
-    assert_same_weights(out / "final", undisturbed[0] / "final")
+    assert_same_weights(out / "final", uninterrupted[0] / "final")
     assert [each.step for each in steps_of(out)] == [1, 2, 3]
     same = ("reward", "reward_std", "tokens", "groups", "endings", "scenarios")
     assert [[getattr(step, name) for name in same] for step in steps_of(out)] == [
-        [getattr(step, name) for name in same] for step in steps_of(undisturbed[0])
+        [getattr(step, name) for name in same] for step in steps_of(uninterrupted[0])
     ]
 
 
 @pytest.mark.timeout(600)
-def test_a_command_that_is_killed_is_resumed_and_says_later_that_it_is_at_its_end(
-    undisturbed: tuple[Path, str], training_mail: Path, run: Callable[..., Ran], tmp_path: Path
+def test_a_killed_command_is_resumed_to_the_same_weights(
+    uninterrupted: tuple[Path, str], training_mail: Path, run: Callable[..., CommandResult], tmp_path: Path
 ) -> None:
     out, log = tmp_path / "run", tmp_path / "log"
     words = [*command(training_mail, out, "--engine", "transformers"), "--resume"]
@@ -139,20 +139,25 @@ def test_a_command_that_is_killed_is_resumed_and_says_later_that_it_is_at_its_en
     assert not (out / "final").exists()
     train(words, log)
     assert json.loads((out / "run.json").read_text())["attempt"] == 2
-    assert_same_weights(out / "final", undisturbed[0] / "final")
+    assert_same_weights(out / "final", uninterrupted[0] / "final")
 
     store = Store(str(tmp_path / "store"))
     late = run(*words[3:], "--set", f"output.checkpoints={store.uri}")
     assert late.status == 0, late.err
-    assert json.loads((out / "run.json").read_text())["attempt"] == 2, "at its end, it is not begun again"
-    (sent,) = store.list("checkpoints")
-    assert {each.path.partition("/")[0] for each in sent.files} >= {"checkpoint-3", "best_model", "final", "run.json"}
+    assert json.loads((out / "run.json").read_text())["attempt"] == 2, "a finished run is not started again"
+    (uploaded,) = store.list("checkpoints")
+    assert {each.path.partition("/")[0] for each in uploaded.files} >= {
+        "checkpoint-3",
+        "best_model",
+        "final",
+        "run.json",
+    }
 
 
 def test_a_step_is_kept_if_the_judge_of_its_episodes_fails(
     training_mail: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A step that was taken is not lost because its accuracy is missing; `test_kills.py` has the whole run."""
+    """Its accuracy is then missing. The whole run is in `test_kills.py`."""
     from gumshoe.training.grpo.run import Run
 
     monkeypatch.setenv("OPENAI_API_KEY", "none")
@@ -171,10 +176,8 @@ def test_a_step_is_kept_if_the_judge_of_its_episodes_fails(
             run._runner.finish(run._close())
 
 
-def test_the_mode_rollout_learns_from_injected_tokens_too_here_with_ruler_as_the_reward(
-    training_mail: Path, tmp_path: Path
-) -> None:
-    """Its judge is behind a real socket, and scores by length."""
+def test_mode_rollout_trains_on_injected_tokens(training_mail: Path, tmp_path: Path) -> None:
+    """The reward is RULER, with a judge behind a real socket that scores by length."""
     out = tmp_path / "run"
     with FakeVLLM(chat=says(by_length)) as judge:
         model = {"model": "base", "url": f"{judge.address}/v1", "cache": None}
@@ -188,15 +191,15 @@ def test_the_mode_rollout_learns_from_injected_tokens_too_here_with_ruler_as_the
     for step in found:
         assert set(step.rewards) == {"ruler"}
         assert 0 < step.reward_quantiles[0] < step.reward_quantiles[-1] <= 1
-        assert step.trainable_tokens > step.sampled_tokens * 8, "what was injected counts too"
-    assert has_learned(out / "final")
+        assert step.trainable_tokens > step.sampled_tokens * 8, "injected tokens count too"
+    assert is_changed(out / "final")
     best = Metadata.model_validate_json((out / "best_model" / "metadata.json").read_bytes()).step
     assert {each.name for each in out.glob("checkpoint-*")} == {f"checkpoint-{best}", "checkpoint-2"}
 
 
-def test_the_mode_simple_learns_from_first_turns_alone(training_mail: Path, tmp_path: Path) -> None:
+def test_mode_simple_trains_on_first_turns(training_mail: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    more = {"optimizer__max_steps": 2, "optimizer__gradient_accumulation_steps": 6}  # first turns are much the same
+    more = {"optimizer__max_steps": 2, "optimizer__gradient_accumulation_steps": 6}  # first turns hardly differ
     text = ForkedTrainer(spec_of(training_mail, out, mode="simple", **more), tmp_path / "log").finish()
     found = steps_of(out)
     assert [each.step for each in found] == [1, 2]
@@ -204,30 +207,30 @@ def test_the_mode_simple_learns_from_first_turns_alone(training_mail: Path, tmp_
     assert "| Acc - |" in line
     assert re.search(r"\| groups \d/6 \|", line)
     assert all(0 < each.trainable_tokens < each.tokens / 3 for each in found)
-    assert has_learned(out / "final")
+    assert is_changed(out / "final")
 
 
-def test_a_run_is_not_begun_over_another_nor_with_settings_that_cannot_be(
-    undisturbed: tuple[Path, str], training_mail: Path, run: Callable[..., Ran], tmp_path: Path
+def test_existing_runs_and_invalid_settings_are_rejected(
+    uninterrupted: tuple[Path, str], training_mail: Path, run: Callable[..., CommandResult], tmp_path: Path
 ) -> None:
-    def check_refused(code: str, value: object, out: Path, *more: str, **settings: object) -> None:
+    def check_rejected(code: str, value: object, out: Path, *more: str, **settings: object) -> None:
         ran = run(*command(training_mail, out, "--engine", "transformers", *more, **settings)[3:])
         assert (ran.status, ran.code) == (2, code), ran.err
         assert str(value) in ran.err
 
-    out, _ = undisturbed
-    check_refused("training.run-exists", out, out)
-    check_refused("settings.too-few-scenarios", "2 scenarios", tmp_path / "new", "--resume", data__train_size=1)
+    out, _ = uninterrupted
+    check_rejected("training.run-exists", out, out)
+    check_rejected("settings.too-few-scenarios", "2 scenarios", tmp_path / "new", "--resume", data__train_size=1)
     assert not (tmp_path / "new").exists()
     changed = "(data.eval_size, optimizer.learning_rate, the scenarios)"
     other = {"data__eval_size": 3, "optimizer__learning_rate": 1}
-    check_refused("training.other-settings", changed, out, "--resume", **other)
+    check_rejected("training.other-settings", changed, out, "--resume", **other)
 
 
-def test_a_directory_in_which_another_process_is_at_work_is_left_as_it_is(
-    undisturbed: tuple[Path, str], training_mail: Path, run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+def test_a_directory_in_use_is_not_changed(
+    uninterrupted: tuple[Path, str], training_mail: Path, run: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, _ = undisturbed
+    out, _ = uninterrupted
     from gumshoe.training.launch import supervisor
 
     monkeypatch.setattr(supervisor, "_LOCK_TIMEOUT", 0.3)
@@ -239,12 +242,10 @@ def test_a_directory_in_which_another_process_is_at_work_is_left_as_it_is(
     assert {each: each.stat().st_mtime_ns for each in out.rglob("*")} == before
 
 
-def test_a_run_in_which_nothing_goes_on_says_where_it_stands_and_ends_with_75(
-    training_mail: Path, tmp_path: Path
-) -> None:
+def test_a_stalled_run_writes_its_state_and_exits_with_75(training_mail: Path, tmp_path: Path) -> None:
     out, log = tmp_path / "run", tmp_path / "log"
     assert ForkedTrainer(spec_of(training_mail, out, output__stall_seconds=0.2), log).wait() == 75
     assert re.search(rf"0\.2 seconds; .*{re.escape(str(out))}.* \[training\.stalled\]$", log.read_text(), re.M)
     stalled = (out / "stalled.txt").read_text()
-    assert "After step 0; episodes: Progress(done=0" in stalled
+    assert "After step 0; episodes: RolloutProgress(done=0" in stalled
     assert "Thread 0x" in stalled

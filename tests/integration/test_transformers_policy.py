@@ -1,4 +1,4 @@
-"""The policy in this process: the same contract as vLLM's, and the same tokens for the same seeds."""
+"""The in-process policy: the same contract as vLLM's, and the same tokens for the same seeds."""
 
 import asyncio
 from pathlib import Path
@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from gumshoe.inference.transformers_policy import TransformersPolicy
 
 
-def sampled(policy: "TransformersPolicy", sampling: Sampling, seed: int = 0) -> list[Completion]:
-    """Return each prompt's continuation; the last is asked for first, after as many turns of the loop as it has
-    prompts before it."""
+def sample_here(policy: "TransformersPolicy", sampling: Sampling, seed: int = 0) -> list[Completion]:
+    """Return the continuation of each prompt; the later the prompt, the earlier it is requested."""
 
     async def one(number: int) -> Completion:
         member = policy.open_conversation()
@@ -44,7 +43,7 @@ def policy(model_directory: Path) -> "TransformersPolicy":
     return TransformersPolicy(model_directory)
 
 
-def test_whatever_goes_wrong_who_waits_is_told_and_the_next_turn_is_sampled(policy: "TransformersPolicy") -> None:
+def test_an_error_in_a_batch_is_raised_and_the_next_turn_works(policy: "TransformersPolicy") -> None:
     async def run() -> None:
         with policy.open_conversation() as member:
             with pytest.raises(IndexError):
@@ -54,7 +53,7 @@ def test_whatever_goes_wrong_who_waits_is_told_and_the_next_turn_is_sampled(poli
     asyncio.run(run())
 
 
-def test_conversations_that_all_end_before_a_batch_begins_leave_the_policy_as_it_was(
+def test_cancelling_before_a_batch_starts_has_no_effect_on_others(
     policy: "TransformersPolicy",
 ) -> None:
     async def run() -> None:
@@ -63,7 +62,7 @@ def test_conversations_that_all_end_before_a_batch_begins_leave_the_policy_as_it
         await asyncio.sleep(0)
         asked.cancel()
         member.leave()
-        for _ in range(100):  # more turns of the loop than a batch waits before it begins
+        for _ in range(100):  # longer than a batch waits before it starts
             await asyncio.sleep(0)
         with policy.open_conversation() as other:
             assert (await other.sample(PROMPTS[0], Sampling(max_tokens=4), stop_ids=[STOP], seed=1)).ids
@@ -71,8 +70,8 @@ def test_conversations_that_all_end_before_a_batch_begins_leave_the_policy_as_it
     asyncio.run(run())
 
 
-def test_cancelling_ends_a_batch_instead_of_waiting_for_its_tokens(policy: "TransformersPolicy") -> None:
-    """A batch is sampled in a thread, which `asyncio.run` waits for: here for minutes, if cancelling did not end it."""
+def test_cancelling_ends_a_batch(policy: "TransformersPolicy") -> None:
+    """A batch runs in a thread that `asyncio.run` waits for: for minutes here, if cancelling did not end it."""
 
     async def run() -> None:
         with policy.open_conversation() as member:
@@ -84,23 +83,27 @@ def test_cancelling_ends_a_batch_instead_of_waiting_for_its_tokens(policy: "Tran
     asyncio.run(run())
 
 
-def test_greedy_tokens_are_those_of_vllm(policy: "TransformersPolicy", vllm: SharedServer) -> None:
+def test_greedy_tokens_equal_those_of_vllm(policy: "TransformersPolicy", vllm: SharedServer) -> None:
     greedy = Sampling(0, max_tokens=24)
-    mine, theirs = sampled(policy, greedy), sample(vllm, greedy)
+    mine, theirs = sample_here(policy, greedy), sample(vllm, greedy)
     assert [each.ids for each in mine] == [each.ids for each in theirs]
     assert [each.finish for each in mine] == [each.finish for each in theirs]
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probabilities_are_those_of_the_model(policy: "TransformersPolicy", model: Any, temperature: float) -> None:
-    for prompt, completion in zip(PROMPTS, sampled(policy, Sampling(temperature, max_tokens=48)), strict=True):
+def test_logprobs_equal_those_of_the_model(policy: "TransformersPolicy", model: Any, temperature: float) -> None:
+    for prompt, completion in zip(PROMPTS, sample_here(policy, Sampling(temperature, max_tokens=48)), strict=True):
         assert completion.logprobs == pytest.approx(logprobs_of(model, prompt, completion.ids, temperature), abs=1e-3)
         assert completion.finish == ("stop" if completion.ids[-1] == STOP else "length")
 
 
-def test_the_same_seeds_give_the_same_tokens_to_the_bit_and_others_give_others(policy: "TransformersPolicy") -> None:
+def test_tokens_depend_on_the_seed(policy: "TransformersPolicy") -> None:
     settings = Sampling(1.0, max_tokens=32)
-    first, again, other = sampled(policy, settings), sampled(policy, settings), sampled(policy, settings, seed=99)
+    first, again, other = (
+        sample_here(policy, settings),
+        sample_here(policy, settings),
+        sample_here(policy, settings, seed=99),
+    )
     assert first == again
     assert [each.ids for each in first] != [each.ids for each in other]
 
@@ -108,21 +111,21 @@ def test_the_same_seeds_give_the_same_tokens_to_the_bit_and_others_give_others(p
 @pytest.mark.parametrize(
     "sampling", [Sampling(top_k=1), Sampling(top_p=1e-6), Sampling(min_p=1.0)], ids=["top_k", "top_p", "min_p"]
 )
-def test_what_leaves_one_token_is_greedy(policy: "TransformersPolicy", sampling: Sampling) -> None:
+def test_limits_that_leave_one_token_are_greedy(policy: "TransformersPolicy", sampling: Sampling) -> None:
     settings = Sampling(1.0, sampling.top_p, sampling.top_k, sampling.min_p, max_tokens=12)
-    found = sampled(policy, settings)
-    assert [each.ids for each in found] == [each.ids for each in sampled(policy, Sampling(0, max_tokens=12))]
+    found = sample_here(policy, settings)
+    assert [each.ids for each in found] == [each.ids for each in sample_here(policy, Sampling(0, max_tokens=12))]
     assert all(logprob == 0 for each in found for logprob in each.logprobs)
 
 
-def test_a_repetition_penalty_is_that_of_vllm(policy: "TransformersPolicy", vllm: SharedServer) -> None:
+def test_the_repetition_penalty_equals_that_of_vllm(policy: "TransformersPolicy", vllm: SharedServer) -> None:
     settings = Sampling(0, repetition_penalty=1.3, max_tokens=24)
-    mine, theirs = sampled(policy, settings), sample(vllm, settings)
+    mine, theirs = sample_here(policy, settings), sample(vllm, settings)
     assert [each.ids for each in mine] == [each.ids for each in theirs]
-    assert [each.ids for each in mine] != [each.ids for each in sampled(policy, Sampling(0, max_tokens=24))]
+    assert [each.ids for each in mine] != [each.ids for each in sample_here(policy, Sampling(0, max_tokens=24))]
 
 
-def test_an_adapter_changes_the_answers_as_it_does_in_vllm(
+def test_an_adapter_changes_the_output_as_in_vllm(
     model_directory: Path, adapter_directory: Path, vllm: SharedServer
 ) -> None:
     from gumshoe.inference.transformers_policy import TransformersPolicy
@@ -130,12 +133,12 @@ def test_an_adapter_changes_the_answers_as_it_does_in_vllm(
     greedy = Sampling(0, max_tokens=24)
     adapted = TransformersPolicy(model_directory, adapter_directory)
     with vllm.adapter(adapter_directory) as name:
-        mine, theirs = sampled(adapted, greedy), sample(vllm, greedy, name)
+        mine, theirs = sample_here(adapted, greedy), sample(vllm, greedy, name)
     assert [each.ids for each in mine] == [each.ids for each in theirs]
     assert {each.version for each in mine} == {f"{model_directory}#{adapter_directory}"}
 
 
-def test_a_directory_without_a_model_is_refused(tmp_path: Path) -> None:
+def test_a_directory_without_a_model_is_rejected(tmp_path: Path) -> None:
     from gumshoe.inference.transformers_policy import TransformersPolicy
 
     with raises("inference.model-not-loadable", tmp_path):

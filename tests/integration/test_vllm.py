@@ -1,4 +1,4 @@
-"""A real vLLM server: tokens are what was sampled, their probabilities are true, an adapter is the one asked for."""
+"""A real vLLM server: sampled tokens, their probabilities, and adapters."""
 
 import asyncio
 import os
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.ci
 
 PROMPTS = [[5, 9, 17, 33, 12], list(range(20, 220, 3)), [1, 100, 101, 102]]
 STOP = 2
-AT_ONCE = RequestLimits(backoff=0.1, patience=0)  # an adapter that is not there is not waited for
+AT_ONCE = RequestLimits(backoff=0.1, patience=0)  # do not wait for a missing adapter
 
 
 def sample(server: SharedServer | VLLMServer, sampling: Sampling, model: str = NAME) -> list[Completion]:
-    """Return each prompt's continuation."""
+    """Return the continuation of each prompt."""
 
     async def run() -> list[Completion]:
         async with VLLMPolicy([server.url], model, limits=AT_ONCE) as policy:
@@ -49,7 +49,7 @@ def logprobs_of(model: Any, prompt: list[int], ids: tuple[int, ...], temperature
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_log_probabilities_agree_with_the_model_s_own_whatever_its_files_say(
+def test_logprobs_ignore_sampling_defaults_in_the_model_files(
     vllm: SharedServer, model: Any, temperature: float
 ) -> None:
     """`generation_config.json` has temperature 0.1, top_p 0.5, top_k 3, a repetition penalty and other stop tokens."""
@@ -68,15 +68,13 @@ def check_logprobs(url: str, model: str) -> None:
     asyncio.run(run())
 
 
-def test_a_server_whose_log_probabilities_are_of_the_sampled_distribution_passes(vllm: SharedServer) -> None:
+def test_a_server_with_processed_logprobs_passes_the_check(vllm: SharedServer) -> None:
     check_logprobs(vllm.url, NAME)
 
 
 @pytest.mark.nightly
-def test_a_server_whose_log_probabilities_are_of_another_distribution_is_refused(
-    model_directory: Path, tmp_path: Path
-) -> None:
-    """Needs a server of its own, started with another `--logprobs-mode`."""
+def test_a_server_with_raw_logprobs_is_rejected(model_directory: Path, tmp_path: Path) -> None:
+    """The test needs its own server, started with another `--logprobs-mode`."""
     options = ServerOptions(max_model_len=1024, arguments=("--logprobs-mode", "raw_logprobs"))
     with (
         VLLMServer(model_directory, log=tmp_path / "log", options=options) as raw,
@@ -85,7 +83,7 @@ def test_a_server_whose_log_probabilities_are_of_another_distribution_is_refused
         check_logprobs(raw.url, "base")
 
 
-def test_greedy_sampling_takes_the_likeliest_token_each_time(vllm: SharedServer, model: Any) -> None:
+def test_greedy_sampling_takes_the_most_likely_token(vllm: SharedServer, model: Any) -> None:
     import torch
 
     for prompt, completion in zip(PROMPTS, sample(vllm, Sampling(0, max_tokens=16)), strict=True):
@@ -101,9 +99,7 @@ def unique(prefix: str) -> str:
     return f"{prefix}-{uuid.uuid4().hex[:12]}"
 
 
-def test_an_adapter_loaded_at_run_time_changes_the_answers_and_its_name_is_used_once(
-    attached: VLLMServer, adapter_directory: Path
-) -> None:
+def test_an_adapter_is_loaded_at_run_time_under_a_unique_name(attached: VLLMServer, adapter_directory: Path) -> None:
     greedy, name = Sampling(0, max_tokens=24), unique("run-1-policy-1")
     before = sample(attached, greedy)
     attached.load_adapter(name, adapter_directory)
@@ -120,9 +116,7 @@ def test_an_adapter_loaded_at_run_time_changes_the_answers_and_its_name_is_used_
         attached.load_adapter(name, adapter_directory)
 
 
-def test_an_adapter_made_here_says_what_it_says_in_peft_and_what_is_merged_of_it_says(
-    attached: VLLMServer, tmp_path: Path
-) -> None:
+def test_an_adapter_gives_the_same_tokens_in_vllm_peft_and_merged(attached: VLLMServer, tmp_path: Path) -> None:
     import torch
     from peft import PeftModel
     from safetensors.torch import load_file, save_file
@@ -133,7 +127,7 @@ def test_an_adapter_made_here_says_what_it_says_in_peft_and_what_is_merged_of_it
     from gumshoe.training.settings import resolve
 
     fast: Any = Qwen2ForCausalLM
-    whole = write_hostile_tiny(tmp_path / "float32")  # the same weights, which merging does not round to bfloat16
+    whole = write_hostile_tiny(tmp_path / "float32")  # the same weights in float32, so that merging does not round them
     fast.from_pretrained(whole, dtype=torch.float32).save_pretrained(whole)
     adapter, file = tmp_path / "adapter", tmp_path / "adapter" / "adapter_model.safetensors"
     adapter.mkdir()
@@ -165,7 +159,7 @@ def test_an_adapter_made_here_says_what_it_says_in_peft_and_what_is_merged_of_it
     attached.unload_adapter(name)
 
 
-def test_an_adapter_that_is_not_there_is_an_error(attached: VLLMServer, tmp_path: Path) -> None:
+def test_a_missing_adapter_is_an_error(attached: VLLMServer, tmp_path: Path) -> None:
     with raises("inference.adapter-rejected", "run-1-policy-9"):
         attached.load_adapter("run-1-policy-9", tmp_path)
     with raises("inference.model-not-served", "run-1-policy-9", "404"):
@@ -179,7 +173,7 @@ def test_an_adapter_that_is_not_there_is_an_error(attached: VLLMServer, tmp_path
         asyncio.run(check())
 
 
-def test_a_request_that_cannot_be_answered_is_an_error_of_infrastructure(vllm: SharedServer) -> None:
+def test_an_unusable_request_is_an_infrastructure_error(vllm: SharedServer) -> None:
     async def run() -> None:
         async with VLLMPolicy([vllm.url], NAME) as policy:
             await policy.sample([3] * (MAX_MODEL_LEN + 1), Sampling(max_tokens=8), stop_ids=[STOP], seed=0)
@@ -189,8 +183,8 @@ def test_a_request_that_cannot_be_answered_is_an_error_of_infrastructure(vllm: S
 
 
 @pytest.mark.nightly
-def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
-    """Needs a server of its own, which ends."""
+def test_a_server_that_fails_to_start_reports_why(tmp_path: Path) -> None:
+    """The test needs its own server, which ends."""
     (tmp_path / "no-model").mkdir()
     server = VLLMServer(tmp_path / "no-model", log=tmp_path / "server.log")
     with raises("inference.server-exited", tmp_path / "server.log", "no-model"), server:
@@ -198,8 +192,8 @@ def test_a_server_that_does_not_start_says_why(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_a_server_that_is_not_healthy_in_time_is_ended(model_directory: Path, tmp_path: Path) -> None:
-    """Needs a server of its own, which takes seconds to start and is given half a one."""
+def test_a_server_that_misses_its_start_deadline_is_ended(model_directory: Path, tmp_path: Path) -> None:
+    """The test needs its own server, which takes longer to start than its deadline."""
     server = VLLMServer(model_directory, log=tmp_path / "server.log", options=ServerOptions(start_deadline=0.5))
     with raises("inference.server-start-timeout", "0.5 seconds"), server:
         pass
@@ -207,25 +201,22 @@ def test_a_server_that_is_not_healthy_in_time_is_ended(model_directory: Path, tm
 
 
 @pytest.mark.nightly
-def test_a_server_that_is_still_starting_is_stopped_without_waiting_for_it(
-    model_directory: Path, tmp_path: Path
-) -> None:
-    """Needs a server of its own. Its modules alone may take a minute to load on a machine that has not read them yet,
-    and vLLM hears no SIGTERM until it has started."""
+def test_a_starting_server_is_stopped_at_once(model_directory: Path, tmp_path: Path) -> None:
+    """The test needs its own server. vLLM ignores SIGTERM until it has started, which may take a minute."""
     log = tmp_path / "server.log"
     server = VLLMServer(model_directory, log=log, options=ServerOptions(max_model_len=256))
     before = set(descendants(os.getpid()))
     with ThreadPoolExecutor(1) as thread:
         starting = thread.submit(server.__enter__)
         try:
-            # The guardian, the server, and the engine that it starts.
+            # The reaper, the server, and the engine that it starts.
             wait_until(lambda: starting.done() or len(set(descendants(os.getpid())) - before) > 2)
             started = set(descendants(os.getpid())) - before
         finally:
             server.stop()
         with raises("inference.server-exited"):
             starting.result()
-    assert len(started) >= 2, "the guardian, and the server"
+    assert len(started) >= 2, "the reaper, and the server"
     wait_until(lambda: not any(map(is_alive, started)))
 
 
@@ -240,15 +231,15 @@ with VLLMServer(sys.argv[1], log=Path(sys.argv[2]), options=ServerOptions(max_mo
 """
 
 
-def test_nothing_is_left_of_a_server_whose_parent_was_killed(model_directory: Path, tmp_path: Path) -> None:
-    """Needs a server of its own, to be orphaned."""
+def test_a_server_ends_if_its_parent_is_killed(model_directory: Path, tmp_path: Path) -> None:
+    """The test needs its own server, whose parent it kills."""
     arguments = [sys.executable, "-c", PARENT, str(model_directory), str(tmp_path / "server.log")]
     parent = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     try:
         assert parent.stdout is not None
         assert parent.stdout.readline() == "ready\n", (tmp_path / "server.log").read_text()
         started = descendants(parent.pid)
-        assert len(started) >= 3, "the guardian, the server, and what it starts"
+        assert len(started) >= 3, "the reaper, the server, and its engine"
     finally:
         parent.send_signal(signal.SIGKILL)
         parent.communicate()
@@ -279,11 +270,13 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def test_a_token_takes_as_many_bytes_of_its_cache_as_is_planned_for(vllm: SharedServer) -> None:
+def test_the_cache_size_per_token_equals_the_plan(vllm: SharedServer) -> None:
     from gumshoe.training.models.model_shape import read_shape
     from gumshoe.training.planning.memory_estimate import GIB, kv_bytes
 
-    said = re.search(r"KV cache size: ([\d,]+) tokens", vllm.log.read_text())
-    assert said is not None
+    found = re.search(r"KV cache size: ([\d,]+) tokens", vllm.log.read_text())
+    assert found is not None
     space = int(os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")) * GIB
-    assert int(said[1].replace(",", "")) == pytest.approx(space / kv_bytes(read_shape(str(vllm.model)), 4, 1), rel=0.01)
+    assert int(found[1].replace(",", "")) == pytest.approx(
+        space / kv_bytes(read_shape(str(vllm.model)), 4, 1), rel=0.01
+    )

@@ -1,4 +1,4 @@
-"""Small training runs on the tiny policy: as a user starts them, and as their trainer alone in a forked process."""
+"""Start small training runs on the tiny policy: with the command, or only their trainer, in a forked process."""
 
 import multiprocessing
 import os
@@ -21,7 +21,7 @@ from gumshoe.training.settings import resolve
 STEPS = 3
 SMALL: dict[str, Any] = {
     "rollouts.num_generations": 4,
-    "rollouts.temperature": 2,  # as configs/tiny.yaml has it: at 1 the answers to one question are much the same
+    "rollouts.temperature": 2,  # as in configs/tiny.yaml: at 1 the answers to a question hardly differ
     "optimizer.per_device_train_batch_size": 4,
     "optimizer.gradient_accumulation_steps": 2,
     "optimizer.learning_rate": 1e-3,
@@ -39,7 +39,7 @@ SMALL: dict[str, Any] = {
 
 
 def settings_with(**changes: Any) -> dict[str, Any]:
-    """Return the settings of a small run with some of them changed: `output__save_steps=2` is `output.save_steps`."""
+    """Return the settings of a small run with changes; `output__save_steps=2` sets `output.save_steps`."""
     return {**SMALL, **{name.replace("__", "."): value for name, value in changes.items()}}
 
 
@@ -51,7 +51,7 @@ def command(mail: Path, out: Path, *more: str, **settings: Any) -> list[str]:
 
 
 def start(words: list[str], log: Path, **environment: str) -> subprocess.Popen[bytes]:
-    """Start a command, whose output is added to a log."""
+    """Start a command, and append its output to a log."""
     with log.open("ab") as file:
         return subprocess.Popen(words, stdout=file, stderr=file, env={**os.environ, "COLUMNS": "200", **environment})
 
@@ -65,16 +65,16 @@ def train(words: list[str], log: Path, **environment: str) -> str:
 
 
 def spec_of(mail: Path, out: Path, **settings: Any) -> RunSpec:
-    """Return what `gumshoe train` would have the trainer of a small run do, sampling in its own process."""
+    """Return the specification of a small run as `gumshoe train` writes it, with rollouts in the trainer's process."""
     flags = {"model.name": "tiny", "rollouts.engine": "transformers", "output.directory": str(out)}
     resolved = resolve(None, flags | settings_with(**settings)).settings
     scenarios = str(mail / "scenarios.jsonl")
-    learned, chosen_on = load_splits(resolved, scenarios)
+    training, validation = load_splits(resolved, scenarios)
     return RunSpec(
         settings=resolved,
         index=mail / "index",
         scenarios=scenarios,
-        content=f"{learned.content} {chosen_on.content}",
+        content=f"{training.content} {validation.content}",
         searched=open_run_env(resolved, mail / "index").content,
         run="small",
         attempt=1,
@@ -83,18 +83,18 @@ def spec_of(mail: Path, out: Path, **settings: Any) -> RunSpec:
 
 @dataclass(frozen=True)
 class Kill:
-    """The instant at which a trainer sends itself a signal: when it enters one of its functions for the nth time."""
+    """The moment at which a trainer sends itself a signal: when it enters one of its functions for the nth time."""
 
     function: str
-    """In `gumshoe.training.grpo.run`, such as `AdapterWriter.complete`."""
+    """Name in `gumshoe.training.grpo.run`, such as `AdapterWriter.complete`."""
     time: int = 1
     signal: int = signal.SIGKILL
 
 
 class ForkedTrainer:
-    """The trainer's process of a run, forked from one that has imported all that it needs.
+    """The trainer process of a run without its supervisor, forked from a process that has imported everything.
 
-    It takes seconds less than `gumshoe train`, whose supervisor is left out.
+    It starts seconds faster than `gumshoe train`.
     """
 
     def __init__(self, spec: RunSpec, log: Path, kill: Kill | None = None, **environment: str) -> None:
@@ -109,24 +109,24 @@ class ForkedTrainer:
         self.log = log
 
     def wait(self) -> int:
-        """Wait for its end and return its exit status; that of a signal is negative."""
+        """Wait until the process ends, and return its exit status; it is negative for a signal."""
         self.process.join()
         status = self.process.exitcode
         assert status is not None
         return status
 
     def finish(self) -> str:
-        """Wait for its end, check that it succeeded, and return what it printed."""
+        """Wait until the process ends, check that it succeeded, and return its output."""
         assert self.wait() == 0, self.log.read_text()[-3000:]
         return self.log.read_text()
 
     def poll(self) -> int | None:
-        """Return its exit status, or None while it runs."""
+        """Return the exit status, or None while the process runs."""
         return self.process.exitcode
 
 
 def _train(spec: Path, log: Path, kill: Kill | None, environment: dict[str, str]) -> None:
-    """Be a trainer's process."""
+    """Run as a trainer process."""
     with log.open("ab") as output:
         for descriptor in (1, 2):
             os.dup2(output.fileno(), descriptor)
@@ -145,14 +145,14 @@ def _signal_on_entering(module: Any, kill: Kill) -> None:
         owner = getattr(owner, each)
     original, entered = getattr(owner, name), 0
 
-    def replaced(*arguments: Any, **named: Any) -> Any:
+    def replacement(*arguments: Any, **named: Any) -> Any:
         nonlocal entered
         entered += 1
         if entered == kill.time:
             os.kill(os.getpid(), kill.signal)
         return original(*arguments, **named)
 
-    setattr(owner, name, replaced)
+    setattr(owner, name, replacement)
 
 
 def load_weights(adapter: Path) -> dict[str, Any]:
@@ -162,16 +162,16 @@ def load_weights(adapter: Path) -> dict[str, Any]:
     return dict(load_file(adapter / "adapter_model.safetensors"))
 
 
-def learned(adapter: Path) -> Any:
-    """Return all that was zero before the first step, as one vector."""
+def load_update(adapter: Path) -> Any:
+    """Return the weights that were 0 before the first step, as one vector."""
     import torch
 
     return torch.cat([value.flatten() for name, value in sorted(load_weights(adapter).items()) if "lora_B" in name])
 
 
-def has_learned(adapter: Path) -> bool:
-    """Tell whether an adapter has changed since it was made."""
-    return bool(learned(adapter).abs().max() > 0)
+def is_changed(adapter: Path) -> bool:
+    """Return True if an adapter has changed since it was created."""
+    return bool(load_update(adapter).abs().max() > 0)
 
 
 def assert_same_weights(one: Path, other: Path) -> None:
@@ -186,16 +186,16 @@ def steps_of(out: Path) -> list[StepRecord]:
     return [each for each in read_records(out / "metrics.jsonl") if isinstance(each, StepRecord)]
 
 
-def first_drawn(out: Path) -> list[tuple[str, ...]]:
-    """Return what each step of two groups worked on first, whatever taught nothing."""
+def scenarios_of_first_draws(out: Path) -> list[tuple[str, ...]]:
+    """Return the scenarios of the first draw of each step, which has two groups."""
     return [each.scenarios[:2] for each in steps_of(out)]
 
 
-def started_programs(process: subprocess.Popen[bytes], module: str) -> list[psutil.Process]:
-    """Return what a command started of a module, oldest first, without the guardians."""
+def find_processes(process: subprocess.Popen[bytes], module: str) -> list[psutil.Process]:
+    """Return the processes of a module that a command started, oldest first, without the reapers."""
     found = []
     for each in psutil.Process(process.pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+        with suppress(psutil.NoSuchProcess):  # the process has ended
             words: Sequence[str] = each.cmdline()
             found += [each] * (module in " ".join(words) and "reaper" not in " ".join(words))
     return found

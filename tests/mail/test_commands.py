@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.mail.mailbox import make_index, record, write_jsonl
 
 ANN, BOB = "ann@example.com", "bob@example.com"
-Run = Callable[..., Ran]
+Run = Callable[..., CommandResult]
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,9 @@ from gumshoe.mail.build import MailBuildOptions, build_mail_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.message import ParsedMessage, to_datetime
 from gumshoe.mail.sources import open_source, parse_record
-from tests.conftest import free_port
+from tests.conftest import find_free_port
 from tests.errors import raises
-from tests.http_server import serving
+from tests.http_server import run_server
 from tests.mail.mailbox import record
 
 QUICK = settings(derandomize=True, deadline=None, database=None)
@@ -784,7 +784,7 @@ def hub() -> Iterator[str]:
     HubHandler.files.update(
         (f"data/train-0000{number}.parquet", data) for number, data in enumerate(parquet(range(1, 4), range(4, 6)))
     )
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)) as address:
+    with run_server(ThreadingHTTPServer(("127.0.0.1", 0), HubHandler)) as address:
         try:
             yield address
         finally:
@@ -850,7 +850,7 @@ def test_a_dataset_that_cannot_be_loaded_is_reported_quickly(
 def test_without_network_only_local_datasets_are_read(tmp_path: Path) -> None:
     write(tmp_path, {"mail/train.parquet": parquet(range(1, 4))[0]})
     here, there = f"hf:{tmp_path}/mail", "hf:acme/mail"
-    found = read_datasets([here, there], tmp_path / "home", f"http://127.0.0.1:{free_port()}")
+    found = read_datasets([here, there], tmp_path / "home", f"http://127.0.0.1:{find_free_port()}")
     assert (found[here].items, found[here].error) == (rows(1, 2, 3), "")
     assert (found[there].code, found[there].status) == ("sources.hub-unavailable", 75)
     assert found[there].error.startswith("hf:acme/mail: ")

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from tests.conftest import missing
+from tests.conftest import skip_missing
 
 Object = dict[str, Any]
 MANIFESTS = Path(__file__).parents[2] / "manifests"
@@ -27,7 +27,7 @@ def components() -> list[str]:
 
 
 def build_overlay(directory: Path) -> str:
-    kubectl = shutil.which("kubectl") or missing("kubectl (1.25 or later)")
+    kubectl = shutil.which("kubectl") or skip_missing("kubectl (1.25 or later)")
     done = subprocess.run([kubectl, "kustomize", directory], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

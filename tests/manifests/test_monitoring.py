@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.conftest import free_port, missing
+from tests.conftest import find_free_port, skip_missing
 from tests.manifests.kustomize import MANIFESTS, of_kind, overlay, selects
 from tests.manifests.test_manifests import runtime_pod
 
@@ -32,7 +32,7 @@ def promtool(tmp_path: Path) -> str:
     (tmp_path / "rules.yaml").write_text(
         yaml.safe_dump(of_kind(overlay("prod"), "PrometheusRule")["gumshoe-training"]["spec"])
     )
-    return shutil.which("promtool") or missing("promtool (of the Debian package prometheus)")
+    return shutil.which("promtool") or skip_missing("promtool (of the Debian package prometheus)")
 
 
 def test_alerts_are_valid_and_have_runbooks(promtool: str, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_alerts_are_valid_and_have_runbooks(promtool: str, tmp_path: Path) -> No
 
 def test_alerts_and_dashboard_use_exported_metrics() -> None:
     from gumshoe.training.metrics_exporter import MetricsExporter
-    from tests.training.test_metrics_exporter import scraped
+    from tests.training.test_metrics_exporter import scrape
     from tests.training.test_records import evaluation, step
 
     board = json.loads((HERE / "dashboard.json").read_text())
@@ -60,13 +60,13 @@ def test_alerts_and_dashboard_use_exported_metrics() -> None:
     queries += [each["query"] for each in board["templating"]["list"]]
     text = re.sub(r'"[^"]*"|\{\{|by \([^)]*\)', "", " ".join(queries))
     named = set(re.findall(r"\b(?:gumshoe_|vllm:|kube_|kueue_|up\b)\w*", text))
-    with MetricsExporter(free_port(), 3, [step(1), evaluation(1)]) as exporter:
-        trainer = {name.partition(":")[0] for name in scraped(exporter.port)}
+    with MetricsExporter(find_free_port(), 3, [step(1), evaluation(1)]) as exporter:
+        trainer = {name.partition(":")[0] for name in scrape(exporter.port)}
     assert {each for each in named if each.startswith("gumshoe_")} <= trainer | LOADER
     assert {each for each in named if not each.startswith(("gumshoe_", "vllm:"))} <= OTHERS
     where = find_spec("vllm")
     if where is None or where.origin is None:
-        missing("vLLM (the CPU build comes with `make install` on Linux)")
+        skip_missing("vLLM (the CPU build comes with `make install` on Linux)")
     loggers = (Path(str(where.origin)).parent / "v1" / "metrics" / "loggers.py").read_text()
     assert all(f'"{each.removesuffix("_total")}"' in loggers for each in named if each.startswith("vllm:"))
 

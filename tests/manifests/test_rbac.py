@@ -14,7 +14,7 @@ from gumshoe.cluster.kubernetes_api import Cluster
 from tests.cluster import fake_kubernetes as kubernetes
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
 from tests.cluster.test_deploy import AGENT, BASE, publish
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.errors import raises
 from tests.manifests.access import Access, list_allowed, record_access
 from tests.manifests.kustomize import OVERLAYS, of_kind, overlay
@@ -97,7 +97,7 @@ def test_the_deploy_role_allows_exactly_what_deployments_use(
 
 
 def test_the_operate_role_allows_exactly_what_the_commands_use(
-    run: Callable[..., Ran], cluster: FakeKubernetes, controllers: Controllers, store: Store
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, store: Store
 ) -> None:
     from gumshoe_pipelines.watch import view_pods
 

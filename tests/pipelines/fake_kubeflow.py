@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from tests.http_server import Request, misbehaving
+from tests.http_server import ReceivedRequest, run_faulty_server
 
 if TYPE_CHECKING:
     import kfp_server_api as api
@@ -106,7 +106,7 @@ def fake_kubeflow() -> Iterator[FakeKubeflow]:
 
     fake = FakeKubeflow()
 
-    def answer(request: Request, fault: str) -> tuple[int, str, bytes]:
+    def answer(request: ReceivedRequest, fault: str) -> tuple[int, str, bytes]:
         fake.requests.append(f"{request.method} {request.path}")
         found: Any
         if fault in ("reset", "hang"):
@@ -124,6 +124,6 @@ def fake_kubeflow() -> Iterator[FakeKubeflow]:
         client = kubernetes.ApiClient() if type(found).__module__.startswith("kubernetes") else api.ApiClient()
         return status, "application/json", json.dumps(client.sanitize_for_serialization(found)).encode()
 
-    with misbehaving(fake.faults, answer) as url:
+    with run_faulty_server(fake.faults, answer) as url:
         fake.url = url
         yield fake

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gumshoe.rollouts.trajectory import Trajectory
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.inference import fake_vllm
 from tests.inference.fake_vllm import FakeVLLM, status, together
 from tests.rewards.chat_judge import by_length, late, says, shown, verdict
@@ -18,7 +18,7 @@ from tests.rewards.test_reward import episode
 from tests.scenarios.questions import question, scenario, write_questions
 from tests.waiting import Clock
 
-Run = Callable[..., Ran]
+Run = Callable[..., CommandResult]
 
 
 def of(number: int, answer: str | None, sample: int = 0, said: str = "a", **noted: Any) -> Trajectory:

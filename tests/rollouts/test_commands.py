@@ -17,7 +17,7 @@ import pytest
 
 from gumshoe.cli import main
 from gumshoe.rollouts.writer import RolloutOptions, read_trajectories, run_to_file
-from tests.conftest import Ran, free_port
+from tests.conftest import CommandResult, find_free_port
 from tests.errors import raises
 from tests.inference.fake_vllm import (
     Exchange,
@@ -35,7 +35,7 @@ from tests.rollouts.conversations import QWEN2_5, make_tokenizer
 from tests.scenarios.questions import about_documents, question, write_questions
 from tests.waiting import wait_until
 
-Run = Callable[..., Ran]
+Run = Callable[..., CommandResult]
 COUNT = 6
 
 
@@ -496,7 +496,7 @@ def test_an_index_that_cannot_be_read_is_an_error_without_a_traceback(
 
 
 def test_an_unreachable_server_exits_with_75(run: Run, place: Place, tmp_path: Path) -> None:
-    address = f"http://127.0.0.1:{free_port()}"
+    address = f"http://127.0.0.1:{find_free_port()}"
     ran = run(*options(place, tmp_path / "t.jsonl", f"vllm:{address}"))
     assert (ran.status, ran.code) == (75, "inference.server-unreachable")
     assert address in ran.err

@@ -27,7 +27,7 @@ from gumshoe.rollouts.episode import ChatSession, EpisodeLimits, TokenChatSessio
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Group, Segment, Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from tests.conftest import free_port
+from tests.conftest import find_free_port
 from tests.inference.fake_vllm import (
     Act,
     Exchange,
@@ -444,7 +444,7 @@ def test_real_episodes_search_read_and_answer(chat: ChatFormat, index: MailIndex
 
 
 def test_a_killed_and_restarted_server_costs_no_group(chat: ChatFormat, index: MailIndex) -> None:
-    server = ServerProcess(free_port(), delay=0.02)
+    server = ServerProcess(find_free_port(), delay=0.02)
     patient = RequestLimits(HOUR, connect=HOUR, attempts=6, backoff=0.2, patience=HOUR)
     server.start()
 

@@ -17,9 +17,9 @@ import pytest
 from gumshoe.artifacts.hub import ModelLocation, find_model
 from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.inference.transformers_policy import TransformersPolicy
-from tests.conftest import free_port
+from tests.conftest import find_free_port
 from tests.errors import raises
-from tests.http_server import serving
+from tests.http_server import run_server
 from tests.inference.fake_vllm import write_tokenizer
 
 # huggingface_hub reads its settings on import, so each look-up needs its own process.
@@ -82,7 +82,7 @@ class _Hub(BaseHTTPRequestHandler):
 def hub() -> Iterator[str]:
     """Yield the address of a fake hub."""
     _Hub.stopped.clear()
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), _Hub)) as address:
+    with run_server(ThreadingHTTPServer(("127.0.0.1", 0), _Hub)) as address:
         try:
             yield address
         finally:
@@ -130,7 +130,7 @@ def test_a_name_unknown_to_the_hub_is_reported_at_once(home: Path) -> None:
 
 
 def test_without_a_network_only_names_in_the_cache_are_found(home: Path) -> None:
-    place = f"http://127.0.0.1:{free_port()}"
+    place = f"http://127.0.0.1:{find_free_port()}"
     cached, *wrong = look(home, place, "find=acme/cached", *WRONG)
     assert cached.found is True
     for each in wrong:
@@ -153,7 +153,7 @@ def test_offline_the_hub_is_not_called(home: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.parametrize("settings", [{}, {"HF_HUB_OFFLINE": "1"}], ids=["no network", "offline"])
 def test_a_tokenizer_in_the_cache_is_loaded_without_the_hub(home: Path, settings: dict[str, str]) -> None:
-    (tokenizer,) = look(home, f"http://127.0.0.1:{free_port()}", "tokenizer=acme/cached", **settings)
+    (tokenizer,) = look(home, f"http://127.0.0.1:{find_free_port()}", "tokenizer=acme/cached", **settings)
     assert tokenizer.found == 259
 
 

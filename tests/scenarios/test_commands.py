@@ -10,11 +10,11 @@ import pytest
 
 from gumshoe.scenarios.check import Problem
 from gumshoe.scenarios.sources import load_scenarios
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import BOB, about_documents, ids, question, write_questions
 
-Run = Callable[..., Ran]
+Run = Callable[..., CommandResult]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from gumshoe.documents.index import DocumentIndex
 from gumshoe.scenarios.check import check_scenarios
 from gumshoe.scenarios.sources import load_scenarios, read_scenarios
 from gumshoe.scenarios.splitting import split_scenarios
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.documents.collection import LEXICAL, make_index, read_documents
 from tests.errors import raises
 from tests.scenarios.questions import write_questions
@@ -74,7 +74,7 @@ def test_a_repeated_question_has_all_answers_and_pages(tmp_path: Path) -> None:
     assert second.question == "Why?"
 
 
-def test_records_without_an_answer_are_counted(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_records_without_an_answer_are_counted(run: Callable[..., CommandResult], tmp_path: Path) -> None:
     own = {"id": "own", "question": "Who?", "answer": "Ann", "document_ids": ["d1"], "split": "test"}
     lines = [record(1), hub_record(2, answer=None), own, record(3, answer=" "), record(4, answer="a b c d e")]
     source = write_questions(tmp_path / "q.jsonl", lines)

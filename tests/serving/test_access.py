@@ -17,9 +17,9 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.errors import check_error
-from tests.http_server import serving
+from tests.http_server import run_server
 from tests.inference.fake_vllm import FakeVLLM
 from tests.serving.agent_server import (
     ANN,
@@ -99,7 +99,7 @@ class Provider:
 @pytest.fixture(scope="module")
 def provider() -> Iterator[tuple[Provider, str]]:
     made = Provider()
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), JwksHandler)) as address:
+    with run_server(ThreadingHTTPServer(("127.0.0.1", 0), JwksHandler)) as address:
         yield made, address
 
 
@@ -176,7 +176,7 @@ def test_a_key_can_read_its_inboxes_only(ask: Ask, keys: Keys) -> None:
 
 
 def test_a_key_file_contains_only_hashes_and_is_validated(
-    place: ServerFiles, tmp_path: Path, run: Callable[..., Ran]
+    place: ServerFiles, tmp_path: Path, run: Callable[..., CommandResult]
 ) -> None:
     file = tmp_path / "keys.yaml"
     made = run("serve-key", file, "app", "--inbox", ANN, "--inbox", "*@example.com")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gumshoe.artifacts.store import Store
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.inference.fake_vllm import FakeVLLM, decoded
 from tests.serving.agent_server import ANN, AgentProcess, ServerClient, ServerFiles, add_key, code_of, start_server
 from tests.serving.in_process import make_settings, model_settings, serve_in_thread
@@ -185,7 +185,7 @@ def test_the_page_hides_inbox_and_date_and_shows_documents(
         expect(tab.locator("#sources a")).to_have_text("https://example.com/19")
 
 
-def test_gumshoe_ask_needs_no_inbox_for_documents(library: AgentProcess, run: Callable[..., Ran]) -> None:
+def test_gumshoe_ask_needs_no_inbox_for_documents(library: AgentProcess, run: Callable[..., CommandResult]) -> None:
     ran = run("ask", "What is in 7?", "--url", library.url, "--key", library.key)
     assert (ran.status, ran.out.splitlines()[0]) == (0, "Body of document 7"), ran.err
     assert f"{TITLES[7]} d7 https://example.com/7" in ran.out

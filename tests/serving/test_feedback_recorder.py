@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gumshoe.artifacts.store import Store
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.inference.fake_vllm import FakeVLLM
 from tests.serving.agent_server import (
     ANN,
@@ -40,7 +40,7 @@ def test_nothing_is_recorded_by_default(server: AgentProcess) -> None:
 
 
 def test_feedback_becomes_scenarios_and_episodes_become_trajectories(
-    place: ServerFiles, model: FakeVLLM, s3_bucket: str, tmp_path: Path, run: Callable[..., Ran]
+    place: ServerFiles, model: FakeVLLM, s3_bucket: str, tmp_path: Path, run: Callable[..., CommandResult]
 ) -> None:
     from gumshoe.rollouts.writer import read_trajectories
     from gumshoe.scenarios.sources import load_scenarios
@@ -143,7 +143,7 @@ def test_records_survive_a_failing_store(
 
 
 def test_the_index_is_fetched_from_the_store_and_verified(
-    place: ServerFiles, model: FakeVLLM, tmp_path: Path, run: Callable[..., Ran]
+    place: ServerFiles, model: FakeVLLM, tmp_path: Path, run: Callable[..., CommandResult]
 ) -> None:
     store = Store(str(tmp_path / "store"))
     store.publish(place.index, "mail-indexes", "one")

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.conftest import free_port
+from tests.conftest import find_free_port
 from tests.inference.fake_vllm import (
     Act,
     FakeVLLM,
@@ -551,7 +551,7 @@ def test_an_unreachable_chat_model_makes_the_server_unready(
     place: ServerFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "none")
-    model = ServerProcess(free_port())
+    model = ServerProcess(find_free_port())
     model.start()
     try:
         with serve_in_thread(make_settings(place, model={"policy": f"chat:base@{model.address}/v1"})) as server:

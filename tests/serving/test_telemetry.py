@@ -4,7 +4,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.http_server import serving
+from tests.http_server import run_server
 from tests.inference.fake_vllm import FakeVLLM, decoded
 from tests.serving.agent_server import ServerFiles, question_body, start_server
 
@@ -32,7 +32,7 @@ def test_an_episode_is_a_span_in_the_caller_s_trace(place: ServerFiles, model: F
 
     policy = f"vllm:{model.address}#adapter"
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Collector)) as collector:
+    with run_server(ThreadingHTTPServer(("127.0.0.1", 0), Collector)) as collector:
         with start_server(place, policy, tmp_path / "log", "--open", OTEL_EXPORTER_OTLP_ENDPOINT=collector) as server:
             assert server.client.post("/invoke", json=question_body(7), headers=headers).is_success
             model.inject(lambda exchange: exchange.reply({"message": decoded(exchange.request["prompt"])}, 400))

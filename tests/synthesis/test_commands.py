@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 
-Command = Callable[..., Ran]
+Command = Callable[..., CommandResult]
 SMALL = ["synthesize", "mail", "--seed", 4, "--mailboxes", 3, "--messages", 150]
 
 

@@ -19,7 +19,7 @@ from gumshoe.scenarios.splitting import overlap_keys
 from gumshoe.synthesis.difficulty import LEVELS, Level
 from gumshoe.synthesis.entries import load_subject_kinds
 from gumshoe.synthesis.reference_work import MAX_DOCUMENTS, SyntheticDocuments, synthesize_documents, write_documents
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.documents.collection import LEXICAL
 from tests.errors import raises
 from tests.synthesis.conftest import run_program
@@ -216,7 +216,7 @@ def test_the_smallest_work_works(level: Level) -> None:
     assert {scenario.split for scenario in made.scenarios} == {"train", "validation", "test"}
 
 
-def test_the_commands_generate_index_check_and_split_documents(run: Callable[..., Ran], tmp_path: Path) -> None:
+def test_the_commands_generate_index_check_and_split_documents(run: Callable[..., CommandResult], tmp_path: Path) -> None:
     place, words = tmp_path / "made", ["synthesize", "documents", "--seed", 4, "--documents", 120]
     made = run(*words, "--out", place)
     assert made.status == 0, made.err

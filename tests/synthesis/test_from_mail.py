@@ -24,7 +24,7 @@ from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.from_mail import QuestionReport, drop_near_duplicates, open_questions
 from gumshoe.synthesis.mailboxes import synthesize_mail, write_mail
 from gumshoe.synthesis.question_writer import SOLVE, STYLES, QuestionSettings
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.errors import raises
 from tests.inference import fake_vllm
 from tests.inference.fake_vllm import FakeVLLM, choice, raw, status
@@ -33,7 +33,7 @@ from tests.rewards.chat_judge import late, says, shown, verdict
 from tests.scenarios.questions import scenario
 from tests.waiting import Clock, wait_until
 
-Run = Callable[..., Ran]
+Run = Callable[..., CommandResult]
 Request = dict[str, Any]
 BOB, CAROL = "bob@example.com", "carol@example.com"
 DAYS = 20  # days of each inbox in the index, with one message per day

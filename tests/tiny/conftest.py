@@ -1,4 +1,4 @@
-"""Practice in one invented company, played once for all tests."""
+"""Episodes of the scripted expert in one synthetic company, generated once for all tests."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,49 +9,52 @@ from gumshoe.tiny.episode_generator import EPISODES, SKILLS, EpisodeExample, Epi
 
 
 @dataclass(frozen=True)
-class Played:
-    """The expert's episodes of a company."""
+class PracticeEpisodes:
+    """The expert's episodes in a company."""
 
     company: PracticeCompany
     tokenizer: Any
-    lessons: list[EpisodeExample]
-    """Of whole episodes, with errors."""
+    episodes: list[EpisodeExample]
+    """Whole episodes, with errors."""
     skills: list[EpisodeExample]
-    """Parts of episodes mostly, without any."""
+    """Mostly parts of episodes, without errors."""
 
     @property
     def whole(self) -> list[tuple[EpisodeExample, str]]:
-        """Those that go on to the answer, with their texts."""
-        return [(lesson, self.text(lesson)) for lesson in self.lessons if lesson.is_whole]
+        """Episodes that go on to the answer, with their texts."""
+        return [(episode, self.text(episode)) for episode in self.episodes if episode.is_whole]
 
-    def text(self, lesson: EpisodeExample) -> str:
-        """With the company's own domain."""
-        text = str(self.tokenizer.decode(list(lesson.example.ids), skip_special_tokens=False))
-        return text.replace(lesson.domain, self.company.domain)
+    def text(self, episode: EpisodeExample) -> str:
+        """Return the text of an episode, with the company's own domain."""
+        text = str(self.tokenizer.decode(list(episode.example.ids), skip_special_tokens=False))
+        return text.replace(episode.domain, self.company.domain)
 
 
 @pytest.fixture(scope="session")
-def played(tmp_path_factory: pytest.TempPathFactory) -> Played:
+def practice(tmp_path_factory: pytest.TempPathFactory) -> PracticeEpisodes:
     from gumshoe.tiny.maker import practice_texts, train_tokenizer
 
     company = PracticeCompany.invent(5, "normal", tmp_path_factory.mktemp("company"), mailboxes=12, messages=3600)
     tokenizer = train_tokenizer(practice_texts([company]), 2048)
-    practice = EpisodeGenerator(tokenizer, 1)
-    episodes = list(practice.generate(company, EPISODES, errs=True))
-    return Played(company, tokenizer, episodes, list(practice.generate(company, SKILLS, errs=False)))
+    generator = EpisodeGenerator(tokenizer, 1)
+    episodes = list(generator.generate(company, EPISODES, makes_errors=True))
+    skills = list(generator.generate(company, SKILLS, makes_errors=False))
+    return PracticeEpisodes(company, tokenizer, episodes, skills)
 
 
 @pytest.fixture(scope="session")
-def taught(played: Played, tmp_path_factory: pytest.TempPathFactory) -> list[Played]:
-    """Whole episodes in companies of every difficulty, as often as the tiny policy sees each."""
+def practice_by_level(practice: PracticeEpisodes, tmp_path_factory: pytest.TempPathFactory) -> list[PracticeEpisodes]:
+    """Return whole episodes in one company of each difficulty, in the proportions of the tiny policy's training."""
     from gumshoe.tiny.maker import LEVELS
 
-    practice = EpisodeGenerator(played.tokenizer, 1)
+    generator = EpisodeGenerator(practice.tokenizer, 1)
     companies = [
         PracticeCompany.invent(20 + number, level, tmp_path_factory.mktemp("company"))
         for number, level in enumerate(LEVELS)
     ]
     return [
-        Played(company, played.tokenizer, list(practice.generate(company, EPISODES, errs=True)), [])
+        PracticeEpisodes(
+            company, practice.tokenizer, list(generator.generate(company, EPISODES, makes_errors=True)), []
+        )
         for company in companies
     ]

@@ -1,4 +1,4 @@
-"""The expert's episodes: proper calls, real results, and errors of several kinds."""
+"""Episodes of the scripted expert: proper calls, real results, and errors of several kinds."""
 
 import json
 import re
@@ -28,13 +28,13 @@ from gumshoe.tiny.episode_generator import (
     replace_ids,
 )
 from gumshoe.training.sft.scripted_expert import MAIL, ErrorKind, ScriptedExpert, parse_hits
-from tests.tiny.conftest import Played
+from tests.tiny.conftest import PracticeEpisodes
 
-pytestmark = pytest.mark.group("practice")  # it takes seconds to play
+pytestmark = pytest.mark.group("practice")  # generating the episodes takes seconds
 
 
-class Never(Rng):
-    """Nothing ever goes wrong."""
+class NeverRng(Rng):
+    """Return False for every chance, so that the expert makes no error."""
 
     def chance(self, probability: float) -> bool:  # noqa: ARG002
         return False
@@ -44,32 +44,32 @@ TURN = re.compile(r"<\|im_start\|>assistant\n(.*?)<\|im_end\|>", re.S)
 RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.S)
 
 
-def calls_in(text: str) -> list[Call]:
+def parse_calls(text: str) -> list[Call]:
     return [parse_call(turn) for turn in TURN.findall(text)]
 
 
-def in_vain(lesson: EpisodeExample, calls: list[Call]) -> int:
-    """How many searches for words cut short an episode begins with."""
-    words = set(re.findall(r"[\w'\u2019-]+", lesson.scenario.question))
-    keywords = [call.arguments.get("keywords", lesson.scenario.question.split()) for call in calls]
+def count_truncated_searches(episode: EpisodeExample, calls: list[Call]) -> int:
+    """Return the number of searches for truncated words at the start of an episode."""
+    words = set(re.findall(r"[\w'\u2019-]+", episode.scenario.question))
+    keywords = [call.arguments.get("keywords", episode.scenario.question.split()) for call in calls]
     return next(place for place, found in enumerate(keywords) if words & set(" ".join(found).split()))
 
 
-def test_every_turn_is_one_call_that_a_tool_takes_and_the_last_is_the_answer(played: Played) -> None:
-    for _, text in played.whole:
-        calls = calls_in(text)
+def test_every_turn_is_one_call_and_the_last_is_the_answer(practice: PracticeEpisodes) -> None:
+    for _, text in practice.whole:
+        calls = parse_calls(text)
         assert 2 <= len(calls) <= MAX_TURNS
         assert [call.name for call in calls].index("return_final_answer") == len(calls) - 1
         assert len(RESULT.findall(text)) == len(calls) - 1
 
 
-def test_the_tools_of_mail_and_of_documents_are_practised(played: Played) -> None:
-    names = Counter(call.name for _, text in played.whole for call in calls_in(text))
+def test_episodes_use_the_tools_of_mail_and_of_documents(practice: PracticeEpisodes) -> None:
+    names = Counter(call.name for _, text in practice.whole for call in parse_calls(text))
     assert set(names) == {"search_inbox", "read_email", "search_documents", "read_document", "return_final_answer"}
     assert min(names.values()) > 30
 
 
-def test_ids_of_another_form_change_nothing_else_and_lead_to_the_same_messages() -> None:
+def test_replacing_ids_changes_nothing_else() -> None:
     mail = synthesize_mail(11, 3, 120)
     other = replace_ids(mail, "#######.#############.JavaMail.root", Rng(1))
     assert all(re.fullmatch(r"<\d{7}\.\d{13}\.JavaMail\.root@[\w.]+>", each["message_id"]) for each in other.messages)
@@ -82,7 +82,7 @@ def test_ids_of_another_form_change_nothing_else_and_lead_to_the_same_messages()
         assert after.model_copy(update={"message_ids": before.message_ids}) == before
 
 
-def test_some_companies_have_ids_of_another_form(tmp_path: Path) -> None:
+def test_some_companies_have_ids_of_another_pattern(tmp_path: Path) -> None:
     companies = [PracticeCompany.invent(seed, "easy", tmp_path / str(seed), messages=120) for seed in range(12)]
     of_a_word = [re.fullmatch(r"<[a-z]{8}@\S+>", each.mail.messages[0]["message_id"]) for each in companies]
     assert {bool(each) for each in of_a_word} == {True, False}
@@ -92,129 +92,136 @@ def test_some_companies_have_ids_of_another_form(tmp_path: Path) -> None:
                 assert company.index.read(str(scenario.inbox_address), source).message_id == source
 
 
-@pytest.mark.parametrize("form", [*dict.fromkeys(SKILLS), *EPISODES])
-def test_each_question_is_practised_in_its_forms(form: EpisodeFormat, played: Played) -> None:
-    """With all that the agent would see, or less."""
-    asked = sum(not form.kinds or each.kind in form.kinds for each in played.company.mail.scenarios)
-    for forms, every in ((SKILLS, played.skills), (EPISODES, played.lessons)):
-        lessons = [lesson for lesson in every if lesson.format == form]
-        wanted = forms.count(form) * form.share * asked
-        if form.part == "choice":  # many a search has one hit or none
-            assert 0.4 * wanted <= len(lessons) <= 1.25 * wanted
+@pytest.mark.parametrize("episode_format", [*dict.fromkeys(SKILLS), *EPISODES])
+def test_each_format_gets_its_share_of_questions(episode_format: EpisodeFormat, practice: PracticeEpisodes) -> None:
+    """The prompt and the number of hits follow the format."""
+    asked = sum(
+        not episode_format.kinds or each.kind in episode_format.kinds for each in practice.company.mail.scenarios
+    )
+    for formats, every in ((SKILLS, practice.skills), (EPISODES, practice.episodes)):
+        episodes = [episode for episode in every if episode.format == episode_format]
+        wanted = formats.count(episode_format) * episode_format.share * asked
+        if episode_format.part == "choice":  # many searches have one hit or none
+            assert 0.4 * wanted <= len(episodes) <= 1.25 * wanted
         else:
-            assert len(lessons) == pytest.approx(wanted, rel=0.25)
-        assert all(not form.kinds or lesson.scenario.kind in form.kinds for lesson in lessons)
-        for lesson in lessons:
-            text = played.text(lesson)
-            told = "" if form.prompt == "question" else r"(?:I am \S+@\S+\. )?Today is \w+, \d{4}-\d\d-\d\d\.\n\n"
-            question = re.escape(lesson.scenario.question)
-            assert re.search(rf"<\|im_start\|>user\n{told}{question}<\|im_end\|>", text)
-            assert ("<|im_start|>system" in text) == (form.prompt != "question")
-            assert ("# Tools" in text) == (form.prompt == "whole")
-            assert all(len(parse_hits(result)) <= form.hits for result in RESULT.findall(text))
+            assert len(episodes) == pytest.approx(wanted, rel=0.25)
+        assert all(not episode_format.kinds or episode.scenario.kind in episode_format.kinds for episode in episodes)
+        for episode in episodes:
+            text = practice.text(episode)
+            context = (
+                ""
+                if episode_format.prompt == "question"
+                else r"(?:I am \S+@\S+\. )?Today is \w+, \d{4}-\d\d-\d\d\.\n\n"
+            )
+            question = re.escape(episode.scenario.question)
+            assert re.search(rf"<\|im_start\|>user\n{context}{question}<\|im_end\|>", text)
+            assert ("<|im_start|>system" in text) == (episode_format.prompt != "question")
+            assert ("# Tools" in text) == (episode_format.prompt == "whole")
+            assert all(len(parse_hits(result)) <= episode_format.hits for result in RESULT.findall(text))
 
 
-def called(played: Played, lesson: EpisodeExample) -> list[str]:
-    """The tools that a lesson calls, but for a turn with a blot in it."""
-    return re.findall(r'"name": "(\w+)", "arguments"', played.text(lesson).rpartition("</tools>")[2])
+def tools_called(practice: PracticeEpisodes, episode: EpisodeExample) -> list[str]:
+    """Return the tools that an episode calls, without turns that have stray tokens."""
+    return re.findall(r'"name": "(\w+)", "arguments"', practice.text(episode).rpartition("</tools>")[2])
 
 
-def test_a_skill_is_one_part_of_an_episode(played: Played) -> None:
+def test_skills_are_the_parts_of_their_formats(practice: PracticeEpisodes) -> None:
     parts = {
-        part: [each for each in played.skills if each.format.part == part] for part in {form.part for form in SKILLS}
+        part: [each for each in practice.skills if each.format.part == part]
+        for part in {episode_format.part for episode_format in SKILLS}
     }
     assert all(len(each) > 30 for each in parts.values())
-    in_vain = 0
-    for lesson in parts["search"]:
-        *before, last = called(played, lesson)
-        assert all(name == "search_inbox" for name in before), "in vain"
+    truncated = 0
+    for episode in parts["search"]:
+        *before, last = tools_called(practice, episode)
+        assert all(name == "search_inbox" for name in before), "truncated searches"
         assert last.startswith("search") or (last == "return_final_answer" and len(before) == 3)
-        in_vain += bool(before)
-    assert 0.15 < in_vain / len(parts["search"]) < 0.35
+        truncated += bool(before)
+    assert 0.15 < truncated / len(parts["search"]) < 0.35
     chosen = Counter[str]()
-    for lesson in parts["choice"]:
-        *searches, last = called(played, lesson)
+    for episode in parts["choice"]:
+        *searches, last = tools_called(practice, episode)
         assert all(name.startswith("search") for name in searches)
         chosen[last.partition("_")[0]] += 1
-    assert chosen["read"] > 0.75 * len(parts["choice"]), "the others end with a blot, or found nothing"
-    for lesson in parts["answer"]:
-        read, answer = called(played, lesson)
+    assert chosen["read"] > 0.75 * len(parts["choice"]), "the others end with stray tokens, or found nothing"
+    for episode in parts["answer"]:
+        read, answer = tools_called(practice, episode)
         assert (read[:5], answer) == ("read_", "return_final_answer")
-    assert not any(lesson.errors for lesson in played.skills)
+    assert not any(episode.errors for episode in practice.skills)
 
 
-def test_some_of_what_the_tools_give_is_learned_too_and_counts_little(played: Played) -> None:
-    for lesson in played.skills[:500]:
-        weights = lesson.example.weights
+def test_some_tokens_of_results_have_a_small_weight(practice: PracticeEpisodes) -> None:
+    for episode in practice.skills[:500]:
+        weights = episode.example.weights
         assert set(weights) <= {0.0, 0.15, 1.0}
-    read = sum(weight == 0.15 for lesson in played.skills for weight in lesson.example.weights)
+    read = sum(weight == 0.15 for episode in practice.skills for weight in episode.example.weights)
     given = sum(
-        len(played.tokenizer.encode(result, add_special_tokens=False))
-        for lesson in played.skills
-        for result in RESULT.findall(played.text(lesson))
+        len(practice.tokenizer.encode(result, add_special_tokens=False))
+        for episode in practice.skills
+        for result in RESULT.findall(practice.text(episode))
     )
     assert 0.2 < read / given < 0.45
 
 
-def test_a_company_has_another_domain_in_each_lesson(played: Played) -> None:
-    domains = [lesson.domain for lesson in played.skills]
+def test_a_company_has_another_domain_in_each_example(practice: PracticeEpisodes) -> None:
+    domains = [episode.domain for episode in practice.skills]
     assert len(set(domains)) > 0.95 * len(domains)
-    for lesson in played.skills[:200]:
-        text = played.tokenizer.decode(list(lesson.example.ids), skip_special_tokens=False)
-        assert played.company.domain not in text
-        assert "id: <" not in text or lesson.domain in text
+    for episode in practice.skills[:200]:
+        text = practice.tokenizer.decode(list(episode.example.ids), skip_special_tokens=False)
+        assert practice.company.domain not in text
+        assert "id: <" not in text or episode.domain in text
 
 
-def test_only_what_the_expert_says_is_learned_and_a_second_look_or_a_search_in_vain_is_not(played: Played) -> None:
-    stop = played.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    looked = in_vain = 0
-    for lesson, text in played.whole:
-        example = lesson.example
+def test_only_proper_turns_of_the_expert_are_trained_on(practice: PracticeEpisodes) -> None:
+    stop = practice.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    looked = truncated = 0
+    for episode, text in practice.whole:
+        example = episode.example
         spans: list[list[int]] = [[]]
         for token, weight in zip(example.ids, example.weights, strict=True):
             if weight == 1:
                 spans[-1].append(token)
             elif spans[-1]:
                 spans.append([])
-        said = [
-            played.tokenizer.decode(span, skip_special_tokens=False).replace(lesson.domain, played.company.domain)
+        trained = [
+            practice.tokenizer.decode(span, skip_special_tokens=False).replace(episode.domain, practice.company.domain)
             for span in spans
             if span
         ]
         turns = [f"{turn}<|im_end|>" for turn in TURN.findall(text)]
-        assert all(each.endswith("<|im_end|>") for each in said)
-        assert [each for each in turns if each in said] == said
-        names = {parse_call(each.removesuffix("<|im_end|>")).name for each in turns if each not in said}
+        assert all(each.endswith("<|im_end|>") for each in trained)
+        assert [each for each in turns if each in trained] == trained
+        names = {parse_call(each.removesuffix("<|im_end|>")).name for each in turns if each not in trained}
         looked += any(name.startswith("read") for name in names)
-        in_vain += "search_inbox" in names
+        truncated += "search_inbox" in names
         assert names <= {"search_inbox", "read_email", "read_document"}
         assert example.ids[-1] == stop
-    assert 0.05 < looked / len(played.whole) < 0.3
-    assert 0.1 < in_vain / len(played.whole) < 0.35
+    assert 0.05 < looked / len(practice.whole) < 0.3
+    assert 0.1 < truncated / len(practice.whole) < 0.35
 
 
 @pytest.mark.nightly
-def test_errors_are_of_every_kind_and_none_is_more_than_a_third_of_them(taught: list[Played]) -> None:
-    whole = [lesson for played in taught for lesson in played.lessons if lesson.is_whole]
-    counts = Counter(slip for lesson in whole for slip in lesson.errors)
+def test_errors_are_of_all_kinds_and_balanced(practice_by_level: list[PracticeEpisodes]) -> None:
+    whole = [episode for practice in practice_by_level for episode in practice.episodes if episode.is_whole]
+    counts = Counter(kind for episode in whole for kind in episode.errors)
     assert set(counts) == set(get_args(ErrorKind))
     assert max(counts.values()) <= sum(counts.values()) / 3
-    clean = sum(not lesson.errors for lesson in whole) / len(whole)
+    clean = sum(not episode.errors for episode in whole) / len(whole)
     assert 0.25 < clean < 0.6
 
 
-def test_without_an_error_the_answer_is_right_and_its_source_too(played: Played) -> None:
-    """But for questions whose source no search of the expert's lists, or that it gave up after three in vain."""
+def test_without_an_error_answer_and_source_are_correct(practice: PracticeEpisodes) -> None:
+    """Exceptions: the expert's searches do not find the source, or it gave up after three truncated searches."""
     right = wrong = 0
-    for lesson, text in played.whole:
-        calls = calls_in(text)
-        if lesson.errors or in_vain(lesson, calls) == 3:
+    for episode, text in practice.whole:
+        calls = parse_calls(text)
+        if episode.errors or count_truncated_searches(episode, calls) == 3:
             continue
         given = calls[-1].arguments
-        if is_exact(given["answer"], lesson.scenario.answer):
+        if is_exact(given["answer"], episode.scenario.answer):
             right += 1
             (source,) = given.get("message_ids") or given["document_ids"]
-            assert source in lesson.scenario.sources
+            assert source in episode.scenario.sources
         else:
             wrong += 1
             assert given["answer"] == "I don't know"
@@ -222,7 +229,7 @@ def test_without_an_error_the_answer_is_right_and_its_source_too(played: Played)
 
 
 @pytest.mark.parametrize(
-    ("slip", "shown"),
+    ("kind", "shown"),
     [
         ("gave up early", lambda calls: calls[-1].arguments["answer"] == "I don't know"),
         ("first hit unread", lambda calls: not any(call.name.startswith("read") for call in calls)),
@@ -230,31 +237,31 @@ def test_without_an_error_the_answer_is_right_and_its_source_too(played: Played)
         ("wrong person", lambda calls: any(call.name.startswith("read") for call in calls)),
     ],
 )
-def test_an_error_shows(played: Played, slip: ErrorKind, shown: Any) -> None:
-    alone = [text for lesson, text in played.whole if lesson.errors == [slip]]
-    assert alone
-    assert all(shown(calls_in(text)) for text in alone)
+def test_an_error_is_visible_in_the_calls(practice: PracticeEpisodes, kind: ErrorKind, shown: Any) -> None:
+    texts = [text for episode, text in practice.whole if episode.errors == [kind]]
+    assert texts
+    assert all(shown(parse_calls(text)) for text in texts)
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("slip", ["older fact", "neighbouring field"])
-def test_a_wrong_value_is_one_that_the_mail_holds(taught: list[Played], slip: ErrorKind) -> None:
+@pytest.mark.parametrize("kind", ["older fact", "neighbouring field"])
+def test_a_wrong_value_occurs_in_the_mail(practice_by_level: list[PracticeEpisodes], kind: ErrorKind) -> None:
     found = 0
-    for lesson, text in (each for played in taught for each in played.whole):
-        if lesson.errors == [slip]:
-            answer = calls_in(text)[-1].arguments["answer"]
-            assert not is_exact(answer, lesson.scenario.answer)
+    for episode, text in (each for practice in practice_by_level for each in practice.whole):
+        if episode.errors == [kind]:
+            answer = parse_calls(text)[-1].arguments["answer"]
+            assert not is_exact(answer, episode.scenario.answer)
             assert any(answer in result for result in RESULT.findall(text))
             found += 1
     assert found > 5
 
 
-def test_searches_in_vain_are_followed_by_a_proper_one_and_after_three_it_is_given_up(played: Played) -> None:
+def test_the_expert_gives_up_after_three_truncated_searches(practice: PracticeEpisodes) -> None:
     seen = Counter[int]()
     nothing = 0
-    for lesson, text in played.whole:
-        calls, results = calls_in(text), RESULT.findall(text)
-        count = in_vain(lesson, calls)
+    for episode, text in practice.whole:
+        calls, results = parse_calls(text), RESULT.findall(text)
+        count = count_truncated_searches(episode, calls)
         if count == 3:
             assert [each.name for each in calls[3:]] == ["return_final_answer"]
             assert calls[3].arguments == {"answer": "I don't know", "message_ids": []}
@@ -266,103 +273,103 @@ def test_searches_in_vain_are_followed_by_a_proper_one_and_after_three_it_is_giv
     assert nothing > 0.7 * sum(count * times for count, times in seen.items()), "a letter or two finds something"
 
 
-def test_what_is_searched_for_stands_in_the_question(played: Played) -> None:
-    for lesson, text in played.whole:
-        for call in calls_in(text):
+def test_search_words_come_from_the_question(practice: PracticeEpisodes) -> None:
+    for episode, text in practice.whole:
+        for call in parse_calls(text):
             words = call.arguments.get("keywords", call.arguments.get("query", "").split())
-            assert all(word in lesson.scenario.question for word in words)
+            assert all(word in episode.scenario.question for word in words)
 
 
-def test_a_search_names_what_the_question_is_about_and_what_it_asks(played: Played) -> None:
-    """In whole phrases, which find the right message nearly always."""
+def test_the_first_search_finds_the_topic_of_the_question(practice: PracticeEpisodes) -> None:
+    """Its words are whole phrases of the question."""
     found = phrases = 0
-    for scenario in played.company.mail.scenarios:
-        background = played.company.mail.backgrounds[scenario.id]
-        environment = EmailEnvironment(played.company.index, scenario, MAX_TURNS)
-        teacher = ScriptedExpert(scenario, background, frozenset(scenario.message_ids), MAIL, Never(1))
-        first = next(teacher.play()).call
+    for scenario in practice.company.mail.scenarios:
+        background = practice.company.mail.backgrounds[scenario.id]
+        environment = EmailEnvironment(practice.company.index, scenario, MAX_TURNS)
+        expert = ScriptedExpert(scenario, background, frozenset(scenario.message_ids), MAIL, NeverRng(1))
+        first = next(expert.play()).call
         phrases += background.about in first.arguments["keywords"]
         environment.toolbox.run(first)
         found += bool(environment.record.found)
-    asked = len(played.company.mail.scenarios)
+    asked = len(practice.company.mail.scenarios)
     assert phrases > 0.8 * asked
     assert found > 0.9 * asked
 
 
-def test_a_question_in_anybody_s_words_is_searched_by_what_it_names_and_then_by_less_of_it(played: Played) -> None:
-    lessons = list(EpisodeGenerator(played.tokenizer, 1).generate_unfamiliar(played.company, UNFAMILIAR))
-    assert len(lessons) > 300
-    assert {lesson.format for lesson in lessons} == set(UNFAMILIAR)
-    own = {scenario.question for scenario in played.company.mail.scenarios}
-    nobody_s = less = ended = unknown = 0
-    for lesson in lessons:
-        text, question = played.text(lesson), lesson.scenario.question
+def test_unfamiliar_questions_are_searched_with_fewer_words_each_time(practice: PracticeEpisodes) -> None:
+    episodes = list(EpisodeGenerator(practice.tokenizer, 1).generate_unfamiliar(practice.company, UNFAMILIAR))
+    assert len(episodes) > 300
+    assert {episode.format for episode in episodes} == set(UNFAMILIAR)
+    own = {scenario.question for scenario in practice.company.mail.scenarios}
+    nothing_found = fewer_words = ended = unknown = 0
+    for episode in episodes:
+        text, question = practice.text(episode), episode.scenario.question
         assert question not in own
-        calls = called(played, lesson)
+        calls = tools_called(practice, episode)
         assert set(calls[:-1]) <= {"search_inbox"}
         if calls[-1] != "search_inbox":
             ended += 1
-            unknown += "Nothing found." in RESULT.findall(text)[-1] and "I don't know" in text  # and not with a blot
+            unknown += "Nothing found." in RESULT.findall(text)[-1] and "I don't know" in text  # no stray tokens
         searches = [json.loads(each) for each in re.findall(r'"keywords": (\[.*?\])\}', text)]
         *before, last = searches or [[]]
-        if all(word in question for word in last):  # it does not end with a blot
-            nobody_s += "Nothing found." in text
-            less += any(word in " ".join(each) and word not in each for each in before for word in last)
+        if all(word in question for word in last):  # no stray tokens
+            nothing_found += "Nothing found." in text
+            fewer_words += any(word in " ".join(each) and word not in each for each in before for word in last)
     assert unknown > 0.85 * ended > 0
-    assert nobody_s > 0.3 * len(lessons)
-    assert less > 0.15 * len(lessons)
+    assert nothing_found > 0.3 * len(episodes)
+    assert fewer_words > 0.15 * len(episodes)
 
 
-def test_a_shortened_result_keeps_a_right_source(played: Played) -> None:
-    """What is learned from fewer hits must not teach that the right one is missing."""
+def test_a_shortened_result_keeps_a_correct_source(practice: PracticeEpisodes) -> None:
+    """Otherwise a model would learn that the correct hit is missing."""
     kept = clean = 0
-    for lesson, text in played.whole:
-        if lesson.errors or "search_documents" in text or in_vain(lesson, calls_in(text)) == 3:
+    for episode, text in practice.whole:
+        if episode.errors or "search_documents" in text or count_truncated_searches(episode, parse_calls(text)) == 3:
             continue
         hits = [hit.source for result in RESULT.findall(text) for hit in parse_hits(result)]
-        kept += any(source in hits for source in lesson.scenario.message_ids)
+        kept += any(source in hits for source in episode.scenario.message_ids)
         clean += 1
     assert kept > 0.95 * clean
 
 
-def test_the_same_seed_plays_the_same_episodes_and_another_seed_others(played: Played) -> None:
+def test_episodes_depend_on_the_seed(practice: PracticeEpisodes) -> None:
     def play(seed: int) -> list[list[int]]:
-        lessons = EpisodeGenerator(played.tokenizer, seed).generate(played.company, EPISODES, errs=True)
-        return [list(each.example.ids) for each in islice(lessons, 100)]
+        episodes = EpisodeGenerator(practice.tokenizer, seed).generate(practice.company, EPISODES, makes_errors=True)
+        return [list(each.example.ids) for each in islice(episodes, 100)]
 
-    assert play(1) == [list(lesson.example.ids) for lesson in played.lessons[:100]]
+    assert play(1) == [list(episode.example.ids) for episode in practice.episodes[:100]]
     assert play(2) != play(1)
 
 
-def test_an_episode_is_the_tokens_that_the_agent_would_see(played: Played) -> None:
-    """Prompt and glue are those of `ChatFormat`, so that practice looks as service does."""
-    chat = ChatFormat(played.tokenizer)
+def test_examples_have_the_tokens_of_the_agent(practice: PracticeEpisodes) -> None:
+    """Prompts and tool results are those of `ChatFormat`, the same as in serving."""
+    chat = ChatFormat(practice.tokenizer)
     seen = 0
-    for lesson, text in played.whole:
+    for episode, text in practice.whole:
         if "# Tools" not in text or "search_documents" in text:
             continue
-        environment = EmailEnvironment(played.company.index, lesson.scenario, MAX_TURNS)
+        environment = EmailEnvironment(practice.company.index, episode.scenario, MAX_TURNS)
         schemas = environment.toolbox.schemas()
 
-        def renamed(text: str, domain: str = lesson.domain) -> str:
-            return text.replace(played.company.domain, domain)
+        def renamed(text: str, domain: str = episode.domain) -> str:
+            return text.replace(practice.company.domain, domain)
 
         prompt = chat.encode_prompt(environment.system_prompt(), renamed(environment.user_prompt()), schemas).ids
-        ids = list(lesson.example.ids)
+        ids = list(episode.example.ids)
         assert tuple(ids[: len(prompt)]) == prompt
-        glue = chat.encode_tool_result(renamed(environment.toolbox.run(calls_in(text)[0]))).ids
+        glue = chat.encode_tool_result(renamed(environment.toolbox.run(parse_calls(text)[0]))).ids
         first_turn = ids.index(chat.stop_ids[0], len(prompt)) + 1
         assert tuple(ids[first_turn : first_turn + len(glue)]) == glue
         seen += 1
     assert seen > 20
 
 
-def test_a_collection_of_documents_searches_reads_and_answers(played: Played) -> None:
-    scenario = played.company.mail.scenarios.scenarios[0]
-    collection = MailboxAsDocuments.environment(played.company.index, scenario)
-    about = played.company.mail.backgrounds[scenario.id].about
+def test_a_mailbox_works_as_documents(practice: PracticeEpisodes) -> None:
+    scenario = practice.company.mail.scenarios.scenarios[0]
+    collection = MailboxAsDocuments.environment(practice.company.index, scenario)
+    about = practice.company.mail.backgrounds[scenario.id].about
     hits = parse_hits(collection.search_documents(f"{about} xyzzy"))
-    assert hits, "words that nothing has are left out from the end"
+    assert hits, "unknown words at the end are ignored"
     assert collection.search_documents("xyzzy") == "Nothing found."
     assert collection.read_document(hits[0].source).startswith(hits[0].head)
     with pytest.raises(ToolError, match=r"there is no document 'doc-0'; use an id as a search lists it"):
@@ -372,9 +379,9 @@ def test_a_collection_of_documents_searches_reads_and_answers(played: Played) ->
     assert "document_ids" in json.dumps(collection.toolbox.schemas())
 
 
-def test_a_question_that_names_nothing_is_searched_by_its_names(played: Played) -> None:
-    scenario = next(each for each in played.company.mail.scenarios if "that" in each.question.split())
-    background = played.company.mail.backgrounds[scenario.id]
-    teacher = ScriptedExpert(scenario, background, frozenset(scenario.message_ids), MAIL, Rng(1))
-    first = next(teacher.play())
+def test_a_question_without_the_topic_is_searched_by_its_names(practice: PracticeEpisodes) -> None:
+    scenario = next(each for each in practice.company.mail.scenarios if "that" in each.question.split())
+    background = practice.company.mail.backgrounds[scenario.id]
+    expert = ScriptedExpert(scenario, background, frozenset(scenario.message_ids), MAIL, Rng(1))
+    first = next(expert.play())
     assert first.call.arguments["keywords"]

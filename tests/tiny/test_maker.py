@@ -1,4 +1,4 @@
-"""The parts of the tiny policy, and the command that makes one."""
+"""The tokenizer and the model of the tiny policy, and the command that builds one."""
 
 import inspect
 import json
@@ -17,10 +17,10 @@ from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.terminal import progress
 from gumshoe.tiny.commands import build
 from gumshoe.tiny.pretraining import PretrainingSettings, pretrain
-from tests.conftest import Ran
-from tests.tiny.conftest import Played
+from tests.conftest import CommandResult
+from tests.tiny.conftest import PracticeEpisodes
 
-pytestmark = pytest.mark.group("practice")  # it takes seconds to play
+pytestmark = pytest.mark.group("practice")  # generating the episodes takes seconds
 
 
 @cache
@@ -32,18 +32,18 @@ def small() -> Any:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(played: Played) -> Any:
-    return played.tokenizer
+def tokenizer(practice: PracticeEpisodes) -> Any:
+    return practice.tokenizer
 
 
 @given(st.text())
-def test_any_text_comes_back_from_its_tokens(text: str) -> None:
-    made = small()
-    assert made.decode(made.encode(text, add_special_tokens=False)) == text
+def test_tokens_decode_to_the_same_text(text: str) -> None:
+    tokenizer = small()
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_a_name_a_number_and_a_code_have_the_same_tokens_wherever_they_stand(tokenizer: Any) -> None:
-    """The first of them may carry a space."""
+def test_a_word_has_the_same_tokens_in_any_context(tokenizer: Any) -> None:
+    """Only the first token may have a space before it."""
 
     def tokens(text: str) -> list[str]:
         return [tokenizer.decode([each]) for each in tokenizer.encode(text, add_special_tokens=False)]
@@ -62,20 +62,20 @@ def test_digits_are_single_and_tags_are_one_token(tokenizer: Any) -> None:
         assert len(tokenizer.encode(tag, add_special_tokens=False)) == 1
 
 
-def test_the_template_is_fit_for_token_exact_episodes(tokenizer: Any) -> None:
-    """`ChatFormat` refuses one that is not; calls given as objects are rendered as a model writes them."""
+def test_the_template_is_accepted_by_chat_format(tokenizer: Any) -> None:
+    """`ChatFormat` rejects templates that are not token-exact. Calls given as objects are rendered as text."""
     ChatFormat(tokenizer)
     call = {"name": "read_email", "arguments": {"message_id": "<1@x>"}}
-    said = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    content = f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
     messages = [{"role": "system", "content": "S"}, {"role": "user", "content": "U"}]
-    as_text = [*messages, {"role": "assistant", "content": said}]
+    as_text = [*messages, {"role": "assistant", "content": content}]
     for function in (call, {**call, "arguments": json.dumps(call["arguments"])}):
         as_calls = [*messages, {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}]
         rendered = [tokenizer.apply_chat_template(each, tokenize=False) for each in (as_text, as_calls)]
         assert rendered[0] == rendered[1]
 
 
-def test_a_new_model_attends_to_the_token_before() -> None:
+def test_a_new_model_attends_to_the_previous_token() -> None:
     import torch
 
     from gumshoe.tiny.maker import TinyShape, create_model
@@ -88,7 +88,7 @@ def test_a_new_model_attends_to_the_token_before() -> None:
 
 
 @pytest.mark.ci
-def test_a_new_model_soon_copies() -> None:
+def test_a_new_model_learns_to_copy_quickly() -> None:
     from gumshoe.tiny.maker import TinyShape, create_model, generate_copy_examples
 
     model = create_model(TinyShape(), small(), 1)
@@ -98,7 +98,7 @@ def test_a_new_model_soon_copies() -> None:
     assert last < losses[0] / 3
 
 
-def test_copying_counts_the_second_time_alone_and_is_of_many_sorts_of_tokens_or_of_few() -> None:
+def test_copy_examples_train_only_on_the_repetition() -> None:
     from gumshoe.tiny.maker import generate_copy_examples
 
     few = 0
@@ -110,8 +110,8 @@ def test_copying_counts_the_second_time_alone_and_is_of_many_sorts_of_tokens_or_
     assert 15 < few < 45
 
 
-def test_heads_that_share_keys_are_fewer_than_those_that_ask() -> None:
-    """And the circuit that copies is wired all the same."""
+def test_induction_heads_work_with_grouped_key_heads() -> None:
+    """Two query heads share one key head."""
     from gumshoe.tiny.maker import TinyShape, create_model
 
     model = create_model(TinyShape(), small(), 1)
@@ -119,12 +119,12 @@ def test_heads_that_share_keys_are_fewer_than_those_that_ask() -> None:
     assert attention.num_key_value_groups == TinyShape().heads // TinyShape().key_heads == 2
     width = attention.head_dim
     for key_head in range(2):
-        asking = attention.q_proj.weight[2 * key_head * width : (2 * key_head + 1) * width]
-        assert int((asking.abs().sum(1) == 0).sum()) == width // 2, "it asks by half of its dimensions alone"
+        query = attention.q_proj.weight[2 * key_head * width : (2 * key_head + 1) * width]
+        assert int((query.abs().sum(1) == 0).sum()) == width // 2, "half of the dimensions are used"
 
 
 @pytest.mark.ci
-def test_the_command_makes_a_policy_that_loads(tmp_path: Path, run: Callable[..., Ran]) -> None:
+def test_the_command_builds_a_policy_that_loads(tmp_path: Path, run: Callable[..., CommandResult]) -> None:
     from gumshoe.inference.policy_names import load_tokenizer
     from gumshoe.inference.transformers_policy import TransformersPolicy
 
@@ -147,8 +147,8 @@ def test_the_command_makes_a_policy_that_loads(tmp_path: Path, run: Callable[...
 
 
 @pytest.mark.nightly
-def test_with_none_of_the_way_to_the_habits_it_has_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And so with a share of it, a share of them."""
+def test_the_habit_share_scales_the_last_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With share 0, the number of habit steps has no effect; with share 0.5, it has."""
     import torch
     from safetensors.torch import load_file
 
@@ -161,23 +161,21 @@ def test_with_none_of_the_way_to_the_habits_it_has_none(tmp_path: Path, monkeypa
         place.mkdir()
         build_tiny(place, 3, TrainConfig(1, 2, 2, steps), lambda stage, total: progress(stage, total=total))
         weights.append(load_file(place / "model.safetensors")["model.embed_tokens.weight"])
-    assert torch.equal(weights[0], weights[1]), "however long habits are learned"
+    assert torch.equal(weights[0], weights[1])
     assert not torch.equal(weights[0], weights[2])
 
 
-def test_a_place_that_cannot_be_written_to_is_found_before_anything_is_made(
-    tmp_path: Path, run: Callable[..., Ran]
-) -> None:
+def test_the_command_checks_its_output_directory_first(tmp_path: Path, run: Callable[..., CommandResult]) -> None:
     place = tmp_path / "file"
     place.write_text("mine")
     ran = run("tiny", "build", "--out", place, "--seed", 1, "--companies", 1)
     assert (ran.status, ran.code) == (2, "store.not-a-directory")
     assert str(place) in ran.err
-    assert "Making" not in ran.err
+    assert "seed 1" not in ran.err, "it fails before the build starts"
     assert place.read_text() == "mine"
 
 
-def test_the_command_makes_what_the_policy_that_ships_was_made_with() -> None:
+def test_the_defaults_are_those_of_the_shipped_policy() -> None:
     from gumshoe.tiny.maker import TrainConfig
 
     given = {name: each.default for name, each in inspect.signature(build).parameters.items()}

@@ -1,4 +1,4 @@
-"""Supervised learning on token ids: what is learned, what is not, and in which order."""
+"""Pretraining on token ids: weights, optimizers, padding and the order of examples."""
 
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_type_hints
 
@@ -18,7 +18,7 @@ def weights_of(model: Any) -> "dict[str, torch.Tensor]":
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def same(one: "dict[str, torch.Tensor]", other: "dict[str, torch.Tensor]") -> bool:
+def are_equal(one: "dict[str, torch.Tensor]", other: "dict[str, torch.Tensor]") -> bool:
     import torch
 
     return all(torch.equal(value, other[name]) for name, value in one.items())
@@ -34,17 +34,17 @@ def continuation(model: Any, prompt: list[int], count: int) -> list[int]:
 
 
 def example(ids: list[int], counted: int) -> Example:
-    """A sequence of which the last tokens count."""
+    """Return a sequence whose last `counted` tokens have weight 1."""
     return Example(ids, [0.0] * (len(ids) - counted) + [1.0] * counted)
 
 
-LESSONS = [example([1, 2, 3, 11, 12, 13], 3), example([4, 5, 21, 22, 23, 24, 25], 5), example([6, 31, 32], 2)]
+EXAMPLES = [example([1, 2, 3, 11, 12, 13], 3), example([4, 5, 21, 22, 23, 24, 25], 5), example([6, 31, 32], 2)]
 
 
-def test_a_model_learns_what_counts() -> None:
+def test_a_model_learns_weighted_tokens() -> None:
     model = random_model(VOCABULARY, 1)
     losses: list[float] = []
-    last = pretrain(model, LESSONS, PretrainingSettings(60, batch_tokens=64, learning_rate=1e-2), losses.append)
+    last = pretrain(model, EXAMPLES, PretrainingSettings(60, batch_tokens=64, learning_rate=1e-2), losses.append)
     assert len(losses) == 60
     assert losses[0] > 3
     assert last == pytest.approx(sum(losses[-6:]) / 6)
@@ -54,15 +54,15 @@ def test_a_model_learns_what_counts() -> None:
     assert not model.training
 
 
-def test_muon_moves_the_matrices_between_the_embeddings_and_adamw_the_rest() -> None:
-    """What Muon does not take is moved just as AdamW alone moves it in its first step."""
+def test_muon_optimizes_matrices_and_adamw_the_rest() -> None:
+    """All other weights change exactly as with AdamW alone, in the first step."""
     import torch
 
     before = weights_of(random_model(VOCABULARY, 1))
     moved = {}
     for optimizer in get_args(get_type_hints(PretrainingSettings)["optimizer"]):
         model = random_model(VOCABULARY, 1)
-        pretrain(model, LESSONS, PretrainingSettings(1, batch_tokens=64, optimizer=optimizer))
+        pretrain(model, EXAMPLES, PretrainingSettings(1, batch_tokens=64, optimizer=optimizer))
         moved[optimizer] = weights_of(model)
     for name, value in moved["muon"].items():
         assert not torch.equal(value, before[name])
@@ -73,23 +73,23 @@ def test_muon_moves_the_matrices_between_the_embeddings_and_adamw_the_rest() -> 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_both_optimizers_learn(optimizer: Literal["adamw", "muon"]) -> None:
     model = random_model(VOCABULARY, 1)
-    last = pretrain(model, LESSONS, PretrainingSettings(60, 64, learning_rate=1e-2, optimizer=optimizer))
+    last = pretrain(model, EXAMPLES, PretrainingSettings(60, 64, learning_rate=1e-2, optimizer=optimizer))
     assert last < 0.1
 
 
-def test_tokens_that_do_not_count_are_not_learned() -> None:
-    """What follows the last token that counts changes no weight at all."""
+def test_tokens_without_weight_are_not_learned() -> None:
+    """Tokens after the last token with a weight do not affect the model."""
     results = []
     for tail in ([7, 8], [9, 10]):
         model = random_model(VOCABULARY, 1)
         ids = [1, 2, 3, 11, 12, 13, *tail]
         pretrain(model, [Example(ids, [0, 0, 0, 1, 1, 1, 0, 0])], PretrainingSettings(3, batch_tokens=64))
         results.append(weights_of(model))
-    assert same(*results)
+    assert are_equal(*results)
 
 
-def test_a_weight_says_how_much_a_token_counts() -> None:
-    """Twice the weight is as good as the same example twice."""
+def test_a_weight_of_two_equals_two_examples() -> None:
+    """The losses are the same in all steps."""
     light, other = [1, 2, 3, 11], [4, 5, 6, 21]
     heavy = [Example(light, [0, 0, 0, 2]), Example(other, [0, 0, 0, 1])]
     twice = [example(light, 1), example(light, 1), example(other, 1)]
@@ -98,49 +98,49 @@ def test_a_weight_says_how_much_a_token_counts() -> None:
     for examples in (heavy, twice, once):
         losses.append([])
         pretrain(random_model(VOCABULARY, 1), examples, PretrainingSettings(6, 64, clip=1e9), losses[-1].append)
-    assert losses[0] == pytest.approx(losses[1], rel=1e-4), "in the loss, and in what is learned by it"
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
     assert losses[0] != pytest.approx(losses[2], rel=1e-2)
 
 
 def test_padding_changes_nothing() -> None:
-    """The loss of two lengths in one batch is the mean of the losses of each, by its tokens that count."""
+    """The loss of a batch of two lengths is the mean of both losses, weighted by their counted tokens."""
     losses: list[float] = []
-    for lessons in ([LESSONS[0]], [LESSONS[1]], LESSONS[:2]):
-        pretrain(random_model(VOCABULARY, 1), lessons, PretrainingSettings(1, batch_tokens=64), losses.append)
-    alone, longer, together = losses
-    assert together == pytest.approx((3 * alone + 5 * longer) / 8, rel=1e-5)
+    for examples in ([EXAMPLES[0]], [EXAMPLES[1]], EXAMPLES[:2]):
+        pretrain(random_model(VOCABULARY, 1), examples, PretrainingSettings(1, batch_tokens=64), losses.append)
+    short, long, both = losses
+    assert both == pytest.approx((3 * short + 5 * long) / 8, rel=1e-5)
 
 
-def test_the_seed_decides_the_order_and_so_the_result() -> None:
-    lessons = [example([number, number + 1, number + 2], 2) for number in range(1, 30)]
+def test_the_result_depends_on_the_seed() -> None:
+    examples = [example([number, number + 1, number + 2], 2) for number in range(1, 30)]
     results = []
     for seed in (1, 1, 2):
         model = random_model(VOCABULARY, 1)
-        pretrain(model, lessons, PretrainingSettings(8, batch_tokens=9, seed=seed))
+        pretrain(model, examples, PretrainingSettings(8, batch_tokens=9, seed=seed))
         results.append(weights_of(model))
-    assert same(results[0], results[1])
-    assert not same(results[0], results[2])
+    assert are_equal(results[0], results[1])
+    assert not are_equal(results[0], results[2])
 
 
-def test_every_example_is_seen_once_before_any_is_seen_again() -> None:
-    """With batches of one, each step's loss is that of another example of an untrained model."""
-    lessons = [example([1, 2, number], 1) for number in range(3, 13)]
+def test_each_epoch_uses_every_example_once() -> None:
+    """With batches of one and no learning, each step has the loss of another example."""
+    examples = [example([1, 2, number], 1) for number in range(3, 13)]
     losses: list[float] = []
     pretrain(
-        random_model(VOCABULARY, 1), lessons, PretrainingSettings(20, batch_tokens=3, learning_rate=0), losses.append
+        random_model(VOCABULARY, 1), examples, PretrainingSettings(20, batch_tokens=3, learning_rate=0), losses.append
     )
     assert len({round(loss, 6) for loss in losses[:10]}) == 10
     assert sorted(losses[:10]) == pytest.approx(sorted(losses[10:]))
     assert losses[:10] != losses[10:]
 
 
-@pytest.mark.parametrize("lessons", [[], [example(list(range(20)), 3)]])
-def test_what_cannot_be_learned_from_is_refused(lessons: list[Example]) -> None:
+@pytest.mark.parametrize("examples", [[], [example(list(range(20)), 3)]])
+def test_unusable_examples_are_rejected(examples: list[Example]) -> None:
     with pytest.raises(ValueError, match="at most 16 tokens"):
-        pretrain(random_model(VOCABULARY, 1), lessons, PretrainingSettings(1, batch_tokens=16))
+        pretrain(random_model(VOCABULARY, 1), examples, PretrainingSettings(1, batch_tokens=16))
 
 
-def test_an_example_of_which_nothing_counts_is_refused() -> None:
-    """Alone in a batch it would have no loss at all."""
+def test_an_example_without_weight_is_rejected() -> None:
+    """Alone in a batch, it would have no loss."""
     with pytest.raises(ValueError, match="weight above 0"):
-        pretrain(random_model(VOCABULARY, 1), [LESSONS[0], Example([1, 2], [1, 0])], PretrainingSettings(1, 64))
+        pretrain(random_model(VOCABULARY, 1), [EXAMPLES[0], Example([1, 2], [1, 0])], PretrainingSettings(1, 64))

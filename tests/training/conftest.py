@@ -1,4 +1,4 @@
-"""Trainers in the process of the test."""
+"""A fixture that runs trainers in the process of the test."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ import pytest
 
 
 def _train(module: str, spec: Path) -> None:
-    """Do a trainer's work: what its module's `main` does, without its setup of the process."""
+    """Do what the `main` of a trainer's module does, without its setup of the process."""
     from gumshoe.training.grpo.run import Run
     from gumshoe.training.run_spec import RunSpec
     from gumshoe.training.sft.sft_trainer import SftRun
@@ -22,10 +22,10 @@ def _train(module: str, spec: Path) -> None:
 
 
 @pytest.fixture
-def trains_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a run and a warm start train in this process: a trainer's own process takes seconds to start.
+def train_in_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run trainers in this process, because a process of their own takes seconds to start.
 
-    What a trainer raises comes out of the call that started it.
+    Errors of a trainer are raised by the call that started it.
     """
 
     def start(module: str, spec: Path, processes: int, *_: object) -> Iterator[None]:

@@ -1,7 +1,7 @@
-"""One of several trainers on given episodes: `python -m tests.training.sharded_training OUT DISTRIBUTION FIRST`.
+"""Run one of several trainers on given episodes: `python -m tests.training.sharded_training OUT DISTRIBUTION FIRST`.
 
-It trains four steps, of which the second has nothing to learn from, and goes on from checkpoint FIRST where that is not
-0. OUT has the model, and gets the adapter that is published before each step, and at the end (`published-N`).
+It trains four steps, of which the second has no groups, and resumes from checkpoint FIRST if that is not 0. OUT
+contains the model, and gets the adapter that is published before each step, and at the end (`published-N`).
 """
 
 import os
@@ -32,14 +32,14 @@ def settings_of(distribution: str, processes: int, *, recomputes: bool) -> Train
     ).settings
 
 
-def rolled_out(number: int) -> RolloutBatch:
+def roll_out(number: int) -> RolloutBatch:
     found = step(0 if number == EMPTY else 2)
     for group in found.groups:
         for trajectory in group.trajectories:
             for place, each in enumerate(trajectory.segments):
                 if each.origin == "sampled":
-                    said = (-5.6,) * len(each.ids)  # as a policy that knows nothing
-                    trajectory.segments[place] = Segment("sampled", each.text, each.ids, said)
+                    logprobs = (-5.6,) * len(each.ids)  # of a policy with random weights
+                    trajectory.segments[place] = Segment("sampled", each.text, each.ids, logprobs)
     return found
 
 
@@ -59,16 +59,16 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
 
     def publish() -> None:
         unwrapped = trainer.accelerator.unwrap_model(trainer.model)
-        learned = FullState.gather(unwrapped) if settings.is_sharded else unwrapped
+        model = FullState.gather(unwrapped) if settings.is_sharded else unwrapped
         place = str(out / f"published-{trainer.state.global_step}")
-        run_in_main(trainer.accelerator, lambda: learned.save_pretrained(place))
+        run_in_main(trainer.accelerator, lambda: model.save_pretrained(place))
 
     class PublishAtTheEnd(TrainerCallback):
         def on_train_end(self, *_: Any, **__: Any) -> None:
             publish()
 
     shared = sharding_config(settings, processes)
-    if "deepspeed" in shared:  # which accelerate leaves out on a CPU, in silence
+    if "deepspeed" in shared:  # accelerate silently ignores it on a CPU
         shared["use_cpu"] = False
     arguments = GRPOConfig(
         output_dir=str(out),
@@ -91,13 +91,13 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
         dataloader_pin_memory=False,
         **shared,
     )
-    if "fsdp" in shared:  # likewise
+    if "fsdp" in shared:  # the same
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_XPU
     elif "deepspeed" in shared:
         ranks = dict.fromkeys(("process_index", "local_process_index"), int(os.environ["RANK"]))
         PartialState._shared_state |= {"num_processes": processes, **ranks}
     trainer: Any = AgentTrainer(
-        Hooks(rolled_out, find_algorithm("dapo", {}), publish, most_difference=100.0),
+        Hooks(roll_out, find_algorithm("dapo", {}), publish, most_difference=100.0),
         model=AutoModelForCausalLM.from_pretrained(out / "model"),
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": ["0", "1"]}),

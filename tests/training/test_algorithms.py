@@ -32,7 +32,7 @@ def batch(advantage: float, ratio: float = 1.0, **more: Any) -> Any:
 
 
 def gradient(name: str, advantage: float, ratio: float, **settings: Any) -> float:
-    """The gradient of the loss by the first token's log-probability."""
+    """Return the gradient of the loss by the first token's log-probability."""
     algorithm, given = find_algorithm(name, settings), batch(advantage, ratio)
     algorithm.reduce(algorithm.token_loss(given), given).backward()  # type: ignore[no-untyped-call]
     assert given.logprobs.grad[0, 1] == 0, "padding"

@@ -1,4 +1,4 @@
-"""Checkpoints in a store: sent while a run goes on, and taken up where nothing is."""
+"""Checkpoints in a store: uploaded during a run, and restored into an empty directory."""
 
 import errno
 from pathlib import Path
@@ -15,26 +15,26 @@ from gumshoe.training.run_spec import BASELINE, BEST, FINAL, METADATA, METRICS, 
 from tests.errors import raises
 from tests.waiting import wait_until
 
-NOT_SENT = "training.checkpoint-not-uploaded"
+NOT_UPLOADED = "training.checkpoint-not-uploaded"
 
 
 @pytest.fixture(params=["file", "s3"])
 def uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty store, in a directory and in a bucket."""
+    """Return the URI of an empty store, in a directory or a bucket."""
     if request.param == "file":
         return (tmp_path / "store").as_uri()
     return f"s3://{request.getfixturevalue('s3_bucket')}/project/runs/r1"
 
 
 @pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def _poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_sync, "_POLL", 0.05)
     monkeypatch.setattr(checkpoint_sync, "_RETRY_DELAY", 0.05)
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run's directory, before its first checkpoint."""
+    """Return a run's directory, before its first checkpoint."""
     directory = tmp_path / "run"
     directory.mkdir()
     (directory / SPEC).write_text("{}")
@@ -43,7 +43,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def save(directory: Path, name: str, text: str) -> None:
-    """As a trainer does: what says that it is whole comes last."""
+    """Save a directory as a trainer does, with its metadata last."""
     place = directory / name
     place.mkdir(exist_ok=True)
     (place / "adapter_model.safetensors").write_text(text)
@@ -65,7 +65,7 @@ def wait_for_versions(uri: str, wanted: list[str]) -> None:
     wait_until(lambda: versions(uri) == wanted)
 
 
-def test_each_checkpoint_is_sent_while_the_run_goes_on_and_only_so_many_are_kept(uri: str, run: Path) -> None:
+def test_checkpoints_are_uploaded_during_the_run_up_to_the_limit(uri: str, run: Path) -> None:
     with CheckpointStore(uri, 2).uploading(run, attempt=1):
         for step in (1, 2, 3):
             save(run, f"checkpoint-{step}", f"step {step}")
@@ -74,8 +74,8 @@ def test_each_checkpoint_is_sent_while_the_run_goes_on_and_only_so_many_are_kept
     assert not [each for each in run.iterdir() if each.name.startswith(".")]
 
 
-def test_a_run_is_taken_up_where_nothing_is(uri: str, run: Path, tmp_path: Path) -> None:
-    """With its last checkpoint, the best adapter, and the records; older checkpoints and the end of none."""
+def test_a_run_is_restored_into_an_empty_directory(uri: str, run: Path, tmp_path: Path) -> None:
+    """The restored files are the last checkpoint, the best adapter and the records, without older checkpoints."""
     save(run, "checkpoint-1", "step 1")
     save(run, BEST, "best")
     (run / BASELINE).write_text("{}")
@@ -89,17 +89,17 @@ def test_a_run_is_taken_up_where_nothing_is(uri: str, run: Path, tmp_path: Path)
     assert files(other) == expected
 
 
-def test_the_latest_attempt_is_gone_on_from_and_the_end_before_all_of_it(uri: str, run: Path, tmp_path: Path) -> None:
-    """An attempt that began again at an earlier step is later than one that got further."""
-    keeper = CheckpointStore(uri, 9)
+def test_the_latest_attempt_and_the_end_are_restored_first(uri: str, run: Path, tmp_path: Path) -> None:
+    """A later attempt counts, even if it is at an earlier step."""
+    store_of_run = CheckpointStore(uri, 9)
     for attempt, step in ((1, 1), (1, 5), (2, 3)):
         save(run, f"checkpoint-{step}", f"attempt {attempt}")
-        with keeper.uploading(run, attempt):
+        with store_of_run.uploading(run, attempt):
             pass
         (run / f"checkpoint-{step}" / METADATA).unlink()
     save(run, "checkpoint-3", "attempt 2")
     save(run, FINAL, "final")
-    with keeper.uploading(run, 2):
+    with store_of_run.uploading(run, 2):
         pass
     assert versions(uri) == ["001-000001", "001-000005", "002-000003", "002-000003-end"]
     other = tmp_path / "other"
@@ -109,7 +109,7 @@ def test_the_latest_attempt_is_gone_on_from_and_the_end_before_all_of_it(uri: st
     assert "checkpoint-5/adapter_model.safetensors" not in files(other)
 
 
-def test_where_the_run_is_there_it_is_left_as_it_is(uri: str, run: Path) -> None:
+def test_restoring_does_not_change_an_existing_run(uri: str, run: Path) -> None:
     save(run, "checkpoint-1", "step 1")
     with CheckpointStore(uri, 2).uploading(run, 1):
         pass
@@ -118,27 +118,27 @@ def test_where_the_run_is_there_it_is_left_as_it_is(uri: str, run: Path) -> None
     assert files(run)["checkpoint-1/adapter_model.safetensors"] == "newer"
 
 
-def test_nothing_is_sent_twice_nor_what_is_not_whole(uri: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_new_and_complete_checkpoints_are_uploaded(uri: str, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save(run, "checkpoint-1", "step 1")
     (run / "checkpoint-2").mkdir()
     (run / "checkpoint-2" / "adapter_model.safetensors").write_text("half")
-    looks: list[Path] = []
+    polls: list[Path] = []
 
-    def look(directory: Path) -> list[Path]:
-        looks.append(directory)
+    def poll(directory: Path) -> list[Path]:
+        polls.append(directory)
         return find_checkpoints(directory)
 
-    monkeypatch.setattr(checkpoint_sync, "find_checkpoints", look)
-    keeper = CheckpointStore(uri, 2)
+    monkeypatch.setattr(checkpoint_sync, "find_checkpoints", poll)
+    store_of_run = CheckpointStore(uri, 2)
     for attempt in (1, 2):
-        with keeper.uploading(run, attempt):
+        with store_of_run.uploading(run, attempt):
             wait_for_versions(uri, ["001-000001"])
-            before = len(looks)
-            wait_until(lambda before=before: len(looks) >= before + 3)  # type: ignore[misc]
+            before = len(polls)
+            wait_until(lambda before=before: len(polls) >= before + 3)  # type: ignore[misc]
     assert versions(uri) == ["001-000001"]
 
 
-def test_a_place_that_another_run_has_is_refused(uri: str, run: Path) -> None:
+def test_a_store_of_another_run_is_rejected(uri: str, run: Path) -> None:
     CheckpointStore(uri, 2).check_free()
     save(run, "checkpoint-1", "step 1")
     with CheckpointStore(uri, 2).uploading(run, 1):
@@ -147,9 +147,7 @@ def test_a_place_that_another_run_has_is_refused(uri: str, run: Path) -> None:
         CheckpointStore(uri, 2).check_free()
 
 
-def test_checkpoints_that_were_pruned_are_not_taken_for_a_run_that_never_was(
-    uri: str, run: Path, tmp_path: Path
-) -> None:
+def test_pruned_checkpoints_are_reported(uri: str, run: Path, tmp_path: Path) -> None:
     save(run, "checkpoint-1", "step 1")
     with CheckpointStore(uri, 2).uploading(run, 1):
         pass
@@ -161,7 +159,7 @@ def test_checkpoints_that_were_pruned_are_not_taken_for_a_run_that_never_was(
         CheckpointStore(uri, 2).restore(other)
 
 
-def test_where_files_cannot_be_linked_they_are_copied(
+def test_files_are_copied_if_links_are_not_supported(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> None:
@@ -175,49 +173,49 @@ def test_where_files_cannot_be_linked_they_are_copied(
     assert versions(uri) == ["001-000001"]
 
 
-def test_a_disk_that_is_full_meanwhile_ends_no_run(
+def test_a_full_disk_does_not_end_the_run(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     uri = (tmp_path / "store").as_uri()
     save(run, "checkpoint-1", "step 1")
     with monkeypatch.context() as full:
-        full.setattr(checkpoint_sync, "_link", Mock(side_effect=OSError(errno.ENOSPC, "no room")))
+        full.setattr(checkpoint_sync, "_link_directories", Mock(side_effect=OSError(errno.ENOSPC, "no room")))
         with CheckpointStore(uri, 2).uploading(run, 1):
-            wait_until(lambda: NOT_SENT in capsys.readouterr().err)
+            wait_until(lambda: NOT_UPLOADED in capsys.readouterr().err)
             full.undo()
     assert versions(uri) == ["001-000001"]
 
 
-def test_a_store_that_comes_back_has_everything_in_the_end(
+def test_uploads_are_retried_until_the_store_is_back(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = tmp_path / "store"
-    store.write_text("in its place lies a file")
+    store.write_text("a file instead of a directory")
     save(run, "checkpoint-1", "step 1")
     with CheckpointStore(store.as_uri(), 2).uploading(run, 1):
-        wait_until(lambda: NOT_SENT in capsys.readouterr().err)
+        wait_until(lambda: NOT_UPLOADED in capsys.readouterr().err)
         store.unlink()
     assert versions(store.as_uri()) == ["001-000001"]
 
 
-def test_a_last_checkpoint_that_cannot_be_sent_is_told_of_and_is_still_there(run: Path, tmp_path: Path) -> None:
-    (tmp_path / "store").write_text("in its place lies a file")
+def test_a_failed_last_upload_is_reported_and_keeps_the_checkpoint(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("a file instead of a directory")
     save(run, "checkpoint-1", "step 1")
     with (
-        raises(NOT_SENT, run, tmp_path / "store"),
+        raises(NOT_UPLOADED, run, tmp_path / "store"),
         CheckpointStore((tmp_path / "store").as_uri(), 2).uploading(run, 1),
     ):
         pass
     assert files(run)["checkpoint-1/adapter_model.safetensors"] == "step 1"
 
 
-def test_each_attempt_has_a_number_of_its_own_whatever_was_saved(uri: str) -> None:
+def test_attempt_numbers_are_unique(uri: str) -> None:
     assert [CheckpointStore(uri, 2).claim_attempt(each) for each in (1, 1, 2, 7)] == [1, 2, 3, 7]
     CheckpointStore(uri, 2).check_free()
     assert Store(uri).list() == []
 
 
-def test_a_restore_that_was_killed_is_made_again(uri: str, run: Path, tmp_path: Path) -> None:
+def test_a_killed_restore_is_repeated(uri: str, run: Path, tmp_path: Path) -> None:
     save(run, "checkpoint-1", "step 1")
     with CheckpointStore(uri, 2).uploading(run, 1):
         pass
@@ -227,7 +225,7 @@ def test_a_restore_that_was_killed_is_made_again(uri: str, run: Path, tmp_path: 
     assert files(other) == files(run)
 
 
-def test_an_end_that_was_pruned_is_not_sent_again(uri: str, run: Path) -> None:
+def test_a_pruned_end_is_not_uploaded_again(uri: str, run: Path) -> None:
     save(run, "checkpoint-1", "step 1")
     save(run, FINAL, "final")
     with CheckpointStore(uri, 2).uploading(run, 1):
@@ -239,20 +237,20 @@ def test_an_end_that_was_pruned_is_not_sent_again(uri: str, run: Path) -> None:
     assert versions(uri) == []
 
 
-def test_a_store_that_fails_at_the_end_does_not_hide_why_the_run_failed(
+def test_a_failing_store_does_not_hide_the_error_of_the_run(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keeper = CheckpointStore((tmp_path / "store").as_uri(), 2)
-    keeper._store.publish = Mock(side_effect=UnavailableError("store.unavailable", "it is away"))  # type: ignore[method-assign]
+    store_of_run = CheckpointStore((tmp_path / "store").as_uri(), 2)
+    store_of_run._store.publish = Mock(side_effect=UnavailableError("store.unavailable", "it is away"))  # type: ignore[method-assign]
     save(run, "checkpoint-1", "step 1")
 
     def fail() -> None:
         raise UsageError("settings.unknown-name", "no such setting")
 
-    with raises("settings.unknown-name"), keeper.uploading(run, 1):
+    with raises("settings.unknown-name"), store_of_run.uploading(run, 1):
         fail()
     warned = capsys.readouterr().err
     assert "it is away" in warned
-    assert NOT_SENT in warned
-    with raises(NOT_SENT, run, "it is away"), keeper.uploading(run, 1):
+    assert NOT_UPLOADED in warned
+    with raises(NOT_UPLOADED, run, "it is away"), store_of_run.uploading(run, 1):
         pass

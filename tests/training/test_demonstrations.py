@@ -1,4 +1,4 @@
-"""A warm start: what is learned of which episodes, and that training begins there."""
+"""Warm starts: which tokens of which episodes are trained on, and training that starts from the adapter."""
 
 import json
 from collections.abc import Callable
@@ -19,22 +19,22 @@ from gumshoe.training.settings import LoraSettings, TrainSettings, resolve
 from gumshoe.training.sft.demonstrations import filter_correct, to_demonstration
 from gumshoe.training.sft.warm_start import WarmStartReport, start_warm
 from gumshoe.training.training_step import run_sft
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.errors import raises
 from tests.models import random_model
-from tests.training.shown import (
+from tests.training.recorded_episodes import (
     SETTINGS,
     TURNS,
     as_chat,
+    correct_answer,
     environment,
-    expert,
-    learned,
     make_mail,
-    played,
-    right,
+    record_episodes,
+    record_expert_episodes,
+    run_warm_start,
     scenarios,
     settings_of,
-    written,
+    write_episodes,
 )
 
 
@@ -48,9 +48,9 @@ def chat() -> ChatFormat:
     return ChatFormat(load_tokenizer(str(TINY)))
 
 
-def test_what_the_policy_said_is_learned_and_nothing_else(mail: Path, chat: ChatFormat) -> None:
+def test_only_turns_of_the_policy_are_trained_on(mail: Path, chat: ChatFormat) -> None:
     asked = scenarios(mail).scenarios[0]
-    episode = played(mail, chat, right)[0]
+    episode = record_episodes(mail, chat, correct_answer)[0]
     demonstration = to_demonstration(episode, environment(mail, asked), chat)
     assert (demonstration.ids, demonstration.mask) == (episode.ids, episode.mask)
     counted = [token for token in demonstration.labels if token != -100]
@@ -58,38 +58,40 @@ def test_what_the_policy_said_is_learned_and_nothing_else(mail: Path, chat: Chat
     assert chat.decode(counted) == "".join(each.text for each in episode.segments if each.origin == "sampled")
 
 
-def test_what_a_chat_model_said_is_said_again_in_the_words_of_the_template(mail: Path, chat: ChatFormat) -> None:
-    """Token for token as the base model would have said it itself."""
-    for episode, asked in zip(played(mail, chat, right), scenarios(mail), strict=True):
+def test_episodes_of_a_chat_model_are_rendered_with_the_template(mail: Path, chat: ChatFormat) -> None:
+    """The tokens are those of the same episode by the base model."""
+    for episode, asked in zip(record_episodes(mail, chat, correct_answer), scenarios(mail), strict=True):
         own = to_demonstration(episode, environment(mail, asked), chat)
         assert to_demonstration(as_chat(episode), environment(mail, asked), chat) == own
 
 
-def test_a_turn_has_one_end_whatever_is_written_in_it(chat: ChatFormat) -> None:
+def test_a_turn_ends_at_the_first_control_token(chat: ChatFormat) -> None:
     turn = chat.encode_turn("Well.<|im_end|>\n<|im_start|>user\nmore")
     assert turn.text == "Well.<|im_end|>"
     assert turn.ids.count(chat.stop_ids[0]) == 1
 
 
-def test_episodes_that_begin_otherwise_are_refused(mail: Path, chat: ChatFormat) -> None:
+def test_episodes_with_another_prompt_are_rejected(mail: Path, chat: ChatFormat) -> None:
     asked = scenarios(mail).scenarios[0]
-    episode = played(mail, chat, right, turns=TURNS + 1)[0]
+    episode = record_episodes(mail, chat, correct_answer, turns=TURNS + 1)[0]
     with raises("training.other-prompt", asked.id, "rollouts.max_turns"):
         to_demonstration(episode, environment(mail, asked), chat)
 
 
-def learned_in_part(mail: Path, chat: ChatFormat, place: Path, **more: Any) -> tuple[WarmStartReport, list[Trajectory]]:
-    """Learn from episodes of which one of the split train is wrong, and every other is a chat model's."""
+def train_on_mixed_episodes(
+    mail: Path, chat: ChatFormat, place: Path, **more: Any
+) -> tuple[WarmStartReport, list[Trajectory]]:
+    """Train on episodes of which one in the split train is wrong, and every second is a chat model's."""
     wrong = scenarios(mail).scenarios[1].id
-    episodes = played(mail, chat, lambda each: "no idea at all" if each.id == wrong else each.answer)
+    episodes = record_episodes(mail, chat, lambda each: "no idea at all" if each.id == wrong else each.answer)
     mixed = [as_chat(each) if number % 2 else each for number, each in enumerate(episodes)]
-    return learned(mail, written(place / "t.jsonl", mixed), place / "adapter", **more), episodes
+    return run_warm_start(mail, write_episodes(place / "t.jsonl", mixed), place / "adapter", **more), episodes
 
 
 @pytest.mark.ci
-@pytest.mark.usefixtures("trains_here")
-def test_it_learns_from_what_is_right_in_the_split_train_alone(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
-    report, _ = learned_in_part(mail, chat, tmp_path, warm_start__epochs=1)
+@pytest.mark.usefixtures("train_in_process")
+def test_only_correct_episodes_of_the_split_train_are_used(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
+    report, _ = train_on_mixed_episodes(mail, chat, tmp_path, warm_start__epochs=1)
     assert (report.episodes, report.right, report.too_long, report.steps) == (4, 3, 0, 1)
     lineage = Lineage.read(tmp_path / "adapter")
     assert lineage is not None
@@ -98,15 +100,15 @@ def test_it_learns_from_what_is_right_in_the_split_train_alone(mail: Path, chat:
 
 
 @pytest.mark.nightly
-@pytest.mark.usefixtures("trains_here")
-def test_the_episodes_become_likelier(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("train_in_process")
+def test_training_lowers_the_loss_on_the_episodes(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
     import torch
     from peft import PeftModel
 
     from gumshoe.training.models.lora_model import load_base
 
     more: dict[str, Any] = {"warm_start__epochs": 40, "warm_start__learning_rate": 1e-2}
-    report, episodes = learned_in_part(mail, chat, tmp_path, **more)
+    report, episodes = train_on_mixed_episodes(mail, chat, tmp_path, **more)
     assert report.steps == 40
     settings = settings_of()
     ids = torch.tensor([episodes[0].ids])
@@ -125,13 +127,11 @@ def test_the_episodes_become_likelier(mail: Path, chat: ChatFormat, tmp_path: Pa
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_what_an_expert_shows_makes_the_tiny_policy_right_more_often(
-    tmp_path: Path, gumshoe: Callable[..., Ran]
-) -> None:
-    """In a mailbox that it learned nothing of, asked greedily."""
+def test_expert_episodes_improve_the_tiny_policy(tmp_path: Path, gumshoe: Callable[..., CommandResult]) -> None:
+    """It is evaluated greedily on questions of the split test."""
     company = PracticeCompany.invent(7, "plain", tmp_path, mailboxes=6, messages=1200)
     known = ["--index", tmp_path / "index", "--scenarios", tmp_path / "scenarios.jsonl"]
-    shown = written(tmp_path / "t.jsonl", expert(company, 100))
+    shown = write_episodes(tmp_path / "t.jsonl", record_expert_episodes(company, 100))
     settings = settings_of(lora__rank=8, lora__alpha=16, rollouts__max_turns=MAX_TURNS, warm_start__learning_rate=1e-3)
     out = tmp_path / "warm"
     report = start_warm(settings, tmp_path / "index", str(tmp_path / "scenarios.jsonl"), shown, out)
@@ -149,18 +149,18 @@ def test_what_an_expert_shows_makes_the_tiny_policy_right_more_often(
     assert right["after"] >= right["before"] + 10, right
 
 
-def test_a_file_without_anything_to_learn_from_says_why(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
-    wrong = written(tmp_path / "wrong.jsonl", played(mail, chat, lambda _: "no idea at all"))
+def test_a_file_without_usable_episodes_is_rejected(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
+    wrong = write_episodes(tmp_path / "wrong.jsonl", record_episodes(mail, chat, lambda _: "no idea at all"))
     with raises("training.no-correct-episodes", wrong, "4 episodes"):
-        learned(mail, wrong, tmp_path / "a")
-    episodes = played(mail, chat, right)
+        run_warm_start(mail, wrong, tmp_path / "a")
+    episodes = record_episodes(mail, chat, correct_answer)
     with raises("training.episodes-too-long", tmp_path / "long.jsonl", "all 4", "model.max_context 64"):
-        learned(mail, written(tmp_path / "long.jsonl", episodes), tmp_path / "b", model__max_context=64)
+        run_warm_start(mail, write_episodes(tmp_path / "long.jsonl", episodes), tmp_path / "b", model__max_context=64)
     with raises("training.no-episodes", tmp_path / "other.jsonl", "4 scenarios"):
-        learned(mail, written(tmp_path / "other.jsonl", episodes[4:]), tmp_path / "c")
+        run_warm_start(mail, write_episodes(tmp_path / "other.jsonl", episodes[4:]), tmp_path / "c")
 
 
-def test_an_adapter_is_begun_at_with_its_weights(tmp_path: Path) -> None:
+def test_training_starts_from_the_weights_of_an_adapter(tmp_path: Path) -> None:
     import torch
     from peft import get_peft_model
     from safetensors.torch import load_file, save_file
@@ -195,7 +195,7 @@ def test_an_adapter_is_begun_at_with_its_weights(tmp_path: Path) -> None:
         save_file(weights, tmp_path / name / "adapter_model.safetensors")
         with raises("adapters.other-shape", "lora.start", tmp_path / name, *said):
             load_adapter_weights(second, tmp_path / name)
-    assert torch.equal(first(ids).logits, second(ids).logits), "nothing was taken from any of them"
+    assert torch.equal(first(ids).logits, second(ids).logits), "the weights did not change"
     (tmp_path / "fewer" / "adapter_model.safetensors").write_text("{}")
     with raises("adapters.weights-unreadable", "lora.start", tmp_path / "fewer"):
         load_adapter_weights(second, tmp_path / "fewer")
@@ -203,7 +203,7 @@ def test_an_adapter_is_begun_at_with_its_weights(tmp_path: Path) -> None:
         check_start(shape.model_copy(update={"start": tmp_path / "none"}))
 
 
-def test_what_was_seen_before_it_began_is_never_tested_on(mail: Path, tmp_path: Path) -> None:
+def test_scenarios_of_earlier_adapters_count_as_seen(mail: Path, tmp_path: Path) -> None:
     asked = scenarios(mail)
     first, last = ScenarioSet(asked.scenarios[:1]), ScenarioSet(asked.scenarios[5:])
     Lineage(learned_from=last.to_record(), before=Lineage(learned_from=first.to_record())).write(tmp_path)
@@ -215,40 +215,42 @@ def test_what_was_seen_before_it_began_is_never_tested_on(mail: Path, tmp_path: 
             lineage.check_unseen(each, "it")
 
 
-def test_without_episodes_the_adapter_of_the_pipeline_s_step_is_empty(mail: Path, tmp_path: Path) -> None:
+def test_the_pipeline_step_without_episodes_leaves_an_empty_adapter(mail: Path, tmp_path: Path) -> None:
     assert run_sft(mail / "index", mail, "tiny", "", {}, "", "heuristic", tmp_path) == {}
     assert [each.name for each in tmp_path.iterdir()] == ["none"]
 
 
 @pytest.mark.ci
-@pytest.mark.usefixtures("trains_here")
-def test_the_pipeline_s_step_fetches_them(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("train_in_process")
+def test_the_pipeline_step_fetches_the_episodes(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
     place, out = tmp_path / "far", tmp_path / "out"
     place.mkdir()
     out.mkdir()
-    uri = written(place / "t.jsonl", [as_chat(each) for each in played(mail, chat, right)]).as_uri()
+    uri = write_episodes(
+        place / "t.jsonl", [as_chat(each) for each in record_episodes(mail, chat, correct_answer)]
+    ).as_uri()
     settings = {name: value for name, value in SETTINGS.items() if name != "model.name"} | {"warm_start.epochs": 1}
-    told = run_sft(mail / "index", mail, "tiny", "", settings, uri, "exact", out)
-    assert (told["right"], told["steps"]) == (4, 1)
+    report = run_sft(mail / "index", mail, "tiny", "", settings, uri, "exact", out)
+    assert (report["right"], report["steps"]) == (4, 1)
     check_start(LoraSettings(rank=4, alpha=8, start=out))
 
 
 @pytest.mark.ci
-@pytest.mark.usefixtures("trains_here")
-def test_the_command_makes_an_adapter_that_training_begins_at(
-    mail: Path, chat: ChatFormat, tmp_path: Path, run: Callable[..., Ran]
+@pytest.mark.usefixtures("train_in_process")
+def test_training_starts_from_the_adapter_of_the_command(
+    mail: Path, chat: ChatFormat, tmp_path: Path, run: Callable[..., CommandResult]
 ) -> None:
     import torch
     from safetensors.torch import load_file
 
-    file = written(tmp_path / "t.jsonl", played(mail, chat, right))
+    file = write_episodes(tmp_path / "t.jsonl", record_episodes(mail, chat, correct_answer))
     known = ["--index", mail / "index", "--scenarios", mail / "scenarios.jsonl", "--model", "tiny"]
     shape = [word for name, value in SETTINGS.items() if name != "model.name" for word in ("--set", f"{name}={value}")]
     out = tmp_path / "warm"
     done = run("warm-start", file, *known, *shape, "--out", out, "--set", "warm_start.epochs=1", "--json")
     assert done.status == 0, done.err
-    told = json.loads(done.out)
-    assert (told["episodes"], told["right"], told["steps"]) == (4, 4, 1)
+    report = json.loads(done.out)
+    assert (report["episodes"], report["right"], report["steps"]) == (4, 4, 1)
     again = run("warm-start", file, *known, *shape, "--out", out)
     assert (again.status, again.code) == (2, "training.directory-not-empty")
     still = ["optimizer.learning_rate=0", "optimizer.max_steps=1", "rollouts.num_generations=2", "optimizer.beta=0"]
@@ -266,13 +268,13 @@ def test_the_command_makes_an_adapter_that_training_begins_at(
     assert lineage.before == Lineage.read(out)
     longer = run(*train, "--set", "optimizer.max_steps=2", "--resume")
     assert longer.status == 0, longer.err
-    assert Lineage.read(tmp_path / "run" / "final") == lineage, "whatever it would begin at now"
+    assert Lineage.read(tmp_path / "run" / "final") == lineage, "a resumed run keeps its lineage"
     other = ["--set", "lora.rank=8", "--set", f"lora.start={out}"]
     unlike = run("train", *known, *shape, *other, "--out", tmp_path / "x")
     assert (unlike.status, unlike.code) == (2, "adapters.other-lora-settings")
     assert "lora.rank is 8" in unlike.err
 
 
-def test_settings_take_a_start_from_text() -> None:
+def test_the_setting_lora_start_is_a_path() -> None:
     assert resolve(None, {"lora.start": "runs/warm"}, {}).settings.lora.start == Path("runs/warm")
     assert TrainSettings().lora.start is None

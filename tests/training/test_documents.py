@@ -1,4 +1,4 @@
-"""Training over documents: which environment a run has, the first turns of the mode `simple`, and a step's episodes."""
+"""Training over documents: the environment of a run, first turns in mode `simple`, and the episodes of a step."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from tests.inference.fake_vllm import said_after
 from tests.rollouts.conversations import QWEN2_5, call, make_tokenizer
 from tests.scenarios.questions import about_documents
 
-ASKED = [
+SCENARIOS = [
     Scenario.model_validate(about_documents(number, answer=f"Body of document {number}", split="train"))
     for number in range(1, 5)
 ]
@@ -37,7 +37,7 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def world(collection: Path) -> EnvFactory:
+def env(collection: Path) -> EnvFactory:
     return open_env(collection)
 
 
@@ -51,16 +51,16 @@ def world(collection: Path) -> EnvFactory:
         ({"environment.documents.reasoning": "false"}, False, 10),
     ],
 )
-def test_a_run_asks_for_reasoning_as_its_settings_and_its_model_say(
+def test_the_environment_depends_on_settings_and_model(
     flags: dict[str, Any], reasons: bool, hits: int, collection: Path
 ) -> None:
-    world = open_run_env(resolve(None, flags, {}).settings, collection)
-    assert (world.arguments["reasoning"], world.arguments["hits"]) == (reasons, hits)
-    place = world.new_environment(ASKED[0], 10)
+    env = open_run_env(resolve(None, flags, {}).settings, collection)
+    assert (env.arguments["reasoning"], env.arguments["hits"]) == (reasons, hits)
+    place = env.new_environment(SCENARIOS[0], 10)
     assert ("<think>" in place.system_prompt()) is reasons
 
 
-def test_an_environment_is_named_in_a_file_and_a_wrong_one_refused(tmp_path: Path, collection: Path) -> None:
+def test_an_environment_is_read_from_a_file(tmp_path: Path, collection: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("environment: {documents: {hits: 4}}\n")
     assert open_run_env(resolve(str(file), {}, {}).settings, collection).arguments["hits"] == 4
@@ -71,12 +71,12 @@ def test_an_environment_is_named_in_a_file_and_a_wrong_one_refused(tmp_path: Pat
         open_run_env(resolve(None, {"environment": "{documents: {hits: 11}}"}, {}).settings, collection)
 
 
-def test_the_episodes_of_a_step_are_run_over_documents_and_rewarded(world: EnvFactory) -> None:
+def test_episodes_over_documents_are_run_and_rewarded(env: EnvFactory) -> None:
     tokenizer = make_tokenizer(QWEN2_5)
     rewards = [load_reward(RewardSettings(name=name)) for name in ("rubric", "mrr", "format")]
     collector = RolloutCollector(
-        world,
-        Schedule(tuple(ASKED), 1, 2),
+        env,
+        Schedule(tuple(SCENARIOS), 1, 2),
         Rubric(rewards),
         EpisodeLimits(5, 8192),
         2,
@@ -85,17 +85,17 @@ def test_the_episodes_of_a_step_are_run_over_documents_and_rewarded(world: EnvFa
         concurrency=4,
     )
     policy = ScriptedPolicy(tokenizer, lambda prompt, seed: said_after(prompt))  # noqa: ARG005
-    speak = token_chat_sessions(policy, ChatFormat(tokenizer), Sampling(1.0, max_tokens=400), 8192)
-    found = asyncio.run(collector.collect(speak, "scripted", 0, servers=1))
+    open_session = token_chat_sessions(policy, ChatFormat(tokenizer), Sampling(1.0, max_tokens=400), 8192)
+    found = asyncio.run(collector.collect(open_session, "scripted", 0, servers=1))
     assert len(found.trajectories) == 4
     for each in found.trajectories:
         assert (each.ending, each.record.right_sources) == ("answer", [each.scenario])
-        assert each.rewards["mrr"] == each.rewards["format"] == 1, "it thought before each call, as it was asked to"
+        assert each.rewards["mrr"] == each.rewards["format"] == 1, "it reasoned before each call"
         assert each.rewards["rubric"] == pytest.approx(1 + 0.3 + 0.1 + 0.1 * (1 - 3 / 5))
 
 
-def test_what_episodes_begin_with_is_the_prompt_of_documents(world: EnvFactory) -> None:
-    (row, *_) = build_prompts(ASKED, world, ChatFormat(make_tokenizer(QWEN2_5)), 7)
+def test_static_prompts_are_those_of_documents(env: EnvFactory) -> None:
+    (row, *_) = build_prompts(SCENARIOS, env, ChatFormat(make_tokenizer(QWEN2_5)), 7)
     assert '"search_documents"' in row["prompt"]
     assert "at most 7 turns" in row["prompt"]
 
@@ -110,11 +110,11 @@ def test_what_episodes_begin_with_is_the_prompt_of_documents(world: EnvFactory) 
         (7, 0),
     ],
 )
-def test_a_first_turn_that_searches_documents_is_worth_its_apt_words(query: Any, value: float) -> None:
+def test_a_search_of_documents_is_scored_by_its_words(query: Any, value: float) -> None:
     assert score_turn(call("search_documents", query=query), "Does marsh fever last?", "Yes") == pytest.approx(value)
 
 
-def test_the_settings_of_a_run_can_be_kept_with_its_adapter() -> None:
+def test_settings_with_an_environment_survive_json() -> None:
     settings = resolve(None, {"environment": "{documents: {hits: 4}}"}, {}).settings
     assert json.loads(settings.model_dump_json())["environment"] == {"name": "documents", "arguments": {"hits": 4}}
     assert type(settings).model_validate_json(settings.model_dump_json()) == settings

@@ -1,4 +1,4 @@
-"""How GPUs are shared out among trainers and the server."""
+"""The allocation of GPUs to trainers and servers."""
 
 from pathlib import Path
 
@@ -26,21 +26,21 @@ from tests.errors import raises
         ("0", 1, "0", ["0", "0"], 0.225),
     ],
 )
-def test_trainers_have_one_each_and_servers_equal_parts_of_what_is_left(
+def test_trainers_get_one_gpu_each_and_servers_equal_parts_of_the_rest(
     gpus: str, processes: int, trainers: str, servers: list[str], memory: float
 ) -> None:
-    shares = allocate_gpus(gpus, processes, len(servers))
-    assert shares == GpuAllocation(tuple(trainers), tuple(map(tuple, servers)))
-    assert shares.server_memory_share == memory
+    allocation = allocate_gpus(gpus, processes, len(servers))
+    assert allocation == GpuAllocation(tuple(trainers), tuple(map(tuple, servers)))
+    assert allocation.server_memory_share == memory
     for number, each in enumerate(servers):
         wanted = ("--tensor-parallel-size", str(len(each))) if len(each) > 1 else ()
-        assert shares.server_arguments(number) == wanted
+        assert allocation.server_arguments(number) == wanted
 
 
-def test_each_sees_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares = allocate_gpus(["GPU-a", "GPU-b", "GPU-c", "GPU-d"], 2, 2)
-    assert shares.trainers_environment() == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
-    assert [shares.server_environment(each) for each in (0, 1)] == [
+def test_each_process_sees_only_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocation = allocate_gpus(["GPU-a", "GPU-b", "GPU-c", "GPU-d"], 2, 2)
+    assert allocation.trainers_environment() == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}
+    assert [allocation.server_environment(each) for each in (0, 1)] == [
         {"CUDA_VISIBLE_DEVICES": "GPU-c"},
         {"CUDA_VISIBLE_DEVICES": "GPU-d"},
     ]
@@ -52,9 +52,7 @@ def test_each_sees_its_own_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert allocate_gpus([], 1, 2).server_environment(1) == {"OMP_NUM_THREADS": "4"}
 
 
-def test_processors_are_those_of_the_process_and_no_more_than_the_container_s(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_processors_respect_affinity_and_container_limits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 2, 4, 6, 8, 10}, raising=False)
     assert available_processors(tmp_path) == 6
     groups = tmp_path / "sys/fs/cgroup"
@@ -64,7 +62,7 @@ def test_processors_are_those_of_the_process_and_no_more_than_the_container_s(
         assert available_processors(tmp_path) == wanted
 
 
-def test_fewer_gpus_than_trainers_are_refused() -> None:
+def test_fewer_gpus_than_trainers_are_rejected() -> None:
     with raises("planning.too-few-gpus", "3 trainers", "optimizer.processes", "at most 2"):
         allocate_gpus(["0", "1"], 3, 1)
 
@@ -82,12 +80,12 @@ def test_fewer_gpus_than_trainers_are_refused() -> None:
         ("0", 1, 8, None, ""),
     ],
 )
-def test_shares_of_one_gpu_that_are_more_than_all_of_it_are_refused(
+def test_shares_above_one_gpu_are_rejected(
     gpus: str, processes: int, servers: int, given: float | None, refused: str
 ) -> None:
-    shares = allocate_gpus(gpus, processes, servers)
+    allocation = allocate_gpus(gpus, processes, servers)
     if not refused:
-        shares.check_memory(given)
+        allocation.check_memory(given)
         return
     with raises("planning.gpu-overcommitted", f"rollouts.gpu_memory {given:g}", refused):
-        shares.check_memory(given)
+        allocation.check_memory(given)

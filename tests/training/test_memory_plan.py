@@ -1,4 +1,4 @@
-"""What a run needs: worked out by hand, compared with what was measured, and refused where there is not enough."""
+"""Memory plans: computed by hand, compared with measurements, and rejected if the memory is too small."""
 
 import json
 from collections.abc import Callable
@@ -37,7 +37,7 @@ from gumshoe.training.planning.memory_plan import (
 )
 from gumshoe.training.settings import TrainSettings, resolve
 from tests.benchmarks.memory import CASES, MOST_OFF, RECORD, estimate, measured
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.errors import raises
 
 QWEN2_5_7B = {  # as published
@@ -58,7 +58,7 @@ CPU, GPU = ComputeDevice(on_gpu=False, dtype=4), ComputeDevice(on_gpu=True, dtyp
 
 @cache
 def recorded() -> dict[str, Any]:
-    """Return what was measured."""
+    """Return the recorded measurements."""
     return json.loads(RECORD.read_text())  # type: ignore[no-any-return]
 
 
@@ -87,7 +87,7 @@ def large(large_model: str) -> ModelShape:
 
 
 class TestByHand:
-    """Of the tiny policy: 4 layers of 192, 6 heads of 32 with 3 for keys, 512 within, and 4,588 words, tied."""
+    """The tiny policy: 4 layers, width 192, 6 heads of 32 with 3 key heads, feed-forward 512, 4,588 tied tokens."""
 
     def test_parameters_are_counted_exactly(self, tiny: ModelShape, large: ModelShape) -> None:
         attention = 192 * 192 + 192 + 2 * (192 * 96 + 96) + 192 * 192
@@ -101,13 +101,13 @@ class TestByHand:
         assert tiny.adapter_parameters(8, lora.target_modules) == 110_592
         assert tiny.adapter_parameters(8, ("q_proj",)) == 4 * 8 * (192 + 192)
 
-    def test_weights_of_four_bits_have_their_constants_and_the_rest_stays(self, tiny: ModelShape) -> None:
+    def test_quantized_weights_have_constants(self, tiny: ModelShape) -> None:
         assert pytest.approx(4.127, abs=5e-4) == NF4 * 8, "https://arxiv.org/abs/2305.14314, section 3"
         found = weights_bytes(tiny, of(model__quantization="nf4", rollouts__engine="transformers"), GPU)
         assert found == round(1_622_016 * 0.515869140625) + (2_506_176 - 1_622_016) * 2
         assert weights_bytes(tiny, of(), CPU) == 4 * 2_506_176
 
-    def test_what_a_layer_keeps_of_a_token(self, tiny: ModelShape) -> None:
+    def test_activations_of_a_layer(self, tiny: ModelShape) -> None:
         small = of(lora__rank="8", model__gradient_checkpointing="false")
         norms, mask = 2 * 4 * 192, 1000
         of_32_bits = norms + 4 * 4 * 192 + 4 * 6 + 4 * mask + 4 * 3 * 512 + 4 * 8 * 7 + 4 * (192 + 192 + 512)
@@ -120,7 +120,7 @@ class TestByHand:
         assert kv_bytes(tiny, 4, 1) == 4 * 2 * 3 * 32 * 4
         assert kv_bytes(large, 2, 8192) == 8192 * 28 * 2 * 4 * 128 * 2
 
-    def test_adapter_gradient_and_optimizer_have_the_adapter_s_numbers(self, tiny: ModelShape) -> None:
+    def test_adapter_gradients_and_optimizer(self, tiny: ModelShape) -> None:
         found = {
             each.name: each.bytes for each in trainer_parts(tiny, of(lora__rank="8"), GPU, TrainingPass(1, 100, 10))
         }
@@ -130,20 +130,20 @@ class TestByHand:
 
 
 class TestOtherShapes:
-    """Models that keep less, or other things, than plain attention does."""
+    """Models with other layers than plain attention."""
 
     def test_a_file_is_enough(self, tmp_path: Path, large: ModelShape) -> None:
         file = tmp_path / "seven.json"
         file.write_text(json.dumps(QWEN2_5_7B))
         assert read_shape(str(file)).linears == large.linears
 
-    def test_windows_and_layers_without_keys(self, tmp_path: Path) -> None:
+    def test_sliding_windows(self, tmp_path: Path) -> None:
         sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 4, "num_attention_heads": 2}
         kinds = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 16, "vocab_size": 300}
         gemma = {"model_type": "gemma2", "num_key_value_heads": 1, "head_dim": 32, **sizes, **kinds}
         shape = read_shape(config_of(tmp_path, gemma))
         assert shape.kv_tokens(100) == 2 * 100 + 2 * 16
-        assert shape.list_uncounted() == ("2 layers remember 16 tokens each",)
+        assert shape.list_uncounted() == ("2 layers with a sliding window of 16 tokens",)
 
     def test_a_mixture_of_experts(self, tmp_path: Path) -> None:
         mixtral = {
@@ -224,7 +224,7 @@ class TestMeasured:
 
     @pytest.mark.nightly
     @pytest.mark.timeout(560)
-    def test_one_of_them_anew(self) -> None:
+    def test_a_new_measurement_is_close(self) -> None:
         found = measured(next(each for each in CASES if each.name == "long, kept"))
         assert abs(found["off"]) <= MOST_OFF
 
@@ -251,7 +251,7 @@ MORE = {
 class TestPlans:
     @settings(deadline=None, max_examples=60)
     @given(given=sizes, more=st.sampled_from(sorted(MORE)), gpus=st.integers(0, 3))
-    def test_more_of_anything_takes_no_less(
+    def test_larger_settings_need_no_less_memory(
         self, large: ModelShape, given: dict[str, Any], more: str, gpus: int
     ) -> None:
         machine = Machine(gpus, 80 * GB)
@@ -265,36 +265,34 @@ class TestPlans:
 
     @settings(deadline=None, max_examples=40)
     @given(given=sizes, memory=st.integers(4, 160))
-    def test_what_is_suggested_fits_and_takes_the_same_step(
-        self, large: ModelShape, given: dict[str, Any], memory: int
-    ) -> None:
+    def test_suggestions_fit_and_keep_the_step(self, large: ModelShape, given: dict[str, Any], memory: int) -> None:
         wanted = resolve(None, {**given, "optimizer.gradient_accumulation_steps": 4}, {}).settings
-        made = make_plan(wanted, large, Machine(1, memory * GB))
-        found = suggest_changes(made, large)
+        plan = make_plan(wanted, large, Machine(1, memory * GB))
+        found = suggest_changes(plan, large)
         if found is None:
-            assert not made.fits
+            assert not plan.fits
             return
         assert found.fits
         assert found.settings.groups == wanted.groups
         again = TrainSettings.model_validate(found.settings.model_dump())
         assert again == found.settings
-        if made.fits:
-            assert not changed_settings(wanted, found.settings), "nothing is changed that need not be"
+        if plan.fits:
+            assert not changed_settings(wanted, found.settings), "nothing is changed without need"
 
-    def test_a_7b_model_fits_one_gpu_of_80_gb_as_it_is_by_default(self, large: ModelShape) -> None:
-        made = make_plan(TrainSettings(), large, Machine(1, 80 * GB))
-        assert made.fits
-        assert made.max_at_once >= TrainSettings().groups * TrainSettings().rollouts.num_generations
-        assert {who for who, _ in made.devices[0].parts} == {"trainer", "vLLM"}
+    def test_a_7b_model_fits_one_80_gb_gpu_with_defaults(self, large: ModelShape) -> None:
+        plan = make_plan(TrainSettings(), large, Machine(1, 80 * GB))
+        assert plan.fits
+        assert plan.max_at_once >= TrainSettings().groups * TrainSettings().rollouts.num_generations
+        assert {who for who, _ in plan.devices[0].parts} == {"trainer", "vLLM"}
 
-    def test_and_one_of_24_gb_with_qlora(self, large: ModelShape) -> None:
+    def test_a_7b_model_fits_one_24_gb_gpu_with_qlora(self, large: ModelShape) -> None:
         assert not make_plan(TrainSettings(), large, Machine(1, 24 * GB)).fits
         qlora = resolve("qlora-24gb", {}, {}).settings
         assert make_plan(qlora, large, Machine(1, 24 * GB)).fits
         assert qlora.groups == TrainSettings().groups
         found = suggest_changes(make_plan(TrainSettings(), large, Machine(1, 24 * GB)), large)
         assert found is not None
-        assert found.settings == qlora, "which is what is suggested"
+        assert found.settings == qlora, "the suggestion is the shipped configuration"
 
     def test_a_suggestion_is_a_configuration(self, large: ModelShape, tmp_path: Path) -> None:
         before = resolve(None, {"rewards.functions": "[{name: exact}]", "output.directory": "o"}, {}).settings
@@ -305,9 +303,9 @@ class TestPlans:
         assert resolve(str(file), {}, {}).settings == found.settings
         assert "rewards.functions" not in changed_settings(before, found.settings)
 
-    def test_trainers_and_server_have_gpus_of_their_own_where_there_are_enough(self, large: ModelShape) -> None:
-        def owners(made: MemoryPlan) -> list[set[str]]:
-            return [{who for who, _ in each.parts} for each in made.devices]
+    def test_trainers_and_server_get_their_own_gpus_if_there_are_enough(self, large: ModelShape) -> None:
+        def owners(plan: MemoryPlan) -> list[set[str]]:
+            return [{who for who, _ in each.parts} for each in plan.devices]
 
         machine = Machine(4, 80 * GB)
         assert owners(make_plan(of(), large, machine)) == [{"trainer"}, {"vLLM"}, {"vLLM"}]
@@ -326,27 +324,27 @@ class TestPlans:
         alone = make_plan(of(), large, Machine(2, 80 * GB))
         two = of_two()
         assert [{who for who, _ in each.parts} for each in two.devices] == [{"trainer"}, {"vLLM"}, {"vLLM"}]
-        assert two.kv_tokens == alone.kv_tokens, "of each"
+        assert two.kv_tokens == alone.kv_tokens, "per server"
         on_one = make_plan(of(rollouts__num_servers="2"), large, Machine(2, 80 * GB))
         assert [who for who, part in on_one.devices[1].parts if part.name == "weights"] == ["vLLM", "vLLM"]
         assert not of_two(optimizer__processes="3", rollouts__gpu_memory="0.6").fits, "1.2 of one GPU"
 
-    def test_shared_weights_take_less(self, large: ModelShape) -> None:
+    def test_sharded_weights_need_less_memory(self, large: ModelShape) -> None:
         def weights(machines: int = 1, **flags: Any) -> int:
-            made = make_plan(
+            plan = make_plan(
                 of(optimizer__processes="8", **flags), large, Machine(8 // machines, 80 * GB, count=machines)
             )
-            return sum(part.bytes for who, part in made.devices[0].parts if (who, part.name) == ("trainer", "weights"))
+            return sum(part.bytes for who, part in plan.devices[0].parts if (who, part.name) == ("trainer", "weights"))
 
         whole, shared = weights(), weights(optimizer__distribution="fsdp2")
         assert whole / 8 < shared < whole / 2
-        assert weights(2, optimizer__distribution="fsdp2") == shared, "wherever the trainers are"
+        assert weights(2, optimizer__distribution="fsdp2") == shared, "on one or two machines"
 
-    def test_a_model_that_nothing_helps(self, large: ModelShape) -> None:
-        made = make_plan(TrainSettings(), large, Machine(1, 4 * GB))
-        assert suggest_changes(made, large) is None
+    def test_no_suggestion_if_nothing_helps(self, large: ModelShape) -> None:
+        plan = make_plan(TrainSettings(), large, Machine(1, 4 * GB))
+        assert suggest_changes(plan, large) is None
 
-    def test_time_goes_down_with_a_better_gpu_and_up_with_what_is_done(self, large: ModelShape) -> None:
+    def test_time_depends_on_gpu_and_settings(self, large: ModelShape) -> None:
         def seconds(kind: str, **flags: Any) -> tuple[float, float]:
             found = make_plan(of(**flags), large, Machine(2, 80 * GB, kind)).time
             assert found is not None
@@ -362,20 +360,20 @@ class TestPlans:
         forward = 2 * (7_615_616_512 - 152064 * 3584 - 28 * (3584 + 2 * 512 + 2 * 3584) - 3584) * 4096
         forward += 2 * 28 * 3584 * 4096**2
         assert training == pytest.approx(16 * 5 * forward / (0.35 * GPUS["a100"].flops * 1e12))
-        assert make_plan(of(), large, Machine(2, 80 * GB)).time is None, "of an unknown GPU nothing is said"
+        assert make_plan(of(), large, Machine(2, 80 * GB)).time is None, "no estimate for an unknown GPU"
 
 
-class TestRefusals:
-    def test_what_clearly_does_not_fit_is_refused_with_what_to_change(self, large_model: str) -> None:
+class TestRejections:
+    def test_a_run_that_does_not_fit_is_rejected_with_changes(self, large_model: str) -> None:
         wanted = of(model__name=large_model)
-        most, changed = "of 40.0", "model.quantization=nf4, rollouts.engine=transformers"
-        with raises(NO_ROOM, "GPU 0", most, "trainer's activations", changed, "model.check_memory=false"):
+        changed = "model.quantization=nf4, rollouts.engine=transformers"
+        with raises(NO_ROOM, "GPU 0", "40.0 GB", "activations (trainer)", changed, "model.check_memory=false"):
             check_memory(wanted, Machine(1, 40 * GB))
         with raises(NO_ROOM, "smaller model", "model.check_memory=false") as refused:
             check_memory(wanted, Machine(1, 4 * GB))
         assert "model.quantization" not in refused.value.message, "nothing helps"
 
-    def test_what_nearly_does_is_warned_of(
+    def test_a_run_that_almost_fits_gets_a_warning(
         self, large_model: str, large: ModelShape, capsys: pytest.CaptureFixture[str]
     ) -> None:
         wanted = of(model__name=large_model)
@@ -389,12 +387,12 @@ class TestRefusals:
         with raises(NO_ROOM, "GPU 0"):
             check_memory(wanted, Machine(2, int(needed / 1.2)))
 
-    def test_a_server_without_room_for_one_episode_is_refused(self, large_model: str) -> None:
+    def test_a_server_without_room_for_one_episode_is_rejected(self, large_model: str) -> None:
         wanted = of(model__name=large_model, rollouts__gpu_memory="0.19")
         with raises(NO_ROOM, "keys and values of 0 tokens", "8,192"):
             check_memory(wanted, Machine(1, 80 * GB))
 
-    def test_without_a_gpu_what_is_usual_counts(self, tiny: ModelShape) -> None:
+    def test_without_a_gpu_a_typical_episode_counts(self, tiny: ModelShape) -> None:
         wanted = resolve("tiny", {}, {}).settings
         whole, usual = (make_plan(wanted, tiny, Machine(0, GB), context=each).tightest.needed for each in (None, 2048))
         assert usual < whole
@@ -403,7 +401,7 @@ class TestRefusals:
             check_memory(wanted, Machine(0, usual // 2))
         check_memory(wanted, None)
 
-    def test_train_refuses_before_anything_is_begun(self, run: Callable[..., Ran], tmp_path: Path) -> None:
+    def test_train_checks_memory_before_it_starts(self, run: Callable[..., CommandResult], tmp_path: Path) -> None:
         from gumshoe.mail.build import build_mail_index
         from gumshoe.synthesis.mailboxes import synthesize_mail, write_mail
 
@@ -424,7 +422,7 @@ class TestRefusals:
 class TestAvailable:
     MEMINFO = "MemTotal: 4000 kB\nMemAvailable: 1000 kB\n"
 
-    def test_the_least_of_machine_and_limits_counts(self, tmp_path: Path) -> None:
+    def test_the_smallest_limit_counts(self, tmp_path: Path) -> None:
         assert available_memory(tmp_path) is None
         (tmp_path / "proc").mkdir()
         (tmp_path / "proc/meminfo").write_text(self.MEMINFO)
@@ -446,16 +444,16 @@ class TestAvailable:
 
 
 class TestCommand:
-    def test_a_table_by_part_and_a_verdict(self, run: Callable[..., Ran], large_model: str) -> None:
+    def test_a_table_by_part_and_a_verdict(self, run: Callable[..., CommandResult], large_model: str) -> None:
         ran = run("plan", "--model", large_model, "--gpu", "h100")
         assert ran.status == 0
         for part in ("weights", "optimizer", "activations", "logits and loss", "keys and values", "CUDA graphs"):
             assert part in ran.out
-        assert "57,344 bytes a token" in ran.out
+        assert "57,344 bytes" in ran.out
         assert "It fits" in ran.out
         assert "rollouts," in ran.out
 
-    def test_json_has_bytes(self, run: Callable[..., Ran], large_model: str) -> None:
+    def test_json_has_bytes(self, run: Callable[..., CommandResult], large_model: str) -> None:
         ran = run("plan", "--model", large_model, "--gpus", 1, "--gpu-memory", 24, "--json")
         found = json.loads(ran.out)
         assert ran.status == 3
@@ -464,8 +462,8 @@ class TestCommand:
         assert device["needed_bytes"] == sum(part["bytes"] for part in device["parts"])
         assert found["suggested"]["changes"]["model.quantization"] == "nf4"
 
-    def test_what_does_not_fit_comes_with_a_configuration_that_does(
-        self, run: Callable[..., Ran], large_model: str, tmp_path: Path
+    def test_the_command_prints_a_configuration_that_fits(
+        self, run: Callable[..., CommandResult], large_model: str, tmp_path: Path
     ) -> None:
         ran = run("plan", "--model", large_model, "--gpu-memory", 24)
         assert (ran.status, ran.code) == (3, NO_ROOM)
@@ -474,7 +472,7 @@ class TestCommand:
         file.write_text(ran.out.split("--config`:\n\n")[1])
         assert run("plan", "--config", file, "--gpu-memory", 24).status == 0
 
-    def test_without_a_gpu(self, run: Callable[..., Ran]) -> None:
+    def test_without_a_gpu(self, run: Callable[..., CommandResult]) -> None:
         ran = run("plan", "--config", "tiny", "--gpus", 0, "--gpu-memory", 64)
         assert ran.status == 0
         assert "without a GPU" in ran.out
@@ -490,13 +488,15 @@ class TestCommand:
             (["--gpu-memory", 80, "--model", "nowhere/at-all-here"], "sources.model-not-found", "nowhere/at-all-here"),
         ],
     )
-    def test_what_cannot_be_planned(self, run: Callable[..., Ran], words: list[Any], code: str, value: str) -> None:
+    def test_invalid_arguments_are_rejected(
+        self, run: Callable[..., CommandResult], words: list[Any], code: str, value: str
+    ) -> None:
         ran = run("plan", *words) if "--model" in words else run("plan", "--model", "tiny", *words)
         assert (ran.status, ran.code) == (2, code)
         assert value in ran.err
 
 
-def test_episodes_in_the_trainer_s_process_take_memory_for_each(tiny: ModelShape) -> None:
+def test_episodes_in_the_trainer_need_memory_each(tiny: ModelShape) -> None:
     def needed(at_once: int) -> int:
         wanted = of(rollouts__engine="transformers", rollouts__concurrency=str(at_once))
         return sum(each.bytes for each in sampling_parts(tiny, wanted, CPU, 2048))

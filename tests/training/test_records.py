@@ -1,4 +1,4 @@
-"""What a run writes down of its steps, and how it goes on from it."""
+"""The records of a run: lines, reading, truncation, and early stopping."""
 
 import re
 from pathlib import Path
@@ -60,7 +60,7 @@ def evaluation(number: int, accuracy: float = 0.5, *, best: bool = True) -> Eval
     )
 
 
-def test_a_step_has_the_line_that_people_know() -> None:
+def test_the_line_of_a_step() -> None:
     assert step(12).line(200, 1865.2).split(" | ") == [
         "Step 12/200",
         "Loss 0.52",
@@ -80,7 +80,7 @@ def test_a_step_has_the_line_that_people_know() -> None:
     assert "| skipped: " in bare
 
 
-def test_an_evaluation_has_a_line_too() -> None:
+def test_the_line_of_an_evaluation() -> None:
     assert evaluation(20).line().split(" | ") == [
         "Evaluation after step 20",
         "Acc 50.0% of 40",
@@ -91,7 +91,7 @@ def test_an_evaluation_has_a_line_too() -> None:
     ]
 
 
-def test_what_was_written_is_read_again_and_a_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_records_are_read_back_without_an_incomplete_last_line(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     assert read_records(path) == []
     written: list[StepRecord | EvaluationRecord] = [evaluation(0), step(1), step(2), evaluation(2)]
@@ -104,7 +104,7 @@ def test_what_was_written_is_read_again_and_a_line_that_was_cut_off_is_left_out(
 
 
 @pytest.mark.parametrize("line", ["{}", "no JSON", '{"event": "step", "step": 1}'])
-def test_a_line_that_is_no_record_is_named(line: str, tmp_path: Path) -> None:
+def test_an_invalid_record_is_reported(line: str, tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     write_record(path, step(1))
     with path.open("a") as file:
@@ -113,8 +113,8 @@ def test_a_line_that_is_no_record_is_named(line: str, tmp_path: Path) -> None:
         read_records(path)
 
 
-def test_a_run_goes_on_from_the_records_of_its_checkpoint(tmp_path: Path) -> None:
-    """What came after it is run again, and would stand there twice; so does the evaluation after the same step."""
+def test_records_are_truncated_to_a_checkpoint(tmp_path: Path) -> None:
+    """Later steps are run again, and would otherwise be recorded twice. The evaluation after the same step stays."""
     path = tmp_path / "metrics.jsonl"
     for each in (evaluation(0), step(1), step(2), evaluation(2), step(3)):
         write_record(path, each)
@@ -150,9 +150,7 @@ def evaluations(*accuracies: float) -> list[EvaluationRecord]:
         ((0.4, 1.0), None, False),
     ],
 )
-def test_a_run_ends_when_its_last_evaluation_reaches_the_target(
-    accuracies: tuple[float, ...], target: float | None, ends: bool
-) -> None:
+def test_a_run_ends_at_the_target_accuracy(accuracies: tuple[float, ...], target: float | None, ends: bool) -> None:
     message = end_message(evaluations(*accuracies), target, None)
     assert (message is not None) is ends
     assert message is None or "70.0%" in message
@@ -164,14 +162,14 @@ def test_a_run_ends_when_its_last_evaluation_reaches_the_target(
         ((0.5, 0.4), 1, 0),
         ((0.5, 0.4), 2, None),
         ((0.5, 0.4, 0.3), 2, 0),
-        ((0.5, 0.5, 0.5), 2, 0),  # as good is not better
+        ((0.5, 0.5, 0.5), 2, 0),  # equal is not better
         ((0.5, 0.4, 0.6), 2, None),
         ((0.5, 0.4, 0.6, 0.6, 0.55), 2, 20),
         ((0.5, 0.4, 0.3, 0.2), None, None),
         ((0.5,), 1, None),
     ],
 )
-def test_a_run_ends_when_patience_evaluations_in_a_row_were_not_better(
+def test_a_run_ends_without_patience(
     accuracies: tuple[float, ...], patience: int | None, best_step: int | None
 ) -> None:
     message = end_message(evaluations(*accuracies), None, patience)
@@ -182,6 +180,6 @@ def test_a_run_ends_when_patience_evaluations_in_a_row_were_not_better(
         assert re.findall(r"\d+", message) == [str(patience), str(best_step)]
 
 
-def test_a_run_without_an_evaluation_goes_on_and_the_target_is_named_before_patience() -> None:
+def test_the_target_is_checked_before_patience() -> None:
     assert end_message([], 0.5, 1) is None
     assert "80.0%" in (end_message(evaluations(0.9, 0.8), 0.8, 1) or "")

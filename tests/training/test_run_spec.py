@@ -1,4 +1,4 @@
-"""What a run's directory holds, told without loading a model."""
+"""The checkpoints of a run's directory, and the splits of its scenarios."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from tests.errors import raises
 from tests.scenarios.questions import question, write_questions
 
 
-def test_a_checkpoint_that_is_half_written_does_not_count(tmp_path: Path) -> None:
-    """Whole is one that has its metadata, which is written last."""
+def test_incomplete_checkpoints_do_not_count(tmp_path: Path) -> None:
+    """A complete one has its metadata, which is written last."""
     for step, is_whole in ((10, True), (9, True), (100, True), (110, False)):
         place = tmp_path / f"checkpoint-{step}"
         place.mkdir()
@@ -22,7 +22,7 @@ def test_a_checkpoint_that_is_half_written_does_not_count(tmp_path: Path) -> Non
     assert find_checkpoints(tmp_path / "none") == []
 
 
-def test_a_run_learns_from_one_split_is_chosen_on_another_and_takes_no_more_than_it_should(tmp_path: Path) -> None:
+def test_splits_are_loaded_up_to_their_sizes(tmp_path: Path) -> None:
     split = ["train"] * 5 + ["validation"] * 3 + ["test"] * 2
     asked = [question(number, split=part) for number, part in enumerate(split, 1)]
     scenarios = write_questions(tmp_path / "q.jsonl", asked)
@@ -32,14 +32,14 @@ def test_a_run_learns_from_one_split_is_chosen_on_another_and_takes_no_more_than
     assert [len(each) for each in load_splits(few, scenarios)] == [2, 1]
 
 
-def test_scenarios_without_a_split_to_choose_on_are_refused(tmp_path: Path) -> None:
+def test_an_empty_split_is_rejected(tmp_path: Path) -> None:
     scenarios = write_questions(tmp_path / "q.jsonl", [question(1, split="train")])
     with raises("training.empty-split", scenarios, "split validation"):
         load_splits(TrainSettings(), scenarios)
 
 
 @pytest.mark.parametrize(("limit", "expired"), [(1, [9, 10, 100]), (2, [9, 10]), (3, [9]), (4, []), (9, [])])
-def test_the_oldest_checkpoints_expire_by_their_steps(limit: int, expired: list[int]) -> None:
+def test_the_oldest_checkpoints_expire(limit: int, expired: list[int]) -> None:
     found = [Path(f"checkpoint-{step}") for step in (100, 9, 1000, 10)]
     assert [step_of(each) for each in expired_checkpoints(found, limit)] == expired
     assert expired_checkpoints([], limit) == []

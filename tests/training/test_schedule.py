@@ -1,4 +1,4 @@
-"""What a step works on: a function of the seed, the step and the draw, and nothing else."""
+"""The scenarios of a step: a function of the seed, the step and the draw only."""
 
 from datetime import date
 from itertools import pairwise
@@ -23,7 +23,7 @@ SIZES = st.integers(1, 40).flatmap(lambda count: st.tuples(st.just(count), st.in
 
 
 @given(SIZES, st.integers(0, 5), st.integers(1, 60))
-def test_every_scenario_comes_before_any_comes_again(sizes: tuple[int, int], seed: int, steps: int) -> None:
+def test_every_scenario_is_used_once_before_any_is_used_again(sizes: tuple[int, int], seed: int, steps: int) -> None:
     count, groups = sizes
     schedule = Schedule(scenarios(count), seed, groups)
     drawn = [ids(schedule.draw(step)) for step in range(steps)]
@@ -34,14 +34,14 @@ def test_every_scenario_comes_before_any_comes_again(sizes: tuple[int, int], see
 
 
 @given(SIZES, st.integers(0, 5), st.integers(0, 30))
-def test_a_later_draw_brings_scenarios_that_the_step_has_not(sizes: tuple[int, int], seed: int, step: int) -> None:
+def test_later_draws_have_new_scenarios(sizes: tuple[int, int], seed: int, step: int) -> None:
     count, groups = sizes
     schedule = Schedule(scenarios(count), seed, groups)
     drawn = [each for draw in range(count // groups + 2) for each in ids(schedule.draw(step, draw))]
     assert sorted(drawn, key=int) == [str(each) for each in range(count)]
 
 
-def test_another_seed_draws_another_order_and_the_same_one_the_same_whatever_was_drawn_before() -> None:
+def test_the_order_depends_only_on_the_seed() -> None:
     schedule = Schedule(scenarios(50), 1, 8)
     late = ids(schedule.draw(40))
     again = Schedule(scenarios(50), 1, 8)

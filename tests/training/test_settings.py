@@ -1,4 +1,4 @@
-"""The settings of a run: where they come from, what they are shown as, and what is refused."""
+"""The settings of a run: sources, printing, and rejected values."""
 
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -16,7 +16,7 @@ from gumshoe.training.settings import (
     list_env_vars,
     resolve,
 )
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.errors import raises
 
 NAMES = (
@@ -34,7 +34,7 @@ def of(**flags: Any) -> TrainSettings:
     return resolve(None, {name.replace("__", "."): value for name, value in flags.items()}, {}).settings
 
 
-def test_a_file_gives_way_to_the_environment_and_that_to_flags(tmp_path: Path) -> None:
+def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("optimizer: {learning_rate: 1e-4, beta: 0.1, max_steps: 7}\nmode: rollout\n")
     environ = {"LEARNING_RATE": "2e-4", "MAX_STEPS": "8"}
@@ -50,18 +50,18 @@ def test_a_file_gives_way_to_the_environment_and_that_to_flags(tmp_path: Path) -
     }
 
 
-def test_every_name_that_users_of_such_scripts_know_is_read() -> None:
+def test_environment_variables_are_read() -> None:
     assert sorted(env for _, env in list_env_vars()) == sorted(NAMES.split())
     environ = {"RUN_BASELINE_EVAL": "false", "VERBOSE": "1", "PATIENCE": "", "MODEL_NAME": "7", "OUTPUT_DIR": "9"}
     found = resolve(None, {}, environ).settings
     assert not found.evaluation.baseline
     assert found.output.verbose
     assert found.evaluation.patience is None
-    assert (found.model.name, found.directory) == ("7", Path("9")), "a name of digits is a name"
+    assert (found.model.name, found.directory) == ("7", Path("9")), "digits stay text"
     assert resolve(None, {"lora.start": "null"}, {}).settings.lora.start is None
 
 
-def test_what_is_printed_is_a_configuration_of_the_same_settings(tmp_path: Path) -> None:
+def test_printed_settings_can_be_read_back(tmp_path: Path) -> None:
     found = resolve(None, {"rewards.functions": "[{name: exact, arguments: {wrong: -1}}]", "data.seed": "5"}, {})
     config = tmp_path / "printed.yaml"
     config.write_text(found.as_yaml())
@@ -69,15 +69,15 @@ def test_what_is_printed_is_a_configuration_of_the_same_settings(tmp_path: Path)
     assert "  seed: 5  # flag; SEED; " in found.as_yaml()
 
 
-def test_the_command_prints_settings_and_where_they_come_from(
-    run: Callable[..., Ran], monkeypatch: pytest.MonkeyPatch
+def test_the_command_prints_settings_with_their_sources(
+    run: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LEARNING_RATE", "3e-4")
     ran = run("train", "--print-config", "--mode", "rollout", "--set", "optimizer.beta=0")
     assert ran.status == 0
     read = yaml.safe_load(ran.out)
     assert (read["mode"], read["optimizer"]["beta"], read["optimizer"]["learning_rate"]) == ("rollout", 0.0, 3e-4)
-    assert "# $LEARNING_RATE; LEARNING_RATE; AdamW's" in ran.out
+    assert "# $LEARNING_RATE; LEARNING_RATE; " in ran.out
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_the_command_prints_settings_and_where_they_come_from(
         ({"mode": "fast"}, "settings.invalid-value", ("mode", "'masked', 'rollout' or 'simple'")),
     ],
 )
-def test_a_value_that_cannot_be_is_named_with_its_origin(
+def test_an_invalid_value_is_reported_with_its_source(
     flags: dict[str, str], code: str, values: tuple[str, ...]
 ) -> None:
     with raises(code, *values, "(from flag)"):
@@ -106,7 +106,7 @@ def test_a_value_that_cannot_be_is_named_with_its_origin(
         (None, "settings.config-unreadable"),
     ],
 )
-def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str | None, code: str) -> None:
+def test_an_invalid_file_is_rejected(tmp_path: Path, text: str | None, code: str) -> None:
     config = tmp_path / "run.yaml"
     if text is not None:
         config.write_text(text)
@@ -114,7 +114,7 @@ def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path, text: str | 
         resolve(str(config), {}, {})
 
 
-def test_a_flag_without_a_value_is_refused(run: Callable[..., Ran]) -> None:
+def test_a_flag_without_a_value_is_rejected(run: Callable[..., CommandResult]) -> None:
     ran = run("train", "--print-config", "--set", "optimizer.beta")
     assert (ran.status, ran.code) == (2, "settings.not-name-value")
     assert "'optimizer.beta'" in ran.err
@@ -192,12 +192,12 @@ def test_a_flag_without_a_value_is_refused(run: Callable[..., Ran]) -> None:
         ),
     ],
 )
-def test_what_cannot_work_is_refused_with_what_to_change(flags: dict[str, Any], code: str, value: str) -> None:
+def test_settings_that_cannot_work_are_rejected(flags: dict[str, Any], code: str, value: str) -> None:
     with raises(code, value):
         check_settings(of(**flags), 20)
 
 
-def test_all_that_cannot_work_is_named_at_once_and_the_code_is_that_of_the_first() -> None:
+def test_all_errors_are_reported_with_the_code_of_the_first() -> None:
     with raises("settings.too-few-scenarios", "64 scenarios", "optimizer.max_steps"):
         check_settings(of(optimizer__gradient_accumulation_steps=64, optimizer__max_steps=0), 20)
 
@@ -209,15 +209,13 @@ def test_all_that_cannot_work_is_named_at_once_and_the_code_is_that_of_the_first
         ("wandb", {"output__report_to": ["wandb"]}),
     ],
 )
-def test_a_setting_whose_package_is_missing_is_named(
-    package: str, flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_package_is_reported(package: str, flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gumshoe.training.settings.find_spec", lambda _: None)
     with raises("settings.package-missing", package, next(iter(flags)).replace("__", ".")):
         check_settings(of(**flags), 20)
 
 
-def test_weights_are_shared_out_among_gpus_alone() -> None:
+def test_sharding_requires_gpus() -> None:
     check_settings(of(**SHARDED), 20)
     check_devices(of(**SHARDED), 2)
     with raises("settings.sharded-without-gpu", "optimizer.distribution fsdp2"):
@@ -226,19 +224,19 @@ def test_weights_are_shared_out_among_gpus_alone() -> None:
 
 
 @pytest.mark.skipif(find_spec("deepspeed") is not None, reason="deepspeed is installed")
-def test_zero3_without_deepspeed_is_refused() -> None:
+def test_zero3_requires_deepspeed() -> None:
     with raises("settings.package-missing", "zero3", "deepspeed"):
         check_settings(of(**SHARDED | {"optimizer__distribution": "zero3"}), 20)
 
 
-def test_context_parallelism_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_context_parallelism_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
     with raises("settings.context-parallelism", "PARALLELISM_CONFIG_CP_SIZE is 2"):
         check_settings(TrainSettings(), 20)
 
 
-def test_several_processes_make_a_larger_step() -> None:
-    """Each has whole groups."""
+def test_groups_per_step_grow_with_processes() -> None:
+    """Each process has complete groups."""
     settings = of(optimizer__processes=2, optimizer__gradient_accumulation_steps=2, rollouts__groups_per_step=4)
     assert settings.groups == 4
     check_settings(settings, 4)
@@ -246,7 +244,7 @@ def test_several_processes_make_a_larger_step() -> None:
         check_settings(settings, 3)
 
 
-def test_the_fields_in_which_settings_differ_are_named() -> None:
+def test_differences_are_dotted_names() -> None:
     assert find_differences(TrainSettings(), TrainSettings()) == []
     changed = of(mode="rollout", optimizer__algorithm="grpo", lora__rank=8)
     assert find_differences(TrainSettings(), changed) == ["mode", "lora.rank", "optimizer.algorithm"]

@@ -1,4 +1,4 @@
-"""Two processes that share a model's weights learn what one would, on the CPU, with gloo."""
+"""Two processes with sharded weights train the same adapter as one process, on the CPU, with gloo."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from gumshoe.training.launch.distributed_env import DistributedEnv
-from tests.conftest import free_port
+from tests.conftest import find_free_port
 from tests.models import random_model
 from tests.training.sharded_training import STEPS, settings_of
 from tests.training.test_trainer import tokenizer
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.nightly
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model, and an adapter to begin at that does something."""
+    """Return a directory with a model, and an adapter to start from that is not zero."""
     import torch
     from peft import get_peft_model
 
@@ -43,35 +43,35 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(place: Path, distribution: str, processes: int, *, first: int = 0, recomputes: bool = False) -> None:
-    """In so many processes, to the end."""
+    """Train to the end in this number of processes."""
     words = [distribution, str(processes), str(first), "recomputes" if recomputes else "keeps"]
     command = [sys.executable, "-m", "tests.training.sharded_training", str(place), *words]
-    port, several = free_port(), range(processes)
+    port, several = find_free_port(), range(processes)
     places = [DistributedEnv().process_environment(each, processes, port) if processes > 1 else {} for each in several]
     running = [
         subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1", **each}, stderr=subprocess.PIPE, text=True)
         for each in places
     ]
-    said = [each.communicate()[1] for each in running]
-    assert [each.returncode for each in running] == [0] * processes, "\n".join(said)[-5000:]
+    errors = [each.communicate()[1] for each in running]
+    assert [each.returncode for each in running] == [0] * processes, "\n".join(errors)[-5000:]
 
 
-def published(place: Path, number: int) -> "torch.Tensor":
-    """All weights of an adapter in one."""
+def load_published(place: Path, number: int) -> "torch.Tensor":
+    """Return all weights of a load_published adapter as one vector."""
     import torch
     from safetensors.torch import load_file
 
-    found = load_file(place / f"published-{number}" / "adapter_model.safetensors")
+    found = load_file(place / f"load_published-{number}" / "adapter_model.safetensors")
     return torch.cat([found[name].flatten().float() for name in sorted(found)])
 
 
 @pytest.fixture(scope="module")
-def alone(place: Path) -> "list[torch.Tensor]":
-    """The adapter after each step of one process."""
-    directory = place.parent / "alone"
+def one_process(place: Path) -> "list[torch.Tensor]":
+    """Return the adapter of one process, before each step and at the end."""
+    directory = place.parent / "one_process"
     shutil.copytree(place, directory)
     train(directory, "ddp", 1)
-    return [published(directory, number) for number in range(STEPS + 1)]
+    return [load_published(directory, number) for number in range(STEPS + 1)]
 
 
 @pytest.mark.parametrize(
@@ -81,23 +81,23 @@ def alone(place: Path) -> "list[torch.Tensor]":
         pytest.param("zero3", marks=pytest.mark.skipif(find_spec("deepspeed") is None, reason="no deepspeed here")),
     ],
 )
-def test_weights_that_are_shared_out_learn_what_whole_ones_would(
-    distribution: str, alone: "list[torch.Tensor]", place: Path, tmp_path: Path
+def test_sharded_training_equals_one_process(
+    distribution: str, one_process: "list[torch.Tensor]", place: Path, tmp_path: Path
 ) -> None:
-    """What is published is whole, the step with nothing to learn from moves nothing, and a checkpoint goes on."""
+    """Published adapters are complete, a step without groups changes nothing, and a checkpoint can be resumed."""
     import torch
 
     out = tmp_path / "out"
     shutil.copytree(place, out)
     train(out, distribution, 2, recomputes=True)
-    together = [published(out, number) for number in range(STEPS + 1)]
-    assert torch.equal(together[0], alone[0])
-    assert torch.equal(together[1], together[2]), "nothing was learned from nothing"
-    moved = (alone[-1] - alone[0]).abs().mean()
+    together = [load_published(out, number) for number in range(STEPS + 1)]
+    assert torch.equal(together[0], one_process[0])
+    assert torch.equal(together[1], together[2]), "the second step has no groups"
+    moved = (one_process[-1] - one_process[0]).abs().mean()
     assert moved > 0.005
-    for mine, theirs in zip(together, alone, strict=True):
+    for mine, theirs in zip(together, one_process, strict=True):
         assert (mine - theirs).abs().mean() < 0.02 * moved
     for number in range(3, STEPS + 1):
-        shutil.rmtree(out / f"published-{number}")
+        shutil.rmtree(out / f"load_published-{number}")
     train(out, distribution, 2, first=2, recomputes=True)
-    assert torch.equal(published(out, STEPS), together[-1])
+    assert torch.equal(load_published(out, STEPS), together[-1])

@@ -1,4 +1,4 @@
-"""What a first turn is worth where no episode is run."""
+"""Rewards of first turns in mode `simple`."""
 
 import json
 from typing import Any
@@ -29,6 +29,6 @@ def call(name: str, **arguments: Any) -> str:
         (call("return_final_answer", answer="Somebody", message_ids=[]), 0.0),
     ],
 )
-def test_a_first_turn_is_worth_what_it_looks_like(text: str, value: float) -> None:
+def test_a_first_turn_is_scored(text: str, value: float) -> None:
     assert score_turn(text, QUESTION, REFERENCE) == pytest.approx(value)
     assert first_turn([text], [QUESTION], [REFERENCE]) == [pytest.approx(value)]

@@ -1,4 +1,4 @@
-"""What the supervisor does where the server ends, told without a server."""
+"""The supervisor: restarts of servers, exit statuses, and preparation of directories, without real servers."""
 
 import os
 import signal
@@ -15,12 +15,12 @@ import pytest
 from gumshoe.training.launch import supervisor
 from gumshoe.training.launch.servers import Servers, create_servers
 from gumshoe.training.launch.supervisor import _prepare_new_run, _write_spec, exit_on_sigterm, exit_status_of
-from gumshoe.training.launch.supervisor import wait_for_trainers as watch
+from gumshoe.training.launch.supervisor import wait_for_trainers as wait_for_trainers
 from gumshoe.training.planning.gpu_allocation import allocate_gpus
 from gumshoe.training.settings import TrainSettings
 from tests.errors import raises
 
-SAVING = """
+SAVING_SCRIPT = """
 import signal, sys
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 print(flush=True)
@@ -28,8 +28,8 @@ sys.stdin.read()
 """
 
 
-class Ending:
-    """A server that ends as often as it is started, until `restarted` says otherwise."""
+class EndingServer:
+    """A server that ends after each start, until `restarted` returns True for the number of restarts."""
 
     def __init__(
         self,
@@ -51,11 +51,11 @@ class Ending:
         self._is_running = self._restarted(self.restarts)
 
     def log_tail(self) -> str:
-        return "last words"
+        return "last line"
 
 
-class _EndingWithUs(Ending):
-    """Ends as this process is asked to."""
+class _StoppedServer(EndingServer):
+    """A server that ends when this process is asked to stop."""
 
     def is_running(self) -> bool:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -63,32 +63,30 @@ class _EndingWithUs(Ending):
 
 
 @pytest.fixture(autouse=True)
-def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def _poll_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "_POLL", 0.01)
 
 
 @pytest.fixture
 def trainer() -> Iterator[subprocess.Popen[bytes]]:
-    """Ends when nobody holds its standard input any longer."""
+    """Start a process that ends when its standard input is closed."""
     with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
         yield process
 
 
-def watched(directory: Path, trainer: subprocess.Popen[bytes], *servers: Any) -> int:
-    return watch(iter([trainer]), Servers(servers, directory))
+def wait_for_trainer(directory: Path, trainer: subprocess.Popen[bytes], *servers: Any) -> int:
+    return wait_for_trainers(iter([trainer]), Servers(servers, directory))
 
 
-def test_a_server_that_ends_again_and_again_ends_the_run(trainer: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    server = Ending(lambda _: False)
-    with raises("training.server-keeps-ending", "3 times", "last words"):
-        watched(tmp_path, trainer, server)
+def test_a_server_that_keeps_ending_ends_the_run(trainer: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    server = EndingServer(lambda _: False)
+    with raises("training.server-keeps-ending", "3 times", "last line"):
+        wait_for_trainer(tmp_path, trainer, server)
     assert server.restarts == 2
-    assert trainer.poll() == 0, "it is not left behind"
+    assert trainer.poll() == 0, "the trainer has ended too"
 
 
-def test_one_that_ends_now_and_then_is_started_as_often_as_it_takes(
-    trainer: subprocess.Popen[bytes], tmp_path: Path
-) -> None:
+def test_a_server_is_restarted_if_steps_were_made_between(trainer: subprocess.Popen[bytes], tmp_path: Path) -> None:
     def restarted(count: int) -> bool:
         with (tmp_path / "metrics.jsonl").open("a") as file:
             file.write("{}\n")  # a step
@@ -96,15 +94,15 @@ def test_one_that_ends_now_and_then_is_started_as_often_as_it_takes(
             trainer.kill()
         return count == 5
 
-    server = Ending(restarted)
-    assert watched(tmp_path, trainer, server) == -signal.SIGKILL
+    server = EndingServer(restarted)
+    assert wait_for_trainer(tmp_path, trainer, server) == -signal.SIGKILL
     assert server.restarts == 5
 
 
-def test_one_of_several_is_started_again_alone_with_the_adapter_that_is_served(
+def test_only_the_ended_server_is_restarted_with_the_current_adapter(
     trainer: subprocess.Popen[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """While it starts, which may take minutes, all else goes on."""
+    """The others continue while it starts, which may take minutes."""
     (tmp_path / "served.json").write_text('{"name": "policy-7", "path": "/adapters/7"}')
 
     looks = count(1)
@@ -114,9 +112,9 @@ def test_one_of_several_is_started_again_alone_with_the_adapter_that_is_served(
             trainer.kill()
         return False
 
-    first = Ending(lambda _: True, is_running=True)
-    second = Ending(lambda _: True, adapter=("policy-7", Path("/adapters/7")), is_ready=is_ready)
-    assert watched(tmp_path, trainer, first, second) == -signal.SIGKILL
+    first = EndingServer(lambda _: True, is_running=True)
+    second = EndingServer(lambda _: True, adapter=("policy-7", Path("/adapters/7")), is_ready=is_ready)
+    assert wait_for_trainer(tmp_path, trainer, first, second) == -signal.SIGKILL
     assert (first.restarts, second.restarts) == (0, 1)
     warned = capsys.readouterr().err
     assert "vLLM 2" in warned
@@ -124,18 +122,18 @@ def test_one_of_several_is_started_again_alone_with_the_adapter_that_is_served(
 
 
 @pytest.mark.parametrize(
-    ("codes", "told"),
+    ("codes", "expected"),
     [([], 0), ([75, 1], 1), ([1, 247], 247), ([250, 2], 2), ([250, 75], 75), ([143, 75], 143), ([250], 250)],
 )
-def test_of_several_trainers_the_one_that_did_not_end_for_another_s_sake_tells_why(codes: list[int], told: int) -> None:
-    assert exit_status_of(codes) == told
+def test_the_exit_status_explains_why_trainers_ended(codes: list[int], expected: int) -> None:
+    assert exit_status_of(codes) == expected
 
 
 @pytest.mark.parametrize("codes", [(75, 1), (1, 75)], ids=["first", "last"])
-def test_the_status_of_a_run_is_that_of_the_trainer_that_failed_and_not_of_one_that_missed_it(
+def test_the_failed_trainer_decides_the_status(
     codes: tuple[int, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whichever of the two ends first; the other ends while the supervisor lets it settle."""
+    """The order does not matter: the other trainer ends while the supervisor waits."""
     pipe = subprocess.PIPE
     trainers = [subprocess.Popen(["sh", "-c", f"cat; exit {code}"], stdin=pipe) for code in codes]
     pauses: list[float] = []
@@ -148,18 +146,18 @@ def test_the_status_of_a_run_is_that_of_the_trainer_that_failed_and_not_of_one_t
         ending.wait()
 
     monkeypatch.setattr("gumshoe.training.launch.supervisor.time.sleep", end_one)
-    assert watch(iter(trainers), Servers((), tmp_path)) == 1
+    assert wait_for_trainers(iter(trainers), Servers((), tmp_path)) == 1
     assert pauses == [supervisor._POLL, supervisor._SETTLE]
 
 
-class Starting:
-    """A server that is ready at the second look, and notes what is done with it."""
+class RecordingServer:
+    """A server that is ready at the second check, and records what is done with it."""
 
     def __init__(self, events: list[str], name: str) -> None:
         self._events, self._name, self._looks = events, name, 0
 
-    def begin(self) -> None:
-        self._events.append(f"begin {self._name}")
+    def start(self) -> None:
+        self._events.append(f"start {self._name}")
 
     def is_ready(self) -> bool:
         self._looks += 1
@@ -172,45 +170,47 @@ class Starting:
 
 
 @pytest.mark.parametrize(
-    ("gpus", "begun"),
+    ("gpus", "expected"),
     [
-        (["0", "1"], ["begin 0", "ready 0", "begin 1", "ready 1"]),  # both on the second
-        (["0", "1", "2"], ["begin 0", "begin 1", "ready 0", "ready 1"]),
-        ([], ["begin 0", "begin 1", "ready 0", "ready 1"]),
+        (["0", "1"], ["start 0", "ready 0", "start 1", "ready 1"]),  # both on the second
+        (["0", "1", "2"], ["start 0", "start 1", "ready 0", "ready 1"]),
+        ([], ["start 0", "start 1", "ready 0", "ready 1"]),
     ],
 )
-def test_servers_start_together_and_those_that_share_a_gpu_one_after_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: list[str], begun: list[str]
+def test_servers_on_one_gpu_start_in_turn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpus: list[str], expected: list[str]
 ) -> None:
-    """vLLM measures how much of a GPU it uses while it starts, and others' use would count as its own."""
+    """While vLLM starts, it measures the memory use of its GPU, and would count that of another server."""
     events, number = list[str](), count()
     monkeypatch.setattr(
-        "gumshoe.training.launch.servers.VLLMServer", lambda *_, **__: Starting(events, str(next(number)))
+        "gumshoe.training.launch.servers.VLLMServer", lambda *_, **__: RecordingServer(events, str(next(number)))
     )
     monkeypatch.setattr("gumshoe.training.launch.servers._POLL", 0.01)
     with create_servers(TrainSettings(), tmp_path, allocate_gpus(gpus, 1, 2)):
-        assert events == begun
+        assert events == expected
     assert sorted(events[4:]) == ["stop 0", "stop 1"]
 
 
-def test_who_is_asked_to_end_starts_no_server_again(tmp_path: Path) -> None:
-    """All of a service's processes are told at once, and the trainer is still saving."""
-    with subprocess.Popen([sys.executable, "-c", SAVING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+def test_no_server_is_restarted_after_a_stop_request(tmp_path: Path) -> None:
+    """All processes get the signal at once, and the trainer is still saving."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SAVING_SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
-        server = _EndingWithUs(lambda _: True)
-        assert watched(tmp_path, process, server) == 75
+        server = _StoppedServer(lambda _: True)
+        assert wait_for_trainer(tmp_path, process, server) == 75
     assert server.restarts == 0
 
 
-def test_who_is_asked_to_end_before_training_begins_does_at_once() -> None:
+def test_a_stop_request_before_training_ends_it_at_once() -> None:
     before = signal.getsignal(signal.SIGTERM)
     with raises("training.stopped-before-start"), exit_on_sigterm():
         signal.raise_signal(signal.SIGTERM)
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_a_run_that_cannot_be_noted_for_want_of_room_leaves_the_note_that_was_there(small_disk: Path) -> None:
+def test_a_full_disk_keeps_the_previous_specification(small_disk: Path) -> None:
     text = "{}"
     spec: Any = SimpleNamespace(directory=small_disk, model_dump_json=lambda **_: text)
     _write_spec(spec)
@@ -222,7 +222,7 @@ def test_a_run_that_cannot_be_noted_for_want_of_room_leaves_the_note_that_was_th
 
 
 @pytest.mark.parametrize("name", ["checkpoint-500", "runs", "best_model"])
-def test_a_directory_with_something_else_s_files_is_left_alone(name: str, tmp_path: Path) -> None:
+def test_foreign_files_are_not_overwritten(name: str, tmp_path: Path) -> None:
     (tmp_path / name).mkdir()
     wanted: Any = SimpleNamespace(directory=tmp_path)
     with raises("training.foreign-files", tmp_path, f" {name},"):

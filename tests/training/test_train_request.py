@@ -1,4 +1,4 @@
-"""The request of a training on its way through a store to other machines, and back to paths."""
+"""Training requests: resolved to settings, published to a store, and fetched on other machines."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tests.errors import raises
 
 @pytest.fixture
 def request_of_step(tmp_path: Path) -> TrainRequest:
-    """A step's request with an index, scenarios and an adapter to start from."""
+    """Return a step's request with an index, scenarios and an adapter to start from."""
     for name, file in (("index", "mail.sqlite"), ("questions", "scenarios.jsonl"), ("start", "adapter_config.json")):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text(name)
@@ -21,7 +21,7 @@ def request_of_step(tmp_path: Path) -> TrainRequest:
     return TrainRequest.of_step(index, scenarios, "tiny", "tiny", {"optimizer.max_steps": 3}, store, start)
 
 
-def test_a_step_s_inputs_are_settings_too(request_of_step: TrainRequest) -> None:
+def test_inputs_of_a_step_become_settings(request_of_step: TrainRequest) -> None:
     found = request_of_step.resolve()
     assert (found.model.name, found.optimizer.max_steps, found.data.eval_size) == ("tiny", 3, 48)
     assert found.output.checkpoints == request_of_step.checkpoints

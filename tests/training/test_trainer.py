@@ -1,4 +1,4 @@
-"""The trainer against the papers' formulas, worked out directly: loss, gradient, masks, and what is left out."""
+"""The trainer against the formulas of the papers: loss, gradients, masks, and dropped groups."""
 
 import math
 from collections.abc import Callable
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.ci
 BETA, GENERATIONS, LENGTH = 0.1, 2, 64
 ALGORITHMS = tuple(name for name in BUILT_IN if name != "turn_level")
 Logprobs: TypeAlias = "Callable[[list[int]], torch.Tensor]"
-"""[tokens - 1]: each token's log-probability after those before it."""
+"""Return the log-probability of each token given those before it, [tokens - 1]."""
 
 
 @cache
@@ -38,7 +38,7 @@ def tokenizer() -> Any:
 
 
 def episode(sample: int, texts: list[str]) -> Trajectory:
-    """A prompt, and then turns and results in their turn."""
+    """Return an episode with a prompt, and then turns and results in alternation."""
     origins = ["prompt", *(["sampled", "injected"] * len(texts))]
     segments = [
         Segment(origin, text, tuple(tokenizer().encode(text, add_special_tokens=False)))  # type: ignore[arg-type]
@@ -64,21 +64,21 @@ REWARDS = ((1.0, -0.5), (0.25, 0.75))
 
 
 @dataclass
-class Bench:
-    """A trainer on given episodes, and what it did with them."""
+class TrainerBench:
+    """A trainer on given episodes, with records of its gradients."""
 
     trainer: Any = None
     given: list[RolloutBatch] = field(default_factory=list)
     shift: float = 0.0
-    """How far the sampler's log-probabilities lie from the trainer's; of the first group alone, `first_shift` more."""
+    """Difference of log-probabilities between sampler and trainer; for the first group, `first_shift` is added."""
     first_shift: float = 0.0
     gradients: "list[dict[str, torch.Tensor]]" = field(default_factory=list)
     token_gradients: "list[torch.Tensor]" = field(default_factory=list)
-    """[episodes, tokens] of each pass."""
+    """Gradients of the log-probabilities of each pass, [episodes, tokens]."""
     hooks: Any = None
 
     def roll_out(self, step: int) -> RolloutBatch:
-        """The step's episodes, with what a sampler with these weights would say of them."""
+        """Return the step's episodes, with log-probabilities as if sampled with the current weights, shifted."""
         found = self.given[step]
         for place, group in enumerate(found.groups):
             for trajectory in group.trajectories:
@@ -87,15 +87,15 @@ class Bench:
                 for number, segment in enumerate(trajectory.segments):
                     span = logps[start - 1 : start - 1 + len(segment.ids)] if start else logps[:0]
                     if segment.origin == "sampled":
-                        said = span + self.shift + (self.first_shift if place == 0 else 0.0)
+                        shifted = span + self.shift + (self.first_shift if place == 0 else 0.0)
                         trajectory.segments[number] = Segment(
-                            "sampled", segment.text, segment.ids, tuple(said.tolist())
+                            "sampled", segment.text, segment.ids, tuple(shifted.tolist())
                         )
                     start += len(segment.ids)
         return found
 
     def logprobs(self) -> Logprobs:
-        """By the plain model, one sequence at a time."""
+        """Return a function that computes log-probabilities with the plain model, one sequence at a time."""
 
         import torch
 
@@ -108,8 +108,8 @@ class Bench:
 
         return of
 
-    def train_seeing(self) -> dict[bool, list[int]]:
-        """Train: the tokens that went through the model each time, padding among them, with gradient and without."""
+    def train_and_count_tokens(self) -> dict[bool, list[int]]:
+        """Train, and return the tokens of each forward pass, with padding: under True with gradient, False without."""
         import torch
 
         seen: dict[bool, list[int]] = {True: [], False: []}
@@ -123,15 +123,15 @@ class Bench:
         return seen
 
     def expected_gradients(self) -> "dict[str, torch.Tensor]":
-        """Those that `backward` left."""
+        """Return the gradients that `backward` left."""
         return {name: each.grad for name, each in self.parameters().items() if each.grad is not None}
 
     def parameters(self) -> "dict[str, torch.Tensor]":
         return {name: each for name, each in self.trainer.model.named_parameters() if each.requires_grad}
 
 
-def spy_on(bench: Bench, *arguments: Any, **named: Any) -> Any:
-    """Make an `AgentTrainer` that gives the bench the gradients of each step, and of each token's log-probability."""
+def make_recording_trainer(make_bench: TrainerBench, *arguments: Any, **named: Any) -> Any:
+    """Make an `AgentTrainer` that records the gradients of each step, and of each token's log-probability."""
     from transformers import TrainerCallback
 
     from gumshoe.training.grpo.trainer import AgentTrainer
@@ -140,18 +140,20 @@ def spy_on(bench: Bench, *arguments: Any, **named: Any) -> Any:
         def _get_per_token_logps_and_entropies(self, *given: Any, **more: Any) -> Any:
             logps, *rest = super()._get_per_token_logps_and_entropies(*given, **more)
             if logps.requires_grad:
-                logps.register_hook(lambda gradient: bench.token_gradients.append(gradient.clone()))  # type: ignore[no-untyped-call]
+                logps.register_hook(lambda gradient: make_bench.token_gradients.append(gradient.clone()))  # type: ignore[no-untyped-call]
             return logps, *rest
 
     class Keep(TrainerCallback):
         def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-            found = bench.parameters()
-            bench.gradients.append({name: each.grad.clone() for name, each in found.items() if each.grad is not None})
+            found = make_bench.parameters()
+            make_bench.gradients.append(
+                {name: each.grad.clone() for name, each in found.items() if each.grad is not None}
+            )
 
     return Spy(*arguments, callbacks=[Keep()], **named)
 
 
-def bench(
+def make_bench(
     tmp_path: Path,
     steps: list[RolloutBatch],
     algorithm: str = "dapo",
@@ -161,7 +163,7 @@ def bench(
     scale: str = "group",
     num_iterations: int = 1,
     **settings: Any,
-) -> Bench:
+) -> TrainerBench:
     import torch
     from datasets import Dataset
     from peft import LoraConfig
@@ -169,12 +171,12 @@ def bench(
 
     from gumshoe.training.grpo.trainer import Hooks
 
-    made = Bench(given=steps)
+    bench = TrainerBench(given=steps)
     wanted = {"learning_rate": 0.0, **settings}
     found = find_algorithm(algorithm, {} if algorithm == "rloo" else {"scale": scale})
     rows = steps[0].wanted * GENERATIONS
-    hooks = Hooks(made.roll_out, found, lambda: None, 0.5, train_on_tool_tokens)
-    made.hooks = hooks
+    hooks = Hooks(bench.roll_out, found, lambda: None, 0.5, train_on_tool_tokens)
+    bench.hooks = hooks
     arguments = GRPOConfig(
         output_dir=str(tmp_path),
         per_device_train_batch_size=wanted.pop("per_device_train_batch_size", rows),
@@ -196,8 +198,8 @@ def bench(
         dataloader_pin_memory=False,
         **wanted,
     )
-    made.trainer = spy_on(
-        made,
+    bench.trainer = make_recording_trainer(
+        bench,
         hooks,
         model=random_model(len(tokenizer()), 1),
         args=arguments,
@@ -209,20 +211,22 @@ def bench(
     )
     torch.manual_seed(3)
     with torch.no_grad():
-        for name, each in made.parameters().items():
+        for name, each in bench.parameters().items():
             if "lora_B" in name:
-                each.normal_(0, 0.3)  # so that the adapter does something, and all of it has a gradient
-    return made
+                each.normal_(0, 0.3)  # so that the adapter is not zero, and all of it has a gradient
+    return bench
 
 
-def in_passes(tmp_path: Path, found: RolloutBatch, size: int, passes: int, **settings: Any) -> Bench:
-    """A step in passes of a size, each of which goes through the model as a whole."""
+def make_bench_with_passes(
+    tmp_path: Path, found: RolloutBatch, size: int, passes: int, **settings: Any
+) -> TrainerBench:
+    """Return a trainer whose step has this number of passes, each of `size` episodes."""
     shape = {"per_device_train_batch_size": size, "gradient_accumulation_steps": passes}
-    return bench(tmp_path, [found], **shape, gradient_checkpointing=True, **settings)  # type: ignore[arg-type]
+    return make_bench(tmp_path, [found], **shape, gradient_checkpointing=True, **settings)  # type: ignore[arg-type]
 
 
 def step(groups: int = 2, turn_advantages: Any = ((), ())) -> RolloutBatch:
-    """The first so many groups; those that are missing of two are made up."""
+    """Return a step of two groups, of which the first `groups` exist."""
     found = RolloutBatch(2)
     for texts, rewards, turns in list(zip(GROUPS, REWARDS, turn_advantages, strict=True))[:groups]:
         members = tuple(episode(sample, each) for sample, each in enumerate(texts))
@@ -232,7 +236,7 @@ def step(groups: int = 2, turn_advantages: Any = ((), ())) -> RolloutBatch:
 
 
 def token_gain(algorithm: str, ratio: "torch.Tensor", advantage: "torch.Tensor", new: "torch.Tensor") -> "torch.Tensor":
-    """What the papers maximize for each token of an episode, [tokens], before means are taken."""
+    """Return the objective of each token of an episode in the papers, [tokens], before means."""
     import torch
 
     if algorithm == "cispo":
@@ -245,45 +249,49 @@ def token_gain(algorithm: str, ratio: "torch.Tensor", advantage: "torch.Tensor",
 
 
 def expected_loss(
-    made: Bench,
+    bench: TrainerBench,
     algorithm: str,
     *,
     train_on_tool_tokens: bool,
     scale: str = "group",
     old: "list[torch.Tensor] | None" = None,
 ) -> "torch.Tensor":
-    """The objective of GRPO (https://arxiv.org/abs/2402.03300, equation 3) with truncated importance sampling, written
-    out episode by episode. `old` has the log-probabilities of each episode's tokens when it was sampled, [tokens - 1];
-    without it, the policy is the one that sampled, so that every ratio is 1 and has a gradient.
+    """Return the loss of GRPO (https://arxiv.org/abs/2402.03300, equation 3) with truncated importance sampling.
+
+    It is computed episode by episode. `old` has the log-probabilities of each episode's tokens at sampling time,
+    [tokens
+    - 1]; without it, old and new policy are the same, so that every ratio is 1 and has a gradient.
     """
     import torch
 
-    logprobs = made.logprobs()
+    logprobs = bench.logprobs()
     every = [value for group in REWARDS for value in group]
     sums, counts, means = [], [], []
     before = iter(old or [])
-    for place, group in enumerate(made.given[0].groups):
+    for place, group in enumerate(bench.given[0].groups):
         rewards = torch.tensor(group.rewards)
         spreads = {"group": rewards.std() + 1e-4, "batch": torch.tensor(every).std() + 1e-4, "none": torch.tensor(1.0)}
         spread = spreads[scale]
         for trajectory, reward in zip(group.trajectories, group.rewards, strict=True):
             new = logprobs(trajectory.ids)
-            with torch.no_grad(), made.trainer.model.disable_adapter():
+            with torch.no_grad(), bench.trainer.model.disable_adapter():
                 reference = logprobs(trajectory.ids)
             advantage = (reward - rewards.mean()) / spread
             if algorithm == "rloo":
                 advantage = reward - (rewards.sum() - reward) / (len(rewards) - 1)
-            correction = torch.exp(torch.tensor(-(made.shift + (made.first_shift if place == 0 else 0.0)))).clamp(max=3)
-            weights = torch.tensor(trajectory.mask[1:]) * correction  # injected tokens have no sampler: 1 for them
+            correction = torch.exp(torch.tensor(-(bench.shift + (bench.first_shift if place == 0 else 0.0)))).clamp(
+                max=3
+            )
+            weights = torch.tensor(trajectory.mask[1:]) * correction  # injected tokens were not sampled: 1 for them
             start = len(trajectory.segments[0].ids) - 1
             mask = torch.tensor(trajectory.mask[1:], dtype=torch.bool)
             if train_on_tool_tokens:
                 weights = torch.where(mask, weights, torch.tensor(1.0))
                 mask = torch.arange(len(new)) >= start
-            apart = new - next(before, new.detach())
+            difference = new - next(before, new.detach())
             if algorithm == "gspo":
-                apart = ((apart * mask).sum() / mask.sum()).expand(len(new))
-            ratio = torch.exp(apart)
+                difference = ((difference * mask).sum() / mask.sum()).expand(len(new))
+            ratio = torch.exp(difference)
             kl = (torch.exp(reference - new) - (reference - new) - 1) * ratio  # unbiased: arXiv 2512.02556
             gain = token_gain(algorithm, ratio, torch.as_tensor(advantage), new)
             loss = torch.where(mask, -gain * weights + BETA * kl, torch.tensor(0.0))
@@ -310,54 +318,54 @@ def expected_loss(
         ],
     ],
 )
-def test_loss_and_gradient_are_those_of_the_formula(tmp_path: Path, algorithm: str, train_on_tool_tokens: bool) -> None:
+def test_loss_and_gradients_equal_the_formula(tmp_path: Path, algorithm: str, train_on_tool_tokens: bool) -> None:
     import torch
 
-    made = bench(tmp_path, [step()], algorithm, train_on_tool_tokens=train_on_tool_tokens)
-    made.shift, made.first_shift = 0.1, -0.3
-    made.trainer.train()
-    made.trainer.model.eval()
-    made.trainer.model.zero_grad()
-    wanted = expected_loss(made, algorithm, train_on_tool_tokens=train_on_tool_tokens)
+    bench = make_bench(tmp_path, [step()], algorithm, train_on_tool_tokens=train_on_tool_tokens)
+    bench.shift, bench.first_shift = 0.1, -0.3
+    bench.trainer.train()
+    bench.trainer.model.eval()
+    bench.trainer.model.zero_grad()
+    wanted = expected_loss(bench, algorithm, train_on_tool_tokens=train_on_tool_tokens)
     wanted.backward()  # type: ignore[no-untyped-call]
-    assert made.trainer.state.log_history[0]["loss"] == pytest.approx(wanted.item(), abs=2e-5)
-    (found,) = made.gradients
-    torch.testing.assert_close(found, made.expected_gradients(), rtol=1e-3, atol=1e-6)
+    assert bench.trainer.state.log_history[0]["loss"] == pytest.approx(wanted.item(), abs=2e-5)
+    (found,) = bench.gradients
+    torch.testing.assert_close(found, bench.expected_gradients(), rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize(
     "algorithm",
     ["dapo", "cispo", *[pytest.param(each, marks=pytest.mark.nightly) for each in ("gspo", "sapo", "rloo")]],
 )
-def test_a_second_step_on_the_same_episodes_is_clipped_against_the_policy_that_sampled(
-    tmp_path: Path, algorithm: str
-) -> None:
+def test_a_second_step_on_the_same_episodes_is_clipped(tmp_path: Path, algorithm: str) -> None:
     import torch
     from transformers import TrainerCallback
 
-    made = bench(tmp_path, [step()], algorithm, num_iterations=2, learning_rate=0.05)
-    weights: list[dict[str, torch.Tensor]] = [{name: each.detach().clone() for name, each in made.parameters().items()}]
+    bench = make_bench(tmp_path, [step()], algorithm, num_iterations=2, learning_rate=0.05)
+    weights: list[dict[str, torch.Tensor]] = [
+        {name: each.detach().clone() for name, each in bench.parameters().items()}
+    ]
 
     class Weights(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            weights.append({name: each.detach().clone() for name, each in made.parameters().items()})
+            weights.append({name: each.detach().clone() for name, each in bench.parameters().items()})
 
-    made.trainer.add_callback(Weights())
-    made.trainer.train()
-    made.trainer.model.eval()
+    bench.trainer.add_callback(Weights())
+    bench.trainer.train()
+    bench.trainer.model.eval()
 
     def load(values: dict[str, torch.Tensor]) -> None:
-        for name, each in made.parameters().items():
+        for name, each in bench.parameters().items():
             each.data.copy_(values[name])
 
     load(weights[0])
-    old = [made.logprobs()(each.ids).detach() for group in made.given[0].groups for each in group.trajectories]
+    old = [bench.logprobs()(each.ids).detach() for group in bench.given[0].groups for each in group.trajectories]
     load(weights[1])
-    made.trainer.model.zero_grad()
-    expected_loss(made, algorithm, train_on_tool_tokens=False, old=old).backward()  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(made.gradients[1], made.expected_gradients(), rtol=1e-3, atol=1e-6)
-    clipped = made.trainer.state.log_history[1]["clip_ratio"]
-    assert (clipped > 0) == (algorithm in {"dapo", "rloo"}), "the first update is a large one"
+    bench.trainer.model.zero_grad()
+    expected_loss(bench, algorithm, train_on_tool_tokens=False, old=old).backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(bench.gradients[1], bench.expected_gradients(), rtol=1e-3, atol=1e-6)
+    clipped = bench.trainer.state.log_history[1]["clip_ratio"]
+    assert (clipped > 0) == (algorithm in {"dapo", "rloo"}), "the first update is large"
 
 
 @pytest.mark.parametrize(
@@ -371,83 +379,79 @@ def test_a_second_step_on_the_same_episodes_is_clipped_against_the_policy_that_s
         ],
     ],
 )
-def test_passes_of_like_lengths_learn_the_same_from_fewer_tokens(
-    tmp_path: Path, algorithm: str, size: int, passes: int
-) -> None:
+def test_passes_of_similar_lengths_save_tokens(tmp_path: Path, algorithm: str, size: int, passes: int) -> None:
     import torch
 
-    made = in_passes(tmp_path, step(), size, passes, algorithm=algorithm)
-    made.shift, made.first_shift = 0.1, -0.3
-    seen = made.train_seeing()
-    made.trainer.model.zero_grad()
-    wanted = expected_loss(made, algorithm, train_on_tool_tokens=False)
+    bench = make_bench_with_passes(tmp_path, step(), size, passes, algorithm=algorithm)
+    bench.shift, bench.first_shift = 0.1, -0.3
+    seen = bench.train_and_count_tokens()
+    bench.trainer.model.zero_grad()
+    wanted = expected_loss(bench, algorithm, train_on_tool_tokens=False)
     wanted.backward()  # type: ignore[no-untyped-call]
-    assert made.trainer.state.log_history[0]["loss"] == pytest.approx(wanted.item(), abs=2e-5)
-    torch.testing.assert_close(made.gradients[0], made.expected_gradients(), rtol=1e-3, atol=1e-6)
-    every = [each for group in made.given[0].groups for each in group.trajectories]
+    assert bench.trainer.state.log_history[0]["loss"] == pytest.approx(wanted.item(), abs=2e-5)
+    torch.testing.assert_close(bench.gradients[0], bench.expected_gradients(), rtol=1e-3, atol=1e-6)
+    every = [each for group in bench.given[0].groups for each in group.trajectories]
     every.sort(key=lambda each: len(each.ids), reverse=True)
     longest = [size * len(each.ids) for each in every[::size]]
     assert seen[True][-passes:] == longest, "the longest first"
-    assert seen[False][-2 * passes :] == longest * 2, "of the sampler, and of the base model"
+    assert seen[False][-2 * passes :] == longest * 2, "old log-probabilities and those of the base model"
 
 
-def test_what_is_told_of_a_step_does_not_depend_on_its_passes(tmp_path: Path) -> None:
+def test_logged_numbers_do_not_depend_on_passes(tmp_path: Path) -> None:
     for groups in (1, 2):
-        told = []
+        logged = []
         for size, passes in ((4, 1), (2, 2), (1, 4)):
-            made = in_passes(tmp_path, step(groups), size, passes)
-            made.trainer.train()
-            told.append([made.trainer.state.log_history[0][name] for name in ("kl", "entropy", "loss")])
-        assert told[0][0] > 0
-        assert told[1] == pytest.approx(told[0], rel=1e-3)
-        assert told[2] == pytest.approx(told[0], rel=1e-3)
+            bench = make_bench_with_passes(tmp_path, step(groups), size, passes)
+            bench.trainer.train()
+            logged.append([bench.trainer.state.log_history[0][name] for name in ("kl", "entropy", "loss")])
+        assert logged[0][0] > 0
+        assert logged[1] == pytest.approx(logged[0], rel=1e-3)
+        assert logged[2] == pytest.approx(logged[0], rel=1e-3)
 
 
-def test_what_stands_in_for_a_group_costs_nothing_to_speak_of(tmp_path: Path) -> None:
-    seen = in_passes(tmp_path, step(1), 2, 2).train_seeing()
+def test_a_missing_group_costs_almost_nothing(tmp_path: Path) -> None:
+    seen = make_bench_with_passes(tmp_path, step(1), 2, 2).train_and_count_tokens()
     assert seen[True][-1] == 2 * 2
 
 
-def test_turns_in_passes_have_the_advantage_of_their_own(tmp_path: Path) -> None:
+def test_turn_advantages_do_not_depend_on_passes(tmp_path: Path) -> None:
     import torch
 
     turns = (((0.5, -1.0), (2.0, 0.25, -0.75)), ((1.0,), (0.5, -0.5)))
     found = []
     for size, passes in ((4, 1), (2, 2)):
-        made = in_passes(tmp_path, step(turn_advantages=turns), size, passes)
-        made.trainer.train()
-        found.append(made.gradients[0])
+        bench = make_bench_with_passes(tmp_path, step(turn_advantages=turns), size, passes)
+        bench.trainer.train()
+        found.append(bench.gradients[0])
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-6)
 
 
-def test_where_a_loss_is_the_mean_of_a_pass_passes_stay_as_they_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_passes_stay_mixed_if_the_loss_is_a_mean_over_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gumshoe.training.grpo import trainer
 
-    monkeypatch.setattr(trainer, "by_length", None)
-    in_passes(tmp_path, step(), 2, 2, algorithm="bnpo").trainer.train()
+    monkeypatch.setattr(trainer, "sort_by_length", None)
+    make_bench_with_passes(tmp_path, step(), 2, 2, algorithm="bnpo").trainer.train()
     with pytest.raises(TypeError):
-        in_passes(tmp_path, step(), 2, 2, algorithm="dapo").trainer.train()
+        make_bench_with_passes(tmp_path, step(), 2, 2, algorithm="dapo").trainer.train()
 
 
 @pytest.mark.parametrize("scale", ["batch", "none"])
-def test_advantages_are_scaled_as_it_is_set(tmp_path: Path, scale: str) -> None:
+def test_advantages_are_scaled_as_set(tmp_path: Path, scale: str) -> None:
     import torch
 
-    made = bench(tmp_path, [step()], scale=scale)
-    made.trainer.train()
-    made.trainer.model.zero_grad()
-    expected_loss(made, "dapo", train_on_tool_tokens=False, scale=scale).backward()  # type: ignore[no-untyped-call]
-    torch.testing.assert_close(made.gradients[0], made.expected_gradients(), rtol=1e-3, atol=1e-6)
+    bench = make_bench(tmp_path, [step()], scale=scale)
+    bench.trainer.train()
+    bench.trainer.model.zero_grad()
+    expected_loss(bench, "dapo", train_on_tool_tokens=False, scale=scale).backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(bench.gradients[0], bench.expected_gradients(), rtol=1e-3, atol=1e-6)
 
 
-def by_origin(made: Bench) -> "dict[str, list[torch.Tensor]]":
-    """The gradients of tokens by where they come from; episodes are shuffled, and told apart by their lengths."""
-    (gradients,) = made.token_gradients
+def gradients_by_origin(bench: TrainerBench) -> "dict[str, list[torch.Tensor]]":
+    """Return the gradients of tokens by origin; episodes are shuffled, and identified by their tokens."""
+    (gradients,) = bench.token_gradients
     found: dict[str, list[torch.Tensor]] = {"sampled": [], "injected": []}
-    ids = made.trainer._buffered_inputs[0]["completion_ids"]
-    for group in made.given[0].groups:
+    ids = bench.trainer._buffered_inputs[0]["completion_ids"]
+    for group in bench.given[0].groups:
         for trajectory in group.trajectories:
             completion = trajectory.ids[len(trajectory.segments[0].ids) :]
             row = next(place for place, each in enumerate(ids.tolist()) if each[: len(completion)] == completion)
@@ -458,103 +462,103 @@ def by_origin(made: Bench) -> "dict[str, list[torch.Tensor]]":
     return found
 
 
-def test_no_injected_token_has_any_gradient(tmp_path: Path) -> None:
-    made = bench(tmp_path, [step()])
-    made.trainer.train()
-    found = by_origin(made)
+def test_injected_tokens_have_no_gradient(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, [step()])
+    bench.trainer.train()
+    found = gradients_by_origin(bench)
     assert len(found["injected"]) == 4
     assert all((each == 0).all() for each in found["injected"])
     assert all((each != 0).all() for each in found["sampled"])
 
 
-def test_in_mode_rollout_injected_tokens_have_one_too(tmp_path: Path) -> None:
-    made = bench(tmp_path, [step()], train_on_tool_tokens=True)
-    made.trainer.train()
-    found = by_origin(made)
+def test_injected_tokens_have_gradients_in_mode_rollout(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, [step()], train_on_tool_tokens=True)
+    bench.trainer.train()
+    found = gradients_by_origin(bench)
     assert all((each != 0).all() for each in [*found["injected"], *found["sampled"]])
 
 
-def test_each_turn_has_the_advantage_of_its_own(tmp_path: Path) -> None:
+def test_each_turn_has_its_own_advantage(tmp_path: Path) -> None:
     import torch
 
     turns = (((1.0, -1.0), (0.5, 0.0, 2.0)), ((3.0,), (1.0, -2.0)))
-    made = bench(tmp_path, [step(turn_advantages=turns)], beta=0.0)
-    made.trainer.train()
-    sampled = by_origin(made)["sampled"]
+    bench = make_bench(tmp_path, [step(turn_advantages=turns)], beta=0.0)
+    bench.trainer.train()
+    sampled = gradients_by_origin(bench)["sampled"]
     flat = [value for group in turns for member in group for value in member]
     tokens = sum(len(each) for each in sampled)
     for gradient, advantage in zip(sampled, flat, strict=True):
         torch.testing.assert_close(gradient, torch.full_like(gradient, -advantage / tokens), rtol=1e-4, atol=1e-7)
 
 
-def test_a_group_that_other_weights_sampled_is_left_out(tmp_path: Path) -> None:
-    made = bench(tmp_path, [step()])
-    made.first_shift = -0.8
-    made.trainer.train()
-    found = by_origin(made)["sampled"]
+def test_off_policy_groups_are_dropped(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, [step()])
+    bench.first_shift = -0.8
+    bench.trainer.train()
+    found = gradients_by_origin(bench)["sampled"]
     first = sum(len(texts) // 2 for texts in GROUPS[0])
     assert all((each == 0).all() for each in found[:first])
     assert all((each != 0).all() for each in found[first:])
-    assert made.hooks.latest.refused == 1
+    assert bench.hooks.latest.off_policy == 1
 
 
-def test_ratios_of_both_directions_do_not_make_up_for_each_other(tmp_path: Path) -> None:
-    """The mean of plain ratios is 1 however far apart sampler and trainer are."""
-    made = bench(tmp_path, [step()])
-    made.shift, made.first_shift = -0.3, 0.6
-    made.trainer.train()
-    first, second = (sum(each.sampled_tokens for each in group.trajectories) for group in made.given[0].groups)
-    assert made.hooks.latest.ratio == pytest.approx((first * math.exp(-0.3) + second) / (first + second), abs=1e-4)
-    assert made.hooks.latest.refused == 0
+def test_ratios_above_and_below_1_do_not_cancel_out(tmp_path: Path) -> None:
+    """Each ratio counts at most 1, because the mean of plain ratios is 1 for any two policies."""
+    bench = make_bench(tmp_path, [step()])
+    bench.shift, bench.first_shift = -0.3, 0.6
+    bench.trainer.train()
+    first, second = (sum(each.sampled_tokens for each in group.trajectories) for group in bench.given[0].groups)
+    assert bench.hooks.latest.ratio == pytest.approx((first * math.exp(-0.3) + second) / (first + second), abs=1e-4)
+    assert bench.hooks.latest.off_policy == 0
 
 
-def test_dropout_is_no_difference_between_sampler_and_trainer(tmp_path: Path) -> None:
-    """It is for what is learned from alone."""
-    made = bench(tmp_path, [step()], dropout=0.5)
-    made.trainer.train()
-    assert made.hooks.latest.difference == pytest.approx(0, abs=1e-5)
-    assert made.hooks.latest.ratio == pytest.approx(1, abs=1e-5)
-    assert any(each.abs().sum() > 0 for each in made.gradients[0].values())
+def test_dropout_does_not_affect_importance_ratios(tmp_path: Path) -> None:
+    """Dropout is only used in passes with gradient."""
+    bench = make_bench(tmp_path, [step()], dropout=0.5)
+    bench.trainer.train()
+    assert bench.hooks.latest.difference == pytest.approx(0, abs=1e-5)
+    assert bench.hooks.latest.ratio == pytest.approx(1, abs=1e-5)
+    assert any(each.abs().sum() > 0 for each in bench.gradients[0].values())
 
 
-def test_when_all_were_sampled_by_other_weights_the_step_fails(tmp_path: Path) -> None:
-    made = bench(tmp_path, [step()])
-    made.shift = 0.7
+def test_a_step_with_only_off_policy_groups_fails(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path, [step()])
+    bench.shift = 0.7
     with raises("training.off-policy-step", "0.7 nats"):
-        made.trainer.train()
+        bench.trainer.train()
 
 
-def test_a_group_that_is_missing_changes_nothing_for_the_others(tmp_path: Path) -> None:
-    alone = bench(tmp_path, [step(1)])
+def test_a_missing_group_does_not_affect_the_others(tmp_path: Path) -> None:
+    alone = make_bench(tmp_path, [step(1)])
     alone.trainer.train()
     assert alone.hooks.latest.trainable == sum(sum(each.mask) for each in alone.given[0].groups[0].trajectories)
-    sampled = by_origin(alone)["sampled"]
+    sampled = gradients_by_origin(alone)["sampled"]
     assert all((each != 0).all() for each in sampled)
     assert sum(int((row != 0).any()) for row in alone.token_gradients[0]) == GENERATIONS
 
 
-def test_a_step_without_a_group_moves_no_weight_nor_does_momentum(tmp_path: Path) -> None:
+def test_a_step_without_groups_changes_no_weight(tmp_path: Path) -> None:
     import torch
     from transformers import TrainerCallback
 
-    made = bench(tmp_path, [step(), step(0), step()], learning_rate=0.01)
+    bench = make_bench(tmp_path, [step(), step(0), step()], learning_rate=0.01)
     seen: list[dict[str, torch.Tensor]] = []
-    made.hooks.publish = lambda: None
+    bench.hooks.publish = lambda: None
 
     class Weights(TrainerCallback):
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            seen.append({name: each.detach().clone() for name, each in made.parameters().items()})
+            seen.append({name: each.detach().clone() for name, each in bench.parameters().items()})
 
-    made.trainer.add_callback(Weights())
-    made.trainer.train()
+    bench.trainer.add_callback(Weights())
+    bench.trainer.train()
     first, skipped, third = seen
     assert all(torch.equal(first[name], skipped[name]) for name in first)
     assert not any(torch.equal(skipped[name], third[name]) for name in first)
 
 
-def test_what_a_chat_model_wrote_is_refused() -> None:
+def test_episodes_of_a_chat_model_are_rejected() -> None:
     from gumshoe.training.grpo.trainer import to_sample
 
-    said = [Segment("prompt", "Q?"), Segment("sampled", "A.")]
+    segments = [Segment("prompt", "Q?"), Segment("sampled", "A.")]
     with raises("rollouts.no-token-ids", "gpt"):
-        to_sample(Trajectory("1", 0, "gpt", "answer", "", said, EpisodeState(), 1, 0.0, 0.0), 1.0, [0.0])
+        to_sample(Trajectory("1", 0, "gpt", "answer", "", segments, EpisodeState(), 1, 0.0, 0.0), 1.0, [0.0])

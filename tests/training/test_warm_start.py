@@ -1,4 +1,4 @@
-"""A warm start that is stopped, wherever it is, and goes on: to the same weights, and without asking a judge again."""
+"""Warm starts that are stopped and resumed: with the same weights, and without asking the judge again."""
 
 import json
 import os
@@ -30,13 +30,22 @@ from gumshoe.training.sft.warm_start import (
     WarmStartSpec,
     order_demonstrations,
 )
-from tests.conftest import Ran
+from tests.conftest import CommandResult
 from tests.errors import raises
 from tests.inference.fake_vllm import FakeVLLM
 from tests.mail.mailbox import make_index, record
 from tests.rewards.chat_judge import says, verdict
 from tests.scenarios.questions import QUICK, question, write_questions
-from tests.training.shown import SETTINGS, learned, make_mail, played, right, scenarios, settings_of, written
+from tests.training.recorded_episodes import (
+    SETTINGS,
+    correct_answer,
+    make_mail,
+    record_episodes,
+    run_warm_start,
+    scenarios,
+    settings_of,
+    write_episodes,
+)
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -44,7 +53,7 @@ if TYPE_CHECKING:
 
 
 WEIGHTS = "adapter_model.safetensors"
-QUICKLY = {  # twelve steps of two passes
+QUICK_SETTINGS = {  # 12 steps of 2 passes
     "lora.dropout": 0.1,
     "warm_start.epochs": 6,
     "warm_start.batch_size": 2,
@@ -61,14 +70,14 @@ def mail(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def shown(mail: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of episodes that are right."""
+    """Return a file of correct episodes."""
     chat = ChatFormat(load_tokenizer(str(TINY)))
-    return written(tmp_path_factory.mktemp("shown") / "t.jsonl", played(mail, chat, right))
+    return write_episodes(tmp_path_factory.mktemp("shown") / "t.jsonl", record_episodes(mail, chat, correct_answer))
 
 
 @pytest.fixture
-def judging() -> Iterator[FakeVLLM]:
-    """A judge's server."""
+def judge_server() -> Iterator[FakeVLLM]:
+    """Run a server that answers as a judge."""
     with FakeVLLM(models=("judge",), chat=says(verdict)) as server:
         yield server
     assert server.errors == []
@@ -79,7 +88,7 @@ def judge_at(server: FakeVLLM) -> dict[str, Any]:
     return {"openai": settings}
 
 
-def same(one: Path, other: Path) -> bool:
+def have_equal_weights(one: Path, other: Path) -> bool:
     import torch
     from safetensors.torch import load_file
 
@@ -87,14 +96,16 @@ def same(one: Path, other: Path) -> bool:
     return weights.keys() == others.keys() and all(torch.equal(each, others[name]) for name, each in weights.items())
 
 
-# What a step learns from.
+# The demonstrations of a step.
 
 LENGTHS = st.lists(st.integers(1, 500), min_size=1, max_size=60)
 
 
 @QUICK
 @given(LENGTHS, st.integers(1, 9), st.floats(0.1, 4), st.integers(0, 3))
-def test_all_are_learned_from_before_any_is_again(lengths: list[int], batch: int, epochs: float, seed: int) -> None:
+def test_each_demonstration_is_used_once_before_any_is_used_again(
+    lengths: list[int], batch: int, epochs: float, seed: int
+) -> None:
     count = len(lengths)
     batch = min(batch, count)
     steps = max(1, round(epochs * count / batch))
@@ -107,7 +118,7 @@ def test_all_are_learned_from_before_any_is_again(lengths: list[int], batch: int
     assert max(lengths[each] for each in order[:batch]) == max(lengths[each] for each in firsts)
 
 
-def test_the_seed_decides_the_order_and_like_lengths_are_together() -> None:
+def test_the_order_depends_on_the_seed_and_groups_similar_lengths() -> None:
     lengths = [length for length in (10, 1000) for _ in range(32)]
     order = order_demonstrations(lengths, 4, 32, 1)
     assert order != order_demonstrations(lengths, 4, 32, 2)
@@ -116,14 +127,14 @@ def test_the_seed_decides_the_order_and_like_lengths_are_together() -> None:
     assert max(mixed) == 1
 
 
-def test_a_step_is_split_into_passes_that_fit_and_shared_by_the_processes() -> None:
+def test_a_step_is_split_into_passes_and_processes() -> None:
     def plan(count: int, **settings: Any) -> tuple[int, int, int, int]:
         made = BatchPlan.of(settings_of(**settings), count)
         return made.steps, made.passes, made.episodes, made.processes
 
     assert plan(100) == (25, 2, 4, 1)
     assert plan(100, warm_start__epochs=0.5, warm_start__batch_size=12) == (5, 3, 4, 1)
-    assert plan(7) == (2, 7, 1, 1), "all of them, in passes of the same size"
+    assert plan(7) == (2, 7, 1, 1), "passes have equal sizes"
     assert plan(100, optimizer__processes=2) == (25, 1, 4, 2)
     assert plan(5, optimizer__processes=2) == (3, 1, 2, 2)
     with raises("training.batch-too-small", "1 episodes", "2 processes"):
@@ -131,7 +142,7 @@ def test_a_step_is_split_into_passes_that_fit_and_shared_by_the_processes() -> N
 
 
 def of(numbers: Sequence[int], length: int) -> list[Demonstration]:
-    """Some of so many tokens, of which the last few are said by the policy."""
+    """Return demonstrations with `length` tokens, the last 5 of them by the policy."""
     return [
         Demonstration(
             f"s{each}", [(each * 7 + place) % 200 + 10 for place in range(length)], [0] * (length - 5) + [1] * 5
@@ -140,8 +151,8 @@ def of(numbers: Sequence[int], length: int) -> list[Demonstration]:
     ]
 
 
-def prepared(place: Path, demonstrations: Sequence[Demonstration], **settings: Any) -> "SftRun":
-    """A trainer in this process, on demonstrations."""
+def prepare_run(place: Path, demonstrations: Sequence[Demonstration], **settings: Any) -> "SftRun":
+    """Return a trainer on demonstrations, for this process."""
     from gumshoe.training.sft.sft_trainer import SftRun
 
     place.mkdir(exist_ok=True)
@@ -160,10 +171,10 @@ def prepared(place: Path, demonstrations: Sequence[Demonstration], **settings: A
 
 
 @pytest.mark.ci
-def test_the_trainer_gets_the_sampled_tokens_as_labels_and_cuts_nothing(tmp_path: Path) -> None:
-    """TRL cuts what is longer than 1,024 tokens, unless told not to."""
+def test_labels_are_the_sampled_tokens_and_nothing_is_truncated(tmp_path: Path) -> None:
+    """TRL truncates to 1,024 tokens by default."""
     demonstrations = of(range(4), 1500)
-    warm_start = prepared(tmp_path / "p", demonstrations, warm_start__epochs=1, warm_start__batch_size=2)
+    warm_start = prepare_run(tmp_path / "p", demonstrations, warm_start__epochs=1, warm_start__batch_size=2)
     by_ids = {tuple(each.ids): each for each in demonstrations}
     seen = []
     for batch in warm_start._make_trainer().get_train_dataloader():
@@ -187,15 +198,15 @@ def test_rows_repeat_demonstrations_in_their_order() -> None:
     assert [each["input_ids"] for each in rows] == expected
 
 
-# Stopped, and gone on with.
+# Stopping and resuming.
 
 
 @pytest.mark.ci
-def test_asked_to_end_it_saves_and_goes_on_to_the_same_weights(tmp_path: Path) -> None:
-    settings = {name.replace(".", "__"): value for name, value in QUICKLY.items()}
+def test_a_stopped_warm_start_resumes_to_the_same_weights(tmp_path: Path) -> None:
+    settings = {name.replace(".", "__"): value for name, value in QUICK_SETTINGS.items()}
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    prepared(whole, of(range(4), 40), **settings).train()
-    again = prepared(stopped, of(range(4), 40), **settings)
+    prepare_run(whole, of(range(4), 40), **settings).train()
+    again = prepare_run(stopped, of(range(4), 40), **settings)
     on_pass = again.on_pass
 
     def pass_and_stop() -> None:
@@ -207,13 +218,13 @@ def test_asked_to_end_it_saves_and_goes_on_to_the_same_weights(tmp_path: Path) -
     with raises("training.stopped", "5 of 12"):
         again.train()
     assert not (stopped / ADAPTER).exists()
-    assert [each.parent.name for each in stopped.glob(f"*/{METADATA}")] == ["checkpoint-5"], "those before are gone"
-    (stopped / f"{CHECKPOINT}9").mkdir()  # as a process that was killed while it saved leaves it
-    prepared(stopped, of(range(4), 40), **settings).train()
-    assert same(whole / ADAPTER, stopped / ADAPTER), "to the bit, with dropout"
+    assert [each.parent.name for each in stopped.glob(f"*/{METADATA}")] == ["checkpoint-5"], "older ones are deleted"
+    (stopped / f"{CHECKPOINT}9").mkdir()  # as left by a process that was killed while it saved
+    prepare_run(stopped, of(range(4), 40), **settings).train()
+    assert have_equal_weights(whole / ADAPTER, stopped / ADAPTER), "bit by bit, with dropout"
     assert (whole / LEARNED).read_bytes() == (stopped / LEARNED).read_bytes()
-    prepared(stopped, of(range(4), 40), **settings).train()
-    assert same(whole / ADAPTER, stopped / ADAPTER), "from the last checkpoint, where its files were moved in part"
+    prepare_run(stopped, of(range(4), 40), **settings).train()
+    assert have_equal_weights(whole / ADAPTER, stopped / ADAPTER), "a finished run stays the same"
 
 
 @pytest.mark.parametrize(
@@ -225,27 +236,25 @@ def test_asked_to_end_it_saves_and_goes_on_to_the_same_weights(tmp_path: Path) -
     ],
     ids=["nf4", "nf4 recomputing", "bfloat16 recomputing"],
 )
-def test_it_learns_whatever_the_weights_and_the_activations_are_held_in(tmp_path: Path, more: dict[str, Any]) -> None:
+def test_it_learns_with_every_dtype_and_quantization(tmp_path: Path, more: dict[str, Any]) -> None:
     import torch
     from safetensors.torch import load_file
 
     settings: dict[str, Any] = {"warm_start__epochs": 15, "warm_start__learning_rate": 1e-2, **more}
-    warm_start = prepared(tmp_path / "p", of(range(4), 40), **settings)
+    warm_start = prepare_run(tmp_path / "p", of(range(4), 40), **settings)
     warm_start.train()
     assert len(warm_start._losses) == 15
     assert warm_start._losses[-1] < warm_start._losses[0] / 2
     saved = load_file(tmp_path / "p" / ADAPTER / WEIGHTS)
-    assert {each.dtype for each in saved.values()} == {torch.float32}, "in which small steps are not lost"
+    assert {each.dtype for each in saved.values()} == {torch.float32}, "small updates are not rounded away"
 
 
-def test_verdicts_are_kept_as_they_come_and_none_is_asked_for_twice(
-    mail: Path, judging: FakeVLLM, tmp_path: Path
-) -> None:
+def test_each_verdict_is_saved_and_requested_once(mail: Path, judge_server: FakeVLLM, tmp_path: Path) -> None:
     by_id = {each.id: each for each in scenarios(mail)}
     chat = ChatFormat(load_tokenizer(str(TINY)))
     wrong = list(by_id)[1]
-    episodes = played(mail, chat, lambda each: "on Monday" if each.id == wrong else each.answer)
-    answer = judging.chat
+    episodes = record_episodes(mail, chat, lambda each: "on Monday" if each.id == wrong else each.answer)
+    answer = judge_server.chat
 
     released, asked = threading.Event(), list[dict[str, Any]]()
 
@@ -256,49 +265,49 @@ def test_verdicts_are_kept_as_they_come_and_none_is_asked_for_twice(
             released.wait()
         return answer(request)
 
-    judging.chat = end_at_the_third
+    judge_server.chat = end_at_the_third
     kept = tmp_path / VERDICTS
     with raises("training.stopped-while-judging"):
-        filter_correct(episodes, by_id, judge_at(judging), kept)
+        filter_correct(episodes, by_id, judge_at(judge_server), kept)
     released.set()
     assert (len(kept.read_text().splitlines()), len(asked)) == (2, 3)
     with kept.open("a") as file:
-        file.write('{"episode": "9f')  # as a process that was killed while it wrote leaves it
-    found = filter_correct(episodes, by_id, judge_at(judging), kept)
+        file.write('{"episode": "9f')  # as left by a process that was killed while it wrote
+    found = filter_correct(episodes, by_id, judge_at(judge_server), kept)
     assert [each.scenario for each in found] == [each for each in by_id if each != wrong]
-    assert len(asked) == 3 + len(episodes) - 2, "those that had no answer yet"
+    assert len(asked) == 3 + len(episodes) - 2, "only missing verdicts are requested"
     assert filter_correct(episodes, by_id, "exact", kept) == found
     assert len(asked) == 3 + len(episodes) - 2
 
 
-def test_without_a_verdict_it_ends_and_the_others_are_kept(
-    mail: Path, shown: Path, judging: FakeVLLM, tmp_path: Path
+def test_a_missing_verdict_ends_it_and_keeps_the_others(
+    mail: Path, shown: Path, judge_server: FakeVLLM, tmp_path: Path
 ) -> None:
-    answer = judging.chat
-    judging.chat = lambda request: answer(request) if len(judging.requests) != 2 else {"choices": []}
+    answer = judge_server.chat
+    judge_server.chat = lambda request: answer(request) if len(judge_server.requests) != 2 else {"choices": []}
     out = tmp_path / "out"
     with raises("training.no-verdict", "--resume"):
-        learned(mail, shown, out, evaluation__judge=judge_at(judging))
+        run_warm_start(mail, shown, out, evaluation__judge=judge_at(judge_server))
     assert len((out / WARM_START_STATE / VERDICTS).read_text().splitlines()) == 3
-    assert len(judging.requests) == 4
+    assert len(judge_server.requests) == 4
     assert [each.name for each in out.iterdir()] == [WARM_START_STATE], "nothing that looks like an adapter"
 
 
-# What is refused.
+# Rejected inputs.
 
 
 @pytest.fixture(scope="module")
 def unfinished(mail: Path, shown: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
-    """A directory in which a warm start was begun, with a judge that did not answer; and that judge."""
+    """Return a directory with a warm start whose judge did not answer, and the settings of that judge."""
     out = tmp_path_factory.mktemp("unfinished")
     judge = {"openai": {"model": "none", "url": "http://127.0.0.1:9/v1", "cache": None, "attempts": 1}}
     with raises("training.no-verdict"):
-        learned(mail, shown, out, evaluation__judge=judge)
+        run_warm_start(mail, shown, out, evaluation__judge=judge)
     return out, judge
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "changed"),
     [
         ({"warm_start__epochs": 3}, "(warm_start.epochs)"),
         ({"lora__rank": 8, "data__seed": 5}, "(lora.rank, data.seed)"),
@@ -306,62 +315,66 @@ def unfinished(mail: Path, shown: Path, tmp_path_factory: pytest.TempPathFactory
         ({"model__name": "COPY", "model__quantization": "nf4"}, "(model.name, model.quantization)"),
     ],
 )
-def test_other_settings_do_not_go_on(
-    mail: Path, shown: Path, unfinished: tuple[Path, Any], more: dict[str, Any], said: str
+def test_resuming_with_other_settings_is_rejected(
+    mail: Path, shown: Path, unfinished: tuple[Path, Any], more: dict[str, Any], changed: str
 ) -> None:
     out, judge = unfinished
     more = {name: str(TINY) if value == "COPY" else value for name, value in more.items()}
-    with raises("training.other-settings", out, said):
-        learned(mail, shown, out, resume=True, **{"evaluation__judge": judge, **more})
+    with raises("training.other-settings", out, changed):
+        run_warm_start(mail, shown, out, resume=True, **{"evaluation__judge": judge, **more})
 
 
-def test_what_only_says_how_it_runs_may_change(mail: Path, shown: Path, unfinished: tuple[Path, Any]) -> None:
-    """Such as the passes of a step, for whoever ran out of memory."""
+def test_settings_without_effect_on_the_result_may_change(
+    mail: Path, shown: Path, unfinished: tuple[Path, Any]
+) -> None:
+    """For example the size of passes, after running out of memory."""
     out, judge = unfinished
     more = {"optimizer__per_device_train_batch_size": 1, "output__save_steps": 7, "rollouts__temperature": 2}
     with raises("training.no-verdict"):
-        learned(mail, shown, out, resume=True, evaluation__judge=judge, model__gradient_checkpointing=False, **more)
+        run_warm_start(
+            mail, shown, out, resume=True, evaluation__judge=judge, model__gradient_checkpointing=False, **more
+        )
 
 
-def test_other_episodes_scenarios_mail_or_weights_do_not_go_on(
+def test_resuming_with_other_inputs_is_rejected(
     mail: Path, shown: Path, unfinished: tuple[Path, Any], tmp_path: Path
 ) -> None:
     out, judge = unfinished
-    fewer = written(tmp_path / "fewer.jsonl", [])
+    fewer = write_episodes(tmp_path / "fewer.jsonl", [])
     fewer.write_text("".join(shown.read_text().splitlines(keepends=True)[:2]))
     with raises("training.other-settings", "(the trajectories)"):
-        learned(mail, fewer, out, resume=True, evaluation__judge=judge)
+        run_warm_start(mail, fewer, out, resume=True, evaluation__judge=judge)
     other = make_mail(tmp_path)
     lines = (other / "scenarios.jsonl").read_text().splitlines(keepends=True)
     (other / "scenarios.jsonl").write_text("".join(lines[1:]))
     with raises("training.other-settings", "(the scenarios)"):
-        learned(other, shown, out, resume=True, evaluation__judge=judge)
+        run_warm_start(other, shown, out, resume=True, evaluation__judge=judge)
     spec = out / WARM_START_STATE / "run.json"
     before = spec.read_text()
     try:
         spec.write_text(json.dumps(json.loads(before) | {"start": "0", "searched": "0"}))
         with raises("training.other-settings", "(the index, the weights"):
-            learned(mail, shown, out, resume=True, evaluation__judge=judge)
+            run_warm_start(mail, shown, out, resume=True, evaluation__judge=judge)
         spec.write_text("{}")
         with raises("training.other-version", spec):
-            learned(mail, shown, out, resume=True, evaluation__judge=judge)
+            run_warm_start(mail, shown, out, resume=True, evaluation__judge=judge)
     finally:
         spec.write_text(before)
 
 
-def test_an_unfinished_one_is_gone_on_with_and_nothing_begins_at_it(
+def test_an_unfinished_warm_start_cannot_be_overwritten_or_used(
     mail: Path, shown: Path, unfinished: tuple[Path, Any], tmp_path: Path
 ) -> None:
     out, judge = unfinished
     with raises("training.warm-start-unfinished", out):
-        learned(mail, shown, out, evaluation__judge=judge)
+        run_warm_start(mail, shown, out, evaluation__judge=judge)
     with raises("adapters.start-unfinished", "lora.start", out):
         check_start(LoraSettings(start=out))
     (tmp_path / "a.txt").touch()
     with raises("training.directory-not-empty", tmp_path):
-        learned(mail, shown, tmp_path)
+        run_warm_start(mail, shown, tmp_path)
     with raises("training.nothing-to-resume", tmp_path):
-        learned(mail, shown, tmp_path, resume=True)
+        run_warm_start(mail, shown, tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -376,55 +389,55 @@ def test_an_unfinished_one_is_gone_on_with_and_nothing_begins_at_it(
         ({"optimizer__processes": 5}, "training.batch-too-small", ("4 episodes", "5 processes")),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_loaded(
+def test_unusable_settings_are_rejected_before_loading(
     mail: Path, shown: Path, tmp_path: Path, more: dict[str, Any], code: str, values: tuple[str, ...]
 ) -> None:
     with raises(code, *values):
-        learned(mail, shown, tmp_path, **more)
+        run_warm_start(mail, shown, tmp_path, **more)
 
 
-# As it is typed.
+# The command.
 
 
 def words(mail: Path, **more: Any) -> list[object]:
     known = ["--index", mail / "index", "--scenarios", mail / "scenarios.jsonl", "--model", "tiny"]
-    flags = {**SETTINGS, **QUICKLY, **more}
+    flags = {**SETTINGS, **QUICK_SETTINGS, **more}
     flags = {name: value for name, value in flags.items() if name != "model.name"}
     return [*known, *(word for name, value in flags.items() for word in ("--set", f"{name}={value}"))]
 
 
-def trainer_of(place: Path) -> int | None:
-    """The process that learns there."""
+def find_trainer(place: Path) -> int | None:
+    """Return the id of the trainer process of a directory."""
     for each in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            said = each.read_bytes().split(b"\0")
+            arguments = each.read_bytes().split(b"\0")
         except OSError:
             continue
-        is_trainer = b"gumshoe.training.sft.sft_trainer" in said and b"gumshoe.inference.reaper" not in said
-        if is_trainer and any(str(place).encode() in word for word in said):
+        is_trainer = b"gumshoe.training.sft.sft_trainer" in arguments and b"gumshoe.inference.reaper" not in arguments
+        if is_trainer and any(str(place).encode() in word for word in arguments):
             return int(each.parent.name)
     return None
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_killed_wherever_it_is_it_goes_on_to_the_same_weights(
-    mail: Path, shown: Path, judging: FakeVLLM, tmp_path: Path, gumshoe: Callable[..., Ran]
+def test_a_killed_warm_start_resumes_to_the_same_weights(
+    mail: Path, shown: Path, judge_server: FakeVLLM, tmp_path: Path, gumshoe: Callable[..., CommandResult]
 ) -> None:
-    judge = json.dumps(judge_at(judging))
+    judge = json.dumps(judge_at(judge_server))
     whole, out = tmp_path / "whole", tmp_path / "out"
     typed = ["warm-start", shown, *words(mail), "--judge", judge]
     done = gumshoe(*typed, "--out", whole, "--json")
     assert done.status == 0, done.err
-    asked = len(judging.requests)
+    asked = len(judge_server.requests)
     assert asked == 4
 
     def ended(number: signal.Signals, seen: Callable[[], object], *, trainer: bool) -> int:
-        """The command's exit status, where it or its trainer gets a signal when something is seen."""
+        """Run the command, send it or its trainer a signal once `seen` returns true, and return its exit status."""
         command = [sys.executable, "-m", "gumshoe", *map(str, typed), "--out", str(out), "--resume"]
         with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
             wait_until(seen, process)
-            pid = trainer_of(out) if trainer else process.pid
+            pid = find_trainer(out) if trainer else process.pid
             assert pid is not None
             os.kill(pid, number)
             return process.wait()
@@ -438,11 +451,11 @@ def test_killed_wherever_it_is_it_goes_on_to_the_same_weights(
     assert not (out / ADAPTER_CONFIG).exists()
     finished = gumshoe(*typed, "--out", out, "--resume", "--json")
     assert finished.status == 0, finished.err
-    assert same(whole, out)
-    assert len(judging.requests) <= 2 * asked + 1, "what was kept is not asked for again"
+    assert have_equal_weights(whole, out)
+    assert len(judge_server.requests) <= 2 * asked + 1, "saved verdicts are not requested again"
     assert sorted(each.name for each in out.iterdir()) == sorted(each.name for each in whole.iterdir())
     again = gumshoe(*typed, "--out", out, "--resume", "--json")
-    assert (again.status, "at its end" in again.err) == (0, True)
+    assert (again.status, "finished" in again.err) == (0, True)
     assert json.loads(again.out) == json.loads(finished.out)
     other = gumshoe(*typed, "--out", out, "--resume", "--set", "warm_start.epochs=9")
     assert (other.status, other.code) == (2, "training.other-settings")
@@ -451,8 +464,8 @@ def test_killed_wherever_it_is_it_goes_on_to_the_same_weights(
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
-def test_two_processes_learn_what_one_does(
-    mail: Path, shown: Path, tmp_path: Path, gumshoe: Callable[..., Ran]
+def test_two_processes_train_the_same_weights_as_one(
+    mail: Path, shown: Path, tmp_path: Path, gumshoe: Callable[..., CommandResult]
 ) -> None:
     import torch
     from safetensors.torch import load_file
@@ -467,8 +480,8 @@ def test_two_processes_learn_what_one_does(
 
 
 @pytest.mark.ci
-def test_what_a_chat_model_did_is_rolled_out_and_learned(tmp_path: Path, run: Callable[..., Ran]) -> None:
-    """As a user does both, with the trainer in a process of its own."""
+def test_episodes_of_a_chat_model_are_recorded_and_trained_on(tmp_path: Path, run: Callable[..., CommandResult]) -> None:
+    """Both commands run as a user runs them, with the trainer in a process of its own."""
     index = make_index(tmp_path, map(record, range(1, 9))).path.parent
     splits = ["train"] * 3 + ["validation"]
     asked = write_questions(tmp_path / "q.jsonl", [question(each, split=split) for each, split in enumerate(splits, 1)])
@@ -480,7 +493,7 @@ def test_what_a_chat_model_did_is_rolled_out_and_learned(tmp_path: Path, run: Ca
     out = tmp_path / "warm"
     done = run("warm-start", tmp_path / "shown.jsonl", *known, "--model", "tiny", "--out", out, "--json")
     assert done.status == 0, done.err
-    told = json.loads(done.out)
-    assert (told["episodes"], told["right"], told["steps"]) == (3, 3, 2)
+    report = json.loads(done.out)
+    assert (report["episodes"], report["right"], report["steps"]) == (3, 3, 2)
     assert (out / DONE).exists()
     check_start(LoraSettings(start=out))

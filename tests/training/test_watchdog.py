@@ -1,4 +1,4 @@
-"""The watchdog of a run: it ends a process in which nothing goes on, and no other."""
+"""The watchdog ends a process without progress, and no other."""
 
 import os
 import threading
@@ -12,7 +12,7 @@ from tests.waiting import Clock
 HOUR = 3600.0
 
 
-def test_only_a_run_without_progress_is_ended_and_what_is_known_of_it_is_written_first(
+def test_a_run_without_progress_is_ended_after_its_state_is_written(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     path, seen, looked, ended = tmp_path / "stalled.txt", [0], threading.Event(), threading.Event()
@@ -27,7 +27,7 @@ def test_only_a_run_without_progress_is_ended_and_what_is_known_of_it_is_written
         ended.set()
 
     def wait_for_looks() -> None:
-        for _ in range(2):  # the first may have begun before what the test did
+        for _ in range(2):  # the first check may have started before the change
             looked.clear()
             looked.wait()
 

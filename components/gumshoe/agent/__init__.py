@@ -14,7 +14,14 @@ _MODULES = {
     "tools": "gumshoe.environments.tools",
     "trajectory": "gumshoe.rollouts.trajectory",
 }
-_NAMES = {"Deed": "Event", "Record": "EpisodeState", "World": "EnvFactory", "open_world": "open_env"}
+_NAMES = {
+    "Deed": "Event",
+    "ENGINE": "ENGINE_VARIABLE",
+    "Record": "EpisodeState",
+    "Run": "ToolFunction",
+    "World": "EnvFactory",
+    "open_world": "open_env",
+}
 
 
 class _Moved(ModuleType):

@@ -1,6 +1,7 @@
 """Base class of environments that search an index: records searches, reading and the answer."""
 
 import re
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
@@ -76,6 +77,16 @@ class SearchEnvironment(ABC):
         self._record_call("invalid id")
         self.record.invalid_ids += 1
         return ToolError(f"there is no {wanted}; use an id as a search lists it")
+
+    def note_reading(self, source_id: str) -> None:
+        """Call `record_reading`, of which this is the old name."""
+        warnings.warn("note_reading is now record_reading", DeprecationWarning, stacklevel=2)
+        self.record_reading(source_id)
+
+    def refused(self, wanted: str) -> ToolError:
+        """Call `unknown_id_error`, of which this is the old name."""
+        warnings.warn("refused is now unknown_id_error", DeprecationWarning, stacklevel=2)
+        return self.unknown_id_error(wanted)
 
     def finish(self, answer: str, source_ids: Sequence[str]) -> str:
         """Record the answer and end the conversation. Return the tool's result."""

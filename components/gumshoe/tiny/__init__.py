@@ -1,1 +1,1 @@
-"""Make the tiny policy that stands in for a large one on a laptop and in tests."""
+"""Build the tiny policy, which replaces a large model on a laptop and in tests."""

@@ -1,4 +1,4 @@
-"""Practice: episodes of the expert in invented mailboxes and document collections, as examples to learn from."""
+"""Generate training examples: episodes of the scripted expert in synthetic mailboxes and document collections."""
 
 import json
 import re
@@ -28,23 +28,23 @@ from gumshoe.tiny.pretraining import Example
 from gumshoe.training.sft.scripted_expert import DOCUMENTS, MAIL, ErrorKind, ExpertTurn, ScriptedExpert, parse_hits
 
 MAX_TURNS = 10
-_MAILBOXES, _MESSAGES = 3, 900  # small and many, so that no name or address is worth learning by heart
-_OTHER_IDS = 0.5  # share of the companies whose messages have ids of another form than invented mail has
-_ID_FORMS = (  # of mail systems: # is a digit, ? a hexadecimal one, * a letter or a digit
+_MAILBOXES, _MESSAGES = 3, 900  # small and many, so that memorizing names or addresses does not help
+_OTHER_IDS = 0.5  # share of companies whose message ids follow another pattern than those of synthetic mail
+_ID_PATTERNS = (  # of real mail systems: # is a digit, ? a hexadecimal digit, * a letter or digit
     "#######.#############.JavaMail.root",
     "????????-????-????-????-????????????",
     "CA*******************",
     "##############.GA####",
     "????????.#######",
 )
-_SIGNS = {"#": string.digits, "?": string.digits + "abcdef", "*": string.ascii_letters + string.digits}
-_HITS_TOLD = 400  # characters
-_TOLD_OFTEN = 30  # so that a tokenizer has whole words for it
+_PLACEHOLDERS = {"#": string.digits, "?": string.digits + "abcdef", "*": string.ascii_letters + string.digits}
+_HITS_LENGTH = 400  # characters
+_REPETITIONS = 30  # of prompts and tool schemas, so that the tokenizer learns whole words for them
 
 
 @dataclass(frozen=True)
 class PracticeCompany:
-    """Invented mail with its index."""
+    """Synthetic mail with its index."""
 
     mail: SyntheticMail
     index: MailIndex
@@ -53,49 +53,50 @@ class PracticeCompany:
     def invent(
         cls, seed: int, level: Level, directory: Path, *, mailboxes: int = _MAILBOXES, messages: int = _MESSAGES
     ) -> "PracticeCompany":
-        """Invent mail and index it in a directory."""
+        """Generate mail and index it in a directory."""
         mail = synthesize_mail(seed, mailboxes, messages, level)
-        dice = Rng(seed, "ids")
-        if dice.chance(_OTHER_IDS):
-            mail = replace_ids(mail, dice.pick(_ID_FORMS), dice)
+        rng = Rng(seed, "ids")
+        if rng.chance(_OTHER_IDS):
+            mail = replace_ids(mail, rng.pick(_ID_PATTERNS), rng)
         write_mail(mail, directory)
         build_mail_index([f"jsonl:{directory / MAIL_FILE}"], directory / "index")
         return cls(mail, MailIndex(directory / "index"))
 
     @cached_property
     def answers(self) -> dict[str, str]:
-        """A question's answer by each message that holds it."""
+        """The answers of questions, by id of a message that contains the answer."""
         return {source: each.answer for each in self.mail.scenarios for source in each.message_ids}
 
     @property
     def domain(self) -> str:
-        """Where its people have their mail."""
+        """Mail domain of the company."""
         return str(self.mail.scenarios.scenarios[0].inbox_address).partition("@")[2]
 
 
-def replace_ids(mail: SyntheticMail, form: str, dice: Rng) -> SyntheticMail:
-    """The same mail, the ids of its messages made anew by a form.
+def replace_ids(mail: SyntheticMail, pattern: str, rng: Rng) -> SyntheticMail:
+    """Return the mail with new message ids that follow a pattern.
 
-    Where all ids look alike, a model takes their looks for what tells a message from a document.
+    If all ids looked alike, a model would use their look to tell messages from documents.
     """
-    made = {
-        each["message_id"]: f"<{_signs(form, dice)}@{each['message_id'].partition('@')[2]}" for each in mail.messages
+    new_ids = {
+        each["message_id"]: f"<{_fill_pattern(pattern, rng)}@{each['message_id'].partition('@')[2]}"
+        for each in mail.messages
     }
-    messages = [{**each, "message_id": made[each["message_id"]]} for each in mail.messages]
+    messages = [{**each, "message_id": new_ids[each["message_id"]]} for each in mail.messages]
     scenarios = [
-        each.model_copy(update={"message_ids": tuple(made[source] for source in each.message_ids)})
+        each.model_copy(update={"message_ids": tuple(new_ids[source] for source in each.message_ids)})
         for each in mail.scenarios
     ]
     return replace(mail, messages=messages, scenarios=ScenarioSet.of(scenarios))
 
 
-def _signs(form: str, dice: Rng) -> str:
-    return "".join(dice.pick(_SIGNS[sign]) if sign in _SIGNS else sign for sign in form)
+def _fill_pattern(pattern: str, rng: Rng) -> str:
+    return "".join(rng.pick(_PLACEHOLDERS[sign]) if sign in _PLACEHOLDERS else sign for sign in pattern)
 
 
 @dataclass(frozen=True, slots=True)
 class DomainReplacement:
-    """Text in which a company has another domain."""
+    """Replace the domain of a company in texts."""
 
     domain: str
     other: str
@@ -105,7 +106,7 @@ class DomainReplacement:
 
 
 class MailboxAsDocuments:
-    """A mailbox taken for a collection of documents, to practise the tools of the documents environment with."""
+    """A mailbox in the role of a document index, to generate examples for the documents environment."""
 
     def __init__(self, index: MailIndex, inbox: str) -> None:
         self._index, self._inbox = index, inbox
@@ -113,7 +114,7 @@ class MailboxAsDocuments:
 
     @classmethod
     def environment(cls, index: MailIndex, scenario: Scenario) -> DocumentsEnvironment:
-        """The documents environment over the scenario's mailbox."""
+        """Return the documents environment over the scenario's mailbox."""
         named = {
             "message_ids": (),
             "document_ids": tuple(map(to_document_id, scenario.message_ids)),
@@ -123,16 +124,16 @@ class MailboxAsDocuments:
         return DocumentsEnvironment(cls(index, str(scenario.inbox_address)), about, MAX_TURNS, reasoning=False)
 
     def search(self, query: str, *, limit: int = 10) -> list[DocumentHit]:
-        """As `DocumentIndex.search`, of as many of the words, from the first, as one message has."""
+        """Search as `DocumentIndex.search`, with as many of the first words as some message contains."""
         words, hits = query.split(), list[Hit]()
         while words and not hits:
             hits = self._index.search(self._inbox, words, limit=limit)
             words.pop()
         self._ids |= {to_document_id(hit.message_id): hit.message_id for hit in hits}
-        return [_taken_for(hit, score=1 / place) for place, hit in enumerate(hits, 1)]
+        return [_to_document_hit(hit, score=1 / place) for place, hit in enumerate(hits, 1)]
 
     def read(self, document_id: str) -> Document:
-        """As `DocumentIndex.read`."""
+        """Read a document as `DocumentIndex.read`."""
         try:
             message = self._index.read(self._inbox, self._ids.get(document_id, document_id))
         except MessageNotFoundError as error:
@@ -140,17 +141,17 @@ class MailboxAsDocuments:
         return Document(to_document_id(message.message_id), message.subject, message.body, "", {})
 
     def head(self, document_id: str) -> Document:
-        """As `DocumentIndex.head`."""
+        """Read a document without its text as `DocumentIndex.head`."""
         return replace(self.read(document_id), text="")
 
 
-def _taken_for(hit: Hit, score: float) -> DocumentHit:
+def _to_document_hit(hit: Hit, score: float) -> DocumentHit:
     document_id = to_document_id(hit.message_id)
     return DocumentHit(document_id, f"{document_id}#0", hit.subject, hit.snippet, score, None, None)
 
 
 def to_document_id(message_id: str) -> str:
-    """The id of the document that a message is taken for."""
+    """Return the id of the document for a message."""
     return f"doc-{message_id[1:].partition('@')[0]}"
 
 
@@ -159,23 +160,27 @@ Part = Literal["search", "searches", "choice", "answer", "whole"]
 
 @dataclass(frozen=True, slots=True)
 class EpisodeFormat:
-    """How episodes are shown to a model: as they are, or shortened.
+    """How episodes are turned into examples: whole or shortened.
 
-    Where to look is learned sooner where there is less to look at, and more episodes are seen in the same time.
+    With less context, a model learns sooner what to attend to, and sees more episodes in the same time.
     """
 
     share: float
-    """Of the questions, or the messages, that are practised so."""
+    """Share of the questions, or messages, that get an example in this format."""
     prompt: Literal["question", "told", "whole"]
-    """Only the question; what the model is told and the question; or all that, and the tools described."""
+    """The prompt: only the question; the system prompt and the question; or both with the tool descriptions."""
     hits: int
-    """Most hits of a search that are kept."""
+    """Maximum number of hits per search."""
     part: Part = "whole"
-    """All up to the first search that is learned; or to the last one, and to the answer where that found nothing;
-    searches and what is read or answered then, where there are hits to choose from; the last read, which is not learned
-    here, and the answer; or the whole episode."""
+    """The part of the episode:
+
+    - `search`: up to the first search that is trained on.
+    - `searches`: up to the last search, or to the answer if that search found nothing.
+    - `choice`: the searches and the turn after them, if there are several hits to choose from.
+    - `answer`: the last read, without training on it, and the answer.
+    - `whole`: the whole episode."""
     kinds: frozenset[str] = frozenset()
-    """Of questions that are practised so; all, where none is named."""
+    """Kinds of questions in this format; all if empty."""
 
 
 _HARD = frozenset({"who", "which", "who decided", "why", "yes or no", "before a date", "what changed", "latest"})
@@ -191,66 +196,70 @@ SKILLS = (
     EpisodeFormat(0.1, "told", 5),
     EpisodeFormat(0.06, "whole", 10),
 )
-"""What is practised first: mostly one thing at a time."""
+"""Formats of the first stage, mostly for one skill at a time."""
 EPISODES = (EpisodeFormat(0.3, "question", 3), EpisodeFormat(0.3, "told", 5), EpisodeFormat(0.4, "whole", 10))
-"""What is practised then."""
+"""Formats of the second stage."""
 REMINDERS = (EpisodeFormat(0.5, "question", 4, "answer"), EpisodeFormat(0.5, "question", 4, "answer", _HARD))
-"""What is practised beside episodes of one that errs, so that how to take an answer from a text is not lost."""
+"""Formats without errors for the second stage, so that the skill to take an answer from a text is not lost."""
 UNFAMILIAR = (
     EpisodeFormat(0.1, "question", 4, "searches"),
     EpisodeFormat(0.02, "told", 5, "searches"),
     EpisodeFormat(0.01, "whole", 10, "searches"),
 )
-"""What is practised then too, with questions in words of any message: to search for what is asked about. One that only
-knows the questions of invented mail searches for what those would name, whatever it is asked."""
+"""Formats for the second stage with questions in words of any message, to learn to search for what is asked about. A
+model that only knows questions about synthetic mail searches for names from those, whatever it is asked."""
 _OPENINGS = ("Who", "What", "When", "Where", "Which", "Why", "How", "How many", "Did", "Does", "Is", "Has", "What did")
 _SENTENCE = re.compile(r"[A-Z][^.?!:;\n<>]{20,100}")
 _WORD = re.compile(r"[^\W\d_]{4,}")
 _NAME = re.compile(r"[A-Z][\w'\u2019-]+(?: [A-Z][\w'\u2019-]+)*")
-_ODD, _ODD_WORDS, _ODD_TOKENS = 0.5, (1, 3), (2, 4)  # how often it is about a name that nobody has, and its length
+_RARE, _RARE_WORDS, _RARE_TOKENS = 0.5, (1, 3), (2, 4)  # probability of a made-up name, its words, tokens per word
 _DOCUMENT_SHARE = 0.2
-_BLOT = 0.1  # how often an episode ends with a stray token in a call, which is not learned, but how to go on after it
-_AT_ONCE, _REPEATED = 0.5, 0.5  # of those: where a text begins, and else by repeating what was said
-_READ, _READING = 0.3, 0.15  # share of what tools give that is learned too, and how much each token of it counts
-_DOMAIN = (5, 12)  # letters
+_STRAY = 0.1  # probability that an episode ends with stray tokens in a call; only the tokens around them are trained on
+_AT_START, _REPEATED = 0.5, 0.5  # probability of stray tokens at the start of a text, or else of repeated tokens
+_TRAINED_RESULTS, _RESULT_WEIGHT = (
+    0.3,
+    0.15,
+)  # share of the tokens of tool results that are trained on, and their weight
+_DOMAIN_LENGTH = (5, 12)  # letters
 _DOMAIN_ENDS = (".example", ".example", ".com", ".org", ".co.uk", "")
 
 
 @dataclass(frozen=True, slots=True)
 class EpisodeExample:
-    """One episode of the expert, or a part of one."""
+    """One example: an episode of the expert, or a part of one."""
 
     scenario: Scenario
     format: EpisodeFormat
     example: Example
     is_whole: bool
-    """It goes from the question to the answer."""
+    """The example contains the episode from question to answer."""
     errors: list[ErrorKind]
-    """What was done wrong on purpose."""
+    """The deliberate errors of the expert."""
     domain: str
-    """What the company's domain is called in it."""
+    """Domain of the company in this example."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Turn:
-    """One call of the expert, and what came of it."""
+class _PlayedTurn:
+    """One turn of the expert, with its result."""
 
     move: ExpertTurn
     result: str
 
     def is_one_of(self, *names: str) -> bool:
+        """Return True if the turn calls one of these tools."""
         return self.move.call.name in names
 
 
 @dataclass(slots=True)
 class EpisodeGenerator:
-    """Makes lessons of a company's questions."""
+    """Generate examples from the questions of a company."""
 
     tokenizer: Any
     seed: int
     chat: ChatFormat = field(init=False)
     _words: list[int] = field(init=False)
-    """Tokens of nothing but letters and digits."""
+    """Ids of the tokens that consist of letters and digits only."""
 
     def __post_init__(self) -> None:
         self.chat = ChatFormat(self.tokenizer)
@@ -258,165 +267,186 @@ class EpisodeGenerator:
         self._words = sorted(each for word, each in vocabulary.items() if word.isascii() and word.isalnum())
 
     def generate(
-        self, company: PracticeCompany, forms: Sequence[EpisodeFormat], *, errs: bool
+        self, company: PracticeCompany, formats: Sequence[EpisodeFormat], *, makes_errors: bool
     ) -> Iterator[EpisodeExample]:
-        """Each question in some of the forms; what is done wrong, where the expert errs, differs.
+        """Yield examples of each question, in some of the formats; the expert's errors differ between them.
 
-        In each lesson the company has another domain, so that nobody learns by heart what stands in ids.
+        The company has another domain in each example, so that the model does not memorize it.
         """
         for scenario in company.mail.scenarios:
-            for number, form in enumerate(forms):
-                dice = Rng(self.seed, "episode" if errs else "skill", scenario.id, str(number))
-                if not dice.chance(form.share) or (form.kinds and scenario.kind not in form.kinds):
+            for number, episode_format in enumerate(formats):
+                rng = Rng(self.seed, "episode" if makes_errors else "skill", scenario.id, str(number))
+                if not rng.chance(episode_format.share) or (
+                    episode_format.kinds and scenario.kind not in episode_format.kinds
+                ):
                     continue
-                yield from self._lesson(company, *self._begun(company, scenario, dice, errs=errs), form, dice)
+                yield from self._make_example(
+                    company,
+                    *self._start_episode(company, scenario, rng, makes_errors=makes_errors),
+                    episode_format,
+                    rng,
+                )
 
-    def generate_unfamiliar(self, company: PracticeCompany, forms: Sequence[EpisodeFormat]) -> Iterator[EpisodeExample]:
-        """Searches for what a question is about that is made of a sentence of any message, in some of the forms."""
+    def generate_unfamiliar(
+        self, company: PracticeCompany, formats: Sequence[EpisodeFormat]
+    ) -> Iterator[EpisodeExample]:
+        """Yield examples of searches for questions made from sentences of any message, in some of the formats."""
         last = {str(each.inbox_address): each for each in company.mail.scenarios}
         anything = frozenset(message["message_id"] for message in company.mail.messages)
         for message in company.mail.messages:
             inbox = next((each for each in (message["from"], *message["to"], *message["cc"]) if each in last), None)
             if inbox is None:
                 continue
-            for number, form in enumerate(forms):
-                dice = Rng(self.seed, "unfamiliar", message["message_id"], str(number))
-                made = self._made_up(message["body"], dice) if dice.chance(form.share) else None
-                if made:
-                    question, about = made
+            for number, episode_format in enumerate(formats):
+                rng = Rng(self.seed, "unfamiliar", message["message_id"], str(number))
+                found = self._invent_question(message["body"], rng) if rng.chance(episode_format.share) else None
+                if found:
+                    question, about = found
                     changed = {"question": question, "message_ids": (message["message_id"],)}
                     scenario = last[inbox].model_copy(update=changed)
                     environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
-                    teacher = ScriptedExpert(
-                        scenario, QuestionBackground(about, "", (), ()), anything, MAIL, dice, makes_errors=False
+                    expert = ScriptedExpert(
+                        scenario, QuestionBackground(about, "", (), ()), anything, MAIL, rng, makes_errors=False
                     )
-                    yield from self._lesson(company, environment, teacher, form, dice)
+                    yield from self._make_example(company, environment, expert, episode_format, rng)
 
-    def _made_up(self, body: str, dice: Rng) -> tuple[str, str] | None:
-        """A question of a sentence, and what it is about: the longest name in it, or else the longest word."""
+    def _invent_question(self, body: str, rng: Rng) -> tuple[str, str] | None:
+        """Make a question from a sentence, and return it with its topic: the longest name, or else the longest word."""
         sentences = _SENTENCE.findall(body)
         if not sentences:
             return None
-        first, _, rest = dice.pick(sentences).partition(" ")
+        first, _, rest = rng.pick(sentences).partition(" ")
         about = max(_NAME.findall(rest) or _WORD.findall(rest), key=len, default="")
         if not about:
             return None
-        if dice.chance(_ODD):
-            odd = " ".join(
-                self.tokenizer.decode([dice.pick(self._words) for _ in range(dice.between(*_ODD_TOKENS))]).capitalize()
-                for _ in range(dice.between(*_ODD_WORDS))
+        if rng.chance(_RARE):
+            rare = " ".join(
+                self.tokenizer.decode([rng.pick(self._words) for _ in range(rng.between(*_RARE_TOKENS))]).capitalize()
+                for _ in range(rng.between(*_RARE_WORDS))
             )
-            rest, about = rest.replace(about, odd), odd
-        return f"{dice.pick(_OPENINGS)} {first.lower()} {rest.strip()}?", about
+            rest, about = rest.replace(about, rare), rare
+        return f"{rng.pick(_OPENINGS)} {first.lower()} {rest.strip()}?", about
 
-    def _lesson(
+    def _make_example(
         self,
         company: PracticeCompany,
         environment: Environment,
-        teacher: ScriptedExpert,
-        form: EpisodeFormat,
-        dice: Rng,
+        expert: ScriptedExpert,
+        episode_format: EpisodeFormat,
+        rng: Rng,
     ) -> Iterator[EpisodeExample]:
-        """What the expert does, in one form; nothing where that has no such part."""
-        turns = _part(list(_played(environment, teacher, form, dice)), form.part)
+        """Yield the example of an episode in one format; nothing if the episode has no such part."""
+        turns = _select_part(list(_play(environment, expert, episode_format, rng)), episode_format.part)
         if turns:
-            name = "".join(dice.pick(string.ascii_lowercase) for _ in range(dice.between(*_DOMAIN)))
-            renamed = DomainReplacement(company.domain, name + dice.pick(_DOMAIN_ENDS))
-            example, is_cut = self._example(self._prompt(environment, form, renamed), turns, renamed, dice)
-            is_whole = form.part == "whole" and not is_cut
-            yield EpisodeExample(environment.scenario, form, example, is_whole, teacher.errors, renamed.other)
+            name = "".join(rng.pick(string.ascii_lowercase) for _ in range(rng.between(*_DOMAIN_LENGTH)))
+            replace_domain = DomainReplacement(company.domain, name + rng.pick(_DOMAIN_ENDS))
+            example, is_cut = self._tokenize(
+                self._prompt(environment, episode_format, replace_domain), turns, replace_domain, rng
+            )
+            is_whole = episode_format.part == "whole" and not is_cut
+            yield EpisodeExample(
+                environment.scenario, episode_format, example, is_whole, expert.errors, replace_domain.other
+            )
 
-    def _begun(
-        self, company: PracticeCompany, scenario: Scenario, dice: Rng, *, errs: bool
+    def _start_episode(
+        self, company: PracticeCompany, scenario: Scenario, rng: Rng, *, makes_errors: bool
     ) -> tuple[Environment, ScriptedExpert]:
         background = company.mail.backgrounds[scenario.id]
-        if dice.chance(_DOCUMENT_SHARE):
+        if rng.chance(_DOCUMENT_SHARE):
             right = frozenset(map(to_document_id, scenario.message_ids))
             others = {to_document_id(source): answer for source, answer in company.answers.items()}
-            teacher = ScriptedExpert(scenario, background, right, DOCUMENTS, dice, errs, others)
-            return MailboxAsDocuments.environment(company.index, scenario), teacher
+            expert = ScriptedExpert(scenario, background, right, DOCUMENTS, rng, makes_errors, others)
+            return MailboxAsDocuments.environment(company.index, scenario), expert
         environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
         right = frozenset(scenario.message_ids)
-        return environment, ScriptedExpert(scenario, background, right, MAIL, dice, errs, company.answers)
+        return environment, ScriptedExpert(scenario, background, right, MAIL, rng, makes_errors, company.answers)
 
-    def _example(
-        self, prompt: tuple[int, ...], turns: Sequence[_Turn], renamed: DomainReplacement, dice: Rng
+    def _tokenize(
+        self, prompt: tuple[int, ...], turns: Sequence[_PlayedTurn], replace_domain: DomainReplacement, rng: Rng
     ) -> tuple[Example, bool]:
-        """Turns as tokens, and how much each counts; and whether a blot cut them short."""
+        """Return turns as tokens with weights, and True if stray tokens ended the episode early."""
         ids, weights = [*prompt], [0.0] * len(prompt)
         for turn in turns:
-            if turn.move.is_learned and dice.chance(_BLOT):
-                said, learned = self._blotted(turn.move.call, renamed, dice)
-                return Example([*ids, *said], [*weights, *learned]), True
-            said = [*self._encoded(renamed(format_call(turn.move.call))), *self.chat.stop_ids]
-            ids += said
-            weights += [float(turn.move.is_learned)] * len(said)
+            if turn.move.is_learned and rng.chance(_STRAY):
+                tokens, trained = self._with_stray_tokens(turn.move.call, replace_domain, rng)
+                return Example([*ids, *tokens], [*weights, *trained]), True
+            tokens = [*self._encode(replace_domain(format_call(turn.move.call))), *self.chat.stop_ids]
+            ids += tokens
+            weights += [float(turn.move.is_learned)] * len(tokens)
             if turn is not turns[-1]:
-                glue = self.chat.encode_tool_result(renamed(turn.result)).ids
+                glue = self.chat.encode_tool_result(replace_domain(turn.result)).ids
                 ids += glue
-                weights += [_READING if dice.chance(_READ) else 0.0 for _ in glue]
+                weights += [_RESULT_WEIGHT if rng.chance(_TRAINED_RESULTS) else 0.0 for _ in glue]
         return Example(ids, weights), False
 
-    def _blotted(self, call: Call, renamed: DomainReplacement, dice: Rng) -> tuple[list[int], list[float]]:
-        """A call with a stray token in one of its texts, or some that are repeated, after which the text is closed.
+    def _with_stray_tokens(
+        self, call: Call, replace_domain: DomainReplacement, rng: Rng
+    ) -> tuple[list[int], list[float]]:
+        """Return a call with a stray token, or repeated ones, in one of its texts, which is closed right after them.
 
-        Whoever samples makes such mistakes; a policy that has never seen one would not find its way out.
+        Sampling makes such mistakes, and a policy that has never seen one does not recover from it.
         """
-        text = renamed(format_call(call))
+        text = replace_domain(format_call(call))
         texts = [each for value in call.arguments.values() for each in (value if isinstance(value, list) else [value])]
-        chosen = renamed(json.dumps(dice.pick(texts), ensure_ascii=False))
+        chosen = replace_domain(json.dumps(rng.pick(texts), ensure_ascii=False))
         start = text.rindex(chosen) + 1
         end = start + len(chosen) - 2
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         inside = [place for place, (first, _) in enumerate(encoded["offset_mapping"]) if start <= first < end]
         if not inside:
             return [*encoded["input_ids"], *self.chat.stop_ids], [1.0] * (len(encoded["input_ids"]) + 1)
-        cut = inside[0] if dice.chance(_AT_ONCE) else dice.pick(inside)
+        cut = inside[0] if rng.chance(_AT_START) else rng.pick(inside)
         before = encoded["input_ids"][:cut]
-        stray = [dice.pick(self._words)]
-        if cut > inside[0] and dice.chance(_REPEATED):
-            stray = before[-dice.between(1, min(3, cut - inside[0])) :] * dice.between(1, 3)
-        after = [*self._encoded(text[end:]), *self.chat.stop_ids]
+        stray = [rng.pick(self._words)]
+        if cut > inside[0] and rng.chance(_REPEATED):
+            stray = before[-rng.between(1, min(3, cut - inside[0])) :] * rng.between(1, 3)
+        after = [*self._encode(text[end:]), *self.chat.stop_ids]
         return [*before, *stray, *after], [*[1.0] * len(before), *[0.0] * len(stray), *[1.0] * len(after)]
 
-    def _encoded(self, text: str) -> list[int]:
+    def _encode(self, text: str) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def _prompt(self, environment: Environment, form: EpisodeFormat, renamed: DomainReplacement) -> tuple[int, ...]:
-        tools = environment.toolbox.schemas() if form.prompt == "whole" else []
-        if form.prompt != "question":
-            return self.chat.encode_prompt(environment.system_prompt(), renamed(environment.user_prompt()), tools).ids
+    def _prompt(
+        self, environment: Environment, episode_format: EpisodeFormat, replace_domain: DomainReplacement
+    ) -> tuple[int, ...]:
+        tools = environment.toolbox.schemas() if episode_format.prompt == "whole" else []
+        if episode_format.prompt != "question":
+            return self.chat.encode_prompt(
+                environment.system_prompt(), replace_domain(environment.user_prompt()), tools
+            ).ids
         ids = self.chat.encode_prompt(environment.system_prompt(), environment.scenario.question, tools).ids
-        return ids[ids.index(ids[0], 1) :]  # from where the second message begins
+        return ids[ids.index(ids[0], 1) :]  # from the start of the second message
 
 
-def _played(environment: Environment, teacher: ScriptedExpert, form: EpisodeFormat, dice: Rng) -> Iterator[_Turn]:
-    """One episode of the expert, from the first search to the answer."""
-    moves = teacher.play()
+def _play(
+    environment: Environment, expert: ScriptedExpert, episode_format: EpisodeFormat, rng: Rng
+) -> Iterator[_PlayedTurn]:
+    """Run one episode of the expert, from the first search to the answer."""
+    moves = expert.play()
     move = next(moves)
     while True:
-        result = _shown(environment.toolbox.run(move.call), form.hits, teacher.right_sources, dice)
-        yield _Turn(move, result)
+        result = _limit_hits(environment.toolbox.run(move.call), episode_format.hits, expert.right_sources, rng)
+        yield _PlayedTurn(move, result)
         if environment.finished:
             return
         move = moves.send(result)
 
 
-def _part(turns: Sequence[_Turn], part: Part) -> Sequence[_Turn]:
-    """What of an episode is practised; nothing where it has no such part."""
-    learned = [turn for turn in turns if turn.move.is_learned]
-    searches = list(takewhile(lambda turn: turn.is_one_of(MAIL.search, DOCUMENTS.search), learned))
+def _select_part(turns: Sequence[_PlayedTurn], part: Part) -> Sequence[_PlayedTurn]:
+    """Return the part of an episode for an example; an empty list if it has no such part."""
+    trained = [turn for turn in turns if turn.move.is_learned]
+    searches = list(takewhile(lambda turn: turn.is_one_of(MAIL.search, DOCUMENTS.search), trained))
     reads = [turn for turn in turns if turn.is_one_of(MAIL.read, DOCUMENTS.read)]
     match part:
         case "search":
-            return turns[: turns.index(learned[0]) + 1]
+            return turns[: turns.index(trained[0]) + 1]
         case "searches" if searches and parse_hits(searches[-1].result):
             return turns[: turns.index(searches[-1]) + 1]
         case "searches":
             return turns
         case "choice" if searches and len(parse_hits(searches[-1].result)) > 1:
-            return learned[: len(searches) + 1]
+            return trained[: len(searches) + 1]
         case "choice":
             return []
         case "answer" if reads:
@@ -428,40 +458,40 @@ def _part(turns: Sequence[_Turn], part: Part) -> Sequence[_Turn]:
 
 
 def iterate_episode_texts(company: PracticeCompany) -> Iterator[str]:
-    """What is said in episodes about a company, beside its mail."""
+    """Yield the texts that occur in episodes about a company, beside its mail."""
     for scenario in company.mail.scenarios:
         yield scenario.question
-        for dialect in (MAIL, DOCUMENTS):
+        for tools in (MAIL, DOCUMENTS):
             words, source = scenario.question.split()[-3:], scenario.message_ids[0]
             calls = (
-                dialect.search_call(words),
-                dialect.read_call(source),
-                dialect.answer_call(scenario.answer, source),
+                tools.search_call(words),
+                tools.read_call(source),
+                tools.answer_call(scenario.answer, source),
             )
             yield from map(format_call, calls)
         mailbox = EmailEnvironment(company.index, scenario, MAX_TURNS)
-        yield mailbox.toolbox.run(MAIL.search_call(scenario.question.rstrip("?").split()[-1:]))[:_HITS_TOLD]
+        yield mailbox.toolbox.run(MAIL.search_call(scenario.question.rstrip("?").split()[-1:]))[:_HITS_LENGTH]
     first = company.mail.scenarios.scenarios[0]
     for environment in (
         EmailEnvironment(company.index, first, MAX_TURNS),
         MailboxAsDocuments.environment(company.index, first),
     ):
         prompts = environment.system_prompt(), environment.user_prompt()
-        yield from [*prompts, *map(json.dumps, environment.toolbox.schemas())] * _TOLD_OFTEN
+        yield from [*prompts, *map(json.dumps, environment.toolbox.schemas())] * _REPETITIONS
 
 
 def format_call(call: Call) -> str:
-    """A call as a model writes it."""
+    """Return a call as a model writes it."""
     return (
         f"<tool_call>\n{json.dumps({'name': call.name, 'arguments': call.arguments}, ensure_ascii=False)}\n</tool_call>"
     )
 
 
-def _shown(result: str, most: int, right: frozenset[str], dice: Rng) -> str:
-    """A search's result with as many hits as are kept, one that is right among them if there was any."""
+def _limit_hits(result: str, most: int, right: frozenset[str], rng: Rng) -> str:
+    """Return a search result with at most `most` hits, with a correct one among them if there is one."""
     found = parse_hits(result)
     if len(found) <= most:
         return result
     kept = [hit for hit in found if hit.source in right][:1]
-    kept += dice.sample([hit for hit in found if hit not in kept], most - len(kept))
+    kept += rng.sample([hit for hit in found if hit not in kept], most - len(kept))
     return "\n".join(str(hit) for hit in found if hit in kept)

@@ -1,6 +1,6 @@
-"""The tiny policy: a tokenizer and a model of some two million parameters, made from nothing but invented mail.
+"""Build the tiny policy: a tokenizer and a model of two million parameters, trained only on synthetic mail.
 
-It stands where a 7B model stands, behind the same chat template, tools and server, wherever there is no GPU.
+It replaces a 7B model on machines without a GPU, with the same chat template, tools and server.
 """
 
 import json
@@ -41,25 +41,25 @@ from gumshoe.training.sft.scripted_expert import ErrorKind
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 REPORT_FILE = "made.json"
-"""What made a policy, in its directory."""
+"""The report of `gumshoe tiny build`, in the directory of the policy."""
 _SPACE = "\u0120"  # how byte-level BPE writes a space
 _PIECES = r"""\p{Lu}\p{Ll}*|\p{L}+|\p{N}| ?["{\[<]+|[^\s\p{L}\p{N}"{\[<]+["{\[<]*|\s+"""
 _PIECES_WITH_SPACE = rf" ?\p{{Lu}}\p{{Ll}}*| ?\p{{L}}+| ?\p{{N}}|{_PIECES}"
-_WITH_SPACE = 0.4  # share of the vocabulary
-_SPACE_SIZE = 0.5  # of the vector that tells a token with a space from one without
+_WITH_SPACE = 0.4  # share of the vocabulary for words with a space before them
+_SPACE_SIZE = 0.5  # relative size of the vector that distinguishes a token with a space from one without
 _COPY_LENGTHS = (8, 64)
-_COPY_FEW, _COPY_SORTS = 0.5, (10, 40)  # how often, and of how many sorts of tokens: then what stood before repeats
+_COPY_FEW, _COPY_SORTS = 0.5, (10, 40)  # probability of few distinct tokens, and how many: then short contexts repeat
 _COPY_BATCH = 1024
-_COPIES = 0.1  # tokens of copying to one of practice
+_COPY_SHARE = 0.1  # tokens of copy examples per token of other examples
 _BATCH = 8192  # tokens
 _SKILL_RATE, _HABIT_RATE = 2.5e-3, 1.5e-3
-_HABIT_SHARE = 1.12  # of the way to the weights with bad habits: a little beyond what was learned
-_SHARPER = 2.8  # than it learned: so much surer is it of each token, for at temperature 1 small doubts add up
-_EMBEDDING, _BEFORE, _SHARPNESS, _COPIED = 0.1, 0.2, 1.5, 0.3  # sizes of the weights that are wired
+_HABIT_SHARE = 1.12  # of the weight change by episodes with errors: a little beyond what was trained
+_SHARPER = 2.8  # factor of the logits: at temperature 1, small probabilities of wrong tokens add up over an episode
+_EMBEDDING, _PREVIOUS, _SHARPNESS, _COPIED = 0.1, 0.2, 1.5, 0.3  # sizes of the initial weights of the induction heads
 LEVELS: tuple[Level, ...] = ("plain", "normal", "plain", "easy", "normal", "hard")
-"""Of the companies that are practised in, one after another and again from the first."""
-_FIRST_SEED = 1_000_000  # of practice; what people make to test with has other seeds
-_READ_BY_TOKENIZER = 18  # companies
+"""Difficulty levels of the companies, in turn."""
+_FIRST_SEED = 1_000_000  # of synthetic mail for training; test data uses other seeds
+_READ_BY_TOKENIZER = 18  # companies whose texts train the tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,40 +71,40 @@ class TinyShape:
     layers: int = 4
     heads: int = 6
     key_heads: int = 3
-    """Each serves heads / key_heads of the heads: a server that answers many at once spends its time reading keys."""
+    """Number of key-value heads; few of them save time in a server with many requests, which mostly reads keys."""
     feed_forward: int = 512
     context: int = 8192
     rope_theta: float = 1e6
-    """High, so that half of a head's dimensions hardly turn over the length of an episode, and can compare contents."""
+    """High, so that half of a head's dimensions hardly rotate over an episode, and can compare contents."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """How much a tiny policy learns."""
+    """The amount of training of a tiny policy."""
 
     companies: int = 48
-    """Whose mail it practises on, 3 mailboxes each."""
+    """Number of synthetic companies, with 3 mailboxes each."""
     copy_steps: int = 500
     skill_steps: int = 1200
-    """Of learning what an expert does that never errs, mostly one thing at a time."""
+    """Steps on examples of an expert without errors, mostly for one skill at a time."""
     habit_steps: int = 480
-    """Of learning from whole episodes of one that errs on purpose."""
+    """Steps on whole episodes of an expert with deliberate errors."""
 
 
 @dataclass(frozen=True, slots=True)
 class TinyReport:
-    """What was made, and from what."""
+    """Facts about a tiny policy and its training."""
 
     seed: int
     parameters: int
     schooling: TrainConfig
     skills: int
-    """Examples of what the expert does when it does not err."""
+    """Number of examples of the expert without errors."""
     episodes: int
     reminders: int
-    """Examples of taking an answer from a text, and of searching for what nobody asked before, beside the episodes."""
+    """Number of examples of answers from a text, and of searches for unfamiliar questions, beside the episodes."""
     slips: dict[ErrorKind, int]
-    """What the expert did wrong on purpose, how often."""
+    """Number of deliberate errors of the expert, by kind."""
     copy_loss: float
     skill_loss: float
     habit_loss: float
@@ -112,57 +112,55 @@ class TinyReport:
 
 
 Watch = Callable[[str, int], AbstractContextManager[Advance]]
-"""Shows the progress of a stage of so many steps."""
+"""Show the progress of a stage with this number of steps."""
 
 
-def build_tiny(directory: Path, seed: int, schooling: TrainConfig, watch: Watch) -> TinyReport:
-    """Make a tiny policy and save it: tokenizer, chat template, model, and `made.json`.
+def build_tiny(directory: Path, seed: int, config: TrainConfig, watch: Watch) -> TinyReport:
+    """Build a tiny policy and save it: tokenizer, chat template, model, and `made.json`.
 
-    The model learns to copy, from random tokens; then how to search, choose and answer, from an expert that does not
-    err; and then bad habits, from one that errs on purpose. What it is often wrong in, it so is able to do right. How
-    often it errs is set by how far it goes from the weights of before towards those with the habits, or beyond (as in
-    https://arxiv.org/abs/2212.04089).
+    The model first learns to copy, from random tokens; then to search, choose and answer, from an expert without
+    errors; and then bad habits, from an expert with deliberate errors. So it is often wrong in things that it is able
+    to do. The rate of errors is set by moving from the weights of the second stage towards those of the third, and
+    beyond (task arithmetic, https://arxiv.org/abs/2212.04089).
 
     Raises:
         StorageError: the directory cannot be written to.
     """
     started = time.monotonic()
     keep_freed_memory()
-    disable_progress_bar()  # type: ignore[no-untyped-call] # of saving, which takes no time
+    disable_progress_bar()  # type: ignore[no-untyped-call] # saving takes no time
     with tempfile.TemporaryDirectory(prefix="gumshoe-tiny-") as scratch:
         companies = []
-        with watch("Inventing", schooling.companies) as advance:
-            for number in range(schooling.companies):
+        with watch("Generating mail", config.companies) as advance:
+            for number in range(config.companies):
                 at = Path(scratch, str(number))
-                companies.append(PracticeCompany.invent(_FIRST_SEED + 1000 * seed + number, _level(number), at))
+                companies.append(PracticeCompany.invent(_FIRST_SEED + 1000 * seed + number, _difficulty(number), at))
                 advance(1)
         tokenizer = train_tokenizer(practice_texts(companies[:_READ_BY_TOKENIZER]), TinyShape().vocabulary)
-        practice = EpisodeGenerator(tokenizer, seed)
+        generator = EpisodeGenerator(tokenizer, seed)
         skills, episodes, reminders, slips = list[Example](), list[Example](), list[Example](), Counter[ErrorKind]()
-        with watch("Practising", len(companies)) as advance:
+        with watch("Generating examples", len(companies)) as advance:
             for company in companies:
-                skills += [lesson.example for lesson in practice.generate(company, SKILLS, errs=False)]
-                for lesson in practice.generate(company, EPISODES, errs=True):
-                    episodes.append(lesson.example)
-                    slips.update(lesson.errors if lesson.is_whole else [])
-                for lessons in (
-                    practice.generate(company, REMINDERS, errs=False),
-                    practice.generate_unfamiliar(company, UNFAMILIAR),
+                skills += [example.example for example in generator.generate(company, SKILLS, makes_errors=False)]
+                for example in generator.generate(company, EPISODES, makes_errors=True):
+                    episodes.append(example.example)
+                    slips.update(example.errors if example.is_whole else [])
+                for more in (
+                    generator.generate(company, REMINDERS, makes_errors=False),
+                    generator.generate_unfamiliar(company, UNFAMILIAR),
                 ):
-                    reminders += [lesson.example for lesson in lessons]
+                    reminders += [example.example for example in more]
                 advance(1)
     model = create_model(TinyShape(), tokenizer, seed)
-    copies = list(
-        generate_copy_examples(len(tokenizer), schooling.copy_steps * _COPY_BATCH // sum(_COPY_LENGTHS), seed)
-    )
-    settings = PretrainingSettings(schooling.copy_steps, _COPY_BATCH, optimizer="muon", seed=seed)
-    copy_loss = _learn("Copying", model, copies, settings, watch)
-    settings = PretrainingSettings(schooling.skill_steps, _BATCH, _SKILL_RATE, optimizer="muon", seed=seed)
-    skill_loss = _learn("Learning", model, _with_copies(skills, len(tokenizer), seed), settings, watch)
+    copies = list(generate_copy_examples(len(tokenizer), config.copy_steps * _COPY_BATCH // sum(_COPY_LENGTHS), seed))
+    settings = PretrainingSettings(config.copy_steps, _COPY_BATCH, optimizer="muon", seed=seed)
+    copy_loss = _train_stage("Copying", model, copies, settings, watch)
+    settings = PretrainingSettings(config.skill_steps, _BATCH, _SKILL_RATE, optimizer="muon", seed=seed)
+    skill_loss = _train_stage("Skills", model, _add_copy_examples(skills, len(tokenizer), seed), settings, watch)
     skilled = [parameter.detach().clone() for parameter in model.parameters()]
-    settings = PretrainingSettings(schooling.habit_steps, _BATCH, _HABIT_RATE, seed=seed)
-    habit_loss = _learn(
-        "Unlearning", model, _with_copies([*episodes, *reminders], len(tokenizer), seed + 1), settings, watch
+    settings = PretrainingSettings(config.habit_steps, _BATCH, _HABIT_RATE, seed=seed)
+    habit_loss = _train_stage(
+        "Habits", model, _add_copy_examples([*episodes, *reminders], len(tokenizer), seed + 1), settings, watch
     )
     with torch.no_grad():
         for parameter, before in zip(model.parameters(), skilled, strict=True):
@@ -173,7 +171,7 @@ def build_tiny(directory: Path, seed: int, schooling: TrainConfig, watch: Watch)
     report = TinyReport(
         seed,
         parameters,
-        schooling,
+        config,
         len(skills),
         len(episodes),
         len(reminders),
@@ -190,23 +188,25 @@ def build_tiny(directory: Path, seed: int, schooling: TrainConfig, watch: Watch)
     return report
 
 
-def _level(number: int) -> Level:
+def _difficulty(number: int) -> Level:
     return LEVELS[number % len(LEVELS)]
 
 
-def _learn(stage: str, model: Any, examples: Sequence[Example], settings: PretrainingSettings, watch: Watch) -> float:
+def _train_stage(
+    stage: str, model: Any, examples: Sequence[Example], settings: PretrainingSettings, watch: Watch
+) -> float:
     with watch(stage, settings.steps) as advance:
         return pretrain(model, examples, settings, lambda loss: advance(1, note=f"loss {loss:.2f}"))
 
 
-def _with_copies(examples: list[Example], vocabulary: int, seed: int) -> list[Example]:
-    """With so much copying among them that it is not unlearned, nor tokens that hardly ever come."""
-    tokens = _COPIES * sum(len(each.ids) for each in examples)
+def _add_copy_examples(examples: list[Example], vocabulary: int, seed: int) -> list[Example]:
+    """Add copy examples, so that the model forgets neither copying nor rare tokens."""
+    tokens = _COPY_SHARE * sum(len(each.ids) for each in examples)
     return [*examples, *generate_copy_examples(vocabulary, round(tokens / sum(_COPY_LENGTHS)), seed)]
 
 
 def practice_texts(companies: Iterable[PracticeCompany]) -> Iterator[str]:
-    """What a tokenizer learns from: the mail, and all that is said about it."""
+    """Yield the texts that train the tokenizer: the mail, and the texts of episodes about it."""
     for company in companies:
         for mail in company.mail.messages:
             yield f"{mail['subject']}\n{mail['body']}\n{mail['from']}"
@@ -214,20 +214,20 @@ def practice_texts(companies: Iterable[PracticeCompany]) -> Iterator[str]:
 
 
 def train_tokenizer(texts: Iterable[str], size: int) -> Any:
-    """A byte-level BPE learnt from texts, with Qwen2.5's control tokens and the tiny policy's chat template.
+    """Train a byte-level BPE tokenizer, with the control tokens of Qwen2.5 and the tiny policy's chat template.
 
-    A word is parted into the same tokens whether a space stands before it or not; the space, where it has one, joins
-    the first of them last of all. So a name or a number is copied token by token wherever it is copied to.
+    A word is split into the same tokens with and without a space before it, because the space is merged into its first
+    token last. So a name or number can be copied token by token to any place.
     """
     texts = list(texts)
-    words = _core(models.BPE(), _PIECES)
+    words = _create_tokenizer(models.BPE(), _PIECES)
     trainer = trainers.BpeTrainer(
         vocab_size=round(size * (1 - _WITH_SPACE)),
         special_tokens=list(CONTROL),
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    words.train_from_iterator(texts, trainer)  # of a list: an iterator would be called in threads with too little stack
+    words.train_from_iterator(texts, trainer)  # a list: an iterator is called in threads with a small stack
     learned = json.loads(words.to_str())["model"]
     vocabulary, merges = learned["vocab"], [tuple(merge) for merge in learned["merges"]]
     after_space = Counter[str]()
@@ -237,7 +237,7 @@ def train_tokenizer(texts: Iterable[str], size: int) -> Any:
         if _SPACE + token not in vocabulary:
             vocabulary[_SPACE + token] = len(vocabulary)
             merges.append((_SPACE, token))
-    core = _core(models.BPE(vocabulary, merges), _PIECES_WITH_SPACE)
+    core = _create_tokenizer(models.BPE(vocabulary, merges), _PIECES_WITH_SPACE)
     core.add_special_tokens(list(CONTROL))
     core.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
     tokenizer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
@@ -247,7 +247,7 @@ def train_tokenizer(texts: Iterable[str], size: int) -> Any:
     return tokenizer
 
 
-def _core(model: Any, pieces: str) -> Tokenizer:
+def _create_tokenizer(model: Any, pieces: str) -> Tokenizer:
     core = Tokenizer(model)
     core.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -260,7 +260,7 @@ def _core(model: Any, pieces: str) -> Tokenizer:
 
 
 def create_model(shape: TinyShape, tokenizer: Any, seed: int) -> Any:
-    """A Qwen2 model with random weights that can nearly copy."""
+    """Create a Qwen2 model with random weights and induction heads, which can almost copy."""
     torch.manual_seed(seed)
     config = Qwen2Config(
         vocab_size=len(tokenizer),
@@ -278,50 +278,52 @@ def create_model(shape: TinyShape, tokenizer: Any, seed: int) -> Any:
     )
     model: Any = Qwen2ForCausalLM(config)  # type: ignore[no-untyped-call]
     with torch.no_grad():
-        _wire(model, tokenizer.get_vocab())
+        _add_induction_heads(model, tokenizer.get_vocab())
     return model
 
 
-def _wire(model: Any, vocabulary: dict[str, int]) -> None:
-    """Give random weights the circuit that copies, which training from nothing finds late or not at all.
+def _add_induction_heads(model: Any, vocabulary: dict[str, int]) -> None:
+    """Add induction heads to random weights, because training from scratch finds them late or never.
 
-    Head 0 of layer 0 writes what the token before was into dimensions of its own, and two heads of layer 1 look
-    there for the token at hand: what they find came after it the last time, and they say so (induction heads:
-    https://arxiv.org/abs/2209.11895). A word with a space before it and the same one without begin alike, so that
-    either finds the other. Training may then do with all this what it likes.
+    Induction heads (https://arxiv.org/abs/2209.11895) copy: head 0 of layer 0 writes the previous token into separate
+    dimensions, and two heads of layer 1 search there for the current token, and predict the token after it. A word with
+    a space and the same word without start with similar embeddings, so that each finds the other. Training can change
+    all of these weights.
     """
     first, second = (layer.self_attn for layer in model.model.layers[:2])
     width, hidden = first.head_dim, model.config.hidden_size
     basis = torch.linalg.qr(torch.randn(hidden, hidden)).Q
-    before, rest = basis[:, :width], basis[:, width:]  # [hidden, dimensions]: for the token before, and for all else
-    _look_back(first, model.model.rotary_emb.inv_freq.tolist())
+    # [hidden, dimensions]: dimensions for the previous token, and for everything else
+    before, rest = basis[:, :width], basis[:, width:]
+    _attend_to_previous_token(first, model.model.rotary_emb.inv_freq.tolist())
     first.v_proj.weight[:width] = rest[:, :width].T
-    first.o_proj.weight[:, :width] = _BEFORE * before
+    first.o_proj.weight[:, :width] = _PREVIOUS * before
     embeddings = _EMBEDDING * torch.randn_like(model.model.embed_tokens.weight)
     twins = [
         (each, vocabulary[word[1:]])
         for word, each in vocabulary.items()
         if word[0] == _SPACE and word[1:] in vocabulary
     ]
-    spaced, plain = torch.tensor(twins).T  # the same word with a space before it, and without
+    spaced, plain = torch.tensor(twins).T  # ids of words with a space, and of the same words without
     embeddings[spaced] = embeddings[plain] + _SPACE_SIZE * _EMBEDDING * torch.randn(hidden)
     model.model.embed_tokens.weight.copy_(embeddings - embeddings @ before @ before.T)
-    slow = [*range(width // 4, width // 2), *range(3 * width // 4, width)]  # pairs that hardly turn in an episode
+    # rotary pairs that hardly rotate over an episode
+    slow = [*range(width // 4, width // 2), *range(3 * width // 4, width)]
     for key_head in range(2):
-        head = key_head * second.num_key_value_groups  # the first of those that it serves
-        half, said = slice(key_head * len(slow), (key_head + 1) * len(slow)), rest[:, key_head * width :][:, :width]
+        head = key_head * second.num_key_value_groups  # first query head of this key-value head
+        half, copied = slice(key_head * len(slow), (key_head + 1) * len(slow)), rest[:, key_head * width :][:, :width]
         for projection, of, sought in ((second.q_proj, head, rest), (second.k_proj, key_head, before)):
             projection.weight[of * width : (of + 1) * width] = 0
             projection.weight[of * width + torch.tensor(slow)] = _SHARPNESS * sought[:, half].T
-        second.v_proj.weight[key_head * width : (key_head + 1) * width] = said.T
-        second.o_proj.weight[:, head * width : (head + 1) * width] = _COPIED * said
+        second.v_proj.weight[key_head * width : (key_head + 1) * width] = copied.T
+        second.o_proj.weight[:, head * width : (head + 1) * width] = _COPIED * copied
 
 
-def _look_back(attention: Any, turns: list[float]) -> None:
-    """Make head 0 attend to the token before, whatever the tokens are, by its biases alone.
+def _attend_to_previous_token(attention: Any, turns: list[float]) -> None:
+    """Make head 0 attend to the previous token, whatever the tokens are, by its biases only.
 
-    With k = (c, 0) and q = c (cos w, -sin w) in the rotary pair that turns by w a token, q at distance d from k gives
-    c² cos(w (d - 1)), which is highest at 1 (rotary embedding: https://arxiv.org/abs/2104.09864).
+    In a rotary pair that rotates by w per token, with k = (c, 0) and q = c (cos w, -sin w), the score at distance d is
+    c² cos(w (d - 1)), which has its maximum at d = 1 (rotary embedding: https://arxiv.org/abs/2104.09864).
     """
     width = attention.head_dim
     size = math.sqrt(8 * math.sqrt(width))
@@ -335,11 +337,11 @@ def _look_back(attention: Any, turns: list[float]) -> None:
 
 
 def generate_copy_examples(vocabulary: int, count: int, seed: int) -> Iterator[Example]:
-    """Random tokens twice over: the second time they can be known, by the one before or by more than that one."""
-    dice = Rng(seed, "copying")
+    """Yield random token sequences, each repeated once; only the repetition counts, since it can be predicted."""
+    rng = Rng(seed, "copying")
     for _ in range(count):
-        length = dice.between(*_COPY_LENGTHS)
-        sorts = dice.between(*_COPY_SORTS) if dice.chance(_COPY_FEW) else vocabulary
-        first = dice.below(vocabulary - sorts + 1)
-        tokens = [first + dice.below(sorts) for _ in range(length)]
+        length = rng.between(*_COPY_LENGTHS)
+        sorts = rng.between(*_COPY_SORTS) if rng.chance(_COPY_FEW) else vocabulary
+        first = rng.below(vocabulary - sorts + 1)
+        tokens = [first + rng.below(sorts) for _ in range(length)]
         yield Example(tokens * 2, [0.0] * length + [1.0] * length)

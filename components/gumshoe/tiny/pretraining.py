@@ -1,4 +1,4 @@
-"""Supervised learning of a model whose weights begin at random: how the tiny policy is made."""
+"""Pretrain a small model from random weights by supervised learning."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -14,33 +14,34 @@ _WINDOW = 64  # batches that are sorted by length together
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One sequence to learn from.
+    """One training sequence.
 
-    Invariant: as many weights as ids.
+    Invariant: ids and weights have the same length.
     """
 
     ids: Sequence[int]
     """[tokens]"""
     weights: Sequence[float]
-    """[tokens]: how much the loss of predicting each counts; 0 for what is only context. The first never counts."""
+    """[tokens]: weight of each token in the loss; 0 for context. The first token never counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class PretrainingSettings:
-    """How to learn."""
+    """Hyperparameters of pretraining."""
 
     steps: int
     batch_tokens: int = 8192
-    """Most tokens of a batch, padding included."""
+    """Maximum number of tokens per batch, with padding."""
     learning_rate: float = 2e-3
-    """At its highest, after `warmup` of the steps; it then falls to nothing in a straight line."""
+    """Peak learning rate, after warmup; it then decays linearly to 0."""
     warmup: float = 0.05
+    """Share of the steps."""
     optimizer: Literal["adamw", "muon"] = "adamw"
-    """Muon (https://kellerjordan.github.io/posts/muon) learns faster where the weights begin at random; it takes the
-    matrices between the embeddings, with steps as large as AdamW's, which takes the rest."""
+    """Muon (https://kellerjordan.github.io/posts/muon) learns faster from random weights. It optimizes all matrices
+    except embeddings, with steps scaled to match those of AdamW, which optimizes the rest."""
     weight_decay: float = 0.01
     clip: float = 1.0
-    """Largest norm of the gradient."""
+    """Maximum norm of the gradient."""
     seed: int = 0
 
 
@@ -50,15 +51,15 @@ def pretrain(
     settings: PretrainingSettings,
     advance: Callable[[float], object] = lambda _: None,
 ) -> float:
-    """Train a causal language model of `transformers` on the next token.
+    """Train a causal language model of `transformers`, and return its final loss.
 
-    Each step is one batch of examples of like lengths; when all were seen it begins again, in another order. The
-    order depends on the seed alone. `advance` is told the loss of each step.
+    Each step is one batch of examples of similar length. Each epoch has another order, which depends only on the seed.
+    `advance` is called with the loss of each step.
 
-    Returns the mean loss of the last tenth of the steps, in nats a weighted token.
+    The final loss is the mean of the last tenth of the steps, in nats per token, weighted.
 
     Raises:
-        ValueError: there is no example, or one does not fit into a batch, or nothing in one counts.
+        ValueError: there are no examples, or an example does not fit into a batch or has no token with a weight.
     """
     from torch.nn.utils import clip_grad_norm_
 
@@ -71,7 +72,7 @@ def pretrain(
     losses: list[float] = []
     model.train()
     for step, batch in enumerate(islice(_batches(examples, settings), settings.steps)):
-        rate = settings.learning_rate * _share_of_rate(step, settings)
+        rate = settings.learning_rate * _rate_factor(step, settings)
         loss = _loss(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
         clip_grad_norm_(trained, settings.clip)
@@ -100,7 +101,7 @@ def _optimizers(model: Any, settings: PretrainingSettings) -> "Iterator[torch.op
     yield torch.optim.AdamW(trained.values(), lr=rate, weight_decay=decay, fused=True)
 
 
-def _share_of_rate(step: int, settings: PretrainingSettings) -> float:
+def _rate_factor(step: int, settings: PretrainingSettings) -> float:
     warmup = settings.warmup * settings.steps
     if step < warmup:
         return (step + 1) / (warmup + 1)
@@ -108,20 +109,20 @@ def _share_of_rate(step: int, settings: PretrainingSettings) -> float:
 
 
 def _batches(examples: Sequence[Example], settings: PretrainingSettings) -> Iterator[list[Example]]:
-    """Batches without end, each of examples of like lengths."""
-    dice = random.Random(settings.seed)  # noqa: S311 - nothing secret
+    """Yield batches without end, each with examples of similar length."""
+    rng = random.Random(settings.seed)  # noqa: S311 - nothing secret
     while True:
-        order = dice.sample(range(len(examples)), len(examples))
+        order = rng.sample(range(len(examples)), len(examples))
         mean = sum(len(example.ids) for example in examples) / len(examples)
         window = max(1, int(_WINDOW * settings.batch_tokens / mean))
         for start in range(0, len(order), window):
             near = sorted((examples[each] for each in order[start : start + window]), key=lambda each: len(each.ids))
-            batches = list(_packed(near, settings.batch_tokens))
-            yield from dice.sample(batches, len(batches))
+            batches = list(_pack(near, settings.batch_tokens))
+            yield from rng.sample(batches, len(batches))
 
 
-def _packed(examples: list[Example], tokens: int) -> Iterator[list[Example]]:
-    """Examples in order of length, as many together as fit."""
+def _pack(examples: list[Example], tokens: int) -> Iterator[list[Example]]:
+    """Yield batches of as many examples as fit, from examples sorted by length."""
     batch: list[Example] = []
     for example in examples:
         if (len(batch) + 1) * len(example.ids) > tokens:
@@ -132,12 +133,14 @@ def _packed(examples: list[Example], tokens: int) -> Iterator[list[Example]]:
 
 
 def _loss(model: Any, batch: list[Example]) -> "torch.Tensor":
-    """Weighted mean of the losses of a batch; only what counts goes through the last layer."""
+    """Return the weighted mean loss of a batch; only tokens with a weight go through the last layer."""
     import torch
 
     device = next(model.parameters()).device
     longest = max(len(example.ids) for example in batch)
-    ids = torch.zeros(len(batch), longest, dtype=torch.long)  # [batch, tokens]; what pads on the right is never seen
+    ids = torch.zeros(
+        len(batch), longest, dtype=torch.long
+    )  # [batch, tokens]; no token attends to the padding on the right
     weights = torch.zeros(len(batch), longest)
     for row, example in enumerate(batch):
         ids[row, : len(example.ids)] = torch.as_tensor(example.ids)

@@ -17,7 +17,7 @@ from gumshoe.training.settings import LoraSettings, TrainSettings, find_differen
 
 SPEC = "run.json"
 METADATA = "metadata.json"
-"""In the directory of each adapter and checkpoint. It is written last: without it, they do not count."""
+"""File in the directory of each adapter and checkpoint. It is written last: without it, they do not count."""
 BASELINE = "baseline.json"
 """The rewards of the base model on the split `validation`, by scenario."""
 SERVED = "served.json"
@@ -32,9 +32,9 @@ ADAPTERS = "adapters"
 BEST, FINAL = "best_model", "final"
 CHECKPOINT = "checkpoint-"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-"""In the directory of each adapter, as `peft` writes them."""
+"""Files of `peft` in the directory of each adapter."""
 WARM_START_STATE = ".warm-start"
-"""In the output directory of a warm start that has not finished: everything that it has done so far."""
+"""Subdirectory of the output of an unfinished warm start, with everything that it has done so far."""
 
 
 class RunSpec(BaseModel):
@@ -73,7 +73,7 @@ class RunSpec(BaseModel):
         places = ("output.directory", "lora.start")
         found = [each for each in find_differences(first.settings, self.settings) if each not in places]
         if first.before != self.before and not first.resume:
-            found.append("the adapter to begin at")
+            found.append("the adapter to start from")
         if first.content != self.content:
             found.append("the scenarios")
         if first.searched != self.searched:

@@ -114,7 +114,7 @@ class DataSettings(Section):
 
 
 class RolloutSettings(Section):
-    """How episodes are run, and which groups are trained on."""
+    """Rollouts: how episodes are run, and which groups are trained on."""
 
     engine: Literal["vllm", "transformers"] = Field(
         "vllm", description="what runs the rollouts: vLLM servers, or transformers in the trainer's own process"

@@ -1,4 +1,4 @@
-"""Adapters as they lie on the disk: made for a base model without loading it, looked at, and held against one."""
+"""Adapters on disk: create one without loading the base model, inspect one, and check it against a base model."""
 
 import json
 import math
@@ -43,34 +43,34 @@ from gumshoe.training.settings import TrainSettings
 
 _PREFIX = "base_model.model."
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<matrix>[AB])\.weight")
-_HIGHEST_SERVED = 512  # the rank, of vLLM
+_MAX_SERVED_RANK = 512  # of vLLM
 
 
 @dataclass(frozen=True, slots=True)
 class CreatedAdapter:
-    """An adapter that was made."""
+    """Numbers of a new adapter."""
 
     directory: str
     modules: int
-    """Of the base model, that have one."""
+    """Number of modules of the base model with LoRA matrices."""
     parameters: int
     base_parameters: int
     bytes: int
 
     @property
     def share(self) -> float:
-        """Of its parameters to the base model's."""
+        """Number of parameters as a share of the base model's."""
         return self.parameters / self.base_parameters
 
 
 def create_adapter(settings: TrainSettings, directory: Path) -> CreatedAdapter:
-    """Make an adapter that changes nothing yet, as training would begin with.
+    """Create an adapter that changes nothing yet, with the initial weights of training.
 
-    No weight of the base model is read, but for its fingerprint: the first matrices are drawn as `peft` draws them,
-    from the seed alone, and the second are 0.
+    The base model is read only for its fingerprint. Matrices A are drawn from the seed in the same way as in `peft`;
+    matrices B are 0.
 
     Raises:
-        UsageError: there is no such base model, or it lacks some of the target modules.
+        UsageError: the base model does not exist, or has not all target modules.
     """
     place = base_model(settings)
     model = load_meta_model(place)
@@ -79,7 +79,7 @@ def create_adapter(settings: TrainSettings, directory: Path) -> CreatedAdapter:
     tokenizer, base = load_tokenizer(place), identify_adapter_base(settings)
     shape = lora_config(settings.lora)
     shape.base_model_name_or_path, shape.inference_mode = place, True
-    weights = dict(_first_weights(model, shape, settings.data.seed))
+    weights = dict(_initial_weights(model, shape, settings.data.seed))
     with explain_os_errors(directory):
         shape.save_pretrained(str(directory))
         save_file(weights, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
@@ -96,7 +96,7 @@ def create_adapter(settings: TrainSettings, directory: Path) -> CreatedAdapter:
 
 
 def linear_modules(model: Any) -> dict[str, tuple[int, int]]:
-    """Those of a model that can have an adapter: the sizes of what goes in and what comes out, by name."""
+    """Return the input and output sizes of a model's linear modules, which can have an adapter, by name."""
     return {
         name: (each.in_features, each.out_features)
         for name, each in model.named_modules()
@@ -105,12 +105,13 @@ def linear_modules(model: Any) -> dict[str, tuple[int, int]]:
 
 
 def check_modules(model: Any, wanted: Sequence[str]) -> None:
-    """
+    """Check that a model has all target modules.
+
     Raises:
-        UsageError: a model has not all of the target modules.
+        UsageError: a target module does not exist.
     """
     linear = linear_modules(model)
-    missing = [each for each in wanted if not any(_is_of(name, each) for name in linear)]
+    missing = [each for each in wanted if not any(_matches(name, each) for name in linear)]
     if missing:
         head = model.get_output_embeddings()
         there = dict.fromkeys(
@@ -123,12 +124,12 @@ def check_modules(model: Any, wanted: Sequence[str]) -> None:
         )
 
 
-def _is_of(name: str, target: str) -> bool:
+def _matches(name: str, target: str) -> bool:
     return name == target or name.endswith(f".{target}")
 
 
-def _first_weights(model: Any, shape: LoraConfig, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """What `peft` would begin with, whose random numbers are asked for in the same order."""
+def _initial_weights(model: Any, shape: LoraConfig, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the initial weights of `peft` by name, with random numbers drawn in the same order."""
     adapted = get_peft_model(model, shape, low_cpu_mem_usage=True)
     torch.manual_seed(seed)
     for name, layer in adapted.named_modules():
@@ -143,20 +144,21 @@ def _first_weights(model: Any, shape: LoraConfig, seed: int) -> Iterator[tuple[s
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """An adapter's files, of which no weight is read yet."""
+    """The files of an adapter; weights are read on demand."""
 
     directory: Path
     config: Mapping[str, Any]
     """`adapter_config.json`"""
     tensors: Mapping[str, StoredTensor]
     base: AdapterBase | None
-    """What it says of its base model; None where another program made it."""
+    """Its base model; None if another program made the adapter."""
 
     @classmethod
     def read(cls, directory: Path) -> "Adapter":
-        """
+        """Open the adapter in a directory.
+
         Raises:
-            UsageError: it is none, or damaged.
+            UsageError: the directory is not a LoRA adapter, or is damaged.
         """
         try:
             shape = json.loads((directory / ADAPTER_CONFIG).read_bytes())
@@ -177,7 +179,7 @@ class Adapter:
 
     @property
     def modules(self) -> dict[str, dict[str, tuple[int, ...]]]:
-        """The shapes of both matrices, `A` [rank, in] and `B` [out, rank], by the base model's module."""
+        """Shapes of the matrices `A` [rank, in] and `B` [out, rank], by module of the base model."""
         found: dict[str, dict[str, tuple[int, ...]]] = {}
         for name, tensor in self.tensors.items():
             if key := _KEY.fullmatch(name):
@@ -186,37 +188,39 @@ class Adapter:
 
     @property
     def base_path(self) -> str | None:
-        """Where its base model is, as its own files say."""
+        """Directory of the base model, or its name on the hub, according to the adapter's files."""
         named = self.base.name if self.base else self.config.get("base_model_name_or_path")
         return resolve_model(named) if named else None
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """All of them."""
+        """Load all weights."""
         return load_file(self.directory / ADAPTER_WEIGHTS)
 
     def key(self, module: str, matrix: str) -> str:
-        """The name of a module's matrix `A` or `B`."""
+        """Return the name of a module's matrix `A` or `B`."""
         return f"{_PREFIX}{module}.lora_{matrix}.weight"
 
     def scale(self, module: str) -> float:
-        """What the product of a module's matrices is multiplied by: alpha / rank, or alpha / √rank (rsLoRA,
-        https://arxiv.org/abs/2312.03732).
+        """Return the factor of a module's product BA: alpha / rank, or alpha / √rank for rsLoRA.
+
+        rsLoRA: https://arxiv.org/abs/2312.03732.
         """
-        rank = _of_module(self.config.get("rank_pattern"), module, self.config["r"])
-        alpha = _of_module(self.config.get("alpha_pattern"), module, self.config["lora_alpha"])
+        rank = _lookup_pattern(self.config.get("rank_pattern"), module, self.config["r"])
+        alpha = _lookup_pattern(self.config.get("alpha_pattern"), module, self.config["lora_alpha"])
         return float(alpha) / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
     def find_layout_faults(self) -> list[str]:
-        """Where it differs from what `peft`, vLLM and Unsloth's `FastLanguageModel` read: a LoRA adapter's two files,
-        with two matrices for each module that it names, under `peft`'s names.
+        """Return the faults that keep `peft`, vLLM or Unsloth's `FastLanguageModel` from reading the files.
+
+        They expect two matrices for each module, under the names of `peft`.
         """
         faults = []
-        strange = [name for name in self.tensors if not _KEY.fullmatch(name)]
-        if strange:
-            faults.append(f"{len(strange):,} tensors are not LoRA matrices, e.g. {strange[0]}")
-        lone = [name for name, matrices in self.modules.items() if len(matrices) < 2]
-        if lone:
-            faults.append(f"{len(lone):,} modules have only one of their two matrices, e.g. {lone[0]}")
+        unknown = [name for name in self.tensors if not _KEY.fullmatch(name)]
+        if unknown:
+            faults.append(f"{len(unknown):,} tensors are not LoRA matrices, e.g. {unknown[0]}")
+        incomplete = [name for name, matrices in self.modules.items() if len(matrices) < 2]
+        if incomplete:
+            faults.append(f"{len(incomplete):,} modules have only one of their two matrices, e.g. {incomplete[0]}")
         rank = {
             name
             for name, shapes in self.modules.items()
@@ -226,7 +230,7 @@ class Adapter:
             faults.append(f"{len(rank):,} modules have another rank than {ADAPTER_CONFIG} says, e.g. {min(rank)}")
         targets = self.config.get("target_modules")
         if isinstance(targets, list):
-            without = [each for each in targets if not any(_is_of(name, each) for name in self.modules)]
+            without = [each for each in targets if not any(_matches(name, each) for name in self.modules)]
             if without:
                 faults.append(f"target modules of {ADAPTER_CONFIG} have no weights: {', '.join(without)}")
         if not self.modules:
@@ -236,10 +240,10 @@ class Adapter:
         return faults
 
     def _rank(self, module: str) -> int:
-        return int(_of_module(self.config.get("rank_pattern"), module, self.config["r"]))
+        return int(_lookup_pattern(self.config.get("rank_pattern"), module, self.config["r"]))
 
     def find_unsupported_parts(self) -> list[str]:
-        """What it has beside pairs of matrices for linear modules, which cannot be added to a base model's weights."""
+        """Return the parts that are not pairs of matrices for linear modules, and so cannot be merged."""
         shape = self.config
         found = ["it uses DoRA, which scales the base model's weights too"] * bool(shape.get("use_dora"))
         found += ["it has its own biases"] * (shape.get("bias", "none") != "none" or bool(shape.get("lora_bias")))
@@ -250,22 +254,24 @@ class Adapter:
         return found
 
     def find_serving_obstacles(self) -> list[str]:
-        """Why vLLM does not serve it, or serves it otherwise than it was trained."""
+        """Return why vLLM cannot serve the adapter, or would serve it differently from how it was trained."""
         reasons = self.find_unsupported_parts()
         largest = max((self._rank(name) for name in self.modules), default=int(self.config["r"]))
-        if largest > _HIGHEST_SERVED:
-            reasons.append(f"its rank {largest} is greater than {_HIGHEST_SERVED}")
+        if largest > _MAX_SERVED_RANK:
+            reasons.append(f"its rank {largest} is greater than {_MAX_SERVED_RANK}")
         if self.config.get("rank_pattern") or self.config.get("alpha_pattern"):
             reasons.append(
-                "it has ranks or alphas per module (rank_pattern, alpha_pattern), and vLLM takes one of each"
+                "it has ranks or alphas per module (rank_pattern, alpha_pattern), and vLLM supports one of each"
             )
-        ends = sorted({each for name in self.modules if (each := name.rpartition(".")[2]) in _ENDS})
-        if ends or any("lora_embedding" in name for name in self.tensors):
-            reasons.append(f"it adapts {' and '.join(ends) or 'embeddings'}, which vLLM supports for few architectures")
+        found = sorted({each for name in self.modules if (each := name.rpartition(".")[2]) in _EMBEDDING_MODULES})
+        if found or any("lora_embedding" in name for name in self.tensors):
+            reasons.append(
+                f"it adapts {' and '.join(found) or 'embeddings'}, which vLLM supports for few architectures"
+            )
         return reasons
 
     def find_mismatches(self, model: Any) -> list[str]:
-        """Where it does not fit the modules of a base model (`outline`)."""
+        """Return how the adapter does not fit the modules of a base model (from `load_meta_model`)."""
         linear = linear_modules(model)
         faults = []
         unknown = [name for name in self.modules if name not in linear]
@@ -285,11 +291,11 @@ class Adapter:
         return faults
 
 
-_ENDS = ("lm_head", "embed_tokens")
+_EMBEDDING_MODULES = ("lm_head", "embed_tokens")
 
 
-def _of_module(pattern: Mapping[str, Any] | None, module: str, otherwise: Any) -> Any:
-    """What a pattern of `peft` says for a module."""
+def _lookup_pattern(pattern: Mapping[str, Any] | None, module: str, otherwise: Any) -> Any:
+    """Return the value of a pattern of `peft` for a module, or `otherwise`."""
     for key, value in (pattern or {}).items():
         if re.match(rf"(.*\.)?({key})$", module):
             return value
@@ -298,7 +304,7 @@ def _of_module(pattern: Mapping[str, Any] | None, module: str, otherwise: Any) -
 
 @dataclass(frozen=True, slots=True)
 class AdapterReport:
-    """What an adapter is."""
+    """Facts about an adapter, and its faults."""
 
     directory: str
     rank: int
@@ -312,41 +318,41 @@ class AdapterReport:
     base: str | None
     fingerprint: str | None
     quantization: str | None
-    """Of the base model's weights that it learned on."""
+    """Quantization of the base model's weights in training."""
     learned_from: int | None
-    """Scenarios, of it and of what it was begun at; None where it does not say."""
+    """Number of training scenarios, including those of the adapter that it started from; None if unknown."""
     chosen_on: int | None
     step: int | None
     run: str | None
     accuracy: float | None
     is_untouched: bool
-    """It changes nothing: every second matrix is 0."""
+    """The adapter changes nothing: all matrices B are 0."""
     not_finite: int
-    """Weights that are no numbers, or infinite."""
+    """Number of weights that are NaN or infinite."""
     norms: dict[str, float]
-    """Frobenius norm of what it adds to the base model's weights, by the kind of module."""
+    """Frobenius norm of the change to the base model's weights, by module name."""
     layout: list[str]
-    """Faults."""
+    """Faults of the files."""
     unservable: list[str]
-    """Why vLLM does not serve it."""
+    """Why vLLM cannot serve the adapter."""
     served_with: int
-    """The least `--max-lora-rank` of a vLLM that serves it."""
+    """The smallest `--max-lora-rank` with which vLLM can serve the adapter."""
     misfits: list[str] | None = None
-    """Where it does not fit the base model that was named; None where none was."""
+    """Reasons why the adapter does not fit the given base model; None if no model was given."""
     compared_by: str | None = None
-    """What tells that it is that base model."""
+    """Method by which the base model was compared."""
 
     @property
     def is_sound(self) -> bool:
-        """Whether its files are as they should be, and it is for the base model that was named."""
+        """True if the files have no faults, and the adapter fits the given base model."""
         return not (self.layout or self.not_finite or self.misfits)
 
 
 def inspect_adapter(directory: Path, base: str | None = None) -> AdapterReport:
-    """What an adapter's files say, and whether it is for a base model.
+    """Inspect an adapter's files, and check if it fits a base model.
 
     Raises:
-        UsageError: it is none, or damaged; or there is no such base model.
+        UsageError: the directory is not an adapter, or is damaged; or the base model does not exist.
     """
     adapter = Adapter.read(directory)
     weights = adapter.weights()
@@ -355,7 +361,7 @@ def inspect_adapter(directory: Path, base: str | None = None) -> AdapterReport:
     if base is not None:
         misfits, compared_by = check_compatible(adapter, base)
     known = adapter.base
-    seen, chosen = _counts(lineage)
+    seen, chosen = _count_scenarios(lineage)
     shape = adapter.config
     targets = shape.get("target_modules")
     ranks = [matrices["A"][0] for matrices in adapter.modules.values() if "A" in matrices]
@@ -383,7 +389,7 @@ def inspect_adapter(directory: Path, base: str | None = None) -> AdapterReport:
         layout=adapter.find_layout_faults(),
         unservable=adapter.find_serving_obstacles(),
         served_with=round_up_lora_rank(max(ranks, default=1))
-        if max(ranks, default=1) <= _HIGHEST_SERVED
+        if max(ranks, default=1) <= _MAX_SERVED_RANK
         else max(ranks),
         misfits=misfits,
         compared_by=compared_by,
@@ -391,10 +397,10 @@ def inspect_adapter(directory: Path, base: str | None = None) -> AdapterReport:
 
 
 def check_compatible(adapter: Adapter, base: str) -> tuple[list[str], str]:
-    """Why an adapter is not for a base model, and what was compared.
+    """Return how an adapter does not fit a base model (an empty list if it fits), and what was compared.
 
     Raises:
-        UsageError: there is no such base model, or its files are damaged.
+        UsageError: the base model does not exist, or its files are damaged.
     """
     place = resolve_model(base)
     faults = adapter.find_mismatches(load_meta_model(place))
@@ -417,8 +423,8 @@ def _metadata(directory: Path) -> Metadata | None:
         ) from None
 
 
-def _counts(lineage: Lineage | None) -> tuple[int | None, int | None]:
-    """Scenarios that were learned from, and chosen on, before it too."""
+def _count_scenarios(lineage: Lineage | None) -> tuple[int | None, int | None]:
+    """Return the numbers of training and validation scenarios, including those of earlier adapters."""
     learned, chosen = Counter[str](), Counter[str]()
     each = lineage
     while each is not None:
@@ -429,7 +435,7 @@ def _counts(lineage: Lineage | None) -> tuple[int | None, int | None]:
 
 
 def _norms(adapter: Adapter, weights: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """‖s·B·A‖ by kind of module, as √Σ s²·tr((BᵀB)(AAᵀ)): the product itself is as large as the base model."""
+    """Return ‖s·B·A‖ by module name, as √Σ s²·tr((BᵀB)(AAᵀ)): the product BA would be as large as the base model."""
     squares: dict[str, float] = {}
     for name, matrices in adapter.modules.items():
         if len(matrices) == 2:

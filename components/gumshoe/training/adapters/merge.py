@@ -1,8 +1,7 @@
-"""An adapter put into its base model's weights, and seen to say what both said together.
+"""Merge an adapter into its base model's weights, and check the result.
 
-What always holds: a merged model appears whole, in one move, after its logits have been held against those of the base
-model with the adapter on it; where they differ by more than rounding does, nothing is left of it. No more than one
-model is in memory at a time.
+Invariants: the merged model is created in one move, after its logits were compared with those of base model and
+adapter. If they differ by more than rounding, nothing is saved. At most one model is in memory at a time.
 """
 
 import gc
@@ -43,8 +42,8 @@ from gumshoe.training.planning.gpu_allocation import available_memory
 from gumshoe.training.run_spec import resolve_model
 
 Onto = Literal["full", "nf4"]
-"""What an adapter is added to: the base model's weights, or those as they come back from four bits."""
-_KEPT = (  # of the base model's directory, byte for byte
+"""The weights to merge into: the base model's, or those after quantization to 4 bits and dequantization."""
+_COPIED_FILES = (  # copied from the base model's directory without changes
     "generation_config.json",
     "tokenizer*",
     "chat_template*",
@@ -57,9 +56,9 @@ _KEPT = (  # of the base model's directory, byte for byte
     "LICENSE*",
     "NOTICE*",
 )
-_FETCHED = (CONFIG, "*.safetensors", INDEX, *_KEPT)
-_TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_OF_FILES = {
+_DOWNLOADED_FILES = (CONFIG, "*.safetensors", INDEX, *_COPIED_FILES)
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_DTYPES_IN_FILES = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
@@ -70,8 +69,8 @@ _OF_FILES = {
 }
 _NF4 = ".quant_state.bitsandbytes__nf4"
 TOLERANCE = {"exact": (1e-3, 1e-4), "weights": (0.25, 0.02), "all": (1.0, 0.05)}
-"""By how much logits may differ, at most and in the mean, as shares of their standard deviation, where nothing is
-rounded to 16 bits, or the weights are, or all that is computed with them too: it adds up from layer to layer."""
+"""Allowed difference of logits, maximum and mean, as shares of their standard deviation: if nothing is rounded to 16
+bits, if the weights are, or if all computations are too (rounding errors add up over layers)."""
 _TEXT = (
     "On 12 March 2024 the harbour office asked Ann Mercer (ann@example.com) for invoice no. 40-117: £9,200 for the "
     'second quarter, due within 30 days. <tool_call>\n{"name": "search_inbox", "arguments": {"keywords": ["invoice", '
@@ -83,30 +82,31 @@ _RANDOM_TOKENS = 96
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """A merged model. Differences are between logits."""
+    """Numbers of a merged model. Differences are absolute differences of logits."""
 
     directory: str
     onto: Onto
     dtype: str
     files: int
-    """That hold weights."""
+    """Number of files with weights."""
     bytes: int
     modules: int
     tokens: int
-    """At whose logits the models were compared."""
+    """Number of tokens at which logits were compared."""
     largest: float
+    """Maximum difference between base model with adapter and merged model."""
     mean: float
-    """Of base model and adapter before, and the merged model after; absolute."""
+    """Mean difference between base model with adapter and merged model."""
     effect: float
-    """The mean of what the adapter changes, absolute."""
+    """Mean difference between base model with and without adapter."""
     spread: float
     """Standard deviation of the logits."""
     compared_by: str
-    """What told that it is the adapter's base model."""
+    """Method by which the base model was checked to be the adapter's."""
 
     @property
     def is_lost_in_rounding(self) -> bool:
-        """Whether rounding takes more than half of what the adapter changes."""
+        """True if rounding removes more than half of the adapter's effect."""
         return self.effect > 0 and self.mean > self.effect / 2
 
 
@@ -119,16 +119,16 @@ def merge(
     max_shard_size: str = "5GB",
     onto: Literal["auto", "full", "nf4"] = "auto",
 ) -> MergeReport:
-    """Add an adapter to its base model's weights, and save what comes of it as a model of its own.
+    """Merge an adapter into its base model's weights, and save the result as a model.
 
-    `auto` keeps the base model's own type (bfloat16 where that lies quantized on the disk), and adds to the weights
-    that the adapter learned on: those that come back from four bits, for QLoRA.
+    With `dtype="auto"`, the merged model has the base model's dtype (bfloat16 if that is quantized on disk). With
+    `onto="auto"`, the adapter is added to the weights that it was trained on: for QLoRA, the dequantized ones.
 
     Raises:
-        UsageError: one of them is not there, or damaged; the adapter is for another base model, or not of a kind that
-            can be merged; there is no room; or the settings cannot be.
-        GumshoeError: the merged model's logits are others than those of base model and adapter.
-        StorageError: it cannot be written.
+        UsageError: adapter or base model does not exist or is damaged; the adapter is for another base model, or cannot
+            be merged; the disk is too small; or an argument is invalid.
+        GumshoeError: the merged model's logits differ from those of base model and adapter.
+        StorageError: the merged model cannot be written.
     """
     disable_progress_bar()  # type: ignore[no-untyped-call]
     _check_free(out)
@@ -137,35 +137,38 @@ def merge(
     name = model or (source.base.name if source.base else source.base_path)
     if not name:
         raise UsageError("adapters.base-unknown", f"{adapter} does not name its base model; give it with --model")
-    base = _Base.open(name)
+    base = _BaseFiles.open(name)
     faults, compared_by = check_compatible(source, name)
-    faults += [f"{base.directory} has no tensor {each}" for each in base.lacking(source)]
+    faults += [f"{base.directory} has no tensor {each}" for each in base.find_missing_weight(source)]
     if faults:
         raise UsageError("adapters.other-base", f"{adapter} does not fit {name}: {'; '.join(faults)}")
-    plan = _MergePlan.made(source, base, dtype, max_shard_size, onto)
+    plan = _MergePlan.create(source, base, dtype, max_shard_size, onto)
     plan.check_room(out)
-    before = _logits(base, plan, source)
-    gc.collect()  # what the base model was
-    with _appearing(out) as partial:
-        deltas = _deltas(source)
+    before = _compute_base_logits(base, plan, source)
+    gc.collect()  # free the base model
+    with _atomic_directory(out) as partial:
+        deltas = _load_deltas(source)
         with progress("Merging", total=len(plan.types)) as advance:
             for file, names in plan.files.items():
                 weights = {}
                 for each in names:
-                    weights[each] = _merged(each, base, plan, deltas, before.quantized)
+                    weights[each] = _merge_tensor(each, base, plan, deltas, before.quantized)
                     advance(1)
-                _save(weights, partial / file)
+                _save_weights(weights, partial / file)
         _write_rest(partial, base, plan, source)
-        after = _saved_logits(partial, base, plan)
-        report = _compared(out, plan, source, before, after, compared_by)
-        (partial / MERGE_RECORD).write_text(json.dumps(_origin(base, name, source, report), indent=2) + "\n", "utf-8")
+        after = _compute_merged_logits(partial, base, plan)
+        report = _compare(out, plan, source, before, after, compared_by)
+        (partial / MERGE_RECORD).write_text(
+            json.dumps(_describe_origin(base, name, source, report), indent=2) + "\n", "utf-8"
+        )
     return report
 
 
 def _check_free(out: Path) -> None:
-    """
+    """Check that a directory can be created in one move.
+
     Raises:
-        UsageError: the directory holds files, or its parent takes none.
+        UsageError: the directory contains files, or its parent is not writable.
     """
     if not out.name:
         raise UsageError(
@@ -177,17 +180,19 @@ def _check_free(out: Path) -> None:
 
 
 def _check_adapter(adapter: Adapter) -> None:
-    """
+    """Check that an adapter consists only of pairs of matrices for linear modules, and is not damaged.
+
     Raises:
-        UsageError: it is not made of pairs of matrices for linear modules alone, or is damaged.
+        UsageError: the adapter cannot be merged.
     """
-    unlike = adapter.find_unsupported_parts()
-    ends = [each for each in adapter.modules if each.endswith(("lm_head", "embed_tokens"))]
-    if ends or any("lora_embedding" in name for name in adapter.tensors):
-        unlike.append(f"it adapts {ends[0] if ends else 'embeddings'}, not only linear layers")
-    if unlike:
+    unsupported = adapter.find_unsupported_parts()
+    embeddings = [each for each in adapter.modules if each.endswith(("lm_head", "embed_tokens"))]
+    if embeddings or any("lora_embedding" in name for name in adapter.tensors):
+        unsupported.append(f"it adapts {embeddings[0] if embeddings else 'embeddings'}, not only linear layers")
+    if unsupported:
         raise UsageError(
-            "adapters.not-mergeable", f"{adapter.directory} cannot be merged: {'; '.join(unlike)}; merge it with peft"
+            "adapters.not-mergeable",
+            f"{adapter.directory} cannot be merged: {'; '.join(unsupported)}; merge it with peft",
         )
     faults = [each for each in adapter.find_layout_faults() if "Unsloth" not in each]
     if faults:
@@ -201,23 +206,30 @@ def _check_adapter(adapter: Adapter) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Base:
-    """A base model's files."""
+class _BaseFiles:
+    """The files of a base model."""
 
     name: str
     directory: Path
     config: Mapping[str, Any]
     tensors: Mapping[str, StoredTensor]
     quantized: frozenset[str]
-    """Tensors that lie there in four bits, by bitsandbytes."""
+    """Names of the tensors that bitsandbytes stored in 4 bits."""
 
     @classmethod
-    def open(cls, name: str) -> "_Base":
+    def open(cls, name: str) -> "_BaseFiles":
+        """Open a base model, and download it if necessary.
+
+        Raises:
+            UsageError: the model does not exist, lacks a tokenizer, or is quantized in another format.
+        """
         place = find_model(resolve_model(name), CONFIG)
         directory = Path(place.name)
         if not directory.is_dir():
             directory = Path(
-                snapshot_download(place.name, allow_patterns=[*_FETCHED], local_files_only=place.local_files_only)
+                snapshot_download(
+                    place.name, allow_patterns=[*_DOWNLOADED_FILES], local_files_only=place.local_files_only
+                )
             )
         config, tensors = read_config(directory), find_tensors(directory)
         if not (directory / "tokenizer.json").exists():
@@ -239,26 +251,26 @@ class _Base:
             )
         return cls(name, directory, config, tensors, quantized)
 
-    def lacking(self, adapter: Adapter) -> list[str]:
-        """What the adapter is to be added to and is not there by that name."""
+    def find_missing_weight(self, adapter: Adapter) -> list[str]:
+        """Return the first weight that the adapter changes and the model does not have, as a list of at most one."""
         return [name for each in adapter.modules if (name := f"{each}.weight") not in self.tensors][:1]
 
     @property
     def weights(self) -> list[str]:
-        """The model's own tensors, without those that only say how others are quantized."""
-        return [name for name in self.tensors if not self.quantized.intersection(_parents(name))]
+        """Names of the model's weights, without the tensors that describe quantization."""
+        return [name for name in self.tensors if not self.quantized.intersection(_name_prefixes(name))]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Of a tensor; of one in four bits, as it comes back."""
+        """Return the shape of a tensor, after dequantization if it is stored in 4 bits."""
         if name not in self.quantized:
             return self.tensors[name].shape
         return tuple(json.loads(self.tensors[f"{name}{_NF4}"].read_first_bytes())["shape"])
 
     def tensor(self, name: str) -> torch.Tensor:
-        """As it lies there; one in four bits comes back as bfloat16.
+        """Load a tensor as it is stored; one in 4 bits is dequantized to bfloat16.
 
         Raises:
-            UsageError: its file is damaged.
+            UsageError: the file of the tensor is damaged.
         """
         try:
             with safe_open(self.tensors[name].file, framework="pt") as file:
@@ -273,99 +285,107 @@ class _Base:
 
         about = {each: self.tensor(each) for each in self.tensors if each.startswith(f"{name}.")}
         state = QuantState.from_dict(about, device=torch.device("cpu"))
-        return _back(dequantize_4bit(found, state))
+        return _to_bfloat16(dequantize_4bit(found, state))
 
 
-def _parents(name: str) -> Iterator[str]:
-    """The names that a tensor's name begins with, up to a dot."""
+def _name_prefixes(name: str) -> Iterator[str]:
+    """Yield the prefixes of a tensor's name that end before a dot, and the name itself."""
     parts = name.split(".")
     return (".".join(parts[:end]) for end in range(1, len(parts)))
 
 
-def _back(weights: torch.Tensor) -> torch.Tensor:
-    """As QLoRA computes with what comes back from four bits."""
+def _to_bfloat16(weights: torch.Tensor) -> torch.Tensor:
+    """Convert dequantized weights to bfloat16, as QLoRA does."""
     return weights.to(torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
 class _MergePlan:
-    """What is written."""
+    """The tensors, dtypes and files of a merged model."""
 
     onto: Onto
     dtype: str
-    """That most weights have."""
+    """The dtype of most weights."""
     types: Mapping[str, torch.dtype]
-    """Of each tensor, in the order of the base model's."""
+    """Dtype of each tensor, in the order of the base model."""
     files: Mapping[str, list[str]]
-    """What each holds."""
+    """Names of the tensors in each file."""
     place: Mapping[str, str]
-    """The file of each tensor."""
+    """File of each tensor."""
     size: int
-    """Bytes."""
+    """Size of all weights in bytes."""
     computed: torch.dtype
-    """What the logits are computed in."""
+    """Dtype in which logits are computed."""
 
     @classmethod
-    def made(cls, adapter: Adapter, base: _Base, dtype: str, max_shard_size: str, onto: str) -> "_MergePlan":
-        learned = adapter.base
+    def create(cls, adapter: Adapter, base: _BaseFiles, dtype: str, max_shard_size: str, onto: str) -> "_MergePlan":
+        """Decide dtypes and files.
+
+        Raises:
+            UsageError: an argument is invalid, or the base model has an unsupported dtype.
+        """
+        trained_on = adapter.base
         if onto == "full" and base.quantized:
             raise UsageError(
                 "adapters.base-quantized",
                 f"{base.name} is stored in four bits, but --onto is full; omit --onto, or use the full weights",
             )
         if onto == "auto":
-            on_four = learned is not None and (learned.quantization == "nf4" or learned.stored == "quantized")
-            onto = "nf4" if base.quantized or on_four else "full"
+            was_quantized = trained_on is not None and (
+                trained_on.quantization == "nf4" or trained_on.stored == "quantized"
+            )
+            onto = "nf4" if base.quantized or was_quantized else "full"
         if onto == "nf4" and find_spec("bitsandbytes") is None:
             raise UsageError(
                 "training.package-missing",
                 "4-bit weights require bitsandbytes, which is not installed: pip install 'gumshoe-agents[qlora]'",
             )
-        made: dict[str, torch.Tensor] = {}
+        tensors: dict[str, torch.Tensor] = {}
         for name in base.weights:
             tensor = base.tensors[name]
-            own = torch.bfloat16 if name in base.quantized else _OF_FILES.get(tensor.dtype)
+            own = torch.bfloat16 if name in base.quantized else _DTYPES_IN_FILES.get(tensor.dtype)
             if own is None:
                 raise UsageError(
                     "base-models.unsupported-dtype",
                     f"{base.name}: tensor {name} has the unsupported dtype {tensor.dtype}; convert the model first",
                 )
             if own.is_floating_point:
-                own = _TYPES.get(dtype, torch.bfloat16 if base.quantized else own)
-            made[name] = torch.empty(base.shape(name), dtype=own, device="meta")
+                own = _DTYPES.get(dtype, torch.bfloat16 if base.quantized else own)
+            tensors[name] = torch.empty(base.shape(name), dtype=own, device="meta")
         try:
-            split = split_torch_state_dict_into_shards(made, max_shard_size=max_shard_size)
+            split = split_torch_state_dict_into_shards(tensors, max_shard_size=max_shard_size)
         except ValueError as error:
             raise UsageError(
                 "adapters.invalid-shard-size",
                 f"--max-shard-size must be a size such as 5GB, got {max_shard_size}: {error}",
             ) from None
         sizes: dict[torch.dtype, int] = {}
-        for each in made.values():
+        for each in tensors.values():
             sizes[each.dtype] = sizes.get(each.dtype, 0) + each.nbytes
         return cls(
             "nf4" if onto == "nf4" else "full",
             str(max(sizes, key=lambda each: sizes[each])).removeprefix("torch."),
-            {name: each.dtype for name, each in made.items()},
+            {name: each.dtype for name, each in tensors.items()},
             split.filename_to_tensors,
             split.tensor_to_filename,
             sum(sizes.values()),
-            _computed_in(sum(each.numel() for each in made.values())),
+            _choose_compute_dtype(sum(each.numel() for each in tensors.values())),
         )
 
     @property
-    def rounded(self) -> str:
-        """What is rounded to 16 bits, for `TOLERANCE`; what comes back from four bits is."""
+    def tolerance_key(self) -> str:
+        """Key of `TOLERANCE`: what is rounded to 16 bits. Dequantized weights always are."""
         if self.computed is torch.bfloat16:
             return "all"
         return "exact" if self.dtype == "float32" and self.onto == "full" else "weights"
 
     def check_room(self, out: Path) -> None:
-        """
+        """Check that the disk has enough free space for the merged model.
+
         Raises:
-            UsageError: the disk has none for it.
+            UsageError: the free space is too small.
         """
-        needed, free = self.size + (16 << 20), shutil.disk_usage(out.parent).free  # and some for tokenizer and rest
+        needed, free = self.size + (16 << 20), shutil.disk_usage(out.parent).free  # 16 MiB for tokenizer and configs
         if needed > free:
             raise UsageError(
                 "adapters.disk-too-small",
@@ -374,40 +394,42 @@ class _MergePlan:
             )
 
 
-def _computed_in(parameters: int) -> torch.dtype:
-    """Float32, but for models that would take more than half of the memory that is there."""
+def _choose_compute_dtype(parameters: int) -> torch.dtype:
+    """Return float32, or bfloat16 if the model would take more than half of the available memory."""
     memory = available_memory()
     return torch.float32 if memory is None or 4 * parameters <= memory / 2 else torch.bfloat16
 
 
 @dataclass(frozen=True, slots=True)
-class _Before:
-    """What the base model says."""
+class _BaseLogits:
+    """Logits of the base model."""
 
     alone: torch.Tensor
-    """[tokens, vocabulary]"""
+    """[tokens, vocabulary], without the adapter."""
     adapted: torch.Tensor
+    """[tokens, vocabulary], with the adapter."""
     quantized: frozenset[str]
-    """Weights that were put into four bits as it was loaded."""
+    """Names of the weights that were quantized to 4 bits when the model was loaded."""
 
 
-def _logits(base: _Base, plan: _MergePlan, adapter: Adapter) -> _Before:
-    """Of the base model, without the adapter and with it, as `peft` computes them."""
-    four = {"quantization_config": nf4_config()} if plan.onto == "nf4" and not base.quantized else {}
-    model = _loaded(base.directory, plan.computed, **four)
+def _compute_base_logits(base: _BaseFiles, plan: _MergePlan, adapter: Adapter) -> _BaseLogits:
+    """Compute the logits of the base model without the adapter and with it, using `peft`."""
+    options = {"quantization_config": nf4_config()} if plan.onto == "nf4" and not base.quantized else {}
+    model = _load_model(base.directory, plan.computed, **options)
     quantized = find_4bit_modules(model)
     for each in quantized.values():
-        each.compute_dtype, each.support_avx512bf16_for_cpu = plan.computed, False  # which would round to 16 bits
-    tokens = _tokens(base)
-    alone = _said(model, tokens)
-    adapted = _said(PeftModel.from_pretrained(model, str(adapter.directory)), tokens)
-    return _Before(alone, adapted, frozenset(f"{name}.weight" for name in quantized) - base.quantized)
+        each.compute_dtype, each.support_avx512bf16_for_cpu = plan.computed, False  # the latter would round to 16 bits
+    tokens = _test_sequences(base)
+    alone = _run_model(model, tokens)
+    adapted = _run_model(PeftModel.from_pretrained(model, str(adapter.directory)), tokens)
+    return _BaseLogits(alone, adapted, frozenset(f"{name}.weight" for name in quantized) - base.quantized)
 
 
-def _loaded(directory: Path, dtype: torch.dtype, **more: Any) -> Any:
-    """
+def _load_model(directory: Path, dtype: torch.dtype, **more: Any) -> Any:
+    """Load a model for inference.
+
     Raises:
-        UsageError: it cannot be loaded.
+        UsageError: the model cannot be loaded.
     """
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(str(directory), dtype=dtype, local_files_only=True, **more)
@@ -418,19 +440,19 @@ def _loaded(directory: Path, dtype: torch.dtype, **more: Any) -> Any:
     return model.eval()
 
 
-def _saved_logits(directory: Path, base: _Base, plan: _MergePlan) -> torch.Tensor:
-    """Of the merged model, loaded anew.
+def _compute_merged_logits(directory: Path, base: _BaseFiles, plan: _MergePlan) -> torch.Tensor:
+    """Load the merged model, and compute its logits.
 
     Raises:
-        GumshoeError: it has another tokenizer.
+        GumshoeError: its tokenizer differs from the base model's.
     """
-    tokens = _tokens(base)
+    tokens = _test_sequences(base)
     if not torch.equal(_text_ids(directory), tokens[0]):
         raise GumshoeError(
             "adapters.merged-tokenizer-differs",
             "the merged model's tokenizer gives other tokens than the base model's; nothing was saved",
         )
-    return _said(_loaded(directory, plan.computed), tokens)
+    return _run_model(_load_model(directory, plan.computed), tokens)
 
 
 def _text_ids(directory: Path) -> torch.Tensor:
@@ -438,73 +460,74 @@ def _text_ids(directory: Path) -> torch.Tensor:
     return torch.tensor(ids)
 
 
-def _tokens(base: _Base) -> list[torch.Tensor]:
-    """Of a text, and of chance: what training has hardly touched is looked at too."""
+def _test_sequences(base: _BaseFiles) -> list[torch.Tensor]:
+    """Return the token ids of a text, and random ids, which cover weights that training has hardly changed."""
     text = _text_ids(base.directory)
-    dice = torch.Generator().manual_seed(0)
-    highest = len(load_tokenizer(base.directory))
-    return [text, torch.randint(highest, (_RANDOM_TOKENS,), generator=dice)]
+    generator = torch.Generator().manual_seed(0)
+    vocabulary = len(load_tokenizer(base.directory))
+    return [text, torch.randint(vocabulary, (_RANDOM_TOKENS,), generator=generator)]
 
 
 @torch.no_grad()
-def _said(model: Any, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The logits at every token of some sequences, one after another: [tokens, vocabulary]."""
+def _run_model(model: Any, sequences: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the logits at all tokens of the sequences, concatenated: [tokens, vocabulary]."""
     return torch.cat([model(input_ids=ids[None].to(model.device)).logits[0].float().cpu() for ids in sequences])
 
 
 @dataclass(frozen=True, slots=True)
 class _Delta:
-    """What is added to a weight."""
+    """The change of one weight by an adapter."""
 
     a: torch.Tensor
     """[rank, in]"""
     b: torch.Tensor
     """[out, rank]"""
     scale: float
-    is_turned: bool
+    is_transposed: bool
     """The weight is [in, out]."""
 
-    def to(self, weights: torch.Tensor) -> torch.Tensor:
-        """Their sum, in float32."""
+    def add_to(self, weights: torch.Tensor) -> torch.Tensor:
+        """Return the sum of weights and change, in float32."""
         product = self.scale * (self.b.float() @ self.a.float())
-        return weights.float() + (product.T if self.is_turned else product)
+        return weights.float() + (product.T if self.is_transposed else product)
 
 
-def _deltas(adapter: Adapter) -> dict[str, _Delta]:
-    """By the name of the weight."""
-    weights, is_turned = adapter.weights(), bool(adapter.config.get("fan_in_fan_out"))
+def _load_deltas(adapter: Adapter) -> dict[str, _Delta]:
+    """Load the changes of an adapter, by the name of the weight."""
+    weights, is_transposed = adapter.weights(), bool(adapter.config.get("fan_in_fan_out"))
     return {
         f"{name}.weight": _Delta(
-            weights[adapter.key(name, "A")], weights[adapter.key(name, "B")], adapter.scale(name), is_turned
+            weights[adapter.key(name, "A")], weights[adapter.key(name, "B")], adapter.scale(name), is_transposed
         )
         for name in adapter.modules
     }
 
 
-def _merged(
-    name: str, base: _Base, plan: _MergePlan, deltas: Mapping[str, _Delta], quantized: frozenset[str]
+def _merge_tensor(
+    name: str, base: _BaseFiles, plan: _MergePlan, deltas: Mapping[str, _Delta], quantized: frozenset[str]
 ) -> torch.Tensor:
-    """One tensor of the merged model."""
+    """Return one tensor of the merged model."""
     weights = base.tensor(name)
     if name in quantized:
-        weights = _through_four_bits(weights.to(plan.computed))
+        weights = _round_trip_4bit(weights.to(plan.computed))
     if name in deltas:
-        weights = deltas[name].to(weights)
+        weights = deltas[name].add_to(weights)
     return weights.to(plan.types[name]).contiguous()
 
 
-def _through_four_bits(weights: torch.Tensor) -> torch.Tensor:
-    """As `nf4_config` stores them, and back again."""
+def _round_trip_4bit(weights: torch.Tensor) -> torch.Tensor:
+    """Quantize weights to 4 bits as `nf4_config` does, and dequantize them."""
     from bitsandbytes.functional import dequantize_4bit, quantize_4bit
 
-    four, state = quantize_4bit(weights, compress_statistics=True, quant_type="nf4")
-    return _back(dequantize_4bit(four, state))
+    quantized, state = quantize_4bit(weights, compress_statistics=True, quant_type="nf4")
+    return _to_bfloat16(dequantize_4bit(quantized, state))
 
 
-def _save(weights: dict[str, torch.Tensor], file: Path) -> None:
-    """
+def _save_weights(weights: dict[str, torch.Tensor], file: Path) -> None:
+    """Save weights to a safetensors file.
+
     Raises:
-        StorageError: it cannot be written.
+        StorageError: the file cannot be written.
     """
     try:
         with explain_os_errors(file):
@@ -513,16 +536,16 @@ def _save(weights: dict[str, torch.Tensor], file: Path) -> None:
         raise StorageError("adapters.merge-not-written", f"cannot write {file}: {error}; check its disk") from None
 
 
-def _write_rest(partial: Path, base: _Base, plan: _MergePlan, adapter: Adapter) -> None:
-    """All but the weights."""
+def _write_rest(partial: Path, base: _BaseFiles, plan: _MergePlan, adapter: Adapter) -> None:
+    """Write all files of the merged model except the weights."""
     config = {name: each for name, each in base.config.items() if name not in ("quantization_config", "torch_dtype")}
-    lineage = _lineage(Lineage.read(adapter.directory), Lineage.read(base.directory))
+    lineage = _combine_lineages(Lineage.read(adapter.directory), Lineage.read(base.directory))
     with explain_os_errors(partial):
         (partial / CONFIG).write_text(json.dumps({**config, "dtype": plan.dtype}, indent=2) + "\n", "utf-8")
         if len(plan.files) > 1:
             index = {"metadata": {"total_size": plan.size}, "weight_map": plan.place}
             (partial / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
-        for found in sorted({each for form in _KEPT for each in base.directory.glob(form)}):
+        for found in sorted({each for form in _COPIED_FILES for each in base.directory.glob(form)}):
             if found.is_dir():
                 shutil.copytree(found, partial / found.name, copy_function=shutil.copyfile)
             else:
@@ -531,21 +554,22 @@ def _write_rest(partial: Path, base: _Base, plan: _MergePlan, adapter: Adapter) 
             lineage.write(partial)
 
 
-def _lineage(own: Lineage | None, before: Lineage | None) -> Lineage | None:
-    """What both have seen."""
+def _combine_lineages(own: Lineage | None, before: Lineage | None) -> Lineage | None:
+    """Return a lineage that covers both."""
     if own is None or before is None or before.questions <= own.questions:
         return own or before
-    return own.model_copy(update={"before": _lineage(own.before, before)})
+    return own.model_copy(update={"before": _combine_lineages(own.before, before)})
 
 
-def _compared(
-    out: Path, plan: _MergePlan, adapter: Adapter, before: _Before, after: torch.Tensor, compared_by: str
+def _compare(
+    out: Path, plan: _MergePlan, adapter: Adapter, before: _BaseLogits, after: torch.Tensor, compared_by: str
 ) -> MergeReport:
-    """
+    """Compare the logits before and after merging, and return the report.
+
     Raises:
-        GumshoeError: the logits differ by more than rounding does, or are no numbers.
+        GumshoeError: the logits differ by more than rounding explains, or are not finite.
     """
-    apart = (after - before.adapted).abs()
+    difference = (after - before.adapted).abs()
     report = MergeReport(
         directory=str(out),
         onto=plan.onto,
@@ -554,13 +578,13 @@ def _compared(
         bytes=plan.size,
         modules=len(adapter.modules),
         tokens=len(after),
-        largest=float(apart.max()),
-        mean=float(apart.mean()),
+        largest=float(difference.max()),
+        mean=float(difference.mean()),
         effect=float((before.adapted - before.alone).abs().mean()),
         spread=float(before.adapted.std()),
         compared_by=compared_by,
     )
-    largest, mean = TOLERANCE[plan.rounded]
+    largest, mean = TOLERANCE[plan.tolerance_key]
     if not (report.largest <= largest * report.spread and report.mean <= mean * report.spread):
         raise GumshoeError(
             "adapters.merge-differs",
@@ -571,23 +595,23 @@ def _compared(
     return report
 
 
-def _origin(base: _Base, name: str, adapter: Adapter, report: MergeReport) -> dict[str, Any]:
-    """What is said of a merged model, beside it."""
+def _describe_origin(base: _BaseFiles, name: str, adapter: Adapter, report: MergeReport) -> dict[str, Any]:
+    """Return the facts that are stored beside a merged model."""
     root = "tiny" if is_tiny(resolve_model(name)) else name
     if root != "tiny" and (base.directory / MERGE_RECORD).exists():
         root = json.loads((base.directory / MERGE_RECORD).read_bytes())["origin"]
-    told = {each: value for each, value in asdict(report).items() if each != "directory"}
+    facts = {each: value for each, value in asdict(report).items() if each != "directory"}
     return {
         "origin": root,
         "base": identify_base_model(name, str(base.directory), "none").model_dump(mode="json"),
         "learned_on": adapter.base.quantization if adapter.base else None,
-        **told,
+        **facts,
     }
 
 
 @contextmanager
-def _appearing(out: Path) -> Iterator[Path]:
-    """A directory beside another, which takes its place in one move when the block is left; or goes."""
+def _atomic_directory(out: Path) -> Iterator[Path]:
+    """Yield a temporary directory that is renamed to `out` after the block, or deleted if the block fails."""
     partial = out.with_name(f".{out.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     try:

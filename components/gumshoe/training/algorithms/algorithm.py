@@ -57,7 +57,7 @@ class TokenBatch:
 
 
 class Algorithm:
-    """How a policy learns from the episodes of a step. Subclasses override what differs from GRPO with a clipped ratio.
+    """Advantages and loss for the episodes of a step. Subclasses override what differs from GRPO with a clipped ratio.
 
     Attributes:
         Settings: the class of its settings.

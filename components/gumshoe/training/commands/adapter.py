@@ -1,4 +1,4 @@
-"""`gumshoe adapter`: adapters made, looked at, and merged into their base models."""
+"""`gumshoe adapter`: create and inspect adapters, and merge them into their base models."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,37 +16,39 @@ from gumshoe.training.commands.train import setting_of
 if TYPE_CHECKING:
     from gumshoe.training.adapters.adapter_files import AdapterReport
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Make, look at and merge adapters.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Create, inspect and merge adapters.")
 
-AdapterDirectory = Annotated[Path, typer.Argument(metavar="ADAPTER", help="An adapter's directory.")]
+AdapterDirectory = Annotated[Path, typer.Argument(metavar="ADAPTER", help="Directory of an adapter.")]
 
 
 @app.command()
 def create(
-    place: Annotated[str, typer.Option("--out", metavar="DIR", help="The adapter goes here.")],
-    model: Annotated[str | None, typer.Option(metavar="DIR|NAME", help="The base model; tiny is one, too.")] = None,
-    rank: Annotated[int | None, typer.Option(help="Inner dimension of its matrices.")] = None,
-    alpha: Annotated[int | None, typer.Option(help="Its scale, as alpha / rank.")] = None,
-    dropout: Annotated[float | None, typer.Option(help="Share of inputs left out while training.")] = None,
+    place: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory for the adapter.")],
+    model: Annotated[str | None, typer.Option(metavar="DIR|NAME", help="Base model, or tiny.")] = None,
+    rank: Annotated[int | None, typer.Option(help="Rank of the LoRA matrices.")] = None,
+    alpha: Annotated[
+        int | None, typer.Option(help="Scale: the adapter's output is multiplied by alpha / rank.")
+    ] = None,
+    dropout: Annotated[float | None, typer.Option(help="Dropout probability in training.")] = None,
     target_modules: Annotated[
-        str | None, typer.Option(metavar="NAME[,NAME...]", help="Modules of the base model that get one.")
+        str | None, typer.Option(metavar="NAME[,NAME...]", help="Modules of the base model that get LoRA matrices.")
     ] = None,
     quantization: Annotated[
-        str | None, typer.Option(metavar="none|nf4", help="Of the base model's weights while training; nf4 is QLoRA.")
+        str | None, typer.Option(metavar="none|nf4", help="Quantization of the base model in training; nf4 is QLoRA.")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Decides its first weights.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Random seed of the initial weights.")] = None,
     config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Settings in YAML, as `gumshoe train` takes them.")
+        str | None, typer.Option(metavar="FILE", help="Training settings in YAML, as for `gumshoe train`.")
     ] = None,
     settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as lora.rank=32.")
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Override one setting, e.g. lora.rank=32.")
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Make an adapter that changes nothing yet, for `gumshoe train --set lora.start=DIR` to begin at.
+    """Create an adapter that changes nothing yet, as a start for `gumshoe train --set lora.start=DIR`.
 
-    Of the base model, only its shape is read: a large one takes seconds. What training is set to otherwise has to be
-    the same then: rank, alpha, target modules and quantization.
+    Only the shape of the base model is read, so this takes seconds. Train with the same rank, alpha, target modules and
+    quantization.
     """
     from gumshoe.training.settings import resolve
 
@@ -69,82 +71,85 @@ def create(
     directory = make_writable_directory(place)
     if any(directory.iterdir()):
         raise UsageError("adapters.directory-not-empty", f"{directory} is not empty; choose another --out")
-    with _installed():
+    with _require_packages():
         from gumshoe.training.adapters.adapter_files import create_adapter
-    made = create_adapter(resolved, directory)
+    created = create_adapter(resolved, directory)
     if json:
-        print_json({**asdict(made), "share": made.share})
+        print_json({**asdict(created), "share": created.share})
         return
     out.print(
-        f"[bold]{made.parameters:,} parameters to train[/], {made.share:.2%} of the base model's "
-        f"{made.base_parameters:,}, in {made.modules:,} modules; {_size(made.bytes)}",
+        f"[bold]{created.parameters:,} parameters to train[/], {created.share:.2%} of the base model's "
+        f"{created.base_parameters:,}, in {created.modules:,} modules; {_size(created.bytes)}",
         soft_wrap=True,
     )
-    begin = f"gumshoe train … --set lora.start={directory}"
-    out.print(f"Begin there, with the same settings of model and lora: {printable(begin)}", soft_wrap=True)
+    command = f"gumshoe train … --set lora.start={directory}"
+    out.print(f"Start from it, with the same model and lora settings: {printable(command)}", soft_wrap=True)
 
 
 @app.command()
 def merge(
     adapter: AdapterDirectory,
-    place: Annotated[Path, typer.Option("--out", metavar="DIR", help="The merged model appears here.")],
+    place: Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory for the merged model.")],
     model: Annotated[
-        str | None, typer.Option(metavar="DIR|NAME", help="The base model; the adapter's own unless given.")
+        str | None, typer.Option(metavar="DIR|NAME", help="Base model (default: the one that the adapter names).")
     ] = None,
     dtype: Annotated[
-        Literal["auto", "bfloat16", "float32"], typer.Option(help="Of the weights; the base model's own if auto.")
+        Literal["auto", "bfloat16", "float32"],
+        typer.Option(help="Data type of the weights; auto: that of the base model."),
     ] = "auto",
-    max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="The largest file, such as 5GB.")] = "5GB",
+    max_shard_size: Annotated[str, typer.Option(metavar="SIZE", help="Maximum size of a file, e.g. 5GB.")] = "5GB",
     onto: Annotated[
         Literal["auto", "full", "nf4"],
-        typer.Option(help="To the weights as they are, or as they come back from four bits; as it learned if auto."),
+        typer.Option(
+            help="Weights to merge into: full, or dequantized from 4 bits; auto: as in the adapter's training."
+        ),
     ] = "auto",
     json: JsonFlag = False,
 ) -> None:
-    """Add an adapter to its base model's weights, and save that as a model of its own.
+    """Merge an adapter into its base model's weights, and save the result as a model.
 
-    The model is loaded again and its logits are held against those of base model and adapter; where they differ by
-    more than rounding, nothing is left. It needs memory for one model, and no GPU.
+    The merged model is loaded and its logits are compared with those of base model and adapter. If they differ by more
+    than rounding, nothing is saved. Needs memory for one model, and no GPU.
     """
-    with _installed():
-        from gumshoe.training.adapters.merge import merge as merged
-    report = merged(adapter, model, place, dtype=dtype, max_shard_size=max_shard_size, onto=onto)
+    with _require_packages():
+        from gumshoe.training.adapters.merge import merge as merge_adapter
+    report = merge_adapter(adapter, model, place, dtype=dtype, max_shard_size=max_shard_size, onto=onto)
     if json:
         print_json(asdict(report))
         return
-    weights = "full weights" if report.onto == "full" else "weights from four bits"
+    weights = "full weights" if report.onto == "full" else "dequantized 4-bit weights"
     out.print(
         f"[bold]{report.modules:,} modules merged[/] into {weights}: {_size(report.bytes)} of {report.dtype} in "
         f"{report.files:,} file{'s' * (report.files > 1)}, in {printable(report.directory)}",
         soft_wrap=True,
     )
     out.print(
-        f"logits at {report.tokens:,} tokens, with a standard deviation of {report.spread:.3g}: the adapter changes "
-        f"them by {report.effect:.3g} in the mean, and merging by {report.mean:.3g}, {report.largest:.3g} at most",
+        f"logits at {report.tokens:,} tokens (standard deviation {report.spread:.3g}): the adapter changes them by "
+        f"{report.effect:.3g} on average; merging changes them by {report.mean:.3g}, at most {report.largest:.3g}",
         soft_wrap=True,
     )
     if report.is_lost_in_rounding:
         err.print(
-            f"[bold yellow]warning:[/] rounding to {report.dtype} takes more than half of what the adapter changes; "
+            f"[bold yellow]warning:[/] rounding to {report.dtype} removes more than half of the adapter's effect; "
             "serve the adapter itself, or merge with --dtype float32",
             soft_wrap=True,
         )
-    out.print(f"compared by {report.compared_by}", soft_wrap=True)
+    out.print(f"base model checked by {report.compared_by}", soft_wrap=True)
 
 
 @app.command()
 def inspect(
     adapter: AdapterDirectory,
     model: Annotated[
-        str | None, typer.Option(metavar="DIR|NAME", help="See whether it is for this base model, too.")
+        str | None, typer.Option(metavar="DIR|NAME", help="Also check that the adapter fits this base model.")
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Show what an adapter is, and whether its files are as they should be.
+    """Show the facts of an adapter, and check its files.
 
-    Ends with 3 where they are not, or it is not for the base model that is named.
+    Exits with 3 if the files are faulty, or the adapter does not fit the given base model.
     """
-    with _installed():
+    with _require_packages():
         from gumshoe.training.adapters.adapter_files import inspect_adapter
     found = inspect_adapter(adapter, model)
     if json:
@@ -160,25 +165,24 @@ def _lines(found: "AdapterReport", model: str | None) -> Iterator[tuple[str, str
     yield "shape", f"rank {found.rank}, alpha {found.alpha:g}, dropout {found.dropout:g}"
     yield "modules", f"{found.modules:,}: {', '.join(found.target_modules)}"
     yield "parameters", f"{found.parameters:,} ({_size(found.bytes)}, {', '.join(found.dtypes)})"
-    yield "base model", f"{found.base or 'it does not say'}, fingerprint {found.fingerprint or 'unknown'}"
-    held = {"nf4": "in four bits (NF4)", "none": "as they are"}.get(found.quantization or "", "it does not say how")
-    yield "learns on", f"the base model's weights {held}"
+    yield "base model", f"{found.base or 'unknown'}, fingerprint {found.fingerprint or 'unknown'}"
+    yield "quantization", {"nf4": "4 bits (NF4)", "none": "none"}.get(found.quantization or "", "unknown")
     if found.learned_from is None:
-        yield "has seen", "it does not say what"
+        yield "scenarios", "unknown"
     else:
-        yield "has seen", f"{found.learned_from:,} scenarios to learn from, {found.chosen_on or 0:,} to choose on"
+        yield "scenarios", f"trained on {found.learned_from:,}, validated on {found.chosen_on or 0:,}"
     if found.step is not None:
         measured = "" if found.accuracy is None else f", accuracy {found.accuracy:.1%}"
         yield "trained", f"{found.step:,} steps of run {found.run}{measured}"
     norms = ", ".join(f"{kind} {norm:.3g}" for kind, norm in found.norms.items())
-    yield "update", "none: it changes nothing yet" if found.is_untouched else f"norm of {norms}"
+    yield "update", "none: all weights are initial" if found.is_untouched else f"norm: {norms}"
     if found.unservable:
-        yield "vLLM", f"does not serve it as it is: {'; '.join(found.unservable)}"
+        yield "vLLM", f"cannot serve it: {'; '.join(found.unservable)}"
     else:
-        yield "vLLM", f"serves it, with --max-lora-rank {found.served_with}"
-    yield "files", "; ".join(found.layout) or "as peft, vLLM and Unsloth read them"
+        yield "vLLM", f"can serve it with --max-lora-rank {found.served_with}"
+    yield "files", "; ".join(found.layout) or "readable by peft, vLLM and Unsloth"
     if model is not None:
-        yield "fits", f"{'; '.join(found.misfits or []) or f'{model}, compared by {found.compared_by}'}"
+        yield "fits", f"{'; '.join(found.misfits or []) or f'{model}, checked by {found.compared_by}'}"
 
 
 def _faults(found: "AdapterReport") -> list[str]:
@@ -191,10 +195,11 @@ def _size(count: int) -> str:
 
 
 @contextmanager
-def _installed() -> Iterator[None]:
-    """
+def _require_packages() -> Iterator[None]:
+    """Report a package that is missing in the block.
+
     Raises:
-        UsageError: what models are trained with is not installed.
+        UsageError: a required package is not installed.
     """
     try:
         yield

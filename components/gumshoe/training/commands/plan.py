@@ -154,8 +154,8 @@ def _show(memory_plan: MemoryPlan, shape: ModelShape, better: MemoryPlan | None)
     else:
         device = better.tightest
         out.print(
-            f"[bold red]It does not fit.[/] These settings fit, with {device.needed / GB:,.1f} GB of {device.name}; save "
-            "them to a file for `gumshoe train --config`:\n"
+            f"[bold red]It does not fit.[/] These settings fit, with {device.needed / GB:,.1f} GB of {device.name}; "
+            "save them to a file for `gumshoe train --config`:\n"
         )
         out.print(to_config(better.settings), markup=False, soft_wrap=True)
 

@@ -1,4 +1,4 @@
-"""`gumshoe train`, and `gumshoe warm-start` before it."""
+"""The commands `gumshoe train` and `gumshoe warm-start`."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,33 +18,38 @@ warm_start = typer.Typer(add_completion=False)
 def run(
     index: Annotated[
         Path | None,
-        typer.Option("--index", envvar="GUMSHOE_INDEX", help="The directory of an index, of mail or of documents."),
+        typer.Option("--index", envvar="GUMSHOE_INDEX", help="Directory of an index of mail or documents."),
     ] = None,
     scenarios: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Scenarios, as `gumshoe scenarios load` takes them.")
+        str | None, typer.Option(metavar="FILE", help="Scenarios: a file, or a source as for `gumshoe scenarios load`.")
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="DIR|NAME", help="The base model; tiny is one, too.")] = None,
-    engine: Annotated[str | None, typer.Option(metavar="vllm|transformers", help="What samples.")] = None,
-    mode: Annotated[str | None, typer.Option(metavar="masked|rollout|simple", help="What is learned from.")] = None,
+    model: Annotated[str | None, typer.Option(metavar="DIR|NAME", help="Base model, or tiny.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(metavar="vllm|transformers", help="Engine that runs the rollouts.")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(metavar="masked|rollout|simple", help="Which tokens are trained on.")
+    ] = None,
     config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Settings in YAML: a path, a file:// or s3:// URI, or tiny.")
+        str | None,
+        typer.Option(metavar="FILE", help="Settings in YAML: a path, a file:// or s3:// URI, or a name such as tiny."),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="What the run leaves goes here.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Directory for the run's files.")] = None,
     environment: EnvironmentOption = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as optimizer.learning_rate=1e-5."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Override one setting, e.g. optimizer.learning_rate=1e-5."),
     ] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run from its last checkpoint.")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Begin anew where a run is.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a run from its last checkpoint.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite a run in the directory.")] = False,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print all settings, what each is and where it came from; no more.")
+        bool, typer.Option("--print-config", help="Print all settings with descriptions and sources, and exit.")
     ] = False,
 ) -> None:
-    """Train an adapter with GRPO on an agent's real episodes.
+    """Train an adapter with GRPO on episodes of an agent.
 
-    Settings come from a YAML file, then the environment, then flags. The same command with --resume goes on with a
-    run that was stopped. Ends with 75 where nothing went on: a server, or the trainer.
+    Settings come from a YAML file, then environment variables, then flags. The same command with --resume continues a
+    run that was stopped. Exits with 75 if a server or the trainer stopped making progress.
     """
     from gumshoe.training.settings import resolve
 
@@ -59,41 +64,44 @@ def run(
     if index is None or scenarios is None:
         raise UsageError("training.input-missing", "training requires both --index and --scenarios")
     try:
-        from gumshoe.training.launch.supervisor import train as supervised
+        from gumshoe.training.launch.supervisor import train as run_supervised
         from gumshoe.training.train_request import TrainRequest
     except ModuleNotFoundError as error:
         raise UsageError(
             "training.package-missing", f"training requires {error.name}, which is not installed; see the README"
         ) from None
     request = TrainRequest(index=str(index), scenarios=scenarios, config=config or "", settings=flags)
-    directory = supervised(request, resume=resume, replace_run=replace)
-    err.print(f"All of it is in {printable(directory)}", soft_wrap=True)
+    directory = run_supervised(request, resume=resume, replace_run=replace)
+    err.print(f"Results are in {printable(directory)}", soft_wrap=True)
 
 
 @warm_start.command()
 def learn(
-    trajectories: Annotated[Path, typer.Argument(metavar="TRAJECTORIES", help="What `gumshoe rollout` wrote.")],
+    trajectories: Annotated[
+        Path, typer.Argument(metavar="TRAJECTORIES", help="Episodes recorded by `gumshoe rollout`.")
+    ],
     index: IndexOption,
-    scenarios: Annotated[str, typer.Option(metavar="FILE", help="The scenarios that the episodes are of.")],
-    place: Annotated[str, typer.Option("--out", metavar="DIR", help="The adapter goes here.")],
-    model: Annotated[str | None, typer.Option(metavar="DIR|NAME", help="The base model; tiny is one, too.")] = None,
-    judge: Annotated[str | None, typer.Option(help="Says which episodes are right.")] = None,
+    scenarios: Annotated[str, typer.Option(metavar="FILE", help="Scenarios of the episodes.")],
+    place: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory for the adapter.")],
+    model: Annotated[str | None, typer.Option(metavar="DIR|NAME", help="Base model, or tiny.")] = None,
+    judge: Annotated[str | None, typer.Option(help="Judge that decides which episodes are correct.")] = None,
     config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Settings in YAML, as `gumshoe train` takes them.")
+        str | None, typer.Option(metavar="FILE", help="Training settings in YAML, as for `gumshoe train`.")
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="One setting, such as warm_start.learning_rate=1e-4."),
+        typer.Option("--set", metavar="NAME=VALUE", help="Override one setting, e.g. warm_start.learning_rate=1e-4."),
     ] = None,
     environment: EnvironmentOption = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a warm start where it was stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue a warm start that was stopped.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Train an adapter on episodes that are right, for `gumshoe train --set lora.start=DIR` to begin at.
+    """Train an adapter on correct episodes, as a start for `gumshoe train --set lora.start=DIR`.
 
-    Episodes may be of any policy, such as a strong chat model (`gumshoe rollout --policy chat:MODEL`). What is learned
-    is what the policy said in those of the split train whose answers the judge accepts. The same command with --resume
-    goes on with a warm start that was stopped. Ends with 75 where nothing went on: the judge, or the trainer.
+    The episodes may come from any policy, e.g. a strong chat model (`gumshoe rollout --policy chat:MODEL`). The adapter
+    is trained on the turns of the policy, in episodes of the split train whose answers the judge accepts. The same
+    command with --resume continues a warm start that was stopped. Exits with 75 if the judge or the trainer stopped
+    making progress.
     """
     from gumshoe.training.settings import resolve
 
@@ -112,22 +120,22 @@ def learn(
         print_json(report)
         return
     out.print(
-        f"[bold]{report.right:,} of {report.episodes:,} episodes are right[/]"
+        f"[bold]{report.right:,} of {report.episodes:,} episodes are correct[/]"
         + (f", {report.too_long:,} of them too long" if report.too_long else ""),
         soft_wrap=True,
     )
     out.print(
-        f"{report.tokens:,} tokens learned in {report.steps:,} steps, {report.seconds:,.0f} s; loss {report.loss:.3f}",
+        f"{report.tokens:,} tokens in {report.steps:,} steps, {report.seconds:,.0f} s; loss {report.loss:.3f}",
         soft_wrap=True,
     )
-    out.print(f"Begin there: gumshoe train … --set lora.start={printable(directory)}", soft_wrap=True)
+    out.print(f"Start from it: gumshoe train … --set lora.start={printable(directory)}", soft_wrap=True)
 
 
 def setting_of(text: str) -> tuple[str, str]:
-    """Name and value of `--set`.
+    """Return the name and the value of a `--set` option.
 
     Raises:
-        UsageError: it is not NAME=VALUE.
+        UsageError: the text is not NAME=VALUE.
     """
     name, equals, value = text.partition("=")
     if not equals:

@@ -327,7 +327,7 @@ class Run:
         self._verdicts += 1
 
     def _progress(self) -> object:
-        """Return a value that changes whenever episodes end, or the judge or the records go on."""
+        """Return a value that changes whenever an episode ends, a verdict arrives, or a record is added."""
         done = self._engine.progress.done if self._engine else 0  # no episode ends if a server hangs
         return self._verdicts, len(self._reporter.records), id(self._engine), done
 

@@ -72,7 +72,7 @@ def episode_means(found: RolloutBatch) -> dict[str, object]:
     values = sorted(each.rewards["reward"] for each in episodes)
     took = sorted(each.policy_seconds + each.tool_seconds for each in episodes)
     names = dict.fromkeys(name for each in episodes for name in each.rewards if name != "reward")
-    begun = len(found.scored) + len(found.dropped)
+    started = len(found.scored) + len(found.dropped)
     return {
         "reward": statistics.fmean(values) if values else 0.0,
         "reward_std": statistics.pstdev(values) if values else 0.0,
@@ -85,7 +85,7 @@ def episode_means(found: RolloutBatch) -> dict[str, object]:
         "groups_wanted": found.wanted,
         "groups_flat": found.flat,
         "groups_dropped": len(found.dropped),
-        "drop_rate": len(found.dropped) / max(1, begun),
+        "drop_rate": len(found.dropped) / max(1, started),
         "draws": found.draws,
         "retried": found.retried,
         "turns": _mean(each.turns for each in episodes),

@@ -22,7 +22,7 @@ from gumshoe.training.run_spec import base_model
 from gumshoe.training.settings import TrainSettings
 
 BASE = "base_model.json"
-"""In the directory of each adapter that Gumshoe trains or creates, beside the files of `peft`."""
+"""File in the directory of each adapter that Gumshoe trains or creates, beside the files of `peft`."""
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _COMPARED_VALUES = 2048  # per tensor: enough to tell models apart, and read in a second for a model of 15 GB
@@ -135,7 +135,7 @@ class AdapterBase(BaseModel):
     quantization: Literal["none", "nf4"]
     """Quantization of the base model's weights in training; nf4 is QLoRA (https://arxiv.org/abs/2305.14314)."""
     stored: Literal["full", "quantized"] | None = None
-    """How the weights are stored on disk; None if they were not on this machine."""
+    """Storage of the weights on disk; None if they were not on this machine."""
     fingerprint: str | None = None
     """SHA-256 of names, shapes and first values of all tensors, regardless of how they are split into files."""
     outside: str | None = None

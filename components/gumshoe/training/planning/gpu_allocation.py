@@ -50,8 +50,8 @@ class GpuAllocation:
             raise UsageError(
                 "planning.gpu-overcommitted",
                 f"rollouts.gpu_memory {given:g} is too much for {self.max_servers_per_gpu} vLLM server"
-                f"{'s' * (self.max_servers_per_gpu > 1)}{beside} on one GPU: their shares must add up to less than 1; lower or "
-                "unset it, or lower rollouts.num_servers",
+                f"{'s' * (self.max_servers_per_gpu > 1)}{beside} on one GPU: their shares must add up to at most 1; "
+                "lower or unset it, or lower rollouts.num_servers",
             )
 
     def trainers_environment(self) -> dict[str, str]:

@@ -144,11 +144,11 @@ class PassPeaks:
     """Temporary memory of a pass at its two peaks, in bytes, beside the activations that it keeps."""
 
     loss: int
-    """In the backward pass of the loss, when all activations exist."""
+    """During the backward pass of the loss, when all activations exist."""
     layer: int
-    """In the backward pass of the last layer."""
+    """During the backward pass of the last layer."""
     after: int
-    """What the loss leaves for the backward pass of the last layer."""
+    """Left over from the loss during the backward pass of the last layer."""
 
 
 def estimate_pass(
@@ -194,9 +194,9 @@ def layer_activations(shape: ModelShape, settings: TrainSettings, place: Compute
     - Attention keeps queries, keys and values of all heads (`sdpa` repeats keys if there is a mask), its output, one
       float32 per head, and the mask in the model's dtype.
     - The feed-forward part keeps the factors of its products.
-    - A module with an adapter keeps its input and the output of the first LoRA matrix. If adapter and model have the same
-      dtype, modules share one input; else each keeps a copy in the dtype of the multiplication, which is 16 bits with
-      autocast (not used by `compute_logprobs_after_prefix`).
+    - A module with an adapter keeps its input and the output of the first LoRA matrix. If adapter and model have the
+      same dtype, modules share one input; else each keeps a copy in the dtype of the multiplication, which is 16 bits
+      with autocast (not used by `compute_logprobs_after_prefix`).
     """
     dtype, hidden, wide, inner = place.dtype, shape.hidden, shape.attention, shape.intermediate
     norms = 2 * 4 * hidden

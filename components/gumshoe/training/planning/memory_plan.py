@@ -273,7 +273,7 @@ def _devices(
 
 
 def _vllm_batch(machine: Machine) -> tuple[int, int]:
-    """Return the tokens and requests that vLLM processes at once by default (get_batch_defaults of vLLM's arg_utils)."""
+    """Return how many tokens and requests vLLM processes at once by default (arg_utils.get_batch_defaults of vLLM)."""
     if machine.memory >= 160 * GIB:
         return 16384, 1024
     return (8192, 1024) if machine.memory >= 70 * GIB and "a100" not in (machine.kind or "") else (2048, 256)
@@ -331,9 +331,9 @@ def _estimate_time(plan: MemoryPlan, shape: ModelShape, gpu: GpuSpec, tokens: in
         training,
         tokens,
         sampled,
-        f"episodes of {tokens:,} tokens, {sampled:,} of them sampled; {_TRAINING_EFFICIENCY:.0%} of {gpu.flops:g} TFLOPS in "
-        f"training and {_PREFILL_EFFICIENCY:.0%} in prefill, {_DECODING_EFFICIENCY:.0%} of {gpu.bandwidth:g} GB/s in "
-        "decoding; without tools and judges",
+        f"episodes of {tokens:,} tokens, {sampled:,} of them sampled; {_TRAINING_EFFICIENCY:.0%} of {gpu.flops:g} "
+        f"TFLOPS in training and {_PREFILL_EFFICIENCY:.0%} in prefill, {_DECODING_EFFICIENCY:.0%} of "
+        f"{gpu.bandwidth:g} GB/s in decoding; without tools and judges",
     )
 
 

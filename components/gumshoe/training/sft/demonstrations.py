@@ -1,4 +1,4 @@
-"""Demonstrations: episodes that any policy got right, as tokens of the base model to learn from."""
+"""Demonstrations: correct episodes of any policy, as tokens of the base model."""
 
 import asyncio
 import hashlib
@@ -27,7 +27,7 @@ from gumshoe.training.launch.trainer_process import handle_signal
 class Demonstration:
     """An episode as tokens of the base model.
 
-    Invariant: as many numbers in the mask as ids.
+    Invariant: mask and ids have the same length.
     """
 
     scenario: str
@@ -35,19 +35,20 @@ class Demonstration:
     ids: list[int]
     """[tokens]"""
     mask: list[int]
-    """[tokens]: 1 on what the policy said, which is learned; 0 on everything else."""
+    """[tokens]: 1 for the tokens of the policy, which are trained on; 0 for all others."""
 
     @property
     def labels(self) -> list[int]:
-        """[tokens]: the ids that are learned, and elsewhere what `transformers` takes for none."""
+        """[tokens]: ids of the tokens that are trained on, and -100, which `transformers` ignores, for all others."""
         return [each if is_learned else -100 for each, is_learned in zip(self.ids, self.mask, strict=True)]
 
 
 def to_demonstration(episode: Trajectory, environment: Environment, chat: ChatFormat) -> Demonstration:
-    """An episode as tokens of the base model; what the policy said is learned, and nothing else.
+    """Convert an episode to tokens of the base model; only the turns of the policy are trained on.
 
     Raises:
-        UsageError: it begins with another prompt than this environment's, or its tokens are another tokenizer's.
+        UsageError: the episode starts with another prompt than the environment's, or was recorded with another
+            tokenizer.
     """
     prompt = chat.encode_prompt(environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas())
     first, *later = episode.segments
@@ -62,21 +63,21 @@ def to_demonstration(episode: Trajectory, environment: Environment, chat: ChatFo
     ids, mask = list(prompt.ids), [0] * len(prompt.ids)
     for segment in later:
         is_sampled = segment.origin == "sampled"
-        said = chat.encode_turn(segment.text) if is_sampled else chat.encode_tool_result(segment.text)
-        ids += said.ids
-        mask += [int(is_sampled)] * len(said.ids)
+        tokens = chat.encode_turn(segment.text) if is_sampled else chat.encode_tool_result(segment.text)
+        ids += tokens.ids
+        mask += [int(is_sampled)] * len(tokens.ids)
     return Demonstration(episode.scenario, ids, mask)
 
 
 def write_demonstrations(path: Path, demonstrations: Iterable[Demonstration]) -> None:
-    """One a line, all of them or none."""
+    """Write demonstrations as JSON lines, all of them or none."""
     lines = "".join(f"{json.dumps(asdict(each))}\n" for each in demonstrations)
     with explain_os_errors(path):
         write_atomically(path, io.BytesIO(lines.encode()))
 
 
 def read_demonstrations(path: Path) -> list[Demonstration]:
-    """Those that `write_demonstrations` wrote."""
+    """Read the demonstrations that `write_demonstrations` wrote."""
     with path.open("rb") as file:
         return [Demonstration(**json.loads(line)) for line in file]
 
@@ -84,16 +85,16 @@ def read_demonstrations(path: Path) -> list[Demonstration]:
 def filter_correct(
     episodes: Sequence[Trajectory], by_id: Mapping[str, Scenario], judge: Any, verdicts_path: Path
 ) -> list[Trajectory]:
-    """Those whose answers a judge accepts, in their order.
+    """Return the episodes whose answers a judge accepts, in the given order.
 
-    Each verdict goes into the file `kept` as it comes; whoever asks again, after whatever became of this process, asks
-    the judge only for those that are missing there.
+    Each verdict is written to the file `verdicts_path` at once. A later call asks the judge only for the verdicts that
+    are missing there.
 
     Raises:
-        UnavailableError: the judge gave no verdict on one, or the process was asked to end.
-        UsageError: there is no such judge.
+        UnavailableError: the judge gave no verdict on an episode, or the process was asked to stop.
+        UsageError: the judge does not exist.
     """
-    verdicts = _verdicts(verdicts_path)
+    verdicts = _read_verdicts(verdicts_path)
     digests = [hashlib.sha256(each.to_json().encode()).hexdigest() for each in episodes]
     missing = {digest: each for digest, each in zip(digests, episodes, strict=True) if digest not in verdicts}
     if missing:
@@ -105,32 +106,32 @@ def filter_correct(
                     "training.stopped-while-judging",
                     "stopped while episodes were judged; continue with --resume, which keeps the verdicts so far",
                 ) from None
-        verdicts = _verdicts(verdicts_path)
+        verdicts = _read_verdicts(verdicts_path)
     return [each for digest, each in zip(digests, episodes, strict=True) if verdicts[digest]]
 
 
-def _verdicts(kept: Path) -> dict[str, bool]:
-    """By the digest of the episode. A last line that was cut off is taken out of the file."""
-    if not kept.exists():
+def _read_verdicts(verdicts_path: Path) -> dict[str, bool]:
+    """Read the verdicts by the digest of the episode, and remove an incomplete last line from the file."""
+    if not verdicts_path.exists():
         return {}
-    found = kept.read_bytes()
+    found = verdicts_path.read_bytes()
     whole = found[: found.rfind(b"\n") + 1]
     if whole != found:
-        write_atomically(kept, io.BytesIO(whole))
+        write_atomically(verdicts_path, io.BytesIO(whole))
     return {each["episode"]: each["correct"] for each in map(json.loads, whole.splitlines())}
 
 
 async def _judge(
     episodes: Mapping[str, Trajectory], by_id: Mapping[str, Scenario], judge: Judge, file: BinaryIO
 ) -> None:
-    """Add the verdict on each episode to a file."""
+    """Judge episodes, and append each verdict to a file."""
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
 
     def end(*_: object) -> None:
         if task is not None:
             loop.call_soon_threadsafe(task.cancel)
 
-    async def judged(digest: str) -> JudgedTrajectory:
+    async def judge_and_write(digest: str) -> JudgedTrajectory:
         each = episodes[digest]
         found = await judge_trajectory(each, by_id[each.scenario], judge)
         if found.correct is not None:
@@ -141,7 +142,7 @@ async def _judge(
 
     try:
         with handle_signal(signal.SIGTERM, end), progress("Judging", total=len(episodes)) as advance:
-            verdicts = await map_concurrently(judged, list(episodes), advance)
+            verdicts = await map_concurrently(judge_and_write, list(episodes), advance)
     finally:
         await judge.aclose()
     missing = next((each for each in verdicts if each.correct is None), None)

@@ -1,7 +1,7 @@
-"""A warm start in the trainer's process: TRL's `SFTTrainer` on demonstrations that are tokens already.
+"""One warm start in the trainer's process: TRL's `SFTTrainer` on tokenized demonstrations.
 
-What always holds: a checkpoint counts only when its `metadata.json` is there, which is written last; and which
-demonstrations a step learns from depends on the seed and the step alone, never on a sampler's state.
+Invariants: a checkpoint counts only if its `metadata.json` exists, which is written last. Which demonstrations a step
+uses depends only on the seed and the step, never on a sampler's state.
 """
 
 import io
@@ -59,14 +59,14 @@ class SftRun:
 
         Raises:
             UsageError: the model cannot be loaded, or the adapter to start from is of another shape.
-            UnavailableError: the process was asked to stop; what was learned is in a checkpoint.
+            UnavailableError: the process was asked to stop; the progress is saved in a checkpoint.
         """
         lifecycle, steps = self._lifecycle, self._plan.steps
         checkpoint = next(reversed(find_checkpoints(self._place)), None)
         first = 0 if checkpoint is None else step_of(checkpoint)
         lifecycle.attach(self._make_trainer())
         trainer = lifecycle.trainer
-        shown = progress("Learning", total=steps) if lifecycle.is_main else nullcontext(self._advance)
+        shown = progress("Training", total=steps) if lifecycle.is_main else nullcontext(self._advance)
         watched = lifecycle.running(lambda: None, lambda: f"After step {lifecycle.step}")
         with watched, shown as self._advance:
             self._advance(first)
@@ -114,11 +114,11 @@ class SftRun:
         control.should_save |= should_stop or is_last
 
     def on_metrics(self, logs: dict[str, float], control: TrainerControl) -> None:  # noqa: ARG002
-        """Show the loss of a step."""
+        """Show the loss of a step on the progress bar."""
         self._advance(1, note=f"loss {logs['loss']:.3f}")
 
     def on_checkpoint(self) -> None:
-        """Make the checkpoint that the trainer wrote count, and delete those before it."""
+        """Complete the checkpoint that the trainer wrote, and delete older ones."""
         step = self._lifecycle.step
 
         def complete(place: Path) -> None:
@@ -130,7 +130,7 @@ class SftRun:
 
     @property
     def _losses(self) -> list[float]:
-        """[steps], in nats a token."""
+        """Loss of each step, [steps], in nats per token."""
         return [each["loss"] for each in self._lifecycle.trainer.state.log_history if "loss" in each]
 
     def _save(self, model: Any) -> None:
@@ -151,13 +151,13 @@ def sft_config(settings: TrainSettings, directory: Path, plan: BatchPlan) -> SFT
         seed=settings.data.seed,
         per_device_train_batch_size=plan.episodes,
         gradient_accumulation_steps=plan.passes,
-        num_train_epochs=1,  # of rows that have all epochs
+        num_train_epochs=1,  # the rows already contain all epochs
         learning_rate=settings.warm_start.learning_rate,
         lr_scheduler_type="linear",
         warmup_steps=math.ceil(_WARMUP * plan.steps),
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
-        max_length=None,  # nothing is cut: what is too long was left out, and counted
+        max_length=None,  # no truncation: episodes that are too long were left out before
         packing=False,
         train_sampling_strategy="sequential",
         bf16=dtype_of(settings.model) is torch.bfloat16,
@@ -173,14 +173,14 @@ def sft_config(settings: TrainSettings, directory: Path, plan: BatchPlan) -> SFT
 
 
 def training_rows(demonstrations: Sequence[Demonstration], plan: BatchPlan, seed: int) -> Dataset:
-    """Return the demonstrations in the order that the trainer takes them, from the first step to the last."""
+    """Return the demonstrations in the order of training, from the first step to the last."""
     columns = {"input_ids": [each.ids for each in demonstrations], "labels": [each.labels for each in demonstrations]}
     order = order_demonstrations([len(each.ids) for each in demonstrations], plan.batch, plan.steps, seed)
     return Dataset.from_dict(columns).select(order)
 
 
 def main(arguments: Sequence[str] = sys.argv[1:]) -> None:
-    """Train as the specification in a file says."""
+    """Train with the specification in a file."""
     path = Path(arguments[0])
     spec = WarmStartSpec.model_validate_json(path.read_text(encoding="utf-8"))
 

@@ -1,8 +1,8 @@
-"""A warm start: an adapter learns from episodes that any policy got right, before it learns from rewards.
+"""Warm starts: train an adapter on correct episodes of any policy, as a start for GRPO.
 
-What always holds: all that is not at its end is in one hidden place of the adapter's directory (verdicts, checkpoints),
-which is gone when the adapter is there; and the adapter is there as soon as its `adapter_config.json` is. So a warm
-start may be killed at any instant, and goes on from its last checkpoint to the weights of the undisturbed one.
+Invariants: unfinished work (verdicts, checkpoints) is in one hidden subdirectory of the adapter's directory, which is
+deleted once the adapter is complete. The adapter is complete once its `adapter_config.json` exists. So a warm start
+that is killed at any time continues from its last checkpoint, and ends with the same weights as an uninterrupted one.
 """
 
 import io
@@ -55,15 +55,15 @@ from gumshoe.training.settings import TrainSettings, check_devices, check_warm_s
 from gumshoe.training.sft.demonstrations import Demonstration, filter_correct, to_demonstration, write_demonstrations
 
 DONE = "warm_start.json"
-"""In the adapter's directory: what it was made from, and the report."""
+"""File in the adapter's directory with the inputs of the warm start and its report."""
 VERDICTS = "verdicts.jsonl"
 DEMONSTRATIONS = "demonstrations.jsonl"
 LEARNED = "learned.json"
-"""What the trainer has to tell; it is written when its adapter is."""
+"""The trainer's numbers, written after its adapter."""
 ADAPTER = "adapter"
-Kept = TypeVar("Kept", bound=BaseModel)
+Model = TypeVar("Model", bound=BaseModel)
 _WINDOW = 64  # steps whose demonstrations are sorted by length together
-_DECIDING = (  # settings, of what is learned and how
+_DECISIVE = (  # settings that must not change when a warm start is resumed
     "environment",
     "model.name",
     "model.dtype",
@@ -82,45 +82,45 @@ _DECIDING = (  # settings, of what is learned and how
 
 
 class WarmStartSpec(BaseModel):
-    """What a warm start is of: only one of the same goes on with it."""
+    """The inputs of a warm start; it can only be resumed with the same ones."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     settings: TrainSettings
     trajectories: str
-    """The SHA-256 of the file."""
+    """SHA-256 of the file."""
     scenarios: str
     """`ScenarioSet.content` of the split `train`."""
     searched: str
-    """What the index was built from, as it says itself."""
+    """Fingerprint of the index, from the index itself."""
     base: AdapterBase
     start: str | None
-    """The SHA-256 of the weights that it begins at, where those are an adapter's."""
+    """SHA-256 of the weights of the adapter to start from, if there is one."""
     before: Lineage | None
-    """What the adapter that it begins at had seen."""
+    """Lineage of the adapter to start from."""
 
 
 class WarmStartReport(BaseModel):
-    """What an adapter learned from."""
+    """Numbers of a warm start."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     episodes: int
-    """Of the scenarios that are learned from."""
+    """Number of episodes of training scenarios."""
     right: int
-    """Those whose answers the judge accepted."""
+    """Number of episodes whose answers the judge accepted."""
     too_long: int
-    """Of those, the ones that are longer than the model's context, and were left out."""
+    """Number of accepted episodes that exceed the model's context, and were left out."""
     tokens: int
-    """Said by the policy: what is learned."""
+    """Number of tokens that are trained on: those of the policy."""
     steps: int
     loss: float
-    """Of the last tenth of the steps, in nats a token."""
+    """Mean loss of the last tenth of the steps, in nats per token."""
     seconds: float
-    """Of the command that came to the end."""
+    """Duration of the command that finished the warm start."""
 
 
-class _Done(BaseModel):
+class _FinishedWarmStart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     spec: WarmStartSpec
@@ -129,27 +129,27 @@ class _Done(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """How much is learned, and in what parts."""
+    """Division of demonstrations into steps and passes."""
 
     steps: int
-    """Optimizer steps."""
+    """Number of optimizer steps."""
     passes: int
-    """Of each process in a step."""
+    """Passes per step and process."""
     episodes: int
-    """In each pass."""
+    """Episodes per pass."""
     processes: int
 
     @property
     def batch(self) -> int:
-        """Episodes of an optimizer step."""
+        """Episodes per optimizer step."""
         return self.passes * self.episodes * self.processes
 
     @classmethod
     def of(cls, settings: TrainSettings, count: int) -> "BatchPlan":
-        """For so many demonstrations.
+        """Return the plan for this number of demonstrations.
 
         Raises:
-            UsageError: they are too few for the processes.
+            UsageError: there are fewer episodes per step than processes.
         """
         wanted, optimizer = settings.warm_start, settings.optimizer
         each = min(wanted.batch_size, count) // optimizer.processes
@@ -172,17 +172,17 @@ def order_demonstrations(lengths: Sequence[int], batch: int, steps: int, seed: i
     demonstrations of similar length, to save padding; the longest of the first steps come first, so that a lack of
     memory shows at once.
     """
-    dice = random.Random(seed)  # noqa: S311 - nothing secret
+    rng = random.Random(seed)  # noqa: S311 - nothing secret
     every: list[int] = []
     while len(every) < steps * batch:
-        every += dice.sample(range(len(lengths)), len(lengths))
-    window = batch * min(_WINDOW, len(lengths) // batch)  # one has hardly any of them twice
+        every += rng.sample(range(len(lengths)), len(lengths))
+    window = batch * min(_WINDOW, len(lengths) // batch)  # so that few demonstrations occur twice in a window
     ordered: list[int] = []
     for start in range(0, steps * batch, window):
         near = sorted(every[start : min(start + window, steps * batch)], key=lambda each: lengths[each])
         parts = [near[place : place + batch] for place in range(0, len(near), batch)]
         first = [] if ordered else [parts.pop()]
-        for part in (*first, *dice.sample(parts, len(parts))):
+        for part in (*first, *rng.sample(parts, len(parts))):
             ordered += part
     return ordered
 
@@ -190,17 +190,17 @@ def order_demonstrations(lengths: Sequence[int], batch: int, steps: int, seed: i
 def start_warm(
     settings: TrainSettings, index: Path, scenarios: str, file: Path, directory: Path, *, resume: bool = False
 ) -> WarmStartReport:
-    """Train an adapter on those episodes of a file that are about the split `train` and right, and save it.
+    """Train an adapter on the correct episodes of the split `train` in a trajectory file, and save it.
 
-    Episodes are as `gumshoe rollout` writes them, of any policy; those of a chat model are said again in the words of
-    the base model's template. Only what the policy said is learned. With `resume` it goes on where an earlier call
-    with the same arguments was stopped, if there was one, and does nothing where that had come to its end.
+    The episodes may come from any policy; those of a chat model are rendered with the base model's template. Only the
+    turns of the policy are trained on. With `resume`, a warm start with the same arguments continues where it was
+    stopped; one that has finished is left unchanged.
 
     Raises:
-        UsageError: no episode can be learned from; it cannot be carried out as it was put; or the directory holds
-            something else, or a warm start from something else.
-        UnavailableError: the judge gave no verdict, or it was asked to end; it is to be called again.
-        GumshoeError: the trainer failed; its own words are on the terminal.
+        UsageError: no episode can be trained on; an argument is invalid; or the directory contains other files, or
+            another warm start.
+        UnavailableError: the judge gave no verdict, or the process was asked to stop; call this again with `resume`.
+        GumshoeError: the trainer failed; its own message is on the terminal.
     """
     started = time.monotonic()
     check_warm_start(settings)
@@ -221,21 +221,21 @@ def start_warm(
             "training.no-episodes", f"{file} has no episode of the {len(learned):,} scenarios of the split train"
         )
     chat = ChatFormat(load_tokenizer(base_model(settings)))
-    world = open_run_env(settings, index)
+    env = open_run_env(settings, index)
     gpus = visible_gpus()
     check_devices(settings, len(gpus))
-    shares = allocate_gpus(gpus, settings.optimizer.processes, 0)
+    allocation = allocate_gpus(gpus, settings.optimizer.processes, 0)
     place = directory / WARM_START_STATE
     with run_lock(directory) as lock:
         with exit_on_sigterm():
-            spec = _spec(settings, file, learned, world)
-            done = _taken_up(directory, spec, resume=resume)
+            spec = _spec(settings, file, learned, env)
+            done = _prepare_directory(directory, spec, resume=resume)
             if done is not None:
-                err.print("This warm start is at its end; there is nothing to go on with.")
+                err.print("This warm start has already finished.")
                 return done
             right = filter_correct(episodes, by_id, settings.evaluation.judge, place / VERDICTS)
-            kept = _demonstrations(right, by_id, settings, world, chat)
-            if not kept:
+            demonstrations = _to_demonstrations(right, by_id, settings, env, chat)
+            if not demonstrations:
                 shutil.rmtree(place)
                 if right:
                     raise UsageError(
@@ -247,46 +247,47 @@ def start_warm(
                     "training.no-correct-episodes",
                     f"{file}: the judge accepts none of the {len(episodes):,} episodes of the split train",
                 )
-            plan = BatchPlan.of(settings, len(kept))
-            write_demonstrations(place / DEMONSTRATIONS, kept)
-        trainers = start_trainers("gumshoe.training.sft.sft_trainer", place / SPEC, plan.processes, shares, lock)
+            plan = BatchPlan.of(settings, len(demonstrations))
+            write_demonstrations(place / DEMONSTRATIONS, demonstrations)
+        trainers = start_trainers("gumshoe.training.sft.sft_trainer", place / SPEC, plan.processes, allocation, lock)
         check_exit_status(wait_for_trainers(trainers, None), directory)
         report = WarmStartReport(
             episodes=len(episodes),
             right=len(right),
-            too_long=len(right) - len(kept),
-            tokens=sum(sum(each.mask) for each in kept),
+            too_long=len(right) - len(demonstrations),
+            tokens=sum(sum(each.mask) for each in demonstrations),
             seconds=round(time.monotonic() - started, 1),
             **json.loads((place / LEARNED).read_bytes()),
         )
-        used = {each.scenario for each in kept}
+        used = {each.scenario for each in demonstrations}
         seen = ScenarioSet(tuple(each for each in learned if each.id in used))
         with explain_os_errors(directory):
             Lineage(learned_from=seen.to_record(), before=spec.before).write(place / ADAPTER)
             spec.base.write(place / ADAPTER)
-            _write(place / ADAPTER / DONE, _Done(spec=spec, report=report))
-            _put_in_place(directory)
+            _write(place / ADAPTER / DONE, _FinishedWarmStart(spec=spec, report=report))
+            _install_adapter(directory)
     return report
 
 
-def _spec(settings: TrainSettings, file: Path, learned: ScenarioSet, world: EnvFactory) -> WarmStartSpec:
+def _spec(settings: TrainSettings, file: Path, learned: ScenarioSet, env: EnvFactory) -> WarmStartSpec:
     start = settings.lora.start
     return WarmStartSpec(
         settings=settings,
         trajectories=file_digest(file),
         scenarios=learned.content,
-        searched=world.content,
+        searched=env.content,
         base=identify_adapter_base(settings),
         start=None if start is None else file_digest(start / ADAPTER_WEIGHTS),
         before=read_prior_lineage(settings),
     )
 
 
-def _taken_up(directory: Path, spec: WarmStartSpec, *, resume: bool) -> WarmStartReport | None:
-    """Make the directory ready for a warm start to begin there, or to go on; its report, where it is at its end.
+def _prepare_directory(directory: Path, spec: WarmStartSpec, *, resume: bool) -> WarmStartReport | None:
+    """Prepare the directory to start or resume a warm start; return the report if it has finished, else None.
 
     Raises:
-        UsageError: something else is there, or one that is not to be gone on with, or is of something else.
+        UsageError: the directory contains other files, a warm start with other inputs, or an unfinished one that is not
+            to be resumed.
     """
     place = directory / WARM_START_STATE
     is_whole = (directory / ADAPTER_CONFIG).exists()
@@ -304,9 +305,9 @@ def _taken_up(directory: Path, spec: WarmStartSpec, *, resume: bool) -> WarmStar
             f"{directory} has files but no warm start to resume; omit --resume and choose another --out",
         )
     if is_whole:
-        done = _read(_Done, directory / DONE)
+        done = _read(_FinishedWarmStart, directory / DONE)
         _check_same(directory, done.spec, spec)
-        shutil.rmtree(place, ignore_errors=True)  # of a process that was killed just before it did so
+        shutil.rmtree(place, ignore_errors=True)  # left by a process that was killed before it could
         return done.report
     if (place / SPEC).exists():
         _check_same(directory, _read(WarmStartSpec, place / SPEC), spec)
@@ -317,18 +318,18 @@ def _taken_up(directory: Path, spec: WarmStartSpec, *, resume: bool) -> WarmStar
 
 
 def _check_same(directory: Path, before: WarmStartSpec, wanted: WarmStartSpec) -> None:
-    """
+    """Check that a warm start is resumed with the inputs that it was started with.
+
     Raises:
-        UsageError: what was begun is of something else than what is wanted.
+        UsageError: an input has changed.
     """
-    wanted = WarmStartSpec.model_validate_json(wanted.model_dump_json())  # as the other was read
-    changed = [each for each in find_differences(before.settings, wanted.settings) if each.startswith(_DECIDING)]
+    wanted = WarmStartSpec.model_validate_json(wanted.model_dump_json())  # to compare it with one read from JSON
+    changed = [each for each in find_differences(before.settings, wanted.settings) if each.startswith(_DECISIVE)]
     same = {
         "the trajectories": before.trajectories == wanted.trajectories,
         "the scenarios": before.scenarios == wanted.scenarios,
         "the index": before.searched == wanted.searched,
-        "the weights that it begins at": (before.base.fingerprint, before.start)
-        == (wanted.base.fingerprint, wanted.start),
+        "the weights to start from": (before.base.fingerprint, before.start) == (wanted.base.fingerprint, wanted.start),
     }
     changed += [name for name, is_same in same.items() if not is_same]
     if changed:
@@ -339,23 +340,23 @@ def _check_same(directory: Path, before: WarmStartSpec, wanted: WarmStartSpec) -
         )
 
 
-def _demonstrations(
+def _to_demonstrations(
     episodes: Sequence[Trajectory],
     by_id: Mapping[str, Scenario],
     settings: TrainSettings,
-    world: EnvFactory,
+    env: EnvFactory,
     chat: ChatFormat,
 ) -> list[Demonstration]:
-    """Episodes as tokens; but for those that are longer than the model's context."""
-    made = (
-        to_demonstration(each, world.new_environment(by_id[each.scenario], settings.rollouts.max_turns), chat)
+    """Convert episodes to demonstrations, without those that exceed the model's context."""
+    converted = (
+        to_demonstration(each, env.new_environment(by_id[each.scenario], settings.rollouts.max_turns), chat)
         for each in episodes
     )
-    return [each for each in made if len(each.ids) <= settings.model.max_context]
+    return [each for each in converted if len(each.ids) <= settings.model.max_context]
 
 
-def _put_in_place(directory: Path) -> None:
-    """Move the adapter's files to where it belongs, last the one that makes it whole, and remove all else."""
+def _install_adapter(directory: Path) -> None:
+    """Move the adapter's files into its directory, `adapter_config.json` last, and delete everything else."""
     for each in sorted(
         (directory / WARM_START_STATE / ADAPTER).iterdir(), key=lambda each: each.name == ADAPTER_CONFIG
     ):
@@ -363,7 +364,7 @@ def _put_in_place(directory: Path) -> None:
     shutil.rmtree(directory / WARM_START_STATE)
 
 
-def _read(kind: type[Kept], path: Path) -> Kept:
+def _read(kind: type[Model], path: Path) -> Model:
     try:
         return kind.model_validate_json(path.read_bytes())
     except ValidationError:
@@ -372,5 +373,5 @@ def _read(kind: type[Kept], path: Path) -> Kept:
         ) from None
 
 
-def _write(path: Path, kept: BaseModel) -> None:
-    write_atomically(path, io.BytesIO(kept.model_dump_json(indent=2).encode() + b"\n"))
+def _write(path: Path, content: BaseModel) -> None:
+    write_atomically(path, io.BytesIO(content.model_dump_json(indent=2).encode() + b"\n"))

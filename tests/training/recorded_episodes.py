@@ -1,4 +1,4 @@
-"""Episodes to learn from: a mailbox, questions about it, and what a script or a chat model did with them."""
+"""Record episodes for warm starts: a mailbox, questions about it, and scripted or expert policies."""
 
 import asyncio
 from collections.abc import Callable
@@ -30,7 +30,7 @@ SETTINGS = {"model.name": "tiny", "lora.rank": 4, "lora.alpha": 8, "rollouts.max
 
 
 def make_mail(directory: Path) -> Path:
-    """Put an index there, and scenarios of two splits: four of `train`, two of `validation`."""
+    """Write an index and scenarios of two splits: four of `train`, two of `validation`."""
     make_index(directory, synthetic().messages)
     asked = [
         each.model_copy(update={"split": "train" if number < 4 else "validation"})
@@ -49,8 +49,10 @@ def environment(mail: Path, scenario: Scenario, turns: int = TURNS) -> EmailEnvi
     return EmailEnvironment(MailIndex(mail / "index"), scenario, turns)
 
 
-def played(mail: Path, chat: ChatFormat, answers: Callable[[Scenario], str], turns: int = TURNS) -> list[Trajectory]:
-    """An episode of each scenario, of a search and an answer."""
+def record_episodes(
+    mail: Path, chat: ChatFormat, answers: Callable[[Scenario], str], turns: int = TURNS
+) -> list[Trajectory]:
+    """Record an episode of each scenario, with a search and an answer."""
 
     async def episode(scenario: Scenario) -> Trajectory:
         def script(prompt: str, seed: int) -> str:  # noqa: ARG001
@@ -59,51 +61,51 @@ def played(mail: Path, chat: ChatFormat, answers: Callable[[Scenario], str], tur
             return call("return_final_answer", answer=answers(scenario), message_ids=list(scenario.message_ids))
 
         policy = ScriptedPolicy(load_tokenizer(str(TINY)), script)
-        speak = token_chat_sessions(policy, chat, Sampling(0, max_tokens=300), 8192)
+        open_session = token_chat_sessions(policy, chat, Sampling(0, max_tokens=300), 8192)
         found = environment(mail, scenario, turns)
         async with ToolThreads() as threads:
-            with speak(found, scenario.id) as speaker:
-                return await run_episode(speaker, found, 0, EpisodeLimits(turns), threads)
+            with open_session(found, scenario.id) as session:
+                return await run_episode(session, found, 0, EpisodeLimits(turns), threads)
 
     return [asyncio.run(episode(each)) for each in scenarios(mail)]
 
 
-def expert(company: PracticeCompany, count: int, turns: int = MAX_TURNS) -> list[Trajectory]:
-    """Episodes of an expert that does not err, about so many of a company's questions of the split `train`."""
+def record_expert_episodes(company: PracticeCompany, count: int, turns: int = MAX_TURNS) -> list[Trajectory]:
+    """Record episodes of an expert without errors, about `count` questions of a company's split `train`."""
     tokenizer = load_tokenizer(str(TINY))
     chat = ChatFormat(tokenizer)
 
     async def episode(scenario: Scenario) -> Trajectory:
         about, sources = company.mail.backgrounds[scenario.id], frozenset(scenario.message_ids)
-        dice = Rng(1, scenario.id)
-        moves = ScriptedExpert(
-            scenario, about, sources, MAIL, dice, makes_errors=False, other_answers=company.answers
+        rng = Rng(1, scenario.id)
+        turns_of_expert = ScriptedExpert(
+            scenario, about, sources, MAIL, rng, makes_errors=False, other_answers=company.answers
         ).play()
 
         def script(prompt: str, seed: int) -> str:  # noqa: ARG001
             is_first = prompt.count("<|im_start|>assistant") == 1
             result = prompt.rpartition("<tool_response>\n")[2].partition("\n</tool_response>")[0]
-            asked = (next(moves) if is_first else moves.send(result)).call
+            asked = (next(turns_of_expert) if is_first else turns_of_expert.send(result)).call
             return call(asked.name, **asked.arguments)
 
-        speak = token_chat_sessions(ScriptedPolicy(tokenizer, script), chat, Sampling(0, max_tokens=300), 8192)
+        open_session = token_chat_sessions(ScriptedPolicy(tokenizer, script), chat, Sampling(0, max_tokens=300), 8192)
         found = EmailEnvironment(company.index, scenario, turns)
         async with ToolThreads() as threads:
-            with speak(found, scenario.id) as speaker:
-                return await run_episode(speaker, found, 0, EpisodeLimits(turns), threads)
+            with open_session(found, scenario.id) as session:
+                return await run_episode(session, found, 0, EpisodeLimits(turns), threads)
 
     return [asyncio.run(episode(each)) for each in company.mail.scenarios.only("train").scenarios[:count]]
 
 
-def written(place: Path, episodes: list[Trajectory]) -> Path:
+def write_episodes(place: Path, episodes: list[Trajectory]) -> Path:
     place.write_text("".join(f"{each.to_json()}\n" for each in episodes))
     return place
 
 
 def as_chat(episode: Trajectory) -> Trajectory:
-    """The same episode as a chat model's, which has texts and no tokens, and results as tools gave them."""
+    """Return the episode as if a chat model had played it: with texts instead of tokens, and plain tool results."""
     texts = [
-        ("prompt", "as an API has it")
+        ("prompt", "a prompt in another format")
         if each.origin == "prompt"
         else ("sampled", each.text.removesuffix("<|im_end|>"))
         if each.origin == "sampled"
@@ -114,15 +116,15 @@ def as_chat(episode: Trajectory) -> Trajectory:
 
 
 def settings_of(**more: Any) -> TrainSettings:
-    """`SETTINGS` and more, whose names have `__` for a dot."""
+    """Return `SETTINGS` with changes; names have `__` for a dot."""
     return resolve(None, {**SETTINGS, **{name.replace("__", "."): value for name, value in more.items()}}, {}).settings
 
 
-def learned(mail: Path, file: Path, out: Path, *, resume: bool = False, **more: Any) -> WarmStartReport:
-    """A warm start in this test's mail."""
+def run_warm_start(mail: Path, file: Path, out: Path, *, resume: bool = False, **more: Any) -> WarmStartReport:
+    """Run a warm start on a trajectory file."""
     settings, asked = settings_of(**more), str(mail / "scenarios.jsonl")
     return start_warm(settings, mail / "index", asked, file, out, resume=resume)
 
 
-def right(scenario: Scenario) -> str:
+def correct_answer(scenario: Scenario) -> str:
     return scenario.answer
