@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.times import Times, Worker, compare, main, read_times, summary, write_times
+from tests.times import Times, WorkerTimes, compare, main, read_times, summarize, write_times
 from tests.waiting import Clock
 
 pytest_plugins = ["pytester"]
@@ -83,11 +83,11 @@ def test_a_quick_test_uses_no_model_server_and_no_browser(project: pytest.Pytest
 def test_times_are_summed_by_tier_and_file_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = {"tests/a.py::one": 2.0, "tests/a.py::two": 1.0, "tests/b.py::three": 30.0}
     tiers = {"tests/a.py::one": "quick", "tests/a.py::two": "quick", "tests/b.py::three": "nightly"}
-    times = Times(wall=20.0, tests=names, tiers=tiers, workers={"gw0": Worker(begun=5, busy=12, idle=3)})
-    lines = [line.split() for line in summary(times).splitlines()]
+    times = Times(wall=20.0, tests=names, tiers=tiers, workers={"gw0": WorkerTimes(begun=5, busy=12, idle=3)})
+    lines = [line.split() for line in summarize(times).splitlines()]
     for expected in (["3.0", "2", "quick"], ["30.0", "1", "nightly"], ["30.0", "1", "tests/b.py"]):
         assert expected in lines
-    assert "gw0: began after 5 s, 12 s in tests, 3 s idle" in summary(times)
+    assert "gw0: began after 5 s, 12 s in tests, 3 s idle" in summarize(times)
 
     later = Times(wall=10.0, tests={"tests/a.py::one": 2.0, "tests/c.py::new": 4.0})
     write_times(times, tmp_path / "a.json")

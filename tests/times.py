@@ -22,7 +22,7 @@ _WIDTH = 140  # characters of a test's id
 
 
 @dataclass
-class Worker:
+class WorkerTimes:
     """What one worker of a run did, in seconds of the run's wall time."""
 
     begun: float = 0.0
@@ -43,7 +43,7 @@ class Times:
     """Of each test by its id: setup, call and teardown."""
     tiers: dict[str, str] = field(default_factory=dict)
     """Of each test by its id: quick, ci or nightly."""
-    workers: dict[str, Worker] = field(default_factory=dict)
+    workers: dict[str, WorkerTimes] = field(default_factory=dict)
     """By name; `main` if tests ran in pytest's own process."""
 
 
@@ -91,7 +91,7 @@ class Recorder:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         worker = self.times.workers.setdefault(
-            getattr(report, "worker_id", "main"), Worker(begun=report.start - self._started)
+            getattr(report, "worker_id", "main"), WorkerTimes(begun=report.start - self._started)
         )
         worker.busy += report.duration
         seconds = self.times.tests.get(report.nodeid, 0.0) + report.duration
@@ -107,10 +107,10 @@ class Recorder:
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("times")
-        terminalreporter.write_line(summary(self.times))
+        terminalreporter.write_line(summarize(self.times))
 
 
-def summary(times: Times) -> str:
+def summarize(times: Times) -> str:
     """Return what to show at the end of a run: seconds by tier and file, the slowest tests, and each worker's share.
 
     The files of the quick tier are listed only if all tiers ran.

@@ -257,7 +257,9 @@ def test_promote_and_rollback_refuse_another_chart_version(
         assert "chart 0.2.0" in done.err
 
 
-def test_a_given_base_model_uri_is_kept(run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str) -> None:
+def test_a_given_base_model_uri_is_kept(
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
+) -> None:
     pinned = f"hf://{BASE}:abc123"
     assert run("deploy", deployed, "--set", f"model.uri={pinned}").status == 0
     assert run("deploy", deployed, "--adapter", "r2", "--canary", "10").status == 0
@@ -357,7 +359,9 @@ def test_invalid_release_names_are_refused(run: Callable[..., CommandResult], na
     assert (done.status, done.code) == (2, "deploy.invalid-name")
 
 
-def test_a_canary_of_another_base_model_or_of_itself_is_refused(run: Callable[..., CommandResult], deployed: str) -> None:
+def test_a_canary_of_another_base_model_or_of_itself_is_refused(
+    run: Callable[..., CommandResult], deployed: str
+) -> None:
     other = run("deploy", deployed, "--adapter", "other", "--canary", "10")
     assert (other.status, other.code) == (2, "deploy.other-base-model")
     assert "--set model.uri=" in other.err
@@ -463,7 +467,12 @@ def test_old_pods_do_not_count_as_ready(
     ],
 )
 def test_conflicts_and_missing_permissions_are_reported(
-    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str, fault: dict[str, Any], code: str, value: str
+    run: Callable[..., CommandResult],
+    cluster: FakeKubernetes,
+    deployed: str,
+    fault: dict[str, Any],
+    code: str,
+    value: str,
 ) -> None:
     for name, setting in fault.items():
         setattr(cluster, name, setting)
@@ -529,13 +538,17 @@ def make_pending(release: str, seconds: float) -> str:
     return base64.b64encode(base64.b64encode(gzip.compress(json.dumps(stored).encode()))).decode()
 
 
-def test_logs_are_those_of_the_requested_part(run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str) -> None:
+def test_logs_are_those_of_the_requested_part(
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
+) -> None:
     cluster.logs = {f"{AGENT}-0": "one\ntwo\n", f"{MODEL}-0": "loaded\n"}
     assert run("deployments", "logs", deployed).out.split() == [f"{AGENT}-0", "one", f"{AGENT}-0", "two"]
     assert run("deployments", "logs", deployed, "--model", "--follow").out.split() == [f"{MODEL}-0", "loaded"]
 
 
-def test_logs_show_a_failing_init_container(run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str) -> None:
+def test_logs_show_a_failing_init_container(
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
+) -> None:
     pod = cluster.objects["pods", "agents", f"{AGENT}-0"]
     ended = {"terminated": {"exitCode": 1, "reason": "Error"}}
     pod["status"]["initContainerStatuses"] = [
@@ -559,7 +572,9 @@ def test_removing_a_deployment_keeps_other_objects(
     assert "mail" in gone.err
 
 
-def test_releases_of_other_charts_are_ignored(run: Callable[..., CommandResult], cluster: FakeKubernetes, tmp_path: Path) -> None:
+def test_releases_of_other_charts_are_ignored(
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, tmp_path: Path
+) -> None:
     from helm_python import Chart, Config
 
     chart = Chart.create("other", tmp_path)
@@ -594,7 +609,9 @@ def test_a_missing_kubeconfig_is_reported(
 
 @pytest.mark.parametrize("mode", ["llmisvc", "external"])
 @pytest.mark.usefixtures("store")
-def test_other_serving_modes_are_deployed(run: Callable[..., CommandResult], cluster: FakeKubernetes, mode: str) -> None:
+def test_other_serving_modes_are_deployed(
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, mode: str
+) -> None:
     mode_set = ["--set", f"serving.mode={mode}"]
     if mode == "external":
         mode_set += ["--set", "serving.external.urls=[http://vllm:8000]"]

@@ -517,7 +517,9 @@ def test_a_missing_permission_is_named(
 
 
 @pytest.mark.usefixtures("short_timeouts")
-def test_a_hanging_cluster_times_out_and_ends_with_75(cluster: FakeKubernetes, run: Callable[..., CommandResult]) -> None:
+def test_a_hanging_cluster_times_out_and_ends_with_75(
+    cluster: FakeKubernetes, run: Callable[..., CommandResult]
+) -> None:
     """The cluster hangs until the end of the test."""
     cluster.faults.extend(["hang"] * 3)
     ran = run("doctor", "--timeout", HOUR)
@@ -555,7 +557,10 @@ def test_unknown_credentials_are_reported_once(
 
 
 def test_a_server_that_is_not_kubernetes_is_reported(
-    tmp_path: Path, cluster: FakeKubernetes, pipelines: tuple[str, deque[str], list[ReceivedRequest]], run: Callable[..., CommandResult]
+    tmp_path: Path,
+    cluster: FakeKubernetes,
+    pipelines: tuple[str, deque[str], list[ReceivedRequest]],
+    run: Callable[..., CommandResult],
 ) -> None:
     other = tmp_path / "other"
     other.write_text(cluster.kubeconfig.read_text().replace(cluster.url, pipelines[0]))
@@ -590,7 +595,9 @@ def test_without_a_cluster_only_the_store_is_checked(run: Callable[..., CommandR
         (["--store", "ftp://x"], "store.unknown-scheme", "ftp://x"),
     ],
 )
-def test_invalid_options_end_with_2(arguments: list[str], code: str, value: str, run: Callable[..., CommandResult]) -> None:
+def test_invalid_options_end_with_2(
+    arguments: list[str], code: str, value: str, run: Callable[..., CommandResult]
+) -> None:
     ran = run("doctor", *arguments)
     assert (ran.status, ran.code) == (2, code), ran.out
     assert value in ran.err

@@ -1030,7 +1030,9 @@ def test_each_page_of_medquad_is_wanted_once(shared_data: Path) -> None:
 # The command line ----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_reports_failures_and_exits_with_75(site: Site, run: Callable[..., CommandResult], tmp_path: Path) -> None:
+def test_the_command_reports_failures_and_exits_with_75(
+    site: Site, run: Callable[..., CommandResult], tmp_path: Path
+) -> None:
     site.paths["/a"] = good
     site.paths["/gone"] = lambda visit: visit.answer("", status=404)
     site.paths["/busy"] = failing_once(lambda visit: visit.answer("", status=503))

@@ -70,7 +70,12 @@ def body(scenario: Scenario) -> dict[str, Any]:
 
 
 def test_answers_equal_those_of_rollouts(
-    server: AgentProcess, vllm: SharedServer, mail: Path, asked: list[Scenario], run: Callable[..., CommandResult], tmp_path: Path
+    server: AgentProcess,
+    vllm: SharedServer,
+    mail: Path,
+    asked: list[Scenario],
+    run: Callable[..., CommandResult],
+    tmp_path: Path,
 ) -> None:
     """The same questions are answered by the server, and in greedy rollouts with the same weights."""
     assert server.client.get("/readyz").json() == {"status": "ready", "policies": ["tiny#r1"]}

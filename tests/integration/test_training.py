@@ -228,7 +228,10 @@ def test_existing_runs_and_invalid_settings_are_rejected(
 
 
 def test_a_directory_in_use_is_not_changed(
-    uninterrupted: tuple[Path, str], training_mail: Path, run: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
+    uninterrupted: tuple[Path, str],
+    training_mail: Path,
+    run: Callable[..., CommandResult],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     out, _ = uninterrupted
     from gumshoe.training.launch import supervisor

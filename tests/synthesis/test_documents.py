@@ -216,7 +216,9 @@ def test_the_smallest_work_works(level: Level) -> None:
     assert {scenario.split for scenario in made.scenarios} == {"train", "validation", "test"}
 
 
-def test_the_commands_generate_index_check_and_split_documents(run: Callable[..., CommandResult], tmp_path: Path) -> None:
+def test_the_commands_generate_index_check_and_split_documents(
+    run: Callable[..., CommandResult], tmp_path: Path
+) -> None:
     place, words = tmp_path / "made", ["synthesize", "documents", "--seed", 4, "--documents", 120]
     made = run(*words, "--out", place)
     assert made.status == 0, made.err

@@ -106,7 +106,9 @@ def cluster(s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         return [found for each in addresses for found in real(each, port, *arguments, **named)]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    return Cluster(f"s3://{s3_bucket}/runs/r1/policies", tmp_path / "pods", addresses, find_free_port(), find_free_port())
+    return Cluster(
+        f"s3://{s3_bucket}/runs/r1/policies", tmp_path / "pods", addresses, find_free_port(), find_free_port()
+    )
 
 
 def test_all_servers_serve_an_adapter_before_it_is_used(cluster: Cluster, tmp_path: Path) -> None:

@@ -282,7 +282,9 @@ def test_a_merged_tiny_policy_keeps_its_environment(tmp_path: Path) -> None:
     assert open_run_env(settings(tmp_path / "third"), index).provenance == untaught != taught
 
 
-def test_a_merged_model_is_not_tested_on_seen_scenarios(tmp_path: Path, mail: Path, run: Callable[..., CommandResult]) -> None:
+def test_a_merged_model_is_not_tested_on_seen_scenarios(
+    tmp_path: Path, mail: Path, run: Callable[..., CommandResult]
+) -> None:
     from gumshoe.training.adapters.merge import merge
 
     asked = synthetic().scenarios.scenarios
@@ -623,7 +625,9 @@ def test_4_bit_weights_have_gradients_after_a_rollout(tmp_path: Path) -> None:
 
 @pytest.mark.ci
 @pytest.mark.usefixtures("requires_bitsandbytes", "train_in_process")
-def test_training_on_4_bit_weights_starts_from_an_adapter(mail: Path, tmp_path: Path, run: Callable[..., CommandResult]) -> None:
+def test_training_on_4_bit_weights_starts_from_an_adapter(
+    mail: Path, tmp_path: Path, run: Callable[..., CommandResult]
+) -> None:
     import torch
     from safetensors.torch import load_file
 

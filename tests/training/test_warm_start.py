@@ -480,7 +480,9 @@ def test_two_processes_train_the_same_weights_as_one(
 
 
 @pytest.mark.ci
-def test_episodes_of_a_chat_model_are_recorded_and_trained_on(tmp_path: Path, run: Callable[..., CommandResult]) -> None:
+def test_episodes_of_a_chat_model_are_recorded_and_trained_on(
+    tmp_path: Path, run: Callable[..., CommandResult]
+) -> None:
     """Both commands run as a user runs them, with the trainer in a process of its own."""
     index = make_index(tmp_path, map(record, range(1, 9))).path.parent
     splits = ["train"] * 3 + ["validation"]
