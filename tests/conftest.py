@@ -1,4 +1,4 @@
-"""Fixtures that every folder of tests shares: a real S3 API over HTTP, in a process of its own."""
+"""Fixtures for all tests: an S3 server, a vLLM server, a fake cluster, the command line, and others."""
 
 import http.client
 import logging
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
     from tests.cluster.fake_kubernetes import FakeKubernetes
     from tests.shared_server import SharedServer
 
-# A shell's background job ignores SIGINT, and so would every command that tests start and interrupt.
+# A background job of a shell ignores SIGINT, and so would every command that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
-# Rewritten assertions, and modules that each command would compile again, are compiled once, whatever the machine says.
+# Write bytecode even if the machine disables it, so that modules are compiled once and not by every command.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# Threads of OpenMP that wait keep a core busy: two trainers with two of them each on two cores take eight times as
-# long. Set before torch is imported, and what tests start has it too.
+# Waiting threads of OpenMP keep a core busy: two trainers with two threads each take eight times as long on two cores.
+# Set before torch is imported, and inherited by child processes.
 os.environ["OMP_NUM_THREADS"] = "1"
-# xdist's titles of processes would overwrite the environment that Helm reads, and its caches would lie in the checkout.
+# The process titles of xdist would overwrite the environment that Helm reads, and its caches would be in the checkout.
 os.environ["SPT_NOENV"] = "1"
-os.environ.pop("COLUMNS", None)  # as pytest-xdist has it: a console that is made now would keep to it
-# Speed is for benchmarks. `make test-all` takes the second profile, and prints how to repeat what failed.
+os.environ.pop("COLUMNS", None)  # set by pytest-xdist; a console that is created now would keep it
+# No deadlines: benchmarks measure speed. `make test-all` uses the second profile, which prints how to repeat failures.
 hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("random", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("fixed")
@@ -52,30 +52,30 @@ _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def find_free_port() -> int:
-    """A port of this machine that nothing listens at."""
+    """Return a free port of this machine."""
     return find_free_ports(1)[0]
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is kept to be used again is kept for this session of tests alone."""
+    """Use caches of this test session only."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("GUMSHOE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patched.setenv("KUBECACHEDIR", str(tmp_path_factory.mktemp("kube-cache")))  # of Helm and kubectl
+        patched.setenv("KUBECACHEDIR", str(tmp_path_factory.mktemp("kube-cache")))  # for Helm and kubectl
         yield
 
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The monotonic clock of this process, which moves forward when the test says so."""
-    made = Clock()
-    monkeypatch.setattr(time, "monotonic", made.now)
-    return made
+    """Replace the monotonic clock of this process with one that the test can move forward."""
+    clock = Clock()
+    monkeypatch.setattr(time, "monotonic", clock.now)
+    return clock
 
 
 @pytest.fixture(scope="session")
 def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of an S3 server (moto's, which keeps everything in its memory)."""
+    """Start an S3 server (moto, which keeps everything in memory), and yield its address."""
     log = tmp_path_factory.mktemp("moto") / "server.log"
     port = find_free_port()
     with log.open("wb") as output:
@@ -88,7 +88,7 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         )
     try:
         address = f"http://127.0.0.1:{port}"
-        _wait_until_it_answers(address, server, log)
+        _wait_for_server(address, server, log)
         yield address
     finally:
         server.terminate()
@@ -99,13 +99,13 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             server.wait()
 
 
-def _wait_until_it_answers(address: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
+def _wait_for_server(address: str, server: "subprocess.Popen[bytes]", log: Path) -> None:
     started = time.monotonic()
     while time.monotonic() - started < 60:
         assert server.poll() is None, f"moto ended: {log.read_text()}"
         try:
             _NO_PROXY.open(f"{address}/moto-api/", timeout=5).close()
-        except (OSError, http.client.HTTPException):  # TimeoutError, too, while it imports
+        except (OSError, http.client.HTTPException):  # or TimeoutError, while it imports
             time.sleep(0.05)
         else:
             return
@@ -114,7 +114,7 @@ def _wait_until_it_answers(address: str, server: "subprocess.Popen[bytes]", log:
 
 @pytest.fixture
 def aws_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
-    """An environment from which boto3 gets made-up keys, and nothing from this machine or its network."""
+    """Set fake keys for boto3, and hide the AWS settings and proxies of this machine."""
     for name in [name for name in os.environ if name.startswith("AWS_") or name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAIOSFODNN7EXAMPLE")
@@ -129,41 +129,41 @@ def aws_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.M
 
 @pytest.fixture
 def s3_bucket(s3_server: str, aws_environment: pytest.MonkeyPatch) -> str:
-    """A fresh bucket; the environment names its server and holds keys for it."""
+    """Create a bucket, set the environment for its server, and return its name."""
     aws_environment.setenv("AWS_ENDPOINT_URL", s3_server)
     bucket = f"bucket-{uuid.uuid4().hex}"
     _NO_PROXY.open(
         urllib.request.Request(f"{s3_server}/{bucket}", method="PUT")
-    ).close()  # boto3 takes ten times as long
+    ).close()  # boto3 takes ten times longer
     return bucket
 
 
 @pytest.fixture
 def proxy(s3_server: str) -> Iterator[FaultProxy]:
-    """A proxy in front of the S3 server."""
+    """Run a proxy in front of the S3 server that can inject faults."""
     with FaultProxy.before(s3_server) as proxy:
         yield proxy
     assert proxy.errors == []
 
 
 def kill_tree(process: subprocess.Popen[bytes]) -> None:
-    """Send SIGKILL to a command and then to all that it started."""
+    """Send SIGKILL to a command, and then to all processes that it started."""
     for each in [process, *psutil.Process(process.pid).children(recursive=True)]:
-        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+        with suppress(psutil.NoSuchProcess):  # the process has ended
             each.kill()
     process.wait()
 
 
 def skip_missing(what: str) -> NoReturn:
-    """Skip a test for want of something from outside Python; in CI, where all of it is installed, fail it."""
+    """Skip a test because a program is not installed; fail it in CI, where everything is installed."""
     if os.environ.get("CI"):
-        pytest.fail(f"{what} is missing, and CI is to have it")
+        pytest.fail(f"{what} is missing, but must be installed in CI")
     pytest.skip(f"{what} is missing")
 
 
 @pytest.fixture(scope="session")
 def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SharedServer"]:
-    """A real vLLM server with the tiny policy, which all workers share."""
+    """Start a real vLLM server with the tiny policy, shared by all workers."""
     from gumshoe.inference.vllm_server import is_vllm_installed
     from tests.shared_server import shared_server
 
@@ -176,7 +176,7 @@ def vllm(tmp_path_factory: pytest.TempPathFactory) -> Iterator["SharedServer"]:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator["Browser"]:
-    """Closed with this module: as long as it is open, Playwright keeps an event loop running in this thread."""
+    """Open a browser for one module: while it is open, Playwright runs an event loop in this thread."""
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         skip_missing("a browser (chromium)")
@@ -191,11 +191,11 @@ def browser() -> Iterator["Browser"]:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of its own, of 5 MB."""
+    """Mount a file system of 5 MB, and yield its directory."""
     place = tmp_path / "disk"
     place.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", place], capture_output=True, check=False)
-    if made.returncode:
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=5m", "tmpfs", place], capture_output=True, check=False)
+    if mount.returncode:
         skip_missing("the right to mount a file system")
     yield place
     subprocess.run(["umount", place], check=True)
@@ -203,7 +203,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The real mail and questions, which lie beside the checkout and are never committed."""
+    """Return the directory of the real mail and questions, beside the checkout; they are never committed."""
     data = Path(__file__).parents[2] / "shared" / "data"
     if not data.is_dir():
         pytest.skip(f"real data is missing ({data.parent.name}/{data.name} beside the checkout)")
@@ -212,7 +212,7 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def real_index(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An index of the real mail, as the command line makes it."""
+    """Build an index of the real mail, as the command does."""
     from gumshoe.mail.build import build_mail_index
 
     directory = tmp_path_factory.mktemp("real") / "index"
@@ -222,7 +222,7 @@ def real_index(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator["FakeKubernetes"]:
-    """A Kubernetes API that KUBECONFIG leads to."""
+    """Run a fake Kubernetes API, and point KUBECONFIG to it."""
     from tests.cluster.fake_kubernetes import fake_kubernetes
 
     with fake_kubernetes(tmp_path) as fake:
@@ -246,7 +246,7 @@ def assert_valid() -> Callable[[Iterable[dict[str, Any]]], None]:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """How a command ended, and what it printed."""
+    """Exit status and output of a command."""
 
     status: int
     out: str
@@ -254,14 +254,14 @@ class CommandResult:
 
     @property
     def code(self) -> str | None:
-        """The code of the error that ended it, which stands at the end of standard error."""
+        """Code of the error that ended the command, from the end of standard error."""
         found = re.search(r"\[([a-z-]+\.[a-z0-9-]+)\]\s*\Z", self.err)
         return found and found[1]
 
 
 @pytest.fixture(scope="session")
 def gumshoe() -> Callable[..., CommandResult]:
-    """Runs the command line in a process of its own, as a user does."""
+    """Return a function that runs the command in a process of its own, as a user does."""
 
     def run(*arguments: object, cwd: Path | None = None, env: dict[str, str] | None = None) -> CommandResult:
         ended = subprocess.run(
@@ -280,7 +280,7 @@ def gumshoe() -> Callable[..., CommandResult]:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., CommandResult]]:
-    """Runs the command line in this process: it takes a second to start in one of its own."""
+    """Yield a function that runs the command in this process, which saves a second of start time."""
     from gumshoe.cli import main
 
     monkeypatch.setenv("COLUMNS", "200")
@@ -297,6 +297,6 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return CommandResult(ended.value.code, printed.out, printed.err)
 
     yield typed
-    for each in {*root.handlers} - {*handlers}:  # of a command that logs, to what it printed to
+    for each in {*root.handlers} - {*handlers}:  # of commands that log to the captured output
         root.removeHandler(each)
     root.setLevel(level)

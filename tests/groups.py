@@ -1,8 +1,8 @@
-"""Tiers of tests, and their distribution among workers: by group, the longest group first.
+"""Tiers of tests, and their distribution to workers: by group, the longest group first.
 
-A group is what the marker `group` names, else the file: its tests run in one worker, one after another, and share what
-is made for a module. How long a group takes is known from the last run (`tests.times`); without one, what is marked
-`nightly` and `ci` comes before the rest, which is many small groups that fill up the end.
+The group of a test is named by the marker `group`, else it is the file. The tests of a group run in one worker, one
+after another, and share module fixtures. The times of groups come from the last run (`tests.times`). Without one, tests
+marked `nightly` and `ci` come first, and the many small groups of the other tests fill up the end.
 """
 
 import json
@@ -20,15 +20,15 @@ from tests.times import LAST, read_times
 TIERS = ("nightly", "ci")
 """Markers, the longest first; a test without one belongs to the quick tier."""
 NEEDS_MARKER = {"vllm", "browser"}
-"""Fixtures that no quick test may ask for."""
-_ESTIMATES = {"nightly": 60.0, "ci": 10.0, "quick": 0.1}  # seconds of a test that no run has timed
+"""Fixtures that no quick test may use."""
+_ESTIMATES = {"nightly": 60.0, "ci": 10.0, "quick": 0.1}  # seconds of a test without a measured time
 
 
 def tier_of(item: pytest.Item) -> str:
     """Return the tier of a test: nightly, ci or quick. `nightly` on a test wins over `ci` on its module.
 
     Raises:
-        pytest.UsageError: it is quick, and asks for what a quick test may not use.
+        pytest.UsageError: a quick test uses a fixture that it must not use.
     """
     for tier in TIERS:
         if item.get_closest_marker(tier):
@@ -45,7 +45,7 @@ def group_of(item: pytest.Item) -> str:
 
 
 def sort_longest_first(items: Iterable[pytest.Item], seconds: dict[str, float]) -> list[pytest.Item]:
-    """Return the tests by group, the group that takes longest first; inside a group their order stays."""
+    """Sort tests by group, the longest group first; the order within a group stays."""
     groups = defaultdict[str, list[pytest.Item]](list)
     for item in items:
         groups[group_of(item)].append(item)
@@ -59,8 +59,8 @@ def sort_longest_first(items: Iterable[pytest.Item], seconds: dict[str, float]) 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
     """Give a worker one group at a time, in the order in which the groups were collected.
 
-    xdist's own `loadgroup` changes the ids of tests, which pytest 9.2 no longer lets it do. The workers leave the
-    groups in a file here.
+    xdist's own `loadgroup` changes the ids of tests, which pytest 9.2 no longer permits. The workers write the groups
+    to a file.
     """
 
     def __init__(self, config: pytest.Config, log: Any, groups: Path) -> None:
@@ -86,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     last = config.rootpath / LAST
     items[:] = sort_longest_first(items, read_times(last).tests if last.exists() else {})
     worker = getattr(config, "workerinput", None)
-    if worker:  # each writes the same
+    if worker:  # all workers write the same content
         path = Path(worker[_GROUPS])
         partial = path.with_suffix(f".{worker['workerid']}")
         partial.write_text(json.dumps({each.nodeid: group_of(each) for each in items}))
@@ -108,7 +108,7 @@ _DIRECTORY = pytest.StashKey["tempfile.TemporaryDirectory[str]"]()
 
 
 def _groups_file(config: pytest.Config) -> Path:
-    """Return the file of a run's groups, in a directory that ends with the run."""
+    """Return the file with a run's groups, in a temporary directory of the run."""
     if _DIRECTORY not in config.stash:
         config.stash[_DIRECTORY] = tempfile.TemporaryDirectory(prefix="test-groups-")
         config.add_cleanup(config.stash[_DIRECTORY].cleanup)

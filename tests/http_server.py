@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, urlsplit
 
 @contextmanager
 def run_server(server: ThreadingHTTPServer) -> Iterator[str]:
-    """The server's address while it answers; at the end it waits for the requests that it waits for."""
+    """Run a server while the block runs, and yield its address; at the end, wait for its requests."""
     thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     try:
@@ -25,7 +25,7 @@ def run_server(server: ThreadingHTTPServer) -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedRequest:
-    """What a server was asked."""
+    """A request that a server received."""
 
     method: str
     path: str
@@ -39,28 +39,28 @@ class ReceivedRequest:
 def run_faulty_server(
     faults: deque[str], answer: Callable[[ReceivedRequest, str], tuple[int, str, bytes | Iterator[bytes]]]
 ) -> Iterator[str]:
-    """Yield the address of a server that takes a fault for each request: `reset`, `hang`, or what `answer` makes of it.
+    """Run a server that takes one fault per request from `faults`, and yield its address.
 
-    `hang` keeps the client waiting until the server closes.
+    The fault `reset` closes the connection, and `hang` keeps the client waiting until the server closes. Other faults
+    are passed to `answer` as its second argument, which is `fine` if there is no fault.
 
-    `answer` gives status, content type and body; its second argument is the fault, `fine` where there is none. A body
-    in blocks is sent as they come, and broken off at a `ConnectionError`; status 0 is no answer at all, and 429 says
-    when to come again.
+    `answer` returns status, content type and body. A body in blocks is sent block by block, and stops at a
+    `ConnectionError`. Status 0 means no answer. Status 429 gets a Retry-After header.
     """
 
     closing = threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
-        wbufsize = 1 << 16  # head and body in one packet, or each answer waits for an acknowledgement
+        wbufsize = 1 << 16  # send head and body in one packet, or each answer waits for an acknowledgement
 
         def _respond(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             parts = urlsplit(self.path)
             query = {name: values[0] for name, values in parse_qs(parts.query).items()}
             fault = faults.popleft() if faults else "fine"
-            told = self.headers.get("authorization"), self.headers.get("content-type", "")
-            request = ReceivedRequest(self.command, parts.path, query, body, *told)
+            headers = self.headers.get("authorization"), self.headers.get("content-type", "")
+            request = ReceivedRequest(self.command, parts.path, query, body, *headers)
             status, kind, text = answer(request, fault)
             if fault in ("reset", "hang") or status == 0:
                 self.close_connection = True
@@ -100,7 +100,7 @@ def run_faulty_server(
 
         def handle_error(self, *_: object) -> None:
             error = sys.exception()
-            if error is not None and not isinstance(error, ConnectionError):  # of who goes away, which is no fault
+            if error is not None and not isinstance(error, ConnectionError):  # a client that disconnects is no error
                 failed.append(error)
 
     with run_server(Server(("127.0.0.1", 0), Handler)) as url:

@@ -12,9 +12,9 @@ SIZES = {
 
 
 def random_model(vocabulary: int, seed: int, **settings: Any) -> Any:
-    """Make a model whose weights depend on the seed alone; `settings` override `SIZES` and other fields of its config.
+    """Make a model whose weights depend only on the seed; `settings` override `SIZES` and other fields of its config.
 
-    It sets torch's global random state.
+    This sets torch's global random state.
     """
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM

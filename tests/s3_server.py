@@ -1,4 +1,4 @@
-"""moto's S3 server, but a write checks its condition and writes at once, as S3's do; moto checks first and then writes.
+"""moto's S3 server with atomic conditional writes, as in S3; moto itself checks the condition and writes separately.
 
 python -m tests.s3_server -H 127.0.0.1 -p PORT
 """
@@ -12,11 +12,11 @@ from moto.server import main
 _put, _writing = S3Response.put_object, threading.Lock()
 
 
-def _put_at_once(self: S3Response) -> Any:
+def _put_atomically(self: S3Response) -> Any:
     with _writing:
         return _put(self)
 
 
 if __name__ == "__main__":
-    S3Response.put_object = _put_at_once  # type: ignore[method-assign]
+    S3Response.put_object = _put_atomically  # type: ignore[method-assign]
     main()

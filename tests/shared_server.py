@@ -1,11 +1,11 @@
-"""One vLLM server with the tiny policy for all tests of a session, whichever worker they run in.
+"""Share one vLLM server with the tiny policy among all workers of a test session.
 
-The first worker that asks starts it under a lock file and writes its address to a port file, which the others read.
-The worker that started it ends it when no other worker needs it any more; if that worker is killed, its reaper ends
-the server, and the next test that asks starts another.
+The first worker that needs it starts it under a lock file, and writes its address to a port file, which the others
+read. That worker stops it once no other worker uses it. If that worker is killed, its reaper stops the server, and the
+next test that needs one starts another.
 
-Its model's files hold sampling defaults that would spoil any measurement, and they are in force, as on a server that
-somebody else started: whatever a test samples correctly, it samples in spite of them.
+The files of its model contain hostile sampling defaults, which are active, as can happen on a server that somebody else
+started. Tests sample correctly in spite of them.
 """
 
 import fcntl
@@ -23,10 +23,10 @@ from gumshoe.inference.policy_names import TINY
 from gumshoe.inference.vllm_server import ServerOptions, VLLMServer, load_adapter, unload_adapter
 
 NAME = "tiny"
-"""The name that the tiny policy is served under."""
+"""The name under which the tiny policy is served."""
 MAX_MODEL_LEN = 8192
 _HOSTILE = {"do_sample": True, "temperature": 0.1, "top_p": 0.5, "top_k": 3, "repetition_penalty": 1.3}
-# As a chat judge, the tiny policy would write spaces or words without end.
+# As a chat judge, the tiny policy would generate spaces or words without end.
 _JUDGE = {"--structured-outputs-config": {"backend": "xgrammar", "disable_any_whitespace": True}}
 _JUDGE |= {"--override-generation-config": {"max_new_tokens": 1024}}
 _PATIENCE = 300.0  # seconds for a request to the server itself
@@ -34,11 +34,11 @@ _PATIENCE = 300.0  # seconds for a request to the server itself
 
 @dataclass(frozen=True)
 class SharedServer:
-    """A vLLM server that all tests share; what a test loads has a name of its own."""
+    """A vLLM server that all tests share; adapters of a test have unique names."""
 
     url: str
     model: Path
-    """The directory of its model: the tiny policy with hostile sampling defaults."""
+    """Directory of its model: the tiny policy with hostile sampling defaults."""
     log: Path
 
     @property
@@ -48,7 +48,7 @@ class SharedServer:
 
     @contextmanager
     def adapter(self, directory: Path) -> Iterator[str]:
-        """Serve an adapter under a name that is used once, which it yields, as long as the block runs."""
+        """Serve an adapter while the block runs, and yield its unique name."""
         name = f"adapter-{uuid.uuid4().hex[:12]}"
         load_adapter(self.url, name, directory, _PATIENCE)
         try:
@@ -58,7 +58,7 @@ class SharedServer:
 
 
 def write_hostile_tiny(directory: Path) -> Path:
-    """Copy the tiny policy, with sampling defaults and stop ids in its files that no test wants."""
+    """Copy the tiny policy, with unwanted sampling defaults and stop ids in its files."""
     shutil.copytree(TINY, directory)
     ends = {"eos_token_id": [2, 7, 11]}
     (directory / "generation_config.json").write_text(json.dumps({**_HOSTILE, **ends}))
@@ -71,7 +71,7 @@ def shared_server(place: Path) -> Iterator[SharedServer]:
 
     Raises:
         UsageError: vLLM is not installed.
-        ServerError: it did not start.
+        ServerError: the server did not start.
     """
     place.mkdir(exist_ok=True)
     port_file, log = place / "url", place / "vllm.log"

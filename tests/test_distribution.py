@@ -1,4 +1,4 @@
-"""How the tests themselves are run: tiers, groups, times, waits and the shared clock."""
+"""The distribution of tests: tiers, groups, times, and the clock for tests."""
 
 import asyncio
 import os
@@ -33,10 +33,10 @@ INI = "[pytest]\nmarkers =\n    ci: one\n    nightly: two\naddopts = -p no:cache
 
 @pytest.fixture
 def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
-    """A project whose tests are run as this one's are."""
+    """Create a project whose tests are run like those of this one."""
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
-        monkeypatch.delenv(name)  # these workers are none of ours
+        monkeypatch.delenv(name)  # its workers are separate
     pytester.makeini(INI)
     pytester.makeconftest(CONFTEST)
     return pytester
@@ -80,14 +80,14 @@ def test_a_quick_test_uses_no_model_server_and_no_browser(project: pytest.Pytest
     assert f"uses {fixture}; mark it ci or nightly" in ran.stderr.str()
 
 
-def test_times_are_summed_by_tier_and_file_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_times_are_summarized_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     names = {"tests/a.py::one": 2.0, "tests/a.py::two": 1.0, "tests/b.py::three": 30.0}
     tiers = {"tests/a.py::one": "quick", "tests/a.py::two": "quick", "tests/b.py::three": "nightly"}
     times = Times(wall=20.0, tests=names, tiers=tiers, workers={"gw0": WorkerTimes(begun=5, busy=12, idle=3)})
     lines = [line.split() for line in summarize(times).splitlines()]
     for expected in (["3.0", "2", "quick"], ["30.0", "1", "nightly"], ["30.0", "1", "tests/b.py"]):
         assert expected in lines
-    assert "gw0: began after 5 s, 12 s in tests, 3 s idle" in summarize(times)
+    assert "gw0: started after 5 s, 12 s in tests, 3 s idle" in summarize(times)
 
     later = Times(wall=10.0, tests={"tests/a.py::one": 2.0, "tests/c.py::new": 4.0})
     write_times(times, tmp_path / "a.json")
@@ -101,11 +101,11 @@ def test_times_are_summed_by_tier_and_file_and_compared(tmp_path: Path, capsys: 
         ["30.0", "-", "tests/b.py::three"],
         ["-", "4.0", "tests/c.py::new"],
     ]
-    with pytest.raises(SystemExit, match="does not hold times"):
+    with pytest.raises(SystemExit, match="times of tests"):
         read_times(tmp_path / "none.json")
 
 
-def test_the_clock_moves_deadlines_of_asyncio_and_of_the_monotonic_clock(clock: Clock) -> None:
+def test_the_clock_moves_deadlines(clock: Clock) -> None:
     started = time.monotonic()
 
     async def wait() -> None:

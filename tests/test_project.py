@@ -1,4 +1,4 @@
-"""The project's own files: what is installed, and that the README's commands work as they stand there."""
+"""The project's own files: pinned packages, import contracts, and the commands of the README."""
 
 import os
 import re
@@ -24,7 +24,7 @@ def test_every_pinned_package_has_its_hash(lock: str) -> None:
     assert [entry for entry in pinned if "--hash=sha256:" not in entry] == []
 
 
-def test_the_lock_holds_every_package_that_the_project_names() -> None:
+def test_the_lock_files_contain_all_dependencies() -> None:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -47,7 +47,7 @@ def test_the_import_contract_names_every_package() -> None:
 
 
 def run_in_shell(commands: str, directory: Path, **more: str) -> "subprocess.CompletedProcess[str]":
-    """Run commands in a shell, in a directory that is also home, with this process's share of the processor."""
+    """Run commands in a shell, in a directory that is also HOME, with this process's limit of threads."""
     own = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "200", "HOME": str(directory)}
     share = {name: value for name, value in os.environ.items() if name.startswith("OMP_")}
     return subprocess.run(
@@ -69,7 +69,7 @@ def quick_start() -> str:
 
 
 def check_quick_start(run: "subprocess.CompletedProcess[str]", directory: Path) -> None:
-    """Check what the quick start printed and left."""
+    """Check the output and the files of the quick start."""
     assert run.returncode == 0, run.stderr
     assert "The invoice for the second quarter is $1,250" in run.stdout
     assert "nobody else's business" not in run.stdout
@@ -82,26 +82,28 @@ def check_quick_start(run: "subprocess.CompletedProcess[str]", directory: Path) 
 
 @pytest.mark.ci
 @pytest.mark.timeout(600)
-def test_the_quick_start_works_with_few_questions_and_no_model_server(tmp_path: Path) -> None:
+def test_the_quick_start_works_with_few_questions(tmp_path: Path) -> None:
     commands = quick_start()
-    for whole in ("gumshoe rollout ", "gumshoe evaluate "):
-        assert commands.count(whole) == 1
-        commands = commands.replace(whole, f"{whole}--limit 8 ")
+    for command in ("gumshoe rollout ", "gumshoe evaluate "):
+        assert commands.count(command) == 1
+        commands = commands.replace(command, f"{command}--limit 8 ")
     check_quick_start(run_in_shell(commands, tmp_path, GUMSHOE_ENGINE="transformers"), tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_the_quick_start_works_as_it_stands(tmp_path: Path) -> None:
-    """Needs vLLM servers of its own, which the commands start."""
+def test_the_quick_start_works(tmp_path: Path) -> None:
+    """The test needs its own vLLM servers, which the commands start."""
     check_quick_start(run_in_shell(quick_start(), tmp_path), tmp_path)
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(3600)
-def test_an_adapter_becomes_a_model_of_its_own_as_the_readme_says(tmp_path: Path) -> None:
-    """From full weights, and from four bits; with fewer episodes than there, to be quicker. Needs vLLM servers of its
-    own, which the commands start."""
+def test_merging_adapters_works_as_in_the_readme(tmp_path: Path) -> None:
+    """Adapters are merged into full and into 4-bit weights, with fewer episodes than in the README, to save time.
+
+    The test needs its own vLLM servers, which the commands start.
+    """
     text = (ROOT / "README.md").read_text()
     synthetic = next(
         block for block in re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S) if "synthesize mail" in block
@@ -111,16 +113,16 @@ def test_an_adapter_becomes_a_model_of_its_own_as_the_readme_says(tmp_path: Path
     assert len(commands) == 2
     quick = "".join(commands)
     few = "optimizer.max_steps=1 --set optimizer.gradient_accumulation_steps=2 --set data.eval_size=8"
-    for whole, part in (
+    for original, shorter in (
         ("--limit 40 --samples 4", "--limit 24 --samples 2"),
         ("--limit 40", "--limit 8"),
         ("optimizer.max_steps=3", few),
     ):
-        assert whole in quick
-        quick = quick.replace(whole, part)
+        assert original in quick
+        quick = quick.replace(original, shorter)
     run = run_in_shell(synthetic + quick, tmp_path)
     assert run.returncode == 0, run.stderr
-    assert run.stdout.count("episodes are right") == 2
+    assert run.stdout.count("episodes are correct") == 2
     for merged, measured in (("merged", "its-own"), ("merged4", "its-own4")):
         assert (tmp_path / merged / "model.safetensors").is_file()
         assert (tmp_path / measured / "report.html").is_file()

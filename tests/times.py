@@ -1,8 +1,8 @@
-"""Times of tests: kept by `make test`, and compared.
+"""Record the times of tests (`make test`), and compare two runs.
 
     python -m tests.times BEFORE.json AFTER.json
 
-prints both runs' totals and the tests whose times differ most.
+prints the totals of both runs, and the tests whose times differ most.
 """
 
 import sys
@@ -16,33 +16,33 @@ import pytest
 from pydantic import TypeAdapter
 
 LAST = Path("outputs") / "test-times.json"
-"""Where the make targets write the times of a run, below the project's root."""
+"""File to which the make targets write the times of a run, relative to the project's root."""
 _SHOWN, _SLOWEST = 20, 10
 _WIDTH = 140  # characters of a test's id
 
 
 @dataclass
 class WorkerTimes:
-    """What one worker of a run did, in seconds of the run's wall time."""
+    """Times of one worker of a run, in seconds of wall time."""
 
     begun: float = 0.0
-    """From the start of the run to its first test."""
+    """Time from the start of the run to the worker's first test."""
     busy: float = 0.0
-    """Spent in tests, with their fixtures."""
+    """Time in tests, with their fixtures."""
     idle: float = 0.0
-    """Between its tests, and from its last test to the end of the run."""
+    """Time between tests, and from the last test to the end of the run."""
 
 
 @dataclass
 class Times:
-    """How long a run of tests took, in seconds."""
+    """Times of a test run, in seconds."""
 
     wall: float = 0.0
-    """From the start of pytest to its end."""
+    """Time from the start to the end of pytest."""
     tests: dict[str, float] = field(default_factory=dict)
-    """Of each test by its id: setup, call and teardown."""
+    """Time of each test, by its id: setup, call and teardown."""
     tiers: dict[str, str] = field(default_factory=dict)
-    """Of each test by its id: quick, ci or nightly."""
+    """Tier of each test, by its id: quick, ci or nightly."""
     workers: dict[str, WorkerTimes] = field(default_factory=dict)
     """By name; `main` if tests ran in pytest's own process."""
 
@@ -54,12 +54,12 @@ def read_times(path: Path) -> Times:
     """Read the times of a run.
 
     Raises:
-        SystemExit: the file does not exist, or does not hold times.
+        SystemExit: the file does not exist, or does not contain times.
     """
     try:
         return _FORM.validate_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise SystemExit(f"{path} does not hold times of tests: {error}; make one with `make test`") from None
+        raise SystemExit(f"{path} does not contain times of tests: {error}; run `make test` to write one") from None
 
 
 def write_times(times: Times, path: Path) -> None:
@@ -69,7 +69,7 @@ def write_times(times: Times, path: Path) -> None:
 
 
 def compare(before: Times, after: Times) -> str:
-    """Return a table of two runs: their totals, then the tests whose times differ most."""
+    """Return a table of two runs: totals, and the tests whose times differ most."""
     lines = [f"{'before':>9} {'after':>9}  seconds"]
     totals = [("wall", before.wall, after.wall), ("all tests", *(sum(each.tests.values()) for each in (before, after)))]
     lines += [f"{old:9.1f} {new:9.1f}  {name}" for name, old, new in totals]
@@ -83,7 +83,7 @@ def compare(before: Times, after: Times) -> str:
 
 
 class Recorder:
-    """Records the times of a run in pytest's main process, shows the slowest tests, and writes the file."""
+    """Record the times of a run in pytest's main process, show the slowest tests, and write the file."""
 
     def __init__(self, path: Path | None) -> None:
         self._path, self._started = path, time.time()
@@ -111,7 +111,7 @@ class Recorder:
 
 
 def summarize(times: Times) -> str:
-    """Return what to show at the end of a run: seconds by tier and file, the slowest tests, and each worker's share.
+    """Return the summary of a run: seconds by tier and file, the slowest tests, and the times of each worker.
 
     The files of the quick tier are listed only if all tiers ran.
     """
@@ -132,7 +132,7 @@ def summarize(times: Times) -> str:
     slowest = sorted(times.tests.items(), key=lambda each: -each[1])[:_SLOWEST]
     lines += [f"{taken:9.1f}         {name[:_WIDTH]}" for name, taken in slowest]
     for name, each in sorted(times.workers.items()):
-        lines.append(f"{name}: began after {each.begun:.0f} s, {each.busy:.0f} s in tests, {each.idle:.0f} s idle")
+        lines.append(f"{name}: started after {each.begun:.0f} s, {each.busy:.0f} s in tests, {each.idle:.0f} s idle")
     return "\n".join(lines)
 
 
@@ -146,10 +146,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Compare the runs whose files are named.
+    """Compare the two runs whose files are given.
 
     Raises:
-        SystemExit: not two files are named, or one cannot be read.
+        SystemExit: the number of files is not two, or one cannot be read.
     """
     if len(arguments) != 2:
         raise SystemExit("usage: python -m tests.times BEFORE.json AFTER.json")

@@ -1,6 +1,6 @@
-"""Wait in tests without a bound on wall time: for a condition, or on a clock that the test moves forward.
+"""Wait in tests without a limit on wall time: for a condition, or with a clock that the test moves forward.
 
-A condition that never holds ends with pytest's own timeout, so a slow machine cannot fail a test that waits.
+If a condition never holds, pytest's own timeout ends the test. So a slow machine does not make tests fail.
 """
 
 import asyncio
@@ -16,12 +16,12 @@ def wait_until(
     process: "subprocess.Popen[bytes] | subprocess.Popen[str] | None" = None,
     log: Callable[[], str] = lambda: "",
 ) -> None:
-    """Return as soon as the condition holds; fail if the process that should bring it about has ended.
+    """Return as soon as a condition holds; fail if the process that should make it hold has ended.
 
     Args:
-        condition: asked again every 10 ms.
-        process: fails the test with `log()` if it ends before the condition holds.
-        log: what to show then.
+        condition: checked every 10 ms.
+        process: the test fails if this process ends before the condition holds.
+        log: returns the text to show in that case.
     """
     while not condition():
         if process is not None and process.poll() is not None and not condition():
@@ -30,7 +30,7 @@ def wait_until(
 
 
 async def async_wait_until(condition: Callable[[], object]) -> None:
-    """Return as soon as the condition holds, while the event loop goes on."""
+    """Return as soon as a condition holds, while the event loop continues."""
     while not condition():
         await asyncio.sleep(0.01)
 
@@ -51,9 +51,9 @@ class Clock:
         self._ahead = 0.0
 
     def now(self) -> float:
-        """Return the seconds of the monotonic clock, with what it was moved forward by."""
+        """Return the seconds of the monotonic clock, plus the time that it was moved forward."""
         return self._real() + self._ahead
 
     def advance(self, seconds: float) -> None:
-        """Move the clock forward; an event loop that runs in another thread notices at its next wake-up."""
+        """Move the clock forward; an event loop in another thread notices it when it wakes up next."""
         self._ahead += seconds

@@ -1,13 +1,13 @@
-"""How fast rollouts are, in one run: `python -m tests.benchmarks.agent`.
+"""Measure the speed of rollouts: `python -m tests.benchmarks.agent`.
 
-The engine alone: episodes in a real index of synthetic mail, with a policy that answers at once, so that all the
-time goes into tools, tokens and the engine; many at once, and one after another. The samples of a group begin with
-the same prompt and often come by the same results; what the engine does where nothing repeats is shown beside it.
+The engine only: episodes in an index of synthetic mail with a policy that answers at once, so that all the time goes
+into tools, tokens and the engine; concurrent, and one after another. The samples of a group share their prompt and
+often their results, which are cached; the speed without repetition is shown too.
 
-The tiny policy behind a real vLLM server, and in this process: many at once, and one after another, there and on a
-server as vLLM has it. With an adapter: behind a server as Gumshoe starts it on a CPU, and behind one as vLLM has it.
+The tiny policy, with a vLLM server and in this process: concurrent, and one after another, also on a server with vLLM's
+defaults. With an adapter: on a server as Gumshoe starts it on a CPU, and on one with vLLM's defaults.
 
-Takes some minutes. Figures are medians unless they say otherwise.
+Takes some minutes. Numbers are medians unless noted otherwise.
 """
 
 import argparse
@@ -48,9 +48,9 @@ from tests.rollouts.conversations import QWEN2_5, call, train
 
 AT_ONCE = 64
 VOCABULARY = 4000
-_ALONE, _HERE = 12, 4  # one after another and in this process, only every so many questions are asked
+_ALONE, _HERE = 12, 4  # one after another and in this process, only every 12th or 4th question is used
 LIMITS = EpisodeLimits(max_turns=6, max_context=16_384)
-_OURS, _THEIRS = "as Gumshoe starts it", "as vLLM has it"
+_OURS, _THEIRS = "as Gumshoe starts it", "with vLLM's defaults"
 _SERVERS = {
     _OURS: ServerOptions(),
     _THEIRS: ServerOptions(
@@ -61,75 +61,79 @@ _SERVERS = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--samples", type=int, default=8, help="episodes in a group")
-    parser.add_argument("--groups", type=int, default=500, help="groups, each of another question (777 at most)")
-    parser.add_argument("--runs", type=int, default=3, help="runs of each kind")
+    parser.add_argument("--samples", type=int, default=8, help="episodes per group")
+    parser.add_argument(
+        "--groups", type=int, default=500, help="number of groups, each with another question (at most 777)"
+    )
+    parser.add_argument("--runs", type=int, default=3, help="number of runs of each kind")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gumshoe-benchmark-") as directory:
-        place = make_place(Path(directory), options.groups)
-        engine_alone(place, options.samples, options.runs)
-        with_the_tiny_policy(place, options.runs)
-        with_an_adapter(place, options.runs)
+        place = make_inputs(Path(directory), options.groups)
+        measure_engine(place, options.samples, options.runs)
+        measure_tiny_policy(place, options.runs)
+        measure_adapter(place, options.runs)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What episodes take place in."""
+class Inputs:
+    """Inputs of episodes."""
 
     index: MailIndex
     tokenizer: Any
     scenarios: list[Scenario]
     seconds: dict[str, float]
-    """What the engine spent on the index and on encoding, by part."""
+    """Time that the engine spent on the index and on encoding, by part."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run of episodes came to."""
+    """Numbers of one run of episodes."""
 
     episodes: int
     calls: int
-    """Calls of tools."""
+    """Number of tool calls."""
     tokens: int
-    """All that the policy saw and sampled."""
+    """Number of tokens that the policy saw and sampled."""
     seconds: float
 
     @property
     def pace(self) -> float:
-        """Tool calls a second."""
+        """Tool calls per second."""
         return self.calls / self.seconds
 
 
-def make_place(directory: Path, groups: int) -> Place:
-    """An index of synthetic mail in a directory, and so many questions about it."""
+def make_inputs(directory: Path, groups: int) -> Inputs:
+    """Write an index of synthetic mail, and return it with this number of questions."""
     mail = synthesize_mail(3, 12, 3600)
     write_mail(mail, directory)
     build_mail_index([f"jsonl:{directory / MAIL_FILE}"], directory / "index")
     seconds: dict[str, float] = defaultdict(float)
     tokenizer = make_tokenizer(mail)
-    return Place(MailIndex(directory / "index"), tokenizer, list(mail.scenarios)[:groups], seconds)
+    return Inputs(MailIndex(directory / "index"), tokenizer, list(mail.scenarios)[:groups], seconds)
 
 
 def make_tokenizer(mail: SyntheticMail) -> Any:
-    """A tokenizer that knows the words of this mail as a real one knows those of its language."""
+    """Train a tokenizer on the mail, so that it splits words as a real tokenizer does."""
     texts = (f"{each['message_id']} {each['subject']}\n{each['body']}" for each in mail.messages)
-    made: Any = PreTrainedTokenizerFast
-    return made(tokenizer_object=train(texts, VOCABULARY), chat_template=QWEN2_5, name_or_path="benchmark")
+    fast: Any = PreTrainedTokenizerFast
+    return fast(tokenizer_object=train(texts, VOCABULARY), chat_template=QWEN2_5, name_or_path="benchmark")
 
 
-async def run_all(place: Place, policy: Callable[[Scenario], Policy], samples: int, at_once: int) -> Run:
-    """A group of each question, so many episodes at once; all have to end with an answer.
+async def run_all(place: Inputs, policy: Callable[[Scenario], Policy], samples: int, at_once: int) -> Run:
+    """Run a group of each question, and check that all episodes end with an answer.
 
-    Index and format are new ones: they remember nothing of another run.
+    Index and chat format are new, so that nothing is cached from another run.
     """
     index, chat = TimedIndex(place.index.path.parent, place.seconds), TimedFormat(place.tokenizer, place.seconds)
 
     async def episode(about: Scenario, sample: int, attempt: int) -> Trajectory:
         environment = EmailEnvironment(index, about, LIMITS.max_turns)
-        prompt = chat.prompt(environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas())
+        prompt = chat.encode_prompt(
+            environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
+        )
         seed = f"{about.id}/{sample}/{attempt}"
-        speaker = TokenChatSession(policy(about), chat, prompt, Sampling(), LIMITS.max_context, seed)
-        return await run_episode(speaker, environment, sample, LIMITS, threads)
+        session = TokenChatSession(policy(about), chat, prompt, Sampling(), LIMITS.max_context, seed)
+        return await run_episode(session, environment, sample, LIMITS, threads)
 
     episodes = calls = tokens = 0
     async with ToolThreads() as threads:
@@ -143,17 +147,17 @@ async def run_all(place: Place, policy: Callable[[Scenario], Policy], samples: i
         return Run(episodes, calls, tokens, time.perf_counter() - started)
 
 
-def engine_alone(place: Place, samples: int, runs: int) -> None:
-    """Tool calls a second with a policy that answers at once, and where the time goes."""
+def measure_engine(place: Inputs, samples: int, runs: int) -> None:
+    """Measure tool calls per second with a policy that answers at once, and the share of each part."""
 
     codec = place.tokenizer.backend_tokenizer
     encode = cache(lambda text: tuple(codec.encode(text, add_special_tokens=False).ids))
-    finds = {about.id: looked_up(place.index, about) for about in place.scenarios}
+    finds = {about.id: search_words(place.index, about) for about in place.scenarios}
 
     def policy(about: Scenario) -> Policy:
         return Searcher(finds[about.id], encode)
 
-    asyncio.run(run_all(place, policy, 1, AT_ONCE))  # so that no run is the first to read the index
+    asyncio.run(run_all(place, policy, 1, AT_ONCE))  # warm up the index
     together, apart, alone = [], [], []
     parts: list[dict[str, float]] = []
     for _ in range(runs):
@@ -169,30 +173,30 @@ def engine_alone(place: Place, samples: int, runs: int) -> None:
         f"one after another, groups of {samples}": [run.pace for run in alone],
     }
     show(
-        f"The engine, tool calls a second: {first.episodes:,} episodes of {first.calls / first.episodes:.1f} calls and "
-        f"{first.tokens / first.episodes:,.0f} tokens",
-        ["what", "median", "best", "worst", "against one after another"],
+        f"The engine, tool calls per second: {first.episodes:,} episodes of {first.calls / first.episodes:.1f} calls "
+        f"and {first.tokens / first.episodes:,.0f} tokens",
+        ["", "median", "best", "worst", "against one after another"],
         [[name, *spread(each), ratio(each, [run.pace for run in alone])] for name, each in paces.items()],
     )
     shares = {
         name: statistics.median(each[name] / run.seconds for each, run in zip(parts, alone, strict=True))
         for name in ("search", "read", "encoding")
     }
-    shares["all else: engine, threads, parsing, policy"] = 1 - sum(shares.values())
+    shares["engine, threads, parsing, policy"] = 1 - sum(shares.values())
     show(
-        "Where the time goes, one after another",
+        "Share of the time by part, one after another",
         ["part", "share"],
         [[name, f"{share:.0%}"] for name, share in shares.items()],
     )
 
 
-def with_the_tiny_policy(place: Place, runs: int) -> None:
-    """Rollouts a second of the tiny policy."""
+def measure_tiny_policy(place: Inputs, runs: int) -> None:
+    """Measure rollouts per second of the tiny policy."""
     paces: dict[str, list[float]] = defaultdict(list)
     together, alone, plain, here = (
         f"vLLM, {AT_ONCE} at once",
         "vLLM, one after another",
-        "vLLM as it comes, one after another",
+        "vLLM with its defaults, one after another",
         f"in this process, {AT_ONCE} at once",
     )
     with tempfile.TemporaryDirectory() as logs, ExitStack() as servers:
@@ -210,8 +214,8 @@ def with_the_tiny_policy(place: Place, runs: int) -> None:
     some = place.scenarios[::_HERE]
     paces[here] = [asyncio.run(rollouts(place, in_process, some, AT_ONCE)) for _ in range(runs)]
     show(
-        "Rollouts of the tiny policy a second",
-        ["what", "median", "best", "worst", "against one after another", "on vLLM as it comes"],
+        "Rollouts of the tiny policy per second",
+        ["", "median", "best", "worst", "against one after another", "against vLLM's defaults"],
         [
             [name, *spread(paces[name], 2), ratio(paces[name], paces[alone]), ratio(paces[name], paces[plain])]
             for name in (together, alone, plain, here)
@@ -219,8 +223,8 @@ def with_the_tiny_policy(place: Place, runs: int) -> None:
     )
 
 
-def with_an_adapter(place: Place, runs: int) -> None:
-    """Rollouts a second through an adapter that changes nothing, so that both servers say the same."""
+def measure_adapter(place: Inputs, runs: int) -> None:
+    """Measure rollouts per second with an adapter that changes nothing, so that both servers give the same tokens."""
     paces: dict[str, list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as directory, ExitStack() as servers:
         adapter = Path(directory, "adapter")
@@ -237,21 +241,21 @@ def with_an_adapter(place: Place, runs: int) -> None:
             for name, policy in served.items():
                 paces[name].append(asyncio.run(rollouts(place, policy, place.scenarios[::2], AT_ONCE)))
     show(
-        f"Rollouts of the tiny policy with an adapter a second, {AT_ONCE} at once",
-        ["a server", "median", "best", "worst", "against vLLM's way"],
+        f"Rollouts of the tiny policy with an adapter per second, {AT_ONCE} at once",
+        ["server", "median", "best", "worst", "against vLLM's defaults"],
         [[name, *spread(each, 2), ratio(each, paces[_THEIRS])] for name, each in paces.items()],
     )
 
 
-async def rollouts(place: Place, name: PolicyName, scenarios: list[Scenario], at_once: int) -> float:
-    """Rollouts a second of a policy, so many at once."""
+async def rollouts(place: Inputs, name: PolicyName, scenarios: list[Scenario], at_once: int) -> float:
+    """Return the rollouts per second of a policy, with `at_once` concurrent episodes."""
     limits = EpisodeLimits()
-    async with open_policy(name, TINY, Sampling(max_tokens=160), limits) as speak, ToolThreads() as threads:
+    async with open_policy(name, TINY, Sampling(max_tokens=160), limits) as open_session, ToolThreads() as threads:
 
         async def episode(about: Scenario, sample: int, attempt: int) -> Trajectory:
             environment = EmailEnvironment(place.index, about, limits.max_turns)
-            with speak(environment, f"{about.id}/{attempt}") as speaker:
-                return await run_episode(speaker, environment, sample, limits, threads)
+            with open_session(environment, f"{about.id}/{attempt}") as session:
+                return await run_episode(session, environment, sample, limits, threads)
 
         started = time.perf_counter()
         groups = [group async for group in RolloutEngine(episode, at_once).run(scenarios)]
@@ -259,18 +263,18 @@ async def rollouts(place: Place, name: PolicyName, scenarios: list[Scenario], at
         return len(groups) / (time.perf_counter() - started)
 
 
-def looked_up(index: MailIndex, about: Scenario) -> dict[str, list[str]]:
-    """For some words of a question, the ids that a search for each lists."""
+def search_words(index: MailIndex, about: Scenario) -> dict[str, list[str]]:
+    """Search for some words of a question, and return the ids that each search lists."""
     words = sorted(set(re.findall(r"\w{4,}", about.question)), key=lambda word: (-len(word), word))[:6]
     environment = EmailEnvironment(index, about, LIMITS.max_turns)
     return {word: re.findall(r"^  id: (<\S+@\S+>)", environment.search_inbox([word]), re.M) for word in words}
 
 
 class Searcher:
-    """A policy that answers at once: two searches with words of the question, a third where they found nothing, a
-    message read, an answer. One an episode: it knows beforehand what its searches find, and has its words ready.
+    """A policy that answers at once, one object per episode, with precomputed search results.
 
-    The seed decides about words and messages: the samples of one question do not all do the same.
+    It makes two searches with words of the question, a third if these found nothing, reads a message, and answers. The
+    seed decides about words and messages, so that the samples of a question differ.
     """
 
     def __init__(self, finds: dict[str, list[str]], encode: Callable[[str], tuple[int, ...]]) -> None:
@@ -304,8 +308,8 @@ class Searcher:
 
 
 @contextmanager
-def noted(seconds: dict[str, float], part: str) -> Iterator[None]:
-    """Add what the block takes. Exact where one thread at a time does any work."""
+def timing(seconds: dict[str, float], part: str) -> Iterator[None]:
+    """Add the time of the block to a part; it is exact if only one thread works at a time."""
     started = time.perf_counter()
     try:
         yield
@@ -319,11 +323,11 @@ class TimedIndex(MailIndex):
         self._seconds = seconds
 
     def search(self, *arguments: Any, **named: Any) -> list[Hit]:
-        with noted(self._seconds, "search"):
+        with timing(self._seconds, "search"):
             return super().search(*arguments, **named)
 
     def read(self, inbox: str, message_id: str) -> Message:
-        with noted(self._seconds, "read"):
+        with timing(self._seconds, "read"):
             return super().read(inbox, message_id)
 
 
@@ -332,12 +336,12 @@ class TimedFormat(ChatFormat):
         self._seconds = seconds
         super().__init__(tokenizer)
 
-    def prompt(self, system: str, user: str, tools: list[dict[str, Any]]) -> Encoded:
-        with noted(self._seconds, "encoding"):
+    def encode_prompt(self, system: str, user: str, tools: list[dict[str, Any]]) -> Encoded:
+        with timing(self._seconds, "encoding"):
             return super().encode_prompt(system, user, tools)
 
-    def glue(self, result: str) -> Encoded:
-        with noted(self._seconds, "encoding"):
+    def encode_tool_result(self, result: str) -> Encoded:
+        with timing(self._seconds, "encoding"):
             return super().encode_tool_result(result)
 
 

@@ -1,12 +1,12 @@
-"""What an index of documents could be built on: engines for vectors and for words, on the same vectors and texts.
+"""Compare engines for vectors and for words that a document index could use, on the same vectors and texts.
 
     pip install lancedb chromadb bm25s rank-bm25 sqlite-vec usearch
     python -m tests.benchmarks.document_engines 5000
     python -m tests.benchmarks.document_engines 500000    # an hour
 
-What is not installed is left out. Vectors are those of SciFact by MiniLM, which come again and again with a little
-noise; an engine's recall is the share of the ten truly nearest that it finds, and where each text is there a hundred
-times over, that is hard. Texts are repeated as they are. Rows that say `ours` go through this project's own code.
+Engines that are not installed are left out. Vectors are those of SciFact by MiniLM, repeated with a little noise. The
+recall of an engine is the share of the true ten nearest neighbors that it finds, which is hard with a hundred noisy
+copies of each text. Texts are repeated without changes. Rows named `ours` use this project's own code.
 """
 
 import argparse
@@ -30,28 +30,28 @@ from numpy.typing import NDArray
 from gumshoe.documents.lexical import Analyzer, Postings, PostingsBuilder
 from gumshoe.documents.vectors import DenseRetriever, sign_bits, top_k
 from gumshoe.embeddings.embedder import OFFLINE_MODEL, SentenceEmbedder, Vectors
-from tests.benchmarks.documents import DATA, NOISE, Remembered, own_memory, show
+from tests.benchmarks.documents import DATA, NOISE, CachingEmbedder, own_memory, show
 from tests.benchmarks.scifact import SciFact
 from tests.documents.collection import read_documents
 
 Search = Callable[[int], Any]
-"""Searches with the query of a number: the numbers of what it found."""
+"""Search with a query, given by its number, and return the numbers of the results."""
 Row = list[str]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("chunks", type=int)
-    parser.add_argument("--only", nargs="*", help="engines, by how their names begin")
+    parser.add_argument("--only", nargs="*", help="prefixes of engine names")
     options = parser.parse_args()
     if not DATA.is_dir():
-        sys.exit(f"the data is not there: {DATA}")
+        sys.exit(f"the data does not exist: {DATA}")
     scifact = SciFact.read(DATA / "scifact")
     texts = [f"{each.title}\n{each.text}" for each in read_documents(scifact.source)]
     queries = list(scifact.queries.values())
-    model = Remembered(SentenceEmbedder(OFFLINE_MODEL))
+    model = CachingEmbedder(SentenceEmbedder(OFFLINE_MODEL))
     bench = Bench(options.chunks, texts, queries, model.embed(texts, "passage"), model.embed(queries, "query"))
-    header = ["engine", "median", "99th percentile", "recall of 10", "build", "disk", "memory of its own"]
+    header = ["engine", "median", "99th percentile", "recall of 10", "build", "disk", "private memory"]
     for title, engines in (("vectors", VECTORS), ("words", WORDS)):
         rows = [
             row
@@ -63,7 +63,7 @@ def main() -> None:
 
 
 class Bench:
-    """So many vectors and texts, and what measures an engine with them."""
+    """Vectors and texts, and the measurement of an engine with them."""
 
     def __init__(self, chunks: int, texts: list[str], queries: list[str], vectors: Vectors, asked: Vectors) -> None:
         self.texts, self.queries, self.asked = list(islice(cycle(texts), chunks)), queries, asked
@@ -75,7 +75,7 @@ class Bench:
 
     @contextmanager
     def place(self) -> Iterator[Path]:
-        """A directory for an engine, empty."""
+        """Yield an empty directory for an engine, and delete it afterwards."""
         directory = Path(tempfile.mkdtemp(prefix="gumshoe-engine-"))
         try:
             yield directory
@@ -83,7 +83,7 @@ class Bench:
             shutil.rmtree(directory)
 
     def row(self, name: str, search: Search, built: float, size: int, before: float, *, of_vectors: bool = True) -> Row:
-        """A row of the table: of 100 searches, after one that does not count."""
+        """Measure 100 searches after one for warmup, and return a row of the table."""
         search(0)
         times = []
         for query in range(100):
@@ -102,8 +102,8 @@ def size_of(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-def saved(directory: Path, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
-    """The same arrays, mapped from files."""
+def save_and_map(directory: Path, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+    """Save arrays, and return them mapped from their files."""
     for name, array in arrays.items():
         np.save(directory / f"{name}.npy", array, allow_pickle=False)
     return {name: np.load(directory / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in arrays}
@@ -127,7 +127,7 @@ def ours_vectors(bench: Bench) -> list[Row]:
             "signs": sign_bits(bench.vectors - center),
             "center": center,
         }
-        mapped = saved(directory, arrays)
+        mapped = save_and_map(directory, arrays)
         del arrays
         built, before = time.perf_counter() - started, own_memory()
         side = DenseRetriever(mapped["vectors"], mapped["signs"], mapped["center"])
@@ -239,9 +239,11 @@ def ours_words(bench: Bench) -> list[Row]:
         builder = PostingsBuilder(numbers)
         for text in bench.texts:
             builder.add(analyzer.split_words(text))
-        made = builder.finish()
-        mapped = saved(directory, {"starts": made.starts, "texts": made.texts, "scores": made.scores})
-        del made, builder
+        postings = builder.finish()
+        mapped = save_and_map(
+            directory, {"starts": postings.starts, "texts": postings.texts, "scores": postings.scores}
+        )
+        del postings, builder
         built, before = time.perf_counter() - started, own_memory()
         postings = Postings(**mapped)
 

@@ -1,12 +1,12 @@
-"""How well documents are found, and how quickly, beside the design that was published for this agent.
+"""Measure the quality and speed of document search, compared with the published design of this agent.
 
-    python -m tests.benchmarks.documents                 # an hour, of which embedding takes most, once
+    python -m tests.benchmarks.documents                 # an hour, most of it for embeddings, which are cached
     python -m tests.benchmarks.documents --sizes 5000    # quality, and one size
 
-Quality is that on SciFact. For speed, SciFact is grown with pages of MedQuAD, which come again and again with a little
-noise in their vectors. The published design is Chroma beside rank_bm25, fused by rank with the weights 0.8 and 0.2, as
-LangChain's EnsembleRetriever does it; it gets the same chunks and vectors, and what embeds a query is not counted on
-either side. It is measured at no more than 50,000 chunks, and where it is installed: pip install chromadb rank-bm25
+Quality is measured on SciFact. For speed, SciFact is extended with pages of MedQuAD, repeated with a little noise in
+their vectors. The published design is Chroma and rank_bm25, fused by rank with weights 0.8 and 0.2, as in LangChain's
+EnsembleRetriever. It gets the same chunks and vectors, and the time to embed a query is not counted for either. It is
+measured up to 50,000 chunks, and if it is installed: pip install chromadb rank-bm25
 """
 
 import argparse
@@ -42,19 +42,21 @@ from tests.documents.collection import read_documents
 DATA = Path(__file__).parents[3] / "shared" / "data"
 CHUNKS = "FROM chunks JOIN documents USING (document) ORDER BY chunk"
 WEIGHTS = [step / 10 for step in range(11)]
-NOISE = 0.02  # in each number of a vector, which is 0.05 on average
+NOISE = 0.02  # standard deviation for each number of a vector, whose mean size is 0.05
 TURN = 20  # queries
-PEER_UP_TO = 50_000  # chunks; rank_bm25 takes a second for each query of more
+PEER_UP_TO = 50_000  # chunks; with more, rank_bm25 takes a second per query
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--sizes", type=int, nargs="*", default=[5_000, 50_000, 500_000], help="chunks, about")
-    parser.add_argument("--pages", type=int, default=100, help="pages of MedQuAD that collections are grown with")
+    parser.add_argument(
+        "--sizes", type=int, nargs="*", default=[5_000, 50_000, 500_000], help="approximate numbers of chunks"
+    )
+    parser.add_argument("--pages", type=int, default=100, help="number of MedQuAD pages that are added")
     options = parser.parse_args()
     if not DATA.is_dir():
-        sys.exit(f"the data is not there: {DATA}")
-    model = Remembered(SentenceEmbedder(OFFLINE_MODEL))
+        sys.exit(f"the data does not exist: {DATA}")
+    model = CachingEmbedder(SentenceEmbedder(OFFLINE_MODEL))
     scifact = SciFact.read(DATA / "scifact")
     with tempfile.TemporaryDirectory(prefix="gumshoe-benchmark-") as directory:
         place = Path(directory)
@@ -64,13 +66,13 @@ def main() -> None:
             measure_speed(place / str(size), scifact, model, size, options.pages)
 
 
-class Remembered:
-    """A model whose vectors are kept from one run to the next, and in memory from one text to the next."""
+class CachingEmbedder:
+    """An embedding model with vectors cached on disk and in memory."""
 
     def __init__(self, model: SentenceEmbedder) -> None:
         self.model = model
-        self.name, self.longest = model.name, model.max_tokens
-        self._kept = CachedEmbedder(model, Cache(default_cache_path("benchmark-embeddings")))
+        self.name, self.max_tokens = model.name, model.max_tokens
+        self._cached = CachedEmbedder(model, Cache(default_cache_path("benchmark-embeddings")))
         self._vectors: dict[str, Vectors] = {}
         self._tokens: dict[str, int] = {}
 
@@ -82,18 +84,18 @@ class Remembered:
     def embed(self, texts: Sequence[str], use: Use) -> Vectors:
         new = list(dict.fromkeys(text for text in texts if text not in self._vectors))
         if new:
-            self._vectors |= zip(new, self._kept.embed(new, use), strict=True)
+            self._vectors |= zip(new, self._cached.embed(new, use), strict=True)
         return np.stack([self._vectors[text] for text in texts])
 
     def close(self) -> None:
-        self._kept.close()
+        self._cached.close()
 
 
-class Noisy:
-    """A model that gives a passage which comes again a vector with noise."""
+class NoisyEmbedder:
+    """An embedding model that adds noise to the vector of a repeated passage."""
 
-    def __init__(self, model: Remembered) -> None:
-        self.name, self.longest = model.name, model.longest
+    def __init__(self, model: CachingEmbedder) -> None:
+        self.name, self.max_tokens = model.name, model.max_tokens
         self._model = model
         self._seen: set[str] = set()
         self._chance = np.random.default_rng(0)
@@ -123,8 +125,8 @@ def show(title: str, header: list[str], rows: list[list[str]]) -> None:
 # Quality
 
 
-def measure_quality(directory: Path, scifact: SciFact, model: Remembered) -> None:
-    """The parts and both together on all queries; and a weight chosen on one half of them, on the other half."""
+def measure_quality(directory: Path, scifact: SciFact, model: CachingEmbedder) -> None:
+    """Measure both retrievers and their fusion on all queries, and a weight tuned on one half on the other half."""
     build_document_index([scifact.source], directory, DocumentBuildOptions(OFFLINE_MODEL), embedder=model)
     index = DocumentIndex(directory, model)
     parts: list[tuple[str, dict[str, Any]]] = [
@@ -151,20 +153,20 @@ def measure_quality(directory: Path, scifact: SciFact, model: Remembered) -> Non
         print(f"by {fusion}, nDCG@10 on odd ids by weight:", {each: round(swept[each], 4) for each in WEIGHTS})
     rows += [[title, "", "", *_shown(even.measure(index, **options))] for title, options in parts]
     header = ["fusion", "weight of meaning", "nDCG@10, odd ids", "nDCG@10, even ids", "recall@100, even ids"]
-    show("The weight that is best on queries with odd ids, and all of the above, on those with even ids", header, rows)
+    show("The best weight on queries with odd ids, and all searches above, on queries with even ids", header, rows)
 
 
 def _shown(quality: Quality) -> list[str]:
     return [f"{quality.ndcg:.4f}", f"{quality.recall:.4f}"]
 
 
-def show_embedding(scifact: SciFact, model: Remembered) -> None:
-    """What embedding costs, which is not counted below."""
+def show_embedding(scifact: SciFact, model: CachingEmbedder) -> None:
+    """Print the time to embed a query, which is not counted below."""
     queries = list(scifact.queries.values())
     alone = [timed(lambda query=query: model.model.embed([query], "query")) for query in queries[:100]]  # type: ignore[misc]
     together = timed(lambda: model.model.embed(queries[:64], "query"))
     shown = [1000 * statistics.median(alone), 1000 * together / 64]
-    print("embedding a query: {:.1f} ms alone, {:.1f} ms of 64 at once".format(*shown))
+    print("embedding a query: {:.1f} ms alone, {:.1f} ms in a batch of 64".format(*shown))
 
 
 def timed(work: Callable[[], object]) -> float:
@@ -176,8 +178,8 @@ def timed(work: Callable[[], object]) -> float:
 # Speed
 
 
-def measure_speed(directory: Path, scifact: SciFact, model: Remembered, size: int, pages: int) -> None:
-    """Build time, bytes on disk, memory and the time of a query, of about so many chunks: ours, and the peer's."""
+def measure_speed(directory: Path, scifact: SciFact, model: CachingEmbedder, size: int, pages: int) -> None:
+    """Measure build time, disk, memory and query time for about this number of chunks, and those of the peer."""
     directory.mkdir()
     source = directory / "documents.jsonl"
     with source.open("w", encoding="utf-8") as file:
@@ -185,7 +187,7 @@ def measure_speed(directory: Path, scifact: SciFact, model: Remembered, size: in
             record = {"id": document.document_id, "title": document.title, "text": document.text}
             file.write(json.dumps(record) + "\n")
     options = DocumentBuildOptions(OFFLINE_MODEL, drop_duplicates=False)
-    report = build_document_index([f"jsonl:{source}"], directory / "ours", options, embedder=Noisy(model))
+    report = build_document_index([f"jsonl:{source}"], directory / "ours", options, embedder=NoisyEmbedder(model))
     index = DocumentIndex(directory / "ours", model)
     model.embed(list(scifact.queries.values()), "query")
     memory = searching_memory(index, directory / "ours", scifact, model)
@@ -210,17 +212,17 @@ def measure_speed(directory: Path, scifact: SciFact, model: Remembered, size: in
             _row("Chroma and rank_bm25", scifact, theirs, peer.costs),
             ["ours is faster", *ratios, "", "", "", ""],
         ]
-    header = ["", "median", "99th percentile", "nDCG@10", "build without the model", "disk", "memory of its own"]
+    header = ["", "median", "99th percentile", "nDCG@10", "build without embedding", "disk", "private memory"]
     show(f"{report.counts.chunks:,} chunks, {len(scifact.queries)} queries, ten results", header, rows)
 
 
-def _row(title: str, scifact: SciFact, searched: "Searched", costs: list[str]) -> list[str]:
+def _row(title: str, scifact: SciFact, searched: "SearchResults", costs: list[str]) -> list[str]:
     times = [f"{1000 * each:.2f} ms" for each in _two(searched.seconds)]
     return [title, *times, f"{scifact.quality(searched.found).ndcg:.4f}", *costs]
 
 
 def _two(values: list[float]) -> tuple[float, float]:
-    """Median and 99th percentile."""
+    """Return the median and the 99th percentile."""
     return statistics.median(values), statistics.quantiles(values, n=100, method="inclusive")[98]
 
 
@@ -228,8 +230,8 @@ def _bytes(directory: Path) -> int:
     return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
 
 
-def grow(scifact: SciFact, model: Remembered, size: int, pages: int) -> Iterator[Document]:
-    """All documents of SciFact, or as many as have about so many chunks, and then pages until there are so many."""
+def grow(scifact: SciFact, model: CachingEmbedder, size: int, pages: int) -> Iterator[Document]:
+    """Yield documents of SciFact, and then repeated pages of MedQuAD, until there are about `size` chunks."""
 
     def chunks(document: Document) -> int:
         return len(chunk_document(document, 256, lambda texts: model.count_tokens(texts, "passage")).chunks)
@@ -253,7 +255,7 @@ def grow(scifact: SciFact, model: Remembered, size: int, pages: int) -> Iterator
 
 
 class Peer:
-    """Chroma beside rank_bm25, of the same chunks and vectors as an index of ours."""
+    """Chroma and rank_bm25 with the chunks and vectors of one of our indexes."""
 
     def __init__(self, directory: Path, ours: Path) -> None:
         import chromadb
@@ -288,21 +290,21 @@ class Peer:
 def make_peer(directory: Path) -> Peer | None:
     if find_spec("chromadb") and find_spec("rank_bm25"):
         return Peer(directory / "peer", directory / "ours")
-    print("the published design is not measured: pip install chromadb rank-bm25", file=sys.stderr)
+    print("the published design is not installed: pip install chromadb rank-bm25", file=sys.stderr)
     return None
 
 
 @dataclass
-class Searched:
-    """What each query found, and its seconds."""
+class SearchResults:
+    """The results of each query, and the seconds of each."""
 
     found: dict[str, list[str]] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
 
 
-def measure_searches(scifact: SciFact, *searches: Callable[[str], list[str]]) -> list[Searched]:
-    """All queries, by each way: a few by one, then the same by the next, so that a busy moment is no one's alone."""
-    measured = [Searched() for _ in searches]
+def measure_searches(scifact: SciFact, *searches: Callable[[str], list[str]]) -> list[SearchResults]:
+    """Run all queries with each search, alternating after a few queries, so that load affects all searches equally."""
+    measured = [SearchResults() for _ in searches]
     queries = iter(scifact.queries.items())
     while some := list(itertools.islice(queries, TURN)):
         for search, each in zip(searches, measured, strict=True):
@@ -314,7 +316,7 @@ def measure_searches(scifact: SciFact, *searches: Callable[[str], list[str]]) ->
 
 
 def own_memory() -> float:
-    """MiB of this process beside the page cache."""
+    """Return the private memory of this process, without the page cache, in MiB."""
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return int(status["RssAnon"].split()[0]) / 1024
 
@@ -325,8 +327,8 @@ import numpy as np
 from gumshoe.documents.index import DocumentIndex
 from tests.benchmarks.documents import own_memory
 
-class Told:
-    name = "told"
+class KnownVectors:
+    name = "known"
     def __init__(self, known):
         self.known = known
     def embed(self, texts, use):
@@ -336,17 +338,17 @@ class Told:
 
 queries, known = json.load(sys.stdin)
 before = own_memory()
-index = DocumentIndex(sys.argv[1], Told(known))
+index = DocumentIndex(sys.argv[1], KnownVectors(known))
 for query in queries:
     index.search(query)
 print(own_memory() - before)
 """
 
 
-def searching_memory(index: DocumentIndex, directory: Path, scifact: SciFact, model: Remembered) -> float:
-    """MiB that a fresh process holds of its own for an index after all queries, without the model."""
+def searching_memory(index: DocumentIndex, directory: Path, scifact: SciFact, model: CachingEmbedder) -> float:
+    """Return the private memory of a new process after all queries, without the embedding model, in MiB."""
     with closing(open_read_only(index.path)) as database:
-        first = next(chunk_texts(database, 0))  # which is compared with what the model makes of it
+        first = next(chunk_texts(database, 0))  # the index compares its vector with the model's
     queries = list(scifact.queries.values())
     texts = [*queries, first]
     known = {text: vector.tolist() for text, vector in zip(texts, model.embed(texts, "query"), strict=True)}

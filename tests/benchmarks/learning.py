@@ -1,13 +1,13 @@
-"""What `gumshoe train` teaches the tiny policy, in one run: `python -m tests.benchmarks.learning`.
+"""Measure how much the tiny policy improves with `gumshoe train`: `python -m tests.benchmarks.learning`.
 
-Two invented companies that share nothing, and that the tiny policy was not made with: one to learn from, and one to be
-tested on. Before and after, the policy answers the same questions of the second, greedy; the difference has a paired
-bootstrap interval. Beside the mode `masked`, with several seeds: a learning rate of 0, and the other modes. The same
-with two invented handbooks as documents. Where the real mail is at hand, the policy learns from real questions too, and
-is tested on the others.
+There are two synthetic companies that the tiny policy has not seen: one for training, and one for testing. Before and
+after training, the policy answers the same questions about the second one, greedily; the difference has a paired
+bootstrap interval. Runs are made in mode `masked` with several seeds, with a learning rate of 0, and in the other
+modes. The same is done with two synthetic handbooks as documents. If the real mail exists, the policy is also trained
+on real questions, and tested on others.
 
-Takes some ten minutes a run. Ends with 1 where the mode `masked` gains less than 40 points, ends under 85 %, or takes
-longer than 10 minutes; or where a learning rate of 0 changes an answer.
+A run takes about ten minutes. Exits with 1 if mode `masked` gains less than 40 points, ends below 85 %, or takes longer
+than 10 minutes; or if a learning rate of 0 changes an answer.
 """
 
 import argparse
@@ -31,10 +31,10 @@ from tests.benchmarks.mail import DATA, show
 
 CONFIG = "tiny"
 LEARNED_FROM, TESTED_ON = 9001, 9002  # seeds of companies
-QUESTIONS = 240  # of the test
-LEAST_GAIN, LEAST_AFTER, MOST_MINUTES = 0.4, 0.85, 10.0  # what the mode `masked` is held to
+QUESTIONS = 240  # in a test
+LEAST_GAIN, LEAST_AFTER, MOST_MINUTES = 0.4, 0.85, 10.0  # required of mode `masked`
 OF_DOCUMENTS = ["--set", "rewards.functions=[{name: rubric, arguments: {wrong: 0}}]"]
-"""It seldom answers rightly at first: where a wrong answer costs, the first that it learns is not to answer."""
+"""Wrong answers cost nothing: correct ones are rare at first, so the policy would learn not to answer."""
 HEADER = ["", "before", "after", "gained", "95 % interval", "minutes"]
 
 
@@ -52,8 +52,8 @@ class Questions:
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """What is learned from, what is tested on, and the test of the tiny policy as it comes."""
+class Experiment:
+    """Questions for training and testing, and the test result of the tiny policy before training."""
 
     train: Questions
     test: Questions
@@ -61,8 +61,8 @@ class Lesson:
 
 
 @dataclass(frozen=True, slots=True)
-class Learned:
-    """One run, and what came of it."""
+class TrainingOutcome:
+    """The test results before and after one run."""
 
     name: str
     before: PolicyResult
@@ -90,16 +90,20 @@ class Learned:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], help="of the mode masked; the rest has one")
+    parser.add_argument(
+        "--seeds", type=int, nargs="+", default=[1, 2, 3], help="seeds for mode masked; other runs use one seed"
+    )
     parts = ["masked", "others", "documents", "real"]
-    parser.add_argument("--only", choices=parts, help="a part of it")
+    parser.add_argument("--only", choices=parts, help="run only this part")
     options = parser.parse_args()
     wanted = [options.only] if options.only else parts
     missed = list[str]()
     with tempfile.TemporaryDirectory(prefix="gumshoe-benchmark-") as scratch:
         directory = Path(scratch)
         if {"masked", "others"} & set(wanted):
-            invented = lesson(company(directory, LEARNED_FROM), company(directory, TESTED_ON), directory / "before")
+            synthetic = make_experiment(
+                make_company(directory, LEARNED_FROM), make_company(directory, TESTED_ON), directory / "before"
+            )
             runs: list[tuple[str, list[str]]] = []
             if "masked" in wanted:
                 runs += [(f"masked, seed {seed}", ["--set", f"data.seed={seed}"]) for seed in options.seeds]
@@ -109,46 +113,51 @@ def main() -> None:
                     ("rollout", ["--mode", "rollout"]),
                     ("simple", ["--mode", "simple"]),
                 ]
-            found = [ran(name, more, invented, directory / f"run-{place}") for place, (name, more) in enumerate(runs)]
-            show(f"Right answers to {QUESTIONS} questions about invented mail", HEADER, [each.row() for each in found])
+            found = [
+                train_and_evaluate(name, more, synthetic, directory / f"run-{place}")
+                for place, (name, more) in enumerate(runs)
+            ]
+            show(
+                f"Correct answers to {QUESTIONS} questions about synthetic mail", HEADER, [each.row() for each in found]
+            )
             missed += [each.name for each in found if "seed" in each.name and not each.is_enough]
             missed += [each.name for each in found if each.name.endswith(" 0") and each.change.difference]
         if "documents" in wanted:
-            train = work(directory, LEARNED_FROM)
-            test = without(work(directory, TESTED_ON), train)
-            handbooks = lesson(train, test, directory / "works-before")
-            learned = ran("masked", OF_DOCUMENTS, handbooks, directory / "works-run")
-            title = f"Right answers to {QUESTIONS} questions about an invented handbook, and the right document read"
+            train = make_handbook(directory, LEARNED_FROM)
+            test = remove_seen(make_handbook(directory, TESTED_ON), train)
+            handbooks = make_experiment(train, test, directory / "works-before")
+            learned = train_and_evaluate("masked", OF_DOCUMENTS, handbooks, directory / "works-run")
+            title = f"Correct answers to {QUESTIONS} questions about a synthetic handbook, and correct document read"
             show(title, HEADER, [learned.row(("accuracy", "read"))])
             missed += ["documents"] if learned.change.low <= 0 else []
         if "real" in wanted and DATA.exists():
             real = real_questions(directory)
-            known = lesson(real, Questions(real.index, real.scenarios, "test"), directory / "real-before")
-            learned = ran("masked", [], known, directory / "real-run")
-            title = "The real questions: right answers, and the right message found"
+            known = make_experiment(real, Questions(real.index, real.scenarios, "test"), directory / "real-before")
+            learned = train_and_evaluate("masked", [], known, directory / "real-run")
+            title = "Real questions: correct answers, and correct message found"
             show(title, HEADER, [learned.row(("accuracy", "found"))])
     if missed:
-        sys.exit(f"not as it should be: {', '.join(missed)}")
+        sys.exit(f"requirements not met: {', '.join(missed)}")
 
 
-def company(directory: Path, seed: int) -> Questions:
-    """An invented company with plain questions."""
+def make_company(directory: Path, seed: int) -> Questions:
+    """Write the mail of a synthetic company, with plain questions."""
     place = directory / str(seed)
     write_mail(synthesize_mail(seed, 12, 3600, "plain"), place)
     build_mail_index([f"jsonl:{place / MAIL_FILE}"], place / "index")
     return Questions(place / "index", place / "scenarios.jsonl")
 
 
-def work(directory: Path, seed: int) -> Questions:
-    """An invented handbook with plain questions, searched by words alone."""
+def make_handbook(directory: Path, seed: int) -> Questions:
+    """Write a synthetic handbook with plain questions, searched by words only."""
     place = directory / f"work-{seed}"
     write_documents(synthesize_documents(seed, 1200, "plain"), place)
     build_documents([f"jsonl:{place / DOCUMENTS_FILE}"], place / "index", DocumentBuildOptions(embedding="none"))
     return Questions(place / "index", place / "scenarios.jsonl")
 
 
-def without(asked: Questions, seen: Questions) -> Questions:
-    """Questions but for those that the others ask too, as of a journey to the same town."""
+def remove_seen(asked: Questions, seen: Questions) -> Questions:
+    """Return the questions without those that occur in `seen` too, e.g. about a trip to the same town."""
     known = {each.digest for each in load_scenarios(str(seen.scenarios))}
     place = asked.scenarios.with_name("apart.jsonl")
     kept = [each for each in load_scenarios(str(asked.scenarios)) if each.digest not in known]
@@ -157,7 +166,7 @@ def without(asked: Questions, seen: Questions) -> Questions:
 
 
 def real_questions(directory: Path) -> Questions:
-    """The real mail, with the public questions; the test stays as it is."""
+    """Index the real mail, and split its public questions; the split test stays the same."""
     build_mail_index([f"jsonl:{DATA / 'mail.jsonl.gz'}"], directory / "real-index")
     scenarios = directory / "real.jsonl"
     split = ["scenarios", "split", str(DATA / "questions.jsonl"), "--validation", "0.1", "--keep-test", "--seed", "1"]
@@ -165,12 +174,12 @@ def real_questions(directory: Path) -> Questions:
     return Questions(directory / "real-index", scenarios)
 
 
-def lesson(train: Questions, test: Questions, place: Path) -> Lesson:
-    return Lesson(train, test, measured("tiny", test, place))
+def make_experiment(train: Questions, test: Questions, place: Path) -> Experiment:
+    return Experiment(train, test, evaluate("tiny", test, place))
 
 
-def measured(policy: str, asked: Questions, place: Path) -> PolicyResult:
-    """A policy on the questions of a test."""
+def evaluate(policy: str, asked: Questions, place: Path) -> PolicyResult:
+    """Evaluate a policy on the questions of a test."""
     limit = ["--limit", str(QUESTIONS)] if asked.split == "all" else []
     bounds = ["--max-turns", "6", "--max-tokens", "120"]  # as in training
     gumshoe("evaluate", *asked.words, "--split", asked.split, *limit, *bounds, "--policy", policy, "--out", str(place))
@@ -178,11 +187,13 @@ def measured(policy: str, asked: Questions, place: Path) -> PolicyResult:
     return result.policies[0]
 
 
-def ran(name: str, more: list[str], known: Lesson, out: Path) -> Learned:
+def train_and_evaluate(name: str, more: list[str], known: Experiment, out: Path) -> TrainingOutcome:
     started = time.monotonic()
     gumshoe("train", "--config", str(CONFIG), *known.train.words, "--out", str(out), *more)
     minutes = (time.monotonic() - started) / 60
-    return Learned(name, known.before, measured(f"tiny#{out / 'final'}", known.test, out.with_suffix(".test")), minutes)
+    return TrainingOutcome(
+        name, known.before, evaluate(f"tiny#{out / 'final'}", known.test, out.with_suffix(".test")), minutes
+    )
 
 
 def gumshoe(*words: str) -> None:

@@ -1,10 +1,10 @@
-"""How fast mail is indexed and searched, against the obvious way, in one run: `make benchmarks`.
+"""Measure how fast mail is indexed and searched, compared with a plain solution: `make benchmarks`.
 
-The obvious way is a loop that inserts messages one by one into messages, recipients and an FTS5 table, and a query
-that matches the text and then checks, for each match, whether the inbox is a recipient.
+The plain solution inserts messages one by one into tables of messages and recipients and an FTS5 table. Its query
+matches the text, and then checks for each match if the inbox is a recipient.
 
-Works on the real mail beside the checkout; the half million are the real messages repeated under new ids, addresses
-and dates. Takes some minutes and 4 GB of temporary disk. Figures are medians unless they say otherwise.
+This uses the real mail beside the checkout; half a million messages are the real ones repeated with new ids,
+addresses and dates. Takes some minutes and 4 GB of temporary disk. Numbers are medians unless noted otherwise.
 """
 
 import argparse
@@ -34,19 +34,19 @@ from gumshoe.mail.index import MailIndex
 DATA = Path(__file__).parents[3] / "shared" / "data" / "enron"
 COMMON = ["the", "please", "enron", "you", "would"]
 PHRASES = ["let me know", "thank you", "of the", "please find attached", "conference call"]
-RARE_IN = range(5, 50)  # messages of the real mail that hold a rare word
+RARE_IN = range(5, 50)  # number of real messages that contain a rare word
 
 Query = tuple[str, str, list[str], str | None, str | None]  # kind, inbox, keywords, sent_after, sent_before
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--copies", type=int, default=31, help="times the 16,920 real messages are repeated")
-    parser.add_argument("--runs", type=int, default=5, help="runs of each indexing")
-    parser.add_argument("--queries", type=int, default=400, help="queries of the mix")
+    parser.add_argument("--copies", type=int, default=31, help="number of repetitions of the 16,920 real messages")
+    parser.add_argument("--runs", type=int, default=5, help="number of indexing runs")
+    parser.add_argument("--queries", type=int, default=400, help="number of queries")
     options = parser.parse_args()
     if not DATA.is_dir():
-        sys.exit(f"the real mail is not there: {DATA}")
+        sys.exit(f"the real mail does not exist: {DATA}")
     with tempfile.TemporaryDirectory(prefix="gumshoe-benchmark-") as directory:
         index_small(Path(directory), options.runs)
         search_large(Path(directory), options.copies, options.queries)
@@ -66,7 +66,7 @@ def timed(work: Callable[[], object]) -> float:
 
 
 def index_small(directory: Path, runs: int) -> None:
-    """Messages a second, read and indexed: raw files, and the real JSONL beside the plain loop."""
+    """Measure messages indexed per second: raw files, and the real mail as JSONL, compared with the plain loop."""
     raw = directory / "raw"
     with tarfile.open(DATA / "maildir-993.tar.gz") as archive:
         archive.extractall(raw, filter="data")
@@ -81,8 +81,8 @@ def index_small(directory: Path, runs: int) -> None:
         paces["plain"].append(count / timed(lambda: plain_build(plain, real_messages())))
         paces["jsonl"].append(count / timed(lambda: build_mail_index([source], ours, replace=True)))
     show(
-        "Indexing, messages a second",
-        ["what", "median", "best", "worst", "against the plain loop"],
+        "Indexing, messages per second",
+        ["", "median", "best", "worst", "against the plain loop"],
         [
             ["raw RFC 822 files (993)", *spread(paces["raw"]), ""],
             ["real mail, JSONL (16,920)", *spread(paces["jsonl"]), ratio(paces["jsonl"], paces["plain"])],
@@ -104,8 +104,8 @@ def real_messages() -> Iterator[dict[str, Any]]:
         yield from map(json.loads, lines)
 
 
-def repeated(copies: int) -> Iterator[dict[str, Any]]:
-    """The real messages again and again, each time under other ids, addresses and dates."""
+def repeat_messages(copies: int) -> Iterator[dict[str, Any]]:
+    """Yield the real messages repeatedly, each time with other ids, addresses and dates."""
     messages = list(real_messages())
     for copy in range(copies):
         for message in messages:
@@ -116,7 +116,7 @@ def repeated(copies: int) -> Iterator[dict[str, Any]]:
             yield {
                 **message,
                 **renamed,
-                "body": message["body"].replace("\r\n", "\n").replace("\r", "\n"),  # as ours counts its length
+                "body": message["body"].replace("\r\n", "\n").replace("\r", "\n"),  # as the product counts the length
                 "from": f"{message['from'].strip().lower()}.{copy}",
                 "message_id": f"{message['message_id'][:-1]}.{copy}>",
                 "date": sent.isoformat(),
@@ -124,7 +124,7 @@ def repeated(copies: int) -> Iterator[dict[str, Any]]:
 
 
 def plain_build(path: Path, messages: Iterator[dict[str, Any]]) -> None:
-    """The obvious schema, filled one message at a time."""
+    """Build the plain database, one message at a time."""
     database = sqlite3.connect(path)
     database.executescript(
         """
@@ -145,7 +145,7 @@ def plain_build(path: Path, messages: Iterator[dict[str, Any]]) -> None:
         key = (message["subject"], message["body"], message["from"])
         if len(message["body"]) > 5000 or len(everyone) > 30:
             continue
-        if key in seen:  # whoever received only the duplicate is to find the message
+        if key in seen:  # recipients of the duplicate find the message too
             pairs = [(seen[key], address) for address in addresses]
             database.executemany("INSERT OR IGNORE INTO recipients VALUES (?, ?)", pairs)
             continue
@@ -165,7 +165,7 @@ def plain_build(path: Path, messages: Iterator[dict[str, Any]]) -> None:
 
 
 def plain_search(database: sqlite3.Connection, query: Query, by: str) -> list[str]:
-    """The obvious query: everything that matches, then a look at the recipients of each."""
+    """Search the plain database: match the text, then check the recipients of each match."""
     _, inbox, keywords, *days = query
     match = " AND ".join(f'"{keyword}"' for keyword in keywords)
     first, last = (int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()) if day else None for day in days)
@@ -200,8 +200,8 @@ def p99(values: list[float]) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[98]
 
 
-def mix(copies: int, number: int) -> tuple[list[Query], int]:
-    """Queries over as many inboxes as there are, and how many inboxes they are drawn from."""
+def make_queries(copies: int, number: int) -> tuple[list[Query], int]:
+    """Return queries over all inboxes, and the number of inboxes."""
     chance = random.Random(0)
     words: Counter[str] = Counter()
     received: Counter[str] = Counter()
@@ -234,10 +234,10 @@ def mix(copies: int, number: int) -> tuple[list[Query], int]:
 
 
 def search_large(directory: Path, copies: int, number: int) -> None:
-    """Searches at half a million messages, ours and the obvious one's, and what each found."""
+    """Measure searches in half a million messages, of both solutions, and compare their results."""
     source, ours, plain = directory / "large.jsonl", directory / "large", directory / "large.sqlite"
     with source.open("w") as file:
-        for message in repeated(copies):
+        for message in repeat_messages(copies):
             file.write(json.dumps(message) + "\n")
     started = time.perf_counter()
     report = build_mail_index([f"jsonl:{source}"], ours)
@@ -247,21 +247,21 @@ def search_large(directory: Path, copies: int, number: int) -> None:
     source.unlink()
     show(
         f"Indexing {report.read:,} messages, {report.messages:,} kept",
-        ["what", "messages a second", "file"],
+        ["", "messages per second", "file"],
         [
             ["ours", f"{ours_pace:,.0f}", f"{(ours / 'mail.sqlite').stat().st_size >> 20:,} MiB"],
             ["plain loop", f"{plain_pace:,.0f}", f"{plain.stat().st_size >> 20:,} MiB"],
         ],
     )
-    queries, inboxes = mix(copies, number)
+    queries, inboxes = make_queries(copies, number)
     database = sqlite3.connect(plain)
     index = MailIndex(ours)
     same = sum(find(index, query, "date") == plain_search(database, query, "sent DESC, id") for query in queries)
     rows, in_use = [], dict[str, list[float]]()
     for order, by in (("date", "sent DESC, id"), ("relevance", "rank")):
-        index = MailIndex(ours)  # just opened: it remembers nothing, of results or of inboxes
+        index = MailIndex(ours)  # newly opened, without cached results or inboxes
         mine = measure(queries, lambda query, index=index, order=order: find(index, query, order))  # type: ignore[misc]
-        # The same questions for other results, so that none is remembered.
+        # The same queries with another limit, so that no result is cached.
         again = measure(queries, lambda query, index=index, order=order: find(index, query, order, 9))  # type: ignore[misc]
         in_use[order] = again.everything()
         theirs = measure(queries, lambda query, by=by: plain_search(database, query, by))  # type: ignore[misc]
@@ -272,16 +272,14 @@ def search_large(directory: Path, copies: int, number: int) -> None:
             rows.append([order, kind, *(f"{figure:.2f}" for figure in figures), f"{figures[3] / figures[1]:.0f} times"])
     show(
         f"Searching {report.messages:,} messages, {len(queries)} queries in {inboxes:,} inboxes, milliseconds",
-        ["order", "query", "median", "p99", "obvious median", "obvious p99", "faster at p99"],
+        ["order", "query", "median", "p99", "plain median", "plain p99", "faster at p99"],
         rows,
     )
     console = Console(width=110)
     for order, timings in in_use.items():
-        console.print(
-            f"In use for a while, by {order}: median {statistics.median(timings):.2f}, p99 {p99(timings):.2f}"
-        )
+        console.print(f"After warmup, by {order}: median {statistics.median(timings):.2f}, p99 {p99(timings):.2f}")
     console.print(f"Same results in the same order (by date): {same} of {len(queries)}")
-    console.print(f"Memory of a searching process beside the page cache: {memory(ours, queries):.0f} MiB")
+    console.print(f"Memory of a searching process, without the page cache: {memory(ours, queries):.0f} MiB")
 
 
 def find(index: MailIndex, query: Query, order: Any, limit: int = 10) -> list[str]:
@@ -303,7 +301,7 @@ print(int(status["RssAnon"].split()[0]) / 1024)
 
 
 def memory(index: Path, queries: list[Query]) -> float:
-    """MiB that a fresh process holds of its own after the queries."""
+    """Return the private memory of a new process after the queries, in MiB."""
     run = subprocess.run(
         [sys.executable, "-c", _MEMORY, str(index)],
         input=json.dumps(queries),

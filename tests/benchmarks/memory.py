@@ -1,14 +1,14 @@
-"""How much memory training takes, and how much `gumshoe plan` says: `python -m tests.benchmarks.memory`.
+"""Measure the memory of training, and compare it with `gumshoe plan`: `python -m tests.benchmarks.memory`.
 
-Models with random weights, of several shapes, each in a process of its own that takes two optimizer steps with our
-trainer (`AgentTrainer`: the passes, loss, gradient and optimizer of a real run) on episodes of a given length; and
-episodes in the trainer's own process, two turns of each at once. What is measured is the most memory that the process
-had at once (VmHWM) after the model was loaded, less what it had after the same with a very small model (VmRSS), when
-all that it uses was there; malloc is told to give freed memory back at once, so that what is measured is what was in
-use. No GPU is needed. With `--gpu`, larger models are trained on a GPU instead, and what is in use on it is compared.
+Models with random weights, of several shapes, each make two optimizer steps in a process of their own with our trainer
+(`AgentTrainer`: the passes, loss, gradient and optimizer of a real run) on episodes of a given length; or they run two
+turns of concurrent episodes. The measured number is the peak memory (VmHWM) after the model was loaded, minus the
+memory after the same work with a very small model (VmRSS), when all libraries are loaded. malloc is set to return freed
+memory at once, so that only memory in use is measured. No GPU is needed. With `--gpu`, larger models are trained on
+a GPU, and its memory in use is compared.
 
-Takes some minutes and at most 7 GiB. Ends with 1 where an estimate is more than 15 % off. `--write` keeps the numbers
-for `tests/training/test_memory_plan.py`.
+Takes some minutes and at most 7 GiB. Exits with 1 if an estimate is more than 15 % off. `--write` saves the numbers for
+`tests/training/test_memory_plan.py`.
 """
 
 import argparse
@@ -54,29 +54,29 @@ _MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536",
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A model, and how it is trained."""
+    """A model, and its training."""
 
     name: str
     model: dict[str, Any]
-    """Of config.json."""
+    """Fields of config.json."""
     context: int
-    """Tokens of the longest episode."""
+    """Number of tokens of the longest episode."""
     sampled: int
-    """Tokens of each episode that count."""
+    """Number of tokens of each episode that are trained on."""
     settings: dict[str, Any] = field(default_factory=dict)
     at_once: int = 0
-    """Episodes that are sampled at once, instead of a training pass."""
+    """Number of concurrent episodes to sample, instead of training."""
 
     def config(self) -> dict[str, Any]:
-        """A config.json."""
+        """Return the content of config.json."""
         llama = self.model.get("model_type") == "llama"
         architecture = "LlamaForCausalLM" if llama else "Qwen2ForCausalLM"
         return {"model_type": "qwen2", "architectures": [architecture], "max_position_embeddings": 8192, **self.model}
 
     def train_settings(self, model: Path) -> TrainSettings:
-        made = TrainSettings.model_validate(self.settings)
-        return made.model_copy(
-            update={"model": made.model.model_copy(update={"name": str(model), "max_context": self.context})}
+        settings = TrainSettings.model_validate(self.settings)
+        return settings.model_copy(
+            update={"model": settings.model.model_copy(update={"name": str(model), "max_context": self.context})}
         )
 
 
@@ -137,7 +137,7 @@ GPU_CASES = (
 
 
 def estimate(case: Case, shape: ModelShape, settings: TrainSettings, *, on_gpu: bool = False) -> dict[str, int]:
-    """Return bytes by part; on a CPU, without what the process has before it begins."""
+    """Return the estimated bytes by part; on a CPU, without `framework`, which is measured as the baseline."""
     place, batch = ComputeDevice.of(settings, on_gpu=on_gpu), settings.optimizer.per_device_train_batch_size
     parts = trainer_parts(shape, settings, place, TrainingPass(batch, case.context, case.sampled))
     if case.at_once:
@@ -148,21 +148,21 @@ def estimate(case: Case, shape: ModelShape, settings: TrainSettings, *, on_gpu: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help=f"keep the numbers in {RECORD.name}")
-    parser.add_argument("--only", metavar="TEXT", default="", help="cases whose name has it")
+    parser.add_argument("--write", action="store_true", help=f"save the numbers to {RECORD.name}")
+    parser.add_argument("--only", metavar="TEXT", default="", help="only cases whose name contains TEXT")
     parser.add_argument("--gpu", action="store_true", help="measure larger models on a GPU")
     parser.add_argument("--measure", metavar="DIR", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
-        work = _measure_gpu if options.gpu else _measured_here
+        work = _measure_gpu if options.gpu else _measure_cpu
         print(json.dumps(work(options.measure)))
         return
     found = []
     for each in GPU_CASES if options.gpu else CASES:
         if options.only in each.name:
-            found.append(measured(each, on_gpu=options.gpu))
+            found.append(measure_case(each, on_gpu=options.gpu))
             if options.write and not options.gpu:
-                _keep(found)
+                _save_record(found)
             print(f"{each.name}: {found[-1]['measured'] / GIB:.2f} GiB", file=sys.stderr, flush=True)
     rows = [
         [each["name"], f"{each['measured'] / GIB:.2f}", f"{each['estimate'] / GIB:.2f}", f"{each['off']:+.1%}"]
@@ -170,18 +170,18 @@ def main() -> None:
     ]
     show(
         f"Memory of training, on a {'GPU' if options.gpu else 'CPU'}",
-        ["", "measured, GiB", "estimate, GiB", "off"],
+        ["", "measured, GiB", "estimate, GiB", "difference"],
         rows,
     )
     sys.exit(any(abs(each["off"]) > MOST_OFF for each in found))
 
 
-def _keep(found: list[dict[str, Any]]) -> None:
-    """Write numbers down, in place of those of the same cases; others stay where they are of the same versions."""
+def _save_record(found: list[dict[str, Any]]) -> None:
+    """Save numbers, and keep those of other cases if they were measured with the same package versions."""
     versions = {name: version(name) for name in PACKAGES}
     before = json.loads(RECORD.read_text()) if RECORD.exists() else {}
     every = {each["name"]: each for each in before.get("cases", ()) if before["versions"] == versions}
-    estimated = ("estimate", "parts", "off")  # what the tests make anew
+    estimated = ("estimate", "parts", "off")  # computed again by the tests
     every |= {each["name"]: {key: each[key] for key in each if key not in estimated} for each in found}
     record = {
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU",
@@ -191,8 +191,8 @@ def _keep(found: list[dict[str, Any]]) -> None:
     RECORD.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def measured(case: Case, *, on_gpu: bool = False) -> dict[str, Any]:
-    """What a case took, and what was estimated."""
+def measure_case(case: Case, *, on_gpu: bool = False) -> dict[str, Any]:
+    """Measure a case in a new process, and return the numbers with the estimate."""
     with tempfile.TemporaryDirectory(prefix="gumshoe-memory-") as directory:
         model = Path(directory)
         (model / "config.json").write_text(json.dumps(case.config()))
@@ -205,19 +205,19 @@ def measured(case: Case, *, on_gpu: bool = False) -> dict[str, Any]:
             stdout=subprocess.PIPE,
             check=True,
         )
-    took = json.loads(ran.stdout.splitlines()[-1])
+    numbers = json.loads(ran.stdout.splitlines()[-1])
     total = sum(parts.values())
     return {
         **asdict(case),
-        **took,
+        **numbers,
         "estimate": total,
         "parts": parts,
-        "off": total / took["measured"] - 1,
+        "off": total / numbers["measured"] - 1,
     }
 
 
-def _measured_here(directory: Path) -> dict[str, int]:
-    """Two steps in this process: bytes at most, less those that it had before; and these."""
+def _measure_cpu(directory: Path) -> dict[str, int]:
+    """Run a case in this process, and return the baseline and the peak above it, in bytes."""
     case = Case(**json.loads((directory / "case.json").read_text()))
     work = _sample if case.at_once else _train
     small = replace(
@@ -235,7 +235,7 @@ def _measured_here(directory: Path) -> dict[str, int]:
 
 
 def _measure_gpu(directory: Path) -> dict[str, int]:
-    """Take two steps on the GPU, and return the bytes that are in use on it then: freed blocks stay reserved."""
+    """Make two steps on the GPU, and return the bytes in use on it afterwards, as freed blocks stay reserved."""
     import torch
 
     case = Case(**json.loads((directory / "case.json").read_text()))
@@ -245,23 +245,23 @@ def _measure_gpu(directory: Path) -> dict[str, int]:
     return {"measured": total - free}
 
 
-def _loaded(settings: TrainSettings) -> Any:
-    """The base model, without the file that its weights were read from, which stays mapped; what is measured begins."""
+def _load_model(settings: TrainSettings) -> Any:
+    """Load the base model, copy its weights out of the mapped file, and reset the peak memory."""
     import torch
 
     from gumshoe.training.models.lora_model import load_base
 
     model = load_base(settings)
     for each in model.parameters():
-        if each.dtype != torch.uint8:  # which nf4 made anew
+        if each.dtype != torch.uint8:  # nf4 has copied these already
             each.data = each.data.clone()
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     return model
 
 
 def _save_model(directory: Path, case: Case, device: str = "cpu") -> None:
-    """In a process of its own, whose memory is not this one's."""
+    """Save a random model in a process of its own, so that its memory is not counted here."""
     code = (
         "import sys, torch; from transformers import AutoConfig, AutoModelForCausalLM; torch.manual_seed(1);"
         "torch.set_default_device(sys.argv[3]);"
@@ -273,7 +273,7 @@ def _save_model(directory: Path, case: Case, device: str = "cpu") -> None:
 
 
 def _train(case: Case, directory: Path, *, on_gpu: bool = False) -> None:
-    """Build the trainer, and take two steps."""
+    """Build the trainer, and make two steps."""
     import torch
     from datasets import Dataset
     from trl import GRPOConfig
@@ -316,7 +316,7 @@ def _train(case: Case, directory: Path, *, on_gpu: bool = False) -> None:
     )
     trainer: Any = AgentTrainer(
         Hooks(roll_out, optimizer.algorithm.load(), lambda: None, most_difference=1e9),
-        model=_loaded(settings),
+        model=_load_model(settings),
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": [str(each) for each in range(settings.groups)]}),
         processing_class=tokenizer,
@@ -326,7 +326,7 @@ def _train(case: Case, directory: Path, *, on_gpu: bool = False) -> None:
 
 
 def _sample(case: Case, directory: Path) -> None:
-    """A turn of every episode, and then one that reads what the context has left."""
+    """Sample a turn of every episode, and then one after a tool result that fills the context."""
     from peft import get_peft_model
 
     from gumshoe.inference.generation import PendingTurn, sample_turns
@@ -334,7 +334,7 @@ def _sample(case: Case, directory: Path) -> None:
     from gumshoe.training.models.lora_model import lora_config
 
     settings = case.train_settings(directory)
-    model: Any = get_peft_model(_loaded(settings), lora_config(settings.lora)).eval()
+    model: Any = get_peft_model(_load_model(settings), lora_config(settings.lora)).eval()
     at, once = Sampling(max_tokens=case.sampled), range(case.at_once)
     first = case.context - TURN_TOKENS - 2 * case.sampled
     turns = [PendingTurn([10 + (each + place) % 200 for place in range(first)], at, (), each, None) for each in once]
@@ -346,7 +346,7 @@ def _sample(case: Case, directory: Path) -> None:
 
 
 def _episodes(case: Case, count: int, group: int) -> Iterator[Any]:
-    """Of unequal lengths, the last as long as any; what was sampled is at the end."""
+    """Yield episodes of different lengths, the last one with the full context, with sampled tokens at the end."""
     from gumshoe.environments.base import EpisodeState
     from gumshoe.rollouts.trajectory import Segment, Trajectory
 
@@ -354,7 +354,7 @@ def _episodes(case: Case, count: int, group: int) -> Iterator[Any]:
     for number in range(count):
         length = case.context - 16 * (count - 1 - number) - _PROMPT
         ids = [10 + 7 * place % (most - 10) for place in range(_PROMPT)]
-        ids[-8:] = [11 + group] * 8  # what prompts begin with is alike, and what they ask is not
+        ids[-8:] = [11 + group] * 8  # prompts have a common prefix, and end differently
         rest = [10 + (5 * place + number) % (most - 10) for place in range(length)]
         given, sampled = rest[: length - case.sampled], rest[length - case.sampled :]
         parts = [("prompt", ids), ("sampled", sampled[:8]), ("injected", given), ("sampled", sampled[8:])]
@@ -366,7 +366,7 @@ def _episodes(case: Case, count: int, group: int) -> Iterator[Any]:
 
 
 def _status(name: str) -> int:
-    """Bytes, as the kernel says of this process."""
+    """Return a value of /proc/self/status in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
 

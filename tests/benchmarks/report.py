@@ -1,6 +1,6 @@
-"""How quick a report is in a browser, by its size: `python -m tests.benchmarks.report`.
+"""Measure how fast a report of each size is in a browser: `python -m tests.benchmarks.report`.
 
-Milliseconds, medians: to load the page, to filter its list, and to open an episode.
+The numbers are medians in milliseconds, to load the page, filter its list, and open an episode.
 """
 
 import shutil

@@ -1,4 +1,4 @@
-"""SciFact (BEIR): real questions, and which documents answer them."""
+"""SciFact (BEIR): real questions, and the documents that answer them."""
 
 import csv
 import json
@@ -12,17 +12,17 @@ from gumshoe.documents.index import DocumentIndex
 
 @dataclass(frozen=True)
 class Quality:
-    """Means over some queries, as `trec_eval` works them out."""
+    """Means over queries, computed as in `trec_eval`."""
 
     ndcg: float
-    """nDCG of the first ten."""
+    """nDCG@10."""
     recall: float
-    """Of the first hundred."""
+    """Recall@100."""
 
 
 @dataclass(frozen=True)
 class SciFact:
-    """Its documents as a source, its queries, and of each the documents that are right."""
+    """The documents as a source, the queries, and the relevant documents of each query."""
 
     source: str
     queries: dict[str, str]
@@ -39,12 +39,12 @@ class SciFact:
         return cls(f"jsonl:{directory / 'corpus.jsonl.gz'}", {each: queries[each] for each in right}, right)
 
     def half(self, odd: bool) -> "SciFact":
-        """The queries with odd, or with even ids."""
+        """Return the queries with odd, or with even ids."""
         kept = {each: text for each, text in self.queries.items() if int(each) % 2 == odd}
         return SciFact(self.source, kept, self.right)
 
     def measure(self, index: DocumentIndex, **options: Any) -> Quality:
-        """The quality of searches with some options."""
+        """Search with some options, and return the quality of the results."""
         found = {
             each: [hit.document_id for hit in index.search(text, limit=100, **options)]
             for each, text in self.queries.items()
@@ -52,7 +52,7 @@ class SciFact:
         return self.quality(found)
 
     def quality(self, found: dict[str, list[str]]) -> Quality:
-        """The quality of the documents that were found for each query, the best first."""
+        """Return the quality of search results, given as document ids by query, best first."""
         ndcg = [_ndcg(listed[:10], self.right[each]) for each, listed in found.items()]
         recall = [
             len(self.right[each].keys() & set(listed[:100])) / len(self.right[each]) for each, listed in found.items()

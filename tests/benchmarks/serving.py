@@ -1,12 +1,13 @@
-"""What the agent server adds to a model's time: `python -m tests.benchmarks.serving`.
+"""Measure the overhead of the agent server: `python -m tests.benchmarks.serving`.
 
-A server in a process of its own, with access by key, synthetic mail, and a scripted policy in the model's place, which
-searches, reads a message and answers. Asked over HTTP by 50 clients at once, each on a connection of its own, from this
-process.
+The server runs in its own process, with API keys, synthetic mail, and a scripted policy instead of a model, which
+searches, reads a message and answers. 50 concurrent clients in this process send requests over HTTP, each on its own
+connection.
 
-- The overhead of a turn: a request's time, less what the scripted policy took, by its turns. It sleeps about as long
-  as a fast model takes (`--pauses`, half as long to half as long again), or the 50 would wait for each other.
-- Requests a second where the policy answers at once: then the server is all that takes time.
+- The overhead per turn: the time of a request, minus that of the scripted policy, divided by its turns. The policy
+  sleeps about as long as a fast model takes (`--pauses`, times 0.5 to 1.5), or the 50 clients would wait for each
+  other.
+- Requests per second if the policy answers at once, so that only the server takes time.
 - The server's memory before and after 10,000 requests.
 
 Takes about two minutes.
@@ -50,14 +51,14 @@ from gumshoe.serving.service import AnswerService, ServedPolicy
 from gumshoe.serving.settings import read_settings
 from gumshoe.serving.telemetry import Metrics, create_tracer, log_as_json
 from gumshoe.synthesis.mailboxes import MAIL_FILE, synthesize_mail, write_mail
-from tests.benchmarks.agent import Searcher, looked_up
+from tests.benchmarks.agent import Searcher, search_words
 from tests.benchmarks.mail import show
 
 AT_ONCE = 50
 
 
-class Pausing(Searcher):
-    """A searcher that takes its time, and says in its answer how long that was, with what its own work took."""
+class PausingSearcher(Searcher):
+    """A searcher that pauses in each turn, and reports in its answer how long its turns took."""
 
     def __init__(self, finds: dict[str, list[str]], encode: Callable[[str], tuple[int, ...]], pause: float) -> None:
         super().__init__(finds, encode)
@@ -67,9 +68,9 @@ class Pausing(Searcher):
         pause = self._pause * (0.5 + random.Random(seed).random())
         self._took += pause
         await asyncio.sleep(pause)
-        began = time.perf_counter()
-        completion = await super().sample(*arguments, seed=seed, **named)  # which waits for nothing
-        self._took += time.perf_counter() - began
+        started = time.perf_counter()
+        completion = await super().sample(*arguments, seed=seed, **named)  # this does not wait
+        self._took += time.perf_counter() - started
         return completion
 
     def _next(self, seed: int) -> str:
@@ -77,17 +78,19 @@ class Pausing(Searcher):
 
 
 def serve(directory: Path, listening: socket.socket, pause: float) -> None:
-    """The server's process."""
-    codec, world = load_tokenizer(TINY), open_env(directory / "index")
+    """Run the server process."""
+    codec, env = load_tokenizer(TINY), open_env(directory / "index")
     chat = ChatFormat(codec)
-    finds = {about.question: looked_up(world.index, about) for about in load_scenarios(str(directory / SCENARIOS_FILE))}
+    finds = {
+        about.question: search_words(env.index, about) for about in load_scenarios(str(directory / SCENARIOS_FILE))
+    }
 
     def encode(text: str) -> tuple[int, ...]:
         return tuple(codec.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids)
 
     @contextmanager
     def speak(environment: Environment, seed: str) -> Iterator[ChatSession]:
-        policy = Pausing(finds[environment.scenario.question], encode, pause)
+        policy = PausingSearcher(finds[environment.scenario.question], encode, pause)
         with token_chat_sessions(policy, chat, Sampling(max_tokens=400), 8192)(environment, seed) as speaker:
             yield speaker
 
@@ -99,7 +102,7 @@ def serve(directory: Path, listening: socket.socket, pause: float) -> None:
             candidates = [ServedPolicy(PolicyName("scripted", "scripted"), 1.0, speak, "")]
             nothing = FeedbackRecorder(settings.keeping, None)
             service = AnswerService(
-                settings, world, Metrics(), create_tracer(), threads, nothing.record_episode, candidates
+                settings, env, Metrics(), create_tracer(), threads, nothing.record_episode, candidates
             )
             async with open_routes(service, open_access(settings.access), nothing) as app:
                 config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
@@ -111,8 +114,8 @@ def serve(directory: Path, listening: socket.socket, pause: float) -> None:
 
 
 @contextmanager
-def served(directory: Path, pause: float) -> Iterator[tuple[int, psutil.Process]]:
-    """A server's port and process, until the block ends."""
+def start_server(directory: Path, pause: float) -> Iterator[tuple[int, psutil.Process]]:
+    """Start a server while the block runs, and yield its port and process."""
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listening, (directory / "log").open("ab") as log:
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         words = ["--serve", str(directory), str(listening.fileno()), str(pause)]
@@ -128,48 +131,48 @@ def served(directory: Path, pause: float) -> Iterator[tuple[int, psutil.Process]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request's seconds, of which the policy took so many, and its turns."""
+    """The time of a request, the part of the policy in it, and the number of turns."""
 
     seconds: float
     policy: float
     turns: int
 
 
-async def ask(port: int, key: str, questions: list[bytes], count: int) -> list[Request]:
-    """So many requests, one after another on one connection."""
+async def send_on_connection(port: int, key: str, questions: list[bytes], count: int) -> list[Request]:
+    """Send `count` requests, one after another on one connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /invoke HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {key}\r\n"
     head += "Content-Type: application/json\r\nContent-Length: "
     taken = []
     for number in range(count):
         body = questions[number % len(questions)]
-        began = time.perf_counter()
+        started = time.perf_counter()
         writer.write(head.encode() + b"%d\r\n\r\n" % len(body) + body)
         status, *headers = (await reader.readuntil(b"\r\n\r\n")).lower().splitlines()
         length = next(int(line.split(b":")[1]) for line in headers if line.startswith(b"content-length"))
-        told = await reader.readexactly(length)
-        seconds = time.perf_counter() - began
-        assert b" 200 " in status, (status, told)
-        answer = json.loads(told)
+        body = await reader.readexactly(length)
+        seconds = time.perf_counter() - started
+        assert b" 200 " in status, (status, body)
+        answer = json.loads(body)
         assert answer["success"], answer
         taken.append(Request(seconds, float(answer["answer"].split()[2]), answer["turns"]))
     writer.close()
     return taken
 
 
-async def asked(port: int, key: str, questions: list[bytes], count: int) -> list[Request]:
-    """So many requests in all, `AT_ONCE` at any time."""
+async def send_requests(port: int, key: str, questions: list[bytes], count: int) -> list[Request]:
+    """Send `count` requests in all, `AT_ONCE` of them concurrently."""
     shares = [questions[start::AT_ONCE] for start in range(AT_ONCE)]
-    found = await asyncio.gather(*(ask(port, key, share, count // AT_ONCE) for share in shares))
+    found = await asyncio.gather(*(send_on_connection(port, key, share, count // AT_ONCE) for share in shares))
     return [each for taken in found for each in taken]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pauses", type=float, nargs="+", default=[0.15, 0.5], help="seconds per turn of the policy")
     parser.add_argument(
-        "--pauses", type=float, nargs="+", default=[0.15, 0.5], help="seconds that a turn's policy takes"
+        "--requests", type=int, default=10_000, help="number of requests with a policy that answers at once"
     )
-    parser.add_argument("--requests", type=int, default=10_000, help="in a run in which the policy answers at once")
     parser.add_argument("--serve", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -181,7 +184,7 @@ def main() -> None:
 
 
 def measure(directory: Path, pauses: list[float], requests: int) -> None:
-    """All runs, and their table."""
+    """Make all runs, and show the table."""
     mail = synthesize_mail(3, 12, 3600)
     write_mail(mail, directory)
     build_mail_index([f"jsonl:{directory / MAIL_FILE}"], directory / "index")
@@ -190,24 +193,24 @@ def measure(directory: Path, pauses: list[float], requests: int) -> None:
     questions = [each.model_dump_json(include=set(names)).encode() for each in mail.scenarios]
     lines, turns = [], 0.0
     for pause in pauses:
-        with served(directory, pause) as (port, _):
-            asyncio.run(asked(port, key, questions, AT_ONCE * 4))  # the first are slower
-            found = asyncio.run(asked(port, key, questions, AT_ONCE * 20))
+        with start_server(directory, pause) as (port, _):
+            asyncio.run(send_requests(port, key, questions, AT_ONCE * 4))  # warm up
+            found = asyncio.run(send_requests(port, key, questions, AT_ONCE * 20))
         overheads = statistics.quantiles([1000 * (each.seconds - each.policy) / each.turns for each in found], n=100)
         turns = statistics.mean(each.turns for each in found)
         figures = f"{overheads[49]:.1f} and {overheads[98]:.1f} ms"
-        lines.append([f"overhead of a turn where the model takes {pause * 1000:g} ms: median and p99", figures])
-    with served(directory, 0) as (port, process):
-        asyncio.run(asked(port, key, questions, AT_ONCE * 4))
-        before, began = process.memory_info().rss, time.perf_counter()
-        asyncio.run(asked(port, key, questions, requests))
-        seconds, after = time.perf_counter() - began, process.memory_info().rss
+        lines.append([f"overhead per turn if the model takes {pause * 1000:g} ms: median and p99", figures])
+    with start_server(directory, 0) as (port, process):
+        asyncio.run(send_requests(port, key, questions, AT_ONCE * 4))
+        before, started = process.memory_info().rss, time.perf_counter()
+        asyncio.run(send_requests(port, key, questions, requests))
+        seconds, after = time.perf_counter() - started, process.memory_info().rss
     show(
-        f"The agent server, {AT_ONCE} requests at once, {turns:.1f} turns each",
-        ["what", "figure"],
+        f"The agent server, {AT_ONCE} concurrent requests, {turns:.1f} turns each",
+        ["", ""],
         [
             *lines,
-            ["requests a second where it takes none", f"{requests / seconds:,.0f}"],
+            ["requests per second if the model takes no time", f"{requests / seconds:,.0f}"],
             [f"memory before {requests:,} requests and after", f"{before / 2**20:,.0f} and {after / 2**20:,.0f} MiB"],
         ],
     )

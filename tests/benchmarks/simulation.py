@@ -1,12 +1,12 @@
-"""Trainers and rollout servers in synchronous training, as a discrete-event simulation in seconds.
+"""Simulate trainers and rollout servers in synchronous training, by discrete events in seconds.
 
-A step is as `gumshoe train` has it: the adapter is published, all episodes of the step run on the servers, groups that
-teach nothing are drawn again, the trainers share the groups, and every so often a checkpoint is saved. Nobody learns
-while episodes run, and no episode runs while somebody learns.
+A step is like one of `gumshoe train`: the adapter is published, all episodes of the step run on the servers, flat
+groups are replaced, the trainers share the groups, and sometimes a checkpoint is saved. Training and rollouts never
+overlap.
 
-What always holds: all servers are equally busy, since each episode begins with the least busy one (near the end of the
-rollouts, those of a real run are a little less even: an episode stays where it began); and the same seed gives the same
-episodes however many servers and trainers there are.
+Invariants: all servers are equally busy, because each episode starts on the least busy one (in a real run, load is a
+little less even near the end, because episodes stay on their server). The same seed gives the same episodes for any
+number of servers and trainers.
 """
 
 import math
@@ -24,36 +24,38 @@ Seconds = NDArray[np.float64]
 
 
 class Phases(BaseModel):
-    """What the parts of a step take, in seconds where nothing else is said."""
+    """Times of the parts of a step, in seconds unless noted otherwise."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: str = Field(description="where the numbers come from")
     episode_seconds: dict[float, float] = Field(
-        description="of an episode that is alone on a server: quantiles, by the share of episodes that take no longer, "
-        "from 0 to 1"
+        description="seconds of an episode that is alone on a server: quantiles, by the share of episodes that take "
+        "no longer, from 0 to 1"
     )
     slowdown: float = Field(
-        ge=0, description="how much longer an episode takes for each other one on its server, as a share"
+        ge=0, description="relative increase of an episode's time for each other episode on its server"
     )
-    slots: int = Field(ge=1, description="episodes that a server runs at once")
-    turns: float = Field(6, ge=1, description="of an episode")
+    slots: int = Field(ge=1, description="maximum number of concurrent episodes per server")
+    turns: float = Field(6, ge=1, description="turns per episode")
     calls_per_second: float | None = Field(
-        None, gt=0, description="turns a second that the one process can drive that runs all episodes; no bound if none"
+        None, gt=0, description="turns per second that the process that runs all episodes can handle; no limit if null"
     )
-    score_seconds: float = Field(0, ge=0, description="from a group's last episode to its rewards")
-    tokens: float = Field(gt=0, description="of an episode, mean; in proportion to its seconds")
-    token_seconds: float = Field(gt=0, description="of one trainer for a token, forwards and backwards")
-    update_seconds: float = Field(0, ge=0, description="of a step, whatever its tokens")
-    exchange_seconds: float = Field(0, ge=0, description="of gradients between trainers, where there are several")
-    save_seconds: float = Field(0, ge=0, description="of the adapter")
-    send_seconds: float = Field(0, ge=0, description="of the adapter, to the store that servers take it from")
-    load_seconds: float = Field(0, ge=0, description="of the adapter, on all servers at the same time")
+    score_seconds: float = Field(0, ge=0, description="time from a group's last episode to its rewards")
+    tokens: float = Field(gt=0, description="mean number of tokens per episode; proportional to its seconds")
+    token_seconds: float = Field(gt=0, description="time of one trainer per token, forward and backward")
+    update_seconds: float = Field(0, ge=0, description="time per step that does not depend on tokens")
+    exchange_seconds: float = Field(0, ge=0, description="time to exchange gradients, if there are several trainers")
+    save_seconds: float = Field(0, ge=0, description="time to save the adapter")
+    send_seconds: float = Field(0, ge=0, description="time to upload the adapter to the store")
+    load_seconds: float = Field(0, ge=0, description="time to load the adapter, on all servers in parallel")
     checkpoint_seconds: float = Field(0, ge=0)
-    server_detection_seconds: float = Field(1, ge=0, description="until it is known that a server is gone")
+    server_detection_seconds: float = Field(1, ge=0, description="time until the loss of a server is detected")
     server_restart_seconds: float = Field(120, ge=0)
-    trainer_detection_seconds: float = Field(30, ge=0, description="until it is known that a trainer is gone")
-    trainer_restart_seconds: float = Field(180, ge=0, description="of all trainers, from the last checkpoint")
+    trainer_detection_seconds: float = Field(30, ge=0, description="time until the loss of a trainer is detected")
+    trainer_restart_seconds: float = Field(
+        180, ge=0, description="time to restart all trainers from the last checkpoint"
+    )
     gpus_per_server: int = Field(1, ge=1)
     gpus_per_trainer: int = Field(1, ge=1)
 
@@ -65,47 +67,47 @@ class Phases(BaseModel):
         return self
 
     def draw(self, rng: np.random.Generator, episodes: int) -> Seconds:
-        """[episodes]: the seconds of each, alone."""
+        """Draw the seconds of episodes that are alone on a server, [episodes]."""
         shares, seconds = list(self.episode_seconds), list(self.episode_seconds.values())
         return np.interp(rng.random(episodes), shares, seconds)
 
     @property
     def mean_episode(self) -> float:
-        """Seconds, alone."""
+        """Mean seconds of an episode that is alone on a server."""
         return mean_of(self.episode_seconds)
 
     @property
     def publishing(self) -> float:
-        """Seconds from the trainer's weights to the last server that has them."""
+        """Seconds until all servers have the trainer's weights."""
         return self.save_seconds + self.send_seconds + self.load_seconds
 
 
 def mean_of(quantiles: dict[float, float]) -> float:
-    """The mean of what has such quantiles, by share, with straight lines between them."""
+    """Return the mean of a distribution with these quantiles, by share, interpolated linearly."""
     return float(np.trapezoid(list(quantiles.values()), list(quantiles)))
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step is to do."""
+    """The work of a step."""
 
     groups: int
     episodes: int
-    """Of a group."""
+    """Episodes per group."""
     flat: float = 0.0
-    """Share of groups that teach nothing, in place of which others are drawn."""
+    """Share of flat groups, which are replaced."""
     draws: int = 1
-    """At most."""
+    """Maximum number of draws."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rolled:
-    """Episodes of one draw, at their end."""
+class RolloutTimes:
+    """Times of the episodes of one draw."""
 
     ends: Seconds
-    """[episodes]: when each ended, from the first one's beginning."""
+    """[episodes]: end of each, in seconds from the start of the first."""
     again: int = 0
-    """Episodes that lost a turn with a server."""
+    """Number of episodes that lost a turn with a server."""
 
     @property
     def seconds(self) -> float:
@@ -114,29 +116,29 @@ class Rolled:
 
 def roll_out(
     work: Seconds, servers: int, phases: Phases, lost_at: float = math.inf, rng: np.random.Generator | None = None
-) -> Rolled:
-    """Run episodes [episodes], each so many seconds of work, on servers of which one may be lost at a moment.
+) -> RolloutTimes:
+    """Simulate episodes with these seconds of work, [episodes], on servers of which one may be lost at a time.
 
-    All running episodes advance alike: by 1 / (1 + slowdown · others on the server) a second. So one clock counts the
-    work that each has had, and an episode ends when that clock has gone on by its own. The episodes of a lost server
-    begin their turn again on another, once it is known to be gone; it comes back empty.
+    All running episodes advance at the same rate, 1 / (1 + slowdown · others on the server) per second. So one clock
+    counts the work done, and an episode ends when the clock has advanced by its own work. Episodes of a lost server
+    repeat their turn on another one, once the loss is detected. The server comes back empty.
     """
     ends = np.zeros(len(work))
     waiting = deque(range(len(work)))
     slots, alive = phases.slots * servers, servers
-    running: list[tuple[float, int]] = []  # where the clock stands at its end, and which
-    left = work.tolist()  # of each, when it is begun or goes on
-    changes: list[tuple[float, int, tuple[int, ...]]] = []  # when; servers more or fewer; episodes that go on
+    running: list[tuple[float, int]] = []  # clock at the end, and number of the episode
+    left = work.tolist()  # work left of each episode at its start or restart
+    changes: list[tuple[float, int, tuple[int, ...]]] = []  # time; change in servers; episodes to restart
     if lost_at < math.inf:
         changes.append((lost_at, -1, ()))
     now, clock, again = 0.0, 0.0, 0
     driven = math.inf
     if phases.calls_per_second is not None:
-        driven = phases.calls_per_second * float(work.mean()) / phases.turns  # episodes' seconds a second, at most
+        driven = phases.calls_per_second * float(work.mean()) / phases.turns  # maximum work per second
     while running or waiting or any(each[2] for each in changes):
         while waiting and len(running) < slots and alive:
-            begun = waiting.popleft()
-            heappush(running, (clock + left[begun], begun))
+            started = waiting.popleft()
+            heappush(running, (clock + left[started], started))
         count = len(running)
         others = max(count / alive - 1, 0.0) if alive else 0.0
         pace = min(1 / (1 + phases.slowdown * others), driven / max(1, count)) if alive else 0.0
@@ -162,11 +164,11 @@ def roll_out(
         now += ends_in
         clock, which = heappop(running)
         ends[which] = now
-    return Rolled(ends, again)
+    return RolloutTimes(ends, again)
 
 
 def _lost(running: list[tuple[float, int]], servers: int, rng: np.random.Generator) -> list[tuple[float, int]]:
-    """Take what one of so many servers had out of what runs: anything, since all have any."""
+    """Remove the episodes of one server from the running ones, and return them; any will do, as servers are alike."""
     count = min(len(running), math.ceil(len(running) / servers))
     places = set(rng.choice(len(running), count, replace=False).tolist())
     gone = [each for place, each in enumerate(running) if place in places]
@@ -177,20 +179,20 @@ def _lost(running: list[tuple[float, int]], servers: int, rng: np.random.Generat
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step, in seconds."""
+    """Times of one step, in seconds."""
 
     rollouts: float
     training: float
-    """Of the trainer with the most tokens."""
+    """Time of the trainer with the most tokens."""
     publishing: float
     worked: float
-    """Of all episodes, as if each had been alone on a server."""
+    """Sum over all episodes, as if each were alone on a server."""
     learned: float
-    """Of all trainers together, with tokens."""
+    """Sum over all trainers of the time with tokens."""
     slowest: float
-    """The longest episode of each draw, alone, one after another: no number of servers makes rollouts shorter."""
+    """Sum over draws of the longest episode, alone: rollouts cannot be shorter with any number of servers."""
     tail: float
-    """The share of the rollouts in which fewer episodes are left than half of what the servers hold."""
+    """Share of the rollout time with fewer episodes than half of the servers' slots."""
 
     @property
     def seconds(self) -> float:
@@ -198,13 +200,13 @@ class Step:
 
 
 def steps(phases: Phases, work: Work, servers: int, trainers: int, count: int, seed: int = 0) -> Iterator[Step]:
-    """Simulate so many steps, one after another, without losses.
+    """Simulate `count` steps, one after another, without lost nodes.
 
     Raises:
-        ValueError: the groups cannot be shared out evenly among so many trainers.
+        ValueError: the groups cannot be split evenly over the trainers.
     """
     if work.groups % trainers:
-        raise ValueError(f"{work.groups} groups cannot be shared out among {trainers} trainers")
+        raise ValueError(f"{work.groups} groups cannot be split evenly over {trainers} trainers")
     for number in range(count):
         yield _step(phases, work, servers, trainers, np.random.default_rng([seed, number]))
 
@@ -227,7 +229,7 @@ def _step(phases: Phases, work: Work, servers: int, trainers: int, rng: np.rando
         missing -= int(teaches.sum())
         if not missing:
             break
-    learned = np.concatenate([*kept, np.zeros(missing)])  # what is missing costs nothing
+    learned = np.concatenate([*kept, np.zeros(missing)])  # missing groups cost nothing
     by_trainer = learned.reshape(trainers, -1).sum(1) * phases.tokens / phases.mean_episode * phases.token_seconds
     fixed = phases.update_seconds + phases.exchange_seconds * (trainers > 1)
     return Step(
@@ -241,15 +243,15 @@ def _step(phases: Phases, work: Work, servers: int, trainers: int, rng: np.rando
     )
 
 
-# What the loss of a node costs.
+# The cost of lost nodes.
 
 
 def server_loss(
     phases: Phases, work: Work, servers: int, trainers: int, tries: int = 20, seed: int = 0
 ) -> tuple[float, float]:
-    """Seconds that a server's loss at any moment of a step costs, the mean of so many, with its standard error.
+    """Return the mean cost of losing a server at a random time of a step, in seconds, with its standard error.
 
-    A server that is not back when a step's adapter is published is waited for.
+    If the server is not back when an adapter is published, the step waits for it.
     """
     costs: list[float] = []
     once = Work(work.groups, work.episodes)
@@ -266,53 +268,56 @@ def server_loss(
     return float(np.mean(costs)), float(np.std(costs) / math.sqrt(len(costs)))
 
 
-def young(checkpoint: float, between: float) -> float:
-    """Seconds of work between checkpoints that lose the least time to saving, and to failures so far apart in the mean
-    (J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974).
+def young_interval(checkpoint: float, between: float) -> float:
+    """Return the optimal seconds of work between checkpoints, if failures are `between` seconds apart on average.
+
+    Source: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974.
     """
     return math.sqrt(2 * checkpoint * between)
 
 
-def daly(checkpoint: float, between: float) -> float:
-    """The same to a higher order (J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart
-    dumps, Future Generation Computer Systems 22(3), 2006, equation 37).
+def daly_interval(checkpoint: float, between: float) -> float:
+    """Return the same as `young_interval`, to a higher order.
+
+    Source: J. T. Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, Future Generation
+    Computer Systems 22(3), 2006, equation 37.
     """
     if checkpoint >= 2 * between:
         return between
     share = checkpoint / (2 * between)
-    return young(checkpoint, between) * (1 + math.sqrt(share) / 3 + share / 9) - checkpoint
+    return young_interval(checkpoint, between) * (1 + math.sqrt(share) / 3 + share / 9) - checkpoint
 
 
 def lost_share(
     step: float, every: int, checkpoint: float, restart: float, between: float, count: int = 20000, seed: int = 0
 ) -> float:
-    """The share of all time that is lost to saving every so many steps, and to failures of which each sends the run
-    back to its last checkpoint, simulated over so many checkpoints. Times are in seconds.
+    """Simulate the share of time that is lost to checkpoints every `every` steps and to failures.
 
-    Failures come at any moment alike, during restarts too.
+    Each failure sends the run back to its last checkpoint. Failures are equally likely at any time, also during
+    restarts. `count` is the number of simulated checkpoints. Times are in seconds.
     """
     rng = np.random.default_rng(seed)
     whole = step * every + checkpoint
     failures = rng.geometric(math.exp(-whole / between), count) - 1 if between < math.inf else np.zeros(count, int)
     total = int(failures.sum())
-    before = _before(rng, whole, between, total)  # [failures]: work that was for nothing
-    again = rng.geometric(math.exp(-restart / between), total) - 1  # of restarts that failed in their turn
+    before = _before(rng, whole, between, total)  # [failures]: lost work
+    again = rng.geometric(math.exp(-restart / between), total) - 1  # number of failures during each restart
     restarts = total * restart + _before(rng, restart, between, int(again.sum())).sum()
     spent = whole * count + before.sum() + restarts
     return float(1 - step * every * count / spent)
 
 
 def _before(rng: np.random.Generator, whole: float, between: float, count: int) -> Seconds:
-    """[count]: when a failure comes, given that it comes within a time."""
+    """Draw the times of failures, [count], given that each comes within `whole` seconds."""
     return -between * np.log1p(-rng.random(count) * -math.expm1(-whole / between))
 
 
 def best_interval(step: float, checkpoint: float, restart: float, between: float, seed: int = 0) -> tuple[int, float]:
-    """The number of steps between checkpoints that the simulation finds best, and what is lost with it, as a share.
+    """Return the best number of steps between checkpoints in the simulation, and the share of time lost with it.
 
-    Looked for among those in steps of about a tenth, up to five times Young's.
+    Candidates are about 10 % apart, up to five times Young's interval.
     """
-    most = max(2, math.ceil(5 * young(checkpoint, between) / step))
+    most = max(2, math.ceil(5 * young_interval(checkpoint, between) / step))
     tried = sorted({round(each) for each in np.geomspace(1, most, max(2, math.ceil(math.log(most) / 0.1)))})
     found = [(lost_share(step, every, checkpoint, restart, between, seed=seed), every) for every in tried]
     share, every = min(found)

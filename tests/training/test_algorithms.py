@@ -1,4 +1,4 @@
-"""Algorithms against their formulas on single tokens, and the one of the documentation; `test_trainer.py` trains."""
+"""Algorithms: gradients of single tokens, and the example of the documentation. `test_trainer.py` runs training."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
 
 
 def batch(advantage: float, ratio: float = 1.0, **more: Any) -> Any:
-    """One episode of two tokens, of which the second is padding."""
+    """Return one episode of two tokens; the second one is padding."""
     import torch
 
     from gumshoe.training.algorithms.algorithm import TokenBatch
@@ -57,21 +57,21 @@ def gradient(name: str, advantage: float, ratio: float, **settings: Any) -> floa
         ("turn_level", 1.2, -1.2, 1.2),
     ],
 )
-def test_a_token_s_gradient_is_clipped_as_the_paper_says(
+def test_gradient_of_a_token_follows_the_published_formula(
     name: str, ratio: float, positive: float, negative: float
 ) -> None:
     assert gradient(name, 1.0, ratio) == pytest.approx(positive, abs=1e-5)
     assert gradient(name, -1.0, ratio) == pytest.approx(negative, abs=1e-5)
 
 
-def test_sapo_lets_go_of_a_token_gradually() -> None:
+def test_sapo_gradient_shrinks_gradually() -> None:
     found = [-gradient("sapo", 1.0, ratio) for ratio in (1.0, 1.5, 3.0, 9.0)]
     assert found[0] == pytest.approx(1.0)
     assert found[1] > found[2] > found[3] > 0
 
 
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if name not in {"rloo", "turn_level"}])
-def test_algorithms_that_claim_so_equal_another_on_policy(name: str) -> None:
+def test_declared_equivalence_of_algorithms_holds_on_policy(name: str) -> None:
     algorithm = find_algorithm(name, {})
     if same := algorithm.equal_if_used_once:
         assert gradient(name, 0.7, 1.0) == pytest.approx(gradient(same, 0.7, 1.0), abs=1e-6)
@@ -103,17 +103,17 @@ def test_advantages_are_relative_to_the_group() -> None:
         ({"name": "dapo"}, "dapo", {}),
     ],
 )
-def test_an_algorithm_is_named_alone_or_with_its_settings(value: Any, name: str, settings: dict[str, Any]) -> None:
+def test_algorithm_is_written_with_or_without_settings(value: Any, name: str, settings: dict[str, Any]) -> None:
     assert AlgorithmChoice.parse(value) == AlgorithmChoice(name=name, settings=settings)
 
 
 @pytest.mark.parametrize("value", ["", 5, ["dapo"], {"dapo": 1}, {"dapo": {}, "grpo": {}}, "[1"])
-def test_another_form_is_refused(value: Any) -> None:
+def test_invalid_algorithm_value_is_refused(value: Any) -> None:
     with raises("settings.invalid-algorithm", repr(value)):
         AlgorithmChoice.parse(value)
 
 
-def test_the_algorithm_of_the_documentation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_algorithm_in_the_documentation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
     (code,) = re.findall(r"```python\n(# handbook_algorithm\.py\n.*?)```", PAGE.read_text(), re.S)

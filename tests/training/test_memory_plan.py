@@ -36,7 +36,7 @@ from gumshoe.training.planning.memory_plan import (
     to_config,
 )
 from gumshoe.training.settings import TrainSettings, resolve
-from tests.benchmarks.memory import CASES, MOST_OFF, RECORD, estimate, measured
+from tests.benchmarks.memory import CASES, MOST_OFF, RECORD, estimate, measure_case
 from tests.conftest import CommandResult
 from tests.errors import raises
 
@@ -196,7 +196,7 @@ class TestOtherShapes:
             ),
         ],
     )
-    def test_what_is_no_such_model_is_told_and_may_be_trained(
+    def test_unsupported_model_is_reported_and_may_be_trained(
         self, config: dict[str, Any], code: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         model = config_of(tmp_path, config)
@@ -207,7 +207,7 @@ class TestOtherShapes:
 
 
 class TestMeasured:
-    """Against what `python -m tests.benchmarks.memory --write` measured."""
+    """Compare estimates with the measurements that `python -m tests.benchmarks.memory --write` recorded."""
 
     @pytest.mark.parametrize("case", CASES, ids=lambda each: each.name)
     def test_the_estimate_is_within_15_percent(self, case: Any, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ class TestMeasured:
     @pytest.mark.nightly
     @pytest.mark.timeout(560)
     def test_a_new_measurement_is_close(self) -> None:
-        found = measured(next(each for each in CASES if each.name == "long, kept"))
+        found = measure_case(next(each for each in CASES if each.name == "long, kept"))
         assert abs(found["off"]) <= MOST_OFF
 
 

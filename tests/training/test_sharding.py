@@ -57,11 +57,11 @@ def train(place: Path, distribution: str, processes: int, *, first: int = 0, rec
 
 
 def load_published(place: Path, number: int) -> "torch.Tensor":
-    """Return all weights of a load_published adapter as one vector."""
+    """Return all weights of a published adapter as one vector."""
     import torch
     from safetensors.torch import load_file
 
-    found = load_file(place / f"load_published-{number}" / "adapter_model.safetensors")
+    found = load_file(place / f"published-{number}" / "adapter_model.safetensors")
     return torch.cat([found[name].flatten().float() for name in sorted(found)])
 
 
@@ -98,6 +98,6 @@ def test_sharded_training_equals_one_process(
     for mine, theirs in zip(together, one_process, strict=True):
         assert (mine - theirs).abs().mean() < 0.02 * moved
     for number in range(3, STEPS + 1):
-        shutil.rmtree(out / f"load_published-{number}")
+        shutil.rmtree(out / f"published-{number}")
     train(out, distribution, 2, first=2, recomputes=True)
     assert torch.equal(load_published(out, STEPS), together[-1])

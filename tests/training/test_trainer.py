@@ -130,7 +130,7 @@ class TrainerBench:
         return {name: each for name, each in self.trainer.model.named_parameters() if each.requires_grad}
 
 
-def make_recording_trainer(make_bench: TrainerBench, *arguments: Any, **named: Any) -> Any:
+def make_recording_trainer(bench: TrainerBench, *arguments: Any, **named: Any) -> Any:
     """Make an `AgentTrainer` that records the gradients of each step, and of each token's log-probability."""
     from transformers import TrainerCallback
 
@@ -140,15 +140,13 @@ def make_recording_trainer(make_bench: TrainerBench, *arguments: Any, **named: A
         def _get_per_token_logps_and_entropies(self, *given: Any, **more: Any) -> Any:
             logps, *rest = super()._get_per_token_logps_and_entropies(*given, **more)
             if logps.requires_grad:
-                logps.register_hook(lambda gradient: make_bench.token_gradients.append(gradient.clone()))  # type: ignore[no-untyped-call]
+                logps.register_hook(lambda gradient: bench.token_gradients.append(gradient.clone()))  # type: ignore[no-untyped-call]
             return logps, *rest
 
     class Keep(TrainerCallback):
         def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
-            found = make_bench.parameters()
-            make_bench.gradients.append(
-                {name: each.grad.clone() for name, each in found.items() if each.grad is not None}
-            )
+            found = bench.parameters()
+            bench.gradients.append({name: each.grad.clone() for name, each in found.items() if each.grad is not None})
 
     return Spy(*arguments, callbacks=[Keep()], **named)
 

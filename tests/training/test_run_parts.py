@@ -1,0 +1,179 @@
+"""The parts of a run, without a model: validation, reports, and work that can be stopped."""
+
+import asyncio
+import threading
+from datetime import date
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gumshoe.environments.base import EpisodeState
+from gumshoe.rollouts.trajectory import Segment, Trajectory
+from gumshoe.scenarios.scenario import Scenario, ScenarioSet
+from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
+from gumshoe.training.records import EvaluationRecord, read_records
+from gumshoe.training.run_spec import METRICS, RunSpec
+from gumshoe.training.settings import TrainSettings, resolve
+from tests.errors import raises
+from tests.training.test_records import evaluation, step
+
+
+def scored(number: int, reward: float) -> ScoredGroup:
+    """Return a group of one episode."""
+    scenario = Scenario(
+        id=str(number),
+        question=f"Question {number}?",
+        answer="A",
+        message_ids=(f"<{number}@x>",),
+        inbox_address="a@x.example",
+        query_date=date(2024, 1, 1),
+    )
+    segments = [Segment("prompt", "p", (1,)), Segment("sampled", "s", (2,), (-0.1,))]
+    trajectory = Trajectory(str(number), 0, "policy", "answer", "", segments, EpisodeState(answer="A"), 1, 0.0, 0.0)
+    return ScoredGroup(scenario, (trajectory,), (reward,))
+
+
+def validator(directory: Path, questions: int = 4, found: RolloutBatch | None = None) -> Any:
+    """Return a validator whose collector returns `found`, and whose judge accepts every answer."""
+    from gumshoe.rewards.judge import Verdict
+    from gumshoe.training.grpo.validation import Validator
+
+    class Collector:
+        async def measure(self, *_: object) -> RolloutBatch | None:
+            return found
+
+    class Judge:
+        async def verdict(self, *_: object) -> Verdict:
+            return Verdict(True, "accepted")
+
+    scenarios = ScenarioSet(tuple(scored(number, 0.0).scenario for number in range(questions)))
+    return Validator(TrainSettings(), scenarios, cast(Any, Collector()), cast(Any, Judge()), directory)
+
+
+def measurement(rewards: list[float], accuracy: float = 0.5, dropped: int = 0) -> Any:
+    from gumshoe.training.grpo.validation import Measurement
+
+    found = RolloutBatch(len(rewards))
+    found.scored = [scored(number, reward) for number, reward in enumerate(rewards)]
+    found.dropped = {f"dropped-{number}": "server gone" for number in range(dropped)}
+    return Measurement(found, accuracy)
+
+
+def test_the_beat_rate_compares_each_question_with_the_base_model(tmp_path: Path) -> None:
+    first = validator(tmp_path).record(0, measurement([0.5, 0.5, 0.5, 0.5]), [])
+    assert (first.beat_rate, first.best) == (None, True)
+    later = validator(tmp_path).record(5, measurement([1.0, 0.5, 0.0, 1.0], accuracy=0.75), [first])
+    assert later.beat_rate == (1 + 0.5 + 0 + 1) / 4
+    assert (later.best, later.questions, later.reward) == (True, 4, 0.625)
+    worse = validator(tmp_path).record(10, measurement([0.0, 0.5], accuracy=0.25, dropped=2), [first, later])
+    assert (worse.best, worse.missing, worse.beat_rate) == (False, 2, 0.25)
+
+
+def test_without_a_baseline_there_is_no_beat_rate(tmp_path: Path) -> None:
+    assert validator(tmp_path).record(5, measurement([1.0]), []).beat_rate is None
+
+
+@pytest.mark.parametrize(
+    ("before", "accuracy", "is_best"),
+    [([], 0.1, True), ([(0, 0.9)], 0.1, True), ([(2, 0.5)], 0.5, False), ([(2, 0.5), (4, 0.4)], 0.6, True)],
+)
+def test_the_best_adapter_is_the_first_with_the_highest_accuracy(
+    before: list[tuple[int, float]], accuracy: float, is_best: bool
+) -> None:
+    from gumshoe.training.grpo.validation import is_best_trained
+
+    earlier = [evaluation(number, share) for number, share in before]
+    assert is_best_trained(evaluation(6, accuracy), earlier) is is_best
+    assert not is_best_trained(evaluation(0, 1.0), []), "the base model is no adapter of the run"
+
+
+def test_an_evaluation_with_too_many_missing_questions_fails(tmp_path: Path) -> None:
+    found = measurement([1.0], dropped=3).rollouts
+
+    class Sampler:
+        version, servers = "policy", 1
+
+        def open(self, _: object) -> Any:
+            from contextlib import asynccontextmanager
+
+            @asynccontextmanager
+            async def sessions() -> Any:
+                yield None
+
+            return sessions()
+
+    with raises("training.evaluation-incomplete", "3 of 4", "server gone"):
+        asyncio.run(validator(tmp_path, found=found).measure(Sampler()))
+    whole = measurement([1.0, 0.0]).rollouts
+    assert asyncio.run(validator(tmp_path, found=whole).measure(Sampler())).accuracy == 1.0
+
+
+def reporter(directory: Path, **settings: Any) -> Any:
+    from gumshoe.training.grpo.reporter import RunReporter
+
+    resolved = resolve("tiny", {"output.directory": str(directory), **settings}, {}).settings
+    spec = RunSpec(settings=resolved, index=directory, scenarios="", content="", searched="", run="r", attempt=1)
+    return RunReporter(spec, 10)
+
+
+def test_records_reach_the_file_at_once_and_trackers_when_training_starts(tmp_path: Path) -> None:
+    class Handler:
+        def __init__(self) -> None:
+            self.logged: list[dict[str, float]] = []
+
+        def on_log(self, _: object, __: object, ___: object, values: dict[str, float]) -> None:
+            self.logged.append(values)
+
+    class Trainer:
+        args = state = control = None
+        callback_handler = Handler()
+
+    made = reporter(tmp_path)
+    records = [evaluation(0), step(1), step(2)]
+    for each in records:
+        made.add(each)
+    assert list(read_records(tmp_path / METRICS)) == records == made.records
+    assert (made.evaluations, made.steps) == (records[:1], records[1:])
+    assert Trainer.callback_handler.logged == []
+    made.send_to_trackers(Trainer())
+    made.send_to_trackers(Trainer())
+    assert len(Trainer.callback_handler.logged) == 3, "each once"
+    assert reporter(tmp_path).read_records(1) == records[:2]
+
+
+def test_a_step_that_is_off_policy_is_warned_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = reporter(tmp_path)
+    made.print_step(step(1), RolloutBatch(1), 2.0)
+    assert "warning" not in (quiet := capsys.readouterr().err)
+    assert "ETA 0:00:18" in quiet, "nine more of two seconds"
+    made.print_step(step(2, groups_refused=3, importance_ratio=0.5), RolloutBatch(1), 2.0)
+    assert capsys.readouterr().err.count("warning") == 2
+
+
+def test_plots_are_drawn_again_with_each_evaluation(tmp_path: Path) -> None:
+    made = reporter(tmp_path)
+    made.add(step(1))
+    made.add(evaluation(1))
+    made.print_evaluation(cast(EvaluationRecord, made.records[-1]))
+    assert (tmp_path / "plots.html").stat().st_size > 1000
+
+
+def test_work_that_waits_is_stopped_and_no_more_is_accepted() -> None:
+    from gumshoe.training.launch.lifecycle import StoppableRunner
+    from gumshoe.training.launch.rendezvous import StopRequestedError
+
+    async def answer(value: int) -> int:
+        return value
+
+    async def wait_forever() -> None:
+        threading.Timer(0.01, runner.stop).start()
+        await asyncio.Event().wait()
+
+    with StoppableRunner() as runner:
+        assert runner.run(answer(1)) == 1
+        with pytest.raises(StopRequestedError):
+            runner.run(wait_forever())
+        with pytest.raises(StopRequestedError):
+            runner.run(answer(2))
+        assert runner.finish(answer(3)) == 3, "what closes connections"
