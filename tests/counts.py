@@ -8,7 +8,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -70,8 +69,8 @@ def questions() -> Iterator[str]:
     yield from (f"{place}: {line}" for place, line in _docstrings() if re.match(r"(What|Whether|Whose)\b", line))
 
 
-def _repeated(names: Counter[str], places: dict[str, list[str]]) -> Iterator[str]:
-    yield from (f"{name}: {', '.join(places[name])}" for name, count in names.items() if count > 1)
+def _repeated(places: dict[str, list[str]]) -> Iterator[str]:
+    yield from (f"{name}: {', '.join(found)}" for name, found in places.items() if len(found) > 1)
 
 
 def repeated_classes() -> Iterator[str]:
@@ -81,7 +80,7 @@ def repeated_classes() -> Iterator[str]:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, []).append(f"{path}:{node.lineno}")
-    yield from _repeated(Counter({name: len(found) for name, found in places.items()}), places)
+    yield from _repeated(places)
 
 
 def repeated_modules() -> Iterator[str]:
@@ -90,7 +89,7 @@ def repeated_modules() -> Iterator[str]:
     for path, _ in _trees(*_PRODUCT):
         if path.name not in {"__init__.py", "__main__.py"}:
             places.setdefault(path.name, []).append(str(path))
-    yield from _repeated(Counter({name: len(found) for name, found in places.items()}), places)
+    yield from _repeated(places)
 
 
 COUNTS: dict[str, Callable[[], Iterator[str]]] = {

@@ -7,11 +7,10 @@ import atexit
 import gc
 import sys
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 import typer
 from dotenv import find_dotenv, load_dotenv
-from typer._click import ClickException  # bundled with typer, which raises it for usage errors
 from typer.core import TyperGroup
 from typer.rich_utils import rich_abort_error, rich_format_error
 
@@ -117,7 +116,7 @@ def main(argv: list[str] | None = None) -> None:
     except GumshoeError as error:
         err.print(f"[bold red]error:[/] {printable(error.message_with_code)}", soft_wrap=True)
         status = _fail(error, arguments)
-    except ClickException as error:
+    except typer.TyperException as error:
         status = _print_usage_error(error, arguments)
     except typer.Abort:
         rich_abort_error()
@@ -125,9 +124,9 @@ def main(argv: list[str] | None = None) -> None:
     sys.exit(status if isinstance(status, int) else 0)
 
 
-def _print_usage_error(error: ClickException, arguments: list[str]) -> int:
+def _print_usage_error(error: typer.TyperException, arguments: list[str]) -> int:
     """Print what is wrong with the arguments, or nothing if help was printed because there were none."""
-    rich_format_error(error)
+    rich_format_error(cast(Any, error))
     if message := error.format_message():
         err.print("\\[cli.usage]")
         return _fail(UsageError("cli.usage", message), arguments)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
+import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from gumshoe.errors import UsageError, describe_validation_error
@@ -22,6 +23,28 @@ def import_attribute(what: str, place: str, attribute: str, code: str) -> Any:
         raise UsageError(
             code, f"{what}: cannot import {place}: {type(failure).__name__}: {failure}; check its name and its code"
         ) from None
+
+
+def parse_named(value: Any, settings_key: str) -> tuple[str, dict[str, Any]] | None:
+    """Return the name and the settings of a plugin in a configuration, or None if the value has another form.
+
+    The forms are `name`, `{name: {setting: ...}}` and `{"name": name, settings_key: {setting: ...}}`; a string may be
+    any of them, in YAML.
+    """
+    try:
+        read = yaml.safe_load(value) if isinstance(value, str) else value
+    except yaml.YAMLError:
+        return None
+    match read:
+        case str(name) if name.strip():
+            return name.strip(), {}
+        case {"name": str(name), **rest} if set(rest) <= {settings_key}:
+            settings = rest.get(settings_key)
+        case dict(named) if len(named) == 1:
+            ((name, settings),) = named.items()
+        case _:
+            return None
+    return (name, settings or {}) if isinstance(name, str) and isinstance(settings, dict | None) else None
 
 
 def settings_model(function: Callable[..., Any]) -> type[BaseModel]:

@@ -61,7 +61,7 @@ def printable(text: object) -> str:
 
 
 def print_counts(title: str, counts: Mapping[str, int]) -> None:
-    """Print counts by reason on one line, or nothing if there are none."""
+    """Print counts by reason on one line, or nothing without counts."""
     if counts:
         listed = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
         out.print(f"{title}: {listed}", soft_wrap=True)

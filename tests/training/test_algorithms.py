@@ -75,7 +75,8 @@ def test_declared_equivalence_of_algorithms_holds_on_policy(name: str) -> None:
     algorithm = find_algorithm(name, {})
     if same := algorithm.equal_if_used_once:
         assert gradient(name, 0.7, 1.0) == pytest.approx(gradient(same, 0.7, 1.0), abs=1e-6)
-        assert abs(gradient(name, 0.7, 1.5) - gradient(same, 0.7, 1.5)) > 0.1 or name == "gspo"
+        if name != "gspo":  # an episode of one token is one ratio for both; `test_trainer.py` has longer ones
+            assert abs(gradient(name, 0.7, 1.5) - gradient(same, 0.7, 1.5)) > 0.1
     for setting in algorithm.settings_for_reuse & {"epsilon", "epsilon_high"}:
         assert gradient(name, 0.7, 1.0, **{setting: 0.01}) == pytest.approx(gradient(name, 0.7, 1.0), abs=1e-6)
 

@@ -18,7 +18,7 @@ from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.sessions import token_chat_sessions
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.training.algorithms.lookup import find_algorithm
+from gumshoe.training.algorithms.turn_level import TurnLevel, TurnLevelSettings
 from gumshoe.training.grpo.rollout_collector import RolloutBatch, RolloutCollector, Rubric, measure_accuracy
 from gumshoe.training.grpo.schedule import Schedule
 from tests.errors import raises
@@ -27,7 +27,7 @@ from tests.rollouts.conversations import QWEN2_5, call, make_tokenizer, syntheti
 
 SCENARIOS = synthetic().scenarios.scenarios[:12]
 GROUPS, GENERATIONS = 3, 4
-TURN_LEVEL = find_algorithm("turn_level", {})
+TURN_LEVEL = TurnLevel(TurnLevelSettings())
 
 
 @reward

@@ -114,7 +114,7 @@ def reporter(directory: Path, **settings: Any) -> Any:
 
     resolved = resolve("tiny", {"output.directory": str(directory), **settings}, {}).settings
     spec = RunSpec(settings=resolved, index=directory, scenarios="", content="", searched="", run="r", attempt=1)
-    return RunReporter(spec, 10)
+    return RunReporter(spec, 10, resolved.optimizer.algorithm.load())
 
 
 def test_records_reach_the_file_at_once_and_trackers_when_training_starts(tmp_path: Path) -> None:

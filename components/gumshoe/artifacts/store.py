@@ -279,7 +279,7 @@ class Store:
             return None
 
     def latest(self, kind: str) -> str | None:
-        """Return the newest version of a kind, or None if there is none."""
+        """Return the newest version of a kind, or None if the kind has no versions."""
         try:
             text, _ = self.storage.read(f"{check_kind(kind)}/{LATEST}")
             return str(json.loads(text)["version"])

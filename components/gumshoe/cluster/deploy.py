@@ -100,7 +100,7 @@ class ServingState:
 
     adapter: str
     canary: str = ""
-    """The adapter on trial; empty if there is none."""
+    """The adapter on trial; empty without a canary."""
     percent: float = 0
     """Percentage of the questions that the canary gets: 0 while it is loading, and after a rollback."""
     previous: str = ""

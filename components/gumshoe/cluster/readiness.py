@@ -46,7 +46,7 @@ class PodState:
     is_ready: bool
     restarts: int
     trouble: str
-    """Empty if there is none."""
+    """Empty if the pod has no problem."""
 
 
 @dataclass(frozen=True, slots=True)

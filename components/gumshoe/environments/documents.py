@@ -84,7 +84,7 @@ class DocumentsEnvironment(SearchEnvironment):
         """Open the index in a directory.
 
         Raises:
-            GumshoeError: if there is none, or it is damaged.
+            GumshoeError: if the index does not exist, or is damaged.
         """
         return DocumentIndex(directory)
 

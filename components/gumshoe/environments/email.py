@@ -54,13 +54,13 @@ class EmailEnvironment(SearchEnvironment):
         """Open the index in a directory.
 
         Raises:
-            IndexFileError: if there is none, or it is damaged.
+            IndexFileError: if the index does not exist, or is damaged.
         """
         return MailIndex(directory)
 
     @staticmethod
     def find_source(index: MailIndex, scenario: Scenario, source_id: str) -> MessageSource | None:
-        """Return a message of the scenario's inbox that was sent before its date, or None if there is none."""
+        """Return a message of the scenario's inbox that was sent before its date, or None."""
         found = _read_visible(index, scenario, source_id)
         return MessageSource(found.message_id, found.sent, found.sender, found.subject) if found else None
 

@@ -10,13 +10,12 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol, cast
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from gumshoe.environments.base import Environment, Source
 from gumshoe.environments.tools import ToolFunction
 from gumshoe.errors import UsageError
-from gumshoe.plugins import describe_faults, import_attribute, settings_model, validate_settings
+from gumshoe.plugins import describe_faults, import_attribute, parse_named, settings_model, validate_settings
 from gumshoe.scenarios.indexes import detect_index_kind
 from gumshoe.scenarios.scenario import Scenario
 
@@ -82,19 +81,8 @@ class EnvironmentSettings(BaseModel):
         """
         if isinstance(word, cls):
             return word
-        try:
-            value = yaml.safe_load(word) if isinstance(word, str) else word
-        except yaml.YAMLError:
-            value = None
-        match value:
-            case str(name) if name.strip():
-                return cls(name=name.strip())
-            case {"name": str(name), **rest} if set(rest) <= {"arguments"}:
-                return cls(name=name, arguments=rest.get("arguments", {}))
-            case dict(named) if len(named) == 1:
-                ((name, arguments),) = named.items()
-                if isinstance(name, str) and isinstance(arguments, dict | None):
-                    return cls(name=name, arguments=arguments or {})
+        if (found := parse_named(word, "arguments")) is not None:
+            return cls(name=found[0], arguments=found[1])
         raise UsageError(
             "environments.invalid-name",
             f"not an environment: {word!r}; use email, documents, package.module:Class, or one with settings, e.g. "

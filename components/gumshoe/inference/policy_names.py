@@ -98,7 +98,7 @@ class PolicyName:
 
     @property
     def weights_digest(self) -> str | None:
-        """First 16 hex digits of the SHA-256 of the weights on this machine; None if there are none.
+        """First 16 hex digits of the SHA-256 of the weights, or None if they are not on this machine.
 
         Other weights may be put under the same name. Reads all files.
         """
@@ -196,7 +196,7 @@ def load_tokenizer(place: Path | str) -> Any:
     """Load a model's tokenizer from its directory or the hub.
 
     Raises:
-        UsageError: if there is none, or it cannot be read.
+        UsageError: if the tokenizer does not exist, or cannot be read.
     """
     found = find_model(place, "tokenizer.json")
     # The import takes a second, and that of AutoTokenizer three. `tokenizer.json` is all that is needed.

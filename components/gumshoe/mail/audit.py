@@ -53,7 +53,7 @@ class MailAudit:
         self._database = open_read_only(self._path)
 
     def find(self, message_id: str) -> list[IndexedMessage]:
-        """Return the messages with an id, given with or without brackets. The list is empty if there are none.
+        """Return the messages with an id, given with or without brackets. The list is empty if no message has the id.
 
         The message that is listed under the id comes first. Then come those that have it as another id: the kept
         message of a dropped duplicate, and messages that arrived with a used id.

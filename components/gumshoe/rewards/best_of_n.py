@@ -368,7 +368,7 @@ class _ChoiceQuestion:
 
 
 def _get_answer(episode: Trajectory) -> str | None:
-    """Return an episode's answer, or None if there is none or it is "I don't know"."""
+    """Return an episode's answer, or None without an answer or if it is "I don't know"."""
     answer = episode.record.answer
     if answer is None or episode.record.does_not_know or phrases.UNKNOWN.search(normalize(answer)):
         return None

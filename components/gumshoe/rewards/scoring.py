@@ -81,7 +81,7 @@ class Calibration:
 
     @property
     def accuracy(self) -> float:
-        """Share of verdicts that agree with the label; 0 if there are none."""
+        """Share of verdicts that agree with the label; 0 without verdicts."""
         correct = sum(count for (label, verdict), count in self.table.items() if label == verdict)
         return correct / max(1, self.table.total())
 

@@ -166,7 +166,7 @@ def select_scenarios(settings: RolloutOptions) -> ScenarioSet:
     """Return the scenarios of a rollout.
 
     Raises:
-        UsageError: if there are none.
+        UsageError: if no scenarios are left.
     """
     scenarios = load_scenarios(settings.scenarios)
     if settings.split is not None:

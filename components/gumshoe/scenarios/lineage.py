@@ -36,7 +36,7 @@ class Lineage(BaseModel):
 
     @classmethod
     def read(cls, directory: Path) -> "Lineage | None":
-        """Return the lineage in an adapter's directory, or None if there is none.
+        """Return the lineage in an adapter's directory, or None if the file does not exist.
 
         Raises:
             UsageError: if it cannot be read.

@@ -38,7 +38,7 @@ class FactKind:
     """Rules for making its values: `range`, `unit`, `ahead`, `trade`, `form`, `each`."""
 
     def select_own_words(self, texts: list[str]) -> list[str]:
-        """Return the texts that contain the fact's noun, or all texts if there are none."""
+        """Return the texts that contain the fact's noun, or all texts if no text contains it."""
         named = [text for text in texts if self.noun.split()[-1].casefold() in text.casefold() or "{noun}" in text]
         return named or texts
 

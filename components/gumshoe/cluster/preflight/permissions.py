@@ -197,7 +197,7 @@ def check_storage(reader: ClusterReader) -> Iterator[Finding]:
     if default:
         yield ok(f"the default StorageClass is {default}")
     else:
-        have = f"existing: {', '.join(sorted(classes))}" if classes else "there are none"
+        have = f"existing: {', '.join(sorted(classes))}" if classes else "none exist"
         name = min(classes, default="NAME")
         mark = '{"metadata":{"annotations":{"storageclass.kubernetes.io/is-default-class":"true"}}}'
         yield warning(
@@ -229,7 +229,7 @@ def _check_cache(
     elif phase == "Pending" and name not in classes:
         return problem(
             f"volume claim {CACHE} waits for StorageClass {name or '(none named and no default)'}",
-            f"name an existing one: {', '.join(sorted(classes)) or '(there are none; install a provisioner)'}",
+            f"name an existing one: {', '.join(sorted(classes)) or '(none exist; install a provisioner)'}",
             see,
         )
     elif phase != "Bound":

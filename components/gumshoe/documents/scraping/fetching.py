@@ -79,7 +79,7 @@ class _Host:
     missing: "dict[str, FetchedPage | None]" = field(default_factory=dict)
     failures: int = 0  # consecutive requests that failed temporarily in all attempts
     skip_reason: str = ""
-    """Reason for not sending more requests to it in this run. Empty if there is none."""
+    """Reason for not sending more requests to it in this run. Empty if requests may be sent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from gumshoe.errors import UsageError
 
 Network = IPv4Network | IPv6Network
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-"""Return the addresses of a host and port. Raises OSError if there are none."""
+"""Return the addresses of a host and port. Raises OSError if the host has no address."""
 
 _MAX_ADDRESSES = 4  # tried per name
 _MAX_URL_LENGTH = 2000

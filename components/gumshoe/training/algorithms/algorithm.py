@@ -4,7 +4,7 @@ An algorithm of your own is a class like those beside this file, named as `my_pa
 return torch tensors; this module does not import torch, so that settings can be checked without it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -13,7 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SMALL = 1e-4  # added to standard deviations, as TRL does
+STD_EPSILON = 1e-4
+"""Added to standard deviations before dividing by them, as TRL does."""
 
 
 class AlgorithmSettings(BaseModel):
@@ -22,17 +23,22 @@ class AlgorithmSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ClippedSettings(AlgorithmSettings):
-    """The settings of an algorithm with group-relative advantages and a clipped importance ratio."""
+class ScaledSettings(AlgorithmSettings):
+    """The settings of an algorithm with group-relative advantages."""
 
-    epsilon: float = Field(0.2, gt=0, lt=1, description="lower clip range of the importance ratio (PPO)")
-    epsilon_high: float = Field(
-        0.28, gt=0, description="upper clip range of the importance ratio (DAPO, https://arxiv.org/abs/2503.14476)"
-    )
     scale: Literal["group", "batch", "none"] = Field(
         "group",
         description="divide advantages by the standard deviation of rewards in the group (GRPO), in the step "
         "(https://arxiv.org/abs/2508.08221), or by nothing (Dr. GRPO)",
+    )
+
+
+class ClippedSettings(ScaledSettings):
+    """The settings of an algorithm that clips the importance ratio from both sides."""
+
+    epsilon: float = Field(0.2, gt=0, lt=1, description="lower clip range of the importance ratio (PPO)")
+    epsilon_high: float = Field(
+        0.28, gt=0, description="upper clip range of the importance ratio (DAPO, https://arxiv.org/abs/2503.14476)"
     )
 
 
@@ -62,17 +68,13 @@ class Algorithm:
     Attributes:
         Settings: the class of its settings.
         equal_if_used_once: the algorithm with the same gradient if each batch is used for one optimizer step; empty if
-            there is none. Asking for this one is then an error, because it does nothing.
+            no other one is. Asking for this one is then an error, because it does nothing.
         settings_for_reuse: settings that have no effect if each batch is used for one optimizer step.
-        by_turn: each turn has an advantage of its own, from `turn_advantages`.
-        by_pass: the loss is a mean over a pass, so passes must mix episodes of all lengths.
     """
 
     Settings: ClassVar[type[AlgorithmSettings]] = ClippedSettings
     equal_if_used_once: ClassVar[str] = ""
     settings_for_reuse: ClassVar[frozenset[str]] = frozenset({"epsilon", "epsilon_high"})
-    by_turn: ClassVar[bool] = False
-    by_pass: ClassVar[bool] = False
 
     def __init__(self, settings: Any) -> None:
         self.settings = settings
@@ -84,11 +86,7 @@ class Algorithm:
         """
         spread: Tensor | None = {"group": rewards.std(1, keepdim=True), "batch": rewards.std()}.get(self.settings.scale)
         centered = rewards - rewards.mean(1, keepdim=True)
-        return centered if spread is None else centered / (spread + _SMALL)
-
-    def turn_advantages(self, rewards: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
-        """Return the advantage of each turn, [episodes][turns], from the rewards of turns. Only for `by_turn`."""
-        raise NotImplementedError(type(self).__name__)
+        return centered if spread is None else centered / (spread + STD_EPSILON)
 
     def ratio(self, batch: TokenBatch) -> "Tensor":
         """Return the importance ratios of the new policy to the old one, [E, T], or [E, 1] if by episode."""
@@ -106,6 +104,11 @@ class Algorithm:
         low: Tensor = (ratio < 1 - settings.epsilon) & (batch.advantages < 0)
         high: Tensor = (ratio > 1 + settings.epsilon_high) & (batch.advantages > 0)
         return low | high
+
+    @property
+    def by_pass(self) -> bool:
+        """True if the loss is a mean over a pass, so that passes must mix episodes of all lengths."""
+        return False
 
     def reduce(self, losses: "Tensor", batch: TokenBatch) -> "Tensor":
         """Return the share of a pass in the loss of an optimizer step, from the losses of its tokens, [E, T]."""

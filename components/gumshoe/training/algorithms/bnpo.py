@@ -1,7 +1,7 @@
 """BNPO."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from gumshoe.training.algorithms.algorithm import Algorithm, TokenBatch, clipped_trl_arguments, mean_by_pass
 
@@ -12,7 +12,10 @@ if TYPE_CHECKING:
 class Bnpo(Algorithm):
     """TRL's `bnpo` (https://huggingface.co/docs/trl/grpo_trainer): each token of a pass counts the same."""
 
-    by_pass: ClassVar[bool] = True
+    @property
+    def by_pass(self) -> bool:
+        """True: the loss is a mean over a pass."""
+        return True
 
     def reduce(self, losses: "Tensor", batch: TokenBatch) -> "Tensor":
         """Average over the tokens of each pass, then over passes."""

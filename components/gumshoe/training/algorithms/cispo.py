@@ -1,23 +1,20 @@
 """CISPO."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from gumshoe.training.algorithms.algorithm import Algorithm, AlgorithmSettings, TokenBatch
+from gumshoe.training.algorithms.algorithm import Algorithm, AlgorithmSettings, ScaledSettings, TokenBatch
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class CispoSettings(AlgorithmSettings):
+class CispoSettings(ScaledSettings):
     """The settings of CISPO, which clips ratios from above only."""
 
     epsilon_high: float = Field(4.0, gt=0, description="upper clip range of the importance ratio")
-    scale: Literal["group", "batch", "none"] = Field(
-        "group", description="divide advantages by the standard deviation of rewards in group or step, or by nothing"
-    )
 
 
 class Cispo(Algorithm):

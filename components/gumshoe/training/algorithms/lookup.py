@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from gumshoe.errors import UsageError
-from gumshoe.plugins import describe_faults, import_attribute
+from gumshoe.plugins import describe_faults, import_attribute, parse_named
 from gumshoe.training.algorithms.algorithm import Algorithm
 
 BUILT_IN = {
@@ -41,19 +40,8 @@ class AlgorithmChoice(BaseModel):
         """
         if isinstance(value, cls):
             return value
-        try:
-            read = yaml.safe_load(value) if isinstance(value, str) else value
-        except yaml.YAMLError:
-            read = None
-        match read:
-            case str(name) if name.strip():
-                return cls(name=name.strip())
-            case {"name": str(name), **rest} if set(rest) <= {"settings"}:
-                return cls(name=name, settings=rest.get("settings") or {})
-            case dict(named) if len(named) == 1:
-                ((name, settings),) = named.items()
-                if isinstance(name, str) and isinstance(settings, dict | None):
-                    return cls(name=name, settings=settings or {})
+        if (found := parse_named(value, "settings")) is not None:
+            return cls(name=found[0], settings=found[1])
         raise UsageError(
             "settings.invalid-algorithm",
             f"not an algorithm: {value!r}; give one of {', '.join(BUILT_IN)}, package.module:Class, or one with its "

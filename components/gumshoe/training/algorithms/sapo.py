@@ -1,25 +1,27 @@
 """SAPO."""
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
-from gumshoe.training.algorithms.algorithm import Algorithm, AlgorithmSettings, TokenBatch, mean_by_episode
+from gumshoe.training.algorithms.algorithm import (
+    Algorithm,
+    AlgorithmSettings,
+    ScaledSettings,
+    TokenBatch,
+    mean_by_episode,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class SapoSettings(AlgorithmSettings):
+class SapoSettings(ScaledSettings):
     """The settings of SAPO."""
 
     temperature: float = Field(1.0, gt=0, description="sharpness of the gate for tokens with a positive advantage")
     temperature_negative: float = Field(1.05, gt=0, description="the same for a negative advantage")
-    scale: Literal["group", "batch", "none"] = Field(
-        "group",
-        description="divide advantages by the standard deviation of rewards in group or step, or by nothing",
-    )
 
 
 class Sapo(Algorithm):

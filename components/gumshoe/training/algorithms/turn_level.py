@@ -1,12 +1,13 @@
 """Advantages of their own for the turns of an episode."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
 from gumshoe.training.algorithms.algorithm import (
+    STD_EPSILON,
     Algorithm,
     AlgorithmSettings,
     ClippedSettings,
@@ -20,7 +21,6 @@ from gumshoe.training.algorithms.algorithm import (
 if TYPE_CHECKING:
     from torch import Tensor
 
-_SMALL = 1e-4
 _REDUCE = {"dapo": mean_by_step, "grpo": mean_by_episode, "dr_grpo": mean_by_length, "bnpo": mean_by_pass}
 
 
@@ -31,14 +31,17 @@ class TurnLevelSettings(ClippedSettings):
 
 
 class TurnLevel(Algorithm):
-    """GRPO with process supervision (https://arxiv.org/abs/2402.03300, 4.1.3): each turn has a reward."""
+    """GRPO with process supervision (https://arxiv.org/abs/2402.03300, 4.1.3): each turn has a reward.
+
+    Derive from it for other advantages of turns.
+    """
 
     Settings: ClassVar[type[AlgorithmSettings]] = TurnLevelSettings
-    by_turn: ClassVar[bool] = True
 
-    def __init__(self, settings: Any) -> None:
-        super().__init__(settings)
-        self.by_pass = settings.loss == "bnpo"  # type: ignore[misc]
+    @property
+    def by_pass(self) -> bool:
+        """True if the loss is that of `bnpo`."""
+        return bool(self.settings.loss == "bnpo")
 
     def turn_advantages(self, rewards: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
         """Return the sum of the rewards of a turn and those after it, each relative to all turns of the group.
@@ -48,7 +51,7 @@ class TurnLevel(Algorithm):
         every = np.array([value for turns in rewards for value in turns])
         if not len(every):
             return [() for _ in rewards]
-        mean, spread = every.mean(), every.std() + _SMALL
+        mean, spread = every.mean(), every.std() + STD_EPSILON
         return [
             tuple(map(float, np.cumsum(((np.array(turns) - mean) / spread)[::-1])[::-1])) if len(turns) else ()
             for turns in rewards

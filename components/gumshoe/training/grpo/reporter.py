@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.terminal import err, printable
+from gumshoe.training.algorithms.algorithm import Algorithm
 from gumshoe.training.grpo.rollout_collector import RolloutBatch
 from gumshoe.training.grpo.step_summary import advantage_lines
 from gumshoe.training.metrics_exporter import MetricsExporter
@@ -24,11 +25,11 @@ class RunReporter:
         records: everything that was recorded, in order, also before a resume.
     """
 
-    def __init__(self, spec: RunSpec, steps: int) -> None:
+    def __init__(self, spec: RunSpec, steps: int, algorithm: Algorithm) -> None:
         self._settings: TrainSettings = spec.settings
         self._directory: Path = spec.directory
         self._title, self._steps = f"Run {spec.run}", steps
-        self._algorithm = spec.settings.optimizer.algorithm.load()
+        self._algorithm = algorithm
         self._exporter: MetricsExporter | None = None
         self._pending: list[StepRecord | EvaluationRecord] = []
         self._seconds: list[float] = []

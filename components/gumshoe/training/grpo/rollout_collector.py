@@ -28,7 +28,7 @@ from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Group, Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.terminal import Advance
-from gumshoe.training.algorithms.algorithm import Algorithm
+from gumshoe.training.algorithms.turn_level import TurnLevel
 from gumshoe.training.grpo.schedule import Schedule
 
 
@@ -84,7 +84,7 @@ class Rubric:
     combine: Combination = "uniform"
     weights: Sequence[float] = ()
     """[functions]"""
-    by_turn: tuple[Judge, Algorithm] | None = None
+    by_turn: tuple[Judge, TurnLevel] | None = None
     """The judge of turns and the algorithm, if each turn has an advantage of its own."""
 
     async def score(self, group: Group, scenario: Scenario) -> ScoredGroup:
@@ -222,7 +222,7 @@ class RolloutCollector:
 
 
 async def measure_accuracy(groups: Iterable[ScoredGroup], judge: Judge, advance: Advance) -> float:
-    """Return the share of episodes with a correct answer, [0, 1]; 0 if there are none.
+    """Return the share of episodes with a correct answer, [0, 1]; 0 without episodes.
 
     Raises:
         UnavailableError: the judge gave no verdict on an answer.

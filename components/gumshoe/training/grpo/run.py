@@ -6,7 +6,7 @@ The run composes its parts and decides when each acts. Start it as `python -m gu
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from gumshoe.rollouts.engine import RolloutEngine
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.terminal import err
 from gumshoe.training.algorithms.algorithm import Algorithm
+from gumshoe.training.algorithms.turn_level import TurnLevel
 from gumshoe.training.grpo.adapter_writer import AdapterWriter
 from gumshoe.training.grpo.reporter import RunReporter, warn
 from gumshoe.training.grpo.rollout_collector import RolloutBatch, RolloutCollector, Rubric, measure_accuracy
@@ -55,6 +56,9 @@ from gumshoe.training.run_spec import (
     step_of,
 )
 from gumshoe.training.settings import TrainSettings, check_settings
+
+Watch = Callable[[RolloutEngine], None]
+"""Is given each engine that starts to run episodes."""
 
 
 class Run:
@@ -87,7 +91,7 @@ class Run:
         self._validator = Validator(
             settings, validation, self._collector, self._judge, spec.directory, self._count_verdict
         )
-        self._reporter = RunReporter(spec, self._steps)
+        self._reporter = RunReporter(spec, self._steps, self._algorithm)
         self._writer = AdapterWriter(spec, self._tokenizer, train, validation)
         self._hooks = Hooks(
             self._roll_out,
@@ -341,7 +345,7 @@ class Run:
 
 
 def _collector(
-    settings: TrainSettings, env: EnvFactory, train: ScenarioSet, judge: Judge, algorithm: Algorithm, watch: Any
+    settings: TrainSettings, env: EnvFactory, train: ScenarioSet, judge: Judge, algorithm: Algorithm, watch: Watch
 ) -> RolloutCollector:
     """Return the collector that runs and scores the episodes of steps and evaluations."""
     rewards, rollouts = settings.rewards, settings.rollouts
@@ -350,7 +354,7 @@ def _collector(
     return RolloutCollector(
         env,
         Schedule(train.scenarios, settings.data.seed, settings.groups),
-        Rubric(functions, rewards.combine, weights, (judge, algorithm) if algorithm.by_turn else None),
+        Rubric(functions, rewards.combine, weights, (judge, algorithm) if isinstance(algorithm, TurnLevel) else None),
         settings.limits,
         rollouts.num_generations,
         rollouts.draws,

@@ -112,6 +112,6 @@ def advantage_lines(found: RolloutBatch, algorithm: Algorithm) -> Iterator[str]:
 
 
 def _mean(values: Iterator[float]) -> float:
-    """Return the mean of the values that are numbers; 0 if there are none."""
+    """Return the mean of the values that are numbers; 0 if all are NaN."""
     known = [value for value in values if not math.isnan(value)]
     return statistics.fmean(known) if known else 0.0

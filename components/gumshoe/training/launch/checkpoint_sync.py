@@ -49,7 +49,7 @@ class CheckpointStore:
             )
 
     def restore(self, directory: Path) -> None:
-        """Fetch the run's last checkpoint into a directory without a run; do nothing if there is none.
+        """Fetch the run's last checkpoint into a directory without a run; do nothing if the store has no checkpoint.
 
         Raises:
             UsageError: the run's checkpoints were pruned.

@@ -138,7 +138,7 @@ class Lifecycle:
         return FullState.gather(unwrapped) if self._settings.is_sharded else unwrapped
 
     def find_checkpoint(self) -> Path | None:
-        """Return the newest checkpoint of the first machine, copied to all machines; None if there is none."""
+        """Return the newest checkpoint of the first machine, copied to all machines, or None without checkpoints."""
         accelerator = self.trainer.accelerator
         newest = run_in_main(accelerator, lambda: next(reversed(find_checkpoints(self._directory)), None))
         if newest is None:

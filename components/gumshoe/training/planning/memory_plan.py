@@ -338,7 +338,7 @@ def _estimate_time(plan: MemoryPlan, shape: ModelShape, gpu: GpuSpec, tokens: in
 
 
 def suggest_changes(plan: MemoryPlan, shape: ModelShape) -> MemoryPlan | None:
-    """Return the first plan that fits after changes to the settings, or None if there is none.
+    """Return the first plan that fits after changes to the settings, or None if no change is enough.
 
     Changes are tried in this order: vLLM's share of the memory; smaller passes with more accumulation; recomputed
     activations; nf4, with rollouts in the trainer's process and fewer of them at once; a shorter context.

@@ -208,7 +208,7 @@ class ScriptedExpert:
     def _phrases(self, *named: str) -> list[str]:
         """Return the longest phrases of the question that occur in one of the names, in order.
 
-        If there are none, return the capitalized words of the question, or else its last word.
+        If no phrase occurs, return the capitalized words of the question, or else its last word.
         """
         names = [f" {' '.join(_WORD.findall(name))} ".casefold() for name in named]
         words = _WORD.findall(self.scenario.question)
