@@ -77,10 +77,11 @@ endif
 pipelines: $(VENV)/installed ## compile the pipelines again, as they are committed
 	$(BIN)/gumshoe pipeline compile --out pipelines/compiled
 
-docs: $(VENV)/installed ## generate the reference pages again, as they are committed
+docs: $(VENV)/installed ## generate the reference pages and the chart's files again, as they are committed
 	$(BIN)/python -m gumshoe.error_codes > docs/reference/errors.md
+	$(BIN)/python -m charts.generate charts/agent
 
-images: ## build the images with docker, podman or buildah; REGISTRY=, TAG=, BUILDER=
+images: ## build the images; REGISTRY= is required, TAG= and BUILDER= (docker, podman, buildah) are not
 	images/build.sh
 
 lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml again

@@ -3,7 +3,7 @@
 #   images/build.sh [trainer|worker|agent|agent-documents ...]
 # Environment variables:
 # BUILDER   docker, podman or buildah (default: the first one installed)
-# REGISTRY  prefix of the image names (default: ghcr.io/gumshoe)
+# REGISTRY  prefix of the image names, e.g. registry.example.com/gumshoe (required)
 # TAG       image tag (default: the version in pyproject.toml)
 # TRAINER_BASE, WORKER_BASE, AGENT_BASE   other base images; one with @sha256:... is used unchanged
 # TORCH     torch version of agent-documents, from PyTorch's index of CPU builds
@@ -22,8 +22,9 @@ if [[ -z ${BUILDER:-} ]]; then
 fi
 [[ ${BUILDER:-} =~ ^(docker|podman|buildah)$ ]] || fail "install docker, podman or buildah, or name one as BUILDER"
 command -v "$BUILDER" >/dev/null || fail "$BUILDER is not installed"
+[[ -n ${REGISTRY:-} ]] || fail "set REGISTRY to a registry of yours, e.g. REGISTRY=registry.example.com/gumshoe"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
-registry=${REGISTRY:-ghcr.io/gumshoe} tag=${TAG:-$version}
+registry=${REGISTRY%/} tag=${TAG:-$version}
 revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)
 
 # Print the base image with the current digest of its tag, so that builds can be reproduced.
@@ -57,3 +58,20 @@ for image in "$@"; do
         --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
         ${more[@]+"${more[@]}"} ${PIP_INDEX_URL:+--build-arg "PIP_INDEX_URL=$PIP_INDEX_URL"} .
 done
+
+cat <<END
+
+Push the images (e.g. $BUILDER push $registry/$1:$tag), and paste these lines if they apply:
+
+# parameters of a pipeline (--params FILE)
+worker_image: $registry/worker:$tag
+trainer_image: $registry/trainer:$tag
+
+# values of the chart (gumshoe deploy --values FILE)
+agent: {image: {repository: $registry/agent, tag: "$tag"}}            # agent-documents for documents
+
+# kustomization.yaml of an overlay
+images:
+  - {name: registry.invalid/worker, newName: $registry/worker, newTag: "$tag"}
+  - {name: registry.invalid/trainer, newName: $registry/trainer, newTag: "$tag"}
+END

@@ -175,3 +175,32 @@ def test_the_trainer_image_contains_all_imports_of_the_code() -> None:
                 if not {normalize(owner) for owner in owners.get(top, [])} & have:
                     missing.add(f"{path.relative_to(ROOT)}: {top}")
     assert missing == set()
+
+
+def build_images(tmp_path: Path, *images: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Run `images/build.sh` with a docker that only answers."""
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\ncase "$*" in *inspect*) echo base@sha256:0 ;; build*) echo "built: $*" ;; esac\n')
+    docker.chmod(0o755)
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **environment}
+    return subprocess.run([ROOT / "images" / "build.sh", *images], env=env, capture_output=True, text=True, check=False)
+
+
+def test_there_is_no_default_registry(tmp_path: Path) -> None:
+    """Images under a name that belongs to somebody else would get S3 keys."""
+    refused = build_images(tmp_path, "worker")
+    assert refused.returncode == 2
+    assert "REGISTRY" in refused.stderr
+    assert "built" not in refused.stdout
+    files = [path for place in ("manifests", "charts", "components", "pipelines") for path in (ROOT / place).rglob("*")]
+    texts = {path: path.read_text(errors="replace") for path in files if path.is_file() and path.suffix != ".pyc"}
+    assert [path for path, text in texts.items() if "ghcr.io/gumshoe" in text] == []
+
+
+def test_the_lines_to_paste_name_the_images_that_were_built(tmp_path: Path) -> None:
+    done = build_images(tmp_path, "worker", "trainer", REGISTRY="registry.example.com/search/", TAG="7")
+    assert done.returncode == 0, done.stderr
+    built = re.findall(r"--tag (\S+)", done.stdout)
+    assert built == ["registry.example.com/search/worker:7", "registry.example.com/search/trainer:7"]
+    for each in ("worker_image: " + built[0], "trainer_image: " + built[1], "registry.invalid/trainer"):
+        assert each in done.stdout

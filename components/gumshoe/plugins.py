@@ -6,9 +6,10 @@ from importlib import import_module
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, create_model
 
-from gumshoe.errors import UsageError, describe_validation_error
+from gumshoe.errors import UsageError
+from gumshoe.validation import validate_model
 
 
 def import_attribute(what: str, place: str, attribute: str, code: str) -> Any:
@@ -66,23 +67,11 @@ def settings_model(function: Callable[..., Any]) -> type[BaseModel]:
     return create_model(function.__name__, __config__=config, **fields)
 
 
-def validate_settings(settings: type[BaseModel], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Validate settings, and return all of them by name, defaults included.
+def validate_settings(settings: type[BaseModel], given: Mapping[str, Any], code: str, what: str) -> dict[str, Any]:
+    """Validate settings, and return all of them by name, defaults included. `what` begins an error's message.
 
     Raises:
-        ValidationError: if a setting is unknown or invalid.
+        UsageError: if a setting is unknown or invalid.
     """
-    found = settings.model_validate(dict(given))
+    found = validate_model(settings, given, code, what)
     return {name: getattr(found, name) for name in settings.model_fields}
-
-
-def describe_faults(settings: type[BaseModel], error: ValidationError) -> str:
-    """Return what is wrong with the settings, and which settings exist."""
-    known = ", ".join(map(_describe, settings.model_fields.items())) or "no settings"
-    return f"{describe_validation_error(error)}; it accepts {known}"
-
-
-def _describe(item: tuple[str, Any]) -> str:
-    name, info = item
-    kind = getattr(info.annotation, "__name__", str(info.annotation))
-    return f"{name} ({kind})" if info.is_required() else f"{name} ({kind}, {info.default!r} by default)"

@@ -1,8 +1,10 @@
 """Print results on standard output, and everything else on standard error."""
 
 import json
+import logging
+import time
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Annotated, Any, Protocol
@@ -10,6 +12,7 @@ from typing import Annotated, Any, Protocol
 import typer
 from pydantic import BaseModel
 from rich.console import Console
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.progress import (
     BarColumn,
@@ -25,8 +28,11 @@ from rich.progress import (
 )
 from rich.text import Text
 
+logging.getLogger("httpx").setLevel(logging.WARNING)  # at INFO, which Kubeflow sets, it logs each request
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
+PRINT_INTERVAL = 10.0
+"""Minimum number of seconds between two lines of progress."""
 _is_quiet = ContextVar("is_quiet", default=False)
 _has_printed_json = ContextVar("has_printed_json", default=False)
 
@@ -98,14 +104,71 @@ class _RateColumn(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        shown = f"{speed:,.{0 if speed >= 10 else 1}f}/s" if speed else ""
-        return Text(shown, style="progress.data.speed")
+        return Text(_format_rate(speed) if speed else "", style="progress.data.speed")
 
 
 class Advance(Protocol):
     """Report progress: add `amount`, show `note` beside the bar, and set the total."""
 
     def __call__(self, amount: float = 0, *, note: str | None = None, total: float | None = None) -> None: ...
+
+
+class ProgressLines:
+    """Print the progress of long work on standard error, a line at most every `PRINT_INTERVAL` seconds.
+
+    For output that is not a terminal, e.g. the log of a pod, and for work that cannot hold a progress bar.
+    """
+
+    def __init__(
+        self,
+        description: str,
+        *,
+        total: float | None = None,
+        in_bytes: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._description, self._total, self._in_bytes, self._clock = description, total, in_bytes, clock
+        self._done, self._note = 0.0, ""
+        self._started = self._printed = clock()
+
+    def advance(self, amount: float = 0, *, note: str | None = None, total: float | None = None) -> None:
+        """Report progress as `Advance` does."""
+        self._done += amount
+        self._note = self._note if note is None else note
+        self._total = self._total if total is None else total
+        now = self._clock()
+        if now - self._printed >= PRINT_INTERVAL:
+            self._printed = now
+            err.print(printable(self._describe(now - self._started)), soft_wrap=True)
+
+    def _describe(self, seconds: float) -> str:
+        size = decimal if self._in_bytes else _format_count
+        parts = [size(int(self._done))]
+        if self._total:
+            parts = [f"{size(int(self._done))} of {size(int(self._total))} ({self._done / self._total:.0%})"]
+        if self._done:
+            rate = self._done / seconds
+            parts.append(f"{decimal(int(rate))}/s" if self._in_bytes else _format_rate(rate))
+            if self._total and self._total > self._done:
+                parts.append(f"{_format_duration((self._total - self._done) / rate)} left")
+        return f"{self._description}: {', '.join(filter(None, [*parts, self._note]))}"
+
+
+def _format_count(number: int) -> str:
+    return f"{number:,}"
+
+
+def _format_rate(rate: float) -> str:
+    for unit, seconds in (("s", 1), ("min", 60)):
+        if rate * seconds >= 0.1:
+            return f"{rate * seconds:,.{0 if rate * seconds >= 10 else 1}f}/{unit}"
+    return f"{rate * 3600:,.1f}/h"
+
+
+def _format_duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 @contextmanager
@@ -119,11 +182,17 @@ def hide_progress() -> Iterator[None]:
 
 
 @contextmanager
-def progress(description: str, *, total: float | None = None, in_bytes: bool = False) -> Iterator[Advance]:
-    """Show a progress bar on standard error while the block runs, if that is a terminal.
+def progress(
+    description: str, *, total: float | None = None, in_bytes: bool = False, is_transient: bool = False
+) -> Iterator[Advance]:
+    """Show a progress bar on standard error while the block runs; a line now and then if that is not a terminal.
 
-    The bar counts items, or bytes with `in_bytes`. Without a total it shows count and rate only.
+    The bar counts items, or bytes with `in_bytes`. Without a total it shows count and rate only. A transient bar is
+    removed at the end.
     """
+    if not err.is_terminal and not _is_quiet.get():
+        yield ProgressLines(description, total=total, in_bytes=in_bytes).advance
+        return
     measure: tuple[ProgressColumn, ...] = (MofNCompleteColumn(), _RateColumn())
     if in_bytes:
         measure = (DownloadColumn(), TransferSpeedColumn())
@@ -135,7 +204,7 @@ def progress(description: str, *, total: float | None = None, in_bytes: bool = F
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=err, disable=not err.is_terminal or _is_quiet.get()) as bar:
+    with Progress(*columns, console=err, disable=_is_quiet.get(), transient=is_transient) as bar:
         task = bar.add_task(description, total=total, note="")
 
         def advance(amount: float = 0, *, note: str | None = None, total: float | None = None) -> None:

@@ -20,9 +20,7 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Compile pipelines, run them on this machine, or submit them."
 )
 
-Name = Annotated[
-    str, typer.Argument(metavar="PIPELINE", help="train-agent, retrain-agent, sweep-agent or evaluate-agent.")
-]
+Name = Annotated[str, typer.Argument(metavar="PIPELINE", help="train-agent, sweep-agent or evaluate-agent.")]
 Parameters = Annotated[
     list[str] | None,
     typer.Option("--set", "-p", metavar="NAME=VALUE", help="One parameter in YAML, e.g. seed=2. Repeatable."),
@@ -36,6 +34,7 @@ InCluster = Annotated[
     bool,
     typer.Option("--in-cluster", help="In a pod: use its service account token and the API's address in the cluster."),
 ]
+_NO_IMAGE = "local"  # steps on this machine run without containers
 _STATES = {"SUCCEEDED": "green", "RUNNING": "cyan", "FAILED": "red", "CANCELED": "yellow", "SKIPPED": "dim"}
 ParameterFile = Annotated[Path | None, typer.Option("--params", metavar="FILE", help="YAML file with parameters.")]
 
@@ -52,7 +51,7 @@ def compile_(
     from gumshoe_pipelines.graphs import PIPELINES, compile_graph, compile_manifests
 
     place = make_writable_directory(str(directory))
-    for name in names or PIPELINES:
+    for name in dict.fromkeys(_use_present_name(each)[0] for each in names or PIPELINES):
         graph = compile_graph(name)
         for path, text in (
             (place / f"{name}.yaml", graph.text),
@@ -72,35 +71,26 @@ def run(
         Path, typer.Option("--out", metavar="DIR", help="Directory for logs, steps and the cache.")
     ] = Path("outputs/pipeline"),
     caching: Annotated[bool, typer.Option("--cache/--no-cache", help="Reuse results of identical steps.")] = True,
+    is_new: Annotated[bool, typer.Option("--new", help="Start a new run instead of continuing the last one.")] = False,
 ) -> None:
     """Run a pipeline on this machine, step by step.
 
-    By default, artifacts go to DIR/store, and the run gets a new ID. With the ID of a stopped run, it continues
-    where that run stopped.
+    By default, artifacts go to DIR/store. With the parameters of the last run in DIR, it continues that run;
+    otherwise, it is a new run.
     """
-    from gumshoe_pipelines.local_runner import run_locally
+    from gumshoe_pipelines.local_runner import find_last_run, run_locally
+    from gumshoe_pipelines.run_summary import print_summary
 
     place = directory.absolute()
-    graph, arguments = _prepare_run(name, parameters, params, "local", {"store": str(place / "store")}, is_local=True)
-    err.print(f"Run {printable(arguments.get('run', name))}, output in {printable(place)}")
+    own = {"store": str(place / "store"), "worker_image": _NO_IMAGE, "trainer_image": _NO_IMAGE}
+    graph, arguments = _prepare_run(name, parameters, params, own, is_local=True)
+    last = None if is_new or arguments.get("run") else find_last_run(place, graph, arguments)
+    arguments = {**arguments, "run": arguments.get("run") or last or _create_run_id("local")}
+    if last:
+        err.print(f"Continuing run {printable(last)}, which has the same parameters; --new starts another")
+    err.print(f"Run {printable(arguments['run'])}, output in {printable(place)}", soft_wrap=True)
     run_locally(graph, arguments, place, caching=caching)
-    _print_result(arguments)
-
-
-def _print_result(arguments: dict[str, Any]) -> None:
-    """Print the gate's decision, the published adapter, and where the report is."""
-    from gumshoe.artifacts.store import Store
-
-    store, kind = Store(arguments["store"]), f"runs/{arguments.get('run')}/reports"
-    if "run" not in arguments or store.latest(kind) is None:
-        return
-    report = store.manifest(f"{kind}/latest")
-    out.print(printable(report.settings.get("why", "")), soft_wrap=True)
-    found = store.find(f"adapters/{arguments['run']}")
-    out.print(f"Published: [bold]{escape(found.reference) if found else 'nothing'}[/]", soft_wrap=True)
-    out.print(
-        f"Report with all episodes: {escape(store.uri)}/{report.reference}/{report.data}/report.html", soft_wrap=True
-    )
+    print_summary(arguments, place)
 
 
 @app.command()
@@ -140,7 +130,13 @@ def submit(
         )
     from gumshoe_pipelines.kubeflow_client import KubeflowClient, ServerAddress
 
-    graph, arguments = _prepare_run(name, parameters, params, "run", {}, is_local=False)
+    own = {} if cron else {"run": _create_run_id("run")}
+    graph, arguments = _prepare_run(name, parameters, params, own, is_local=False)
+    if cron and arguments.get("run"):
+        raise UsageError(
+            "pipelines.run-with-cron",
+            f"every run of a schedule needs an ID of its own, got run {arguments['run']}; leave run out",
+        )
     server = KubeflowClient(ServerAddress.of(host, namespace, token, in_cluster=in_cluster))
     if cron is not None:
         recurring = server.schedule(
@@ -205,20 +201,40 @@ def list_(
     out.print(table)
 
 
+def _create_run_id(kind: str) -> str:
+    return f"{kind}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+
+def _use_present_name(name: str) -> tuple[str, dict[str, Any]]:
+    """Return the present name of a pipeline, and the parameters that an earlier name stands for."""
+    from gumshoe_pipelines.graphs import RENAMED
+
+    present, own = RENAMED.get(name, (name, {}))
+    if name in RENAMED:
+        options = " ".join(f"-p {key}={value}" for key, value in own.items())
+        _warn(f"{name} is now {present} {options}")
+    return present, own
+
+
 def _prepare_run(
-    name: str, parameters: list[str] | None, params: Path | None, kind: str, own: dict[str, Any], *, is_local: bool
+    name: str, parameters: list[str] | None, params: Path | None, own: dict[str, Any], *, is_local: bool
 ) -> "tuple[Graph, dict[str, Any]]":
-    """Compile a pipeline and check its parameters: those given, plus defaults for `run`, `code` and `own`."""
+    """Compile a pipeline and check its parameters: those given, plus the default of `code` and those in `own`."""
     from gumshoe.artifacts.manifest import code_hash
     from gumshoe_pipelines.graphs import compile_graph, read_values
     from gumshoe_pipelines.run_arguments import check_arguments
 
-    graph = compile_graph(name)
+    present, implied = _use_present_name(name)
+    graph = compile_graph(present)
     given = read_values(parameters or [], params)
-    defaults = {"run": f"{kind}-{datetime.now(UTC):%Y%m%d-%H%M%S}", "code": code_hash(), **own}
+    defaults = {"code": code_hash(), **own, **implied}
     arguments = graph.check({**{key: value for key, value in defaults.items() if key in graph.parameters}, **given})
     check_arguments(arguments, is_local=is_local)
     return graph, arguments
+
+
+def _warn(message: str) -> None:
+    err.print(f"[bold yellow]warning:[/] {printable(message)}", soft_wrap=True)
 
 
 def _follow(server: "KubeflowClient", run_id: str, *, once: bool = False) -> None:
@@ -228,14 +244,11 @@ def _follow(server: "KubeflowClient", run_id: str, *, once: bool = False) -> Non
     from gumshoe.errors import GumshoeError
     from gumshoe_pipelines.watch import view_pods, watch_run
 
-    def warn(message: str) -> None:
-        err.print(f"[bold yellow]warning:[/] {printable(message)}", soft_wrap=True)
-
     cluster = Cluster.of(server.address.namespace or "kubeflow", None)
     printed = set[str]()
     view = None
     with Live(console=err, auto_refresh=False, transient=True) as live:
-        for view in watch_run(lambda: server.get_run(run_id), partial(view_pods, cluster), warn):
+        for view in watch_run(lambda: server.get_run(run_id), partial(view_pods, cluster), _warn):
             if err.is_terminal:
                 live.update(_build_table(view), refresh=True)
             else:

@@ -1,54 +1,97 @@
 """Add the steps that several pipelines share."""
 
+from dataclasses import replace
 from typing import Any
 
 from kfp import dsl
 
 from gumshoe.artifacts.component import look_at_sources, publish_adapter
-from gumshoe.cluster.component import deploy_agent
+from gumshoe.cluster.component import deploy_agent, notify
 from gumshoe.environments.component import ingest
+from gumshoe.evaluation.component import evaluate_policy
 from gumshoe.scenarios.component import load_scenarios
-from gumshoe_pipelines.placement import Placement
-
-EMBEDDING = "intfloat/e5-base-v2"
-"""Default embedding model for documents."""
+from gumshoe_pipelines.parameters import RunParameters, TrainingParameters
+from gumshoe_pipelines.placement import Placement, plan_run
 
 
-def ingest_and_split(
-    where: Placement,
-    sources: Any,
-    environment: Any,
-    embedding: Any,
-    scenarios: Any,
-    seed: Any,
-    code: Any,
-    current: Any = None,
-) -> dict[str, Any]:
+def create_notification(given: RunParameters) -> Any:
+    """Create the step that runs when all others have ended, for `dsl.ExitHandler`."""
+    task = notify(store=given.store, run=given.run, job=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
+    return given.placement.on_cpu(task, hours=0.25)
+
+
+def plan(given: TrainingParameters) -> tuple[Any, Placement, Placement]:
+    """Add the step that plans the run. Return the run's ID, and the placements of evaluation and training."""
+    where = given.placement
+    task = plan_run(
+        run=given.run,
+        job=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
+        nodes=given.nodes,
+        gpus=where.gpus,
+        node_selector=where.node_selector,
+        tolerations=where.tolerations,
+    )
+    found = where.on_cpu(task, hours=0.25).outputs
+    training = {name: found[name] for name in ("node_selector", "tolerations")}
+    return found["run"], replace(where, gpus=found["measuring"]), replace(where, gpus=found["training"], **training)
+
+
+def ingest_and_split(given: RunParameters, *, current: Any = "") -> dict[str, Any]:
     """Add the steps that index the sources, and check and split the questions.
 
-    Returns the inputs `index` and `scenarios` of later steps. `current` is an adapter that will be evaluated too.
+    Returns the inputs `index` and `scenarios` of later steps. `current` is the version of a published adapter that will
+    be evaluated too; empty for none.
     """
-    now = where.on_cpu(look_at_sources(sources=sources, scenarios=scenarios)).outputs
-    made = ingest(sources=sources, environment=environment, embedding=embedding, state=now["sources"], code=code)
+    where = given.placement
+    now = where.on_cpu(look_at_sources(sources=given.sources, scenarios=given.scenarios)).outputs
+    made = ingest(
+        sources=given.sources,
+        environment=given.environment,
+        embedding=given.embedding,
+        state=now["sources"],
+        code=given.code,
+    )
     index = where.on_cpu(made, hours=12, cached=True).outputs["index"]
-    extra = {} if current is None else {"current": current}
-    loaded = load_scenarios(source=scenarios, index=index, seed=seed, state=now["scenarios"], code=code, **extra)
+    loaded = load_scenarios(
+        source=given.scenarios,
+        index=index,
+        seed=given.seed,
+        state=now["scenarios"],
+        store=given.store,
+        current=current,
+        code=given.code,
+    )
     where.on_cpu(loaded, cached=True)
     return {"index": index, "scenarios": loaded.outputs["scenarios"]}
 
 
-def publish_if_gate_passes(
-    where: Placement, decided: Any, adapter: Any, store: Any, run: Any, deploy: Any, deployment: Any
-) -> None:
+def evaluate(given: RunParameters, where: Placement, *, hours: float, cached: bool = False, **inputs: Any) -> Any:
+    """Add a step that evaluates the base model and the adapters among `inputs`, and return it."""
+    task = evaluate_policy(
+        **inputs,
+        base_model=given.base_model,
+        gpus=where.gpus,
+        judge=given.judge,
+        limits=given.limits,
+        choice=given.choice,
+        code=given.code,
+    )
+    return where.on_gpu(task, hours=hours, cached=cached)
+
+
+def publish_if_gate_passes(given: TrainingParameters, run: Any, decided: Any, adapter: Any) -> None:
     """Add the last steps: publish the adapter if it passed the gate, and deploy it if requested."""
+    where = given.placement
     with dsl.If(decided.outputs["Output"] == True, name="passed"):  # noqa: E712 - Kubeflow compiles it
         published = publish_adapter(
             adapter=adapter,
             decision=decided.outputs["decision"],
-            store=store,
+            store=given.store,
             version=run,
             image=where.trainer_image,
         )
         where.on_cpu(published)
-        served = deploy_agent(published=published.outputs["Output"], store=store, how=deploy, target=deployment)
+        served = deploy_agent(
+            published=published.outputs["Output"], store=given.store, how=given.deploy, target=given.deployment
+        )
         where.on_cpu(served, hours=2.5)

@@ -14,13 +14,15 @@ from typing import Any
 import yaml
 
 from gumshoe.errors import UsageError
+from gumshoe.installation import install_command
 
 PIPELINES = {
     "train-agent": ("gumshoe_pipelines.train_agent", "train_agent"),
-    "retrain-agent": ("gumshoe_pipelines.retrain_agent", "retrain_agent"),
     "sweep-agent": ("gumshoe_pipelines.sweep_agent", "sweep_agent"),
     "evaluate-agent": ("gumshoe_pipelines.evaluate_agent", "evaluate_agent"),
 }
+RENAMED: dict[str, tuple[str, dict[str, Any]]] = {"retrain-agent": ("train-agent", {"against": "latest"})}
+"""Earlier names of pipelines: the present name, and the parameters that make it the same pipeline."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if PyYAML was built with libyaml
 _TYPES: dict[str, tuple[type, ...]] = {
     "STRING": (str,),
@@ -151,7 +153,7 @@ def _compile(name: str, **options: Any) -> str:
         graph = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         raise UsageError(
-            "pipelines.missing-dependency", f"pipelines require {error.name}: pip install 'gumshoe-agents[pipelines]'"
+            "pipelines.missing-dependency", f"pipelines require {error.name}: {install_command(extra='pipelines')}"
         ) from None
     from kfp.compiler import Compiler
 

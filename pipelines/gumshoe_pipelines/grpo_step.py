@@ -1,7 +1,7 @@
 """Define the GRPO training step: it trains in its own pod, or starts a training on several nodes.
 
 The step is here because it needs both `gumshoe.training` and `gumshoe.cluster`, which may not import each other. It is
-a single step, whose pod gets its resources from `place_steps`: two steps under a condition would need `dsl.OneOf`, in
+a single step, whose pod gets its resources from `plan_run`: two steps under a condition would need `dsl.OneOf`, in
 which Kubeflow 2.16 loses artifacts (https://github.com/kubeflow/pipelines/issues/13436).
 """
 
@@ -9,6 +9,7 @@ from typing import Any
 
 from kfp import dsl
 
+from gumshoe_pipelines.parameters import TrainingParameters
 from gumshoe_pipelines.placement import Placement
 
 HOURS = 48
@@ -79,12 +80,13 @@ def train_grpo(
         metrics.log_metric(name, value)
 
 
-def grpo_step(where: Placement, training: Placement, nodes: Any, job: Any, **inputs: Any) -> Any:
-    """Add the training step. Its pod is placed as `training` says; `inputs` are its other inputs."""
+def train_with_grpo(given: TrainingParameters, training: Placement, **inputs: Any) -> Any:
+    """Add the training step and return it. Its pod is placed as `training` says; `inputs` are its other inputs."""
+    where = given.placement
     task = train_grpo(
         **inputs,
-        nodes=nodes,
-        job=job,
+        nodes=given.nodes,
+        job=given.job,
         gpus=where.gpus,
         node_selector=where.node_selector,
         tolerations=where.tolerations,

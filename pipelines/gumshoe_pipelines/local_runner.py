@@ -3,11 +3,12 @@
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,9 @@ from typing import Any
 import yaml
 from rich.markup import escape
 
+from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError
+from gumshoe.signals import handle_signals
 from gumshoe.terminal import err, printable
 from gumshoe_pipelines.graphs import Graph, read_documents
 
@@ -30,6 +33,8 @@ _ERROR = re.compile(r"(?:gumshoe[\w.]*|[\w.]*Error): (.+)")
 _CODE = re.compile(r"\[[a-z-]+\.[a-z0-9-]+\]")
 _NOISE = re.compile(r"\[KFP Executor |^\S*/site-packages/|^\s*(?:warnings\.warn|import kfp)|^\s*[{}\]\[\"]")
 _RETRY_PAUSE = "2s"
+_SPEC = "run.json"
+_GRACE = 8.0  # seconds for steps to end when the run is stopped
 
 
 @dataclass(slots=True)
@@ -99,19 +104,29 @@ def run_locally(graph: Graph, arguments: dict[str, Any], directory: Path, *, cac
         GumshoeError: if a step failed; the message names the step and its error.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    spec = directory / "run.json"
+    spec = directory / _SPEC
     compiled = directory / "pipeline.yaml"
     compiled.write_text(_shorten_retries(graph.text), encoding="utf-8")
-    content = {"pipeline": str(compiled), "root": str(directory), "arguments": arguments, "caching": caching}
+    content = {
+        "name": graph.name,
+        "pipeline": str(compiled),
+        "root": str(directory),
+        "arguments": arguments,
+        "caching": caching,
+    }
     spec.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     run = LocalRun()
-    with (directory / "run.log").open("a", encoding="utf-8") as log, _start_child(spec) as child:
-        for line in child.stdout or ():
-            log.write(line)
-            shown = run.handle_line(line)
-            if shown is not None:
-                err.print(shown, soft_wrap=True)
-        status = child.wait()
+    try:
+        with (directory / "run.log").open("a", encoding="utf-8") as log, _start_child(spec) as child:
+            for line in child.stdout or ():
+                log.write(line)
+                shown = run.handle_line(line)
+                if shown is not None:
+                    err.print(shown, soft_wrap=True)
+            status = child.wait()
+    except KeyboardInterrupt:
+        _print_what_is_kept(run, arguments)
+        raise
     failed = next((step for step in run.steps if step.state == "failed"), None)
     if status:
         name, why = (f"step {failed.name}", failed.error) if failed else ("the run", "")
@@ -119,6 +134,35 @@ def run_locally(graph: Graph, arguments: dict[str, Any], directory: Path, *, cac
             "pipelines.local-run-failed",
             f"{name} failed: {why or f'exit status {status}'}; see the log in {directory / 'run.log'}",
         )
+
+
+def find_last_run(directory: Path, graph: Graph, arguments: Mapping[str, Any]) -> str | None:
+    """Return the ID of the last run in a directory if it was of this pipeline with the same arguments, else None."""
+    try:
+        last = json.loads((directory / _SPEC).read_text(encoding="utf-8"))
+        found = last["arguments"]
+    except (FileNotFoundError, ValueError, KeyError):
+        return None
+
+    def compared(each: Mapping[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in each.items() if key not in ("run", "code")}
+
+    is_same = (last.get("name"), compared(found)) == (graph.name, compared(arguments))
+    return str(found["run"]) if is_same and found.get("run") else None
+
+
+def _print_what_is_kept(run: LocalRun, arguments: Mapping[str, Any]) -> None:
+    """Print what an interrupted run leaves, and how to continue it."""
+    ended = [step.name for step in run.steps if step.state in ("done", "cached")]
+    kept = [f"the results of {', '.join(ended)}"] * bool(ended)
+    with suppress(GumshoeError):
+        checkpoint = Store(arguments["store"]).latest(f"runs/{arguments['run']}/checkpoints")
+        kept += [f"checkpoint {checkpoint} of the training"] * bool(checkpoint)
+    err.print(
+        f"\nStopped. Kept: {printable(' and '.join(kept) or 'nothing, because no step had ended')}.", soft_wrap=True
+    )
+    again = shlex.join(["gumshoe", *(each for each in sys.argv[1:] if each != "--new")])
+    err.print(f"Continue with: {printable(again)}", soft_wrap=True)
 
 
 @contextmanager
@@ -135,21 +179,23 @@ def _start_child(spec: Path) -> Iterator[subprocess.Popen[str]]:
         env={**os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"},
     )
 
-    def end(number: int, _: object) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, number)
+    def end(*_: object) -> None:
         raise KeyboardInterrupt
 
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield child
+        with handle_signals(end, signal.SIGTERM, signal.SIGINT):
+            yield child
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         if child.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                child.wait(_GRACE)
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
         child.wait()
+        if child.stdout:
+            child.stdout.close()
 
 
 def _shorten_retries(text: str) -> str:

@@ -1,15 +1,12 @@
 """Configure where steps run: images, GPUs, secrets, timeouts and retries."""
 
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from kfp import dsl, kubernetes
 
 from gumshoe.cluster.trainjob import SECRET_KEYS
 
-WORKER, TRAINER = (f"ghcr.io/gumshoe/{image}:{version('gumshoe-agents')}" for image in ("worker", "trainer"))
-"""Default container images."""
 MINUTE, HOUR = 60, 3600
 PROJECT_LABEL, RUN_LABEL, STEP_LABEL = "gumshoe.dev/project", "gumshoe.dev/run", "gumshoe.dev/step"
 """Labels of pods. `gumshoe pipeline submit` replaces the compiled values of project and run."""
@@ -19,23 +16,25 @@ _SECRETS = {**SECRET_KEYS, "gumshoe-webhook": ("GUMSHOE_WEBHOOK",)}
 
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
-def place_steps(  # Kubeflow declares several outputs as a NamedTuple
-    nodes: int, gpus: int, node_selector: dict, tolerations: list
+def plan_run(  # Kubeflow declares several outputs as a NamedTuple
+    run: str, job: str, nodes: int, gpus: int, node_selector: dict, tolerations: list
 ) -> NamedTuple(  # type: ignore[valid-type]
-    "Places", [("measuring", int), ("training", int), ("node_selector", dict), ("tolerations", list)]
+    "Plan", [("run", str), ("measuring", int), ("training", int), ("node_selector", dict), ("tolerations", list)]
 ):
-    """Compute the resources of pods.
+    """Return the ID of the run and the resources of its pods.
 
     Evaluation gets at most one GPU. Training gets all GPUs if the step trains itself, and none if a TrainJob does.
 
     Args:
+        run: ID of the run; empty for the one of Kubeflow.
+        job: ID that Kubeflow gives the run.
         nodes: Number of training nodes.
         gpus: Number of GPUs per node.
         node_selector: Node labels for GPU steps.
         tolerations: Tolerations for GPU steps.
     """
     own = (gpus, node_selector, tolerations) if nodes == 1 else (0, {}, [])
-    return (min(1, gpus), *own)
+    return (run or job, min(1, gpus), *own)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +59,6 @@ class Placement:
         kubernetes.add_toleration_json(task, self.tolerations)
         kubernetes.empty_dir_mount(task, volume_name="shm", mount_path="/dev/shm", medium="Memory")  # noqa: S108
         return task
-
-    def split_placement(self, nodes: Any) -> "tuple[Placement, Placement]":
-        """Add a step that computes the placements of evaluation and training when the pipeline runs."""
-        task = place_steps(nodes=nodes, gpus=self.gpus, node_selector=self.node_selector, tolerations=self.tolerations)
-        found = self.on_cpu(task, hours=0.25).outputs
-        training = {name: found[name] for name in ("node_selector", "tolerations")}
-        return replace(self, gpus=found["measuring"]), replace(self, gpus=found["training"], **training)
 
 
 def _configure(task: Any, image: Any, hours: float, cached: bool) -> Any:

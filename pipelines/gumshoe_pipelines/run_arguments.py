@@ -2,21 +2,25 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
-from importlib import import_module
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, field_validator
 
 from gumshoe.artifacts.hub import find_local_dataset
 from gumshoe.artifacts.storage import NotFoundError, open_uri, split_uri
+from gumshoe.artifacts.store import Store
 from gumshoe.cluster.trainjob import TrainJobSpec
+from gumshoe.corpus import CORPORA, DEFAULT_ENVIRONMENT, find_corpus
 from gumshoe.errors import UsageError
-from gumshoe_pipelines.common_steps import EMBEDDING
+from gumshoe.validation import ParameterModel, validate_model
 from gumshoe_pipelines.graphs import combine_errors
-from gumshoe_pipelines.placement import WORKER
+from gumshoe_pipelines.parameters import EMBEDDING
 
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")  # valid as a Kubernetes label and as an artifact version
-_LATEST = "latest"  # reserved: the newest version of an artifact
-_LIMITS = ("max_turns", "max_tokens", "max_context")
+_WORKER = re.compile(r"(?:^|/)worker(?:[:@]|$)")  # as images/build.sh names it
+_RESERVED = {"latest": "the newest version", "base": "the base model"}
 
 
 def check_arguments(arguments: Mapping[str, Any], *, is_local: bool) -> None:
@@ -39,15 +43,38 @@ def check_arguments(arguments: Mapping[str, Any], *, is_local: bool) -> None:
 
 
 def _check_run(arguments: Mapping[str, Any], _: bool) -> None:
-    if not _RUN.fullmatch(arguments["run"]):
+    run = arguments["run"]
+    if run and not _RUN.fullmatch(run):
         raise UsageError(
             "pipelines.invalid-run-id",
-            f"{arguments['run']!r} is not a valid run id; use at most 63 lower-case letters, digits, dots and dashes",
+            f"{run!r} is not a valid run id; use at most 63 lower-case letters, digits, dots and dashes",
         )
-    if arguments["run"] == _LATEST:
+    if run in _RESERVED:
+        raise UsageError("pipelines.reserved-run-id", f"{run} always means {_RESERVED[run]}; choose another run id")
+
+
+def _check_against(arguments: Mapping[str, Any], is_local: bool) -> None:
+    against = arguments["against"]
+    if against in _RESERVED:
+        return
+    if not _RUN.fullmatch(against):
         raise UsageError(
-            "pipelines.reserved-run-id", f"{_LATEST} always means the newest version; choose another run id"
+            "pipelines.invalid-against",
+            f"must be base, latest or the version of a published adapter, got {against!r}; list the versions with "
+            "`gumshoe artifacts list adapters`",
         )
+    if is_local:
+        with _as_usage_error():
+            Store(arguments["store"]).manifest(f"adapters/{against}")
+
+
+@contextmanager
+def _as_usage_error() -> Iterator[None]:
+    """Report a named file or artifact that does not exist as a wrong argument."""
+    try:
+        yield
+    except NotFoundError as error:
+        raise UsageError(error.code, error.message) from None
 
 
 def _check_store(arguments: Mapping[str, Any], is_local: bool) -> None:
@@ -76,41 +103,38 @@ def _check_readable(place: str, is_local: bool, *, datasets: bool = False) -> No
 
 
 def _check_sources(arguments: Mapping[str, Any], is_local: bool) -> None:
-    is_mail = arguments.get("environment", "email") == "email"
-    kinds = import_module("gumshoe.mail.sources" if is_mail else "gumshoe.documents.sources")
-    example = "maildir" if is_mail else "dir"
+    corpus = find_corpus(arguments.get("environment", DEFAULT_ENVIRONMENT))
+    if corpus is None:  # reported by the check of `environment`
+        return
     if not arguments["sources"]:
-        raise UsageError(
-            "pipelines.no-sources", f"the list of sources is empty; write e.g. [{example}:s3://bucket/there]"
-        )
+        raise UsageError("pipelines.no-sources", f"the list of sources is empty; write e.g. [{corpus.example_source}]")
     for source in arguments["sources"]:
         if not isinstance(source, str):
             raise UsageError(
                 "pipelines.source-not-a-string",
-                f"a source must be a string, got {source!r}; write e.g. {example}:s3://bucket/there, without a space",
+                f"a source must be a string, got {source!r}; write e.g. {corpus.example_source}, without a space",
             )
-        kind, place = kinds.split_source(source)
-        _check_readable(source if kind == "hf" else place, is_local, datasets=kind == "hf")
+        form, place = corpus.split_source(source)
+        _check_readable(source if form == "hf" else place, is_local, datasets=form == "hf")
         if is_local:
-            kinds.open_source(source)
+            corpus.check_source(source)
 
 
 def _check_environment(arguments: Mapping[str, Any], is_local: bool) -> None:
-    from gumshoe.environments.ingest import INGESTED
-
     environment, embedding = arguments["environment"], arguments.get("embedding", EMBEDDING)
-    if environment not in INGESTED:
+    corpus = find_corpus(environment)
+    if corpus is None:
         raise UsageError(
             "pipelines.unknown-environment",
-            f"environment {environment!r} does not exist; use one of {', '.join(INGESTED)}",
+            f"environment {environment!r} does not exist; use one of {', '.join(CORPORA)}",
         )
-    image = arguments.get("worker_image", WORKER)
+    image = arguments.get("worker_image", "")
     embeds = embedding != "none" and not embedding.startswith("openai:")
-    if environment == "documents" and not is_local and image == WORKER and embeds:
+    if corpus.uses_embedding and embeds and not is_local and _WORKER.search(image):
         raise UsageError(
             "pipelines.image-cannot-embed",
-            f"the image {image} cannot embed documents with {embedding}; set worker_image to the trainer's image, or "
-            "embedding to openai:MODEL@URL or none",
+            f"the image {image} cannot embed {corpus.content} with {embedding}; set worker_image to the trainer's "
+            "image, or embedding to openai:MODEL@URL or none",
         )
 
 
@@ -128,10 +152,8 @@ def _check_demonstrations(arguments: Mapping[str, Any], is_local: bool) -> None:
     if arguments["demonstrations"]:
         _check_readable(arguments["demonstrations"], is_local)
     if is_local and arguments["demonstrations"]:
-        try:
+        with _as_usage_error():
             open_uri(arguments["demonstrations"]).close()
-        except NotFoundError as error:
-            raise UsageError(error.code, error.message) from None
 
 
 def _check_settings(arguments: Mapping[str, Any], is_local: bool) -> None:
@@ -145,25 +167,31 @@ def _check_settings(arguments: Mapping[str, Any], is_local: bool) -> None:
     resolve(config if is_local or is_preset else None, flags, {})
 
 
+class _SweepEntry(ParameterModel):
+    """An entry of the parameter `sweep`."""
+
+    name: Annotated[str, BeforeValidator(str)]
+    """Name of its training; a number is used as text."""
+    settings: dict[str, Any]
+    """Training settings by dotted name."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if not _RUN.fullmatch(name):
+            raise ValueError(f"must consist of lower-case letters, digits, dots and dashes, got {name!r}")
+        return name
+
+
 def _check_sweep(arguments: Mapping[str, Any], is_local: bool) -> None:
     names = []
-    for each in arguments["sweep"]:
-        if not isinstance(each, dict) or set(each) != {"name", "settings"} or not isinstance(each["settings"], dict):
-            raise UsageError(
-                "pipelines.invalid-sweep-entry",
-                f"an entry of the sweep must have name and settings, got {each}; write e.g. {{name: slow, settings: "
-                "{optimizer.learning_rate: 1e-6}}",
-            )
-        if not _RUN.fullmatch(str(each["name"])):
-            raise UsageError(
-                "pipelines.invalid-sweep-name",
-                f"{each['name']!r} is not a valid name in a sweep; use lower-case letters, digits, dots and dashes",
-            )
-        names.append(each["name"])
-        _check_settings({**arguments, "settings": each["settings"]}, is_local)
+    for number, given in enumerate(arguments["sweep"], 1):
+        entry = validate_model(_SweepEntry, given, "pipelines.invalid-sweep-entry", f"invalid entry {number}")
+        names.append(entry.name)
+        _check_settings({**arguments, "settings": entry.settings}, is_local)
     if not names:
         raise UsageError("pipelines.empty-sweep", "the sweep has no entries; write e.g. [{name: slow, settings: {}}]")
-    if repeated := [str(name) for name, count in Counter(names).items() if count > 1]:
+    if repeated := [name for name, count in Counter(names).items() if count > 1]:
         raise UsageError(
             "pipelines.duplicate-sweep-name",
             f"the sweep uses a name twice: {', '.join(repeated)}; give each entry its own name",
@@ -171,12 +199,9 @@ def _check_sweep(arguments: Mapping[str, Any], is_local: bool) -> None:
 
 
 def _check_limits(arguments: Mapping[str, Any], _: bool) -> None:
-    for name, value in arguments["limits"].items():
-        if name not in _LIMITS or not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UsageError(
-                "pipelines.invalid-limit",
-                f"limits must be integers >= 1 named {', '.join(_LIMITS)}; got {name}: {value!r}",
-            )
+    from gumshoe.evaluation.evaluation_step import EvaluationLimits
+
+    EvaluationLimits.from_mapping(arguments["limits"])
 
 
 def _check_choice(arguments: Mapping[str, Any], _: bool) -> None:
@@ -270,6 +295,7 @@ _CHECKED_TOGETHER = {"config": {"settings"}, "nodes": {"job"}}
 """Parameters that are checked together with the one named first."""
 _CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
     "run": _check_run,
+    "against": _check_against,
     "store": _check_store,
     "environment": _check_environment,
     "sources": _check_sources,

@@ -8,9 +8,10 @@ import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import Field
 
 from gumshoe.artifacts.adapter_layout import LOADER_PORT
 from gumshoe.cluster.kubernetes_api import Cluster
@@ -33,6 +34,7 @@ from gumshoe.training.run_spec import load_splits
 from gumshoe.training.settings import TrainSettings, check_settings
 from gumshoe.training.train_request import TrainRequest
 from gumshoe.training.training_step import TrainResult
+from gumshoe.validation import ParameterModel, validate_model
 from gumshoe_pipelines.grpo_step import HOURS
 from gumshoe_pipelines.kubeflow_client import get_project_name
 from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL, STEP_LABEL
@@ -42,17 +44,16 @@ _PYTHON = "python"  # in the image
 _EARLIER = 1800  # seconds before the step's own timeout, for deleting the objects
 
 
-@dataclass(frozen=True, slots=True)
-class TrainJobOptions:
+class TrainJobOptions(ParameterModel):
     """The options of a training on several nodes."""
 
-    nodes: int
-    gpus: int
+    nodes: int = Field(ge=1)
+    gpus: int = Field(ge=0)
     """GPUs per node."""
     job: TrainJobSpec
     image: str
-    node_selector: Mapping[str, str]
-    tolerations: tuple[Mapping[str, Any], ...]
+    node_selector: dict[str, str]
+    tolerations: tuple[dict[str, Any], ...]
 
     @classmethod
     def of(
@@ -69,9 +70,15 @@ class TrainJobOptions:
         Raises:
             UsageError: if they are invalid.
         """
-        if nodes < 1:
-            raise UsageError("pipelines.invalid-nodes", f"nodes must be an integer >= 1, got {nodes}")
-        return cls(nodes, gpus, TrainJobSpec.of(job), image, node_selector, tuple(tolerations))
+        options = {
+            "nodes": nodes,
+            "gpus": gpus,
+            "job": TrainJobSpec.of(job),
+            "image": image,
+            "node_selector": node_selector,
+            "tolerations": tuple(tolerations),
+        }
+        return validate_model(cls, options, "pipelines.invalid-nodes", "invalid training on several nodes")
 
     @property
     def trainers(self) -> int:
@@ -156,7 +163,7 @@ def build_training_job(name: str, request: TrainRequest, known: TrainSettings, o
         env=tuple(_build_secret_env()),
         labels={key: value for key, value in labels.items() if value},
         node_selector=options.node_selector,
-        tolerations=tuple(map(dict, options.tolerations)),
+        tolerations=options.tolerations,
         seconds=HOURS * 3600 - _EARLIER,
     )
 

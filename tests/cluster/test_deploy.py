@@ -21,7 +21,8 @@ from tests.conftest import CommandResult
 from tests.errors import raises
 
 BASE = "Qwen/Qwen2.5-7B-Instruct"
-ACCESS = ["--set", "agent.access.existingSecret=gumshoe-keys"]
+IMAGE = "registry.example.com/gumshoe/agent"
+ACCESS = ["--set", "agent.access.existingSecret=gumshoe-keys", "--set", f"agent.image.repository={IMAGE}"]
 AGENT, MODEL = "mail-gumshoe-agent-agent", "mail-gumshoe-agent-predictor"
 SHORT_TIMEOUT = ["--timeout", "0.01"]
 """For tests in which the deployment never becomes ready."""
@@ -302,7 +303,8 @@ def test_a_dry_run_prints_the_values_and_changes_nothing(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, store: Store, tmp_path: Path
 ) -> None:
     file = tmp_path / "values.yaml"
-    file.write_text("agent: {access: {existingSecret: gumshoe-keys}, replicas: 3}\nserving: {gpus: 2}\n")
+    agent = f"{{access: {{existingSecret: gumshoe-keys}}, image: {{repository: {IMAGE}}}, replicas: 3}}"
+    file.write_text(f"agent: {agent}\nserving: {{gpus: 2}}\n")
     done = run("deploy", "mail", "--adapter", "latest", "-f", str(file), "--set", "serving.gpus=4", "--dry-run")
     assert done.status == 0, done.err
     values = yaml.safe_load(done.out)
@@ -320,7 +322,8 @@ def test_a_dry_run_prints_the_values_and_changes_nothing(
     ("arguments", "code", "values"),
     [
         (["--adapter", "r9"], "artifacts.not-found", ["r9"]),
-        (["--adapter", "r1"], "deploy.values-rejected", ["agent.access", "existingSecret", "jwksUrl"]),
+        (["--adapter", "r1"], "deploy.values-rejected", ["agent.image.repository", "images/build.sh"]),
+        (["--adapter", "r1", *ACCESS[2:]], "deploy.values-rejected", ["agent.access", "existingSecret", "jwksUrl"]),
         (["--adapter", "r1", *ACCESS, "--set", "serving.gpu=2"], "deploy.values-rejected", ["/serving", "'gpu'"]),
         (["--adapter", "r1", *ACCESS, "--canary", "10"], "deploy.canary-without-deployment", ["mail"]),
         (["--adapter", "r1", *ACCESS, "--set", "serving"], "deploy.invalid-set-option", ["'serving'"]),
@@ -623,7 +626,7 @@ def test_other_serving_modes_are_deployed(
 
 
 def test_a_pipeline_deploys_its_adapter(cluster: FakeKubernetes, store: Store) -> None:
-    values = {"agent": {"access": {"existingSecret": "gumshoe-keys"}}}
+    values = {"agent": {"access": {"existingSecret": "gumshoe-keys"}, "image": {"repository": IMAGE}}}
     target = DeployTarget.of({"name": "mail", "percent": 20, "values": values})
     assert deploy_published("adapters/r1", store.uri, "none", target) == ""
     assert cluster.requests == []
@@ -642,13 +645,16 @@ def test_a_pipeline_deploys_its_adapter(cluster: FakeKubernetes, store: Store) -
 @pytest.mark.parametrize(
     ("parameters", "code", "values"),
     [
-        ({"release": "mail"}, "deploy.unknown-target-key", ["release", "name, namespace, percent, values"]),
-        ({"percent": 101}, "deploy.invalid-target", ["percent", 101]),
-        ({"values": "none"}, "deploy.invalid-target", ["values", "'none'"]),
-        ({"name": 1}, "deploy.invalid-target", ["name", 1]),
+        ({"release": "mail"}, "deploy.invalid-target", ["release: ", "namespace (str, '' by default), percent"]),
+        ({"percent": 101}, "deploy.invalid-target", ["percent: ", "got 101"]),
+        ({"percent": True}, "deploy.invalid-target", ["percent: ", "got True"]),
+        ({"percent": "20"}, "deploy.invalid-target", ["percent: ", "got '20'"]),
+        ({"values": "none"}, "deploy.invalid-target", ["values: must be a mapping", "'none'"]),
+        ({"name": 1, "namespace": None}, "deploy.invalid-target", ["name: ", "got 1", "namespace: ", "got None"]),
         ({"name": "Mail"}, "deploy.invalid-name", ["'Mail'"]),
+        ("mail", "deploy.invalid-target", ["must be a mapping", "got 'mail'"]),
     ],
 )
-def test_a_pipeline_s_deploy_target_is_validated(parameters: dict[str, Any], code: str, values: list[object]) -> None:
+def test_a_pipeline_s_deploy_target_is_validated(parameters: Any, code: str, values: list[object]) -> None:
     with raises(code, *values):
         DeployTarget.of(parameters)

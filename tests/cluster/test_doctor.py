@@ -8,6 +8,7 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -825,11 +826,9 @@ def test_the_preflight_job_is_confined(rendered: list[Object]) -> None:
 def test_the_preflight_job_runs_gumshoe_doctor_in_the_worker_image(
     rendered: list[Object], run: Callable[..., CommandResult], cluster: FakeKubernetes
 ) -> None:
-    from gumshoe_pipelines.placement import WORKER
-
     (job,) = [each for each in rendered if each["kind"] == "Job"]
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    assert container["image"] == WORKER
+    assert container["image"] == f"registry.invalid/worker:{version('gumshoe-agents')}"
     assert container["command"] == ["gumshoe", "doctor"]
     assert (run("doctor", *container["args"]).status, bool(cluster.requests)) == (0, True)
 

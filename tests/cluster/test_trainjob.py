@@ -47,7 +47,7 @@ TRAINING = TrainingJob(
     node_selector={"pool": "gpus"},
     tolerations=({"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300.0},),
 )
-QUEUED = replace(TRAINING, job=replace(TRAINING.job, queue="gumshoe", priority="gumshoe-training"))
+QUEUED = replace(TRAINING, job=TRAINING.job.model_copy(update={"queue": "gumshoe", "priority": "gumshoe-training"}))
 HOUR = 3600.0
 TIMEOUTS = Timeouts(unreachable=HOUR, deletion=HOUR, start=HOUR, stall=HOUR, log_drain=HOUR, poll_interval=0.05)
 """Longer than any test runs. Tests of timeouts shorten them, or advance the clock."""
@@ -125,21 +125,28 @@ def test_names_are_dns_labels_derived_from_the_run(run: str) -> None:
 @pytest.mark.parametrize(
     ("parameters", "code", "values"),
     [
-        ({"servers": 1}, "trainjob.unknown-job-key", ["servers", "cache, cpus, memory"]),
-        ({"rollout_servers": -1}, "trainjob.invalid-number", ["rollout_servers", ">= 0", "got -1"]),
-        ({"rollout_gpus": 1.5}, "trainjob.invalid-number", ["rollout_gpus", "got 1.5"]),
-        ({"cpus": 0}, "trainjob.invalid-number", ["cpus", ">= 1", "got 0"]),
-        ({"rollout_gpus": 6}, "trainjob.gpus-not-a-power-of-two", ["rollout_gpus", "got 6"]),
-        ({"queue": "My queue"}, "trainjob.invalid-name", ["queue", "'My queue'"]),
-        ({"memory": 64}, "trainjob.invalid-memory", ["memory", "got 64"]),
+        ({"servers": 1}, "trainjob.invalid-job", ["servers: ", "rollout_servers (int, 1 by default), rollout_gpus"]),
+        ({"rollout_servers": -1}, "trainjob.invalid-job", ["rollout_servers: ", "equal to 0", "got -1"]),
+        ({"cpus": 0}, "trainjob.invalid-job", ["cpus: ", "equal to 1", "got 0"]),
+        ({"cpus": True}, "trainjob.invalid-job", ["cpus: ", "got True"]),
+        ({"rollout_gpus": 1.5}, "trainjob.invalid-job", ["rollout_gpus: ", "got 1.5"]),
+        ({"rollout_gpus": 6.0}, "trainjob.gpus-not-a-power-of-two", ["rollout_gpus", "got 6"]),
+        ({"queue": "My queue", "runtime": 1}, "trainjob.invalid-job", ["queue: ", "'My queue'", "runtime: ", "got 1"]),
+        ({"memory": "64 GB"}, "trainjob.invalid-job", ["memory: ", "'64 GB'", "256Gi"]),
+        ({"memory": 64}, "trainjob.invalid-job", ["memory: ", "got 64"]),
+        (["rollout_servers"], "trainjob.invalid-job", ["must be a mapping", "got ['rollout_servers']"]),
     ],
 )
-def test_an_invalid_job_parameter_is_refused(parameters: dict[str, Any], code: str, values: list[str]) -> None:
+def test_an_invalid_job_parameter_is_refused(parameters: Any, code: str, values: list[str]) -> None:
     with raises(code, *values):
         TrainJobSpec.of(parameters)
-    assert TrainJobSpec.of({"rollout_servers": 2.0, "memory": "64Gi"}).rollout_servers == 2, (
-        "Kubeflow passes numbers as floats"
-    )
+
+
+def test_a_job_parameter_may_have_whole_floats() -> None:
+    """Kubeflow passes all numbers in a mapping as floats."""
+    found = TrainJobSpec.of({"rollout_servers": 2.0, "rollout_gpus": 4.0, "memory": "1.5Ti"})
+    assert repr(found.rollout_servers) == "2"
+    assert found == TrainJobSpec(rollout_servers=2, rollout_gpus=4, memory="1.5Ti")
 
 
 def test_progress_is_reported_and_all_objects_are_deleted(

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gumshoe.documents.build import DocumentBuildOptions, build_document_index
 from gumshoe.documents.chunking import chunk_document, estimate_tokens
 from gumshoe.documents.document import Document
-from gumshoe.documents.duplicates import MIN_SIMILARITY, DuplicateFinder
+from gumshoe.documents.document_writer import MIN_SIMILARITY, DuplicateFinder
 from gumshoe.documents.schema import chunk_text
 from gumshoe.embeddings.embedder import OFFLINE_MODEL, SentenceEmbedder
 from tests.errors import raises

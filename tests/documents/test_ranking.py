@@ -1,7 +1,6 @@
 """BM25, dense retrieval and fusion, against cases computed by hand or by another program."""
 
 import math
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -12,11 +11,8 @@ from hypothesis.extra import numpy as arrays
 
 from gumshoe.documents.index import MAX_SNIPPET, make_snippet
 from gumshoe.documents.lexical import Analyzer, PostingsBuilder, check_language
-from gumshoe.documents.queries import QueryEmbedder
 from gumshoe.documents.ranking import RetrieverScores, find_ranks, fuse
 from gumshoe.documents.vectors import MIN_COMPARED, DenseRetriever, sign_bits, top_k
-from gumshoe.embeddings.embedder import EmbeddingError
-from tests.documents.collection import WordVectors
 from tests.errors import raises
 
 QUICK = settings(derandomize=True, deadline=None, database=None)
@@ -130,57 +126,6 @@ def test_fusion_by_rank_sums_weighted_reciprocals() -> None:
     lexical = RetrieverScores(0.2, np.zeros(3, np.float32), np.array([0, 1, 5]))
     expected = [0.8 / 61, 0.2 / 61, 0.8 / 62 + 0.2 / 65]
     assert fuse([dense, lexical], "rank") == pytest.approx(expected)
-
-
-# Query vectors
-
-
-class Slow(WordVectors):
-    """Block in the first batch until released, and fail on request."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.begun, self.go_on, self.fails = threading.Event(), threading.Event(), False
-
-    def embed(self, texts, use):  # type: ignore[no-untyped-def]
-        self.begun.set()
-        assert self.go_on.wait(20)
-        if self.fails:
-            self.asked.append(list(texts))
-            raise EmbeddingError("embeddings.unreachable", "of the test")
-        return super().embed(texts, use)
-
-
-def test_waiting_queries_are_embedded_in_one_batch() -> None:
-    model = Slow()
-    vectors = QueryEmbedder(model)
-    with ThreadPoolExecutor(40) as pool:
-        first = pool.submit(vectors.embed, "first")
-        assert model.begun.wait(20)
-        others = [pool.submit(vectors.embed, f"query {number % 10}") for number in range(30)]
-        while vectors.waiting < 10:
-            threading.Event().wait(0.01)
-        model.go_on.set()
-        assert np.array_equal(first.result(20), WordVectors().embed(["first"], "query")[0])
-        for number, other in enumerate(others):
-            assert np.array_equal(other.result(20), WordVectors().embed([f"query {number % 10}"], "query")[0])
-    assert [len(batch) for batch in model.asked] == [1, 10]
-    vectors.embed("query 3")
-    assert len(model.asked) == 2
-
-
-def test_a_failure_reaches_all_waiting_threads_and_is_not_cached() -> None:
-    model = Slow()
-    model.fails = True
-    vectors = QueryEmbedder(model)
-    with ThreadPoolExecutor(8) as pool:
-        waiting = [pool.submit(vectors.embed, f"query {number % 2}") for number in range(8)]
-        model.go_on.set()
-        for each in waiting:
-            with raises("embeddings.unreachable"):
-                each.result(20)
-    model.fails = False
-    assert vectors.embed("query 0").shape == (model.dimensions,)
 
 
 # Snippets

@@ -1,5 +1,7 @@
 """Embeddings: a real model without network, an endpoint over a real socket, and the cache."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,15 @@ from gumshoe.embeddings.embedder import (
     OFFLINE_MODEL,
     CachedEmbedder,
     Embedder,
+    EmbeddingError,
     EndpointEmbedder,
+    QueryEmbedder,
     SentenceEmbedder,
     Use,
     Vectors,
     open_embedder,
 )
+from tests.documents.collection import WordVectors
 from tests.errors import raises
 from tests.inference import fake_vllm
 from tests.inference.fake_vllm import FakeVLLM, altered, status
@@ -198,3 +203,51 @@ def test_each_text_is_embedded_once_per_use(tmp_path: Path) -> None:
         assert len(server.requests) == 3
         assert again.embed([], "query").shape[0] == 0
         again.close()
+
+
+class Slow(WordVectors):
+    """Block in the first batch until released, and fail on request."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go_on, self.fails = threading.Event(), threading.Event(), False
+
+    def embed(self, texts, use):  # type: ignore[no-untyped-def]
+        self.begun.set()
+        assert self.go_on.wait(20)
+        if self.fails:
+            self.asked.append(list(texts))
+            raise EmbeddingError("embeddings.unreachable", "of the test")
+        return super().embed(texts, use)
+
+
+def test_waiting_queries_are_embedded_in_one_batch() -> None:
+    model = Slow()
+    vectors = QueryEmbedder(model)
+    with ThreadPoolExecutor(40) as pool:
+        first = pool.submit(vectors.embed, "first")
+        assert model.begun.wait(20)
+        others = [pool.submit(vectors.embed, f"query {number % 10}") for number in range(30)]
+        while len(vectors._waiting) < 10:
+            threading.Event().wait(0.01)
+        model.go_on.set()
+        assert np.array_equal(first.result(20), WordVectors().embed(["first"], "query")[0])
+        for number, other in enumerate(others):
+            assert np.array_equal(other.result(20), WordVectors().embed([f"query {number % 10}"], "query")[0])
+    assert [len(batch) for batch in model.asked] == [1, 10]
+    vectors.embed("query 3")
+    assert len(model.asked) == 2
+
+
+def test_a_failure_reaches_all_waiting_threads_and_is_not_cached() -> None:
+    model = Slow()
+    model.fails = True
+    vectors = QueryEmbedder(model)
+    with ThreadPoolExecutor(8) as pool:
+        waiting = [pool.submit(vectors.embed, f"query {number % 2}") for number in range(8)]
+        model.go_on.set()
+        for each in waiting:
+            with raises("embeddings.unreachable"):
+                each.result(20)
+    model.fails = False
+    assert vectors.embed("query 0").shape == (model.dimensions,)

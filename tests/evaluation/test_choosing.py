@@ -242,7 +242,9 @@ def test_a_pipeline_step_measures_the_configured_choice(
     assert "majority of 3 samples" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("limits", [{"max_turns": 0}, {"max_tokens": 60.5}, {"turns": 3}])
+@pytest.mark.parametrize(
+    "limits", [{"max_turns": 0}, {"max_tokens": 60.5}, {"max_turns": True}, {"max_tokens": "60"}, {"turns": 3}]
+)
 def test_a_pipeline_step_rejects_invalid_limits(limits: dict[str, object], tmp_path: Path) -> None:
     with raises("evaluation.invalid-limits", next(iter(limits))):
         evaluate_policies(tmp_path, tmp_path, "tiny", {}, "heuristic", limits, tmp_path / "e", tmp_path / "page.html")

@@ -1,5 +1,7 @@
 """Paired comparison and the gate: worked examples, and results of scipy."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -181,13 +183,19 @@ def test_every_threshold_of_the_gate_is_a_setting() -> None:
 def test_thresholds_have_known_names_and_numbers() -> None:
     assert GateSettings.from_mapping({}) == GateSettings()
     assert GateSettings.from_mapping({"min_gain": 0.1}) == GateSettings(min_gain=0.1)
-    for thresholds, value in (
-        ({"min_gains": 0.1}, "min_gains: 0.1"),
-        ({"min_gain": True}, "min_gain: True"),
-        ({"min_gain": "0.1"}, "min_gain: '0.1'"),
+    assert GateSettings.from_mapping({"min_gain": 0, "max_p": 1.0}) == GateSettings(min_gain=0, max_p=1)
+    for name, value in (
+        ("min_gain", True),
+        ("min_gain", "0.1"),
+        ("min_gain", math.nan),
+        ("max_p", 1.5),
+        ("max_unusable", -0.1),
+        ("level", 95),
     ):
-        with raises("gate.invalid-threshold", value, "min_gain, min_lower, "):
-            GateSettings.from_mapping(thresholds)
+        with raises("gate.invalid-threshold", f"{name}: ", f"got {value!r}"):
+            GateSettings.from_mapping({name: value})
+    with raises("gate.invalid-threshold", "min_gains: ", "min_gain (float, 0.02 by default), min_lower"):
+        GateSettings.from_mapping({"min_gains": 0.1})
 
 
 def test_a_decision_without_a_code_is_read() -> None:

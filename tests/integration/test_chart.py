@@ -75,7 +75,11 @@ def test_the_rendered_chart_starts_and_passes_helm_test(s3_bucket: str, tmp_path
             "adapter": {"name": "r7f3-2", "uri": f"{root}/adapters/r7f3-2", "maxRank": 8},
             "canary": {"name": "r8a1-1", "uri": f"{root}/adapters/r8a1-1", "percent": 50},
             "serving": {"extraArgs": CPU},
-            "agent": {"store": root, "access": {"existingSecret": "gumshoe-keys"}},
+            "agent": {
+                "store": root,
+                "image": {"repository": "registry.example.com/gumshoe/agent"},
+                "access": {"existingSecret": "gumshoe-keys"},
+            },
             "test": {"inbox": str(asked.inbox_address), "question": asked.question},
         }
     )

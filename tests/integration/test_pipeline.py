@@ -116,12 +116,13 @@ def test_the_pipeline_from_mail_to_a_published_adapter(
         refused = run_pipeline(file, out, GUMSHOE_WEBHOOK=hook.url)
         assert refused.status == 0, refused.err  # a run succeeds even if the gate does not pass
         assert states(refused.err) == {
+            "fetch-adapter": "done",
             "look-at-sources": "done",
             "ingest": "done",
             "load-scenarios": "done",
             "evaluate-policy": "done",
             "warm-start": "done",
-            "place-steps": "done",
+            "plan-run": "done",
             "train-grpo": "done",
             "evaluate-policy-2": "done",
             "gate": "done",

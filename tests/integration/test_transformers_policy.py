@@ -77,7 +77,7 @@ def test_cancelling_ends_a_batch(policy: "TransformersPolicy") -> None:
         with policy.open_conversation() as member:
             long = Sampling(1.0, max_tokens=100_000)
             asked = asyncio.create_task(member.sample(PROMPTS[0], long, stop_ids=[-1], seed=1))
-            await async_wait_until(lambda: asked.done() or policy.is_sampling)
+            await async_wait_until(lambda: asked.done() or policy._running)
             asked.cancel()
 
     asyncio.run(run())

@@ -15,7 +15,7 @@ import pytest
 
 from gumshoe.inference.policy import Completion, Sampling
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
-from gumshoe.inference.vllm_server import ServerOptions, VLLMServer
+from gumshoe.inference.vllm_server import ServerOptions, VLLMServer, unload_adapter
 from tests.errors import raises
 from tests.shared_server import MAX_MODEL_LEN, NAME, SharedServer, write_hostile_tiny
 from tests.waiting import wait_until
@@ -109,7 +109,7 @@ def test_an_adapter_is_loaded_at_run_time_under_a_unique_name(attached: VLLMServ
     assert [each.ids for each in sample(attached, greedy)] == [each.ids for each in before]
     with raises("inference.adapter-name-reused", name):
         attached.load_adapter(name, adapter_directory)
-    attached.unload_adapter(name)
+    unload_adapter(attached.url, name, ServerOptions().adapter_deadline)
     with raises("inference.model-not-served", name, "404"):
         sample(attached, greedy, name)
     with raises("inference.adapter-name-reused", name):
@@ -156,7 +156,7 @@ def test_an_adapter_gives_the_same_tokens_in_vllm_peft_and_merged(attached: VLLM
         for prompt, completion in zip(PROMPTS, sample(attached, Sampling(max_tokens=24), name), strict=True):
             expected = logprobs_of(model, prompt, completion.ids, 1.0)
             assert completion.logprobs == pytest.approx(expected, abs=2e-3)
-    attached.unload_adapter(name)
+    unload_adapter(attached.url, name, ServerOptions().adapter_deadline)
 
 
 def test_a_missing_adapter_is_an_error(attached: VLLMServer, tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_starting_server_is_stopped_at_once(model_directory: Path, tmp_path: P
 PARENT = """
 import sys, time
 from pathlib import Path
-from gumshoe.inference.vllm_server import ServerOptions, VLLMServer
+from gumshoe.inference.vllm_server import ServerOptions, VLLMServer, unload_adapter
 
 with VLLMServer(sys.argv[1], log=Path(sys.argv[2]), options=ServerOptions(max_model_len=256)) as server:
     print("ready", flush=True)

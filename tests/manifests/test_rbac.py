@@ -19,7 +19,8 @@ from tests.errors import raises
 from tests.manifests.access import Access, list_allowed, record_access
 from tests.manifests.kustomize import OVERLAYS, of_kind, overlay
 
-ACCESS = {"agent": {"access": {"existingSecret": "gumshoe-keys"}}}
+IMAGE = "registry.example.com/gumshoe/agent"
+ACCESS = {"agent": {"access": {"existingSecret": "gumshoe-keys"}, "image": {"repository": IMAGE}}}
 SECRETS = {"serving": {"storage": {"existingSecret": "gumshoe-s3"}}, "agent": {"storage": {"existingSecret": "s3"}}}
 EVERYTHING = {  # values with which the chart creates every kind of object
     **deploy.merge_values(ACCESS, SECRETS),
@@ -108,7 +109,7 @@ def test_the_operate_role_allows_exactly_what_the_commands_use(
             done = run(*words)
             assert done.status == status, done.err
 
-        access = ["--set", "agent.access.existingSecret=gumshoe-keys"]
+        access = ["--set", "agent.access.existingSecret=gumshoe-keys", "--set", f"agent.image.repository={IMAGE}"]
         run_command("deploy", "mail", "--adapter", "r1", *access)
         run_command("deploy", "mail", "--adapter", "r2", "--canary", "10")
         run_command("promote", "mail")

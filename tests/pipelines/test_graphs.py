@@ -13,6 +13,7 @@ from tests.errors import raises
 EMBEDDING = "intfloat/e5-base-v2"
 """Default of the pipelines."""
 COMPILED = Path(__file__).parents[2] / "pipelines" / "compiled"
+IMAGES = {"worker_image": "worker", "trainer_image": "trainer"}
 ON_GPU = {"warm-start", "train-grpo", "evaluate-policy"}
 
 
@@ -104,8 +105,8 @@ def test_gpu_steps_request_gpus(graph: Graph) -> None:
         assert ("nodeSelector" in settings, "tolerations" in settings) == (on_gpu, on_gpu)
         if on_gpu:
             assert accelerator["resourceType"] == "nvidia.com/gpu"
-            uses_one = name.startswith("evaluate-policy") and "exec-place-steps" in containers
-            assert ("place-steps-measuring" in accelerator["resourceCount"]) == uses_one
+            uses_one = name.startswith("evaluate-policy") and "exec-plan-run" in containers
+            assert ("plan-run-measuring" in accelerator["resourceCount"]) == uses_one
             (shared,) = settings["emptyDirMounts"]
             assert (shared["medium"], shared["mountPath"]) == ("Memory", "/dev/shm")
 
@@ -189,17 +190,17 @@ def test_a_missing_parameter_is_described() -> None:
     graph = compile_graph("train-agent")
     description = graph.parameters["scenarios"]["description"].rstrip(".")
     with raises("pipelines.missing-parameter", "scenarios", description):
-        graph.check({"sources": ["a"], "store": "s", "run": "r"})
+        graph.check({"sources": ["a"], "store": "s", **IMAGES})
 
 
 def test_an_unquoted_date_is_refused() -> None:
-    given = {"sources": ["a"], "scenarios": "b", "store": "s"}
+    given = {"sources": ["a"], "scenarios": "b", "store": "s", **IMAGES}
     with raises("pipelines.unquoted-date", "run", "2024-05-03"):
         compile_graph("train-agent").check({**given, **read_values(["run=2024-05-03"], None)})
 
 
 def test_all_wrong_parameters_are_reported_with_their_codes() -> None:
-    given = {"scenarios": "b", "store": "s", "run": "r", "gpus": True, "colour": "blue"}
+    given = {"scenarios": "b", "store": "s", "run": "r", "gpus": True, "colour": "blue", **IMAGES}
     each = ("[pipelines.missing-parameter]", "[pipelines.wrong-parameter-type]", "[pipelines.unknown-parameter]")
     with raises("pipelines.several-faults", "3", "sources", "gpus", "colour", *each):
         compile_graph("train-agent").check(given)
@@ -210,8 +211,13 @@ def test_all_wrong_parameters_are_reported_with_their_codes() -> None:
     [
         ([], "pipelines.empty-sweep", "sweep"),
         ([{"name": "a", "settings": {}}] * 2, "pipelines.duplicate-sweep-name", ": a;"),
-        ([{"name": "a/", "settings": {}}], "pipelines.invalid-sweep-name", "'a/'"),
-        ([{"settings": {}}], "pipelines.invalid-sweep-entry", "{'settings': {}}"),
+        ([{"name": "1", "settings": {}}, {"name": 1, "settings": {}}], "pipelines.duplicate-sweep-name", ": 1;"),
+        ([{"name": "a/", "settings": {}}], "pipelines.invalid-sweep-entry", "1: name: must consist"),
+        ([{"name": True, "settings": {}}], "pipelines.invalid-sweep-entry", "'True'"),
+        ([{"name": "a", "settings": {}}, {"settings": {}}], "pipelines.invalid-sweep-entry", "2: name: field required"),
+        ([{"name": "a", "settings": []}], "pipelines.invalid-sweep-entry", "settings: must be a mapping, got []"),
+        ([{"name": "a", "settings": {}, "seed": 1}], "pipelines.invalid-sweep-entry", "seed: "),
+        (["a"], "pipelines.invalid-sweep-entry", "must be a mapping, got 'a'"),
         ([{"name": "a", "settings": {"optimizer.lerning_rate": 1}}], "settings.unknown-name", "lerning_rate"),
     ],
 )
@@ -235,9 +241,10 @@ def test_invalid_document_arguments_are_refused_before_anything_starts(
     arguments: dict[str, Any], code: str, value: str
 ) -> None:
     given = {"environment": "documents", "embedding": "none", "sources": ["dir:s3://bucket/documents"]}
+    given["worker_image"] = "registry.example.com/worker:1"
     with raises(code, value):
         check_arguments({**given, **arguments}, is_local=False)
-    unset = {name: given[name] for name in ("environment", "sources")}
+    unset = {name: given[name] for name in ("environment", "sources", "worker_image")}
     with raises("pipelines.image-cannot-embed", EMBEDDING):
         check_arguments(unset, is_local=False)
     for fine in ({"embedding": "none"}, {"embedding": "openai:m@http://e"}, {"worker_image": "own"}):
@@ -252,8 +259,8 @@ def test_invalid_document_arguments_are_refused_before_anything_starts(
         ({"deploy": "canary", "deployment": {"percent": "x"}}, "deploy.invalid-target", ["percent", "'x'"]),
         (
             {"deployment": {"release": "a"}},
-            "deploy.unknown-target-key",
-            ["release", "name, namespace, percent, values"],
+            "deploy.invalid-target",
+            ["release: ", "name (str, 'gumshoe' by default), namespace"],
         ),
     ],
 )
@@ -263,6 +270,20 @@ def test_an_invalid_deployment_is_refused_before_anything_starts(
     given = {"deploy": "none", "store": "s3://bucket/project", **arguments}
     with raises(code, "deploy: ", *values):
         check_arguments(given, is_local=True)
+
+
+@pytest.mark.parametrize(
+    ("limits", "values"),
+    [
+        ({"max_turns": 0}, ["max_turns: ", "got 0"]),
+        ({"max_turns": True, "max_tokens": 60.5}, ["max_turns: ", "got True", "max_tokens: ", "got 60.5"]),
+        ({"turns": 3}, ["turns: ", "max_turns (int, 10 by default), max_tokens"]),
+    ],
+)
+def test_invalid_limits_are_refused_before_anything_starts(limits: dict[str, Any], values: list[str]) -> None:
+    with raises("evaluation.invalid-limits", "limits: ", *values):
+        check_arguments({"limits": limits}, is_local=False)
+    check_arguments({"limits": {"max_turns": 8, "max_context": 4096.0}}, is_local=False)
 
 
 def test_an_invalid_choice_is_refused_before_anything_starts() -> None:

@@ -49,14 +49,24 @@ def test_servers_use_their_gpus_and_the_dtype_of_training(
     assert server["resources"]["limits"].get("nvidia.com/gpu", "0") == str(job.get("rollout_gpus", min(1, gpus)))
 
 
+@pytest.mark.parametrize(
+    ("nodes", "node_selector", "value"), [(0, {}, "nodes: "), (2, {"pool": 1}, "node_selector.pool: ")]
+)
+def test_invalid_options_of_several_nodes_are_refused(nodes: int, node_selector: dict[str, Any], value: str) -> None:
+    from gumshoe_pipelines.trainjob_step import TrainJobOptions
+
+    with raises("pipelines.invalid-nodes", value):
+        TrainJobOptions.of(nodes, 0, {}, "trainer", node_selector, [])
+
+
 def test_steps_request_only_the_gpus_they_use() -> None:
     """Evaluation requests one. Training requests all, or none if a TrainJob trains."""
-    from gumshoe_pipelines.placement import place_steps
+    from gumshoe_pipelines.placement import plan_run
 
     gpus: tuple[Any, ...] = (4, {"pool": "gpus"}, [{"operator": "Exists"}])
-    assert tuple(place_steps.python_func(1, *gpus)) == (1, *gpus)
-    assert tuple(place_steps.python_func(2, *gpus)) == (1, 0, {}, [])
-    assert tuple(place_steps.python_func(1, 0, {}, [])) == (0, 0, {}, [])
+    assert tuple(plan_run.python_func("r1", "job", 1, *gpus)) == ("r1", 1, *gpus)
+    assert tuple(plan_run.python_func("", "job", 2, *gpus)) == ("job", 1, 0, {}, [])
+    assert tuple(plan_run.python_func("r1", "job", 1, 0, {}, [])) == ("r1", 0, 0, {}, [])
 
 
 @pytest.mark.parametrize(
@@ -82,7 +92,7 @@ def test_steps_request_only_the_gpus_they_use() -> None:
             "pipelines.no-rollout-servers",
             "job.rollout_servers",
         ),
-        ({"job": {"servers": 1}}, "trainjob.unknown-job-key", "servers"),
+        ({"job": {"servers": 1}}, "trainjob.invalid-job", "servers"),
     ],
 )
 def test_invalid_nodes_are_refused_before_anything_starts(arguments: dict[str, Any], code: str, value: str) -> None:

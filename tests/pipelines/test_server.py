@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from gumshoe_pipelines.watch import RunView
 
 INPUTS = ["-p", "sources=[jsonl:s3://bucket/mail.jsonl]", "-p", "scenarios=s3://bucket/questions.jsonl"]
-STORE = ["-p", "store=s3://bucket/acme"]
-ARGUMENTS = {"sources": ["a"], "scenarios": "b", "store": "s3://bucket/acme", "run": "r1"}
+IMAGES = {"worker_image": "registry.example.com/worker:1", "trainer_image": "registry.example.com/trainer:1"}
+STORE = ["-p", "store=s3://bucket/acme", *(part for each in IMAGES.items() for part in ("-p", "=".join(each)))]
+ARGUMENTS = {"sources": ["a"], "scenarios": "b", "store": "s3://bucket/acme", "run": "r1", **IMAGES}
 
 
 @pytest.fixture
@@ -120,9 +121,12 @@ def test_caching_can_be_disabled(kubeflow: FakeKubeflow, server: "KubeflowClient
 
 
 def test_recurring_runs_do_not_overlap(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
-    done = run("pipeline", "submit", "retrain-agent", *INPUTS, *STORE, "--cron", "0 0 3 * * 0", "--host", kubeflow.url)
+    given = [*INPUTS, *STORE, "-p", "against=latest", "--cron", "0 0 3 * * 0", "--host", kubeflow.url]
+    done = run("pipeline", "submit", "train-agent", *given)
     assert done.status == 0, done.err
     (made,) = kubeflow.recurring
+    assert made.runtime_config.parameters["against"] == "latest"
+    assert "run" not in made.runtime_config.parameters, "each run has the ID that Kubeflow gives it"
     assert _list_cached(made.pipeline_spec)
     assert made.trigger.cron_schedule.cron == "0 0 3 * * 0"
     assert (made.max_concurrency, made.no_catchup, made.mode) == ("1", True, "ENABLE")
@@ -130,7 +134,7 @@ def test_recurring_runs_do_not_overlap(kubeflow: FakeKubeflow, run: Callable[...
 
 def test_a_recurring_run_is_printed_as_json(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
     options = ["--cron", "0 0 3 * * 0", "--no-cache", "--json", "--host", kubeflow.url]
-    done = run("pipeline", "submit", "retrain-agent", *INPUTS, *STORE, *options)
+    done = run("pipeline", "submit", "train-agent", *INPUTS, *STORE, *options)
     assert done.status == 0, done.err
     (made,) = kubeflow.recurring
     assert json.loads(done.out) == {"recurring_run_id": made.recurring_run_id, "cron": "0 0 3 * * 0"}
@@ -139,9 +143,25 @@ def test_a_recurring_run_is_printed_as_json(kubeflow: FakeKubeflow, run: Callabl
 
 def test_a_schedule_cannot_be_watched(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
     options = ["--cron", "0 0 3 * * 0", "--watch", "--host", kubeflow.url]
-    done = run("pipeline", "submit", "retrain-agent", *INPUTS, *STORE, *options)
+    done = run("pipeline", "submit", "train-agent", *INPUTS, *STORE, *options)
     assert (done.status, done.code) == (2, "pipelines.cron-with-watch")
     assert kubeflow.recurring == []
+
+
+def test_runs_of_a_schedule_cannot_share_an_id(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
+    options = ["--cron", "0 0 3 * * 0", "-p", "run=r1", "--host", kubeflow.url]
+    done = run("pipeline", "submit", "train-agent", *INPUTS, *STORE, *options)
+    assert (done.status, done.code) == (2, "pipelines.run-with-cron")
+    assert kubeflow.recurring == []
+
+
+def test_the_earlier_name_of_a_pipeline_is_still_accepted(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
+    done = run("pipeline", "submit", "retrain-agent", *INPUTS, *STORE, "--host", kubeflow.url)
+    assert done.status == 0, done.err
+    assert "train-agent -p against=latest" in done.err
+    made = kubeflow.runs["run-0"]
+    assert made.pipeline_spec["pipeline_spec"]["pipelineInfo"]["name"] == "train-agent"
+    assert made.runtime_config.parameters["against"] == "latest"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +171,7 @@ def test_a_schedule_cannot_be_watched(kubeflow: FakeKubeflow, run: Callable[...,
         ("colour=blue", "pipelines.unknown-parameter", "colour"),
         ("run=Nightly Run", "pipelines.invalid-run-id", "'Nightly Run'"),
         ("thresholds={min_gian: 1}", "gate.invalid-threshold", "min_gian"),
-        ("limits={max_turns: 0}", "pipelines.invalid-limit", "max_turns: 0"),
+        ("limits={max_turns: 0}", "evaluation.invalid-limits", "max_turns: "),
         ("config=tinny", "pipelines.not-readable-from-pods", "config: pods cannot read tinny;"),
         ("settings={optimizer.lerning_rate: 1}", "settings.unknown-name", "lerning_rate"),
         ("judge=oracle", "judges.unknown-judge", "'oracle'"),

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gumshoe.scenarios.check import Problem
 from gumshoe.scenarios.sources import load_scenarios
 from tests.conftest import CommandResult
 from tests.mail.mailbox import make_index, record
@@ -148,7 +147,7 @@ def test_check_exits_with_3_and_lists_problems(run: Run, wrong: str, index: Path
     ran = run("scenarios", "check", wrong, "--index", index)
     assert ran.status == 3
     *findings, counts = ran.out.splitlines()
-    expected: list[tuple[Problem, str]] = [
+    expected: list[tuple[str, str]] = [
         ("message missing", "<[bold]99\\x1b@example.com>"),
         ("message known under another id", "<2@example.com>"),
         ("malformed line", "not JSON"),

@@ -9,7 +9,7 @@ import pytest
 from gumshoe.training.algorithms.lookup import BUILT_IN, AlgorithmChoice, find_algorithm
 from tests.errors import raises
 
-PAGE = Path(__file__).parents[2] / "docs" / "environments.md"
+PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "environment.md"
 
 
 def batch(advantage: float, ratio: float = 1.0, **more: Any) -> Any:

@@ -1,6 +1,7 @@
-"""The parts of a run, without a model: validation, reports, and work that can be stopped."""
+"""The parts of a run, without a model: validation, reports, work that can be stopped, and the watchdog."""
 
 import asyncio
+import os
 import threading
 from datetime import date
 from pathlib import Path
@@ -17,6 +18,9 @@ from gumshoe.training.run_spec import METRICS, RunSpec
 from gumshoe.training.settings import TrainSettings, resolve
 from tests.errors import raises
 from tests.training.test_records import evaluation, step
+from tests.waiting import Clock
+
+HOUR = 3600.0
 
 
 def scored(number: int, reward: float) -> ScoredGroup:
@@ -177,3 +181,40 @@ def test_work_that_waits_is_stopped_and_no_more_is_accepted() -> None:
         with pytest.raises(StopRequestedError):
             runner.run(answer(2))
         assert runner.finish(answer(3)) == 3, "what closes connections"
+
+
+def test_a_run_without_progress_is_ended_after_its_state_is_written(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from gumshoe.training.launch.lifecycle import Watchdog
+
+    path, seen, looked, ended = tmp_path / "stalled.txt", [0], threading.Event(), threading.Event()
+    statuses: list[int] = []
+
+    def look() -> int:
+        looked.set()
+        return seen[-1]
+
+    def leave(status: int) -> None:
+        statuses.append(status)
+        ended.set()
+
+    def wait_for_looks() -> None:
+        for _ in range(2):  # the first check may have started before the change
+            looked.clear()
+            looked.wait()
+
+    monkeypatch.setattr(os, "_exit", leave)
+    with Watchdog(HOUR, look, lambda: "after step 3", path):
+        for _ in range(2):
+            clock.advance(HOUR - 60)
+            seen.append(seen[-1] + 1)
+            wait_for_looks()
+        assert not statuses
+        clock.advance(HOUR + 60)
+        ended.wait()
+    assert set(statuses) == {75}
+    text = path.read_text()
+    first, second, *_ = text.splitlines()
+    assert ("3600 seconds" in first, second) == (True, "after step 3")
+    assert "Thread 0x" in text

@@ -45,9 +45,8 @@ component: predictor
 {{- end -}}
 
 {{- define "gumshoe.agentImage" -}}
-{{- $own := ternary "ghcr.io/gumshoe/agent-documents" "ghcr.io/gumshoe/agent" (eq .Values.agent.environment "documents") -}}
 {{- with .Values.agent.image -}}
-{{- include "gumshoe.image" (dict "repository" (.repository | default $own) "tag" (.tag | default $.Chart.AppVersion) "digest" .digest) -}}
+{{- include "gumshoe.image" (dict "repository" .repository "tag" (.tag | default $.Chart.AppVersion) "digest" .digest) -}}
 {{- end -}}
 {{- end -}}
 
@@ -253,7 +252,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- if eq .canary.name "base" -}}{{ fail "canary.name: base is the name of the base model; choose another name" }}{{- end -}}
 {{- if and .canary.name (eq .canary.name .adapter.name) -}}{{ fail "canary.name: must differ from adapter.name; name another adapter" }}{{- end -}}
 {{- if and .previous.name (has .previous.name (list .adapter.name .canary.name)) -}}{{ fail "previous.name: must differ from adapter.name and canary.name; name another adapter" }}{{- end -}}
+{{- if not .agent.image.repository -}}{{ fail "agent.image.repository: required; set it to your image of the agent server, which images/build.sh builds" }}{{- end -}}
 {{- if not .agent.store -}}{{ fail "agent.store: required; set it to the store of the index, e.g. s3://bucket/project" }}{{- end -}}
+{{- if not (or .agent.index (has .agent.environment (list "email" "documents"))) -}}{{ fail (printf "agent.index: required for agent.environment %s; set it to the index in the store" .agent.environment) }}{{- end -}}
 {{- if not (or .agent.access.existingSecret .agent.access.jwksUrl (dig "access" "open" false .agent.settings)) -}}{{ fail "agent.access: required; set existingSecret (keys) or jwksUrl (tokens)" }}{{- end -}}
 {{- if and .agent.access.jwksUrl (not (and .agent.access.issuer .agent.access.audience)) -}}{{ fail "agent.access: jwksUrl needs issuer and audience" }}{{- end -}}
 {{- if and .ingress.enabled (not .ingress.host) -}}{{ fail "ingress.host: required with ingress.enabled; set it to the public host name" }}{{- end -}}

@@ -58,11 +58,11 @@ def publish_adapter(
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
 def fetch_adapter(store: str, version: str, adapter: dsl.Output[dsl.Model]) -> str:
-    """Fetch a published adapter and return its version. It is empty if `latest` was requested and none was published.
+    """Fetch a published adapter and return its version. Without an adapter, both are empty.
 
     Args:
         store: URI of the project's artifacts.
-        version: A version, or `latest`.
+        version: A version; `latest` for the newest, if one was published; `base` for no adapter.
         adapter: Directory of the adapter.
     """
     from pathlib import Path
@@ -70,10 +70,10 @@ def fetch_adapter(store: str, version: str, adapter: dsl.Output[dsl.Model]) -> s
     from gumshoe.artifacts.store import Store
 
     opened = Store(store)
-    if version == "latest" and opened.latest("adapters") is None:
+    if version == "base" or (version == "latest" and opened.latest("adapters") is None):
         Path(adapter.path).mkdir(parents=True)
-        (Path(adapter.path) / "none").touch()
-        print("No adapter has been published yet")
+        (Path(adapter.path) / "none").touch()  # Kubeflow does not keep empty directories
+        print("No adapter is fetched" if version == "base" else "No adapter has been published yet")
         return ""
     found = opened.fetch(f"adapters/{version}", Path(adapter.path)).manifest
     adapter.metadata.update(found.settings, version=found.version, content=found.content)

@@ -18,6 +18,13 @@ from gumshoe.errors import GumshoeError, UsageError
 MANIFEST = "manifest.json"
 LATEST = "latest.json"
 DATA_PREFIX = "sha256-"
+STORE_FILES = {
+    f"KIND/VERSION/{DATA_PREFIX}*/": "The files of the artifact, in a folder named after the digest of their content.",
+    f"KIND/VERSION/{MANIFEST}": "Sizes and SHA-256 of the files, lineage, hash of the code, image and settings. The "
+    "artifact is visible once it exists.",
+    f"KIND/{LATEST}": "The newest version.",
+}
+"""Description of each file of a store."""
 _BLOCK = 1 << 20
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 

@@ -32,7 +32,7 @@ from gumshoe.errors import UsageError, describe_validation_error
 Opened = TypeVar("Opened")
 Item = TypeVar("Item", covariant=True)
 ModelT = TypeVar("ModelT", bound=BaseModel)
-_KIND = re.compile(r"(?:dir|maildir|mbox|eml|jsonl):(?!//)")
+_KIND = re.compile(r"\A[a-z]+:(?!//)")  # e.g. `jsonl:` in `jsonl:FILE`
 _AHEAD = 64  # files requested ahead of the parser, if each costs a round trip
 _AHEAD_BYTES = 64 << 20  # their maximum total size; a larger file is read alone
 _MAX_FILE_SIZE = 256 << 20  # bytes; files are read as a whole

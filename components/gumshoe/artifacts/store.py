@@ -7,9 +7,7 @@ In a store, an artifact is `<kind>/<version>/manifest.json` and, beside it, its 
 import hashlib
 import json
 import os
-import random
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -19,6 +17,8 @@ from io import BufferedReader
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, BinaryIO
+
+from tenacity import Retrying, retry_if_result, wait_random
 
 from gumshoe.artifacts.manifest import (
     LATEST,
@@ -218,22 +218,25 @@ class Store:
 
     def _update_latest(self, manifest: Manifest, deadline: Deadline) -> None:
         """Make `latest.json` name this version unless it names a newer one."""
+        retrying = Retrying(
+            retry=retry_if_result(lambda is_done: not is_done),
+            wait=wait_random(0.05, 0.5),
+            before_sleep=lambda _: deadline.check(),
+        )
+        retrying(self._try_update_latest, manifest)
+
+    def _try_update_latest(self, manifest: Manifest) -> bool:
+        """Update `latest.json` once. Return False if another publisher was faster."""
         key = f"{manifest.kind}/{LATEST}"
         pointer = json.dumps({"version": manifest.version, "created": manifest.created.isoformat()}).encode()
-        while True:
-            try:
-                current, tag = self.storage.read(key)
-            except NotFoundError:
-                done = self.storage.create(key, pointer)
-            else:
-                with suppress(ValueError, KeyError, TypeError):  # a damaged file is replaced
-                    if datetime.fromisoformat(json.loads(current)["created"]) >= manifest.created:
-                        return
-                done = self.storage.swap(key, pointer, tag)
-            if done:
-                return
-            deadline.check()
-            time.sleep(random.uniform(0.05, 0.5))  # noqa: S311 - another publisher was faster
+        try:
+            current, tag = self.storage.read(key)
+        except NotFoundError:
+            return self.storage.create(key, pointer)
+        with suppress(ValueError, KeyError, TypeError):  # a damaged file is replaced
+            if datetime.fromisoformat(json.loads(current)["created"]) >= manifest.created:
+                return True
+        return self.storage.swap(key, pointer, tag)
 
     def manifest(self, reference: str) -> Manifest:
         """Return the manifest of `kind/version`, or of the newest version of a kind for `kind/latest`.

@@ -140,7 +140,7 @@ class AdapterLoader:
         self._is_store_seen = False
         self._missing_since: float | None = None
         self._last_logged: tuple[Kind | None, str | None] = (None, None)
-        self._tries, self._next_try = 0, 0.0
+        self._pause, self._next_try = self._pace.interval, 0.0
         self._last_activity = time.monotonic()
 
     def __enter__(self) -> "AdapterLoader":
@@ -210,7 +210,7 @@ class AdapterLoader:
         if latest != self._status.wanted:
             self._status = replace(self._status, wanted=latest, refusals=0)
             self._missing_since = None
-            self._tries, self._next_try = 0, 0.0
+            self._pause, self._next_try = self._pace.interval, 0.0
 
     def _list_loaded(self) -> list[str]:
         """Return the adapters of this directory that vLLM has loaded, in the order they were loaded."""
@@ -230,14 +230,13 @@ class AdapterLoader:
             place = self._fetch(version)
             self._vllm.load(version, place)
         except LoadError as error:
-            pause = min(self._pace.max_backoff, self._pace.interval * 2.0**self._tries)
-            self._tries += 1
-            self._next_try = time.monotonic() + pause
+            self._next_try = time.monotonic() + self._pause
+            self._pause = min(2 * self._pause, self._pace.max_backoff)
             if error.kind == "refused":
                 self._status = replace(self._status, refusals=self._status.refusals + 1)
             raise
         took, self._missing_since = time.monotonic() - started, None
-        self._tries, self._next_try = 0, 0.0
+        self._pause, self._next_try = self._pace.interval, 0.0
         self._status = replace(self._status, loads=self._status.loads + 1, load_seconds=took, refusals=0)
         _log.info("Loaded %s after %.1f seconds", version, took)
 

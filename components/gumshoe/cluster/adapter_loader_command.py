@@ -39,7 +39,6 @@ def adapter_loader(
     # As PID 1 of a container it would ignore SIGTERM. Exiting at any point is safe.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # it logs every request
     with lock_directory(make_writable_directory(str(directory)), None) as lock:
         if lock is None:
             raise UsageError(

@@ -10,7 +10,9 @@ import typer
 import yaml
 from rich.markup import escape
 
+from gumshoe.corpus import DEFAULT_ENVIRONMENT, find_corpus
 from gumshoe.errors import UsageError
+from gumshoe.installation import install_command
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 
 if TYPE_CHECKING:
@@ -316,7 +318,7 @@ def _open_releases(namespace: str | None, context: str | None, chart: Path | Non
         return Releases(Cluster.of(namespace, context), chart)
     except ModuleNotFoundError as error:
         raise UsageError(
-            "cluster.missing-dependency", f"deployments require {error.name}: pip install 'gumshoe-agents[deploy]'"
+            "cluster.missing-dependency", f"deployments require {error.name}: {install_command(extra='deploy')}"
         ) from None
 
 
@@ -408,11 +410,12 @@ def _report(changes: "Deployments", release: "Release", json: bool, *, is_waited
     )
     if not is_waited_for:
         err.print(f"Check its state: gumshoe deployments show {release.name} --namespace {namespace}", soft_wrap=True)
-    is_mail = (stored.values.get("agent") or {}).get("environment", "email") == "email"
+    corpus = find_corpus((stored.values.get("agent") or {}).get("environment", DEFAULT_ENVIRONMENT))
+    inbox = " --inbox ann@example.com" if corpus and corpus.has_inboxes else ""
     by_key = ((stored.values.get("agent") or {}).get("access") or {}).get("existingSecret")
     err.print(
         f"Ask a question:\n  kubectl -n {namespace} port-forward service/{service} 8000:{port}\n"
         '  gumshoe ask "When is the audit?" --url http://127.0.0.1:8000'
-        f"{' --inbox ann@example.com' if is_mail else ''}{' --key KEY' if by_key else ''}",
+        f"{inbox}{' --key KEY' if by_key else ''}",
         soft_wrap=True,
     )

@@ -4,17 +4,18 @@ from kfp import dsl
 
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
-def notify(status: dsl.PipelineTaskFinalStatus, store: str, run: str) -> None:
+def notify(status: dsl.PipelineTaskFinalStatus, store: str, run: str, job: str) -> None:
     """Send a notification to the configured webhook, if any, when a run has ended.
 
     Args:
         status: Final status of all steps before this one.
         store: URI of the project's store.
-        run: ID of the run.
+        run: ID of the run; empty for the one of Kubeflow.
+        job: ID that Kubeflow gives the run.
     """
     from gumshoe.cluster.notify import Outcome, send_notification
 
-    send_notification(Outcome.of(run, store, status.state, status.error_message))
+    send_notification(Outcome.of(run or job, store, status.state, status.error_message))
 
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)

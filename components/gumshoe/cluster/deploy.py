@@ -8,8 +8,10 @@ two adapters swap roles, vLLM keeps running and only the agent server restarts.
 import json
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
+
+from pydantic import Field, field_validator
 
 from gumshoe.artifacts.manifest import Manifest
 from gumshoe.artifacts.storage import NotFoundError
@@ -19,6 +21,7 @@ from gumshoe.cluster.readiness import DeploymentNotReadyError, wait_until_ready
 from gumshoe.cluster.releases import Release, Releases, StoredRelease, check_name
 from gumshoe.errors import UsageError
 from gumshoe.terminal import err
+from gumshoe.validation import ParameterModel, validate_model
 
 Values = dict[str, Any]
 KIND = "adapters"
@@ -54,18 +57,23 @@ class WaitOptions:
     """Roll back if the deployment is not ready in time."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeployTarget:
+class DeployTarget(ParameterModel):
     """The deployment that a pipeline changes."""
 
     name: str = "gumshoe"
     """Helm release. It is created if it does not exist."""
     namespace: str = ""
     """Kubernetes namespace; empty for the namespace of the pipeline's pod."""
-    percent: float = 10
+    percent: float = Field(10, ge=0, le=100)
     """Percentage of the questions for a canary."""
-    values: Values = field(default_factory=dict)
+    values: Values = Field(default_factory=dict)
     """Chart values that override those of the release."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        check_name(name)
+        return name
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> "DeployTarget":
@@ -74,24 +82,7 @@ class DeployTarget:
         Raises:
             UsageError: if it has an unknown key, or an invalid value.
         """
-        known = {each.name for each in fields(cls)}
-        if wrong := set(parameters) - known:
-            raise UsageError(
-                "deploy.unknown-target-key",
-                f"deployment has no key {', '.join(sorted(wrong))}; use {', '.join(sorted(known))}",
-            )
-        target = cls(**parameters)
-        for key, kind, wanted in (
-            ("name", str, "a string"),
-            ("namespace", str, "a string"),
-            ("values", dict, "a mapping"),
-        ):
-            if not isinstance(value := getattr(target, key), kind):
-                raise UsageError("deploy.invalid-target", f"{key} must be {wanted}, got {value!r}")
-        check_name(target.name)
-        if not isinstance(target.percent, int | float) or not 0 <= target.percent <= 100:
-            raise UsageError("deploy.invalid-target", f"percent must be a number from 0 to 100, got {target.percent!r}")
-        return target
+        return validate_model(cls, parameters, "deploy.invalid-target", "invalid deployment")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gumshoe.errors import UsageError
+from gumshoe.installation import install_command
 from gumshoe.terminal import JsonFlag, escape_control_characters, out, print_json, printable
 
 if TYPE_CHECKING:
@@ -87,7 +88,7 @@ def doctor_(
         found = examine(wanted)
     except ModuleNotFoundError as error:
         raise UsageError(
-            "cluster.missing-dependency", f"gumshoe doctor requires {error.name}: pip install 'gumshoe-agents[deploy]'"
+            "cluster.missing-dependency", f"gumshoe doctor requires {error.name}: {install_command(extra='deploy')}"
         ) from None
     if json:
         print_json(_describe(found))

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
 
+from tenacity import RetryCallState, Retrying, retry_if_exception_type, wait_exponential
+
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterError, ClusterUnavailableError
 from gumshoe.cluster.trainjob import DIGEST, GROUP, PLURAL, VERSION, Manifest, set_owner
 from gumshoe.errors import UnavailableError
@@ -130,16 +132,21 @@ class ObjectClient:
             ClusterUnavailableError: if that takes too long.
             ClusterError: if the cluster rejects the request.
         """
-        until, pause = time.monotonic() + self.timeouts.unreachable, _FIRST
-        while True:
-            try:
-                return request()
-            except ClusterUnavailableError as error:
-                rest = until - time.monotonic()
-                if rest <= 0:
-                    raise
-                _wait(min(pause if error.pause is None else error.pause, rest), self.check)
-                pause = min(2 * pause, _LONGEST)
+        until, backoff = time.monotonic() + self.timeouts.unreachable, wait_exponential(_FIRST, _LONGEST)
+
+        def pause(state: RetryCallState) -> float:
+            error = state.outcome.exception() if state.outcome is not None else None
+            requested = error.pause if isinstance(error, ClusterUnavailableError) else None
+            return min(backoff(state) if requested is None else requested, until - time.monotonic())
+
+        retrying = Retrying(
+            retry=retry_if_exception_type(ClusterUnavailableError),
+            stop=lambda _: time.monotonic() >= until,
+            wait=pause,
+            sleep=partial(_wait, check=self.check),
+            reraise=True,
+        )
+        return retrying(request)
 
     def _create(self, wanted: Manifest) -> Manifest | None:
         """Create an object and return it; None if one of that name exists."""

@@ -16,6 +16,7 @@ import yaml
 import gumshoe
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterError, ClusterUnavailableError, find_kubeconfig, shorten
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.installation import install_command
 
 T = TypeVar("T")
 CHART = "gumshoe-agent"
@@ -66,7 +67,7 @@ class Releases:
     def __init__(self, cluster: Cluster, chart: Path | None = None) -> None:
         if find_spec("helm_python") is None:
             raise UsageError(
-                "cluster.missing-dependency", "deployments require helm-python: pip install 'gumshoe-agents[deploy]'"
+                "cluster.missing-dependency", f"deployments require helm-python: {install_command(extra='deploy')}"
             )
         self.cluster = cluster
         self._place = chart or find_chart()

@@ -9,11 +9,14 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
+
+from pydantic import Field, field_validator
 
 from gumshoe.artifacts.adapter_layout import LOADER_PORT
 from gumshoe.errors import UsageError
+from gumshoe.validation import ParameterModel, to_int_if_whole, validate_model
 
 Manifest = dict[str, Any]
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
@@ -56,21 +59,21 @@ _RESTRICTED = {
 _WRITABLE = {"home": "/home/gumshoe", "tmp": "/tmp"}  # noqa: S108 - in the pod
 _MOUNTS = [{"name": name, "mountPath": place} for name, place in _WRITABLE.items()]
 _NAME = re.compile(r"([a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?)?")
+_MEMORY = re.compile(r"(\d+(\.\d+)?[KMGT]i?)?")
 
 
-@dataclass(frozen=True, slots=True)
-class TrainJobSpec:
+class TrainJobSpec(ParameterModel):
     """Configure how a pipeline trains on several nodes: its parameter `job`."""
 
-    rollout_servers: int = 1
+    rollout_servers: int = Field(1, ge=0)
     """Number of vLLM rollout servers; 0 if rollouts.engine is transformers, or rollouts.servers names other servers."""
-    rollout_gpus: int | None = None
+    rollout_gpus: int | None = Field(None, ge=0)
     """GPUs per server for tensor parallelism, a power of two. Default: 1 if the nodes have GPUs."""
     queue: str = ""
     """Kueue LocalQueue. Without one the pods start right away."""
     priority: str = ""
     """Kueue WorkloadPriorityClass."""
-    cpus: int | None = None
+    cpus: int | None = Field(None, ge=1)
     """CPUs per node and per server. Default: 4 per GPU."""
     memory: str = ""
     """Memory per node and per server, e.g. 256Gi. Default: 32Gi per GPU."""
@@ -92,40 +95,33 @@ class TrainJobSpec:
         Raises:
             UsageError: if it has an unknown key, or an invalid value.
         """
-        known = {each.name for each in fields(cls)}
-        if wrong := set(parameters) - known:
-            raise UsageError(
-                "trainjob.unknown-job-key", f"job has no key {', '.join(sorted(wrong))}; use {', '.join(sorted(known))}"
-            )
-        spec = cls(**{name: _to_int(value) for name, value in parameters.items()})
-        for name, least in (("rollout_servers", 0), ("rollout_gpus", 0), ("cpus", 1)):
-            value = getattr(spec, name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-                raise UsageError("trainjob.invalid-number", f"{name} must be an integer >= {least}, got {value!r}")
-        if spec.rollout_gpus and spec.rollout_gpus & (spec.rollout_gpus - 1):
+        return validate_model(cls, parameters, "trainjob.invalid-job", "invalid job")
+
+    @field_validator("rollout_gpus")
+    @classmethod
+    def _check_rollout_gpus(cls, gpus: int | None) -> int | None:
+        if gpus and gpus & (gpus - 1):
             raise UsageError(
                 "trainjob.gpus-not-a-power-of-two",
-                f"rollout_gpus must be a power of two (1, 2, 4, 8), over which vLLM splits a model, got "
-                f"{spec.rollout_gpus}",
+                f"rollout_gpus must be a power of two (1, 2, 4, 8), over which vLLM splits a model, got {gpus}",
             )
-        for name in ("queue", "priority", "cache", "runtime"):
-            value = getattr(spec, name)
-            if not isinstance(value, str) or not _NAME.fullmatch(value):
-                raise UsageError(
-                    "trainjob.invalid-name",
-                    f"{name} must be a Kubernetes name, got {value!r}; use lower-case letters, digits, dots and dashes",
-                )
-        if not isinstance(spec.memory, str) or (spec.memory and not re.fullmatch(r"\d+(\.\d+)?[KMGT]i?", spec.memory)):
-            raise UsageError(
-                "trainjob.invalid-memory",
-                f"memory must be a Kubernetes quantity, got {spec.memory!r}; write e.g. 256Gi",
+        return gpus
+
+    @field_validator("queue", "priority", "cache", "runtime")
+    @classmethod
+    def _check_object_name(cls, name: str) -> str:
+        if not _NAME.fullmatch(name):
+            raise ValueError(
+                f"must be a Kubernetes name, got {name!r}; use at most 63 lower-case letters, digits, dots and dashes"
             )
-        return spec
+        return name
 
-
-def _to_int(value: Any) -> Any:
-    """Convert a whole float to int: Kubeflow passes every number in a mapping as a float."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
+    @field_validator("memory")
+    @classmethod
+    def _check_memory(cls, memory: str) -> str:
+        if not _MEMORY.fullmatch(memory):
+            raise ValueError(f"must be a Kubernetes quantity, got {memory!r}; write e.g. 256Gi")
+        return memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -340,7 +336,9 @@ def _build_scheduling(training: TrainingJob) -> Manifest:
     if training.node_selector:
         found["nodeSelector"] = dict(training.node_selector)
     if training.tolerations:
-        found["tolerations"] = [{name: _to_int(value) for name, value in each.items()} for each in training.tolerations]
+        found["tolerations"] = [
+            {name: to_int_if_whole(value) for name, value in each.items()} for each in training.tolerations
+        ]
     return found
 
 

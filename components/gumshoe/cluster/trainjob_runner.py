@@ -10,8 +10,8 @@ owns them.
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty
 from typing import Any
@@ -22,6 +22,7 @@ from gumshoe.cluster.object_client import ObjectClient, Timeouts, find_own_pod
 from gumshoe.cluster.pod_problems import PodHints, find_pod_problem
 from gumshoe.cluster.trainjob import JOB_LABEL, ROLE_LABEL, Manifest, TrainingJob
 from gumshoe.errors import GumshoeError, UnavailableError
+from gumshoe.signals import handle_signals
 
 _LINES = 20  # log lines in the error message of a failed training
 _POLL = 2.0  # seconds between two checks of a log without output
@@ -57,7 +58,7 @@ def run_trainjob(
     """
     termination = _TerminationRequest()
     objects = ObjectClient(cluster, timeouts or Timeouts(), owner or find_own_pod(), termination.check)
-    with termination.catch_sigterm():
+    with handle_signals(termination.record, signal.SIGTERM):
         try:
             _TrainJobRun(training, objects, report).run()
         except ClusterUnavailableError:
@@ -75,18 +76,9 @@ class _TerminationRequest:
 
     is_requested: bool = False
 
-    @contextmanager
-    def catch_sigterm(self) -> Iterator[None]:
-        """Record SIGTERM while the block runs, instead of ending the process."""
-
-        def record(*_: object) -> None:
-            self.is_requested = True
-
-        before = signal.signal(signal.SIGTERM, record)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    def record(self, *_: object) -> None:
+        """Remember the signal."""
+        self.is_requested = True
 
     def check(self) -> None:
         """Raise an error if SIGTERM was received.

@@ -21,10 +21,9 @@ from gumshoe.artifacts.sqlite import explain_damage, open_read_only
 from gumshoe.artifacts.store import fetch_directory
 from gumshoe.documents.document import Document
 from gumshoe.documents.lexical import Analyzer
-from gumshoe.documents.queries import QueryEmbedder
 from gumshoe.documents.ranking import DENSE_WEIGHT, Fusion, RankedDocument, Ranker
 from gumshoe.documents.schema import DATABASE, chunk_texts, open_index_files
-from gumshoe.embeddings.embedder import Embedder, open_embedder
+from gumshoe.embeddings.embedder import Embedder, QueryEmbedder, open_embedder
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.mail.message import clean, clean_line
 
@@ -194,16 +193,6 @@ class DocumentIndex:
             )
         kept_id, title, text, url, metadata = row
         return Document(kept_id, title, text, url, json.loads(metadata))
-
-    def iterate_documents(self) -> Iterator[Document]:
-        """Yield all documents, in the order in which they were indexed.
-
-        Raises:
-            GumshoeError: if the index is damaged.
-        """
-        with self._explain_damage():
-            for kept_id, title, text, url, metadata in self._connection().execute(_ALL):
-                yield Document(kept_id, title, text, url, json.loads(metadata))
 
     def stats(self) -> dict[str, Any]:
         """Return statistics of the index and how it was built: fields of `IndexFacts`, its size, and metadata names."""

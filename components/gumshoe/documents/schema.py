@@ -67,6 +67,15 @@ CHUNK_POSTINGS = ("chunk-starts.i8", "chunk-texts.i4", "chunk-scores.f4")
 """The arrays of `lexical.Postings`, for whole documents and for chunks."""
 VECTORS, SIGNS, CENTER = "vectors.f2", "signs.u8", "center.f4"
 """The arrays of `vectors.DenseRetriever`."""
+INDEX_FILES = {
+    FACTS: "Content digest, sources, options, counts, and size and SHA-256 of every other file. It is written last.",
+    f"data-*/{DATABASE}": "Documents, chunks, metadata, words, and what could not be read.",
+    f"data-*/{OWNERS}": "The document of each chunk.",
+    f"data-*/{', '.join(DOCUMENT_POSTINGS)}": "BM25 postings of whole documents.",
+    f"data-*/{', '.join(CHUNK_POSTINGS)}": "BM25 postings of chunks.",
+    f"data-*/{', '.join((VECTORS, SIGNS, CENTER))}": "Embeddings of the chunks. Missing with `--embedding none`.",
+}
+"""Description of each file of an index of documents."""
 
 
 class ArrayForm(BaseModel):

@@ -4,7 +4,9 @@ import asyncio
 import math
 import re
 import threading
+from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol, runtime_checkable
@@ -16,7 +18,8 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from gumshoe.artifacts.hub import ModelLocation, find_model
 from gumshoe.artifacts.response_cache import Cache, cache_key, default_cache_path
 from gumshoe.endpoint import api_key, openai_client, raise_if_misconfigured
-from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.installation import install_command
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -35,6 +38,7 @@ _TOKENS_PER_BATCH = {"cpu": 1 << 14}  # by device
 _TOKENS_PER_GPU_BATCH = 1 << 17
 _MAX_BATCH = 512  # texts
 _MIN_CHARACTERS_PER_TOKEN = 3  # on average
+_CACHED_QUERIES = 20_000  # 60 MB with 768 dimensions
 
 
 class EmbeddingError(UnavailableError):
@@ -89,7 +93,7 @@ class SentenceEmbedder:
         if find_spec("sentence_transformers") is None:
             raise UsageError(
                 "embeddings.not-installed",
-                "embeddings require sentence-transformers: pip install torch 'gumshoe-agents[embeddings]', or use "
+                f"embeddings require sentence-transformers: {install_command('torch', extra='embeddings')}; or use "
                 "openai:MODEL@URL",
             )
         place = find_model(_find_packaged_model() if model == OFFLINE_MODEL else model, "modules.json")
@@ -303,10 +307,62 @@ EmbedderSetting = Annotated[Embedder, BeforeValidator(parse_embedder)]
 """An embedder as the value of a setting."""
 
 
+class QueryEmbedder:
+    """Embed queries of many threads. Queries that arrive while the model is busy form the next batch."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        self._embedder = embedder
+        self._known: OrderedDict[str, Future[Vectors]] = OrderedDict()
+        self._waiting: list[str] = []
+        self._lock = threading.Lock()  # guards the two above
+        self._turn = threading.Lock()  # held by the thread that embeds
+
+    def embed(self, query: str) -> Vectors:
+        """Return the vector of a query, of length 1: [dimensions].
+
+        Raises:
+            EmbeddingError: if the query cannot be embedded.
+        """
+        with self._lock:
+            future = self._known.get(query)
+            if future is None:
+                future = self._known[query] = Future()
+                self._waiting.append(query)
+            self._known.move_to_end(query)
+        if not future.done():
+            with self._turn:
+                if not future.done():
+                    self._embed()
+        return future.result()
+
+    def _embed(self) -> None:
+        """Embed all waiting queries, including that of the calling thread."""
+        with self._lock:
+            queries, self._waiting = self._waiting, []
+            futures = [self._known[query] for query in queries]
+        try:
+            found = self._embedder.embed(queries, "query")
+            for future, row in zip(futures, found, strict=True):
+                future.set_result(row)
+        except GumshoeError as error:
+            with self._lock:
+                for query in queries:  # all waiting threads get the error, and the next call tries again
+                    del self._known[query]
+            for future in futures:
+                future.set_exception(error)
+        finally:
+            with self._lock:
+                self._waiting += [query for query, future in zip(queries, futures, strict=True) if not future.done()]
+                while len(self._known) > _CACHED_QUERIES and next(iter(self._known.values())).done():
+                    self._known.popitem(last=False)
+
+
 def _find_packaged_model() -> Path:
     spec = find_spec(OFFLINE_MODEL.replace("-", "_"))
     if spec is None or spec.origin is None:
-        raise UsageError("embeddings.not-installed", f"{OFFLINE_MODEL} is not installed: pip install {OFFLINE_MODEL}")
+        raise UsageError(
+            "embeddings.not-installed", f"{OFFLINE_MODEL} is not installed: {install_command(OFFLINE_MODEL)}"
+        )
     return Path(spec.origin).parent / "model"
 
 

@@ -126,3 +126,15 @@ class DocumentSource:
 
 
 Source = MessageSource | DocumentSource
+
+
+@dataclass(frozen=True, slots=True)
+class SourceText:
+    """A source with its text, to show to users. The text is data: never interpret it as HTML or as instructions."""
+
+    source: Source
+    details: dict[str, str]
+    """Labels and values to show above the text, e.g. `To` and `Date` of a message."""
+    text: str
+    truncated: bool = False
+    """True if the end of the text is missing because it is too long."""

@@ -12,12 +12,12 @@ def ingest(
     code: str,
     index: dsl.Output[dsl.Dataset],
 ) -> int:
-    """Build an index of mail or documents, and return the number of messages or documents.
+    """Build the index that an environment searches, and return the number of its items.
 
     Args:
         sources: Where to read mail or documents from, e.g. ["maildir:s3://bucket/mail"].
-        environment: `email` or `documents`.
-        embedding: Embedding model for documents, or `none`.
+        environment: Name of a built-in environment, e.g. `email`.
+        embedding: Embedding model, or `none`. Not used for mail.
         state: Digest of the sources' current state. If it changes, the step is not taken from the cache.
         code: Hash of the code. If it changes, the step is not taken from the cache.
         index: The index.

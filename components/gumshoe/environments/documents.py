@@ -7,9 +7,10 @@ from typing import Annotated, Any, ClassVar, Protocol
 
 from pydantic import Field
 
+from gumshoe.documents.corpus import DocumentsCorpus
 from gumshoe.documents.document import Document
 from gumshoe.documents.index import DocumentHit, DocumentIndex, DocumentNotFoundError
-from gumshoe.environments.base import DocumentSource
+from gumshoe.environments.base import DocumentSource, SourceText
 from gumshoe.environments.search import SearchEnvironment
 from gumshoe.environments.tools import Toolbox
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
@@ -53,7 +54,7 @@ class DocumentsEnvironment(SearchEnvironment):
         ScenarioError: if the scenario is not about documents.
     """
 
-    has_inboxes = False
+    has_inboxes = DocumentsCorpus.has_inboxes
     for_tiny: ClassVar[Mapping[str, Any]] = {"reasoning": False, "hits": 2}
     """Settings that the tiny policy was trained with: few hits and no reasoning."""
     for_calls: ClassVar[Mapping[str, Any]] = {"longest": 200_000}
@@ -97,7 +98,13 @@ class DocumentsEnvironment(SearchEnvironment):
     def find_source(index: SearchableDocuments, scenario: Scenario, source_id: str) -> DocumentSource | None:  # noqa: ARG004
         """Return the document with an id, or None if it does not exist."""
         found = _read_or_none(index.head, source_id)
-        return DocumentSource(found.document_id, found.title, found.url) if found else None
+        return _to_source(found) if found else None
+
+    @staticmethod
+    def read_source(index: SearchableDocuments, scenario: Scenario, source_id: str) -> SourceText | None:  # noqa: ARG004
+        """Return the document with an id, with its text, or None if it does not exist."""
+        found = _read_or_none(index.read, source_id)
+        return SourceText(_to_source(found), {}, found.text) if found else None
 
     def system_prompt(self) -> str:
         """Return the task and the turn limit. They are the same for every scenario, so a server computes them once."""
@@ -155,6 +162,10 @@ def _read_or_none(read: Callable[[str], Document], document_id: str) -> Document
         return read(document_id.strip())
     except DocumentNotFoundError:
         return None
+
+
+def _to_source(document: Document) -> DocumentSource:
+    return DocumentSource(document.document_id, document.title, document.url)
 
 
 def _format_hit(hit: DocumentHit) -> str:

@@ -3,9 +3,10 @@
 from datetime import UTC, datetime
 from pathlib import Path
 
-from gumshoe.environments.base import MessageSource
-from gumshoe.environments.search import SearchEnvironment
+from gumshoe.environments.base import MessageSource, SourceText
+from gumshoe.environments.search import SearchEnvironment, bare_id
 from gumshoe.environments.tools import Toolbox, ToolError
+from gumshoe.mail.corpus import MailCorpus
 from gumshoe.mail.index import Hit, MailIndex, Message, MessageNotFoundError
 from gumshoe.mail.search_arguments import MailSearchError, check_period
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
@@ -33,7 +34,7 @@ class EmailEnvironment(SearchEnvironment):
         ScenarioError: if the scenario is not about mail.
     """
 
-    has_inboxes = True
+    has_inboxes = MailCorpus.has_inboxes
 
     def __init__(self, index: MailIndex, scenario: Scenario, max_turns: int) -> None:
         if scenario.document_ids:
@@ -62,7 +63,13 @@ class EmailEnvironment(SearchEnvironment):
     def find_source(index: MailIndex, scenario: Scenario, source_id: str) -> MessageSource | None:
         """Return a message of the scenario's inbox that was sent before its date, or None."""
         found = _read_visible(index, scenario, source_id)
-        return MessageSource(found.message_id, found.sent, found.sender, found.subject) if found else None
+        return _to_source(found) if found else None
+
+    @staticmethod
+    def read_source(index: MailIndex, scenario: Scenario, source_id: str) -> SourceText | None:
+        """Return a message with its text. It must be in the scenario's inbox and sent before its date, or else None."""
+        found = _read_visible(index, scenario, source_id)
+        return SourceText(_to_source(found), _header_fields(found), found.body) if found else None
 
     def system_prompt(self) -> str:
         """Return the task and the turn limit. They are the same for every scenario, so a server computes them once."""
@@ -141,11 +148,6 @@ class EmailEnvironment(SearchEnvironment):
         return bare_id(source_id)
 
 
-def bare_id(message_id: str) -> str:
-    """Return a message id without angle brackets."""
-    return message_id.strip().strip("<>")
-
-
 def _read_visible(index: MailIndex, scenario: Scenario, message_id: str) -> Message | None:
     """Return a message of the scenario's inbox, or None if it does not exist or was sent after the scenario's date."""
     until = scenario.visible_before
@@ -167,11 +169,20 @@ def _format_hit(hit: Hit) -> str:
     return f"{sent} {hit.sender}: {hit.subject}\n  {hit.snippet}\n  id: {hit.message_id}"
 
 
-def _format_message(message: Message) -> str:
-    lines = [f"From: {message.sender_name} <{message.sender}>".replace(":  <", ": <")]
+def _to_source(message: Message) -> MessageSource:
+    return MessageSource(message.message_id, message.sent, message.sender, message.subject)
+
+
+def _header_fields(message: Message) -> dict[str, str]:
+    """Return sender, recipients and date of a message, as they are shown."""
+    fields = {"From": f"{message.sender_name} <{message.sender}>".lstrip()}
     for role in ("to", "cc"):
         listed = ", ".join(each.address for each in message.recipients if each.role == role)
         if listed:
-            lines.append(f"{role.capitalize()}: {listed}")
-    lines.append(f"Date: {message.sent:%A, %Y-%m-%d %H:%M}")
+            fields[role.capitalize()] = listed
+    return {**fields, "Date": f"{message.sent:%A, %Y-%m-%d %H:%M}"}
+
+
+def _format_message(message: Message) -> str:
+    lines = [f"{name}: {value}" for name, value in _header_fields(message).items()]
     return "\n".join([*lines, f"Subject: {message.subject}", "", message.body])

@@ -1,7 +1,7 @@
 """Open an index and create environments over it, by name.
 
-The built-in environments are `email` and `documents`; the default depends on the index. A custom environment is named
-as `my_package.wiki:WikiEnvironment` and implements `EnvironmentClass`.
+A built-in environment has the name of its corpus in `gumshoe.corpus.CORPORA`; the default depends on the index. A
+custom environment is named as `my_package.wiki:WikiEnvironment` and implements `EnvironmentClass`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -10,21 +10,15 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
-from gumshoe.environments.base import Environment, Source
+from gumshoe.corpus import CORPORA, find_corpus
+from gumshoe.environments.base import Environment, Source, SourceText
 from gumshoe.environments.tools import ToolFunction
 from gumshoe.errors import UsageError
-from gumshoe.plugins import describe_faults, import_attribute, parse_named, settings_model, validate_settings
-from gumshoe.scenarios.indexes import detect_index_kind
+from gumshoe.plugins import import_attribute, parse_named, settings_model, validate_settings
+from gumshoe.scenarios.indexes import detect_corpus
 from gumshoe.scenarios.scenario import Scenario
-
-BUILT_IN = {
-    "email": "gumshoe.environments.email:EmailEnvironment",
-    "documents": "gumshoe.environments.documents:DocumentsEnvironment",
-}
-"""Built-in environments, by short name."""
-
 
 FINAL_ANSWER = "return_final_answer"
 """Name of the tool that ends a conversation, in every environment."""
@@ -44,8 +38,9 @@ class EnvironmentClass(Protocol):
     The class is called as `Class(index, scenario, max_turns, **settings)`, and raises a `ScenarioError` if it does not
     support the scenario. The arguments after `*` of its `__init__` are its settings.
 
-    Optional members: a static method `get_ready(index)` that does in advance the slow work of the first search; and
-    `for_tiny` and `for_calls`, default settings for the tiny policy and for single tool calls.
+    Optional members: a static method `get_ready(index)` that does in advance the slow work of the first search; a
+    static method `read_source(index, scenario, source_id)` that returns a `SourceText`, or None if `find_source` does;
+    and `for_tiny` and `for_calls`, default settings for the tiny policy and for single tool calls.
     """
 
     has_inboxes: ClassVar[bool]
@@ -85,12 +80,14 @@ class EnvironmentSettings(BaseModel):
             return cls(name=found[0], arguments=found[1])
         raise UsageError(
             "environments.invalid-name",
-            f"not an environment: {word!r}; use email, documents, package.module:Class, or one with settings, e.g. "
+            f"not an environment: {word!r}; use {', '.join(CORPORA)}, package.module:Class, or one with settings, e.g. "
             "{documents: {reasoning: false}}",
         )
 
 
-NamedEnvironment = Annotated[EnvironmentSettings, BeforeValidator(EnvironmentSettings.parse)]
+NamedEnvironment = Annotated[
+    EnvironmentSettings, BeforeValidator(EnvironmentSettings.parse, json_schema_input_type=str | dict[str, Any])
+]
 """Environment as a field of other settings."""
 
 
@@ -177,6 +174,16 @@ class EnvFactory:
         """Return a source that the scenario may access, or None."""
         return self.kind.find_source(self.index, scenario, source_id)
 
+    @property
+    def reads_sources(self) -> bool:
+        """True if the environment implements `read_source`."""
+        return hasattr(self.kind, "read_source")
+
+    def read_source(self, scenario: Scenario, source_id: str) -> SourceText | None:
+        """Return a source that the scenario may access, with its text, or None. Check `reads_sources` before."""
+        found: SourceText | None = cast(Any, self.kind).read_source(self.index, scenario, source_id)
+        return found
+
 
 def open_env(directory: Path, named: EnvironmentSettings | None = None) -> EnvFactory:
     """Open the index in a directory for the named environment, or for the default environment of the index.
@@ -185,7 +192,7 @@ def open_env(directory: Path, named: EnvironmentSettings | None = None) -> EnvFa
         UsageError: if the environment or a setting of it does not exist, or none is named and the index is unknown.
         GumshoeError: if the index is damaged.
     """
-    wanted = named or EnvironmentSettings(name=detect_index_kind(directory))
+    wanted = named or EnvironmentSettings(name=detect_corpus(directory).name)
     kind = _find_class(wanted.name)
     try:
         settings = settings_model(cast(Any, kind).__init__)
@@ -195,21 +202,19 @@ def open_env(directory: Path, named: EnvironmentSettings | None = None) -> EnvFa
             f"environment {wanted.name}: cannot resolve the type of a setting: {error}; import the type at runtime, "
             "not only under TYPE_CHECKING",
         ) from None
-    try:
-        arguments = validate_settings(settings, wanted.arguments)
-    except ValidationError as error:
-        raise UsageError(
-            "environments.invalid-settings", f"environment {wanted.name}: {describe_faults(settings, error)}"
-        ) from None
+    arguments = validate_settings(
+        settings, wanted.arguments, "environments.invalid-settings", f"environment {wanted.name}"
+    )
     return EnvFactory(wanted.name, kind, kind.open_index(directory), arguments, frozenset(wanted.arguments))
 
 
 def _find_class(name: str) -> EnvironmentClass:
-    place, _, attribute = BUILT_IN.get(name, name).rpartition(":")
+    corpus = find_corpus(name)
+    place, _, attribute = (corpus.environment if corpus else name).rpartition(":")
     if not place:
         raise UsageError(
             "environments.unknown",
-            f"unknown environment: {name!r}; use {', '.join(BUILT_IN)}, or your own as my_package.module:Class",
+            f"unknown environment: {name!r}; use {', '.join(CORPORA)}, or your own as my_package.module:Class",
         )
     kind = import_attribute(f"environment {name}", place, attribute, "environments.import-failed")
     missing = [each for each in ("open_index", "find_source", "has_inboxes") if not hasattr(kind, each)]

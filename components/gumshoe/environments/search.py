@@ -13,6 +13,11 @@ NOTHING_FOUND = "Nothing found."
 _DOES_NOT_KNOW = re.compile(r"\W*i (?:do not|don['\u2019]?t) know\b", re.I)
 
 
+def bare_id(source_id: str) -> str:
+    """Return an id without the space and the angle brackets that a model may write around it."""
+    return source_id.strip().strip("<>")
+
+
 class SearchEnvironment(ABC):
     """Answer one scenario with a search tool, a reading tool and an answer tool, which a subclass defines.
 

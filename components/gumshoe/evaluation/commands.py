@@ -217,7 +217,7 @@ def run_gate(
     from gumshoe.evaluation.gate import GateSettings, decide_gate
     from gumshoe.evaluation.results import read_result
 
-    settings = GateSettings(min_gain, min_lower, max_p, max_unusable, level)
+    settings = GateSettings(min_gain=min_gain, min_lower=min_lower, max_p=max_p, max_unusable=max_unusable, level=level)
     found = decide_gate(read_result(candidate), read_result(baseline), settings)
     if path is not None:
         with explain_os_errors(path):

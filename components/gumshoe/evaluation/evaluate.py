@@ -22,10 +22,13 @@ from gumshoe.evaluation.comparison import compare_policies
 from gumshoe.evaluation.metrics import Price, accuracy_by_kind, compute_metrics
 from gumshoe.evaluation.predictions import ChosenAnswer, Prediction, group_by_question, write_predictions, write_table
 from gumshoe.evaluation.results import (
+    CHOICES,
     METRICS_FILE,
     PREDICTIONS,
     REPORT,
+    SETTINGS_FILE,
     TABLE,
+    TRAJECTORIES,
     Agreement,
     ChoiceResult,
     EvaluationResult,
@@ -46,11 +49,6 @@ from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.terminal import Advance
 
-TRAJECTORIES = "trajectories"
-"""Directory in an evaluation with a file of trajectories for each policy."""
-CHOICES = "choices"
-"""Directory in an evaluation with a file of a model's choices for each policy."""
-_SETTINGS_FILE = "evaluation.json"  # the settings, so that nothing with other settings is added
 _LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,63})=(.+)", re.S)
 _ADDRESS = re.compile(r"https?://[^#]*")  # may change when a server is restarted
 _INVALID_CHARACTERS = re.compile(r"[^\w.-]+")
@@ -226,7 +224,7 @@ def _record_settings(
         }
         if policy.takes_tokenizer:
             recorded[f"tokenizer of {each.name}"] = rollout.tokenizer
-    path = directory / _SETTINGS_FILE
+    path = directory / SETTINGS_FILE
     mark_private(directory, scenarios.inboxes)
     with explain_os_errors(directory):
         (directory / TRAJECTORIES).mkdir(parents=True, exist_ok=True)

@@ -3,17 +3,15 @@
 import asyncio
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from gumshoe.artifacts.manifest import content_digest, describe_files, find_artifact_files
 from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.storage import explain_os_errors
 from gumshoe.artifacts.store import Store
-from gumshoe.errors import UsageError, describe_validation_error
 from gumshoe.evaluation.evaluate import EvaluationRequest, NamedPolicy, evaluate
 from gumshoe.evaluation.gate import Decision, GateSettings, decide_gate
 from gumshoe.evaluation.metrics import describe_metric, format_value
@@ -25,6 +23,7 @@ from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.writer import RolloutOptions
 from gumshoe.scenarios.scenario import SCENARIOS_FILE
 from gumshoe.terminal import progress
+from gumshoe.validation import ParameterModel, validate_model
 
 BASE, CURRENT, ADAPTER = "base", "current", "adapter"
 DECISION, SUMMARY = "gate.json", "summary.md"
@@ -34,10 +33,8 @@ _SUMMARY_METRICS = (
 )
 
 
-class EvaluationLimits(BaseModel):
-    """Limits of each episode of an evaluation. Kubeflow passes all numbers as floats; whole ones are accepted."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class EvaluationLimits(ParameterModel):
+    """Limits of each episode of an evaluation."""
 
     max_turns: int = Field(10, ge=1)
     max_tokens: int = Field(512, ge=1)
@@ -52,12 +49,7 @@ class EvaluationLimits(BaseModel):
         Raises:
             UsageError: if a name is unknown, or a value is not an integer >= 1.
         """
-        try:
-            return cls.model_validate(dict(given))
-        except ValidationError as error:
-            raise UsageError(
-                "evaluation.invalid-limits", f"invalid limits: {describe_validation_error(error)}"
-            ) from None
+        return validate_model(cls, given, "evaluation.invalid-limits", "invalid limits")
 
 
 def evaluate_policies(
@@ -139,7 +131,7 @@ def choose_best(directories: Sequence[Path], settings: GateSettings) -> tuple[li
         UsageError: if an evaluation does not have both policies (see `decide`).
     """
     count = len(directories)
-    stricter = replace(settings, level=1 - (1 - settings.level) / count, max_p=settings.max_p / count)
+    stricter = settings.model_copy(update={"level": 1 - (1 - settings.level) / count, "max_p": settings.max_p / count})
     decisions = [decide_and_write(each, stricter) for each in directories]
     gains = [(each.passed, each.comparison.accuracy.candidate) for each in decisions]
     best = gains.index(max(gains))

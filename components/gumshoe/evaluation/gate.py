@@ -1,31 +1,30 @@
 """Decide if a candidate may be deployed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from gumshoe.errors import UsageError
 from gumshoe.evaluation.comparison import compare_policies
 from gumshoe.evaluation.results import Comparison, EvaluationResult, PolicyResult
+from gumshoe.validation import ParameterModel, validate_model
 
 EvaluatedPolicy = tuple[EvaluationResult, PolicyResult]
 
 
-@dataclass(frozen=True, slots=True)
-class GateSettings:
+class GateSettings(ParameterModel):
     """Thresholds that a candidate must reach."""
 
     min_gain: float = 0.02
     """Minimum gain in accuracy."""
     min_lower: float = 0.0
     """The lower end of the paired interval must be above this."""
-    max_p: float = 0.05
+    max_p: float = Field(0.05, ge=0, le=1)
     """Maximum p-value of McNemar's exact test. If few questions changed sides, the interval is too narrow."""
-    max_unusable: float = 0.02
+    max_unusable: float = Field(0.02, ge=0, le=1)
     """Maximum share of episodes that end with an unusable call."""
-    level: float = 0.95
+    level: float = Field(0.95, gt=0, lt=1)
     """Confidence level of the interval."""
 
     @classmethod
@@ -33,16 +32,9 @@ class GateSettings:
         """Create settings from thresholds by name. The others have their defaults.
 
         Raises:
-            UsageError: if a name is unknown, or a value is not a number.
+            UsageError: if a name is unknown, or a value is not a number or out of range.
         """
-        known = [each.name for each in fields(cls)]
-        for name, value in thresholds.items():
-            if name not in known or not isinstance(value, int | float) or isinstance(value, bool):
-                raise UsageError(
-                    "gate.invalid-threshold",
-                    f"invalid threshold {name}: {value!r}; set {', '.join(known)} to numbers",
-                )
-        return cls(**thresholds)
+        return validate_model(cls, thresholds, "gate.invalid-threshold", "invalid thresholds")
 
 
 class Decision(BaseModel):

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gumshoe.artifacts.private_data import MARK
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UsageError, describe_validation_error
 from gumshoe.evaluation.metrics import METRICS, Estimate, describe_metric, format_value
@@ -13,7 +14,20 @@ from gumshoe.rewards.best_of_n import ChoiceMethod
 from gumshoe.scenarios.scenario import ScenarioRecord
 
 METRICS_FILE, PREDICTIONS, TABLE, REPORT = "metrics.json", "predictions.jsonl", "predictions.csv", "report.html"
-"""Files of an evaluation."""
+TRAJECTORIES, CHOICES = "trajectories", "choices"
+SETTINGS_FILE = "evaluation.json"
+EVALUATION_FILES = {
+    REPORT: "Verdict, metrics, plots and every episode turn by turn, as one page that loads nothing else.",
+    METRICS_FILE: "All numbers, in the form of `components/gumshoe/evaluation/metrics.schema.json`. `gumshoe compare` "
+    "and `gumshoe gate` read it.",
+    PREDICTIONS: "One JSON object per line for each episode.",
+    TABLE: "One row for each question.",
+    f"{TRAJECTORIES}/": "Trajectories, one file per policy.",
+    f"{CHOICES}/": "Which sample a judge chose (`--choose best`), one file per policy.",
+    SETTINGS_FILE: "Settings of the evaluation. One with other settings cannot continue in this directory.",
+    MARK: "The inboxes whose mail the files quote.",
+}
+"""Description of each file and directory of an evaluation."""
 
 
 _NAMES = "Metrics by name, without those that apply to no episode. " + "; ".join(

@@ -87,11 +87,6 @@ class TransformersPolicy:
         self._running = False
         self._stop = threading.Event()
 
-    @property
-    def is_sampling(self) -> bool:
-        """True while a batch is being sampled."""
-        return self._running
-
     def open_conversation(self) -> "TransformersConversation":
         """Open a conversation. Call `leave` when it ends."""
         conversation = TransformersConversation(self)

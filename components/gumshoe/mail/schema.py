@@ -2,9 +2,15 @@
 
 from pathlib import Path
 
+from gumshoe.artifacts.private_data import MARK
 from gumshoe.mail.message import ADDRESS_MARK
 
 FILE_NAME = "mail.sqlite"
+INDEX_FILES = {
+    FILE_NAME: "Messages, recipients, full-text index, what could not be read, and how the index was built.",
+    MARK: "Marks the index as private, for `gumshoe artifacts forget`.",
+}
+"""Description of each file of an index of mail."""
 VERSION = 1
 TOKENIZER = ("unicode61", "remove_diacritics", "2")
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from datetime import date
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from gumshoe.environments.email import bare_id
-from gumshoe.errors import GumshoeError, UnavailableError, UsageError, describe_validation_error
+from gumshoe.environments.search import bare_id
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
 from gumshoe.rewards.chat_judge import JudgeModelSettings, Usage, parse_model_name
 from gumshoe.rewards.heuristic import phrases
@@ -25,6 +25,7 @@ from gumshoe.rewards.judge_registry import OpenAIJudge, open_judge, parse_judge
 from gumshoe.rewards.ruler import Ruler, RulerSettings
 from gumshoe.rollouts.answer import Answer, Cost
 from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.validation import validate_model
 
 MAX_SAMPLES = 64
 """Maximum number of samples per question."""
@@ -52,10 +53,7 @@ class ChoiceSettings(BaseModel):
 
     @model_validator(mode="after")
     def _known(self) -> "ChoiceSettings":
-        try:
-            _resolve_judge(self)
-        except UsageError as error:
-            raise ValueError(error) from None
+        _resolve_judge(self)
         return self
 
     @classmethod
@@ -67,13 +65,7 @@ class ChoiceSettings(BaseModel):
         """
         if not settings:
             return None
-        try:
-            return cls.model_validate(dict(settings))
-        except ValidationError as error:
-            raise UsageError(
-                get_error_code(error, "rewards.invalid-choice-settings"),
-                f"invalid settings for several samples: {describe_validation_error(error)}",
-            ) from None
+        return validate_model(cls, settings, "rewards.invalid-choice-settings", "invalid settings for several samples")
 
     @property
     def judge_name(self) -> str:
@@ -283,13 +275,6 @@ async def answer_with_samples(
     return SampledAnswer(chosen, how, choice.failed, tuple(failures))
 
 
-def get_error_code(error: ValidationError, default: str) -> str:
-    """Return the code of the first GumshoeError that a validator raised inside a ValueError, or the default."""
-    raised = [each["ctx"]["error"] for each in error.errors() if each["type"] == "value_error"]
-    causes = [cause for each in raised for cause in each.args if isinstance(cause, GumshoeError)]
-    return causes[0].code if causes else default
-
-
 def total_cost(group: Sequence[Trajectory], choice: Choice, failed: int = 0) -> Cost:
     """Return the total cost of all samples of a question and of the choice."""
     alone = Cost.from_episodes(group, failed)
@@ -316,42 +301,35 @@ def _resolve_judge(settings: ChoiceSettings) -> tuple[str, dict[str, Any]]:
             hint = "; ruler chooses the best sample" if name == _RULER else ""
             raise UsageError(
                 "rewards.cannot-compare",
-                f"{name!r} does not compare answers; use one of {', '.join(_COMPARING_JUDGES)}{hint}",
+                f"choose_by: {name!r} does not compare answers; use one of {', '.join(_COMPARING_JUDGES)}{hint}",
             )
         if name == "openai":
             given = {"cache": None, **given}
-            _validate(name, JudgeModelSettings, given)
+            validate_model(JudgeModelSettings, given, "judges.invalid-settings", "invalid settings of openai")
         return name, given
     if settings.choose_by is None:
         raise UsageError(
-            "rewards.chooser-missing", "choosing the best sample needs a judge; use ruler:MODEL or ruler:MODEL@URL"
+            "rewards.chooser-missing",
+            "choose_by is missing: choosing the best sample needs a judge; use ruler:MODEL or ruler:MODEL@URL",
         )
     name, given = parse_judge(settings.choose_by)
     if name in _COMPARING_JUDGES:
         raise UsageError(
             "rewards.chooser-needs-reference",
-            f"{name!r} needs the reference answer, which is not known here; use ruler:MODEL or ruler:MODEL@URL",
+            f"choose_by: {name!r} needs the reference answer, which is not known here; use ruler:MODEL or "
+            "ruler:MODEL@URL",
         )
     if name != _RULER:
         raise UsageError(
             "rewards.unknown-chooser",
-            f"{name!r} cannot choose the best sample; use ruler:MODEL or ruler:MODEL@URL",
+            f"choose_by: {name!r} cannot choose the best sample; use ruler:MODEL or ruler:MODEL@URL",
         )
     model = given.get("model", {})
     model = parse_model_name(model) if isinstance(model, str) else model
     if isinstance(model, Mapping):  # no cache: cached answers report no cost, and are stored on disk
         given = {**given, "model": {"cache": None, **model}}
-    _validate(name, RulerSettings, given)
+    validate_model(RulerSettings, given, "judges.invalid-settings", "invalid settings of ruler")
     return name, given
-
-
-def _validate(name: str, kind: type[BaseModel], given: dict[str, Any]) -> None:
-    try:
-        kind.model_validate(given)
-    except ValidationError as error:
-        raise UsageError(
-            "judges.invalid-settings", f"invalid settings of {name}: {describe_validation_error(error)}"
-        ) from None
 
 
 def _describe_failure(error: JudgeError | TimeoutError) -> str:

@@ -5,14 +5,15 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gumshoe.embeddings.embedder import Embedder, EmbedderSettings, EmbeddingError, open_embedder
-from gumshoe.errors import UsageError, describe_validation_error
+from gumshoe.errors import UsageError
 from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings, parse_model_name, to_safe_json
 from gumshoe.rewards.exact_match import is_exact
 from gumshoe.rewards.heuristic.heuristic_judge import HeuristicJudge
 from gumshoe.rewards.judge import Judge, JudgedQuestion, JudgeError, Verdict
+from gumshoe.validation import validate_model
 
 _VERSION = "verdict 1"
 _SYSTEM = """\
@@ -114,25 +115,19 @@ def open_judge(named: Any) -> Judge:
     if isinstance(named, Judge):
         return named
     name, settings = parse_judge(named)
-    try:
-        match name:
-            case "heuristic" | "exact" if settings:
-                raise UsageError(
-                    "judges.settings-not-supported", f"the judge {name} takes no settings; write {name} alone"
-                )
-            case "heuristic":
-                return HeuristicJudge()
-            case "exact":
-                return ExactJudge()
-            case "openai":
-                return OpenAIJudge(JudgeModel(JudgeModelSettings.model_validate(settings)))
-            case "embedding":
-                wanted = EmbeddingSettings.model_validate(settings)
-                return EmbeddingJudge(open_embedder(wanted.model, wanted.cache), wanted.threshold)
-    except ValidationError as error:
-        raise UsageError(
-            "judges.invalid-settings", f"invalid settings of the judge {name}: {describe_validation_error(error)}"
-        ) from None
+    invalid = "judges.invalid-settings", f"invalid settings of the judge {name}"
+    match name:
+        case "heuristic" | "exact" if settings:
+            raise UsageError("judges.settings-not-supported", f"the judge {name} takes no settings; write {name} alone")
+        case "heuristic":
+            return HeuristicJudge()
+        case "exact":
+            return ExactJudge()
+        case "openai":
+            return OpenAIJudge(JudgeModel(validate_model(JudgeModelSettings, settings, *invalid)))
+        case "embedding":
+            wanted = validate_model(EmbeddingSettings, settings, *invalid)
+            return EmbeddingJudge(open_embedder(wanted.model, wanted.cache), wanted.threshold)
     raise UsageError(
         "judges.unknown-judge",
         f"unknown judge {name!r}; use heuristic, exact, openai:MODEL, openai:MODEL@URL or embedding:MODEL",

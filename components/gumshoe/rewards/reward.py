@@ -20,10 +20,10 @@ from importlib import import_module
 from numbers import Real
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.plugins import describe_faults, import_attribute, settings_model, validate_settings
+from gumshoe.plugins import import_attribute, settings_model, validate_settings
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 
@@ -145,13 +145,9 @@ def load_reward(wanted: RewardSettings) -> Reward:
             "rewards.unresolved-type",
             f"the reward {wanted.name}: {error}; import the types of its settings at run time too",
         ) from None
-    try:
-        return Reward(wanted.name, function, validate_settings(settings, wanted.arguments))
-    except ValidationError as error:
-        raise UsageError(
-            "rewards.invalid-settings",
-            f"invalid settings of the reward {wanted.name}: {describe_faults(settings, error)}",
-        ) from None
+    what = f"invalid settings of the reward {wanted.name}"
+    values = validate_settings(settings, wanted.arguments, "rewards.invalid-settings", what)
+    return Reward(wanted.name, function, values)
 
 
 def list_builtin_rewards() -> dict[str, RewardFunction]:

@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from gumshoe.errors import UsageError, describe_validation_error
 from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings, parse_model_name, to_safe_json
 from gumshoe.rewards.judge import JudgeError
 from gumshoe.rollouts.trajectory import Segment, Trajectory
+from gumshoe.validation import validate_model
 
 RUBRIC = """\
 - A trajectory that reaches the goal scores far higher than one that does not.
@@ -149,12 +149,7 @@ def open_ruler(named: Any) -> Ruler:
     settings = named
     if isinstance(named, str):
         settings = {"model": parse_model_name(named)}
-    try:
-        return Ruler(RulerSettings.model_validate(settings))
-    except ValidationError as error:
-        raise UsageError(
-            "judges.invalid-settings", f"invalid settings of ruler: {describe_validation_error(error)}"
-        ) from None
+    return Ruler(validate_model(RulerSettings, settings, "judges.invalid-settings", "invalid settings of ruler"))
 
 
 NamedRuler = Annotated[Ruler, BeforeValidator(open_ruler)]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gumshoe.corpus import CORPORA
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
 from gumshoe.terminal import JsonFlag, out, print_json, printable, progress
@@ -27,7 +28,7 @@ EnvironmentOption = Annotated[
     typer.Option(
         "--environment",
         metavar="WORD",
-        help="Environment: email, documents, package.module:Class, or one with settings as YAML, e.g. "
+        help=f"Environment: {', '.join(CORPORA)}, package.module:Class, or one with settings as YAML, e.g. "
         "'{documents: {reasoning: false}}'. Default: depends on the index.",
     ),
 ]

@@ -1,15 +1,19 @@
 """Run many episodes concurrently, and yield complete groups as they finish."""
 
 import asyncio
+import time
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import islice
 
 from gumshoe.errors import UnavailableError
 from gumshoe.rollouts.trajectory import Group, Trajectory
 from gumshoe.scenarios.scenario import Scenario
+from gumshoe.terminal import Advance
+
+_UPDATE_INTERVAL = 0.5  # seconds between updates of the counters
 
 RunEpisode = Callable[[Scenario, int, int], Awaitable[Trajectory]]
 """Run one new episode, given its scenario, its number in the group, and the number of the attempt."""
@@ -29,6 +33,29 @@ class RolloutProgress:
     sampled_tokens: int = 0
     causes: Counter[str] = field(default_factory=Counter)
     """Dropped groups by error code."""
+
+
+@contextmanager
+def show_progress(state: RolloutProgress, advance: Advance) -> Iterator[None]:
+    """Show the counters of a rollout beside its progress while the block runs."""
+    started = time.monotonic()
+
+    def show() -> None:
+        pace = state.sampled_tokens / (time.monotonic() - started + _UPDATE_INTERVAL)
+        counts = f"{state.running} running, {state.retried} retries, {state.dropped} dropped"
+        advance(note=f"{pace:,.0f} tokens/s, {counts}")
+
+    async def keep_showing() -> None:
+        while True:
+            show()
+            await asyncio.sleep(_UPDATE_INTERVAL)
+
+    showing = asyncio.create_task(keep_showing())
+    try:
+        yield
+    finally:
+        showing.cancel()
+        show()
 
 
 @dataclass(slots=True)

@@ -1,7 +1,6 @@
 """Open chat sessions with any policy: token ids with vLLM or a model in this process, messages with a chat API."""
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
 from pathlib import Path
@@ -14,6 +13,7 @@ from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Policy, Sampling
 from gumshoe.inference.policy_names import PolicyName, load_tokenizer, start_local_policy
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
+from gumshoe.installation import install_command
 from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.rollouts.chat_policy import ApiChatSession
 from gumshoe.rollouts.episode import ChatSession, EpisodeLimits, TokenChatSession
@@ -21,7 +21,6 @@ from gumshoe.rollouts.episode import ChatSession, EpisodeLimits, TokenChatSessio
 if TYPE_CHECKING:
     from gumshoe.inference.transformers_policy import TransformersPolicy
 
-_log = logging.getLogger(__name__)
 
 OpenChatSession = Callable[[Environment, str], AbstractContextManager[ChatSession]]
 """Open a conversation in an environment with its own seed. It ends when the context is left."""
@@ -87,7 +86,7 @@ async def open_policy(
     except ModuleNotFoundError as error:
         raise UsageError(
             "inference.transformers-not-installed",
-            f"in-process inference requires {error.name}: pip install torch 'gumshoe-agents[cpu]'",
+            f"in-process inference requires {error.name}: {install_command('torch', extra='cpu')}",
         ) from None
     highest = max(codec.get_vocab().values())
     if highest >= local.vocabulary:

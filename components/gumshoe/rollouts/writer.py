@@ -3,7 +3,6 @@
 import asyncio
 import os
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, aclosing, contextmanager
@@ -17,7 +16,7 @@ from gumshoe.environments.registry import EnvFactory, EnvironmentSettings, open_
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import PolicyName
-from gumshoe.rollouts.engine import RolloutEngine, RolloutProgress
+from gumshoe.rollouts.engine import RolloutEngine, show_progress
 from gumshoe.rollouts.episode import EpisodeLimits, run_episode
 from gumshoe.rollouts.sessions import OpenChatSession, env_for_policy, open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
@@ -25,8 +24,6 @@ from gumshoe.rollouts.trajectory import Trajectory, TrajectoryFileError
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet, parse_split
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import Advance
-
-_UPDATE_INTERVAL = 0.5  # seconds between updates of the progress line
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +114,7 @@ async def run_to_file(
             opened = open_policy(name, settings.tokenizer, settings.sampling, limits)
             open_session = await held.enter_async_context(opened)
             threads = await held.enter_async_context(ToolThreads())
-            held.enter_context(_show_progress(engine.progress, advance))
+            held.enter_context(show_progress(engine.progress, advance))
             groups = await held.enter_async_context(aclosing(engine.run(missing, settings.samples)))
             async for group in groups:
                 if group.dropped:
@@ -137,29 +134,6 @@ async def run_to_file(
         dropped_groups=dropped,
         scenarios=chosen.content,
     )
-
-
-@contextmanager
-def _show_progress(state: RolloutProgress, advance: Advance) -> Iterator[None]:
-    """Update the progress line while the block runs."""
-    started = time.monotonic()
-
-    def show() -> None:
-        pace = state.sampled_tokens / (time.monotonic() - started + _UPDATE_INTERVAL)
-        counts = f"{state.running} running, {state.retried} retries, {state.dropped} dropped"
-        advance(note=f"{pace:,.0f} tokens/s, {counts}")
-
-    async def keep_showing() -> None:
-        while True:
-            show()
-            await asyncio.sleep(_UPDATE_INTERVAL)
-
-    showing = asyncio.create_task(keep_showing())
-    try:
-        yield
-    finally:
-        showing.cancel()
-        show()
 
 
 def select_scenarios(settings: RolloutOptions) -> ScenarioSet:

@@ -4,29 +4,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
 
-from gumshoe.mail.audit import MailAudit
-from gumshoe.scenarios.indexes import detect_index_kind
+from gumshoe.corpus import Corpus, SourceAudit, load_class
+from gumshoe.scenarios.indexes import detect_corpus
 from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioSet, Split
 from gumshoe.scenarios.sources import ScenarioLine
 from gumshoe.scenarios.splitting import overlap_keys
-
-Problem = Literal[
-    "malformed line",
-    "id used twice",
-    "not about mail",
-    "not about documents",
-    "document missing",
-    "document known under another id",
-    "message missing",
-    "message outside the inbox",
-    "message known under another id",
-    "message without a date",
-    "message after the query date",
-    "question asked twice",
-    "overlap between splits",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +17,8 @@ class ScenarioFault:
     """A problem of one line."""
 
     where: str
-    problem: Problem
+    problem: str
+    """One of a few short names, for counting."""
     text: str
     """Details, for people."""
 
@@ -53,7 +37,7 @@ class CheckReport:
     """Number of scenarios in `clean` that lost an invalid id, or got the id that the index uses."""
 
     @property
-    def counts(self) -> dict[Problem, int]:
+    def counts(self) -> dict[str, int]:
         """Findings by problem, most frequent first."""
         return dict(Counter(finding.problem for finding in self.findings).most_common())
 
@@ -71,7 +55,8 @@ def check_scenarios(
     Raises:
         GumshoeError: if the index does not exist, or cannot be read.
     """
-    checker = _Checker(_DocumentSources(index) if detect_index_kind(index) == "documents" else _MailSources(index))
+    corpus = detect_corpus(index)
+    checker = _Checker(corpus, load_class(corpus.audit)(index))
     report = CheckReport()
     found: list[tuple[int, ScenarioFault]] = []
     rows: list[_UsableScenario] = []
@@ -104,70 +89,11 @@ class _UsableScenario:
     corrected: bool
 
 
-LookupResult = tuple[str | None, Problem | None, str]
-"""The id under which searches list a usable source, or None; its problem, if any; and the details."""
-
-
-class _SourceIndex(Protocol):
-    """An index in which sources are looked up."""
-
-    kind: Literal["mail", "documents"]
-
-    def look_up(self, scenario: Scenario, source_id: str) -> LookupResult: ...
-
-
-class _MailSources:
-    """Look up sources in a mail index."""
-
-    kind: Literal["mail", "documents"] = "mail"
-
-    def __init__(self, index: Path) -> None:
-        self._audit = MailAudit(index)
-
-    def look_up(self, scenario: Scenario, source_id: str) -> LookupResult:
-        """See `_SourceIndex.look_up`."""
-        messages = self._audit.find(source_id)
-        if not messages:
-            return None, "message missing", "is not in the index"
-        message = next((each for each in messages if scenario.inbox_address in each.addresses), None)
-        if message is None:
-            return None, "message outside the inbox", f"is in the index, but not in the inbox {scenario.inbox_address}"
-        if message.sent is None:
-            return None, "message without a date", "has no date, so no search with a query date finds it"
-        if scenario.visible_before is not None and message.sent >= scenario.visible_before:
-            text = f"was sent on {message.sent:%Y-%m-%d}, after the question was asked on {scenario.query_date}"
-            return None, "message after the query date", text
-        if message.message_id != source_id:
-            return message.message_id, "message known under another id", f"is listed as {message.message_id}"
-        return message.message_id, None, ""
-
-
-class _DocumentSources:
-    """Look up sources in a document index."""
-
-    kind: Literal["mail", "documents"] = "documents"
-
-    def __init__(self, index: Path) -> None:
-        from gumshoe.documents.index import DocumentIndex, DocumentNotFoundError  # slow to import
-
-        self._index, self._missing = DocumentIndex(index), DocumentNotFoundError
-
-    def look_up(self, scenario: Scenario, source_id: str) -> LookupResult:  # noqa: ARG002 - every document is visible to everyone
-        """See `_SourceIndex.look_up`."""
-        try:
-            listed = self._index.head(source_id).document_id
-        except self._missing:
-            return None, "document missing", "is not in the index"
-        if listed != source_id:
-            return listed, "document known under another id", f"is listed as {listed}"
-        return listed, None, ""
-
-
 class _Checker:
     """Check one line after another, and remember earlier questions."""
 
-    def __init__(self, source_index: _SourceIndex) -> None:
-        self._source_index = source_index
+    def __init__(self, corpus: Corpus, audit: SourceAudit) -> None:
+        self._corpus, self._audit = corpus, audit
         self._ids: dict[str, str] = {}
         self._asked: dict[tuple[str, ...], str] = {}
 
@@ -179,14 +105,10 @@ class _Checker:
         if first := self._ids.get(scenario.id):
             return None, [ScenarioFault(line.where, "id used twice", f"the id {scenario.id!r} is that of {first}")]
         self._ids[scenario.id] = line.where
-        if self._source_index.kind == "mail" and not scenario.message_ids:
-            return None, [
-                ScenarioFault(line.where, "not about mail", "its sources are documents; a mail index holds none")
-            ]
-        if self._source_index.kind == "documents" and not scenario.document_ids:
-            return None, [
-                ScenarioFault(line.where, "not about documents", "its sources are messages; the index holds none")
-            ]
+        if bool(scenario.message_ids) != self._corpus.has_inboxes:
+            sources, content = "messages" if scenario.message_ids else "documents", self._corpus.content
+            text = f"its sources are {sources}; the index contains {content}"
+            return None, [ScenarioFault(line.where, f"not about {content}", text)]
         good, findings = self._check_sources(scenario, line.where)
         usable = bool(good) and not (scenario.needs_all and len(good) < len(scenario.sources))
         if not usable:
@@ -205,7 +127,7 @@ class _Checker:
         """Return the index's ids of the usable gold sources, and the problems of the others."""
         good, findings = [], []
         for source_id in scenario.sources:
-            listed, problem, text = self._source_index.look_up(scenario, source_id)
+            listed, problem, text = self._audit.look_up(source_id, scenario)
             if problem is not None:
                 findings.append(ScenarioFault(where, problem, f"{source_id} {text}"))
             if listed is not None:

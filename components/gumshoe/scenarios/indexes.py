@@ -1,27 +1,20 @@
 """Detect the kind of an index."""
 
 from pathlib import Path
-from typing import Literal
 
+from gumshoe.corpus import CORPORA, Corpus, find_corpus
 from gumshoe.errors import UsageError
-from gumshoe.mail.schema import index_path
-
-IndexKind = Literal["email", "documents"]
 
 
-def detect_index_kind(directory: Path) -> IndexKind:
-    """Return the kind of the index in a directory.
+def detect_corpus(directory: Path) -> Corpus:
+    """Return the kind of corpus whose index is in a directory.
 
     Raises:
         UsageError: if the directory has no index.
     """
-    if index_path(directory).exists():
-        return "email"
-    from gumshoe.documents.schema import is_document_index  # slow to import
-
-    if is_document_index(directory):
-        return "documents"
-    raise UsageError(
-        "scenarios.no-index",
-        f"no index in {directory}; build one with `gumshoe mail index` or `gumshoe documents index`",
-    )
+    corpora = [corpus for name in CORPORA if (corpus := find_corpus(name))]
+    for corpus in corpora:
+        if corpus.is_index(directory):
+            return corpus
+    commands = " or ".join(f"`{corpus.index_command}`" for corpus in corpora)
+    raise UsageError("scenarios.no-index", f"no index in {directory}; build one with {commands}")

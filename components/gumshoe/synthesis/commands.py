@@ -195,22 +195,19 @@ def _print_questions(result: "ScenarioSet", path: Path) -> None:
 def _make_model_settings(
     word: str, cache: Path | None, no_cache: bool, options: dict[str, Any]
 ) -> "JudgeModelSettings":
-    from pydantic import ValidationError
-
-    from gumshoe.errors import describe_validation_error
     from gumshoe.rewards.chat_judge import JudgeModelSettings, parse_model_name
+    from gumshoe.validation import validate_model
 
     if cache and no_cache:
         raise UsageError("synthesis.conflicting-options", "--cache and --no-cache exclude each other; use one of them")
     cache_settings = {"cache": cache} if cache or no_cache else {}
     settings = {name: value for name, value in options.items() if value is not None}
-    try:
-        return JudgeModelSettings.model_validate(parse_model_name(word) | cache_settings | settings)
-    except ValidationError as error:
-        raise UsageError(
-            "synthesis.invalid-model",
-            f"--model must be MODEL or MODEL@URL, got {word!r}: {describe_validation_error(error)}",
-        ) from None
+    return validate_model(
+        JudgeModelSettings,
+        parse_model_name(word) | cache_settings | settings,
+        "synthesis.invalid-model",
+        f"--model must be MODEL or MODEL@URL, got {word!r}",
+    )
 
 
 def _format_estimate(estimate: "QuestionCostEstimate", model: str) -> str:

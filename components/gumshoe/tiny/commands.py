@@ -7,6 +7,7 @@ import typer
 
 from gumshoe.artifacts.storage import make_writable_directory
 from gumshoe.errors import UsageError
+from gumshoe.installation import install_command
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable, progress
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Build the tiny policy.")
@@ -45,7 +46,7 @@ def build(
     except ModuleNotFoundError as error:
         raise UsageError(
             "training.package-missing",
-            f"training requires {error.name}, which is not installed: pip install torch 'gumshoe-agents[cpu]'",
+            f"training requires {error.name}, which is not installed: {install_command('torch', extra='train,cpu')}",
         ) from None
     err.print(f"Building a policy with seed {seed}; this takes a while.")
     report = build_tiny(

@@ -12,7 +12,14 @@ from prometheus_client.registry import Collector
 from gumshoe.errors import UsageError
 from gumshoe.training.records import EvaluationRecord, StepRecord
 
-_PREFIXES = {"step": "gumshoe_training_", "evaluation": "gumshoe_evaluation_"}
+PREFIXES = {"step": "gumshoe_training_", "evaluation": "gumshoe_evaluation_"}
+"""Prefix of the metrics of each kind of record."""
+_STEPS, _PROGRESS = f"{PREFIXES['step']}steps", f"{PREFIXES['step']}progress_timestamp_seconds"
+RUN_METRICS = {
+    _STEPS: "Total number of optimizer steps of the run.",
+    _PROGRESS: "Time of the last record, or of the start of this process.",
+}
+"""Description of each metric that is not a field of a record."""
 
 
 class MetricsExporter(Collector):
@@ -57,22 +64,18 @@ class MetricsExporter(Collector):
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield all metrics, as `Collector.collect`."""
-        yield GaugeMetricFamily("gumshoe_training_steps", "Total number of optimizer steps of the run.", self._steps)
-        yield GaugeMetricFamily(
-            "gumshoe_training_progress_timestamp_seconds",
-            "Time of the last record, or of the start of this process.",
-            self._progress,
-        )
+        yield GaugeMetricFamily(_STEPS, RUN_METRICS[_STEPS], self._steps)
+        yield GaugeMetricFamily(_PROGRESS, RUN_METRICS[_PROGRESS], self._progress)
         for record in list(self._last.values()):
             yield from _to_families(record)
 
 
 def _to_families(record: StepRecord | EvaluationRecord) -> Iterator[GaugeMetricFamily]:
     """Yield a metric for each number of a record; the means of reward functions have the function as a label."""
-    prefix = _PREFIXES[record.event]
+    prefix = PREFIXES[record.event]
     values: dict[str, Any] = record.model_dump()
     for name, field in type(record).model_fields.items():
-        help_text = field.description or name.replace("_", " ")
+        help_text = field.description or ""
         if name == "rewards":
             family = GaugeMetricFamily(f"{prefix}{name}", help_text, labels=["function"])
             for function, value in values[name].items():

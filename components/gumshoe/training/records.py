@@ -24,35 +24,35 @@ class _BaseRecord(BaseModel):
 class StepRecord(_BaseRecord):
     """One optimizer step. Times are in seconds; means are over episodes, unless noted otherwise."""
 
-    event: Literal["step"] = "step"
+    event: Literal["step"] = Field("step", description="kind of the record")
     step: int = Field(description="optimizer step after which the record was written, from 1")
-    loss: float
+    loss: float = Field(description="loss of the algorithm, including the KL term")
     policy_loss: float = Field(description="loss without the KL term")
     kl: float | None = Field(description="KL divergence from the base model, in nats per token; null if beta is 0")
     entropy: float | None = Field(description="entropy of the policy, in nats per token")
-    grad_norm: float | None
-    learning_rate: float
-    reward: float
-    reward_std: float
+    grad_norm: float | None = Field(description="norm of the gradient before clipping")
+    learning_rate: float = Field(description="learning rate of the step")
+    reward: float = Field(description="mean reward")
+    reward_std: float = Field(description="standard deviation of the rewards")
     rewards: dict[str, float] = Field(description="mean of each reward function, over the episodes that it applies to")
     reward_quantiles: tuple[float, ...] = Field(
         description="minimum, lower quartile, median, upper quartile and maximum of the rewards"
     )
     accuracy: float | None = Field(description="share of correct answers; null if no episode was run")
-    trainable_tokens: int
+    trainable_tokens: int = Field(description="number of tokens that were trained on")
     tokens: int = Field(description="number of tokens that went through the model")
     scenarios: tuple[str, ...] = Field(
         description="ids of the scenarios whose episodes were scored, in the order drawn"
     )
     groups: int = Field(description="number of groups that were trained on")
-    groups_wanted: int
+    groups_wanted: int = Field(description="number of groups that a full step trains on")
     groups_flat: int = Field(description="groups left out because their rewards hardly differ")
     groups_dropped: int = Field(
         description="groups left out because of failed infrastructure, or because a judge gave no verdict"
     )
     groups_refused: int = Field(description="groups left out because another policy sampled them (off-policy)")
     drop_rate: float = Field(description="share of started groups that were dropped")
-    draws: int
+    draws: int = Field(description="number of times that scenarios were sampled for this step")
     retried: int = Field(description="episodes that were run again after infrastructure failed")
     skipped: bool = Field(description="true if no group was left, so that no weight changed")
     importance_ratio: float = Field(
@@ -62,10 +62,10 @@ class StepRecord(_BaseRecord):
     logprob_difference: float = Field(
         description="mean absolute difference of log-probabilities between trainer and sampler, in nats per token"
     )
-    turns: float
-    sampled_tokens: float
-    endings: dict[str, int]
-    rollout_seconds: float
+    turns: float = Field(description="mean number of turns per episode")
+    sampled_tokens: float = Field(description="mean number of sampled tokens per episode")
+    endings: dict[str, int] = Field(description="number of episodes by how they ended")
+    rollout_seconds: float = Field(description="time of the step's rollouts; 0 if it uses episodes of an earlier step")
     episode_seconds: dict[float, float] = Field(
         default_factory=dict,
         description="quantiles of the time of an episode, by the share of episodes that took no longer",
@@ -74,7 +74,7 @@ class StepRecord(_BaseRecord):
     clip_ratio: float | None = Field(
         None, description="share of tokens whose gradient was removed or limited by the clip"
     )
-    train_seconds: float
+    train_seconds: float = Field(description="time of the step without its rollouts")
     publish_seconds: float = Field(
         0.0, description="time until all servers had the step's adapter; 0 if they already had it"
     )
@@ -105,16 +105,16 @@ class StepRecord(_BaseRecord):
 class EvaluationRecord(_BaseRecord):
     """One evaluation of the policy on the split `validation`, with greedy sampling."""
 
-    event: Literal["evaluation"] = "evaluation"
-    step: int
-    accuracy: float
-    reward: float
+    event: Literal["evaluation"] = Field("evaluation", description="kind of the record")
+    step: int = Field(description="optimizer step after which the policy was evaluated; 0 before the first")
+    accuracy: float = Field(description="share of correct answers")
+    reward: float = Field(description="mean reward")
     beat_rate: float | None = Field(
         description="share of questions with a higher reward than the base model's, where equal counts half"
     )
-    questions: int
+    questions: int = Field(description="number of questions that were evaluated")
     missing: int = Field(description="questions without an episode, because infrastructure failed")
-    seconds: float
+    seconds: float = Field(description="time of the evaluation")
     best: bool = Field(description="true if no earlier evaluation was better")
 
     def line(self) -> str:

@@ -35,6 +35,23 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 """Files of `peft` in the directory of each adapter."""
 WARM_START_STATE = ".warm-start"
 """Subdirectory of the output of an unfinished warm start, with everything that it has done so far."""
+RUN_FILES = {
+    f"{FINAL}/": "Adapter after the last step.",
+    f"{BEST}/": "Adapter with the best evaluation on the split `validation`.",
+    f"{CHECKPOINT}N/": "Checkpoint after step N: an adapter with the state of the optimizer. `--resume` continues from "
+    "the newest complete one.",
+    METRICS: "One JSON object per line, for each step and each evaluation.",
+    PAGE: "The curves, as one page that loads nothing else.",
+    f"{PLOTS}/": "The curves, as PNG files.",
+    f"{TENSORBOARD}/": "The curves, for TensorBoard.",
+    SPEC: "Input of the trainers: settings, index, scenarios, ID of the run and addresses of the servers.",
+    BASELINE: "Rewards of the base model on the split `validation`, by scenario.",
+    f"{ADAPTERS}/": "The adapter that the vLLM servers have loaded.",
+    SERVED: "Name and path of the adapter that a vLLM server loads after a restart.",
+    SERVER_LOG: "Output of the vLLM server. With several servers: `vllm-1.log`, `vllm-2.log` and so on.",
+    STALLED: "Written if the run stopped making progress: what it was doing, and the stacks of all threads.",
+}
+"""Description of each file and directory of a run."""
 
 
 class RunSpec(BaseModel):

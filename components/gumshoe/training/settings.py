@@ -18,9 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from pydantic.fields import FieldInfo
 
 from gumshoe.artifacts.storage import NotFoundError, open_uri, split_uri
+from gumshoe.corpus import CORPORA
 from gumshoe.environments.registry import NamedEnvironment
 from gumshoe.errors import UsageError, describe_validation_error
 from gumshoe.inference.policy import MAX_TEMPERATURE, Sampling
+from gumshoe.installation import install_command
 from gumshoe.rewards.combination import Combination
 from gumshoe.rewards.reward import RewardSettings
 from gumshoe.rollouts.episode import EpisodeLimits
@@ -331,7 +333,7 @@ class TrainSettings(Section):
     )
     environment: NamedEnvironment | None = Field(
         None,
-        description="environment of the episodes: email, documents, or your own as package.module:Class; with "
+        description=f"environment of the episodes: {', '.join(CORPORA)}, or your own as package.module:Class; with "
         "settings e.g. {documents: {reasoning: true}}; if unset, it follows from the index",
     )
     model: ModelSettings = Field(default_factory=ModelSettings)
@@ -700,8 +702,8 @@ def _find_training_errors(settings: TrainSettings, needed: Sequence[str]) -> Ite
         if find_spec(package) is None:
             yield UsageError(
                 "settings.package-missing",
-                f"output.report_to requires {package}, which is not installed: pip install {package}, or remove it "
-                "from output.report_to",
+                f"output.report_to requires {package}, which is not installed: {install_command(package)}; or remove "
+                "it from output.report_to",
             )
     yield from _find_distribution_errors(settings)
     if int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE") or 1) > 1:
@@ -764,8 +766,8 @@ def _find_distribution_errors(settings: TrainSettings) -> Iterator[UsageError]:
     if distribution == "zero3" and find_spec("deepspeed") is None:
         yield UsageError(
             "settings.package-missing",
-            "optimizer.distribution zero3 requires deepspeed, which is not installed: pip install deepspeed, or set it "
-            "to fsdp2",
+            f"optimizer.distribution zero3 requires deepspeed, which is not installed: {install_command('deepspeed')}; "
+            "or set it to fsdp2",
         )
 
 

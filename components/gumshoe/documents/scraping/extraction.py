@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal
 
 from gumshoe.documents.scraping.failure import PageFailure
 from gumshoe.errors import UsageError
+from gumshoe.installation import install_command
 from gumshoe.mail.message import clean, clean_line
 from gumshoe.mail.text import decode, find_html_charset
 
@@ -64,7 +65,7 @@ def check_installed(purpose: str, libraries: tuple[str, ...]) -> None:
     if missing:
         raise UsageError(
             "documents.missing-dependency",
-            f"{purpose} requires {', '.join(missing)}: pip install 'gumshoe-agents[documents]'",
+            f"{purpose} requires {', '.join(missing)}: {install_command(extra='documents')}",
         )
 
 

@@ -4,8 +4,6 @@ A page with an ETag or a date is downloaded again only if it has changed.
 """
 
 import asyncio
-import itertools
-import random
 import re
 import secrets
 import time
@@ -18,6 +16,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 import httpx
+from tenacity import AsyncRetrying, RetryCallState, wait_exponential, wait_random_exponential
 
 from gumshoe.documents.scraping.extraction import Extractor, PageKind, PageText
 from gumshoe.documents.scraping.failure import PageFailure
@@ -247,27 +246,30 @@ class Fetcher:
     async def _request(
         self, url: httpx.URL, bounds: FetchLimits, headers: Mapping[str, str] | None = None
     ) -> HttpResponse:
-        """Send a request, and retry if the failure may be temporary."""
+        """Send a request, and retry if the failure may be temporary. The pauses hold for the whole host."""
         host = self._host(url)
         if host.skip_reason:
             raise PageFailure("host set aside", host.skip_reason, may_pass=True)
-        for attempt in itertools.count(1):
-            try:
+
+        async def postpone(seconds: float) -> None:
+            host.free_at = max(host.free_at, time.monotonic() + min(seconds, self._politeness.max_wait))
+
+        def is_retried(state: RetryCallState) -> bool:
+            failure = state.outcome.exception() if state.outcome is not None else None
+            return isinstance(failure, PageFailure) and not self._is_final(failure, state.attempt_number, host)
+
+        half = self._politeness.backoff / 2
+        pause = wait_exponential(half) + wait_random_exponential(half)
+        async for attempt in AsyncRetrying(retry=is_retried, wait=pause, sleep=postpone):
+            with attempt:
                 async with self._wait_for_turn(host, url):
                     answer = await self._web.get(url, bounds, headers)
                 if answer.status in _TEMPORARY_STATUSES:
-                    raise _status_failure(answer)
-            except PageFailure as failure:
-                is_final = self._is_final(failure, attempt, host)
-                backoff = 0.0 if is_final else self._politeness.backoff * 2 ** (attempt - 1)
-                pause = max(failure.wait or 0, backoff * random.uniform(0.5, 1))  # noqa: S311
-                host.free_at = max(host.free_at, time.monotonic() + min(pause, self._politeness.max_wait))
-                if is_final:
-                    raise
-            else:
-                host.failures = 0
-                return answer
-        raise AssertionError("counting does not end")
+                    failure = _status_failure(answer)
+                    await postpone(failure.wait or 0)
+                    raise failure
+        host.failures = 0
+        return answer
 
     def _is_final(self, failure: PageFailure, attempt: int, host: _Host) -> bool:
         """Return True if a request is not retried. May decide to skip the host from now on."""

@@ -26,6 +26,7 @@ from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.storage import StorageError, explain_os_errors, make_writable_directory
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.policy_names import MERGE_RECORD, is_tiny, load_tokenizer
+from gumshoe.installation import install_command
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.terminal import progress
 from gumshoe.training.adapters.adapter_files import Adapter, check_compatible
@@ -338,7 +339,7 @@ class _MergePlan:
         if onto == "nf4" and find_spec("bitsandbytes") is None:
             raise UsageError(
                 "training.package-missing",
-                "4-bit weights require bitsandbytes, which is not installed: pip install 'gumshoe-agents[qlora]'",
+                f"4-bit weights require bitsandbytes, which is not installed: {install_command(extra='qlora')}",
             )
         tensors: dict[str, torch.Tensor] = {}
         for name in base.weights:

@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from gumshoe.errors import UsageError
-from gumshoe.plugins import describe_faults, import_attribute, parse_named
+from gumshoe.plugins import import_attribute, parse_named
 from gumshoe.training.algorithms.algorithm import Algorithm
+from gumshoe.validation import validate_model
 
 BUILT_IN = {
     "grpo": "gumshoe.training.algorithms.grpo:Grpo",
@@ -57,7 +58,9 @@ class AlgorithmChoice(BaseModel):
         return find_algorithm(self.name, self.settings)
 
 
-NamedAlgorithm = Annotated[AlgorithmChoice, BeforeValidator(AlgorithmChoice.parse)]
+NamedAlgorithm = Annotated[
+    AlgorithmChoice, BeforeValidator(AlgorithmChoice.parse, json_schema_input_type=str | dict[str, Any])
+]
 """An algorithm, as a setting."""
 
 
@@ -80,9 +83,4 @@ def find_algorithm(name: str, settings: Mapping[str, Any]) -> Algorithm:
             f"{name} is not an algorithm: {place} has no class {attribute!r} that derives from "
             f"{Algorithm.__module__}.{Algorithm.__name__}",
         )
-    try:
-        return kind(kind.Settings.model_validate(dict(settings)))
-    except ValidationError as error:
-        raise UsageError(
-            "settings.invalid-algorithm-setting", f"the algorithm {name}: {describe_faults(kind.Settings, error)}"
-        ) from None
+    return kind(validate_model(kind.Settings, settings, "settings.invalid-algorithm-setting", f"the algorithm {name}"))

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gumshoe.terminal import err, printable
+from gumshoe.terminal import ProgressLines, err, printable
 from gumshoe.training.algorithms.algorithm import Algorithm
 from gumshoe.training.grpo.rollout_collector import RolloutBatch
 from gumshoe.training.grpo.step_summary import advantage_lines
@@ -33,6 +33,7 @@ class RunReporter:
         self._exporter: MetricsExporter | None = None
         self._pending: list[StepRecord | EvaluationRecord] = []
         self._seconds: list[float] = []
+        self._passes: ProgressLines | None = None
         self.records: list[StepRecord | EvaluationRecord] = []
 
     @property
@@ -74,6 +75,16 @@ class RunReporter:
         while self._pending:
             values = self._pending.pop(0).numbers()
             trainer.callback_handler.on_log(trainer.args, trainer.state, trainer.control, values)
+
+    def start_passes(self, step: int) -> None:
+        """Start to count the passes of a step, numbered from 1."""
+        total = self._settings.optimizer.gradient_accumulation_steps
+        self._passes = ProgressLines(f"Passes of step {step}/{self._steps}", total=total)
+
+    def count_pass(self) -> None:
+        """Count a pass of the step, and print their number now and then."""
+        if self._passes is not None:
+            self._passes.advance(1)
 
     def print_step(self, record: StepRecord, found: RolloutBatch, seconds: float) -> None:
         """Print a step's line, its advantages if `output.verbose` is set, and warn if sampler and trainer differ."""

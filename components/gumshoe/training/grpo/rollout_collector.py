@@ -8,7 +8,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -21,13 +21,13 @@ from gumshoe.rewards.judge import Judge
 from gumshoe.rewards.reward import Reward
 from gumshoe.rewards.scoring import judge_trajectory, map_concurrently
 from gumshoe.rewards.turn_rewards import TurnRewardValues, turn_rewards
-from gumshoe.rollouts.engine import RolloutEngine
+from gumshoe.rollouts.engine import RolloutEngine, show_progress
 from gumshoe.rollouts.episode import EpisodeLimits, run_episode
 from gumshoe.rollouts.sessions import OpenChatSession
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Group, Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.terminal import Advance
+from gumshoe.terminal import Advance, progress
 from gumshoe.training.algorithms.turn_level import TurnLevel
 from gumshoe.training.grpo.schedule import Schedule
 
@@ -138,8 +138,9 @@ class RolloutCollector:
         async with ToolThreads() as threads:
             while drawn and found.draws < self.draws:
                 seed = f"{self.schedule.seed}/{step}/{found.draws}"
+                title = "Rollouts for training" + (f", draw {found.draws + 1}" if found.draws else "")
                 for group in await self._run(
-                    open_session, version, drawn, self.generations, seed, servers, found, threads
+                    title, open_session, version, drawn, self.generations, seed, servers, found, threads
                 ):
                     found.scored.append(group)
                     if not group.is_flat(self.min_group_std):
@@ -161,13 +162,15 @@ class RolloutCollector:
         started = time.monotonic()
         found = RolloutBatch(len(scenarios))
         async with ToolThreads() as threads:
-            found.scored = await self._run(open_session, version, scenarios, 1, seed, servers, found, threads)
+            title = "Rollouts for evaluation"
+            found.scored = await self._run(title, open_session, version, scenarios, 1, seed, servers, found, threads)
         found.groups = found.scored
         found.seconds = time.monotonic() - started
         return found
 
     async def _run(
         self,
+        title: str,
         open_session: OpenChatSession,
         version: str,
         scenarios: Sequence[Scenario],
@@ -203,8 +206,13 @@ class RolloutCollector:
 
         started = {}  # groups are scored while other episodes run
         try:
-            async with aclosing(engine.run(scenarios, samples)) as groups, asyncio.TaskGroup() as scoring:
+            async with AsyncExitStack() as held:
+                groups = await held.enter_async_context(aclosing(engine.run(scenarios, samples)))
+                scoring = await held.enter_async_context(asyncio.TaskGroup())
+                advance = held.enter_context(progress(title, total=len(scenarios) * samples, is_transient=True))
+                held.enter_context(show_progress(engine.progress, advance))
                 async for group in groups:
+                    advance(samples)
                     if group.dropped:
                         found.dropped[group.scenario] = group.dropped
                     else:

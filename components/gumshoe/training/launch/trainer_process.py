@@ -4,12 +4,9 @@ import errno
 import logging
 import os
 import shutil
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 
 from gumshoe.errors import GumshoeError, UnavailableError
 from gumshoe.inference.cpu_memory import keep_freed_memory
@@ -69,13 +66,3 @@ def _is_disk_full(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
-
-
-@contextmanager
-def handle_signal(number: int, handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Install a signal handler while the block runs."""
-    before = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        signal.signal(number, before)

@@ -18,11 +18,22 @@ from pydantic import BaseModel, ConfigDict
 from gumshoe.artifacts.source_files import read_json_model
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UsageError
-from gumshoe.training.run_spec import base_model
+from gumshoe.scenarios.lineage import LINEAGE_FILE
+from gumshoe.training.run_spec import ADAPTER_CONFIG, ADAPTER_WEIGHTS, METADATA, base_model
 from gumshoe.training.settings import TrainSettings
 
 BASE = "base_model.json"
 """File in the directory of each adapter that Gumshoe trains or creates, beside the files of `peft`."""
+ADAPTER_FILES = {
+    ADAPTER_WEIGHTS: "LoRA matrices, as `peft` and vLLM read them.",
+    ADAPTER_CONFIG: "Rank, scale and target modules, as `peft` and vLLM read them.",
+    BASE: "The base model: its name, a fingerprint of its weights, and their quantization during training.",
+    METADATA: "The run: settings, index, scenarios, seed, step, versions of packages, and the last metrics.",
+    LINEAGE_FILE: "Digests of the scenarios that the adapter was trained and selected on. Evaluations reject them.",
+    "tokenizer.json, tokenizer_config.json, chat_template.jinja": "Tokenizer and chat template of the base model.",
+    "README.md": "Model card.",
+}
+"""Description of each file in the directory of an adapter."""
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _COMPARED_VALUES = 2048  # per tensor: enough to tell models apart, and read in a second for a model of 15 GB

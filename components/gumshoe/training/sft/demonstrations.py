@@ -19,8 +19,8 @@ from gumshoe.rewards.scoring import JudgedTrajectory, judge_trajectory, map_conc
 from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
+from gumshoe.signals import handle_signals
 from gumshoe.terminal import progress
-from gumshoe.training.launch.trainer_process import handle_signal
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ async def _judge(
         return found
 
     try:
-        with handle_signal(signal.SIGTERM, end), progress("Judging", total=len(episodes)) as advance:
+        with handle_signals(end, signal.SIGTERM), progress("Judging", total=len(episodes)) as advance:
             verdicts = await map_concurrently(judge_and_write, list(episodes), advance)
     finally:
         await judge.aclose()

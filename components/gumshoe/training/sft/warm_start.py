@@ -61,6 +61,12 @@ DEMONSTRATIONS = "demonstrations.jsonl"
 LEARNED = "learned.json"
 """The trainer's numbers, written after its adapter."""
 ADAPTER = "adapter"
+WARM_START_FILES = {
+    DONE: "Inputs of the warm start, and its report.",
+    f"{WARM_START_STATE}/": "State of an unfinished warm start: verdicts of the judge, demonstrations and checkpoints. "
+    "`--resume` continues from it.",
+}
+"""Description of each file of a warm start, beside those of its adapter."""
 Model = TypeVar("Model", bound=BaseModel)
 _WINDOW = 64  # steps whose demonstrations are sorted by length together
 _DECISIVE = (  # settings that must not change when a warm start is resumed

@@ -1,0 +1,135 @@
+"""The kinds of corpus that agents search, such as mail and documents.
+
+A built-in kind is a package with a `Corpus` and a line in `CORPORA`. Other packages ask the `Corpus` for everything
+that depends on the kind and is not part of an episode; an episode is the environment's.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import date, datetime
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+CORPORA = {
+    "email": "gumshoe.mail.corpus:MailCorpus",
+    "documents": "gumshoe.documents.corpus:DocumentsCorpus",
+}
+"""`Corpus` of each kind as `module:Class`, by the name of its environment."""
+DEFAULT_ENVIRONMENT = "email"
+"""Environment of pipelines and deployments that do not name one."""
+
+
+class Question(Protocol):
+    """The parts of a scenario that limit which sources are visible to it."""
+
+    @property
+    def inbox_address(self) -> str | None: ...
+    @property
+    def query_date(self) -> date | None: ...
+    @property
+    def visible_before(self) -> datetime | None: ...
+
+
+class LookupResult(NamedTuple):
+    """A source of a scenario, as found in an index."""
+
+    listed_id: str | None
+    """Id under which searches list the source. None if the scenario cannot use it."""
+    problem: str | None = None
+    """Short name of the source's problem, for counting, e.g. `message missing`."""
+    detail: str = ""
+    """Description of the problem. It continues a sentence that begins with the id."""
+
+
+class SourceAudit(Protocol):
+    """Look up the sources of scenarios in a whole index. It is created from the directory of the index."""
+
+    def look_up(self, source_id: str, question: Question) -> LookupResult:
+        """Find a source by its id, and check that searches for the question can list it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class IngestResult:
+    """Outcome of building an index."""
+
+    count: int
+    """Number of messages, documents or other items."""
+    summary: str
+    """The same as text."""
+    facts: dict[str, Any]
+    """Statistics of the index: its content, sources and options."""
+
+
+class Corpus(ABC):
+    """One kind of corpus. Importing the module of a subclass must be quick: its methods import what they need."""
+
+    environment: ClassVar[str]
+    """Its environment, as `module:Class`."""
+    audit: ClassVar[str]
+    """Its `SourceAudit`, as `module:Class`. It reads what no tool may read: only `gumshoe.scenarios.check` loads it."""
+    content: ClassVar[str]
+    """Plural or mass noun for its items in messages, e.g. `documents`."""
+    has_inboxes: ClassVar[bool] = False
+    """True if a question is about one inbox, on one day. Scenarios then have `message_ids`, and else `document_ids`."""
+    uses_embedding: ClassVar[bool] = False
+    """True if building an index runs the embedding model."""
+    example_source: ClassVar[str]
+    """A source that pods can read, for error messages, e.g. `maildir:s3://bucket/mail`."""
+    index_command: ClassVar[str]
+    """Command that builds an index, e.g. `gumshoe mail index`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        """Name of its environment."""
+
+    @abstractmethod
+    def is_index(self, directory: Path) -> bool:
+        """Return True if a directory contains an index of this kind, intact or damaged."""
+
+    @abstractmethod
+    def split_source(self, uri: str) -> tuple[str, str]:
+        """Return the form of a source, e.g. `jsonl`, and its place.
+
+        Raises:
+            UsageError: if the URI has no known form.
+        """
+
+    @abstractmethod
+    def check_source(self, uri: str) -> None:
+        """Check that a source exists.
+
+        Raises:
+            UsageError: if the URI has no known form, or nothing of that form exists there.
+            StorageError, UnavailableError: if the source cannot be listed.
+        """
+
+    @abstractmethod
+    def ingest(self, sources: Sequence[str], directory: Path, embedding: str) -> IngestResult:
+        """Build an index. Reuse an existing index with the same sources and options (see `is_built_from`).
+
+        Raises:
+            UsageError: if a source is invalid, or the directory has another index.
+            GumshoeError: if a source cannot be read.
+        """
+
+
+def find_corpus(name: str) -> Corpus | None:
+    """Return the corpus of a built-in environment, or None if there is no built-in environment of that name."""
+    if name not in CORPORA:
+        return None
+    corpus: Corpus = load_class(CORPORA[name])(name)
+    return corpus
+
+
+def load_class(place: str) -> Any:
+    """Import a class that is named as `module:Class`."""
+    module, _, name = place.partition(":")
+    return getattr(import_module(module), name)
+
+
+def is_built_from(facts: dict[str, Any], sources: Sequence[str], options: Any) -> bool:
+    """Return True if the statistics of an index name these sources and options (a dataclass)."""
+    return (facts["sources"], facts["options"]) == (list(sources), asdict(options))

@@ -1,0 +1,59 @@
+"""Validate mappings from configurations and pipelines with pydantic models, and report faults as a `UsageError`."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+
+from gumshoe.errors import UsageError, describe_validation_error, shorten_value
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+_KEY_FAULTS = ("extra_forbidden", "missing")
+
+
+class ParameterModel(BaseModel):
+    """Base of the models of pipeline parameters that are mappings.
+
+    Values must have the declared types: a bool is not a number, nor is a string. Kubeflow passes all numbers in a
+    mapping as floats, so whole floats are accepted as integers.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _convert_whole_floats(cls, value: Any) -> Any:
+        return to_int_if_whole(value)
+
+
+def to_int_if_whole(value: Any) -> Any:
+    """Convert a whole float to int, and return any other value unchanged."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def validate_model(model: type[ModelT], values: object, code: str, what: str) -> ModelT:
+    """Return values as a pydantic model. A `GumshoeError` that a validator raises keeps its own code and message.
+
+    `what` begins the message, e.g. `invalid limits`. The values must not be secret, because the message contains them.
+
+    Raises:
+        UsageError: if the values are invalid. The message names each wrong key and its value; if a key is unknown or
+            missing, it lists those that exist.
+    """
+    try:
+        return model.model_validate(dict(values) if isinstance(values, Mapping) else values)
+    except ValidationError as error:
+        are_keys_wrong = any(each["type"] in _KEY_FAULTS and len(each["loc"]) == 1 for each in error.errors())
+        known = ", ".join(_describe_field(*item) for item in model.model_fields.items()) or "no settings"
+        hint = f"; it accepts {known}" if are_keys_wrong else ""
+        raise UsageError(code, f"{what}: {describe_validation_error(error, with_values=True)}{hint}") from None
+
+
+def _describe_field(name: str, field: FieldInfo) -> str:
+    kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)
+    has_default = not field.is_required() and field.default_factory is None
+    default = f", {shorten_value(field.default)} by default" if has_default else ""
+    return f"{name} ({kind.replace('typing.', '')}{default})"

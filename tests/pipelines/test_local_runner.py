@@ -1,0 +1,118 @@
+"""Run small pipelines on this machine: stopping, continuing, and the summary at the end."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+from gumshoe.artifacts.store import Store
+from gumshoe.evaluation.metrics import Estimate
+from tests.evaluation.predictions import answers, evaluation, result
+
+if TYPE_CHECKING:
+    from gumshoe_pipelines.graphs import Graph
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> "Graph":
+    """Return a pipeline with a step that ends and one that does not."""
+    from kfp import compiler, dsl
+
+    from gumshoe_pipelines.graphs import Graph
+
+    @dsl.component(base_image="x", install_kfp_package=False)
+    def quick() -> str:
+        return "done"
+
+    @dsl.component(base_image="x", install_kfp_package=False)
+    def slow(after: str) -> None:
+        import time
+
+        print(f"waiting after {after}", flush=True)
+        time.sleep(600)
+
+    @dsl.pipeline(name="waits")
+    def waits(store: str = "", run: str = "") -> None:  # noqa: ARG001
+        slow(after=quick().output)
+
+    path = tmp_path_factory.mktemp("graph") / "pipeline.yaml"
+    compiler.Compiler().compile(waits, str(path))
+    return Graph("waits", path.read_text())
+
+
+def test_a_stopped_run_ends_all_processes_and_says_how_to_continue(
+    graph: "Graph", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gumshoe_pipelines import local_runner
+
+    arguments = {"store": str(tmp_path / "store"), "run": "r1"}
+    handle_line = local_runner.LocalRun.handle_line
+
+    def interrupt(run: Any, line: str) -> str | None:
+        if "waiting after done" in line:
+            raise KeyboardInterrupt
+        return handle_line(run, line)
+
+    monkeypatch.setattr(local_runner.LocalRun, "handle_line", interrupt)
+    monkeypatch.setattr("sys.argv", ["gumshoe", "pipeline", "run", "waits", "--new", "-p", "seed=2"])
+    with pytest.raises(KeyboardInterrupt):
+        local_runner.run_locally(graph, arguments, tmp_path / "out", caching=True)
+    printed = capsys.readouterr().err
+    assert "Kept: the results of quick." in printed
+    assert "Continue with: gumshoe pipeline run waits -p seed=2\n" in printed
+    assert [
+        each for each in psutil.Process().children(recursive=True) if "local_runner" in " ".join(each.cmdline())
+    ] == []
+    assert local_runner.find_last_run(tmp_path / "out", graph, {**arguments, "run": ""}) == "r1"
+    for other in ({"store": "elsewhere"}, {**arguments, "seed": 2}):
+        assert local_runner.find_last_run(tmp_path / "out", graph, other) is None
+    assert local_runner.find_last_run(tmp_path, graph, arguments) is None
+
+
+@pytest.mark.parametrize(("after", "is_published"), [("+" * 38 + "--", True), ("+" * 19 + "-" * 21, False)])
+def test_the_summary_has_the_comparison_the_verdict_and_what_to_do_next(
+    after: str, is_published: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gumshoe.evaluation.evaluation_step import decide_and_write, publish_report
+    from gumshoe.evaluation.gate import GateSettings
+    from gumshoe_pipelines.run_summary import print_summary
+
+    measured = tmp_path / "measured"
+    measured.mkdir()
+    policies = []
+    for name, pattern in (("base", "+" * 20 + "-" * 20), ("adapter", after)):
+        found = result(answers(pattern, name))
+        accuracy = Estimate(value=pattern.count("+") / 40, low=0.3, high=0.99, questions=40)
+        policies.append(found.model_copy(update={"metrics": {**found.metrics, "accuracy": accuracy}}))
+    evaluation(*policies).write(measured)
+    (measured / "report.html").touch()
+    decision = decide_and_write(measured, GateSettings())
+    assert decision.passed == is_published
+    store = Store(str(tmp_path / "store"))
+    publish_report(measured, decision, store.uri, "r1")
+    if is_published:
+        store.publish(measured, "adapters", "r1")
+    index = tmp_path / "out" / "steps" / "train-agent-1" / "ingest" / "index"
+    index.mkdir(parents=True)
+    arguments = {"store": store.uri, "run": "r1", "scenarios": "questions.jsonl"}
+    print_summary(arguments, tmp_path / "out")
+    printed = capsys.readouterr().out
+    assert "50.0%" in printed
+    assert ("95.0%" if is_published else "47.5%") in printed
+    assert ("Passed:" if is_published else "Not passed:") in printed
+    assert decision.why in printed
+    report = next((tmp_path / "store" / "runs" / "r1" / "reports").rglob("report.html"))
+    assert f"Report:  {report}" in printed.replace("file://", "")
+    commands = printed.partition("Try next:\n")[2].splitlines()
+    assert len(commands) == 3
+    assert (
+        f"gumshoe ask --scenarios questions.jsonl --adapter r1 --store {store.uri} --index {index}" in printed
+    ) == is_published
+
+
+def test_a_run_without_a_report_has_no_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from gumshoe_pipelines.run_summary import print_summary
+
+    print_summary({"store": str(tmp_path / "store"), "run": "r1"}, tmp_path)
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,55 @@
+"""Progress of long work where there is no terminal: a line now and then."""
+
+import pytest
+
+from gumshoe.terminal import PRINT_INTERVAL, ProgressLines, hide_progress, progress
+
+
+class Clock:
+    """A clock that a test moves forward."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize(
+    ("total", "in_bytes", "expected"),
+    [
+        (40, False, "Reading: 10 of 40 (25%), 1.0/s, 0:30 left, b.mbox\n"),
+        (None, False, "Reading: 10, 1.0/s, b.mbox\n"),
+        (4000, True, "Reading: 10 bytes of 4.0 kB (0%), 1 byte/s, 1:06:30 left, b.mbox\n"),
+    ],
+)
+def test_a_line_is_printed_at_most_every_ten_seconds(
+    total: float | None, in_bytes: bool, expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock()
+    lines = ProgressLines("Reading", total=total, in_bytes=in_bytes, clock=clock)
+    lines.advance(4, note="a.mbox")
+    assert capsys.readouterr().err == ""
+    clock.now = PRINT_INTERVAL
+    lines.advance(6, note="b.mbox")
+    assert capsys.readouterr().err == expected
+    lines.advance(5)
+    assert capsys.readouterr().err == ""
+
+
+def test_slow_work_has_a_rate_per_minute(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    lines = ProgressLines("Passes", total=4, clock=clock)
+    clock.now = 3600
+    lines.advance(1)
+    assert capsys.readouterr().err == "Passes: 1 of 4 (25%), 1.0/h, 3:00:00 left\n"
+
+
+def test_progress_can_be_hidden(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gumshoe.terminal.PRINT_INTERVAL", 0)
+    with hide_progress(), progress("Reading") as advance:
+        advance(1)
+    assert capsys.readouterr().err == ""
+    with progress("Reading") as advance:
+        advance(1)
+    assert capsys.readouterr().err.startswith("Reading: 1, ")
