@@ -1,8 +1,10 @@
 """Progress of long work where there is no terminal: a line now and then."""
 
+from pathlib import Path
+
 import pytest
 
-from gumshoe.terminal import PRINT_INTERVAL, ProgressLines, hide_progress, progress
+from gumshoe.terminal import PRINT_INTERVAL, ProgressLines, hide_progress, print_next, progress
 
 
 class Clock:
@@ -53,3 +55,9 @@ def test_progress_can_be_hidden(capsys: pytest.CaptureFixture[str], monkeypatch:
     with progress("Reading") as advance:
         advance(1)
     assert capsys.readouterr().err.startswith("Reading: 1, ")
+
+
+def test_the_next_command_can_be_copied(capsys: pytest.CaptureFixture[str]) -> None:
+    print_next("gumshoe", "gate", "--candidate", "out#b", "--baseline", Path("my [dir]"))
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("", "Next: gumshoe gate --candidate 'out#b' --baseline 'my [dir]'\n")

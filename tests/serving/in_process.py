@@ -73,7 +73,7 @@ def serve_in_thread(settings: "ServeSettings", *, key: str | None = None, ready:
         servers: list[uvicorn.Server] = []
 
         async def serve() -> None:
-            async with open_application(settings, open_env(Path(settings.index))) as app:
+            async with open_application(settings, open_env(Path(settings.index), settings.environment)) as app:
                 config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
                 servers.append(uvicorn.Server(config))
                 await servers[0].serve(sockets=[listening])

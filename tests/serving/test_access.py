@@ -141,7 +141,9 @@ Ask = Callable[..., httpx.Response]
 Keys = tuple[Path, dict[str, str]]
 
 
-@pytest.mark.parametrize("path", ["/invoke", "/invoke/stream", "/feedback", "/principal", "/mcp", "/nothing"])
+@pytest.mark.parametrize(
+    "path", ["/invoke", "/invoke/stream", "/source", "/feedback", "/principal", "/mcp", "/nothing"]
+)
 def test_missing_or_unknown_credentials_are_refused(path: str, protected_server: AgentProcess) -> None:
     for headers, code in (
         ({}, "serving.credentials-missing"),
@@ -153,7 +155,8 @@ def test_missing_or_unknown_credentials_are_refused(path: str, protected_server:
         assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
         assert code_of(response) == code
     assert protected_server.client.get("/healthz").status_code == 200
-    assert protected_server.client.get("/").status_code == 200
+    for public in ("/", "/docs", "/openapi.json"):
+        assert protected_server.client.get(public, headers={"Authorization": ""}).status_code == 200
 
 
 def test_a_key_can_read_its_inboxes_only(ask: Ask, keys: Keys) -> None:

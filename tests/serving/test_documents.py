@@ -108,7 +108,17 @@ def test_inboxes_and_unknown_keys_are_refused(library: AgentProcess) -> None:
     known = (library.log.parent / "ann").read_text()
     assert library.client.post("/invoke", json=QUESTION, headers={"Authorization": f"Bearer {known}"}).is_success
     caller = library.client.get("/principal").json()
-    assert caller == {"name": "reader", "inboxes": [], "has_inboxes": False, "feedback": True}
+    assert caller == {"name": "reader", "inboxes": [], "has_inboxes": False, "feedback": True, "sources": True}
+
+
+def test_a_source_is_read_without_an_inbox(library: AgentProcess) -> None:
+    found = library.client.post("/source", json={"source_id": "d7"}).json()
+    source = {"document_id": "d7", "title": TITLES[7], "url": "https://example.com/7"}
+    assert found == {"source": source, "details": {}, "text": "Body of document 7", "truncated": False}
+    missing = library.client.post("/source", json={"source_id": "d99"})
+    assert (missing.status_code, code_of(missing)) == (404, "serving.source-not-found")
+    refused = library.client.post("/source", json={"source_id": "d7", "inbox_address": ANN})
+    assert (refused.status_code, code_of(refused)) == (422, "serving.inbox-not-supported")
 
 
 def test_a_key_without_inboxes_reads_no_mail(place: ServerFiles, shared_model: FakeVLLM, tmp_path: Path) -> None:
@@ -174,15 +184,22 @@ def test_the_page_hides_inbox_and_date_and_shows_documents(
         expect(tab.get_by_label("As of")).to_be_hidden()
         tab.get_by_role("button", name="Ask", exact=True).click()
         expect(tab.locator("#answer")).to_have_text("Body of document 7")
-        expect(tab.locator("#sources a")).to_have_text(TITLES[7])
         expect(tab.locator("#sources a")).to_have_attribute("href", "https://example.com/7")
         expect(tab.locator("#steps > li").first).to_contain_text("Turn 1.")
+        assert tab.locator("#steps summary").all_text_contents()[:2] == [
+            "Searched for “body of 7”: 10 passages",
+            f"Read “{TITLES[7]}”",
+        ]
+        tab.get_by_role("button", name=TITLES[7]).click()
+        expect(tab.locator("#source mark")).to_have_text("Body of document 7")
+        expect(tab.locator("#source a")).to_have_attribute("href", "https://example.com/7")
+        tab.get_by_role("button", name="Close").click()
         tab.get_by_role("button", name="Yes").click()
-        expect(tab.locator("#status")).to_have_text("Thank you.")
+        expect(tab.locator("#note")).to_have_text("Thank you.")
         assert "Today is" not in decoded(model.requests[-1]["prompt"])
         tab.get_by_label("What do you want to know?").fill("What is in 19?")
         tab.get_by_role("button", name="Ask", exact=True).click()
-        expect(tab.locator("#sources a")).to_have_text("https://example.com/19")
+        expect(tab.locator("#sources button")).to_have_text("https://example.com/19")
 
 
 def test_gumshoe_ask_needs_no_inbox_for_documents(library: AgentProcess, run: Callable[..., CommandResult]) -> None:

@@ -6,7 +6,7 @@ import re
 import signal
 import socket
 import threading
-from collections import Counter
+from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from tests.conftest import find_free_port
+from tests.http_server import run_faulty_server
 from tests.inference.fake_vllm import (
     Act,
     FakeVLLM,
@@ -597,13 +598,14 @@ def test_gumshoe_ask_asks_a_server(
     ],
 )
 def test_gumshoe_ask_reports_the_server_s_error_code(
-    kind: str | None, answered: int, status_of: int, code: str, run: Any, monkeypatch: pytest.MonkeyPatch
+    kind: str | None, answered: int, status_of: int, code: str, run: Any
 ) -> None:
     problem = {"title": "Title 1", "detail": "Detail 2"} | ({"type": kind} if kind else {})
-    monkeypatch.setattr(httpx, "post", lambda *_, **__: httpx.Response(answered, json=problem))
-    ran = run("ask", "What?", "--url", "http://agent.example")
+    response = (answered, "application/problem+json", json.dumps(problem).encode())
+    with run_faulty_server(deque(), lambda *_: response) as url:
+        ran = run("ask", "What?", "--url", url)
     assert (ran.status, ran.code) == (status_of, code), ran.err
-    for value in ("http://agent.example", str(answered), "Title 1", "Detail 2"):
+    for value in (url, str(answered), "Title 1", "Detail 2"):
         assert value in ran.err
 
 

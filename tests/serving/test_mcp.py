@@ -1,6 +1,7 @@
 """Test the MCP server with the SDK's own client over HTTP."""
 
 import asyncio
+import importlib.metadata
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -56,6 +57,39 @@ def call_tools(
             return [(bool(each.is_error), each.content[0].text) for each in answers]  # type: ignore[union-attr]
 
     return asyncio.run(call())
+
+
+def test_an_mcp_client_learns_what_the_server_and_its_tools_do(protected_server: AgentProcess) -> None:
+    import httpx2
+    from mcp import Client
+    from mcp.client.streamable_http import streamable_http_client
+
+    async def look() -> tuple[Any, str, list[Any]]:
+        headers = {"Authorization": f"Bearer {protected_server.key}"}
+        async with (
+            httpx2.AsyncClient(headers=headers, trust_env=False, timeout=None) as http,
+            Client(streamable_http_client(f"{protected_server.url}/mcp", http_client=http)) as client,
+        ):
+            return client.server_info, str(client.instructions), (await client.list_tools()).tools
+
+    info, instructions, tools = asyncio.run(look())
+    assert (info.name, info.title, info.version) == ("gumshoe", "Gumshoe", importlib.metadata.version("gumshoe-agents"))
+    for value in ("`ask`", "`search_inbox`", "`read_email`", "inbox_address", "2,000", "3600", "serving.busy"):
+        assert value in instructions
+    assert {each.name: each.title for each in tools} == {
+        "search_inbox": "Search inbox",
+        "read_email": "Read email",
+        "ask": "Ask the agent",
+    }
+    for each in tools:
+        hints = each.annotations
+        assert (hints.read_only_hint, hints.destructive_hint) == (True, False)
+        assert (hints.idempotent_hint, hints.open_world_hint) == (True, False)
+        for name, argument in each.input_schema["properties"].items():
+            assert argument["description"], name
+            assert argument["examples"], name
+    ask = next(each for each in tools if each.name == "ask")
+    assert all(each["description"] for each in ask.output_schema["properties"].values())
 
 
 def test_an_mcp_client_searches_reads_and_asks(protected_server: AgentProcess, model: FakeVLLM) -> None:

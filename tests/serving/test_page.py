@@ -1,5 +1,7 @@
-"""Test the page in a real browser: question, steps, answer, sources and feedback."""
+"""Test the page in a real browser: question, answer, sources, steps, recent questions, feedback and errors."""
 
+import json
+import shlex
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gumshoe.artifacts.store import Store
+from tests.browser_page import WIDTHS, run_axe
 from tests.inference.fake_vllm import FakeVLLM, held, stall, status
 from tests.serving.agent_server import ANN, BOB, DAY, AgentProcess, ServerFiles, add_key, start_server
 from tests.waiting import wait_until
@@ -46,10 +49,10 @@ def page(browser: "Browser", server: AgentProcess) -> "Iterator[Page]":
     yield from open_page(browser, server.url)
 
 
-def open_page(browser: "Browser", url: str, *expected: str) -> "Iterator[Page]":
-    """Open a page. `expected` are parts of console errors that are allowed."""
+def open_page(browser: "Browser", url: str, *expected: str, **options: Any) -> "Iterator[Page]":
+    """Open a page. `expected` are parts of console errors that are allowed, `options` those of a browser context."""
     faults: list[str] = []
-    context = browser.new_context()
+    context = browser.new_context(**options)
     page = context.new_page()
     page.on("console", lambda line: faults.append(line.text) if line.type in ("error", "warning") else None)
     page.on("pageerror", lambda error: faults.append(str(error)))
@@ -67,17 +70,51 @@ def ask(page: "Page", question: str = "What is in 7?") -> None:
     page.get_by_role("button", name="Ask", exact=True).click()
 
 
-def test_a_question_is_answered_with_steps_and_sources(page: "Page") -> None:
+def sign_in(page: "Page", server: AgentProcess) -> None:
+    page.get_by_label("Key").fill(str(server.key))
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("What do you want to know?")).to_be_focused()
+
+
+def test_a_question_is_answered_with_its_sources_and_then_the_steps(page: "Page") -> None:
     ask(page)
     expect(page.locator("#answer")).to_have_text("Body of message 7")
     expect(page.get_by_role("heading", name="Answer")).to_be_focused()
-    expect(page.locator("#steps > li")).to_have_count(3)
-    assert page.locator("#steps > li code").first.inner_text() == 'search_inbox(keywords=["body","7"])'
-    page.get_by_text("Result").first.click()
-    expect(page.locator("#steps pre").first).to_contain_text("id: <7@example.com>")
-    expect(page.locator("#sources li")).to_have_text([f"2001-05-08 {ANN}: Subject 7 <7@example.com>"])
+    expect(page.locator("#sources button")).to_have_text(["Subject 7"])
+    expect(page.locator("#sources .meta")).to_have_text([f"{ANN}, 2001-05-08 · <7@example.com>"])
     expect(page.locator("#about")).to_contain_text("3 turns")
-    expect(page.get_by_role("status")).to_have_text("Done.")
+    expect(page.locator("#status")).to_have_text("Done.")
+    expect(page.locator("#steps")).to_be_hidden()
+    page.locator("#steps-part > summary").click()
+    sentences = ["Searched for body, 7: 1 message", f"Read “Subject 7” from {ANN}", "Answered with 1 source"]
+    expect(page.locator("#steps summary")).to_have_text(sentences)
+    page.locator("#steps summary").first.click()
+    expect(page.locator("#steps code").first).to_have_text('search_inbox(keywords=["body","7"])')
+    expect(page.locator("#steps pre").first).to_contain_text("id: <7@example.com>")
+    order = "[...document.querySelectorAll('#answer, #sources, #steps')].map(each => each.id)"
+    assert page.evaluate(order) == ["answer", "sources", "steps"]
+
+
+def test_a_source_opens_with_the_passage_marked(page: "Page") -> None:
+    ask(page)
+    source = page.get_by_role("button", name="Subject 7")
+    source.click()
+    dialog = page.get_by_role("dialog", name="Subject 7")
+    expect(dialog.locator("mark")).to_have_text("Body of message 7")
+    expect(dialog.locator("dl")).to_contain_text(BOB)
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    expect(source).to_be_focused()
+
+
+def test_a_source_that_cannot_be_read_shows_the_problem(browser: "Browser", server: AgentProcess) -> None:
+    for page in open_page(browser, server.url, "404"):
+        ask(page)
+        page.locator("#sources button").wait_for()
+        page.route("**/source", lambda route: route.continue_(post_data=json.dumps({
+            **route.request.post_data_json, "source_id": "<99@example.com>"})))  # fmt: skip
+        page.get_by_role("button", name="Subject 7").click()
+        expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("serving.source-not-found")
 
 
 def test_steps_are_streamed_and_can_be_stopped(page: "Page", model: FakeVLLM, server: AgentProcess) -> None:
@@ -89,9 +126,10 @@ def test_steps_are_streamed_and_can_be_stopped(page: "Page", model: FakeVLLM, se
     expect(page.locator("#steps > li")).to_have_count(0)
     go_on.set()
     expect(page.locator("#steps > li")).to_have_count(1)
+    expect(page.locator("#status")).to_have_text("Thinking …")
     expect(page.locator("#answer-part")).to_be_hidden()
     page.get_by_role("button", name="Stop").click()
-    expect(page.get_by_role("status")).to_have_text("Stopped.")
+    expect(page.locator("#status")).to_have_text("Stopped.")
     wait_until(lambda: server.metric("gumshoe_running") == 0)
 
 
@@ -101,11 +139,12 @@ def test_an_error_is_shown_and_another_question_can_be_asked(
     for page in open_page(browser, server.url, "502"):
         model.inject(status(400), times=None)
         ask(page)
-        expect(page.get_by_role("alert")).to_contain_text("[serving.model-failed]")
+        expect(page.locator("#problem p").first).to_have_text("Model failed")
+        expect(page.locator("#problem code")).to_have_text("serving.model-failed")
         model.heal()
         ask(page, "Say:I would rather not.")
         expect(page.locator("#answer")).to_contain_text(": no call")
-        expect(page.get_by_role("alert")).to_be_hidden()
+        expect(page.locator("#problem")).to_be_hidden()
 
 
 def test_html_in_mail_is_shown_as_text(page: "Page") -> None:
@@ -121,7 +160,7 @@ def test_a_key_is_asked_for_once_and_its_inbox_is_filled_in(browser: "Browser", 
     for page in open_page(browser, protected_server.url, "401", "403"):
         page.get_by_label("Key").fill("gum_wrong")
         page.get_by_role("button", name="Sign in").click()
-        expect(page.get_by_role("alert")).to_contain_text("key")
+        expect(page.locator("#problem code")).to_have_text("serving.unknown-key")
         page.get_by_label("Key").fill(str(protected_server.key))
         page.keyboard.press("Enter")
         expect(page.get_by_label("Inbox")).to_have_value(ANN)
@@ -130,20 +169,132 @@ def test_a_key_is_asked_for_once_and_its_inbox_is_filled_in(browser: "Browser", 
         page.get_by_label("What do you want to know?").fill("What is in 7?")
         page.get_by_label("Inbox").fill(BOB)
         page.get_by_role("button", name="Ask", exact=True).click()
-        expect(page.get_by_role("alert")).to_contain_text("[serving.inbox-forbidden]")
+        expect(page.locator("#problem code")).to_have_text("serving.inbox-forbidden")
 
 
 def test_feedback_is_recorded(browser: "Browser", protected_server: AgentProcess, tmp_path: Path) -> None:
     for page in open_page(browser, protected_server.url, "401"):
-        page.get_by_label("Key").fill(str(protected_server.key))
-        page.keyboard.press("Enter")
+        sign_in(page, protected_server)
         ask(page)
         page.get_by_role("button", name="Yes").click()
-        expect(page.get_by_role("status")).to_have_text("Thank you.")
+        expect(page.locator("#note")).to_have_text("Thank you.")
     store = Store(str(protected_server.log.parent / "store"))
     wait_until(lambda: len(store.list("feedback")) == 1)
-    store.fetch("feedback/latest", tmp_path / "kept")
+    store.fetch(store.list("feedback")[0].reference, tmp_path / "kept")
     assert '"answer": "Body of message 7"' in (tmp_path / "kept" / "scenarios.jsonl").read_text()
+
+
+def test_recent_questions_stay_in_the_tab_until_they_are_forgotten(browser: "Browser", server: AgentProcess) -> None:
+    for page in open_page(browser, server.url):
+        for question in ("What is in 7?", "What is in 8?", "What is in 7?"):
+            ask(page, question)
+            expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+        page.reload()
+        page.get_by_text("Recent questions").click()
+        expect(page.locator("#recent button")).to_have_text(["What is in 7?", "What is in 8?"])
+        page.locator("#recent button").last.click()
+        expect(page.get_by_label("What do you want to know?")).to_have_value("What is in 8?")
+        expect(page.get_by_label("Inbox")).to_have_value(ANN)
+        assert page.evaluate("localStorage.length") == 0
+        page.get_by_role("button", name="Forget").click()
+        expect(page.locator("#recent-part")).to_be_hidden()
+        assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_a_question_is_copied_as_curl_without_the_key(browser: "Browser", protected_server: AgentProcess) -> None:
+    for page in open_page(browser, protected_server.url, "401", permissions=["clipboard-read", "clipboard-write"]):
+        sign_in(page, protected_server)
+        ask(page, "What's in 7?")
+        page.get_by_role("button", name="Copy as curl").click()
+        expect(page.locator("#note")).to_contain_text("KEY")
+        copied = page.evaluate("navigator.clipboard.readText()")
+        assert str(protected_server.key) not in copied
+        words = shlex.split(copied)
+        assert (words[0], words[2]) == ("curl", f"{protected_server.url}/invoke")
+        assert words[words.index("-H", 5) + 1] == "Authorization: Bearer $KEY"
+        body = {"question": "What's in 7?", "inbox_address": ANN, "query_date": DAY}
+        assert json.loads(words[words.index("-d") + 1]) == body
+
+
+LEASE = """Hi Ann,
+
+Thanks for your patience. The rate is £412
+for each van, i.e. £1,236 a month.
+
+See you on Monday."""
+
+
+@pytest.mark.parametrize(
+    ("answer", "marked"),
+    [
+        ("£1,236 a month", "The rate is £412\nfor each van, i.e. £1,236 a month."),
+        ("1,236", "The rate is £412\nfor each van, i.e. £1,236 a month."),
+        ("on monday", "See you on Monday."),
+        ("$1,236 (.*", "The rate is £412\nfor each van, i.e. £1,236 a month."),
+        ("Yes", None),
+        ("", None),
+    ],
+)
+def test_the_passage_with_the_answer_is_found(page: "Page", answer: str, marked: str | None) -> None:
+    script = """async ([text, answer]) => {
+        const { findPassage } = await import("/text.js");
+        const found = findPassage(text, answer, "How much is the van lease?");
+        return found && text.slice(...found);
+    }"""
+    assert page.evaluate(script, [LEASE, answer]) == marked
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "result", "sentence"),
+    [
+        ("search_inbox", {"keywords": ["a", "b c"], "sender": BOB}, None, f"Searching for a, b c, from {BOB}"),
+        ("search_inbox", {"keywords": ["a"]}, "Nothing found.", "Searched for a: nothing found"),
+        ("search_inbox", {"keywords": ["a"]}, "d s: t\n  id: <1@x>\n  id: <2@x>", "Searched for a: 1 message"),
+        ("search_inbox", {"keywords": 7}, "Error: no words; use words", "Tried to search for 7: no words"),
+        ("read_email", {"message_id": "<1>"}, "From: Bob <b@x>\nSubject: S\n\nSubject: T", "Read “S” from Bob"),
+        ("read_document", {"document_id": "d1"}, "Title\n\nText", "Read “Title”"),
+        ("return_final_answer", {"answer": "I don't know"}, None, "Answering without a source"),
+        ("look_up", {"word": "a", "near": None}, "Found.", 'Called look_up with word "a"'),
+        ("toString", {}, "Found.", "Called toString"),
+        ("", {}, None, "Wrote a text without calling a tool"),
+    ],
+)
+def test_a_step_is_a_sentence(
+    page: "Page", tool: str, arguments: dict[str, Any], result: str | None, sentence: str
+) -> None:
+    step = {"turn": 1, "tool": tool, "arguments": arguments, "text": "", "result": result}
+    script = "async (step) => (await import('/text.js')).describeStep(step, step.result === null)"
+    assert page.evaluate(script, step) == sentence
+
+
+def check_accessibility(page: "Page") -> None:
+    """Check that axe-core finds nothing, and that the page is no wider than its window."""
+    assert run_axe(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_axe_finds_nothing_and_the_page_fits(
+    browser: "Browser", protected_server: AgentProcess, width: int, scheme: str
+) -> None:
+    window = {"width": width, "height": 844}
+    for page in open_page(browser, protected_server.url, "401", "403", viewport=window, color_scheme=scheme):
+        page.locator("#key").wait_for()
+        check_accessibility(page)
+        sign_in(page, protected_server)
+        ask(page)
+        page.locator("#sources button").wait_for()
+        page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
+        check_accessibility(page)
+        page.locator("#sources button").click()
+        page.locator("#source mark").wait_for()
+        check_accessibility(page)
+        page.keyboard.press("Escape")
+        page.get_by_label("Inbox").fill(BOB)
+        page.get_by_role("button", name="Ask", exact=True).click()
+        page.locator("#problem").wait_for()
+        check_accessibility(page)
 
 
 def test_the_page_works_with_the_keyboard_and_on_a_phone(browser: "Browser", server: AgentProcess) -> None:

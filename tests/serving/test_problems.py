@@ -43,22 +43,41 @@ def find_error_calls(*names: str) -> list[ast.Call]:
 
 def test_every_rejected_request_has_a_listed_code() -> None:
     known = load_error_codes()
-    made = find_error_calls("RefusedRequestError", "UnauthenticatedError", "_invalid")
+    from gumshoe.serving.errors import PROBLEM_KINDS
+
+    made = find_error_calls("RefusedRequestError", "UnauthenticatedError")
     codes = {code for call in made for code in codes_of(call)}
     assert {"serving.unknown-key", "serving.inbox-missing", "serving.host-not-allowed", "serving.not-ready"} <= codes
-    assert sorted(codes - set(known)) == []
+    assert sorted(codes - set(PROBLEM_KINDS)) == []
+    assert sorted(set(PROBLEM_KINDS) - set(known)) == []
 
 
-def test_every_error_class_has_a_listed_code() -> None:
-    from gumshoe.serving.errors import _PROBLEMS, HANDLED_ERRORS
+def test_a_title_names_its_cause() -> None:
+    """Problems of one status may share a title, those of different statuses never do."""
+    from gumshoe.serving.errors import PROBLEM_KINDS
 
-    known = load_error_codes()
-    assert [code for code, *_ in _PROBLEMS.values() if code not in known] == []
+    statuses: dict[str, set[int]] = {}
+    for kind in PROBLEM_KINDS.values():
+        statuses.setdefault(kind.title, set()).add(kind.status)
+    assert {title: found for title, found in statuses.items() if len(found) > 1} == {}
+    expected = {
+        "serving.inbox-missing": "Invalid request",
+        "serving.credentials-missing": "Authentication required",
+        "serving.unknown-key": "Authentication failed",
+        "serving.inbox-forbidden": "Access denied",
+        "serving.method-not-allowed": "Method not allowed",
+        "serving.host-not-allowed": "Host not allowed",
+        "serving.busy": "Too many requests",
+        "serving.deadline-exceeded": "Deadline exceeded",
+    }
+    assert {code: PROBLEM_KINDS[code].title for code in expected} == expected
+
+
+def test_every_error_class_has_a_problem() -> None:
+    from gumshoe.serving.errors import _CODES, HANDLED_ERRORS, PROBLEM_KINDS
+
+    assert set(_CODES.values()) <= set(PROBLEM_KINDS)
     assert HANDLED_ERRORS[-1] is Exception
-    titles: dict[str, set[str]] = {}
-    for code, _, title, _ in _PROBLEMS.values():
-        titles.setdefault(code, set()).add(title)
-    assert {code: found for code, found in titles.items() if len(found) > 1} == {}
 
 
 @pytest.mark.parametrize(
@@ -75,9 +94,8 @@ def test_a_framework_error_has_a_listed_code(status: int, code: str) -> None:
     from fastapi.exceptions import RequestValidationError
     from starlette.exceptions import HTTPException
 
-    assert code in load_error_codes()
     answered, body = respond(HTTPException(status, headers={"Allow": "POST"}))
-    assert (answered, body["status"], body["type"]) == (status, status, f"{TYPE}{code}")
+    assert (answered, body["status"], body["type"], body["code"]) == (status, status, f"{TYPE}{code}", code)
     answered, body = respond(RequestValidationError([{"loc": ("body", "question"), "msg": "Field required"}]))
     assert (answered, body["type"]) == (422, f"{TYPE}serving.invalid-request")
     assert body["detail"].startswith("question: ")
@@ -106,7 +124,7 @@ def test_caller_errors_keep_their_codes() -> None:
     from gumshoe.serving.errors import BusyError, DeadlineExceededError, ModelNotReadyError, RefusedRequestError
 
     for error, status, code in (
-        (RefusedRequestError("serving.not-ready", 503, "Not ready", "adapter"), 503, "serving.not-ready"),
+        (RefusedRequestError("serving.not-ready", "adapter"), 503, "serving.not-ready"),
         (UnauthenticatedError("serving.unknown-key", "This key is not known."), 401, "serving.unknown-key"),
         (ForbiddenError(), 403, "serving.inbox-forbidden"),
         (BusyError(), 429, "serving.busy"),

@@ -1,5 +1,6 @@
 """`gumshoe artifacts`: publish, fetch, list, show, verify, prune and forget."""
 
+import os
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,19 +18,40 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Publish, fetch, list, verify and prune artifacts.")
 
 SIX_HOURS = 6 * 3600.0
+_REFERENCES = ("*/*/manifest.json", "runs/*/*/*/manifest.json")
+
+
+def _complete_reference(context: typer.Context) -> list[str]:
+    """Return the artifacts in a store on this machine; listing one on S3 would take too long."""
+    uri = context.params.get("store") or os.environ.get("GUMSHOE_STORE", "")
+    root = Path(uri.removeprefix("file://"))
+    if not uri or "://" in uri.removeprefix("file://") or not root.is_dir():
+        return []
+    found = [each.parent.relative_to(root) for pattern in _REFERENCES for each in root.glob(pattern)]
+    return sorted({str(each) for each in found} | {f"{each.parent}/latest" for each in found})
+
+
+def _complete_kind(context: typer.Context) -> list[str]:
+    return sorted({each.rpartition("/")[0] for each in _complete_reference(context)})
+
 
 StoreUri = Annotated[
     str,
     typer.Option(
         "--store",
         envvar="GUMSHOE_STORE",
+        metavar="URI",
         help="Artifact store: s3://BUCKET/PREFIX, file:///DIR or a path. S3 credentials come from the usual AWS "
         "settings; AWS_ENDPOINT_URL selects another server.",
     ),
 ]
-Reference = Annotated[str, typer.Argument(metavar="KIND/VERSION", help="Artifact, e.g. adapters/latest.")]
+Reference = Annotated[
+    str,
+    typer.Argument(metavar="KIND/VERSION", autocompletion=_complete_reference, help="Artifact, e.g. adapters/latest."),
+]
 DeadlineOption = Annotated[
-    float, typer.Option("--deadline", min=0.0001, help="Time limit for the whole operation, in seconds.")
+    float,
+    typer.Option("--deadline", min=0.0001, metavar="SECONDS", help="Time limit for the whole operation, in seconds."),
 ]
 
 
@@ -40,15 +62,31 @@ def _store(uri: str, deadline: float = SIX_HOURS) -> "Store":
     return Store(uri, Limits(deadline=deadline))
 
 
-@app.command()
+@app.command(
+    epilog="""
+    gumshoe artifacts publish outputs/run/best_model --store s3://bucket/project \\
+      --kind adapters --version v1
+    """
+)
 def publish(
-    directory: Annotated[Path, typer.Argument(help="Directory whose files become the artifact.")],
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="Directory whose files become the artifact.")],
     store: StoreUri,
-    kind: Annotated[str, typer.Option(help="Kind of artifact, e.g. adapters or mail-indexes.")],
-    version: Annotated[str, typer.Option(help="Version to publish as. Each version can be used only once.")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND", autocompletion=_complete_kind, help="Kind of artifact, e.g. adapters or mail-indexes."
+        ),
+    ],
+    version: Annotated[
+        str, typer.Option(metavar="VERSION", help="Version to publish as. Each version can be used only once.")
+    ],
     made_from: Annotated[
         list[str] | None,
-        typer.Option(metavar="KIND/VERSION", help="Artifact that this one was made from (repeatable)."),
+        typer.Option(
+            metavar="KIND/VERSION",
+            autocompletion=_complete_reference,
+            help="Artifact that this one was made from (repeatable).",
+        ),
     ] = None,
     setting: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="Setting to record in the manifest (repeatable).")
@@ -77,11 +115,13 @@ def publish(
     out.print(f"{verb} [bold]{manifest.reference}[/], {len(manifest.files)} files, {_format_size(manifest.size)}")
 
 
-@app.command()
+@app.command(epilog="gumshoe artifacts fetch adapters/latest --store s3://bucket/project --out v1")
 def fetch(
     reference: Reference,
     store: StoreUri,
-    directory: Annotated[Path, typer.Option("--out", help="Directory to fetch into. An interrupted fetch is resumed.")],
+    directory: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Directory to fetch into. An interrupted fetch is resumed.")
+    ],
     deadline: DeadlineOption = SIX_HOURS,
     json: JsonFlag = False,
 ) -> None:
@@ -106,7 +146,9 @@ def fetch(
 @app.command("list")
 def list_(
     store: StoreUri,
-    kind: Annotated[str | None, typer.Argument(help="List only this kind.")] = None,
+    kind: Annotated[
+        str | None, typer.Argument(metavar="KIND", autocompletion=_complete_kind, help="List only this kind.")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """List published artifacts, oldest first."""
@@ -162,12 +204,18 @@ def show(reference: Reference, store: StoreUri, json: JsonFlag = False) -> None:
 
 @app.command()
 def verify(
-    reference: Annotated[str | None, typer.Argument(metavar="[KIND/VERSION]")] = None,
+    reference: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="KIND/VERSION", autocompletion=_complete_reference, help="Published artifact to verify."
+        ),
+    ] = None,
     store: Annotated[
-        str | None, typer.Option("--store", envvar="GUMSHOE_STORE", help="Store in which to verify KIND/VERSION.")
+        str | None,
+        typer.Option("--store", envvar="GUMSHOE_STORE", metavar="URI", help="Store in which to verify KIND/VERSION."),
     ] = None,
     directory: Annotated[
-        Path | None, typer.Option("--dir", help="Directory of a fetched artifact to verify instead.")
+        Path | None, typer.Option("--dir", metavar="DIR", help="Directory of a fetched artifact to verify instead.")
     ] = None,
     deadline: DeadlineOption = SIX_HOURS,
     json: JsonFlag = False,
@@ -198,7 +246,9 @@ def verify(
 @app.command()
 def prune(
     store: StoreUri,
-    kind: Annotated[str | None, typer.Option(help="Prune only this kind.")] = None,
+    kind: Annotated[
+        str | None, typer.Option(metavar="KIND", autocompletion=_complete_kind, help="Prune only this kind.")
+    ] = None,
     keep: Annotated[int, typer.Option(min=1, help="Number of newest artifacts of each kind to keep.")] = 5,
     older_than: Annotated[float, typer.Option(min=0, help="Keep artifacts younger than this many days.")] = 30,
     retention: Annotated[

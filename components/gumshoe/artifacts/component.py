@@ -43,11 +43,13 @@ def publish_adapter(
     import shutil
     from pathlib import Path
 
+    from gumshoe.artifacts.model_card import write_model_card
     from gumshoe.artifacts.store import Store
 
     place = Path(published.path)
     shutil.copytree(adapter.path, place, dirs_exist_ok=True)
     shutil.copyfile(decision.path, place / "gate.json")
+    write_model_card(place)
     why = json.loads(Path(decision.path).read_text(encoding="utf-8"))["why"]
     settings = {**adapter.metadata, "gate": why}
     manifest = Store(store).publish(place, "adapters", version, settings=settings, image=image).manifest

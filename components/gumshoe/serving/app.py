@@ -1,156 +1,65 @@
 """Define the agent server's HTTP API. Errors are answered as problems (RFC 9457, application/problem+json)."""
 
 import asyncio
-import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
 from datetime import date
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.params import Depends
+from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
+from gumshoe.client import responses
+from gumshoe.environments.base import SourceText
 from gumshoe.errors import describe_validation_error
 from gumshoe.rollouts.answer import Answer, AnswerStep, Cost
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
 from gumshoe.serving.access import ForbiddenError, Principal
-from gumshoe.serving.ask import PROBLEM_TYPE
+from gumshoe.serving.api_models import (
+    Caller,
+    FeedbackBody,
+    HealthStatus,
+    InvokeBody,
+    QuestionBody,
+    ReadyStatus,
+    SourceBody,
+)
 from gumshoe.serving.errors import (
     HANDLED_ERRORS,
     RefusedRequestError,
     build_error_response,
     describe_error,
-    format_problem,
     log_unexpected,
 )
 from gumshoe.serving.feedback_recorder import FeedbackRecorder
+from gumshoe.serving.openapi import (
+    AGENT,
+    ANY_REQUEST,
+    ASKING,
+    AUTHENTICATED,
+    EVENT_STREAM,
+    GIVING_FEEDBACK,
+    METRICS_TEXT,
+    OPERATIONS,
+    QUESTION_EXAMPLES,
+    READING_SOURCE,
+    AgentApi,
+    describe_problems,
+    require_credentials,
+)
 from gumshoe.serving.service import AnswerService
 from gumshoe.serving.settings import ServeSettings
+from gumshoe.serving.web_page import add_page
 
-_PAGE = Path(__file__).parent / "page"
 _ANSWER, _STEP, _COST = TypeAdapter(Answer), TypeAdapter(AnswerStep), TypeAdapter(Cost | None)
-_CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; base-uri 'none'; "
-    "form-action 'none'"
-)
+_INVALID = 422
 _EARLY = 0.5  # seconds in which a failure sets the status of a streamed response
 _PULSE = 15.0  # seconds between keep-alive comments
-
-
-class QuestionBody(BaseModel):
-    """A question, about one inbox if the server answers from mail."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    question: str = Field(min_length=1, description="The question.")
-    inbox_address: str | None = Field(
-        None,
-        max_length=320,
-        description="Address of the inbox to search. Optional if the caller may read only one; omit for documents.",
-    )
-    query_date: date | None = Field(
-        None, description="Later messages are ignored. Default: today for mail, none for documents."
-    )
-    session_id: str | None = Field(
-        None, max_length=200, description="Questions of one session are answered by the same policy."
-    )
-    steps: bool = Field(False, description="Return the steps too: each tool call with its result.")
-
-
-Id = Annotated[str, Field(min_length=1, max_length=1000)]
-
-
-class FeedbackBody(BaseModel):
-    """Feedback about an answer."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    question: str = Field(min_length=1)
-    inbox_address: str | None = Field(None, max_length=320, description="Inbox of the question.")
-    query_date: date | None = Field(None, description="The query_date in the answer.")
-    answer: str = Field(max_length=10_000, description="The answer returned by /invoke.")
-    source_ids: list[Id] = Field(default_factory=list, max_length=20)
-    right: bool = Field(description="True if the answer is correct.")
-    right_answer: str | None = Field(None, max_length=10_000, description="Correct answer, if known.")
-    right_source_ids: list[Id] = Field(
-        default_factory=list, max_length=20, description="IDs of the messages or documents that contain it."
-    )
-
-
-class Problem(BaseModel):
-    """A problem (RFC 9457)."""
-
-    type: str = Field(
-        pattern=f"^{PROBLEM_TYPE}",
-        description=f"`{PROBLEM_TYPE}` followed by the error code. `gumshoe explain CODE` describes it.",
-    )
-    title: str
-    status: int
-    detail: str
-    request_id: str
-
-
-class Caller(BaseModel):
-    """The authenticated caller."""
-
-    name: str
-    inboxes: list[str] = Field(description="Addresses and patterns of the inboxes that the caller may read.")
-    has_inboxes: bool = Field(
-        description="True if the server answers from inboxes, false if it answers from documents."
-    )
-    feedback: bool = Field(description="True if the server accepts feedback.")
-
-
-def _unwrap(body: Any) -> Any:
-    """Return the content of `parameters`, which KFP and other agents send, or the object itself."""
-    return body["parameters"] if isinstance(body, dict) and set(body) == {"parameters"} else body
-
-
-InvokeBody = Annotated[QuestionBody, BeforeValidator(_unwrap)]
-_QUESTION_REF = {"$ref": "#/components/schemas/QuestionBody"}
-_BODY_SCHEMA = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "anyOf": [
-                        _QUESTION_REF,
-                        {
-                            "type": "object",
-                            "properties": {"parameters": _QUESTION_REF},
-                            "required": ["parameters"],
-                            "additionalProperties": False,
-                        },
-                    ]
-                }
-            }
-        },
-    }
-}
-_PROBLEMS: dict[int | str, dict[str, Any]] = {
-    status: {"model": Problem, "description": title, "content": {"application/problem+json": {}}}
-    for status, title in {
-        400: "Invalid request",
-        401: "Authentication required",
-        403: "Forbidden",
-        413: "Request too large",
-        422: "Invalid request",
-        429: "Too many requests",
-        502: "Model failed",
-        503: "Not available",
-        504: "Timeout",
-    }.items()
-}
-
-
-def _invalid(code: str, detail: str) -> RefusedRequestError:
-    return RefusedRequestError(code, 422, "Invalid request", detail)
 
 
 def build_scenario(
@@ -167,15 +76,17 @@ def build_scenario(
     most = settings.limits.question
     named = inbox or (caller.only_inbox if has_inboxes else None)
     if has_inboxes and named is None:
-        raise _invalid("serving.inbox-missing", "inbox_address: required, because you may read several inboxes")
+        raise RefusedRequestError("serving.inbox-missing")
     if not has_inboxes and named is not None:
-        raise _invalid("serving.inbox-not-supported", "inbox_address: this server answers from documents; leave it out")
+        raise RefusedRequestError("serving.inbox-not-supported")
     if len(question) > most:
-        raise _invalid("serving.question-too-long", f"question: at most {most:,} characters, got {len(question):,}")
+        raise RefusedRequestError(
+            "serving.question-too-long", f"question: at most {most:,} characters, got {len(question):,}"
+        )
     try:
         scenario = Scenario.from_question(question, named, service.env_factory.default_query_date(day))
     except ScenarioError as error:
-        raise _invalid(error.code, error.message) from None
+        raise RefusedRequestError(error.code, error.message) from None
     if has_inboxes and not caller.may_read(str(scenario.inbox_address)):
         raise ForbiddenError
     if settings.log_questions:
@@ -193,13 +104,24 @@ def log_answer(request: Request, answer: Answer, settings: ServeSettings) -> Non
 
 def create_app(settings: ServeSettings, service: AnswerService, recorder: FeedbackRecorder) -> FastAPI:
     """Create the HTTP app. `gumshoe.serving.middleware` must wrap it."""
-    app = FastAPI(title="Gumshoe", docs_url=None, redoc_url=None, responses=_PROBLEMS)
+    app = AgentApi()
     _add_error_handlers(app)
+
+    secured = require_credentials(open_access=settings.access.open)
 
     def parse_scenario(request: Request, body: QuestionBody) -> Scenario:
         return build_scenario(request, body.question, body.inbox_address, body.query_date, service)
 
-    @app.post("/invoke", openapi_extra=_BODY_SCHEMA, response_model=Answer)
+    @app.post(
+        "/invoke",
+        summary="Ask a question",
+        response_model=responses.Answer,
+        response_description="The answer. `success` says if there is one.",
+        responses=describe_problems(ASKING),
+        openapi_extra=QUESTION_EXAMPLES,
+        dependencies=secured,
+        tags=[AGENT],
+    )
     async def invoke(body: InvokeBody, request: Request) -> Response:
         """Answer a question from an inbox, or from documents."""
         answer = await service.answer(parse_scenario(request, body), body.session_id, lambda _: None)
@@ -207,8 +129,16 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
         shown = answer if body.steps else replace(answer, steps=())
         return Response(_ANSWER.dump_json(shown), media_type="application/json")
 
-    @app.post("/invoke/stream", openapi_extra=_BODY_SCHEMA, response_class=StreamingResponse)
-    async def stream(body: InvokeBody, request: Request) -> StreamingResponse:
+    @app.post(
+        "/invoke/stream",
+        summary="Ask a question and stream the steps",
+        response_class=StreamingResponse,
+        responses={200: EVENT_STREAM, **describe_problems(ASKING)},
+        openapi_extra=QUESTION_EXAMPLES,
+        dependencies=secured,
+        tags=[AGENT],
+    )
+    async def invoke_stream(body: InvokeBody, request: Request) -> StreamingResponse:
         """Answer a question like /invoke, and stream each step.
 
         The server-sent events are `step` for each step, and finally `answer` or `problem`. With several samples, the
@@ -245,7 +175,7 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
                 yield _format_event("answer", _ANSWER.dump_json(answer))
             except Exception as error:  # noqa: BLE001 - the status was already sent
                 log_unexpected(error)
-                yield _format_event("problem", json.dumps(format_problem(*describe_error(error))).encode())
+                yield _format_event("problem", describe_error(error).model_dump_json().encode())
 
         return StreamingResponse(send_events(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
@@ -253,26 +183,34 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
         """Return the scenario with its correct answer and the messages or documents that contain it."""
         fields = scenario.model_dump(include={"question", "inbox_address", "query_date"}, exclude_none=True)
         name = f"asked-{scenario.digest}-{secrets.token_hex(4)}"
-        what, where = ("message", " in that inbox") if service.env_factory.has_inboxes else ("document", "")
+        what, where = _name_source(service)
         try:
             learned = Scenario.model_validate({"id": name, **fields, "answer": answer, f"{what}_ids": sources})
         except ValidationError as error:
-            raise _invalid("serving.invalid-answer", describe_validation_error(error)) from None
+            raise RefusedRequestError("serving.invalid-answer", describe_validation_error(error)) from None
         missing = await service.find_missing_sources(learned)
         if missing:
-            raise _invalid("serving.source-not-found", f"{what} {missing[0]!r} does not exist{where}")
+            raise RefusedRequestError(
+                "serving.source-not-found", f"{what} {missing[0]!r} does not exist{where}", status=_INVALID
+            )
         return learned
 
-    @app.post("/feedback", status_code=202)
-    async def feedback(body: FeedbackBody, request: Request) -> dict[str, bool]:
+    @app.post(
+        "/feedback",
+        status_code=202,
+        summary="Give feedback on an answer",
+        response_description="Whether the question was stored.",
+        responses=describe_problems(GIVING_FEEDBACK),
+        dependencies=secured,
+        tags=[AGENT],
+    )
+    async def give_feedback(body: FeedbackBody, request: Request) -> responses.FeedbackResult:
         """Store a question with its correct answer and sources for training. Without both, nothing is stored."""
         scenario = build_scenario(request, body.question, body.inbox_address, body.query_date, service)
         if service.env_factory.has_inboxes and body.query_date is None:
-            raise _invalid("serving.query-date-missing", "query_date: required, the day as of which it was answered")
+            raise RefusedRequestError("serving.query-date-missing")
         if not settings.keeping.feedback:
-            raise RefusedRequestError(
-                "serving.feedback-disabled", 404, "Feedback disabled", "The operator can enable it: keeping.feedback."
-            )
+            raise RefusedRequestError("serving.feedback-disabled")
         answer, sources = body.right_answer, body.right_source_ids
         if body.right:
             answer, sources = body.answer, body.source_ids
@@ -280,10 +218,17 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
         if is_kept:
             recorder.record_feedback(await add_answer(scenario, answer, sources))
         request.state.log_fields |= {"right": body.right, "kept": is_kept}
-        return {"kept": is_kept}
+        return responses.FeedbackResult(kept=is_kept)
 
-    @app.get("/principal")
-    async def principal(request: Request) -> Caller:
+    @app.get(
+        "/principal",
+        summary="Show the caller",
+        response_description="The caller.",
+        responses=describe_problems(AUTHENTICATED),
+        dependencies=secured,
+        tags=[AGENT],
+    )
+    async def get_principal(request: Request) -> Caller:
         """Return the caller and the inboxes that it may read."""
         caller: Principal = request.state.principal
         return Caller(
@@ -291,50 +236,88 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
             inboxes=list(caller.patterns),
             has_inboxes=service.env_factory.has_inboxes,
             feedback=settings.keeping.feedback,
+            sources=service.env_factory.reads_sources,
         )
 
+    _add_source_route(app, service, secured)
     _add_operator_routes(app, service)
+    add_page(app)
     return app
 
 
+def _add_source_route(app: FastAPI, service: AnswerService, secured: list[Depends]) -> None:
+    """Add the route that reads a source. Its request is a POST so that no access log contains an inbox or an id."""
+
+    @app.post(
+        "/source",
+        summary="Read a source of an answer",
+        response_model=responses.SourceText,
+        response_description="The source with its text.",
+        responses=describe_problems(READING_SOURCE),
+        dependencies=secured,
+        tags=[AGENT],
+    )
+    async def read_source(body: SourceBody, request: Request) -> SourceText:
+        """Read a source of an answer: a message in an inbox, or a document.
+
+        A message that is not in the inbox on that day is not found, even if another inbox contains it. The text is
+        plain text, shortened to 200,000 characters.
+        """
+        scenario = build_scenario(request, "Read a source.", body.inbox_address, body.query_date, service)
+        if not service.env_factory.reads_sources:
+            raise RefusedRequestError("serving.sources-not-readable")
+        found = await service.read_source(scenario, body.source_id)
+        if found is None:
+            what, where = _name_source(service)
+            raise RefusedRequestError("serving.source-not-found", f"{what} {body.source_id!r} does not exist{where}")
+        return found
+
+
+def _name_source(service: AnswerService) -> tuple[str, str]:
+    """Return what a source is called, and where it is searched for."""
+    return ("message", " in that inbox") if service.env_factory.has_inboxes else ("document", "")
+
+
 def _add_operator_routes(app: FastAPI, service: AnswerService) -> None:
-    """Add the routes for operators and browsers. None of them reveals mail."""
+    """Add the routes for operators. None of them reveals mail."""
 
-    @app.get("/healthz")
-    async def healthz() -> dict[str, str]:
+    @app.get(
+        "/healthz",
+        summary="Check that the process works",
+        response_description="The process works.",
+        responses=describe_problems(ANY_REQUEST),
+        tags=[OPERATIONS],
+    )
+    async def get_health() -> HealthStatus:
         """Report that the process works."""
-        return {"status": "ok"}
+        return HealthStatus()
 
-    @app.get("/readyz")
-    async def readyz() -> Response:
+    @app.get(
+        "/readyz",
+        summary="Check that questions can be answered",
+        response_description="Questions can be answered.",
+        responses=describe_problems([*ANY_REQUEST, "serving.not-ready"]),
+        tags=[OPERATIONS],
+    )
+    async def get_readiness() -> ReadyStatus:
         """Report if questions can be answered: the index is open, and the model has its adapter."""
         reason = service.problem
         service.metrics.ready.set(not reason)
         if reason:
-            raise RefusedRequestError("serving.not-ready", 503, "Not ready", reason)
-        return JSONResponse({"status": "ready", "policies": [each.name.version for each in service.candidates]})
+            raise RefusedRequestError("serving.not-ready", reason)
+        return ReadyStatus(policies=[each.name.version for each in service.candidates])
 
-    @app.get("/metrics", response_class=Response)
-    async def metrics() -> Response:
+    @app.get(
+        "/metrics",
+        summary="Read the metrics",
+        response_class=Response,
+        responses={200: METRICS_TEXT, **describe_problems(ANY_REQUEST)},
+        tags=[OPERATIONS],
+    )
+    async def get_metrics() -> Response:
         """Return the metrics for Prometheus."""
         service.metrics.ready.set(not service.problem)
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
-
-    for path, name, kind in (
-        ("/", "page.html", "text/html"),
-        ("/page.js", "page.js", "text/javascript"),
-        ("/page.css", "page.css", "text/css"),
-    ):
-        app.add_route(path, _serve_file((_PAGE / name).read_bytes(), kind), include_in_schema=False)
-
-
-def _serve_file(content: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]:
-    headers = {"Content-Security-Policy": _CONTENT_SECURITY_POLICY, "X-Frame-Options": "DENY"}
-
-    async def page(request: Request) -> Response:  # noqa: ARG001
-        return Response(content, headers=headers, media_type=kind)
-
-    return page
 
 
 def _add_error_handlers(app: FastAPI) -> None:

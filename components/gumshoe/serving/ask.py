@@ -3,19 +3,18 @@
 import asyncio
 import json
 import logging
-import re
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import httpx
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from gumshoe.artifacts.store import Store
+from gumshoe.client import AgentClient
 from gumshoe.environments.registry import EnvironmentSettings, open_env
-from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import PolicyName
 from gumshoe.rewards import best_of_n
@@ -27,12 +26,9 @@ from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 
-PROBLEM_TYPE = "urn:gumshoe:error:"
-"""Prefix of a problem's type, before the error code."""
 _METADATA = "metadata.json"  # the training settings of an adapter
 _TIMEOUT = 300.0  # seconds for an agent server's answer
-_BUSY = 429
-_CODE = re.compile(re.escape(PROBLEM_TYPE) + r"([a-z][a-z-]*\.[a-z0-9][a-z0-9-]*)")
+_ANSWER = TypeAdapter(Answer)
 
 _log = logging.getLogger(__name__)
 
@@ -135,35 +131,8 @@ def ask_server(url: str, key: str | None, question: str, inbox: str | None, day:
         UsageError: if the server rejects the question or the key.
         UnavailableError: if the server or its model does not answer.
     """
-    body: dict[str, object] = {"question": question, "steps": True}
-    if inbox is not None:
-        body["inbox_address"] = inbox
-    if day is not None:
-        body["query_date"] = str(day)
-    try:
-        response = httpx.post(
-            f"{url.rstrip('/')}/invoke",
-            json={"parameters": body},
-            headers={"Authorization": f"Bearer {key}"} if key else {},
-            timeout=_TIMEOUT,
-        )
-        if response.is_success:
-            return TypeAdapter(Answer).validate_json(response.content)
-        problem = response.json()
-        message = f"{url} answered {response.status_code}: {problem['title']}: {problem['detail']}"
-        found = _CODE.fullmatch(str(problem.get("type")))
-    except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
-        raise UsageError("serving.invalid-url", f"--url {url} is not valid: {error}; write http://HOST:PORT") from None
-    except httpx.HTTPError as error:
-        raise UnavailableError(
-            "serving.unreachable", f"{url} does not answer: {type(error).__name__}: {error}; check that it is running"
-        ) from None
-    except (ValidationError, ValueError, KeyError, TypeError):
-        raise UsageError("serving.not-an-agent-server", f"{url} is not an agent server; check the address") from None
-    code = found[1] if found else "serving.request-rejected"
-    if response.is_server_error or response.status_code == _BUSY:
-        raise UnavailableError(code, message)
-    raise UsageError(code, message)
+    with AgentClient(url, key, timeout=_TIMEOUT, retries=0) as client:
+        return _ANSWER.validate_python(client.ask(question, inbox=inbox, date=day).model_dump())
 
 
 def _read_base_model(adapter: Path) -> str:

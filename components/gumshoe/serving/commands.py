@@ -10,8 +10,10 @@ import typer
 import yaml
 from rich.markup import escape
 
+from gumshoe.completion import complete_adapter, complete_choice, complete_model, complete_policy, complete_selector
 from gumshoe.errors import RefusedError, UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
+from gumshoe.installation import install_command
 from gumshoe.rollouts.commands import EnvironmentOption, parse_environment
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 
@@ -26,13 +28,20 @@ ChooseBy = Annotated[
     str | None,
     typer.Option(
         metavar="WORD",
+        autocompletion=complete_selector,
         help="Judge of the samples. For majority: compares answers (default: heuristic). For best: ruler:MODEL or "
         "ruler:MODEL@URL.",
     ),
 ]
 
 
-@serve.command()
+@serve.command(
+    epilog="""
+    gumshoe serve --policy tiny --index index --open
+    gumshoe serve --adapter latest --store s3://bucket/project --index index \\
+      --keys keys.yaml
+    """
+)
 def run(
     index: Annotated[
         str | None,
@@ -44,17 +53,24 @@ def run(
         ),
     ] = None,
     store: Annotated[
-        str | None, typer.Option("--store", envvar="GUMSHOE_STORE", help="Store of indexes and adapters.")
+        str | None,
+        typer.Option("--store", envvar="GUMSHOE_STORE", metavar="URI", help="Store of indexes and adapters."),
     ] = None,
     policy: Annotated[
         str | None,
         typer.Option(
-            metavar="WORD", help="Policy as in `gumshoe rollout`: vllm:URL#ADAPTER, chat:MODEL@URL, tiny, ..."
+            metavar="WORD",
+            autocompletion=complete_policy,
+            help="Policy as in `gumshoe rollout`: vllm:URL#ADAPTER, chat:MODEL@URL, tiny, ...",
         ),
     ] = None,
     adapter: Annotated[
         str | None,
-        typer.Option(metavar="VERSION|latest|DIR", help="Instead of --policy: start a vLLM server for this adapter."),
+        typer.Option(
+            metavar="VERSION|DIR",
+            autocompletion=complete_adapter,
+            help="Instead of --policy: start a vLLM server for this adapter. `latest`: the newest in the store.",
+        ),
     ] = None,
     model: Annotated[
         str | None, typer.Option(metavar="DIR|NAME", help="Base model (default: the one in the adapter's metadata).")
@@ -84,7 +100,9 @@ def run(
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="One setting, e.g. limits.queue=10. Repeatable."),
     ] = None,
-    print_config: Annotated[bool, typer.Option("--print-config", help="Print all settings and exit.")] = False,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="Print all settings as YAML, with descriptions, and exit.")
+    ] = False,
 ) -> None:
     """Serve an agent that answers from mail or documents: HTTP at /invoke, MCP at /mcp, and a page at /.
 
@@ -94,10 +112,11 @@ def run(
     try:
         from gumshoe.serving.server import serve as run_server
         from gumshoe.serving.settings import read_settings
+        from gumshoe.serving.settings_template import render_settings
         from gumshoe.serving.telemetry import log_as_json, log_event
     except ModuleNotFoundError as error:
         raise UsageError(
-            "serving.not-installed", f"gumshoe serve requires {error.name}: pip install 'gumshoe-agents[serve]'"
+            "serving.not-installed", f"gumshoe serve requires {error.name}: {install_command(extra='serve')}"
         ) from None
 
     flags: dict[str, Any] = _parse_sets(sets or [])
@@ -119,10 +138,10 @@ def run(
     for setting, value in options.items():
         if value is not None:
             _set_nested(flags, setting, value)
-    settings = read_settings(config, flags)
     if print_config:
-        out.print(escape(yaml.safe_dump(settings.model_dump(mode="json"), sort_keys=False)), end="", soft_wrap=True)
+        out.print(escape(render_settings(config, flags)), end="", soft_wrap=True)
         return
+    settings = read_settings(config, flags)
     if sys.stderr.isatty():
         run_server(settings, lambda url: err.print(f"Serving at [bold]{escape(url)}[/]"))
     else:
@@ -130,7 +149,7 @@ def run(
         run_server(settings, lambda url: log_event(f"Serving at {url}"))
 
 
-@serve_key.command()
+@serve_key.command(epilog="gumshoe serve-key keys.yaml ann --inbox ann@example.com")
 def add(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Key file. It is created if it does not exist.")],
     name: Annotated[str, typer.Argument(help="Name of the key's owner, shown in logs.")],
@@ -194,10 +213,15 @@ def _set_nested(found: dict[str, Any], name: str, value: Any) -> None:
     found[last] = value
 
 
-@ask.command()
+@ask.command(
+    epilog="""
+    gumshoe ask "When is the audit?" --index index --inbox ann@example.com
+    gumshoe ask --scenarios questions.jsonl --index index --adapter latest
+    """
+)
 def run_question(
     context: typer.Context,
-    question: Annotated[str | None, typer.Argument(help="The question.")] = None,
+    question: Annotated[str | None, typer.Argument(metavar="QUESTION", help="The question.")] = None,
     inbox: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Inbox to search, for questions about mail.")
     ] = None,
@@ -207,7 +231,9 @@ def run_question(
     ] = None,
     index: Annotated[
         Path | None,
-        typer.Option("--index", envvar="GUMSHOE_INDEX", help="Directory of an index of mail or documents."),
+        typer.Option(
+            "--index", envvar="GUMSHOE_INDEX", metavar="DIR", help="Directory of an index of mail or documents."
+        ),
     ] = None,
     url: Annotated[
         str | None, typer.Option("--url", metavar="URL", help="Agent server to ask. It has its own model and index.")
@@ -217,12 +243,22 @@ def run_question(
     ] = None,
     adapter: Annotated[
         str | None,
-        typer.Option(metavar="VERSION|latest|DIR", help="Adapter: a version in the store, or a directory."),
+        typer.Option(
+            metavar="VERSION|DIR",
+            autocompletion=complete_adapter,
+            help="Adapter: a version in the store, `latest`, or a directory.",
+        ),
     ] = None,
-    store: Annotated[str | None, typer.Option("--store", envvar="GUMSHOE_STORE", help="Store of the adapters.")] = None,
+    store: Annotated[
+        str | None, typer.Option("--store", envvar="GUMSHOE_STORE", metavar="URI", help="Store of the adapters.")
+    ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="DIR|NAME", help="Base model (default: the adapter's own; without an adapter, tiny)."),
+        typer.Option(
+            metavar="DIR|NAME",
+            autocompletion=complete_model,
+            help="Base model (default: the adapter's own; without an adapter, tiny).",
+        ),
     ] = None,
     day: Annotated[
         datetime | None,
@@ -235,7 +271,11 @@ def run_question(
     ] = 1,
     choose: Annotated[
         str | None,
-        typer.Option(metavar="majority|best", help="How to choose among several samples (default: majority)."),
+        typer.Option(
+            metavar="majority|best",
+            autocompletion=complete_choice,
+            help="How to choose among several samples (default: majority).",
+        ),
     ] = None,
     choose_by: ChooseBy = None,
     temperature: Annotated[

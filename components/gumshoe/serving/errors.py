@@ -1,16 +1,18 @@
 """Map errors to problems (RFC 9457) that reveal nothing about the server's internals."""
 
 import logging
-from typing import Any
+from dataclasses import dataclass
 
 from fastapi.exceptions import RequestValidationError
+from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
+from gumshoe.client.responses import PROBLEM_TYPE
 from gumshoe.errors import UnavailableError
 from gumshoe.inference.policy import PolicyError
 from gumshoe.serving.access import ForbiddenError, SigningKeysUnavailableError, UnauthenticatedError
-from gumshoe.serving.ask import PROBLEM_TYPE
+from gumshoe.serving.api_models import Problem
 from gumshoe.serving.telemetry import request_id
 
 _log = logging.getLogger(__name__)
@@ -24,12 +26,94 @@ _HEADERS = {
 }
 
 
-class RefusedRequestError(Exception):
-    """Report a request that is rejected, with the code, status, title and detail of its problem."""
+@dataclass(frozen=True, slots=True)
+class ProblemKind:
+    """Status and title of all problems with one code, and the detail of those that have none of their own."""
 
-    def __init__(self, code: str, status: int, title: str, detail: str) -> None:
-        super().__init__(detail)
-        self.code, self.status, self.title, self.detail = code, status, title, detail
+    status: int
+    title: str
+    detail: str
+
+
+INVALID, NOT_FOUND, METHOD, INTERNAL = (
+    "serving.invalid-request",
+    "serving.not-found",
+    "serving.method-not-allowed",
+    "serving.internal-error",
+)
+_FORBIDDEN, _BUSY, _DEADLINE = "serving.inbox-forbidden", "serving.busy", "serving.deadline-exceeded"
+_NO_MODEL, _MODEL_FAILED = "serving.model-unavailable", "serving.model-failed"
+_NO_KEYS, _NO_DEPENDENCY = "serving.signing-keys-unavailable", "serving.dependency-unavailable"
+
+PROBLEM_KINDS: dict[str, ProblemKind] = {
+    INVALID: ProblemKind(422, "Invalid request", "question: field required"),
+    "scenarios.empty-question": ProblemKind(422, "Invalid request", "the question is empty; write one"),
+    "scenarios.invalid-inbox": ProblemKind(422, "Invalid request", "'ann' is not an address"),
+    "scenarios.invalid-query-date": ProblemKind(422, "Invalid request", "query date 9999-12-31 is out of range"),
+    "serving.question-too-long": ProblemKind(422, "Invalid request", "question: at most 2,000 characters, got 2,345"),
+    "serving.inbox-missing": ProblemKind(
+        422, "Invalid request", "inbox_address: required, because you may read several inboxes"
+    ),
+    "serving.inbox-not-supported": ProblemKind(
+        422, "Invalid request", "inbox_address: this server answers from documents; leave it out"
+    ),
+    "serving.query-date-missing": ProblemKind(
+        422, "Invalid request", "query_date: required, the day as of which it was answered"
+    ),
+    "serving.invalid-answer": ProblemKind(422, "Invalid request", "answer: it has no letters or digits"),
+    "serving.request-incomplete": ProblemKind(400, "Incomplete request", "The request ended before its body."),
+    "serving.credentials-missing": ProblemKind(
+        401, "Authentication required", "Send a key or a token: Authorization: Bearer ..."
+    ),
+    "serving.unknown-key": ProblemKind(401, "Authentication failed", "This key is not known."),
+    "serving.invalid-token": ProblemKind(
+        401, "Authentication failed", "The token is not valid: signature has expired."
+    ),
+    "serving.unsupported-algorithm": ProblemKind(
+        401, "Authentication failed", "The token is signed with an algorithm that is not allowed."
+    ),
+    "serving.unknown-signing-key": ProblemKind(
+        401, "Authentication failed", "The token is signed with a key that is not published."
+    ),
+    _FORBIDDEN: ProblemKind(403, "Access denied", "You may not read this inbox."),
+    NOT_FOUND: ProblemKind(404, "Not found", "Not Found"),
+    "serving.source-not-found": ProblemKind(
+        404, "Source not found", "message '<8@example.com>' does not exist in that inbox"
+    ),
+    "serving.sources-not-readable": ProblemKind(
+        404, "Sources not readable", "This server's environment does not show its sources."
+    ),
+    "serving.feedback-disabled": ProblemKind(404, "Feedback disabled", "The operator can enable it: keeping.feedback."),
+    METHOD: ProblemKind(405, "Method not allowed", "Method Not Allowed"),
+    "serving.request-too-slow": ProblemKind(408, "Request timeout", "The body did not arrive within 20 seconds."),
+    "serving.request-too-large": ProblemKind(413, "Request too large", "A request may have at most 65,536 bytes."),
+    "serving.host-not-allowed": ProblemKind(421, "Host not allowed", "Host header 'agent.example' is not allowed."),
+    _BUSY: ProblemKind(429, "Too many requests", "Try again later."),
+    INTERNAL: ProblemKind(500, "Internal error", "The server failed. See its log."),
+    _MODEL_FAILED: ProblemKind(502, "Model failed", "The model gave no usable answer. See the server's log."),
+    _NO_MODEL: ProblemKind(503, "Model unavailable", "Try again later."),
+    "serving.not-ready": ProblemKind(503, "Not ready", "invoices-3: the model server does not answer"),
+    _NO_KEYS: ProblemKind(
+        503, "Signing keys unavailable", "The keys that tokens are signed with are not available. Try again later."
+    ),
+    _NO_DEPENDENCY: ProblemKind(
+        503, "Dependency unavailable", "Something that this server needs does not answer. Try again later."
+    ),
+    _DEADLINE: ProblemKind(504, "Deadline exceeded", "No answer within 120 seconds."),
+}
+"""Every problem by its code. The OpenAPI description shows the details as examples."""
+
+
+class RefusedRequestError(Exception):
+    """Report a request that is rejected, with the code of its problem and a detail.
+
+    `status` replaces the code's own status.
+    """
+
+    def __init__(self, code: str, detail: str | None = None, status: int | None = None) -> None:
+        kind = PROBLEM_KINDS[code]
+        super().__init__(detail or kind.detail)
+        self.code, self.status = code, status or kind.status
 
 
 class BusyError(Exception):
@@ -44,83 +128,68 @@ class DeadlineExceededError(Exception):
     """Report that there was no answer within the deadline."""
 
 
-_INTERNAL = "serving.internal-error"
-_PROBLEMS: dict[type[Exception], tuple[str, int, str, str | None]] = {
-    ForbiddenError: ("serving.inbox-forbidden", 403, "Forbidden", "You may not read this inbox."),
-    BusyError: ("serving.busy", 429, "Too many requests", "Try again later."),
-    DeadlineExceededError: ("serving.deadline-exceeded", 504, "Timeout", None),
-    ModelNotReadyError: ("serving.model-unavailable", 503, "Model not available", "Try again later."),
-    PolicyError: (
-        "serving.model-failed",
-        502,
-        "Model failed",
-        "The model gave no usable answer. See the server's log.",
-    ),
-    SigningKeysUnavailableError: (
-        "serving.signing-keys-unavailable",
-        503,
-        "Not available",
-        "The keys that tokens are signed with are not available. Try again later.",
-    ),
-    UnavailableError: (
-        "serving.dependency-unavailable",
-        503,
-        "Not available",
-        "Something that this server needs does not answer. Try again later.",
-    ),
-    Exception: (_INTERNAL, 500, "Internal error", "The server failed. See its log."),
+_CODES: dict[type[Exception], str] = {
+    ForbiddenError: _FORBIDDEN,
+    BusyError: _BUSY,
+    DeadlineExceededError: _DEADLINE,
+    ModelNotReadyError: _NO_MODEL,
+    PolicyError: _MODEL_FAILED,
+    SigningKeysUnavailableError: _NO_KEYS,
+    UnavailableError: _NO_DEPENDENCY,
+    Exception: INTERNAL,
 }
-"""Code, status, title and detail by error class. The first matching class counts. None: the error's own message."""
-_HTTP_PROBLEMS = {404: ("serving.not-found", "Not found"), 405: ("serving.method-not-allowed", "Method not allowed")}
-HANDLED_ERRORS = (RefusedRequestError, UnauthenticatedError, RequestValidationError, HTTPException, *_PROBLEMS)
+"""Code by error class. The first matching class counts."""
+_HTTP_CODES = {404: NOT_FOUND, 405: METHOD}
+HANDLED_ERRORS = (RefusedRequestError, UnauthenticatedError, RequestValidationError, HTTPException, *_CODES)
 """All errors that are answered with a problem; the last is for unexpected ones."""
 
 
-def describe_error(error: Exception) -> tuple[str, int, str, str]:
-    """Return the code, status, title and detail of the problem for an error.
+def describe_error(error: Exception) -> Problem:
+    """Return the problem for an error.
 
     Internal errors all have the same code, because their own would reveal how the server works.
     """
     match error:
         case RefusedRequestError():
-            return error.code, error.status, error.title, error.detail
+            return build_problem(error.code, str(error), error.status)
         case UnauthenticatedError():
-            return error.code, 401, "Authentication required", str(error)
+            return build_problem(error.code, str(error))
         case RequestValidationError():
-            return (
-                "serving.invalid-request",
-                422,
-                "Invalid request",
-                "; ".join(map(_describe_fault, error.errors()[:5])),
-            )
+            return build_problem(INVALID, "; ".join(map(_describe_fault, error.errors()[:5])))
         case HTTPException() if error.status_code < _FAILED:
-            code, title = _HTTP_PROBLEMS.get(error.status_code, ("serving.invalid-request", "Invalid request"))
-            return code, error.status_code, title, str(error.detail)
-    code, status, title, detail = next(entry for kind, entry in _PROBLEMS.items() if isinstance(error, kind))
-    return code, status, title, str(error) if detail is None else detail
+            return build_problem(_HTTP_CODES.get(error.status_code, INVALID), str(error.detail), error.status_code)
+        case DeadlineExceededError():
+            return build_problem(_DEADLINE, str(error))
+    return build_problem(next(code for kind, code in _CODES.items() if isinstance(error, kind)))
+
+
+def build_problem(code: str, detail: str | None = None, status: int | None = None) -> Problem:
+    """Return the problem with a code, with its usual detail and status unless others are given."""
+    kind = PROBLEM_KINDS[code]
+    return Problem(
+        type=f"{PROBLEM_TYPE}{code}",
+        title=kind.title,
+        status=status or kind.status,
+        detail=kind.detail if detail is None else detail,
+        code=code,
+        request_id=request_id.get(),
+    )
 
 
 def log_unexpected(error: Exception) -> None:
     """Log an error that is answered as an internal one."""
-    code, *_ = describe_error(error)
-    if code == _INTERNAL:
+    if describe_error(error).code == INTERNAL:
         _log.error("a request failed", exc_info=error)
-
-
-def format_problem(code: str, status: int, title: str, detail: str) -> dict[str, Any]:
-    """Return a problem as JSON."""
-    body = {"type": f"{PROBLEM_TYPE}{code}", "title": title, "status": status, "detail": detail}
-    return {**body, "request_id": request_id.get()}
 
 
 def build_error_response(error: Exception) -> Response:
     """Return the response to a failed request."""
-    code, status, title, detail = describe_error(error)
-    headers = {**_HEADERS.get(status, {}), **(getattr(error, "headers", None) or {})}
-    return JSONResponse(format_problem(code, status, title, detail), status, headers, "application/problem+json")
+    problem = describe_error(error)
+    headers = {**_HEADERS.get(problem.status, {}), **(getattr(error, "headers", None) or {})}
+    return JSONResponse(problem.model_dump(), problem.status, headers, "application/problem+json")
 
 
-def _describe_fault(fault: Any) -> str:
+def _describe_fault(fault: ErrorDetails) -> str:
     """Return what is wrong with a field, without its value."""
     where = ".".join(map(str, fault["loc"][1:]))
     return f"{where}: {fault['msg'].lower()}" if where else str(fault["msg"]).lower()

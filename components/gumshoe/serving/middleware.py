@@ -15,10 +15,11 @@ from gumshoe.serving.access import Access, UnauthenticatedError
 from gumshoe.serving.errors import RefusedRequestError, build_error_response, log_unexpected
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, log_event, request_id, start_span
+from gumshoe.serving.web_page import PAGE_PATHS
 
-PUBLIC = {"/": "/", "/page.js": "/page", "/page.css": "/page", "/healthz": "/healthz", "/readyz": "/readyz"}
+PUBLIC = {**dict.fromkeys(PAGE_PATHS, "/page"), "/": "/", "/healthz": "/healthz", "/readyz": "/readyz"}
 PUBLIC |= {"/metrics": "/metrics", "/openapi.json": "/openapi.json"}
-ROUTES = {"/invoke", "/invoke/stream", "/feedback", "/principal", "/mcp"}
+ROUTES = {"/invoke", "/invoke/stream", "/source", "/feedback", "/principal", "/mcp"}
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _BODY_TIMEOUT = 20.0  # seconds
 _ID = re.compile(r"[\w.-]{1,64}", re.A)
@@ -109,15 +110,11 @@ class Middleware:
         allowed = access.allowed_hosts or (_LOCAL_HOSTS if access.open else ())
         name = re.sub(r":\d+$", "", host).lower()
         if allowed and name not in allowed:
-            raise RefusedRequestError(
-                "serving.host-not-allowed", 421, "Host not allowed", f"Host header {name!r} is not allowed."
-            )
+            raise RefusedRequestError("serving.host-not-allowed", f"Host header {name!r} is not allowed.")
 
     async def _read_body(self, receive: Receive, headers: Headers) -> bytes:
         most = self.settings.limits.body
-        too_large = RefusedRequestError(
-            "serving.request-too-large", 413, "Request too large", f"A request may have at most {most:,} bytes."
-        )
+        too_large = RefusedRequestError("serving.request-too-large", f"A request may have at most {most:,} bytes.")
         if headers.get("content-length", "0").isdecimal() and int(headers.get("content-length", "0")) > most:
             raise too_large
         parts, size = [], 0
@@ -126,12 +123,7 @@ class Middleware:
                 while True:
                     message = await receive()
                     if message["type"] == "http.disconnect":
-                        raise RefusedRequestError(
-                            "serving.request-incomplete",
-                            400,
-                            "Incomplete request",
-                            "The request ended before its body.",
-                        )
+                        raise RefusedRequestError("serving.request-incomplete")
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     if size > most:
@@ -140,10 +132,7 @@ class Middleware:
                         return b"".join(parts)
         except TimeoutError:
             raise RefusedRequestError(
-                "serving.request-too-slow",
-                408,
-                "Request too slow",
-                f"The body did not arrive within {_BODY_TIMEOUT:g} seconds.",
+                "serving.request-too-slow", f"The body did not arrive within {_BODY_TIMEOUT:g} seconds."
             ) from None
 
 

@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -16,7 +16,7 @@ from opentelemetry.trace import Tracer
 from prometheus_client import Gauge
 
 from gumshoe.endpoint import openai_client
-from gumshoe.environments.base import Environment
+from gumshoe.environments.base import SourceText
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.environments.tools import Call
 from gumshoe.errors import GumshoeError, UsageError
@@ -41,6 +41,7 @@ from gumshoe.serving.telemetry import Metrics, start_span
 _CHECK_INTERVAL = 5.0  # seconds between two checks of a model
 _CHECK_TIMEOUT = 5.0  # seconds
 _SAMPLING, _CHOOSING = 0.75, 0.9  # fractions of the deadline after which unfinished samples and judges are cancelled
+_MAX_SOURCE_TEXT = 200_000  # characters
 
 T = TypeVar("T")
 
@@ -194,7 +195,23 @@ class AnswerService:
             ToolFailedError: if the tool fails.
         """
         environment = self.env_factory.for_calls().new_environment(scenario, 1)
-        return await self._with_deadline(self._run_call(environment, call))
+        return await self._with_deadline(self._run_tool(call.name, environment.toolbox.run, call))
+
+    async def read_source(self, scenario: Scenario, source_id: str) -> SourceText | None:
+        """Return a source that the scenario may access, with at most 200,000 characters of its text, or None.
+
+        The caller's access to the scenario's inbox must have been checked.
+
+        Raises:
+            BusyError: if the queue is full.
+            DeadlineExceededError: if there is no result within the deadline.
+            ToolFailedError: if the index does not answer.
+        """
+        read = self.env_factory.read_source
+        found = await self._with_deadline(self._run_tool("source", read, scenario, source_id))
+        if found is None or len(found.text) <= _MAX_SOURCE_TEXT:
+            return found
+        return replace(found, text=found.text[:_MAX_SOURCE_TEXT], truncated=True)
 
     async def find_missing_sources(self, scenario: Scenario) -> list[str]:
         """Return the sources of a scenario that do not exist in its inbox on its date, or in the documents."""
@@ -202,9 +219,10 @@ class AnswerService:
         found = [await self.threads.run("sources", find, scenario, each) for each in scenario.sources]
         return [name for name, each in zip(scenario.sources, found, strict=True) if each is None]
 
-    async def _run_call(self, environment: Environment, call: Call) -> str:
+    async def _run_tool(self, name: str, function: Callable[..., T], *arguments: object) -> T:
+        """Run a function in a tool's thread, within the limit of concurrent calls."""
         async with self._calls.acquire():
-            return await self.threads.run(call.name, environment.toolbox.run, call)
+            return await self.threads.run(name, function, *arguments)
 
     async def _with_deadline(self, work: Awaitable[T]) -> T:
         deadline = self.settings.limits.deadline

@@ -18,10 +18,11 @@ from pydantic_settings import (
     YamlConfigSettingsSource,
 )
 
+from gumshoe.corpus import CORPORA
 from gumshoe.environments.registry import NamedEnvironment
 from gumshoe.errors import UsageError, describe_validation_error
 from gumshoe.inference.policy import MAX_TEMPERATURE
-from gumshoe.rewards.best_of_n import MAX_SAMPLES, ChoiceMethod, ChoiceSettings, get_error_code
+from gumshoe.rewards.best_of_n import MAX_SAMPLES, ChoiceMethod, ChoiceSettings
 
 PREFIX = "GUMSHOE_SERVE__"
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -72,10 +73,7 @@ class ServedModelSettings(BaseModel):
         if self.samples == 1 and "choose_by" in self.model_fields_set and self.choose_by is not None:
             raise ValueError("model.choose_by needs model.samples >= 2, got 1")
         if self.samples > 1:
-            try:
-                _ = self.choice
-            except UsageError as error:
-                raise ValueError(error) from None
+            _ = self.choice  # raises a UsageError if it is invalid
         if self.policy and (self.adapter or self.base):
             raise ValueError("model.policy excludes model.adapter and model.base; set one of them")
         if self.canary and not (self.policy or "").startswith("vllm:"):
@@ -171,7 +169,7 @@ class ServeSettings(BaseSettings):
     index: str = Field(description="Index of mail or documents: a directory, or KIND/VERSION in the store.")
     environment: NamedEnvironment | None = Field(
         None,
-        description="Environment: email, documents, package.module:Class, or one with settings, e.g. {documents: "
+        description=f"Environment: {', '.join(CORPORA)}, package.module:Class, or one with settings, e.g. {{documents: "
         "{reasoning: false}}. Default: the one that fits the index.",
     )
     store: str | None = Field(None, description="Store of the indexes and adapters, and for recorded data.")
@@ -206,8 +204,8 @@ class ServeSettings(BaseSettings):
         return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
 
 
-def read_settings(file: Path | None, flags: dict[str, Any]) -> ServeSettings:
-    """Read the settings of a server. `flags` is nested like the file.
+def read_settings(file: Path | None, flags: dict[str, Any], kind: type[ServeSettings] = ServeSettings) -> ServeSettings:
+    """Read the settings of a server. `flags` is nested like the file. `kind` may be a class that requires less.
 
     Raises:
         UsageError: if they are invalid; the message names each wrong setting.
@@ -215,15 +213,15 @@ def read_settings(file: Path | None, flags: dict[str, Any]) -> ServeSettings:
     if file is not None and not file.is_file():
         raise UsageError("serving.settings-file-not-found", f"settings file {file} does not exist")
 
-    class Given(ServeSettings):
+    class Given(kind):  # type: ignore[misc, valid-type]
         model_config = SettingsConfigDict(yaml_file=file)
 
     try:
-        return Given(**flags)
+        given: ServeSettings = Given(**flags)
+        return given
     except ValidationError as error:
         raise UsageError(
-            get_error_code(error, "serving.invalid-settings"),
-            f"invalid server settings: {describe_validation_error(error)}",
+            "serving.invalid-settings", f"invalid server settings: {describe_validation_error(error)}"
         ) from None
     except (yaml.YAMLError, SettingsError, TypeError, ValueError) as error:
         raise UsageError(

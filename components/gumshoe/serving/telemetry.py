@@ -141,7 +141,7 @@ def log_as_json() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
-    for noisy in ("httpx", "mcp", "uvicorn.access"):  # they log every request
+    for noisy in ("mcp", "uvicorn.access"):  # they log every request
         logging.getLogger(noisy).setLevel(logging.WARNING)
 
 

@@ -1,8 +1,10 @@
-// Asks a question and shows each step as it arrives. Everything from the server is inserted as text, never as HTML.
-"use strict";
+// Asks a question and shows the answer first, then its sources and steps. Everything from the server is inserted as
+// text, never as HTML. The key and the recent questions are stored in this tab only.
+import { describeCall, describeStep, findPassage, formatCurl } from "./text.js";
+
 const at = (id) => document.getElementById(id);
-const KEY = "gumshoe-key";
-let caller = null, running = null, latest = null;
+const KEY = "gumshoe-key", RECENT = "gumshoe-recent", MOST_RECENT = 10;
+let caller = null, running = null, reading = null, latest = null, steps = [];
 
 function createElement(tag, text, ...inside) {
   const element = document.createElement(tag);
@@ -11,96 +13,252 @@ function createElement(tag, text, ...inside) {
   return element;
 }
 
-function headers() {
+function withClass(name, element) {
+  element.className = name;
+  return element;
+}
+
+// Requests and their errors.
+
+class ProblemError extends Error {
+  constructor(problem) {
+    super(problem.title);
+    this.problem = problem;
+  }
+}
+
+async function send(path, body, signal) {
   const key = sessionStorage.getItem(KEY);
-  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  const response = await fetch(path, body ? { method: "POST", headers, body: JSON.stringify(body), signal } : { headers, signal });
+  if (response.ok) return response;
+  const problem = await response.json().catch(() => ({ title: `The server answered ${response.status}` }));
+  throw new ProblemError({ ...problem, status: response.status });
 }
 
-function show(problem) {
-  at("problem").textContent = problem;
-  at("problem").hidden = !problem;
+function problemOf(error) {
+  if (error instanceof ProblemError) return error.problem;
+  if (error instanceof TypeError) return { title: "The server does not answer", detail: "Try again later." };
+  return { title: "The answer is incomplete", detail: error.message };
 }
 
-function describe(problem) {
-  return `${problem.title}: ${problem.detail} [${problem.type.replace("urn:gumshoe:error:", "")}]`;
+function renderProblem({ title, detail, code, request_id }) {
+  const parts = [withClass("problem-title", createElement("p", title))];
+  if (detail) parts.push(withClass("problem-detail", createElement("p", detail)));
+  const request = request_id ? ` · request ${request_id}` : "";
+  if (code) parts.push(withClass("hint", createElement("p", "", createElement("code", code), request)));
+  return parts;
 }
 
-async function describeError(response) {
+function showProblem(error) {
+  at("problem").replaceChildren(...(error ? renderProblem(problemOf(error)) : []));
+  at("problem").hidden = !error;
+  if (error) at("problem").scrollIntoView({ block: "nearest" });
+}
+
+function setStatus(text, kind = "") {
+  at("status").className = kind;
+  at("status").textContent = text;
+}
+
+// Sign in.
+
+async function loadCaller() {
   try {
-    return describe(await response.json());
-  } catch {
-    return `The server answered ${response.status}.`;
-  }
-}
-
-async function whoami() {
-  let response;
-  try {
-    response = await fetch("principal", { headers: headers() });
-  } catch {
-    return show("The server does not answer.");
-  }
-  at("key-form").hidden = response.status !== 401;
-  at("ask").hidden = !response.ok;
-  if (response.status === 401) {
-    if (sessionStorage.getItem(KEY)) show("This key is not valid.");
+    caller = await (await send("principal")).json();
+  } catch (error) {
+    const isRefused = error instanceof ProblemError && error.problem.status === 401;
+    at("key-form").hidden = !isRefused;
+    at("ask").hidden = true;
+    showProblem(isRefused && !sessionStorage.getItem(KEY) ? null : error);
+    if (!isRefused) return;
     sessionStorage.removeItem(KEY);
-    return at("key").focus();
+    at("key").focus();
+    return;
   }
-  if (!response.ok) return show(await describeError(response));
-  show("");
-  caller = await response.json();
-  at("whose").hidden = at("when").hidden = !caller.has_inboxes;
+  showProblem(null);
+  at("key-form").hidden = true;
+  at("ask").hidden = false;
+  at("mail-fields").hidden = !caller.has_inboxes;
   at("inbox").required = at("day").required = caller.has_inboxes;
   const whole = caller.inboxes.filter((each) => !each.includes("*"));
   at("inboxes").replaceChildren(...whole.map((each) => Object.assign(createElement("option"), { value: each })));
   if (whole.length === 1 && caller.inboxes.length === 1) at("inbox").value = whole[0];
+  showRecent();
   at("question").focus();
 }
 
-function renderSource(source) {
-  if (source.message_id) {
-    const sent = source.sent ? `${source.sent.slice(0, 10)} ` : "";
-    return createElement("li", `${sent}${source.sender}: ${source.subject} `, createElement("code", source.message_id));
-  }
-  const name = source.title || source.url;
-  const title = /^https?:/.test(source.url) ? Object.assign(createElement("a", name), { href: source.url, rel: "noreferrer" }) : name;
-  return createElement("li", "", title, " ", createElement("code", source.document_id));
+// Recent questions.
+
+function readRecent() {
+  return JSON.parse(sessionStorage.getItem(RECENT) ?? "[]");
 }
 
-function call(step) {
-  if (!step.tool) return step.text;
-  const given = Object.entries(step.arguments).filter(([, value]) => value !== null);
-  return `${step.tool}(${given.map(([name, value]) => `${name}=${JSON.stringify(value)}`).join(", ")})`;
+function addRecent(body) {
+  const others = readRecent().filter((each) => JSON.stringify(each) !== JSON.stringify(body));
+  sessionStorage.setItem(RECENT, JSON.stringify([body, ...others].slice(0, MOST_RECENT)));
+  showRecent();
+}
+
+function forgetRecent() {
+  sessionStorage.removeItem(RECENT);
+  showRecent();
+}
+
+function showRecent() {
+  const recent = readRecent();
+  at("recent").replaceChildren(...recent.map((body) => {
+    const button = withClass("link", createElement("button", body.question));
+    button.addEventListener("click", () => fillForm(body));
+    const meta = [body.inbox_address, body.query_date].filter(Boolean).join(", ");
+    return createElement("li", "", button, ...(meta ? [withClass("meta", createElement("span", meta))] : []));
+  }));
+  at("recent-part").hidden = !recent.length;
+}
+
+function fillForm({ question, inbox_address, query_date }) {
+  at("question").value = question;
+  if (inbox_address) at("inbox").value = inbox_address;
+  if (query_date) at("day").value = query_date;
+  at("go").focus();
+}
+
+// Steps.
+
+function renderStep(step, isRunning) {
+  const details = createElement("details", "", createElement("summary", describeStep(step, isRunning)));
+  if (step.text) details.append(createElement("p", step.text));
+  if (step.tool) details.append(createElement("p", "", createElement("code", describeCall(step))));
+  if (step.result) details.append(Object.assign(createElement("pre", step.result), { tabIndex: 0 }));
+  return createElement("li", "", details);
+}
+
+function putStep(step, isRunning) {
+  const item = renderStep(step, isRunning);
+  const before = at("steps").children[step.turn - 1];
+  if (before) {
+    item.firstChild.open = before.firstChild.open;
+    before.replaceWith(item);
+  } else at("steps").append(item);
+}
+
+function showSteps(steps) {
+  steps.forEach((step) => putStep(step, false));
+  at("steps-part").hidden = !steps.length;
+  at("step-count").textContent = `(${steps.length})`;
 }
 
 function showStep(step) {
-  const item = createElement("li", "", createElement("code", call(step)));
-  if (step.tool && step.text) item.prepend(createElement("p", step.text));
-  if (step.result !== null) {
-    item.append(createElement("details", "", createElement("summary", "Result"), createElement("pre", step.result)));
-  }
-  const before = at("steps").children[step.turn - 1];
-  if (before) before.replaceWith(item);
-  else at("steps").append(item);
+  steps[step.turn - 1] = step;
+  putStep(step, true);
   at("steps-part").hidden = false;
-  at("status").textContent = `Step ${step.turn} …`;
+  at("step-count").textContent = `(${steps.length})`;
+  setStatus(step.result === null ? `${describeStep(step, true)} …` : "Thinking …", "running");
+}
+
+// Answer and sources.
+
+function sourceName(source) {
+  return source.subject || source.title || source.url || source.message_id || source.document_id;
+}
+
+function renderLink(url, text) {
+  return Object.assign(createElement("a", text), { href: url, rel: "noreferrer", target: "_blank" });
+}
+
+function renderSource(source) {
+  const name = withClass("link", createElement(caller.sources ? "button" : "span", sourceName(source)));
+  if (caller.sources) name.addEventListener("click", () => openSource(source));
+  const meta = withClass("meta", createElement("span"));
+  if (source.message_id) meta.append([source.sender, source.sent?.slice(0, 10)].filter(Boolean).join(", "), " · ");
+  if (/^https?:/.test(source.url)) meta.append(renderLink(source.url, source.url), " · ");
+  meta.append(createElement("code", source.message_id ?? source.document_id));
+  return createElement("li", "", name, meta);
 }
 
 function showAnswer(answer) {
   latest = answer;
+  showSteps(answer.steps);
   at("answer").textContent = answer.success ? answer.answer : `No answer: ${answer.reason}.`;
   at("sources").replaceChildren(...answer.sources.map(renderSource));
+  at("sources-part").hidden = !answer.sources.length;
   const chosen = answer.chosen ? `; ${answer.chosen}` : "";
-  at("about").textContent = `${answer.turns} turns, ${answer.seconds.toFixed(1)} seconds, by ${answer.policy}${chosen}`;
+  const turns = answer.turns === 1 ? "1 turn" : `${answer.turns} turns`;
+  at("about").textContent = `${turns}, ${answer.seconds.toFixed(1)} seconds, by ${answer.policy}${chosen}`;
   at("judge").hidden = !(caller.feedback && answer.success);
+  at("note").textContent = "";
+  at("curl").hidden = true;
   at("answer-part").hidden = false;
-  at("status").textContent = "Done.";
-  at("answer-title").focus();
+  setStatus("Done.", "unseen");
+  at("answer-title").focus({ preventScroll: true });
+  at("answer-part").scrollIntoView({ block: "nearest" });
 }
 
+async function openSource(source) {
+  reading = new AbortController();
+  const { signal } = reading;
+  at("source-title").textContent = sourceName(source);
+  at("source-hint").textContent = "Loading …";
+  for (const id of ["source-details", "source-problem", "source-text"]) at(id).replaceChildren();
+  at("source-text").hidden = true;
+  at("source").showModal();
+  const { inbox_address, query_date } = latest;
+  try {
+    const body = { source_id: source.message_id ?? source.document_id, inbox_address, query_date };
+    const response = await send("source", body, signal);
+    showSource(await response.json());
+  } catch (error) {
+    if (signal.aborted) return;
+    at("source-hint").textContent = "";
+    at("source-problem").replaceChildren(...renderProblem(problemOf(error)));
+  }
+}
+
+function showSource({ source, details, text, truncated }) {
+  const rows = Object.entries(details);
+  if (/^https?:/.test(source.url)) rows.push(["Address", renderLink(source.url, source.url)]);
+  at("source-details").replaceChildren(...rows.flatMap(([name, value]) => [createElement("dt", name), createElement("dd", "", value)]));
+  const passage = findPassage(text, latest.answer, latest.question);
+  const [start, end] = passage ?? [0, 0];
+  const mark = createElement("mark", text.slice(start, end));
+  at("source-text").replaceChildren(text.slice(0, start), ...(passage ? [mark] : []), text.slice(end));
+  at("source-text").hidden = false;
+  const found = passage ? "The passage that is closest to the answer is marked." : "No passage is close to the answer.";
+  at("source-hint").textContent = truncated ? `${found} The text is too long to show all of it.` : found;
+  if (passage) mark.scrollIntoView({ block: "center" });
+}
+
+async function copyCurl() {
+  const { question, inbox_address, query_date } = latest;
+  const given = Object.entries({ question, inbox_address, query_date }).filter(([, value]) => value !== null);
+  const hasKey = Boolean(sessionStorage.getItem(KEY));
+  const command = formatCurl(new URL("invoke", location.href).href, Object.fromEntries(given), hasKey);
+  try {
+    await navigator.clipboard.writeText(command);
+    at("note").textContent = hasKey ? "Copied. Set KEY to your key before you run it." : "Copied.";
+  } catch {
+    at("curl").textContent = command; // browsers allow copying only over HTTPS, and on this machine
+    at("curl").hidden = false;
+    getSelection().selectAllChildren(at("curl"));
+    at("note").textContent = "Copy the command below.";
+  }
+}
+
+async function judge(right) {
+  const { question, inbox_address, query_date, answer, source_ids } = latest;
+  at("judge").hidden = true;
+  try {
+    await send("feedback", { question, inbox_address, query_date, answer, source_ids, right });
+    at("note").textContent = "Thank you.";
+  } catch (error) {
+    showProblem(error);
+  }
+}
+
+// Ask.
+
 // Yield the server-sent events of a POST response. EventSource only supports GET.
-async function* events(response) {
+async function* readEvents(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
@@ -116,58 +274,62 @@ async function* events(response) {
   }
 }
 
+async function showEvents(response) {
+  for await (const [name, data] of readEvents(response)) {
+    if (name === "step") showStep(data);
+    if (name === "problem") throw new ProblemError(data);
+    if (name === "answer") return showAnswer(data);
+  }
+  throw new Error("The connection ended before the answer came.");
+}
+
 async function ask(event) {
   event.preventDefault();
   running?.abort();
   running = new AbortController();
-  show("");
+  const { signal } = running;
+  showProblem(null);
+  steps = [];
   at("steps").replaceChildren();
-  at("steps-part").hidden = at("answer-part").hidden = true;
+  at("steps-part").hidden = true;
+  at("answer-part").hidden = true;
   at("go").disabled = true;
   at("stop").hidden = false;
-  at("status").textContent = "Asking …";
+  setStatus("Asking …", "running");
   const body = { question: at("question").value };
   if (caller.has_inboxes) Object.assign(body, { inbox_address: at("inbox").value, query_date: at("day").value });
+  addRecent(body);
   try {
-    const response = await fetch("invoke/stream", {
-      method: "POST", headers: headers(), body: JSON.stringify(body), signal: running.signal });
-    if (!response.ok) throw new Error(await describeError(response));
-    let ended = false;
-    for await (const [name, data] of events(response)) {
-      if (name === "step") showStep(data);
-      if (name === "answer") showAnswer(data);
-      if (name === "problem") throw new Error(describe(data));
-      ended = name === "answer";
-    }
-    if (!ended) throw new Error("The connection ended before the answer came.");
+    await showEvents(await send("invoke/stream", body, signal));
   } catch (error) {
-    at("status").textContent = "";
-    if (error.name === "AbortError") at("status").textContent = "Stopped.";
-    else show(error instanceof TypeError ? "The server does not answer." : error.message);
+    showSteps(steps);
+    setStatus(error.name === "AbortError" ? "Stopped." : "");
+    if (error.name !== "AbortError") showProblem(error);
   } finally {
     at("go").disabled = false;
     at("stop").hidden = true;
   }
 }
 
-async function judge(right) {
-  const { question, inbox_address, query_date, answer, source_ids } = latest;
-  const body = { question, inbox_address, query_date, answer, source_ids, right };
-  at("judge").hidden = true;
-  const response = await fetch("feedback", { method: "POST", headers: headers(), body: JSON.stringify(body) });
-  at("status").textContent = response.ok ? "Thank you." : await describeError(response);
-}
-
 at("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
+  forgetRecent(); // they may be another caller's
   sessionStorage.setItem(KEY, at("key").value);
   at("key").value = "";
-  whoami();
+  loadCaller();
 });
 at("ask").addEventListener("submit", ask);
 at("stop").addEventListener("click", () => running?.abort());
 at("right").addEventListener("click", () => judge(true));
 at("wrong").addEventListener("click", () => judge(false));
+at("copy").addEventListener("click", copyCurl);
+at("forget").addEventListener("click", () => {
+  forgetRecent();
+  at("question").focus();
+});
+at("close").addEventListener("click", () => at("source").close());
+at("source").addEventListener("click", (event) => event.target === at("source") && at("source").close());
+at("source").addEventListener("close", () => reading?.abort());
 const now = new Date();
 at("day").value = new Date(now - now.getTimezoneOffset() * 60000).toISOString().slice(0, 10);
-whoami();
+loadCaller();

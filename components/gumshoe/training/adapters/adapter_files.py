@@ -15,6 +15,7 @@ from peft.tuners.lora import LoraLayer
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
+from gumshoe.artifacts.model_card import write_model_card
 from gumshoe.artifacts.storage import explain_os_errors
 from gumshoe.errors import UsageError, describe_validation_error
 from gumshoe.inference.policy_names import load_tokenizer
@@ -86,6 +87,7 @@ def create_adapter(settings: TrainSettings, directory: Path) -> CreatedAdapter:
         tokenizer.save_pretrained(str(directory))
     Lineage(learned_from=ScenarioSet(()).to_record(), before=read_prior_lineage(settings)).write(directory)
     base.write(directory)
+    write_model_card(directory)
     return CreatedAdapter(
         str(directory),
         len(weights) // 2,

@@ -1,12 +1,14 @@
 """Write adapters and checkpoints with their lineage, base model and metadata."""
 
 import io
+import json
 import shutil
 from collections.abc import Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from gumshoe.artifacts.model_card import write_model_card
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
@@ -62,7 +64,9 @@ class AdapterWriter:
             accuracy=None if evaluation is None else evaluation.accuracy,
             metrics={event: record.model_dump(mode="json") for event, record in last.items()},
         )
-        write_atomically(directory / METADATA, io.BytesIO(metadata.model_dump_json(indent=2).encode() + b"\n"))
+        text = metadata.model_dump_json(indent=2) + "\n"
+        write_model_card(directory, json.loads(text))
+        write_atomically(directory / METADATA, io.BytesIO(text.encode()))
 
 
 def _versions() -> Iterator[tuple[str, str]]:

@@ -19,6 +19,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gumshoe.artifacts.manifest import file_digest
+from gumshoe.artifacts.model_card import write_model_card
 from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UsageError
@@ -269,6 +270,7 @@ def start_warm(
         seen = ScenarioSet(tuple(each for each in learned if each.id in used))
         with explain_os_errors(directory):
             Lineage(learned_from=seen.to_record(), before=spec.before).write(place / ADAPTER)
+            write_model_card(place / ADAPTER)
             spec.base.write(place / ADAPTER)
             _write(place / ADAPTER / DONE, _FinishedWarmStart(spec=spec, report=report))
             _install_adapter(directory)

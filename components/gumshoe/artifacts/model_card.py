@@ -1,0 +1,131 @@
+"""Write the model card of an adapter: what it is, what it was trained on, how good it is, and how to load it."""
+
+import io
+import json
+from collections.abc import Iterator
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from gumshoe.artifacts.storage import write_atomically
+
+CARD = "README.md"
+_SHORT = 12  # characters of a digest
+
+
+def write_model_card(directory: Path, metadata: dict[str, Any] | None = None) -> None:
+    """Write `README.md` into the directory of an adapter, from the files beside it.
+
+    These are `adapter_config.json` of peft, and those of the following that exist: `metadata.json` (the run),
+    `scenarios.json` (the questions it has seen) and `gate.json` (the comparison with its base model or another
+    adapter). `metadata` is the content of `metadata.json`, if that file is written later.
+    The front matter is that of the Hugging Face Hub (https://huggingface.co/docs/hub/model-cards).
+    """
+    text = "\n".join(_render_card(_CardFacts(directory, metadata)))
+    write_atomically(directory / CARD, io.BytesIO(f"{text.rstrip()}\n".encode()))
+
+
+class _CardFacts:
+    """The content of the files that a card is written from."""
+
+    def __init__(self, directory: Path, metadata: dict[str, Any] | None) -> None:
+        self.config = _read(directory / "adapter_config.json")
+        self.run = metadata or _read(directory / "metadata.json")
+        self.lineage = _read(directory / "scenarios.json")
+        self.gate = _read(directory / "gate.json")
+        settings = self.run.get("settings", {})
+        base = str(settings.get("model", {}).get("name") or self.config.get("base_model_name_or_path") or "unknown")
+        self.is_on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~"))
+        self.base = base if self.is_on_hub else Path(base).name  # the place on this machine is nobody else's business
+        self.algorithm = settings.get("optimizer", {}).get("algorithm", {}).get("name")
+        self.mode = settings.get("mode")
+
+    @property
+    def name(self) -> str:
+        return f"{self.run['run']}, step {self.run['step']}" if self.run.get("run") else "without a run"
+
+
+def _render_card(facts: _CardFacts) -> Iterator[str]:
+    yield from ["---", _render_front_matter(facts), "---", "", f"# Adapter {facts.name}", ""]
+    rank = facts.config.get("r")
+    yield f"A LoRA adapter (rank {rank}) that makes `{facts.base}` a search agent. It was trained with Gumshoe"
+    yield f"{version('gumshoe-agents')}" + (f", {facts.algorithm} in mode {facts.mode}." if facts.algorithm else ".")
+    yield "It calls the tools of its environment, and answers with the sources. Use it with the chat template and the"
+    yield "tools that it was trained with; `gumshoe serve` and `gumshoe ask` do so."
+    yield from _render_results(facts.gate)
+    yield from _render_data(facts)
+    yield from _render_loading(facts)
+
+
+def _render_front_matter(facts: _CardFacts) -> str:
+    from huggingface_hub import EvalResult, ModelCardData  # slow to import
+
+    accuracy = facts.gate.get("comparison", {}).get("accuracy", {}).get("candidate")
+    results = [EvalResult("question-answering", "private", "test questions", "accuracy", accuracy)]
+    data = ModelCardData(
+        base_model=facts.base if facts.is_on_hub else None,
+        library_name="peft",
+        pipeline_tag="text-generation",
+        tags=["lora", "gumshoe", "search-agent", *filter(None, [facts.algorithm])],
+        model_name=facts.name if accuracy is not None else None,
+        eval_results=results if accuracy is not None else None,
+    )
+    return str(data.to_yaml())
+
+
+def _render_results(gate: dict[str, Any]) -> Iterator[str]:
+    yield from ["", "## Results", ""]
+    if not gate:
+        yield "It has not been evaluated on the test split yet."
+        return
+    found = gate["comparison"]
+    accuracy, level = found["accuracy"], found["level"]
+    yield f"On {found['questions']:,} test questions, which it has not seen in training:"
+    yield from ["", "| | correct |", "|---|---|"]
+    yield f"| {found['baseline']} | {accuracy['baseline']:.1%} |"
+    yield f"| this adapter | {accuracy['candidate']:.1%} |"
+    interval = f"{accuracy['low']:+.1%} to {accuracy['high']:+.1%}"
+    yield f"| difference, with its {level:.0%} interval | {accuracy['difference']:+.1%} ({interval}) |"
+    yield from ["", f"p-value (McNemar's exact test): {found['p_value']:.3g}. {gate['why']}"]
+
+
+def _render_data(facts: _CardFacts) -> Iterator[str]:
+    yield from ["", "## Trained on", ""]
+    learned, chosen = (facts.lineage.get(each) or {} for each in ("learned_from", "chosen_on"))
+    for record, use in ((learned, "trained on"), (chosen, "used to choose the checkpoint")):
+        if record.get("ids"):
+            yield f"- {len(record['ids']):,} questions {use} (SHA-256 `{record['content'][:_SHORT]}…`)"
+    if facts.lineage.get("before"):
+        yield "- it started from another adapter, whose questions it has seen as well (`scenarios.json`)"
+    if facts.run.get("searched"):
+        yield f"- searched index: `{facts.run['searched'][:_SHORT]}…`"
+    versions = ", ".join(f"{name} {number}" for name, number in facts.run.get("versions", {}).items())
+    if versions:
+        yield f"- software: {versions}"
+    yield from [
+        "",
+        "Its weights may reproduce text of the mail or documents that it was trained on: share it only with",
+    ]
+    yield "people who may read these."
+
+
+def _render_loading(facts: _CardFacts) -> Iterator[str]:
+    base = facts.base if facts.is_on_hub else "BASE"
+    named = "" if facts.is_on_hub else f", BASE the one of {facts.base}"
+    yield from ["", "## Load it", "", f"DIR is this directory{named}. With vLLM:", "", "```sh"]
+    yield f"vllm serve {base} --enable-lora --max-lora-rank {facts.config.get('r')} --lora-modules agent=DIR"
+    yield from ["```", "", "With transformers and peft:", "", "```python"]
+    yield "from peft import PeftModel"
+    yield "from transformers import AutoModelForCausalLM, AutoTokenizer"
+    yield from ["", f'model = AutoModelForCausalLM.from_pretrained("{base}", dtype="auto")']
+    yield 'model = PeftModel.from_pretrained(model, "DIR")'
+    yield 'tokenizer = AutoTokenizer.from_pretrained("DIR")'
+    yield from ["```", "", "As an agent: `gumshoe ask QUESTION --adapter DIR --index INDEX`."]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Return the JSON object of a file, or an empty one if the file does not exist."""
+    if not path.is_file():
+        return {}
+    found: dict[str, Any] = json.loads(path.read_bytes())
+    return found

@@ -1,0 +1,103 @@
+"""Page of the environment variables."""
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from docs.generate.command_line import list_commands
+from docs.generate.markdown import anchor, code, page, sentence, table
+
+from gumshoe.cluster.notify import WEBHOOK
+from gumshoe.inference.policy_names import ENGINE_VARIABLE
+from gumshoe.serving.settings import PREFIX
+from gumshoe.training.settings import list_env_vars
+
+READ = {
+    "Models and judges": {
+        "OPENAI_API_KEY": "Key for chat models, chat judges and embedding endpoints (OpenAI-compatible).",
+        ENGINE_VARIABLE: "Engine of the policies `tiny` and `local:MODEL`: `vllm` or `transformers`. Default: vLLM if "
+        "it is installed.",
+        "VLLM_LOGGING_LEVEL": "Log level of the vLLM servers that Gumshoe starts. Default: `INFO`.",
+        "VLLM_CPU_KVCACHE_SPACE": "GiB for the KV cache of vLLM on a CPU. Default: derived from the memory.",
+        "HF_TOKEN": "Token for gated models and private datasets on the Hugging Face Hub.",
+        "HF_HOME": "Directory of models and datasets from the Hugging Face Hub. Default: `~/.cache/huggingface`.",
+        "HF_HUB_OFFLINE": "`1` to use only models and datasets that are already in `HF_HOME`.",
+    },
+    "Files": {
+        "GUMSHOE_CACHE": "Directory of cached answers of judges and of cached pages. Default: `gumshoe` in "
+        "`XDG_CACHE_HOME`.",
+        "XDG_CACHE_HOME": "Directory of caches. Default: `~/.cache`.",
+        "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE": "Credentials for S3. They come "
+        "from the usual chain of AWS.",
+        "AWS_REGION": "Region of the S3 bucket.",
+        "AWS_ENDPOINT_URL": "Address of an S3 server other than AWS.",
+    },
+    "Cluster": {
+        "KUBECONFIG": "Configuration of access to Kubernetes. Default: `~/.kube/config`.",
+        "KFP_TOKEN": "Bearer token for the Kubeflow Pipelines API.",
+        WEBHOOK: "URL that is told how a pipeline run ended.",
+    },
+    "Training on several machines": {
+        "PET_NNODES": "Number of machines of the run. Kubeflow Trainer and torchrun set it and the next four.",
+        "PET_NODE_RANK": "Number of this machine, from 0.",
+        "PET_NPROC_PER_NODE": "Number of trainers on this machine, or `auto`.",
+        "PET_MASTER_ADDR": "Host of the first machine.",
+        "PET_MASTER_PORT": "Port on the first machine.",
+        "CUDA_VISIBLE_DEVICES": "GPUs that the run uses. Default: all.",
+        "OMP_NUM_THREADS": "Threads of each trainer on a CPU. Default: the cores, shared out among the trainers.",
+    },
+    "Trackers": {
+        "WANDB_API_KEY": "Key for Weights & Biases (`output.report_to: [wandb]`).",
+        "MLFLOW_TRACKING_URI": "Address of the MLflow server (`output.report_to: [mlflow]`).",
+    },
+    "Telemetry of the agent server": {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "Address that spans are sent to (OpenTelemetry, OTLP over HTTP). Default: none.",
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "The same for spans only.",
+        "OTEL_SERVICE_NAME": "Name of the service in spans. Default: `gumshoe-agent`.",
+    },
+}
+"""Variables that are read elsewhere than by an option or a setting. A test compares them with the code."""
+
+
+def render_environment_variables() -> str:
+    """Return the page."""
+    return page(
+        "Environment variables",
+        "Every command reads a file `.env` in the working directory or a parent. Variables that are set already win.",
+        (line for title, variables in READ.items() for line in (f"## {title}", *_render(variables))),
+        "## Options of commands",
+        "An option on the command line wins over its variable.",
+        table(("variable", "option", "commands"), _list_options()),
+        "## Training settings",
+        "Each of these is a [training setting](train-settings.md).",
+        table(
+            ("variable", "setting"),
+            ((code(each), f"[{code(name)}](train-settings.md#{name})") for name, each in list_env_vars()),
+        ),
+        "## Server settings",
+        f"Each [server setting](serve-settings.md) has a variable: {code(PREFIX)}, then its name in capitals with `__` "
+        f"for each dot, e.g. {code(PREFIX + 'LIMITS__QUEUE')}.",
+    )
+
+
+def _render(variables: Mapping[str, str]) -> Iterator[str]:
+    def target(names: str) -> str:
+        return "".join(anchor(name.lower()) for name in names.split(", "))
+
+    def shown(names: str) -> str:
+        return ", ".join(map(code, names.split(", ")))
+
+    return table(
+        ("variable", "meaning"), ((target(names) + shown(names), sentence(text)) for names, text in variables.items())
+    )
+
+
+def _list_options() -> Iterator[tuple[str, str, str]]:
+    found: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
+    for command, each in list_commands():
+        for parameter in each.params:
+            if parameter.envvar:
+                target = f"cli.md#{command.replace(' ', '-')}{parameter.opts[0]}"
+                link = f"[{code(command)}]({target})"
+                found[parameter.envvar, parameter.opts[0]][link] = None
+    for (variable, option), commands in sorted(found.items()):
+        yield code(variable), code(option), ", ".join(commands)
