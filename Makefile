@@ -7,7 +7,9 @@ PYTEST_ARGS ?=
 WORKERS ?= 2
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --times=outputs/test-times.json
 DEMO ?= outputs/demo
-DEMO_MAIL = $(or $(MAIL),jsonl:$(abspath $(DEMO))/made/mail.jsonl)
+# Only from the command line: login shells set MAIL to the mailbox of the system.
+OWN_MAIL = $(if $(filter command,$(firstword $(origin MAIL))),$(MAIL))
+DEMO_MAIL = $(or $(OWN_MAIL),jsonl:$(abspath $(DEMO))/made/mail.jsonl)
 DEMO_SCENARIOS = $(or $(SCENARIOS),$(abspath $(DEMO))/made/scenarios.jsonl)
 # torch for the CPU: on Linux PyTorch's own index has it, and PyPI has one with CUDA; elsewhere PyPI has it.
 TORCH ?= $(if $(filter Darwin,$(shell uname)),torch==2.13.0,torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu)
@@ -60,12 +62,13 @@ benchmarks: $(VENV)/installed ## the speeds that the README quotes (minutes)
 	$(BIN)/python -m tests.benchmarks.cluster
 	$(BIN)/python -m tests.benchmarks.cluster --compare transformers
 
-# From nothing to a verdict, and a question to whatever was published; the gate's no is an answer too.
-demo: $(VENV)/installed ## the whole pipeline here, on invented mail or MAIL=SOURCE SCENARIOS=FILE (a quarter of an hour)
-ifndef MAIL
-	$(BIN)/gumshoe synthesize mail --seed 9001 --difficulty plain --out $(DEMO)/made --replace
+# From nothing to a verdict, and a question to whatever was published; the gate's no is an answer too. Stopped, it
+# continues where it was: `make demo` again, or `make demo NEW=1` for a new run.
+demo: $(VENV)/installed ## the whole pipeline here, on invented mail or MAIL=SOURCE SCENARIOS=FILE (8 minutes)
+ifeq ($(OWN_MAIL),)
+	@test -f $(DEMO)/made/mail.jsonl || $(BIN)/gumshoe synthesize mail --seed 9001 --difficulty plain --out $(DEMO)/made
 endif
-	$(BIN)/gumshoe pipeline run train-agent --out $(DEMO) -p 'sources=[$(DEMO_MAIL)]' -p scenarios=$(DEMO_SCENARIOS) \
+	$(BIN)/gumshoe pipeline run train-agent $(if $(NEW),--new) --out $(DEMO) -p 'sources=[$(DEMO_MAIL)]' -p scenarios=$(DEMO_SCENARIOS) \
 		-p base_model=tiny -p config=tiny -p 'settings={optimizer.max_steps: 6, evaluation.eval_steps: 6}' \
 		-p 'limits={max_turns: 6, max_tokens: 120}'
 	$(BIN)/gumshoe mail index $(DEMO_MAIL) --out $(DEMO)/index --replace
@@ -77,9 +80,11 @@ endif
 pipelines: $(VENV)/installed ## compile the pipelines again, as they are committed
 	$(BIN)/gumshoe pipeline compile --out pipelines/compiled
 
-docs: $(VENV)/installed ## generate the reference pages and the chart's files again, as they are committed
-	$(BIN)/python -m gumshoe.error_codes > docs/reference/errors.md
+docs: $(VENV)/installed ## generate the reference and the chart's files, and build the site in outputs/site
 	$(BIN)/python -m charts.generate charts/agent
+	$(BIN)/python -m docs.generate
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "The site is in outputs/site. $(BIN)/mkdocs serve shows it, and follows changes of pages."
 
 images: ## build the images; REGISTRY= is required, TAG= and BUILDER= (docker, podman, buildah) are not
 	images/build.sh
@@ -88,9 +93,10 @@ lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml a
 	$(LOCK) --all-extras pyproject.toml -o requirements-dev.txt
 	$(LOCK) -c requirements-dev.txt --extra serve pyproject.toml -o requirements.txt
 	$(LOCK) -c requirements-dev.txt --extra serve --extra embeddings pyproject.toml -o requirements-documents.txt
-	$(LOCK) -c requirements-dev.txt --extra pipelines --extra deploy --extra documents pyproject.toml -o requirements-worker.txt
-	$(LOCK) -c requirements-dev.txt --extra pipelines --extra deploy --extra documents --extra embeddings --extra train \
-		--extra qlora pyproject.toml -o requirements-trainer.txt
+	$(LOCK) -c requirements-dev.txt --extra pipelines --extra deploy --extra helm --extra documents pyproject.toml \
+		-o requirements-worker.txt
+	$(LOCK) -c requirements-dev.txt --extra pipelines --extra documents --extra embeddings --extra train --extra qlora \
+		pyproject.toml -o requirements-trainer.txt
 
 hooks: $(VENV)/installed ## install the pre-commit hooks
 	$(BIN)/pre-commit install

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -36,6 +36,9 @@ class NotesCorpus(Corpus):
 
     def check_source(self, uri: str) -> None:
         list_files(uri, self.split_source(uri)[1])
+
+    def open_search(self, directory: Path, inbox: str | None) -> NoReturn:
+        raise NotImplementedError
 
     def ingest(self, sources: Sequence[str], directory: Path, embedding: str) -> IngestResult:  # noqa: ARG002
         (uri,) = sources

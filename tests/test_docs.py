@@ -1,174 +1,39 @@
-"""Run the commands of `docs/` like a user: in order, each page in a directory of its own.
+"""The documentation: its links are valid, the site builds and is complete, and the README stays short and correct."""
 
-Commands for a cluster use fake servers for Kubernetes, Kubeflow Pipelines and S3.
-"""
-
-import os
 import re
-import shutil
-import subprocess
-import sys
-import textwrap
-from collections.abc import Iterator
+import shlex
+from functools import cache
 from pathlib import Path
 
 import pytest
+from docs.generate.site import adapt_links
 
-from gumshoe.artifacts.store import Store
-from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes, Object, fake_kubernetes
-from tests.cluster.fit_cluster import set_up_cluster
-from tests.cluster.test_deploy import ACCESS, BASE, publish
-from tests.conftest import skip_missing
-from tests.pipelines.fake_kubeflow import FakeKubeflow, fake_kubeflow
+from tests.doc_pages import DOCS, ROOT, run_commands
+from tests.test_help_pages import load
 
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
-
-
-def read_blocks(page: str, language: str) -> list[str]:
-    """Return the code blocks of a page in order, including those in lists."""
-    found = re.findall(rf"^ *```{language}\n(.*?)^ *```", (DOCS / page).read_text(), re.M | re.S)
-    return [textwrap.dedent(each) for each in found]
+PAGES = [
+    *DOCS.rglob("*.md"),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+]
 
 
-def save_files(page: str, directory: Path) -> None:
-    """Write the files of a page: the blocks whose first line is a file name."""
-    for text in [*read_blocks(page, "python"), *read_blocks(page, "yaml")]:
-        name = text.partition("\n")[0].removeprefix("# ")
-        if re.fullmatch(r"[\w-]+\.(py|yaml)", name):
-            (directory / name).write_text(text)
-
-
-def run_commands(commands: str, directory: Path, **more: str) -> "subprocess.CompletedProcess[str]":
-    """Run shell commands in a directory that is also their home."""
-    own = {
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": f"{ROOT / 'components'}:{ROOT / 'pipelines'}:{ROOT}",
-        "COLUMNS": "200",
-        "HOME": str(directory),
-        "GUMSHOE_CACHE": str(directory / "cache"),
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-    }
-    return subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", commands],
-        cwd=directory,
-        env={**own, **more},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-@pytest.mark.nightly
-def test_the_commands_of_the_page_on_environments_work(tmp_path: Path) -> None:
-    """The commands start their own vLLM servers."""
-    page = "environments.md"
-    first, *rest = read_blocks(page, "sh")
-    (tmp_path / "handbook").mkdir()
-    save_files(page, tmp_path / "handbook")
-    run = run_commands(first.replace("mkdir handbook", "true") + "".join(rest), tmp_path)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "3 passed" in run.stdout
-    assert "search_documents" in run.stdout
-    assert "Step 2/2" in run.stderr
-    assert (tmp_path / "handbook" / "run" / "final" / "metadata.json").is_file()
-    assert (tmp_path / "handbook" / "measured" / "report.html").is_file()
-
-
-_ACTIVE = {"conditions": [{"type": "Active", "status": "True"}]}
-_SETTLED = {"ClusterQueue": _ACTIVE, "LocalQueue": _ACTIVE, "PersistentVolumeClaim": {"phase": "Bound"}}
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[FakeKubernetes]:
-    """Return a cluster that passes all checks, with working controllers."""
-    with fake_kubernetes(tmp_path) as fake:
-        set_up_cluster(fake)
-        controllers = Controllers(fake)
-
-        def settle(made: Object) -> None:
-            controllers.settle(made)
-            if made["kind"] in _SETTLED:
-                made["status"] = _SETTLED[made["kind"]]
-
-        fake.settle = settle
-        yield fake
-
-
-@pytest.fixture
-def kubeflow() -> Iterator[FakeKubeflow]:
-    with fake_kubeflow() as fake:
-        yield fake
-
-
-@pytest.fixture
-def checkout(tmp_path: Path) -> Path:
-    """Create the working directory of an operator."""
-    made = tmp_path / "checkout"
-    shutil.copytree(ROOT / "manifests", made / "manifests")
-    shutil.copytree(ROOT / "pipelines" / "compiled", made / "pipelines" / "compiled")
-    keys = made / "manifests" / "components" / "secrets" / "s3.env.example"
-    keys.write_text(re.sub(r"^(AWS_\w+_KEY\w*)=$", r"\1=filled-in", keys.read_text(), flags=re.M))
-    return made
-
-
-@pytest.fixture
-def store(s3_bucket: str, tmp_path: Path) -> Store:
-    """Create a store with two adapters."""
-    made = Store(f"s3://{s3_bucket}/project")
-    for name in ("r1", "r2"):
-        publish(made, tmp_path / "adapters" / name, name, {"base_model_name_or_path": BASE, "r": 8})
-    return made
-
-
-@pytest.mark.nightly
-@pytest.mark.timeout(900)
-def test_the_commands_of_the_page_on_operations_work(
-    cluster: FakeKubernetes, kubeflow: FakeKubeflow, checkout: Path, store: Store
-) -> None:
-    if shutil.which("kubectl") is None:
-        skip_missing("kubectl")
-    page = "operations.md"
-    save_files(page, checkout)
-    before = f"gumshoe deploy mail --adapter r1 --store {store.uri} --namespace agents {' '.join(ACCESS)}\n"
-    text = before + "".join(read_blocks(page, "sh"))
-    replacements = {"s3://bucket/project": store.uri, "https://kubeflow.example.com/pipeline": kubeflow.url}
-    for example, actual in replacements.items():
-        assert example in text
-        text = text.replace(example, actual)
-    aws = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-    run = run_commands(text, checkout, KUBECONFIG=str(cluster.kubeconfig), **aws)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "kind: ClusterQueue" in (checkout / "rendered.yaml").read_text()
-    assert {name for plural, place, name in cluster.objects if (plural, place) == ("secrets", "gumshoe")} == {
-        "gumshoe-models",
-        "gumshoe-s3",
-    }
-    assert "Nothing to fix" in run.stdout
-    assert [each.display_name for each in kubeflow.experiments] == ["gumshoe"]
-    assert "slowest episode" in run.stdout
-    assert "r2 takes 100 %" in run.stdout
-    assert "adapters/restored" in run.stdout
-
-
-@pytest.mark.parametrize("page", sorted(each.name for each in DOCS.glob("*.md")))
-def test_links_are_valid(page: str) -> None:
-    """Checks links to files and to headings in them."""
-    text = (DOCS / page).read_text()
-    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+@pytest.mark.parametrize("page", [pytest.param(each, id=str(each.relative_to(ROOT))) for each in sorted(PAGES)])
+def test_links_are_valid(page: Path) -> None:
+    """Checks links to files, and to headings and anchors in them."""
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if "://" in target:
             continue
         place, _, heading = target.partition("#")
-        found = (DOCS / place).resolve() if place else DOCS / page
-        assert found.exists(), f"{page}: {target}"
+        found = (page.parent / place).resolve() if place else page
+        assert found.exists(), target
         if heading:
-            assert heading in _headings(found), f"{page}: {target}"
+            assert heading in _anchors(found), target
 
 
 def test_files_named_in_the_architecture_exist() -> None:
     named = re.findall(
-        r"`((?:tests|agent|artifacts|mail|rewards|training)/[\w./]+)`", (DOCS / "architecture.md").read_text()
+        r"`((?:tests|agent|artifacts|mail|rewards|training)/[\w./]+)`",
+        (DOCS / "explain" / "architecture.md").read_text(),
     )
     places = {
         each: ROOT / each if each.startswith("tests/") else ROOT / "components" / "gumshoe" / each for each in named
@@ -177,7 +42,94 @@ def test_files_named_in_the_architecture_exist() -> None:
     assert [each for each, place in places.items() if not place.exists()] == []
 
 
-def _headings(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as on GitHub."""
-    found = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
-    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in found}
+@cache
+def _anchors(page: Path) -> set[str]:
+    """Return the anchors of a page: those of its headings, as on GitHub, and its own."""
+    text = page.read_text()
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    own = re.findall(r'<a id="([^"]+)">', text)
+    return {re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings} | {*own}
+
+
+@pytest.mark.ci
+def test_the_site_builds_strictly_and_loads_nothing_from_elsewhere(tmp_path: Path) -> None:
+    build = run_commands(f"cd {ROOT} && mkdocs build --strict --site-dir {tmp_path / 'site'}", tmp_path)
+    assert build.returncode == 0, build.stderr
+    pages = [each.read_text() for each in (tmp_path / "site").rglob("*.html")]
+    assert len(pages) > len(list(DOCS.rglob("*.md")))
+    loaded = [tag for page in pages for tag in re.findall(r"<(?:link|script|img|iframe|source|object)\b[^>]*>", page)]
+    assert [tag for tag in loaded if re.search(r"(?:src|href|data)=[\"']?(?:https?:)?//", tag)] == []
+    assert not any("mermaid" in page for page in pages), "the theme would load mermaid from elsewhere"
+    styles = [each.read_text() for each in (tmp_path / "site").rglob("*.css")]
+    assert not any(re.search(r"(?:url\(|@import )[\"']?(?:https?:)?//", each) for each in styles)
+    assert (tmp_path / "site" / "search" / "search_index.json").is_file()
+    assert (tmp_path / "site" / "reference" / "schemas" / "train.schema.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("link", "source", "target", "adapted"),
+    [
+        ("[a](sizing.md#one-node)", "docs/operate/install.md", "operate/install.md", "[a](sizing.md#one-node)"),
+        ("[a](../../CHANGELOG.md)", "docs/operate/upgrade.md", "operate/upgrade.md", "[a](../changelog.md)"),
+        ("[a](docs/glossary.md)", "CONTRIBUTING.md", "contributing.md", "[a](glossary.md)"),
+        ("[a](RUNBOOKS.md#b)", "charts/agent/README.md", "operate/chart.md", "[a](runbooks-serving.md#b)"),
+        ("[a](../README.md#install)", "docs/glossary.md", "glossary.md", "[a](index.md)"),
+        ("[a](values.yaml)", "charts/agent/README.md", "operate/chart.md", "a"),
+        ("[a](https://example.com/b.md)", "docs/index.md", "index.md", "[a](https://example.com/b.md)"),
+        ("```\n[a](../b.md)\n```", "docs/index.md", "index.md", "```\n[a](../b.md)\n```"),
+    ],
+)
+def test_links_are_adapted_to_the_site(link: str, source: str, target: str, adapted: str) -> None:
+    assert adapt_links(link, source, target, "") == adapted
+
+
+def test_links_to_other_files_lead_to_the_repository_if_its_address_is_known() -> None:
+    found = adapt_links(
+        "[a](values.yaml)", "charts/agent/README.md", "operate/chart.md", "https://example.com/gumshoe/"
+    )
+    assert found == "[a](https://example.com/gumshoe/blob/main/charts/agent/values.yaml)"
+
+
+README = (ROOT / "README.md").read_text()
+COMMANDS_OF_README = [
+    re.split(r"\s#\s", line)[0].strip()
+    for block in re.findall(r"^```sh\n(.*?)^```", README, re.M | re.S)
+    for line in block.replace("\\\n", " ").splitlines()
+]
+
+
+def test_the_readme_fits_on_a_few_screens() -> None:
+    assert len(README.splitlines()) <= 200
+
+
+def test_the_pictures_of_the_readme_exist() -> None:
+    named = re.findall(r'(?:src|srcset)="([^"]+)"', README)
+    assert [each for each in named if "://" not in each and not (ROOT / each).is_file()] == []
+
+
+@pytest.mark.parametrize("line", [each for each in COMMANDS_OF_README if each.startswith("make ")])
+def test_make_targets_in_the_readme_exist(line: str) -> None:
+    assert re.search(rf"^{line.split()[1]}:", (ROOT / "Makefile").read_text(), re.M)
+
+
+@pytest.mark.parametrize("line", [each for each in COMMANDS_OF_README if each.startswith("gumshoe ")])
+def test_commands_in_the_readme_are_valid_and_explained_in_the_documentation(
+    line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Only parses them: the tutorials and guides that explain the same commands are run by `test_doc_commands`."""
+    monkeypatch.chdir(tmp_path)
+    for file in ("parameters.yaml", "values.yaml"):
+        Path(file).touch()
+    _, *words = shlex.split(line)
+    path = parse_command(words)
+    pages = (each.read_text() for folder in ("tutorials", "guides") for each in (DOCS / folder).iterdir())
+    assert any(f"gumshoe {path}" in page for page in pages)
+
+
+def parse_command(words: list[str]) -> str:
+    """Parse the arguments of `gumshoe`, and return the name of the command without its arguments."""
+    command, name = load(words[0]), words.pop(0)
+    while words and (inner := getattr(command, "commands", {}).get(words[0])):
+        command, name = inner, f"{name} {words.pop(0)}"
+    command.make_context(name, words)
+    return name

@@ -156,17 +156,17 @@ def test_a_missing_distribution_is_detected() -> None:
     assert "No module named 'peft'" in run.stderr
 
 
-def test_the_trainer_image_contains_all_imports_of_the_code() -> None:
-    """Includes lazy imports, but not the agent server, which has its own image."""
-    owners, have = packages_distributions(), list_distributions("trainer")
+def find_missing_imports(image: str, part: str, *excluded: str) -> set[str]:
+    """Return the imports in a part of the code, lazy ones included, that an image does not contain."""
+    owners, have = packages_distributions(), list_distributions(image)
     optional = {
         *("gumshoe", "gumshoe_pipelines"),  # our own
         *("wandb", "mlflow", "deepspeed"),  # optional: a setting requires them, and they are checked then
         "mypy_boto3_s3",  # for the type checker
     }
     missing = set()
-    for path in (ROOT / "components").rglob("*.py"):
-        if path.parent.name == "serving":
+    for path in (ROOT / "components" / "gumshoe" / part).rglob("*.py"):
+        if path.parent.name in excluded:
             continue
         for each in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in each.names] if isinstance(each, ast.Import) else []
@@ -174,7 +174,18 @@ def test_the_trainer_image_contains_all_imports_of_the_code() -> None:
             for top in {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - optional:
                 if not {normalize(owner) for owner in owners.get(top, [])} & have:
                     missing.add(f"{path.relative_to(ROOT)}: {top}")
-    assert missing == set()
+    return missing
+
+
+def test_the_trainer_image_contains_the_imports_of_the_code() -> None:
+    """The agent server and deployments have other images."""
+    assert find_missing_imports("trainer", "", "serving", "cluster") == set()
+
+
+def test_the_worker_image_alone_contains_what_deploys() -> None:
+    assert find_missing_imports("worker", "cluster") == set()
+    missing = find_missing_imports("trainer", "cluster")
+    assert {each.rpartition(" ")[2] for each in missing} == {"helm_python", "kserve"}
 
 
 def build_images(tmp_path: Path, *images: str, **environment: str) -> "subprocess.CompletedProcess[str]":

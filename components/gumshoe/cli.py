@@ -12,46 +12,66 @@ from typing import Any, cast
 import typer
 from dotenv import find_dotenv, load_dotenv
 from typer.core import TyperGroup
-from typer.rich_utils import rich_abort_error, rich_format_error
 
 from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.help_pages import print_help
 from gumshoe.terminal import err, has_printed_json, print_json, printable, reset_printed_json
 
-COMMANDS = {
-    "artifacts": ("gumshoe.artifacts.commands", "Publish, fetch, list, verify and prune artifacts."),
-    "mail": ("gumshoe.mail.commands", "Index, search and read mail, one inbox at a time."),
-    "documents": ("gumshoe.documents.commands", "Scrape, index and search documents."),
-    "scenarios": ("gumshoe.scenarios.commands", "Load, split and check questions with known answers."),
-    "synthesize": ("gumshoe.synthesis.commands", "Generate synthetic mail, documents and questions."),
-    "train": ("gumshoe.training.commands.train:train", "Train an adapter with GRPO on rollouts of the agent."),
-    "warm-start": (
-        "gumshoe.training.commands.train:warm_start",
-        "Train a first adapter with supervised learning on correct episodes.",
-    ),
-    "adapter": ("gumshoe.training.commands.adapter", "Create, inspect and merge LoRA adapters."),
-    "plan": ("gumshoe.training.commands.plan:plan", "Estimate the memory and time of a training run."),
-    "tiny": ("gumshoe.tiny.commands", "Build the tiny policy, a small model for tests and demos."),
-    "judge": ("gumshoe.rewards.commands", "Score trajectories and calibrate judges."),
-    "rollout": ("gumshoe.rollouts.commands:rollout", "Run episodes of scenarios and write their trajectories."),
-    "evaluate": ("gumshoe.evaluation.commands:evaluate", "Evaluate policies and write a report of every episode."),
-    "compare": ("gumshoe.evaluation.commands:compare", "Compare two evaluated policies, question by question."),
-    "gate": ("gumshoe.evaluation.commands:gate", "Decide if a candidate is significantly better than a baseline."),
-    "pipeline": ("gumshoe_pipelines.commands", "Compile, run and submit the pipelines."),
-    "serve": ("gumshoe.serving.commands:serve", "Serve an agent over HTTP and MCP, with a web page."),
-    "serve-key": ("gumshoe.serving.commands:serve_key", "Create an API key for the agent server."),
-    "doctor": ("gumshoe.cluster.doctor_commands:doctor", "Check a cluster and an artifact store before the first run."),
-    "deploy": ("gumshoe.cluster.commands:deploy", "Deploy a published adapter to a cluster."),
-    "promote": ("gumshoe.cluster.commands:promote", "Promote a canary to all traffic."),
-    "rollback": ("gumshoe.cluster.commands:rollback", "End a canary, or return to the previous adapter."),
-    "deployments": ("gumshoe.cluster.commands:deployments", "List, show and remove deployments, and print their logs."),
-    "adapter-loader": (
-        "gumshoe.cluster.adapter_loader_command:app",
-        "Load the newest adapter of a run into a vLLM server.",
-    ),
-    "ask": ("gumshoe.serving.commands:ask", "Ask an agent one question about a mailbox."),
-    "explain": ("gumshoe.commands:explain", "Explain an error code: its cause and its remedy."),
-    "trajectories": ("gumshoe.rollouts.commands:trajectories", "Show recorded trajectories."),
+_GROUPS = {
+    "Data": {
+        "mail": ("gumshoe.mail.commands", "Index, search and read mail, one inbox at a time."),
+        "documents": ("gumshoe.documents.commands", "Scrape, index and search documents."),
+        "scenarios": ("gumshoe.scenarios.commands", "Write, split and check questions with known answers."),
+        "synthesize": ("gumshoe.synthesis.commands", "Generate synthetic mail, documents and questions."),
+    },
+    "Agent": {
+        "ask": ("gumshoe.serving.commands:ask", "Ask an agent one question about mail or documents."),
+        "rollout": ("gumshoe.rollouts.commands:rollout", "Run episodes of scenarios and write their trajectories."),
+        "trajectories": ("gumshoe.rollouts.commands:trajectories", "Show recorded trajectories."),
+        "tiny": ("gumshoe.tiny.commands", "Build the tiny policy, a small model for tests and demos."),
+    },
+    "Train": {
+        "train": ("gumshoe.training.commands.train:train", "Train an adapter with GRPO on rollouts of the agent."),
+        "warm-start": (
+            "gumshoe.training.commands.train:warm_start",
+            "Train a first adapter on correct episodes (supervised).",
+        ),
+        "watch": ("gumshoe.training.commands.watch:watch", "Watch a training run: curves, episodes and time left."),
+        "plan": ("gumshoe.training.commands.plan:plan", "Estimate the memory and time of a training run."),
+        "adapter": ("gumshoe.training.commands.adapter", "Create, inspect and merge LoRA adapters."),
+        "pipeline": ("gumshoe_pipelines.commands", "Compile, run and submit the pipelines."),
+    },
+    "Evaluate": {
+        "evaluate": ("gumshoe.evaluation.commands:evaluate", "Evaluate policies and write a report of every episode."),
+        "compare": ("gumshoe.evaluation.commands:compare", "Compare two evaluated policies, question by question."),
+        "gate": ("gumshoe.evaluation.commands:gate", "Decide if a candidate is better than a baseline."),
+        "judge": ("gumshoe.rewards.commands", "Score trajectories and calibrate judges."),
+    },
+    "Serve": {
+        "serve": ("gumshoe.serving.commands:serve", "Serve an agent over HTTP and MCP, with a web page."),
+        "serve-key": ("gumshoe.serving.commands:serve_key", "Create an API key for the agent server."),
+    },
+    "Cluster": {
+        "doctor": ("gumshoe.cluster.doctor_commands:doctor", "Check a cluster and a store before the first run."),
+        "deploy": ("gumshoe.cluster.commands:deploy", "Deploy a published adapter to a cluster."),
+        "promote": ("gumshoe.cluster.commands:promote", "Promote a canary to all traffic."),
+        "rollback": ("gumshoe.cluster.commands:rollback", "End a canary, or return to the previous adapter."),
+        "deployments": (
+            "gumshoe.cluster.commands:deployments",
+            "List, show and remove deployments, and print their logs.",
+        ),
+        "adapter-loader": (
+            "gumshoe.cluster.adapter_loader_command:app",
+            "Load the newest adapter of a run into a vLLM server.",
+        ),
+    },
+    "Other": {
+        "artifacts": ("gumshoe.artifacts.commands", "Publish, fetch, list, verify and prune artifacts."),
+        "explain": ("gumshoe.commands:explain", "Explain an error code: its cause and its remedy."),
+    },
 }
+"""Place and purpose of each command, by heading."""
+COMMANDS = {name: found for commands in _GROUPS.values() for name, found in commands.items()}
 
 
 class _LazyGroup(TyperGroup):
@@ -62,7 +82,18 @@ class _LazyGroup(TyperGroup):
         if name in COMMANDS:
             module, _, app_name = COMMANDS[name][0].partition(":")
             command = typer.main.get_command(getattr(import_module(module), app_name or "app"))
+            _use_help_pages(command)
         return name, command, rest
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        print_help(self, ctx)
+
+
+def _use_help_pages(command: Any) -> None:
+    """Let a command and its subcommands print their help as `gumshoe.help_pages` does."""
+    command.format_help = lambda context, _: print_help(command, context)
+    for each in getattr(command, "commands", {}).values():
+        _use_help_pages(each)
 
 
 app = typer.Typer(
@@ -71,8 +102,9 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,  # locals may hold mail or keys
 )
-for _name, (_module, _help) in COMMANDS.items():
-    app.add_typer(typer.Typer(help=_help), name=_name)
+for _group, _commands in _GROUPS.items():
+    for _name, (_module, _help) in _commands.items():
+        app.add_typer(typer.Typer(help=_help), name=_name, rich_help_panel=_group)
 
 
 def _print_version(value: bool) -> None:
@@ -112,20 +144,22 @@ def main(argv: list[str] | None = None) -> None:
     reset_printed_json()
     try:
         _read_dotenv()
-        status = app(arguments, standalone_mode=False)
+        status = app(arguments, prog_name="gumshoe", standalone_mode=False)
     except GumshoeError as error:
         err.print(f"[bold red]error:[/] {printable(error.message_with_code)}", soft_wrap=True)
         status = _fail(error, arguments)
     except typer.TyperException as error:
         status = _print_usage_error(error, arguments)
     except typer.Abort:
-        rich_abort_error()
+        err.print("[red]Aborted.[/]")
         status = 1
     sys.exit(status if isinstance(status, int) else 0)
 
 
 def _print_usage_error(error: typer.TyperException, arguments: list[str]) -> int:
     """Print what is wrong with the arguments, or nothing if help was printed because there were none."""
+    from typer.rich_utils import rich_format_error  # takes a third of the time that the start takes
+
     rich_format_error(cast(Any, error))
     if message := error.format_message():
         err.print("\\[cli.usage]")

@@ -13,9 +13,20 @@ from gumshoe.terminal import JsonFlag, out, print_json, printable
 explain = typer.Typer()
 
 
-@explain.command()
+def _complete_code() -> list[tuple[str, str]]:
+    return [(code, entry.cause) for code, entry in load_error_codes().items()]
+
+
+@explain.command(epilog="gumshoe explain cli.usage")
 def _explain(
-    code: Annotated[str | None, typer.Argument(help="An error code, e.g. cli.usage. Default: list all codes.")] = None,
+    code: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="CODE",
+            autocompletion=_complete_code,
+            help="An error code, e.g. cli.usage. Default: list all codes.",
+        ),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Explain an error code: its cause and its remedy."""

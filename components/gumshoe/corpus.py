@@ -17,6 +17,8 @@ CORPORA = {
     "documents": "gumshoe.documents.corpus:DocumentsCorpus",
 }
 """`Corpus` of each kind as `module:Class`, by the name of its environment."""
+SCENARIOS_FILE = "scenarios.jsonl"
+"""Name of a scenario file beside the data that it is about."""
 DEFAULT_ENVIRONMENT = "email"
 """Environment of pipelines and deployments that do not name one."""
 
@@ -48,6 +50,40 @@ class SourceAudit(Protocol):
 
     def look_up(self, source_id: str, question: Question) -> LookupResult:
         """Find a source by its id, and check that searches for the question can list it."""
+        ...
+
+
+class FoundSource(NamedTuple):
+    """A source that a search listed."""
+
+    source_id: str
+    title: str
+    origin: str
+    """Where it comes from, e.g. sender and time; empty if that is unknown."""
+    snippet: str
+
+
+class OpenedSource(NamedTuple):
+    """A source that was read."""
+
+    text: str
+    day: date | None
+    """Day (UTC) since which it is visible, if that matters."""
+
+
+class SourceSearch(Protocol):
+    """Search an index as an agent does, for people who write scenarios."""
+
+    def search(self, words: Sequence[str]) -> list[FoundSource]:
+        """Return at most ten sources, best first.
+
+        Raises:
+            UsageError: if the words cannot be searched for.
+        """
+        ...
+
+    def read(self, source_id: str) -> OpenedSource:
+        """Return a source that a search listed."""
         ...
 
 
@@ -107,6 +143,14 @@ class Corpus(ABC):
         """
 
     @abstractmethod
+    def open_search(self, directory: Path, inbox: str | None) -> SourceSearch:
+        """Open an index to search it; one inbox of it, if its items belong to inboxes.
+
+        Raises:
+            GumshoeError: if the index cannot be opened.
+        """
+
+    @abstractmethod
     def ingest(self, sources: Sequence[str], directory: Path, embedding: str) -> IngestResult:
         """Build an index. Reuse an existing index with the same sources and options (see `is_built_from`).
 
@@ -122,6 +166,15 @@ def find_corpus(name: str) -> Corpus | None:
         return None
     corpus: Corpus = load_class(CORPORA[name])(name)
     return corpus
+
+
+def suggest_after_indexing(sources: Sequence[str], index: Path) -> tuple[object, ...]:
+    """Return the command to run after an index was built: check the scenarios beside its source, or write some."""
+    beside = (Path(each.partition(":")[2]).with_name(SCENARIOS_FILE) for each in sources if each.startswith("jsonl:"))
+    known = next((each for each in beside if each.is_file()), None)
+    if known is None:
+        return ("gumshoe", "scenarios", "add", "questions.jsonl", "--index", index)
+    return ("gumshoe", "scenarios", "check", known, "--index", index)
 
 
 def load_class(place: str) -> Any:

@@ -6,7 +6,7 @@ Each package lists the codes that it raises in its own `errors.toml`:
     cause = "A file that was named as an mbox does not begin with a `From ` line."
     remedy = "Name an mbox file, or use the prefix of the format that the file has."
 
-`python -m gumshoe.error_codes` prints the page `docs/reference/errors.md`.
+`python -m gumshoe.error_codes` prints them as a page of Markdown, which is `docs/reference/errors.md`.
 """
 
 import tomllib

@@ -6,15 +6,7 @@ lists the codes with their causes and remedies.
 """
 
 import warnings
-from itertools import islice
-from typing import TYPE_CHECKING, ClassVar
-
-if TYPE_CHECKING:
-    from pydantic import ValidationError
-    from pydantic_core import ErrorDetails
-
-_MOST_SHOWN = 60  # characters of a value in a message
-_WITHOUT_VALUE = ("missing", "extra_forbidden", "value_error")  # the value does not matter, or is in the message
+from typing import ClassVar
 
 
 class GumshoeError(Exception):
@@ -61,24 +53,3 @@ class UnavailableError(GumshoeError):
     """Report that an external service failed; a later attempt may succeed. Exit status 75 (EX_TEMPFAIL)."""
 
     exit_status = 75
-
-
-def describe_validation_error(error: "ValidationError", most: int = 5, *, with_values: bool = False) -> str:
-    """Return the key and the reason of each fault that pydantic found, up to `most` of them.
-
-    With `with_values`, the wrong values are added; they must not be secret.
-    """
-    return "; ".join(_describe_fault(each, with_values) for each in islice(error.errors(), most))
-
-
-def _describe_fault(fault: "ErrorDetails", with_value: bool) -> str:
-    key, kind = ".".join(map(str, fault["loc"])), fault["type"]
-    why = "must be a mapping" if kind in ("model_type", "dict_type") else fault["msg"].removeprefix("Value error, ")
-    found = f", got {shorten_value(fault['input'])}" if with_value and kind not in _WITHOUT_VALUE else ""
-    return f"{key}: {why[:1].lower()}{why[1:]}{found}".removeprefix(": ")
-
-
-def shorten_value(value: object) -> str:
-    """Return a value as in Python code, cut to a length that fits into a message."""
-    shown = repr(value)
-    return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"

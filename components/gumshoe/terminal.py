@@ -2,15 +2,15 @@
 
 import json
 import logging
+import shlex
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Annotated, Any, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
-from pydantic import BaseModel
 from rich.console import Console
 from rich.filesize import decimal
 from rich.markup import escape
@@ -28,6 +28,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+
 logging.getLogger("httpx").setLevel(logging.WARNING)  # at INFO, which Kubeflow sets, it logs each request
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -39,10 +42,10 @@ _has_printed_json = ContextVar("has_printed_json", default=False)
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
-def print_json(result: BaseModel | list[Any] | dict[str, Any]) -> None:
+def print_json(result: "BaseModel | list[Any] | dict[str, Any]") -> None:
     """Print one JSON document on standard output."""
     _has_printed_json.set(True)
-    document = result.model_dump(mode="json") if isinstance(result, BaseModel) else result
+    document = result if isinstance(result, list | dict) else result.model_dump(mode="json")
     print(json.dumps(document, indent=2, ensure_ascii=False))  # noqa: T201 - rich would wrap long lines
 
 
@@ -64,6 +67,15 @@ def escape_control_characters(text: object) -> str:
 def printable(text: object) -> str:
     """Return text that is safe to print with rich: as `plain`, and with markup escaped."""
     return escape(escape_control_characters(text))
+
+
+def print_next(*words: object) -> None:
+    """Print the command that continues the work, as one dim line on standard error.
+
+    >>> print_next("gumshoe", "mail", "stats", "--index", Path("my mail"))
+    Next: gumshoe mail stats --index 'my mail'
+    """
+    err.print(f"[dim]Next: {printable(shlex.join(map(str, words)))}[/]", soft_wrap=True)
 
 
 def print_counts(title: str, counts: Mapping[str, int]) -> None:

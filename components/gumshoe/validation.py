@@ -1,15 +1,19 @@
 """Validate mappings from configurations and pipelines with pydantic models, and report faults as a `UsageError`."""
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
-from gumshoe.errors import UsageError, describe_validation_error, shorten_value
+from gumshoe.errors import UsageError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _KEY_FAULTS = ("extra_forbidden", "missing")
+_MOST_SHOWN = 60  # characters of a value in a message
+_WITHOUT_VALUE = (*_KEY_FAULTS, "value_error")  # the value does not matter, or is in the message
 
 
 class ParameterModel(BaseModel):
@@ -52,8 +56,29 @@ def validate_model(model: type[ModelT], values: object, code: str, what: str) ->
         raise UsageError(code, f"{what}: {describe_validation_error(error, with_values=True)}{hint}") from None
 
 
+def describe_validation_error(error: ValidationError, most: int = 5, *, with_values: bool = False) -> str:
+    """Return the key and the reason of each fault that pydantic found, up to `most` of them.
+
+    With `with_values`, the wrong values are added; they must not be secret.
+    """
+    return "; ".join(_describe_fault(each, with_values) for each in islice(error.errors(), most))
+
+
+def _describe_fault(fault: ErrorDetails, with_value: bool) -> str:
+    key, kind = ".".join(map(str, fault["loc"])), fault["type"]
+    why = "must be a mapping" if kind in ("model_type", "dict_type") else fault["msg"].removeprefix("Value error, ")
+    found = f", got {_shorten(fault['input'])}" if with_value and kind not in _WITHOUT_VALUE else ""
+    return f"{key}: {why[:1].lower()}{why[1:]}{found}".removeprefix(": ")
+
+
 def _describe_field(name: str, field: FieldInfo) -> str:
     kind = field.annotation.__name__ if isinstance(field.annotation, type) else str(field.annotation)
     has_default = not field.is_required() and field.default_factory is None
-    default = f", {shorten_value(field.default)} by default" if has_default else ""
+    default = f", {_shorten(field.default)} by default" if has_default else ""
     return f"{name} ({kind.replace('typing.', '')}{default})"
+
+
+def _shorten(value: object) -> str:
+    """Return a value as in Python code, cut to a length that fits into a message."""
+    shown = repr(value)
+    return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"

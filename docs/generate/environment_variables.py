@@ -8,8 +8,9 @@ from docs.generate.markdown import anchor, code, page, sentence, table
 
 from gumshoe.cluster.notify import WEBHOOK
 from gumshoe.inference.policy_names import ENGINE_VARIABLE
-from gumshoe.serving.settings import PREFIX
-from gumshoe.training.settings import list_env_vars
+from gumshoe.serving.settings import PREFIX as SERVE_PREFIX
+from gumshoe.training.settings_sources import PREFIX as TRAIN_PREFIX
+from gumshoe.training.settings_sources import list_env_vars
 
 READ = {
     "Models and judges": {
@@ -68,14 +69,16 @@ def render_environment_variables() -> str:
         "An option on the command line wins over its variable.",
         table(("variable", "option", "commands"), _list_options()),
         "## Training settings",
-        "Each of these is a [training setting](train-settings.md).",
+        f"Each [training setting](train-settings.md) has a variable: {code(TRAIN_PREFIX)}, then its name in capitals "
+        f"with `__` for each dot, e.g. {code(TRAIN_PREFIX + 'OPTIMIZER__MAX_STEPS')}. The following also have one with "
+        "a familiar name; if both are set, the one with the prefix wins.",
         table(
             ("variable", "setting"),
             ((code(each), f"[{code(name)}](train-settings.md#{name})") for name, each in list_env_vars()),
         ),
         "## Server settings",
-        f"Each [server setting](serve-settings.md) has a variable: {code(PREFIX)}, then its name in capitals with `__` "
-        f"for each dot, e.g. {code(PREFIX + 'LIMITS__QUEUE')}.",
+        f"Each [server setting](serve-settings.md) has a variable: {code(SERVE_PREFIX)}, then its name in capitals "
+        f"with `__` for each dot, e.g. {code(SERVE_PREFIX + 'LIMITS__QUEUE')}.",
     )
 
 

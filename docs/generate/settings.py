@@ -7,8 +7,11 @@ from docs.generate.json_schema import Json, Property, describe_type, list_proper
 from docs.generate.markdown import anchor, code, page, sentence, table
 from pydantic import BaseModel
 
-from gumshoe.serving.settings import PREFIX, ServeSettings
-from gumshoe.training.settings import CONFIGS, TrainSettings, list_env_vars
+from gumshoe.serving.settings import PREFIX as SERVE_PREFIX
+from gumshoe.serving.settings import ServeSettings
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_sources import CONFIGS, list_env_vars
+from gumshoe.training.settings_sources import PREFIX as TRAIN_PREFIX
 
 SCHEMAS: dict[str, type[BaseModel]] = {"train": TrainSettings, "serve": ServeSettings}
 _TITLES = {"train": "Settings of gumshoe train", "serve": "Settings of gumshoe serve"}
@@ -43,6 +46,8 @@ def render_train_settings() -> str:
         "(`--set optimizer.learning_rate=1e-5`); the later source wins.",
         f"`--config` also takes the name of a preset: {presets}. `gumshoe train --print-config` prints all settings, "
         "with the source of each.",
+        f"{_describe_variables(TRAIN_PREFIX, 'optimizer.max_steps')} Some settings also have a variable with a "
+        "familiar name; if both are set, the one with the prefix wins.",
         _describe_schema("train"),
         _render(TrainSettings, variables),
     )
@@ -54,10 +59,17 @@ def render_serve_settings() -> str:
         "Server settings",
         "Settings of `gumshoe serve`. They come from a YAML file (`--config FILE`), then from environment variables, "
         "then from flags (`--set limits.queue=10`); the later source wins.",
-        f"The environment variable of a setting is its name in capitals after `{PREFIX}`, with `__` for each dot: "
-        f"`limits.queue` is `{PREFIX}LIMITS__QUEUE`. `gumshoe serve --print-config` prints all settings.",
+        f"{_describe_variables(SERVE_PREFIX, 'limits.queue')} `gumshoe serve --print-config` prints all settings.",
         _describe_schema("serve"),
         _render(ServeSettings, {}),
+    )
+
+
+def _describe_variables(prefix: str, example: str) -> str:
+    variable = prefix + example.upper().replace(".", "__")
+    return (
+        f"The environment variable of a setting is its name in capitals after `{prefix}`, with `__` for each dot: "
+        f"`{example}` is `{variable}`."
     )
 
 

@@ -10,6 +10,7 @@ from rich.markup import escape
 
 from gumshoe.errors import UsageError
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable
+from gumshoe_pipelines.completion import complete_parameter, complete_pipeline
 
 if TYPE_CHECKING:
     from gumshoe_pipelines.graphs import Graph
@@ -20,10 +21,21 @@ app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Compile pipelines, run them on this machine, or submit them."
 )
 
-Name = Annotated[str, typer.Argument(metavar="PIPELINE", help="train-agent, sweep-agent or evaluate-agent.")]
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="PIPELINE", autocompletion=complete_pipeline, help="train-agent, sweep-agent or evaluate-agent."
+    ),
+]
 Parameters = Annotated[
     list[str] | None,
-    typer.Option("--set", "-p", metavar="NAME=VALUE", help="One parameter in YAML, e.g. seed=2. Repeatable."),
+    typer.Option(
+        "--set",
+        "-p",
+        metavar="NAME=VALUE",
+        autocompletion=complete_parameter,
+        help="One parameter in YAML, e.g. seed=2. Repeatable.",
+    ),
 ]
 Host = Annotated[str | None, typer.Option(envvar="KFP_HOST", metavar="URL", help="URL of the Kubeflow Pipelines API.")]
 Namespace = Annotated[
@@ -43,7 +55,10 @@ ParameterFile = Annotated[Path | None, typer.Option("--params", metavar="FILE", 
 def compile_(
     directory: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output directory.")],
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[PIPELINE]...", help="Pipelines to compile (default: all).")
+        list[str] | None,
+        typer.Argument(
+            metavar="[PIPELINE]...", autocompletion=complete_pipeline, help="Pipelines to compile (default: all)."
+        ),
     ] = None,
 ) -> None:
     """Compile pipelines to YAML: PIPELINE.yaml for the Kubeflow API, PIPELINE.k8s.yaml for `kubectl apply`."""

@@ -35,6 +35,7 @@ def train_grpo(
     metrics: dsl.Output[dsl.Metrics],
     plots: dsl.Output[dsl.HTML],
     start: dsl.Input[dsl.Model] = None,
+    entry: str = "",
 ) -> None:
     """Train an adapter with GRPO. Continues from checkpoints that an earlier attempt of the run left in the store.
 
@@ -56,6 +57,7 @@ def train_grpo(
         metrics: Metrics of the last step and the last evaluation.
         plots: Plots of the training.
         start: Adapter to start from. An empty one is ignored.
+        entry: Name of an entry of a sweep, whose checkpoints are in a directory of their own.
     """
     import shutil
     from pathlib import Path
@@ -65,7 +67,8 @@ def train_grpo(
 
     first = None if start is None else Path(start.path)
     inputs = Path(index.path), Path(scenarios.path)
-    request = TrainRequest.of_step(*inputs, base_model, config, settings, checkpoints, first)
+    place = f"{checkpoints}/{entry}" if entry else checkpoints
+    request = TrainRequest.of_step(*inputs, base_model, config, settings, place, first)
     if nodes == 1:
         found = train_adapter(request)
     else:

@@ -79,13 +79,14 @@ class LocalRun:
             return f"[bold]{escape(found[1])}[/]\n  {_LABELS['skipped']}"
         if not (self.steps and self.steps[-1].state == "running" and line.startswith("    ") and text.strip()):
             return None
-        if _NOISE.search(text[4:]):
-            return None
         message = text[4:]
+        if _CODE.fullmatch(message):  # the last line of an error's traceback
+            self.steps[-1].error += f" {message}"
+            return None
+        if _NOISE.search(message):
+            return None
         if found := _ERROR.match(message):
             self.steps[-1].error = found[1]
-        elif _CODE.fullmatch(message):  # the last line of an error's traceback
-            self.steps[-1].error += f" {message}"
         return None if message.startswith(("  ", "Traceback")) else f"  [dim]{printable(message)}[/]"
 
 

@@ -157,7 +157,7 @@ def _check_demonstrations(arguments: Mapping[str, Any], is_local: bool) -> None:
 
 
 def _check_settings(arguments: Mapping[str, Any], is_local: bool) -> None:
-    from gumshoe.training.settings import CONFIGS, resolve
+    from gumshoe.training.settings_sources import CONFIGS, resolve
 
     config = str(arguments.get("config", ""))
     is_preset = not config or (CONFIGS / f"{config}.yaml").exists()
@@ -266,7 +266,7 @@ def _check_servers(arguments: Mapping[str, Any]) -> None:
     Raises:
         UsageError: if they have none.
     """
-    from gumshoe.training.settings import CONFIGS, resolve
+    from gumshoe.training.settings_sources import CONFIGS, resolve
     from gumshoe_pipelines.trainjob_step import check_servers
 
     config = str(arguments.get("config", ""))

@@ -27,15 +27,22 @@ class SweepParameters(TrainingParameters):
 def sweep_agent(given: SweepParameters) -> None:
     """Train with several settings, and publish the best adapter that passes."""
     where = given.placement
-    run, evaluation, training = plan(given)
+    run, evaluation, _ = plan(given)
     inputs = ingest_and_split(given)
     before = evaluate(given, evaluation, hours=6, cached=True, **inputs).set_display_name("baseline")
     learning = {**inputs, "base_model": given.base_model, "config": given.config}
     with dsl.ParallelFor(given.sweep, parallelism=AT_ONCE, name="each") as each:
-        checkpoints = f"{given.store}/runs/{run}/{each.name}"
-        trained = train_with_grpo(given, training, **learning, settings=each.settings, checkpoints=checkpoints)
+        own, measuring, training = plan(given)  # `kfp.local` passes no output of a step from outside into a loop
+        trained = train_with_grpo(
+            given,
+            training,
+            **learning,
+            settings=each.settings,
+            checkpoints=f"{given.store}/runs/{own}",
+            entry=each.__getattr__("name"),  # `each.name` is the name of the placeholder
+        )
         compared = {"adapter": trained.outputs["adapter"], "baseline": before.outputs["evaluation"]}
-        after = evaluate(given, evaluation, hours=6, **inputs, **compared)
+        after = evaluate(given, measuring, hours=6, **inputs, **compared)
     decided = where.on_cpu(
         choose(
             evaluations=dsl.Collected(after.outputs["evaluation"]),

@@ -31,7 +31,8 @@ from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.vllm_server import round_up_lora_rank
 from gumshoe.training.node_main import fetch_result
 from gumshoe.training.run_spec import load_splits
-from gumshoe.training.settings import TrainSettings, check_settings
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_checks import check_settings
 from gumshoe.training.train_request import TrainRequest
 from gumshoe.training.training_step import TrainResult
 from gumshoe.validation import ParameterModel, validate_model

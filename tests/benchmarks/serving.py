@@ -33,6 +33,7 @@ import psutil
 import uvicorn
 import uvloop
 
+from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.environments.base import Environment
 from gumshoe.environments.registry import open_env
 from gumshoe.inference.policy import Completion, Sampling
@@ -42,12 +43,12 @@ from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.rollouts.episode import ChatSession
 from gumshoe.rollouts.sessions import token_chat_sessions
 from gumshoe.rollouts.tool_threads import ToolThreads
-from gumshoe.scenarios.scenario import SCENARIOS_FILE
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.serving.access import add_key, open_access
 from gumshoe.serving.feedback_recorder import FeedbackRecorder
+from gumshoe.serving.served_policies import ServedPolicy
 from gumshoe.serving.server import open_routes
-from gumshoe.serving.service import AnswerService, ServedPolicy
+from gumshoe.serving.service import AnswerService
 from gumshoe.serving.settings import read_settings
 from gumshoe.serving.telemetry import Metrics, create_tracer, log_as_json
 from gumshoe.synthesis.mailboxes import MAIL_FILE, synthesize_mail, write_mail

@@ -11,7 +11,7 @@ import pytest
 
 from gumshoe.training.records import write_record
 from gumshoe.training.run_spec import METRICS, SPEC, RunSpec
-from gumshoe.training.settings import resolve
+from gumshoe.training.settings_sources import resolve
 from tests.benchmarks.cluster import (
     ESTIMATED,
     compare_with_run,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from gumshoe.cluster.kserve_models import read_model
 from tests.conftest import skip_missing
 from tests.inference.fake_vllm import FakeVLLM
 from tests.serving.agent_server import ANN, add_key, make_files, start_server
@@ -125,8 +126,11 @@ def test_pods_are_restricted_and_no_secret_is_rendered(mode: str) -> None:
 def test_the_inference_service_passes_kserve_s_webhook_rules(mode: str) -> None:
     values = values_of(mode)
     changed = {"serving": {"runtimeCanary": {"percent": 20, "tag": "v0.32.0"}, "replicas": {"max": 1}}}
-    predictors = []
+    predictors: list[dict[str, Any]] = []
     for objects in (render(values), render(merge(values, changed))):
+        service = read_model("V1beta1InferenceService", of_kind(objects, "InferenceService"), strict=True)
+        assert len(service.spec.canary or []) == (len(predictors) > 0)
+        read_model("V1alpha1ServingRuntime", of_kind(objects, "ServingRuntime"), strict=True)
         spec = of_kind(objects, "InferenceService")["spec"]
         predictors += [spec["predictor"], *(each["predictor"] for each in spec.get("canary", []))]
     canary = predictors[-1]

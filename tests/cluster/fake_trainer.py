@@ -25,6 +25,25 @@ def condition(kind: str, status: str, message: str = "because", reason: str = "B
     }
 
 
+def check_trainjob(job: Object) -> None:
+    """Check that Kubeflow's own model of a TrainJob accepts it, and has a place for each of its fields."""
+    from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
+
+    model = TrainerV1alpha1TrainJob.from_dict(job)
+    assert model is not None
+    assert set(_list_fields(model.to_dict())) == set(_list_fields(job))
+
+
+def _list_fields(data: Any, path: str = "") -> Iterator[str]:
+    """Yield the path of each value."""
+    inner = dict(enumerate(data)) if isinstance(data, list) else data
+    if not isinstance(inner, dict) or not inner:
+        yield path
+        return
+    for name, each in inner.items():
+        yield from _list_fields(each, f"{path}.{name}")
+
+
 @dataclass
 class Trainer:
     """Play the controllers of TrainJobs. Set `cluster.settle` to its `settle`."""
@@ -38,8 +57,11 @@ class Trainer:
     _known: set[str] = field(default_factory=set)
 
     def settle(self, made: Object) -> None:
-        """Start a new TrainJob, or suspend it if it has a queue."""
-        if made["kind"] != "TrainJob" or made["metadata"]["uid"] in self._known:
+        """Check a TrainJob and its status. Start a new one, or suspend it if it has a queue."""
+        if made["kind"] != "TrainJob":
+            return
+        check_trainjob(made)
+        if made["metadata"]["uid"] in self._known:
             return
         self._known.add(made["metadata"]["uid"])
         if QUEUE_LABEL in made["metadata"]["labels"]:

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from gumshoe.artifacts.store import Store
+from gumshoe.cluster import helm_program
 from gumshoe.cluster.deploy import DeployTarget, deploy_published
 from gumshoe.cluster.releases import find_chart
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
@@ -29,7 +30,9 @@ SHORT_TIMEOUT = ["--timeout", "0.01"]
 
 
 @pytest.fixture
-def cluster(cluster: FakeKubernetes) -> FakeKubernetes:
+def cluster(cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch) -> FakeKubernetes:
+    """Use Helm's library, which is quicker than its program. `test_helm.py` tests both."""
+    monkeypatch.setattr(helm_program, "find_program", lambda: None)
     cluster.settle = Controllers(cluster).settle
     return cluster
 
@@ -441,6 +444,34 @@ def test_an_idle_kserve_is_reported(run: Callable[..., CommandResult], controlle
     done = run("deploy", "mail", "--adapter", "r1", *ACCESS, *SHORT_TIMEOUT)
     assert (done.status, done.code) == (75, "deploy.not-ready")
     assert "InferenceService" in done.err
+
+
+def test_failures_that_kserve_reports_are_shown(
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
+) -> None:
+    canary = ["serving.runtimeCanary.percent=20", "serving.runtimeCanary.tag=v0.32.0", "serving.replicas.max=1"]
+    sets = [each for value in canary for each in ("--set", value)]
+    assert run("deploy", deployed, "--adapter", "r1", *sets).status == 0
+    cluster.settle = lambda _: None
+    (service,) = cluster.of("InferenceService")
+    name = service["spec"]["canary"][0]["predictor"]["name"]
+
+    def show(ready: str, *canaries: dict[str, Any]) -> str:
+        failure = {"transitionStatus": "BlockedByFailedLoad", "lastFailureInfo": {"message": "out of memory", "new": 1}}
+        status = {
+            "conditions": [{"type": "Ready", "status": ready}],
+            "modelStatus": failure,
+            "canaryStatuses": [{"trafficPercent": 20, "modelStatus": failure, **each} for each in canaries],
+            "newer": {"field": 1},
+        }
+        cluster.change("inferenceservices", "agents", service["metadata"]["name"], status=status)
+        return str(json.loads(run("deployments", "show", deployed, "--json").out)["health"])
+
+    assert show("True", {"name": name, "ready": True}, {"name": "removed", "ready": False}) == "ready"
+    assert "vLLM failed: out of memory" in show("False")
+    health = show("True", {"name": name, "ready": False})
+    assert f"canary {name}" in health
+    assert health.count("out of memory") == 1
 
 
 def test_old_pods_do_not_count_as_ready(

@@ -27,7 +27,7 @@ from gumshoe.cluster.trainjob import (
 from gumshoe.cluster.trainjob_runner import run_trainjob
 from gumshoe.errors import GumshoeError, UnavailableError
 from tests.cluster.fake_kubernetes import FakeKubernetes
-from tests.cluster.fake_trainer import NAMESPACE, Trainer, condition, meanwhile, shorten_pauses
+from tests.cluster.fake_trainer import NAMESPACE, Trainer, check_trainjob, condition, meanwhile, shorten_pauses
 from tests.errors import raises
 from tests.waiting import Clock
 
@@ -97,6 +97,10 @@ def test_the_manifests_are_valid(assert_valid: Callable[..., None]) -> None:
     alone = replace(QUEUED, name=build_job_name("file:///a/runs/b"), gpus=0, node_selector={}, tolerations=())
     assert_valid([*QUEUED.manifests, *alone.manifests])
     service, job, deployment = QUEUED.manifests
+    check_trainjob(job)
+    check_trainjob(alone.manifests[1])
+    with pytest.raises(AssertionError):
+        check_trainjob({**job, "spec": {**job["spec"], "podSpecOverrides": []}})
     assert "300.0" not in json.dumps([job, deployment]), "Kubernetes rejects integers with a fraction"
     for each in (job, deployment):
         assert each["metadata"]["labels"][QUEUE_LABEL] == "gumshoe"

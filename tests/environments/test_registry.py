@@ -74,6 +74,21 @@ def test_a_source_has_a_label_of_its_kind(mail: Path, collection: Path) -> None:
     assert opened(collection).find_source(ABOUT_DOCUMENTS, "d9") is None
 
 
+def test_a_source_is_read_where_it_can_be_found(mail: Path, collection: Path) -> None:
+    world = opened(mail)
+    found = world.read_source(scenario(1), "2@example.com")
+    assert found is not None
+    assert (found.source, found.text) == (world.find_source(scenario(1), "2@example.com"), "Body of message 2")
+    assert found.details == {"From": f"<{ANN}>", "To": "bob@example.com", "Date": "Thursday, 2001-05-03 12:00"}
+    for hidden in (scenario(1, query_date="2001-05-01"), scenario(1, inbox_address="eve@other.example")):
+        assert world.read_source(hidden, "<2@example.com>") is None
+    found = opened(collection).read_source(ABOUT_DOCUMENTS, "d2")
+    assert found is not None
+    assert found.source == DocumentSource("d2", "Title 2", "https://example.com/2")
+    assert found.text == "Body of document 2"
+    assert opened(collection).read_source(ABOUT_DOCUMENTS, "d9") is None
+
+
 def test_the_tiny_policy_has_no_reasoning_unless_configured(mail: Path, collection: Path) -> None:
     def asks(world: EnvFactory) -> bool:
         return "<think>" in world.new_environment(ABOUT_DOCUMENTS, 10).system_prompt()

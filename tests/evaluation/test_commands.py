@@ -11,7 +11,7 @@ import pytest
 from gumshoe.artifacts.private_data import MARK
 from gumshoe.cli import main
 from gumshoe.evaluation.predictions import read_predictions
-from gumshoe.evaluation.results import EvaluationResult, read_result
+from gumshoe.evaluation.results import EVALUATION_FILES, EvaluationResult, read_result
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
@@ -55,6 +55,7 @@ def test_two_policies_are_evaluated_and_compared(run: Run, place: Place, server:
     assert "new vs. old: +33.3%" in ran.out
     for value in ("4 won", "0 lost", "8 unchanged"):
         assert value in ran.out
+    assert {each.name for each in (tmp_path / "e").iterdir()} <= {each.rstrip("/") for each in EVALUATION_FILES}
     found = EvaluationResult.model_validate_json((tmp_path / "e" / "metrics.json").read_bytes())
     old, new = found.policies
     assert [each.metrics["accuracy"].value for each in (old, new)] == pytest.approx([8 / 12, 1])

@@ -4,7 +4,6 @@ import json
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,13 +11,14 @@ import pytest
 
 from gumshoe.evaluation.metrics import format_value
 from gumshoe.evaluation.results import EvaluationResult
+from tests.browser_page import OpenPage, find_violations
 from tests.evaluation.conftest import Place
 from tests.evaluation.pages import SYSTEM, invent_evaluation, write_page
 from tests.inference.fake_vllm import encoded, logprobs_of
 from tests.scenarios.questions import question
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, Page
+    from playwright.sync_api import Browser
 
 HOSTILE = (
     "<script>window.hacked = 1</script></script><img src=x onerror='window.hacked = 2'><!-- <style>*{display:none}"
@@ -27,13 +27,8 @@ HOSTILE = (
 )
 
 
-@dataclass
-class OpenPage:
-    """An open page, with the errors and requests of the browser."""
-
-    page: "Page"
-    faults: list[str] = field(default_factory=list)
-    requests: list[str] = field(default_factory=list)
+class ReportPage(OpenPage):
+    """An open report."""
 
     def items(self) -> list[str]:
         return self.page.locator("#list li b").all_text_contents()
@@ -51,16 +46,6 @@ def asked_about(number: int) -> str:
     return str(question(number)["question"])
 
 
-def open_page(browser: "Browser", address: str) -> OpenPage:
-    found = OpenPage(browser.new_page(viewport={"width": 1400, "height": 1000}))
-    found.page.on("console", lambda message: found.faults.append(message.text))
-    found.page.on("pageerror", lambda error: found.faults.append(str(error)))
-    found.page.on("dialog", lambda dialog: found.faults.append(dialog.message))
-    found.page.on("request", lambda request: found.requests.append(request.url))
-    found.page.goto(address)
-    return found
-
-
 @pytest.fixture(scope="module")
 def address(place: Place, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Write a report of 1,000 trajectories: 500 questions, two policies."""
@@ -71,23 +56,21 @@ def address(place: Place, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.fixture
-def report(browser: "Browser", address: str) -> Iterator[OpenPage]:
-    found = open_page(browser, address)
+def report(browser: "Browser", address: str) -> Iterator[ReportPage]:
+    found = ReportPage.open(browser, address)
     yield found
-    assert found.faults == []
-    assert {each.partition("#")[0] for each in found.requests} == {address}
-    found.page.close()
+    found.close()
 
 
 @pytest.mark.ci
-def test_a_thousand_trajectories_are_listed_and_counted(report: OpenPage) -> None:
+def test_a_thousand_trajectories_are_listed_and_counted(report: ReportPage) -> None:
     assert report.page.inner_text("#count") == "1,000 of 1,000"
     assert len(report.items()) == 1000
     assert re.search(r"new .*80\.0%.* 500 .*old .*50\.0%", report.page.title())
 
 
 @pytest.mark.ci
-def test_every_filter_shows_matching_episodes(report: OpenPage) -> None:
+def test_every_filter_shows_matching_episodes(report: ReportPage) -> None:
     counts = {"wrong": 350, "correct": 650, "gained": 200, "lost": 50, "changed": 250, "source": 1}
     counts |= {"unusable": 1, "gave-up": 2}
     for value, count in counts.items():
@@ -107,7 +90,7 @@ def test_every_filter_shows_matching_episodes(report: OpenPage) -> None:
 
 
 @pytest.mark.ci
-def test_episodes_can_be_searched_and_sorted(report: OpenPage) -> None:
+def test_episodes_can_be_searched_and_sorted(report: ReportPage) -> None:
     report.page.fill("#search", "why of 123")
     assert len(report.items()) == 2
     report.page.fill("#search", "no such words")
@@ -120,7 +103,7 @@ def test_episodes_can_be_searched_and_sorted(report: OpenPage) -> None:
 
 
 @pytest.mark.ci
-def test_lost_questions_and_reasons_take_three_clicks(report: OpenPage) -> None:
+def test_lost_questions_and_reasons_take_three_clicks(report: ReportPage) -> None:
     report.page.click("button[data-show=lost]")
     assert report.page.inner_text("#count") == "50 of 1,000"
     shown = report.page.locator("#episode")
@@ -131,7 +114,7 @@ def test_lost_questions_and_reasons_take_three_clicks(report: OpenPage) -> None:
 
 
 @pytest.mark.ci
-def test_an_episode_shows_its_turns_with_the_correct_source_marked(report: OpenPage) -> None:
+def test_an_episode_shows_its_turns_with_the_correct_source_marked(report: ReportPage) -> None:
     report.page.click("#list li:nth-child(8)")
     shown = report.page.locator("#episode")
     assert shown.locator(".turn.sampled").count() == 3
@@ -148,7 +131,7 @@ def test_an_episode_shows_its_turns_with_the_correct_source_marked(report: OpenP
 
 
 @pytest.mark.ci
-def test_each_sampled_token_has_its_probability(report: OpenPage) -> None:
+def test_each_sampled_token_has_its_probability(report: ReportPage) -> None:
     report.page.click("#list li:nth-child(2)")
     tokens = report.page.locator(".turn.sampled").first.locator("pre span")
     shown = "".join(tokens.all_text_contents())
@@ -160,7 +143,7 @@ def test_each_sampled_token_has_its_probability(report: OpenPage) -> None:
 
 
 @pytest.mark.ci
-def test_episodes_open_by_key_and_by_address(report: OpenPage, browser: "Browser", address: str) -> None:
+def test_episodes_open_by_key_and_by_address(report: ReportPage, browser: "Browser", address: str) -> None:
     report.page.click("#list li:nth-child(3)")
     report.page.keyboard.press("ArrowDown")
     assert report.page.locator("#episode h3").inner_text() == asked_about(3)
@@ -170,14 +153,14 @@ def test_episodes_open_by_key_and_by_address(report: OpenPage, browser: "Browser
     report.page.evaluate("location.hash = '#q9/old/0'")
     report.page.wait_for_function(f"document.querySelector('#episode h3').textContent === '{asked_about(9)}'")
     report.page.evaluate("location.hash = '#%'")
-    again = open_page(browser, f"{address}#q77/new/0")
+    again = ReportPage.open(browser, f"{address}#q77/new/0")
     assert again.page.locator("#episode h3").inner_text() == asked_about(77)
     assert again.page.locator("[aria-pressed=true]").inner_text().endswith("new")
-    again.page.close()
+    again.close()
 
 
 @pytest.mark.ci
-def test_every_number_of_the_table_equals_metrics_json(report: OpenPage, address: str) -> None:
+def test_every_number_of_the_table_equals_metrics_json(report: ReportPage, address: str) -> None:
     place = Path(address.removeprefix("file://")).parent / "metrics.json"
     result = EvaluationResult.model_validate_json(place.read_bytes())
     cells = report.page.locator("td[data-metric]").all_inner_texts()
@@ -196,7 +179,7 @@ def test_every_number_of_the_table_equals_metrics_json(report: OpenPage, address
     for number in (gain.difference, gain.low, gain.high):
         assert f"{100 * number:+.1f}" in verdict.inner_text()
     assert f"{comparison.beat_rate.value:.1%} of pairs" in verdict.inner_text()
-    assert verdict.locator("nav").inner_text().split("\n") == [
+    assert verdict.locator(".changes").inner_text().split("\n") == [
         f"{comparison.wins} won",
         f"{comparison.losses} lost",
         f"{comparison.ties} unchanged",
@@ -206,7 +189,7 @@ def test_every_number_of_the_table_equals_metrics_json(report: OpenPage, address
 @pytest.mark.ci
 def test_disagreements_of_two_judges_are_shown(browser: "Browser", place: Place, tmp_path: Path) -> None:
     evaluated, settings = invent_evaluation(place, 20, [("old", 2), ("new", 5)], doubted=4)
-    found = open_page(browser, write_page(tmp_path / "report.html", evaluated, settings))
+    found = ReportPage.open(browser, write_page(tmp_path / "report.html", evaluated, settings))
     assert "heuristic and exact" in found.page.inner_text(".about")
     measures = found.page.inner_text("#measures")
     for value in ("new: heuristic and exact", "15 of 20 answers", "kappa 0.25"):
@@ -219,16 +202,62 @@ def test_disagreements_of_two_judges_are_shown(browser: "Browser", place: Place,
     shown = found.page.inner_text("#episode")
     assert "why of 4" in shown
     assert "doubt of 4" in shown
-    assert found.faults == []
-    found.page.close()
+    found.close()
 
 
 @pytest.mark.ci
-def test_it_fits_a_narrow_screen(browser: "Browser", address: str) -> None:
-    page = browser.new_page(viewport={"width": 420, "height": 800})
-    page.goto(address)
-    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
-    page.close()
+def test_metrics_are_readable_on_a_phone(browser: "Browser", address: str) -> None:
+    found = ReportPage.open(browser, address, 390)
+    cells = found.page.locator("td[data-metric]")
+    boxes = cells.evaluate_all("all => all.map(each => each.getBoundingClientRect()).map(each => [each.x, each.right])")
+    assert all(0 <= left < right <= 390 for left, right in boxes)
+    sizes = cells.locator("small").evaluate_all("all => all.map(each => parseFloat(getComputedStyle(each).fontSize))")
+    assert min(sizes) >= 12
+    names = cells.evaluate_all("all => all.slice(0, 2).map(each => getComputedStyle(each, '::before').content)")
+    assert "none" not in names
+    found.close()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("width", "focused"), [(390, "H3"), (1280, "OL")])
+def test_choosing_an_episode_scrolls_to_it(browser: "Browser", address: str, width: int, focused: str) -> None:
+    found = ReportPage.open(browser, address, width)
+    assert not found.is_in_view("#episode")
+    found.page.click("#list li:nth-child(3)")
+    assert found.is_in_view("#episode h3")
+    assert found.page.evaluate("document.activeElement.tagName") == focused
+    if width == 390:
+        found.page.click("#back")
+        assert found.is_in_view("#list [aria-selected=true]")
+        assert found.page.evaluate("document.activeElement.id") == "list"
+    found.close()
+    linked = ReportPage.open(browser, f"{address}#q400/new/0", width)
+    assert linked.is_in_view("#episode h3")
+    linked.close()
+
+
+@pytest.mark.ci
+def test_episodes_are_read_with_the_keyboard_alone(report: ReportPage) -> None:
+    report.page.focus("#list")
+    for key, number in (("ArrowDown", 0), ("PageDown", 10), ("End", 999), ("Home", 0), ("ArrowDown", 1)):
+        report.page.keyboard.press(key)
+        assert report.page.get_attribute("#list", "aria-activedescendant") == f"option{number}"
+        assert report.page.locator("#list [aria-selected=true]").get_attribute("id") == f"option{number}"
+    report.page.keyboard.press("Enter")
+    assert report.page.evaluate("document.activeElement.textContent") == asked_about(1)
+    report.page.keyboard.press("Tab")
+    report.page.keyboard.press("Tab")
+    report.page.keyboard.press("Enter")
+    assert report.page.evaluate("document.activeElement.textContent").endswith("new"), "the focus stays on the tab"
+    report.page.keyboard.press("Escape")
+    assert report.page.evaluate("document.activeElement.id") == "list"
+
+
+@pytest.mark.ci
+def test_axe_finds_nothing_in_a_report(browser: "Browser", place: Place, tmp_path: Path) -> None:
+    evaluated, settings = invent_evaluation(place, 12, [("old", 2), ("new", 5)], doubted=4)
+    address = write_page(tmp_path / "report.html", evaluated, settings)
+    assert find_violations(browser, f"{address}#q1/old/0") == []
 
 
 @pytest.mark.ci
@@ -236,7 +265,7 @@ def test_a_hostile_message_is_shown_as_text(browser: "Browser", place: Place, tm
     evaluated, settings = invent_evaluation(
         place, 4, [("old", 2), ("new", 3)], body=HOSTILE, question=HOSTILE, answer=HOSTILE
     )
-    found = open_page(browser, write_page(tmp_path / "report.html", evaluated, settings))
+    found = ReportPage.open(browser, write_page(tmp_path / "report.html", evaluated, settings))
     for number in range(1, 9):
         found.page.click(f"#list li:nth-child({number})")
         assert HOSTILE.replace("\u2028", "") in found.page.locator("#episode h3").text_content().replace("\u2028", "")  # type: ignore[union-attr]

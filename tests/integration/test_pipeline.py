@@ -188,6 +188,7 @@ def test_the_pipeline_from_mail_to_a_published_adapter(
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
 def test_a_killed_trainer_is_resumed_on_another_machine(place: Path, tmp_path: Path) -> None:
     store = tmp_path / "store"
     long = {**QUICK, "optimizer.max_steps": 6}
@@ -211,6 +212,7 @@ def test_a_killed_trainer_is_resumed_on_another_machine(place: Path, tmp_path: P
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1200)
 def test_a_failing_step_is_retried_and_reported(place: Path, tmp_path: Path) -> None:
     lacking = {**QUICK, "data.train_size": 1, "optimizer.per_device_train_batch_size": 8}  # two groups of four
     bad = parameters(place, "r3", tmp_path / "p.json", settings=lacking)

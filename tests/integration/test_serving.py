@@ -2,11 +2,7 @@
 
 import asyncio
 import json
-import os
-import re
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -126,27 +122,6 @@ def test_streams_mcp_and_the_command_line_are_answered(
     assert ran.status in (0, 3), ran.err
     assert json.loads(ran.out)["answer"] == streamed["answer"]
     assert "search_inbox(" in run("ask", *words).err
-
-
-def test_the_commands_of_the_readme_work(server: AgentProcess, asked: list[Scenario]) -> None:
-    plain = next(each for each in asked if not set("'\"") & set(each.question))
-    blocks = re.findall(r"^```sh\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
-    block = next(each for each in blocks if "curl" in each)
-    for there, here in (
-        ("http://127.0.0.1:8000", server.url),
-        ("When is the audit?", plain.question),
-        ("ann@example.com", str(plain.inbox_address)),
-        ("2024-05-01", str(plain.query_date)),
-    ):
-        assert there in block
-        block = block.replace(there, here)
-    paths = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    ran = subprocess.run(
-        ["bash", "-c", block], capture_output=True, text=True, env={**os.environ, "PATH": paths}, check=False
-    )
-    assert ran.returncode in (0, 3), ran.stderr
-    assert json.loads(ran.stdout.splitlines()[0])["question"] == plain.question
-    assert "search_inbox(" in ran.stderr
 
 
 def test_a_lost_model_is_reported_and_the_end_keeps_feedback(

@@ -26,6 +26,7 @@ from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import progress
 from gumshoe.tiny.episode_generator import MailboxAsDocuments
 from tests.conftest import CommandResult
+from tests.doc_pages import DOCS
 from tests.errors import raises
 from tests.integration.inputs import make_mail
 from tests.shared_server import SharedServer
@@ -66,11 +67,12 @@ def test_it_is_small_and_has_a_report() -> None:
     with safe_open(TINY / "model.safetensors", framework="pt") as weights:
         sizes = [weights.get_tensor(name).numel() for name in weights.keys()]  # noqa: SIM118 - not a mapping
     assert sum(sizes) == made["parameters"] < 5e6
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    assert f"gumshoe tiny build --out DIR --seed {made['seed']}\n" in readme
+    page = (DOCS / "explain" / "tiny-policy.md").read_text()
+    assert f"gumshoe tiny build --out DIR --seed {made['seed']}\n" in page
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(("temperature", "samples"), [(0.0, 1), (1.0, 3)])
 def test_its_accuracy_on_new_mailboxes(
     temperature: float, samples: int, vllm: SharedServer, held_out: Mailboxes, tmp_path: Path

@@ -124,7 +124,7 @@ def test_an_adapter_gives_the_same_tokens_in_vllm_peft_and_merged(attached: VLLM
 
     from gumshoe.training.adapters.adapter_files import create_adapter, inspect_adapter
     from gumshoe.training.adapters.merge import merge
-    from gumshoe.training.settings import resolve
+    from gumshoe.training.settings_sources import resolve
 
     fast: Any = Qwen2ForCausalLM
     whole = write_hostile_tiny(tmp_path / "float32")  # the same weights in float32, so that merging does not round them

@@ -16,7 +16,7 @@ import psutil
 
 from gumshoe.training.records import StepRecord, read_records
 from gumshoe.training.run_spec import SPEC, RunSpec, load_splits, open_run_env
-from gumshoe.training.settings import resolve
+from gumshoe.training.settings_sources import resolve
 
 STEPS = 3
 SMALL: dict[str, Any] = {

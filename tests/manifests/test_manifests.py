@@ -72,7 +72,7 @@ def test_secrets_come_from_files_that_git_ignores(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_referenced_names_exist(name: str) -> None:
-    from gumshoe.training.settings import list_env_vars
+    from gumshoe.training.settings_sources import list_env_vars
 
     objects = overlay(name)
     pod = runtime_pod(objects)["spec"]

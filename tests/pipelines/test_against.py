@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from gumshoe.artifacts.store import Store
+from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.scenarios.lineage import Lineage
-from gumshoe.scenarios.scenario import SCENARIOS_FILE, ScenarioSet
+from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from tests.errors import raises
 from tests.mail.mailbox import make_index, record

@@ -106,7 +106,7 @@ def test_gpu_steps_request_gpus(graph: Graph) -> None:
         if on_gpu:
             assert accelerator["resourceType"] == "nvidia.com/gpu"
             uses_one = name.startswith("evaluate-policy") and "exec-plan-run" in containers
-            assert ("plan-run-measuring" in accelerator["resourceCount"]) == uses_one
+            assert bool(re.search(r"plan-run(-\d+)?-measuring", accelerator["resourceCount"])) == uses_one
             (shared,) = settings["emptyDirMounts"]
             assert (shared["medium"], shared["mountPath"]) == ("Memory", "/dev/shm")
 
@@ -136,6 +136,19 @@ def test_the_committed_pipelines_are_up_to_date(name: str) -> None:
     graph = compile_graph(name)
     assert (COMPILED / f"{name}.yaml").read_text(encoding="utf-8") == graph.text
     assert (COMPILED / f"{name}.k8s.yaml").read_text(encoding="utf-8") == compile_manifests(graph)
+
+
+def test_each_entry_of_a_sweep_has_its_own_checkpoints() -> None:
+    spec = compile_graph("sweep-agent").spec
+    (loop,) = [
+        part
+        for name, part in list_components(spec)
+        if "train-grpo" in part.get("dag", {}).get("tasks", {}) and name != "root"
+    ]
+    inputs = loop["dag"]["tasks"]["train-grpo"]["inputs"]["parameters"]
+    for name, key in (("entry", "name"), ("settings", "settings")):
+        assert inputs[name]["componentInputParameter"] == "pipelinechannel--sweep-loop-item"
+        assert inputs[name]["parameterExpressionSelector"] == f'parseJson(string_value)["{key}"]'
 
 
 def test_a_version_name_depends_on_the_content() -> None:

@@ -32,7 +32,7 @@ def test_nodes_and_servers_use_the_same_addresses() -> None:
 def test_servers_use_their_gpus_and_the_dtype_of_training(
     gpus: int, job: dict[str, Any], expected: dict[str, str]
 ) -> None:
-    from gumshoe.training.settings import resolve
+    from gumshoe.training.settings_sources import resolve
     from gumshoe.training.train_request import TrainRequest
     from gumshoe_pipelines.trainjob_step import TrainJobOptions, build_training_job
 

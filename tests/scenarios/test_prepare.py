@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.prepare import PreparedScenarios, prepare_scenarios
-from gumshoe.scenarios.scenario import SCENARIOS_FILE, ScenarioSet
+from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from tests.errors import raises
 from tests.mail.mailbox import make_index, record

@@ -65,11 +65,11 @@ def serve_in_thread(settings: "ServeSettings", *, key: str | None = None, ready:
     import uvicorn
 
     from gumshoe.environments.registry import open_env
-    from gumshoe.serving import service
+    from gumshoe.serving import served_policies
     from gumshoe.serving.server import open_application
 
     with socket.create_server(("127.0.0.1", 0)) as listening, pytest.MonkeyPatch.context() as patched:
-        patched.setattr(service, "_CHECK_INTERVAL", 0.1)
+        patched.setattr(served_policies, "_CHECK_INTERVAL", 0.1)
         servers: list[uvicorn.Server] = []
 
         async def serve() -> None:

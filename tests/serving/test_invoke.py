@@ -470,7 +470,7 @@ def test_without_a_session_the_policy_is_drawn_by_its_share(
     place: ServerFiles, model: FakeVLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     draws = iter([0.0, 0.299, 0.3, 0.999])
-    monkeypatch.setattr("gumshoe.serving.service.random", SimpleNamespace(random=lambda: next(draws)))
+    monkeypatch.setattr("gumshoe.serving.served_policies.random", SimpleNamespace(random=lambda: next(draws)))
 
     async def answer() -> list[str]:
         canary = {"canary": "next", "canary_percent": 30}

@@ -19,7 +19,8 @@ from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.rng import Rng
 from gumshoe.tiny.episode_generator import MAX_TURNS, PracticeCompany
-from gumshoe.training.settings import TrainSettings, resolve
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_sources import resolve
 from gumshoe.training.sft.scripted_expert import MAIL, ScriptedExpert
 from gumshoe.training.sft.warm_start import WarmStartReport, start_warm
 from tests.mail.mailbox import make_index

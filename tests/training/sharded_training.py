@@ -12,7 +12,8 @@ from typing import Any
 from gumshoe.rollouts.trajectory import Segment
 from gumshoe.training.algorithms.lookup import find_algorithm
 from gumshoe.training.grpo.rollout_collector import RolloutBatch
-from gumshoe.training.settings import LoraSettings, TrainSettings, resolve
+from gumshoe.training.settings import LoraSettings, TrainSettings
+from gumshoe.training.settings_sources import resolve
 from tests.training.test_trainer import GENERATIONS, LENGTH, step, tokenizer
 
 STEPS, EMPTY = 4, 1

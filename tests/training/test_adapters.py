@@ -16,7 +16,8 @@ from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.training.models.base_model import AdapterBase, check_same_base, find_tensors, identify_base_model
 from gumshoe.training.run_spec import check_start, open_run_env, read_prior_lineage
-from gumshoe.training.settings import TrainSettings, resolve
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_sources import resolve
 from tests.conftest import CommandResult, skip_missing
 from tests.documents.pages import make_collection, page
 from tests.errors import raises

@@ -15,7 +15,8 @@ from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.tiny.episode_generator import MAX_TURNS, PracticeCompany
 from gumshoe.training.run_spec import check_start
-from gumshoe.training.settings import LoraSettings, TrainSettings, resolve
+from gumshoe.training.settings import LoraSettings, TrainSettings
+from gumshoe.training.settings_sources import resolve
 from gumshoe.training.sft.demonstrations import filter_correct, to_demonstration
 from gumshoe.training.sft.warm_start import WarmStartReport, start_warm
 from gumshoe.training.training_step import run_sft

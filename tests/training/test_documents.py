@@ -18,7 +18,7 @@ from gumshoe.training.grpo.rollout_collector import RolloutCollector, Rubric
 from gumshoe.training.grpo.schedule import Schedule
 from gumshoe.training.grpo.simple import build_prompts, score_turn
 from gumshoe.training.run_spec import open_run_env
-from gumshoe.training.settings import resolve
+from gumshoe.training.settings_sources import resolve
 from tests.documents.pages import make_collection, page
 from tests.errors import raises
 from tests.inference.fake_vllm import said_after

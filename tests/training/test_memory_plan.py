@@ -35,7 +35,8 @@ from gumshoe.training.planning.memory_plan import (
     suggest_changes,
     to_config,
 )
-from gumshoe.training.settings import TrainSettings, resolve
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_sources import resolve
 from tests.benchmarks.memory import CASES, MOST_OFF, RECORD, estimate, measure_case
 from tests.conftest import CommandResult
 from tests.errors import raises

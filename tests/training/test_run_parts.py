@@ -1,7 +1,9 @@
 """The parts of a run, without a model: validation, reports, work that can be stopped, and the watchdog."""
 
 import asyncio
+import json
 import os
+import sqlite3
 import threading
 from datetime import date
 from pathlib import Path
@@ -13,9 +15,11 @@ from gumshoe.environments.base import EpisodeState
 from gumshoe.rollouts.trajectory import Segment, Trajectory
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
+from gumshoe.training.progress_file import ProgressFile
 from gumshoe.training.records import EvaluationRecord, read_records
-from gumshoe.training.run_spec import METRICS, RunSpec
-from gumshoe.training.settings import TrainSettings, resolve
+from gumshoe.training.run_spec import METRICS, PROGRESS, RunSpec
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_sources import resolve
 from tests.errors import raises
 from tests.training.test_records import evaluation, step
 from tests.waiting import Clock
@@ -118,7 +122,7 @@ def reporter(directory: Path, **settings: Any) -> Any:
 
     resolved = resolve("tiny", {"output.directory": str(directory), **settings}, {}).settings
     spec = RunSpec(settings=resolved, index=directory, scenarios="", content="", searched="", run="r", attempt=1)
-    return RunReporter(spec, 10, resolved.optimizer.algorithm.load())
+    return RunReporter(spec, 10, resolved.optimizer.algorithm.load(), ProgressFile(directory / PROGRESS, 10))
 
 
 def test_records_reach_the_file_at_once_and_trackers_when_training_starts(tmp_path: Path) -> None:
@@ -144,6 +148,31 @@ def test_records_reach_the_file_at_once_and_trackers_when_training_starts(tmp_pa
     made.send_to_trackers(Trainer())
     assert len(Trainer.callback_handler.logged) == 3, "each once"
     assert reporter(tmp_path).read_records(1) == records[:2]
+
+
+def test_trackio_receives_the_records_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    from transformers import DefaultFlowCallback, TrainerControl, TrainerState, integrations, trainer_callback
+
+    from gumshoe.training.grpo.trl_config import grpo_config
+
+    settings = resolve("tiny", {"output.report_to": ["trackio"]}, {}).settings
+    tracker = cast(Any, integrations).TrackioCallback()
+    new_handler = cast(Any, trainer_callback).CallbackHandler
+
+    class Trainer:
+        args, state, control = grpo_config(settings, tmp_path, 10), TrainerState(), TrainerControl()
+        callback_handler = new_handler([DefaultFlowCallback(), tracker], None, None, None, None)
+
+    made = reporter(tmp_path)
+    made.add(step(1, reward=0.25))
+    made.add(evaluation(1, 0.75))
+    made.send_to_trackers(Trainer())
+    tracker.on_train_end(Trainer.args, Trainer.state, Trainer.control)
+    with sqlite3.connect(tmp_path / "trackio" / "gumshoe.db") as database:
+        logged = [json.loads(row[0]) for row in database.execute("SELECT metrics FROM metrics ORDER BY id")]
+    assert [each.get("train/step/reward") for each in logged] == [0.25, None]
+    assert [each.get("train/evaluation/accuracy") for each in logged] == [None, 0.75]
 
 
 def test_a_step_that_is_off_policy_is_warned_about(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

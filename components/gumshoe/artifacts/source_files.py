@@ -27,7 +27,8 @@ from gumshoe.artifacts.storage import (
     list_uri,
     open_storage,
 )
-from gumshoe.errors import UsageError, describe_validation_error
+from gumshoe.errors import UsageError
+from gumshoe.validation import describe_validation_error
 
 Opened = TypeVar("Opened")
 Item = TypeVar("Item", covariant=True)

@@ -16,8 +16,10 @@ def adapter_loader(
     uri: Annotated[
         str, typer.Argument(metavar="URI", help="Store of the adapters: the run's setting `rollouts.handover`.")
     ],
-    server: Annotated[str, typer.Option(help="Address of vLLM, e.g. http://127.0.0.1:8000.")],
-    directory: Annotated[Path, typer.Option(help="Directory for adapters. vLLM must see it at the same path.")],
+    server: Annotated[str, typer.Option(metavar="URL", help="Address of vLLM, e.g. http://127.0.0.1:8000.")],
+    directory: Annotated[
+        Path, typer.Option(metavar="DIR", help="Directory for adapters. vLLM must see it at the same path.")
+    ],
     port: Annotated[int, typer.Option(help="Port of /status, /healthz, /readyz and /metrics.")] = LOADER_PORT,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "0.0.0.0",  # noqa: S104 - probes come from outside
     every: Annotated[float, typer.Option(min=0.05, help="Seconds between two checks of the store.")] = 1.0,

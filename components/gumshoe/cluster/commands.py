@@ -10,6 +10,7 @@ import typer
 import yaml
 from rich.markup import escape
 
+from gumshoe.completion import complete_adapter
 from gumshoe.corpus import DEFAULT_ENVIRONMENT, find_corpus
 from gumshoe.errors import UsageError
 from gumshoe.installation import install_command
@@ -17,22 +18,24 @@ from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 
 if TYPE_CHECKING:
     from gumshoe.cluster.deploy import Deployments
+    from gumshoe.cluster.helm import Release
     from gumshoe.cluster.kubernetes_api import Cluster
     from gumshoe.cluster.readiness import Health
-    from gumshoe.cluster.releases import Release, Releases, StoredRelease
+    from gumshoe.cluster.releases import Releases, StoredRelease
 
 deploy = typer.Typer(add_completion=False)
 promote = typer.Typer(add_completion=False)
 rollback = typer.Typer(add_completion=False)
 deployments = typer.Typer(add_completion=False, help="List, inspect and remove deployments, and read their logs.")
 
-Name = Annotated[str, typer.Argument(help="Name of the deployment (a Helm release).")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Name of the deployment (a Helm release).")]
 Namespace = Annotated[
     str | None, typer.Option("--namespace", "-n", help="Kubernetes namespace (default: the context's).")
 ]
 Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig (default: the current one).")]
 ChartDirectory = Annotated[
-    Path | None, typer.Option("--chart", help="Directory of a Helm chart to use instead of Gumshoe's own.")
+    Path | None,
+    typer.Option("--chart", metavar="DIR", help="Directory of a Helm chart to use instead of Gumshoe's own."),
 ]
 Minutes = Annotated[float, typer.Option("--timeout", min=0.01, help="Minutes to wait until the deployment is ready.")]
 NoWait = Annotated[
@@ -44,15 +47,27 @@ GoBack = Annotated[
 _MINUTES = 40.0
 
 
-@deploy.command()
+@deploy.command(
+    epilog="""
+    gumshoe deploy agent --store s3://bucket/project --adapter latest
+    gumshoe deploy agent --store s3://bucket/project --adapter VERSION --canary 10
+    """
+)
 def deploy_(
     name: Name,
     store: Annotated[
         str | None,
-        typer.Option("--store", envvar="GUMSHOE_STORE", help="Store of the adapter: s3://BUCKET/PREFIX."),
+        typer.Option(
+            "--store", envvar="GUMSHOE_STORE", metavar="URI", help="Store of the adapter: s3://BUCKET/PREFIX."
+        ),
     ] = None,
     adapter: Annotated[
-        str | None, typer.Option(help="Version in the store, or `latest` (default: the one in service).")
+        str | None,
+        typer.Option(
+            metavar="VERSION",
+            autocompletion=complete_adapter,
+            help="Version in the store, or `latest` (default: the one in service).",
+        ),
     ] = None,
     canary: Annotated[
         float | None,
@@ -60,7 +75,9 @@ def deploy_(
     ] = None,
     values: Annotated[
         list[Path] | None,
-        typer.Option("--values", "-f", help="YAML file with chart values. Repeatable; the last one wins."),
+        typer.Option(
+            "--values", "-f", metavar="FILE", help="YAML file with chart values. Repeatable; the last one wins."
+        ),
     ] = None,
     sets: Annotated[
         list[str] | None,
@@ -114,7 +131,7 @@ def deploy_(
     _report(changes, release, json, is_waited_for=not no_wait)
 
 
-@promote.command()
+@promote.command(epilog="gumshoe promote agent --namespace agents")
 def promote_(
     name: Name,
     namespace: Namespace = None,
@@ -130,7 +147,7 @@ def promote_(
     _report(changes, changes.promote(name), json, is_waited_for=not no_wait)
 
 
-@rollback.command()
+@rollback.command(epilog="gumshoe rollback agent --namespace agents")
 def rollback_(
     name: Name,
     revision: Annotated[

@@ -16,9 +16,10 @@ from pydantic import Field, field_validator
 from gumshoe.artifacts.manifest import Manifest
 from gumshoe.artifacts.storage import NotFoundError
 from gumshoe.artifacts.store import CorruptArtifactError, Store
+from gumshoe.cluster.helm import Release
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.readiness import DeploymentNotReadyError, wait_until_ready
-from gumshoe.cluster.releases import Release, Releases, StoredRelease, check_name
+from gumshoe.cluster.releases import Releases, StoredRelease, check_name
 from gumshoe.errors import UsageError
 from gumshoe.terminal import err
 from gumshoe.validation import ParameterModel, validate_model

@@ -29,7 +29,18 @@ _INDENT = _NAME_WIDTH + 3  # width of the mark and the name
 _NARROWEST = 30
 
 
-@doctor.command()
+def _complete_check() -> list[str]:
+    from gumshoe.cluster.doctor import CHECKS
+
+    return list(CHECKS)
+
+
+@doctor.command(
+    epilog="""
+    gumshoe doctor --namespace agents --store s3://bucket/project
+    gumshoe doctor --only gpus --gpus 8 --toleration nvidia.com/gpu
+    """
+)
 def doctor_(
     namespace: Annotated[
         str | None, typer.Option("--namespace", "-n", help="Namespace for runs (default: the context's).")
@@ -57,7 +68,10 @@ def doctor_(
             "--toleration", metavar="KEY[=VALUE][:EFFECT]", help="Taint that the run's pods tolerate. Repeatable."
         ),
     ] = None,
-    only: Annotated[list[str] | None, typer.Option(metavar="CHECK", help="Run only this check. Repeatable.")] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CHECK", autocompletion=_complete_check, help="Run only this check. Repeatable."),
+    ] = None,
     timeout: Annotated[float, typer.Option(min=0.1, help="Timeout of each check in seconds.")] = 30,
     json: JsonFlag = False,
 ) -> None:

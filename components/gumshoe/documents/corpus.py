@@ -2,8 +2,29 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gumshoe.corpus import Corpus, IngestResult, is_built_from
+from gumshoe.corpus import Corpus, FoundSource, IngestResult, OpenedSource, is_built_from
+
+if TYPE_CHECKING:
+    from gumshoe.documents.index import DocumentIndex
+
+
+class DocumentSearch:
+    """Search documents and read them (a `SourceSearch`)."""
+
+    def __init__(self, index: "DocumentIndex") -> None:
+        self._index = index
+
+    def search(self, words: Sequence[str]) -> list[FoundSource]:
+        """See `SourceSearch.search`."""
+        hits = self._index.search(" ".join(words), limit=10)
+        return [FoundSource(hit.document_id, hit.title or "(no title)", "", hit.snippet) for hit in hits]
+
+    def read(self, source_id: str) -> OpenedSource:
+        """See `SourceSearch.read`."""
+        document = self._index.read(source_id)
+        return OpenedSource(f"{document.title}\n\n{document.text}".strip(), None)
 
 
 class DocumentsCorpus(Corpus):
@@ -33,6 +54,12 @@ class DocumentsCorpus(Corpus):
         from gumshoe.documents.sources import open_source
 
         open_source(uri)
+
+    def open_search(self, directory: Path, inbox: str | None) -> DocumentSearch:  # noqa: ARG002 - all are visible
+        """See `Corpus.open_search`."""
+        from gumshoe.documents.index import DocumentIndex
+
+        return DocumentSearch(DocumentIndex(directory))
 
     def ingest(self, sources: Sequence[str], directory: Path, embedding: str) -> IngestResult:
         """See `Corpus.ingest`."""

@@ -8,10 +8,11 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from gumshoe.completion import complete_choice, complete_judge, complete_policy, complete_selector, complete_words
 from gumshoe.errors import RefusedError, UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
 from gumshoe.rollouts.commands import EnvironmentOption, IndexOption, parse_environment
-from gumshoe.terminal import JsonFlag, err, out, print_json, printable, progress
+from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable, progress
 
 if TYPE_CHECKING:
     from gumshoe.evaluation.metrics import Estimate, Price
@@ -28,7 +29,14 @@ _SHOWN_METRICS = (
 _EVALUATION_HELP = "Directory of `gumshoe evaluate`, or its metrics.json. Append #NAME if it has several policies."
 
 
-@evaluate.command()
+@evaluate.command(
+    epilog="""
+    gumshoe evaluate --index index --scenarios questions.jsonl --out measured \\
+      --policy tiny
+    gumshoe evaluate --index index --scenarios questions.jsonl --out measured \\
+      --policy base=tiny --policy 'trained=tiny#outputs/run/best_model'
+    """
+)
 def run_evaluation(
     index: IndexOption,
     scenarios: Annotated[
@@ -38,6 +46,7 @@ def run_evaluation(
         list[str],
         typer.Option(
             metavar="[NAME=]WORD",
+            autocompletion=complete_policy,
             help="Policy, as for `gumshoe rollout`. Repeat to evaluate several; the first one is the baseline.",
         ),
     ],
@@ -45,17 +54,29 @@ def run_evaluation(
     tokenizer: Annotated[
         str | None, typer.Option(metavar="DIR|NAME", help="Tokenizer of the model (required for vllm: policies).")
     ] = None,
-    split: Annotated[str, typer.Option(help="Use only scenarios of this split; `all` for every scenario.")] = "test",
+    split: Annotated[
+        str,
+        typer.Option(
+            metavar="SPLIT",
+            autocompletion=complete_words("test", "validation", "train", "all"),
+            help="Use only scenarios of this split; `all` for every scenario.",
+        ),
+    ] = "test",
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of scenarios.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes per scenario, e.g. for pass@k.")] = 1,
     choose: Annotated[
         str | None,
-        typer.Option(metavar="majority|best", help="Choose one of the samples (2 to 64) of a question as its answer."),
+        typer.Option(
+            metavar="majority|best",
+            autocompletion=complete_choice,
+            help="Choose one of the samples (2 to 64) of a question as its answer.",
+        ),
     ] = None,
     choose_by: Annotated[
         str | None,
         typer.Option(
             metavar="WORD",
+            autocompletion=complete_selector,
             help="Judge that chooses. For majority, it compares answers (default: heuristic). For best, "
             "ruler:MODEL or ruler:MODEL@URL. It does not see the reference answer.",
         ),
@@ -78,6 +99,7 @@ def run_evaluation(
         list[str] | None,
         typer.Option(
             metavar="WORD",
+            autocompletion=complete_judge,
             help="Judge: heuristic (default), exact, openai:MODEL, openai:MODEL@URL or embedding:MODEL, or with YAML, "
             "e.g. '{openai: {model: M, prompt_price: 2}}'. Repeat to measure the agreement of two judges; the first "
             "one decides.",
@@ -161,9 +183,14 @@ def run_evaluation(
         return
     _print_result(found.result)
     out.print(f"report: [bold]{escape(str(directory / REPORT))}[/]", soft_wrap=True)
+    if len(policies) > 1:
+        sides = ("--candidate", f"{directory}#{policies[1].name}", "--baseline", f"{directory}#{policies[0].name}")
+        print_next("gumshoe", "gate", *sides)
+    else:
+        print_next("gumshoe", "train", "--index", index, "--scenarios", scenarios, *_train_options(policy[0]))
 
 
-@compare.command()
+@compare.command(epilog="gumshoe compare 'measured#trained' 'measured#base'")
 def run_comparison(
     candidate: Annotated[str, typer.Argument(metavar="A", help=_EVALUATION_HELP)],
     baseline: Annotated[str, typer.Argument(metavar="B", help="Baseline of the comparison, in the same form.")],
@@ -192,7 +219,7 @@ def run_comparison(
             out.print(f"  and {len(ids) - changed:,} more {what}")
 
 
-@gate.command()
+@gate.command(epilog="gumshoe gate --candidate 'measured#trained' --baseline 'measured#base'")
 def run_gate(
     candidate: Annotated[str, typer.Option(metavar="DIR", help=_EVALUATION_HELP)],
     baseline: Annotated[str, typer.Option(metavar="DIR", help="Baseline to beat, in the same form.")],
@@ -228,6 +255,15 @@ def run_gate(
         out.print(printable(found.why), soft_wrap=True)
     if found.code is not None:
         raise RefusedError(found.code, found.why)
+
+
+def _train_options(policy: str) -> tuple[str, ...]:
+    """Return the options of a training whose base model is an evaluated policy."""
+    word = policy.partition("=")[2] or policy
+    if word == "tiny":
+        return ("--model", "tiny", "--config", "tiny")
+    kind, _, model = word.partition(":")
+    return ("--model", model.partition("#")[0]) if kind in ("local", "transformers") else ()
 
 
 def _parse_prices(given: list[str], names: list[str]) -> dict[str, "Price"]:

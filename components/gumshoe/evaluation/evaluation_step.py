@@ -12,6 +12,7 @@ from gumshoe.artifacts.manifest import content_digest, describe_files, find_arti
 from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.storage import explain_os_errors
 from gumshoe.artifacts.store import Store
+from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.evaluation.evaluate import EvaluationRequest, NamedPolicy, evaluate
 from gumshoe.evaluation.gate import Decision, GateSettings, decide_gate
 from gumshoe.evaluation.metrics import describe_metric, format_value
@@ -21,7 +22,6 @@ from gumshoe.inference.policy import Sampling
 from gumshoe.rewards.best_of_n import ChoiceSettings
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.writer import RolloutOptions
-from gumshoe.scenarios.scenario import SCENARIOS_FILE
 from gumshoe.terminal import progress
 from gumshoe.validation import ParameterModel, validate_model
 

@@ -12,11 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gumshoe.artifacts.lines import read_lines
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.environments.base import Ending
-from gumshoe.errors import UsageError, describe_validation_error
+from gumshoe.errors import UsageError
 from gumshoe.rewards.scoring import JudgedTrajectory
 from gumshoe.rollouts.answer import Cost
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
+from gumshoe.validation import describe_validation_error
 
 
 class JudgeVerdict(BaseModel):

@@ -1,42 +1,51 @@
 """Write `report.html`: an evaluation in one file that opens in any browser without network access.
 
-Text of models and messages is data: it is embedded as JSON that cannot be parsed as HTML, shown as text, and the page's
-Content-Security-Policy allows no other script than its own.
+Text of models and messages is data: it is embedded as JSON and shown as text.
 """
 
-import base64
-import hashlib
 import io
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import version
-from importlib.resources import files
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
 from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.environments.base import DocumentSource
-from gumshoe.environments.email import bare_id
 from gumshoe.environments.registry import EnvFactory
+from gumshoe.environments.search import bare_id
 from gumshoe.evaluation.evaluate import EvaluationRequest, EvaluationRun
-from gumshoe.evaluation.metrics import describe_metric, format_value
+from gumshoe.evaluation.metrics import Estimate, describe_metric, format_value
 from gumshoe.evaluation.predictions import Prediction
 from gumshoe.evaluation.results import Comparison, EvaluationResult
 from gumshoe.inference.policy_names import PolicyName, load_tokenizer
+from gumshoe.pages.render import embed_json, render_page
 from gumshoe.rollouts.chat_format import NoCallError, UnusableCallError, parse_call
 from gumshoe.rollouts.trajectory import Segment, Trajectory
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 
 _ERROR = re.compile(r"(?:\A|<tool_response>\n)Error: ")
 _HIT = re.compile(r"[^\n]*\n  [^\n]*\n  id: (\S+)")
-_INERT = str.maketrans({each: f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"})
 _STEPS = ("found", "read", "source_accuracy", "accuracy")
 _ENDINGS = ("unusable", "out_of_turns", "context_full", "does_not_know")
+
+
+@dataclass(frozen=True, slots=True)
+class _ChartRow:
+    label: str
+    estimates: list[tuple[int, Estimate]]
+    """The number of each policy, and its share of questions."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chart:
+    title: str
+    rows: list[_ChartRow]
+
+    @property
+    def is_zero(self) -> bool:
+        return not any(estimate.value for row in self.rows for _, estimate in row.estimates)
 
 
 def write_report(evaluated: EvaluationRun, settings: EvaluationRequest, path: Path) -> None:
@@ -51,29 +60,40 @@ def write_report(evaluated: EvaluationRun, settings: EvaluationRequest, path: Pa
 
 def _page(evaluated: EvaluationRun, settings: EvaluationRequest) -> Iterator[str]:
     """Yield the page in parts, because it may be large."""
-    folder = files("gumshoe.evaluation").joinpath("page")
-    style, script = (folder.joinpath(name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
-    environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters["percent"] = lambda value: f"{value:.1%}"
-    template = environment.from_string(folder.joinpath("report.html.jinja").read_text(encoding="utf-8"))
     result = evaluated.result
-    page = template.generate(
-        result=result,
-        version=version("gumshoe-agents"),
-        rows=list(dict.fromkeys(name for each in result.policies for name in each.metrics)),
-        describe_metric=describe_metric,
-        format_value=format_value,
-        headline=headline(result),
-        verdict=verdict,
-        steps=_STEPS,
-        endings=_ENDINGS,
-        kinds=list(dict.fromkeys(kind for each in result.policies for kind in each.kinds)),
-        policy=_content_security_policy(style, script),
-        style=Markup(style),  # noqa: S704 - our own
-        script=Markup(script),  # noqa: S704 - our own
-        data=_data_blocks(evaluated, settings),
+    kinds = list(dict.fromkeys(kind for each in result.policies for kind in each.kinds))
+    yield from render_page(
+        "gumshoe.evaluation",
+        "report",
+        {
+            "result": result,
+            "rows": list(dict.fromkeys(name for each in result.policies for name in each.metrics)),
+            "describe_metric": describe_metric,
+            "format_value": format_value,
+            "headline": headline(result),
+            "verdict": verdict,
+            "charts": list(_charts(result, kinds)),
+            "kinds": kinds,
+            "data": _data_blocks(evaluated, settings),
+        },
     )
-    yield from page
+
+
+def _charts(result: EvaluationResult, kinds: Sequence[str]) -> Iterator[_Chart]:
+    """Yield the charts of the breakdown, each with a row for every metric or kind of question."""
+
+    def rows(names: Sequence[str], estimates: Sequence[Mapping[str, Estimate]]) -> Iterator[_ChartRow]:
+        for name in names:
+            found = [(number, each[name]) for number, each in enumerate(estimates) if name in each]
+            if found:
+                yield _ChartRow(name if names is kinds else describe_metric(name)[0], found)
+
+    metrics = [each.metrics for each in result.policies]
+    yield _Chart("From search to answer: share of questions", list(rows(_STEPS, metrics)))
+    yield _Chart("Episodes without an answer: share of questions", list(rows(_ENDINGS, metrics)))
+    if kinds:
+        by_kind = [each.kinds for each in result.policies]
+        yield _Chart("Correct, by kind of question", list(rows(kinds, by_kind)))
 
 
 def headline(result: EvaluationResult) -> str:
@@ -105,15 +125,6 @@ def verdict(comparison: Comparison) -> tuple[str, str]:
     )
 
 
-def _content_security_policy(style: str, script: str) -> str:
-    """Return the page's Content-Security-Policy: only its own style and script, by their digests."""
-
-    def digest(text: str) -> str:
-        return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-    return f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; base-uri 'none'"
-
-
 def _data_blocks(evaluated: EvaluationRun, settings: EvaluationRequest) -> Iterator[tuple[str, Any]]:
     """Yield the id and the JSON of each data block: prompts, list of episodes, and each episode, parsed on demand."""
     env_factory = evaluated.env_factory
@@ -130,10 +141,10 @@ def _data_blocks(evaluated: EvaluationRun, settings: EvaluationRequest) -> Itera
         name: _common_prefix([each.segments[0].text for each in found if each.segments])
         for name, found in evaluated.trajectories.items()
     }
-    yield "prompts", _json(prompts)
+    yield "prompts", embed_json(prompts)
     yield (
         "episodes",
-        _json(
+        embed_json(
             [
                 _row(each, scenarios[each.scenario], gold[each.scenario], changed.get((each.policy, each.scenario)))
                 | {"titles": _find_titles(env_factory, scenarios[each.scenario], each)}
@@ -144,7 +155,7 @@ def _data_blocks(evaluated: EvaluationRun, settings: EvaluationRequest) -> Itera
     tokenizers = {each.name: _load_tokenizer(each.word, settings.rollout.tokenizer) for each in settings.policies}
     for number, (name, trajectory) in enumerate(flat):
         shown = list(_segments(trajectory, gold[trajectory.scenario], len(prompts[name]), tokenizers[name]))
-        yield f"e{number}", _json(shown)
+        yield f"e{number}", embed_json(shown)
 
 
 def _row(each: Prediction, scenario: Scenario, gold: set[str], change: str | None) -> dict[str, Any]:
@@ -204,13 +215,15 @@ def _common_prefix(texts: Sequence[str]) -> str:
 
 
 def _find_read_id(text: str) -> str | None:
-    """Return the id of the message or document that a turn reads, or None."""
+    """Return the id of the source that a turn reads, i.e. the only argument of its call if that is an id, or None."""
     try:
         call = parse_call(text)
     except (NoCallError, UnusableCallError):
         return None
-    read = call.arguments.get("message_id", call.arguments.get("document_id"))
-    return bare_id(read) if isinstance(read, str) else None
+    match list(call.arguments.items()):
+        case [(name, str(read))] if name.endswith("_id"):
+            return bare_id(read)
+    return None
 
 
 def _mark_sources(text: str, gold: set[str]) -> Iterator[tuple[str, bool]]:
@@ -245,9 +258,3 @@ def _tokens(segment: Segment, tokenizer: Any) -> list[str]:
     ends = [str(tokenizer.decode(ids[:end], skip_special_tokens=False)) for end in range(len(ids) + 1)]
     whole = [*(text.rstrip("\N{REPLACEMENT CHARACTER}") for text in ends[:-1]), ends[-1]]
     return [after[len(before) :] for before, after in pairwise(whole)]
-
-
-def _json(value: Mapping[str, Any] | Sequence[Any]) -> Any:
-    """Return JSON that cannot close the script element or be parsed as markup."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).translate(_INERT)
-    return Markup(text)  # noqa: S704 - nothing in it is markup

@@ -8,10 +8,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gumshoe.artifacts.private_data import MARK
 from gumshoe.artifacts.storage import write_atomically
-from gumshoe.errors import UsageError, describe_validation_error
+from gumshoe.errors import UsageError
 from gumshoe.evaluation.metrics import METRICS, Estimate, describe_metric, format_value
 from gumshoe.rewards.best_of_n import ChoiceMethod
 from gumshoe.scenarios.scenario import ScenarioRecord
+from gumshoe.validation import describe_validation_error
 
 METRICS_FILE, PREDICTIONS, TABLE, REPORT = "metrics.json", "predictions.jsonl", "predictions.csv", "report.html"
 TRAJECTORIES, CHOICES = "trajectories", "choices"

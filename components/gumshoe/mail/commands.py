@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from gumshoe.completion import complete_words
+from gumshoe.corpus import suggest_after_indexing
 from gumshoe.mail.message import ROLES
 from gumshoe.mail.search_arguments import Order
 from gumshoe.terminal import (
@@ -16,6 +18,7 @@ from gumshoe.terminal import (
     out,
     print_counts,
     print_json,
+    print_next,
     print_origin,
     print_unreadable,
     printable,
@@ -27,21 +30,29 @@ app = typer.Typer(
     help="Index, search and read mail, one inbox at a time.",
 )
 
-IndexDirectory = Annotated[Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="Directory of the index.")]
+IndexDirectory = Annotated[
+    Path, typer.Option("--index", envvar="GUMSHOE_INDEX", metavar="DIR", help="Directory of the index.")
+]
 Inbox = Annotated[str, typer.Option(metavar="ADDRESS", help="Address of the inbox. No other mail is visible.")]
 
 
-@app.command()
+@app.command(
+    epilog="""
+    gumshoe mail index maildir:archive --out index
+    gumshoe mail index hf:corbt/enron-emails --out index
+    """
+)
 def index(
     sources: Annotated[
         list[str],
         typer.Argument(
             metavar="SOURCE...",
+            autocompletion=complete_words("maildir:", "mbox:", "eml:", "jsonl:", "hf:"),
             help="maildir:DIR (or a tree of raw files), mbox:FILE[.gz], eml:DIR, jsonl:FILE[.gz], hf:DATASET or "
             "hf:DATASET@SPLIT, e.g. hf:corbt/enron-emails. Files may be file:// or s3:// URIs.",
         ),
     ],
-    directory: Annotated[Path, typer.Option("--out", help="Output directory (created if missing).")],
+    directory: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output directory (created if missing).")],
     max_body: Annotated[
         int, typer.Option(min=0, help="Maximum body length in characters; longer messages are skipped. 0: no limit.")
     ] = 5000,
@@ -74,9 +85,16 @@ def index(
     print_counts("unreadable", report.unreadable)
     if report.unreadable:
         out.print(f"Run `gumshoe mail stats --index {escape_control_characters(directory)} --unreadable` to list them.")
+    print_next(*suggest_after_indexing(sources, directory))
 
 
-@app.command()
+@app.command(
+    epilog="""
+    gumshoe mail search --index index --inbox ann@example.com audit "the report"
+    gumshoe mail search --index index --inbox ann@example.com audit \\
+      --from bob@example.com --after 2024-01-31
+    """
+)
 def search(
     index: IndexDirectory,
     inbox: Inbox,

@@ -1,9 +1,46 @@
 """Mail as a kind of corpus."""
 
 from collections.abc import Sequence
+from datetime import UTC
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from gumshoe.corpus import Corpus, IngestResult, is_built_from
+from gumshoe.corpus import Corpus, FoundSource, IngestResult, OpenedSource, is_built_from
+
+if TYPE_CHECKING:
+    from gumshoe.mail.index import MailIndex
+
+
+class MailSearch:
+    """Search one inbox and read its messages (a `SourceSearch`)."""
+
+    def __init__(self, index: "MailIndex", inbox: str) -> None:
+        self._index, self._inbox = index, inbox
+
+    def search(self, words: Sequence[str]) -> list[FoundSource]:
+        """See `SourceSearch.search`. All words must appear; several words in one text are a phrase."""
+        return [
+            FoundSource(
+                hit.message_id,
+                hit.subject or "(no subject)",
+                f"{hit.sent:%Y-%m-%d %H:%M}  {hit.sender}" if hit.sent else hit.sender,
+                hit.snippet,
+            )
+            for hit in self._index.search(self._inbox, list(words))
+        ]
+
+    def read(self, source_id: str) -> OpenedSource:
+        """See `SourceSearch.read`."""
+        message = self._index.read(self._inbox, source_id)
+        sent = message.sent
+        head = {
+            "From": message.sender,
+            "To": ", ".join(each.address for each in message.recipients),
+            "Date": f"{sent:%Y-%m-%d %H:%M %z}" if sent else "unknown",
+            "Subject": message.subject,
+        }
+        lines = [f"{name}: {value}" for name, value in head.items()]
+        return OpenedSource("\n".join([*lines, "", message.body]), sent.astimezone(UTC).date() if sent else None)
 
 
 class MailCorpus(Corpus):
@@ -33,6 +70,12 @@ class MailCorpus(Corpus):
         from gumshoe.mail.sources import open_source
 
         open_source(uri)
+
+    def open_search(self, directory: Path, inbox: str | None) -> MailSearch:
+        """See `Corpus.open_search`."""
+        from gumshoe.mail.index import MailIndex
+
+        return MailSearch(MailIndex(directory), inbox or "")
 
     def ingest(self, sources: Sequence[str], directory: Path, embedding: str) -> IngestResult:  # noqa: ARG002 - keywords only
         """See `Corpus.ingest`."""

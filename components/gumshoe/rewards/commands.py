@@ -12,8 +12,9 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from gumshoe.completion import complete_judge
 from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.terminal import JsonFlag, out, print_json, printable, progress
+from gumshoe.terminal import JsonFlag, out, print_json, print_next, printable, progress
 
 if TYPE_CHECKING:
     from gumshoe.rewards.chat_judge import JudgeModel
@@ -27,7 +28,10 @@ Trajectories = Annotated[Path, typer.Argument(metavar="FILE", help="File of traj
 JudgeWord = Annotated[
     str,
     typer.Option(
-        "--judge", metavar="WORD", help="Judge: heuristic, exact, openai:MODEL, openai:MODEL@URL or embedding:MODEL."
+        "--judge",
+        metavar="WORD",
+        autocompletion=complete_judge,
+        help="Judge: heuristic, exact, openai:MODEL, openai:MODEL@URL or embedding:MODEL.",
     ),
 ]
 Threshold = Annotated[
@@ -50,7 +54,7 @@ def _group() -> None:
     """Score trajectories and calibrate judges."""
 
 
-@app.command()
+@app.command(epilog="gumshoe judge score tiny.jsonl --scenarios questions.jsonl")
 def score(
     path: Trajectories,
     scenarios: Annotated[str, typer.Option(metavar="FILE", help="Scenarios of the trajectories.")],
@@ -88,7 +92,7 @@ def score(
     _check_verdicts([each.why for each in found if each.correct is None])
 
 
-@app.command()
+@app.command(epilog="gumshoe judge ruler tiny.jsonl --judge gpt-4.1")
 def ruler(
     path: Trajectories,
     judge: Annotated[str, typer.Option(metavar="MODEL[@URL]", help="Chat model that scores.")],
@@ -145,7 +149,7 @@ def ruler(
         raise UnavailableError("judges.groups-dropped", f"{len(dropped):,} groups have no scores, e.g.: {dropped[0]}")
 
 
-@app.command()
+@app.command(epilog="gumshoe judge calibrate labelled.jsonl --judge openai:gpt-4.1 --mistakes 5")
 def calibrate(
     path: Annotated[str, typer.Argument(metavar="FILE", help="File of labelled answers, as JSONL.")],
     judge: JudgeWord = "heuristic",
@@ -204,6 +208,8 @@ def calibrate(
             )
         _print_usage(opened)
     _check_verdicts(found.failures)
+    if not json:
+        print_next("gumshoe", "judge", "score", "TRAJECTORIES", "--scenarios", "FILE", "--judge", judge)
 
 
 def _open_judge(word: str, threshold: float | None, model: dict[str, Any]) -> "Judge":

@@ -10,7 +10,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gumshoe.artifacts.lines import read_lines
-from gumshoe.errors import UsageError, describe_validation_error
+from gumshoe.errors import UsageError
 from gumshoe.rewards.judge import Judge, JudgeError
 from gumshoe.rewards.reward import gather_all
 from gumshoe.rewards.ruler import GroupScores, Ruler
@@ -19,6 +19,7 @@ from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import Advance
+from gumshoe.validation import describe_validation_error
 
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gumshoe.completion import complete_environment, complete_policy, complete_split
 from gumshoe.corpus import CORPORA
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
-from gumshoe.terminal import JsonFlag, out, print_json, printable, progress
+from gumshoe.terminal import JsonFlag, out, print_json, print_next, printable, progress
 
 if TYPE_CHECKING:
     from gumshoe.environments.registry import EnvironmentSettings
@@ -21,13 +22,15 @@ rollout = typer.Typer(add_completion=False)
 trajectories = typer.Typer(no_args_is_help=True, add_completion=False, help="Show recorded trajectories.")
 
 IndexOption = Annotated[
-    Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="Directory of an index of mail or documents.")
+    Path,
+    typer.Option("--index", envvar="GUMSHOE_INDEX", metavar="DIR", help="Directory of an index of mail or documents."),
 ]
 EnvironmentOption = Annotated[
     str | None,
     typer.Option(
         "--environment",
         metavar="WORD",
+        autocompletion=complete_environment,
         help=f"Environment: {', '.join(CORPORA)}, package.module:Class, or one with settings as YAML, e.g. "
         "'{documents: {reasoning: false}}'. Default: depends on the index.",
     ),
@@ -36,7 +39,14 @@ EnvironmentOption = Annotated[
 _COLOURS = {"prompt": "dim", "injected": "cyan", "sampled": "green"}
 
 
-@rollout.command()
+@rollout.command(
+    epilog="""
+    gumshoe rollout --policy tiny --out tiny.jsonl \\
+      --index index --scenarios questions.jsonl
+    gumshoe rollout --policy chat:gpt-4.1 --split train --out expert.jsonl \\
+      --index index --scenarios questions.jsonl
+    """
+)
 def run(
     index: IndexOption,
     scenarios: Annotated[
@@ -46,6 +56,7 @@ def run(
         str,
         typer.Option(
             metavar="WORD",
+            autocompletion=complete_policy,
             help="Policy: tiny (bundled with Gumshoe), local:MODEL, vllm:URL (several URLs separated by commas), "
             "transformers:DIR, chat:MODEL or chat:MODEL@URL. Append #ADAPTER to use an adapter.",
         ),
@@ -57,7 +68,10 @@ def run(
         str | None,
         typer.Option(metavar="DIR|NAME", help="Tokenizer of the model (required for vllm: policies)."),
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Use only scenarios of this split.")] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(metavar="SPLIT", autocompletion=complete_split, help="Use only scenarios of this split."),
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of scenarios.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Episodes per scenario (group size).")] = 1,
     seed: Annotated[int, typer.Option(help="Random seed; used by in-process inference only.")] = 0,
@@ -107,6 +121,8 @@ def run(
         )
         for ending, count in report.endings.items():
             out.print(f"  {count:>6,} {ending}")
+    if not (json or report.dropped):
+        print_next("gumshoe", "judge", "score", path, "--scenarios", scenarios)
     if report.dropped:
         causes = ", ".join(f"{count:,} {cause}" for cause, count in report.causes.items())
         scenario, first = next(iter(report.dropped_groups.items()))

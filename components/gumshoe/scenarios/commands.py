@@ -1,16 +1,19 @@
-"""`gumshoe scenarios`: load, split and check."""
+"""`gumshoe scenarios`: add, load, split and check."""
 
 import io
+import os
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gumshoe.completion import complete_split, complete_words
 from gumshoe.errors import RefusedError, UsageError
-from gumshoe.terminal import JsonFlag, err, out, print_json, printable, progress
+from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable, progress
 
 if TYPE_CHECKING:
     from gumshoe.scenarios.scenario import ScenarioSet, Split
@@ -18,26 +21,70 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Load, split and check questions with known answers.",
+    help="Write, load, split and check questions with known answers.",
 )
 
 Source = Annotated[
     str,
     typer.Argument(
         metavar="FILE",
+        autocompletion=complete_words("jsonl:", "hf:"),
         help="Scenarios: a JSONL file (path, file:// or s3://, optionally .gz), hf:DATASET or hf:DATASET@SPLIT, e.g. "
         "hf:corbt/enron_emails_sample_questions or hf:lavita/MedQuAD.",
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", metavar="FILE", help="Output file (JSONL).")]
 Replace = Annotated[bool, typer.Option("--replace", help="Replace an existing file.")]
+Index = Annotated[
+    Path,
+    typer.Option("--index", envvar="GUMSHOE_INDEX", metavar="DIR", help="Directory of an index of mail or documents."),
+]
 
 
-@app.command()
+@app.command(
+    epilog="""
+    gumshoe scenarios add questions.jsonl --index index --inbox ann@example.com
+    """
+)
+def add(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="JSONL file to append to (created if missing).")],
+    index: Index,
+    inbox: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Inbox that the questions are about (mail only). Default: ask for it."),
+    ] = None,
+) -> None:
+    """Write questions of your own: search, read what was found, then enter the question and its answer.
+
+    Each question is checked as by `gumshoe scenarios check` before it is added. Enter q or press Ctrl-D to stop. The
+    answers to the prompts can also be piped in, one per line.
+    """
+    from gumshoe.scenarios.interview import Interview, InterviewOverError
+    from gumshoe.scenarios.scenario import ScenarioSet
+
+    _check_output(path, replace=True)
+    added = 0
+    with suppress(InterviewOverError):
+        interview = Interview.open(path, index, inbox)
+        added = interview.run()
+    out.print(f"[bold]{added:,} scenarios[/] added to {printable(path)}", soft_wrap=True)
+    if added:
+        _print_next_step(ScenarioSet.of(interview.existing), path, index)
+
+
+@app.command(
+    epilog="""
+    gumshoe scenarios load hf:corbt/enron_emails_sample_questions \\
+      --out questions.jsonl --min-realism 0.3 --limit train=500
+    """
+)
 def load(
     source: Source,
     path: Out,
-    split: Annotated[list[str] | None, typer.Option(metavar="SPLIT", help="Only this split (repeatable).")] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(metavar="SPLIT", autocompletion=complete_split, help="Only this split (repeatable)."),
+    ] = None,
     min_messages: Annotated[int, typer.Option(min=0, help="Minimum number of sources.")] = 0,
     max_messages: Annotated[int | None, typer.Option(min=1, help="Maximum number of sources.")] = None,
     max_answer: Annotated[
@@ -89,9 +136,10 @@ def load(
     _print_summary(taken, path)
     if left_out:
         out.print(f"excluded: {_format_counts(left_out)}", soft_wrap=True)
+    _print_next_step(taken, path)
 
 
-@app.command(name="split")
+@app.command(name="split", epilog="gumshoe scenarios split questions.jsonl --out split.jsonl --seed 1")
 def split_command(
     source: Source,
     path: Out,
@@ -137,15 +185,18 @@ def split_command(
         + (f"; dropped {report.dropped:,} that overlap with the test split" if keep_test else ""),
         soft_wrap=True,
     )
+    _print_next_step(result, path)
 
 
-@app.command()
+@app.command(
+    epilog="""
+    gumshoe scenarios check questions.jsonl --index index
+    gumshoe scenarios check questions.jsonl --index index --drop
+    """
+)
 def check(
     source: Source,
-    index: Annotated[
-        Path,
-        typer.Option("--index", envvar="GUMSHOE_INDEX", help="Directory of a mail or document index."),
-    ],
+    index: Index,
     drop: Annotated[bool, typer.Option("--drop", help="Write the usable scenarios to a file.")] = False,
     path: Annotated[
         Path | None,
@@ -202,6 +253,21 @@ def check(
             f"{lost + report.corrected:,} of {report.lines:,} scenarios have problems; correct them, or write the "
             "others to a file with --drop",
         )
+    if not json:
+        _print_next_step(report.clean, path or source, index)
+
+
+def _print_next_step(scenarios: "ScenarioSet", path: Path | str, index: Path | None = None) -> None:
+    """Print the command that continues: split; else check against an index; else evaluate on a checked file."""
+    place = index or os.environ.get("GUMSHOE_INDEX") or "INDEX"
+    if not scenarios.only("test"):
+        output = Path(str(path).removeprefix("jsonl:")).with_suffix(".split.jsonl")
+        print_next("gumshoe", "scenarios", "split", path, "--out", output, "--seed", 1)
+    elif index is None:
+        print_next("gumshoe", "scenarios", "check", path, "--index", place)
+    else:
+        options = ("--index", place, "--scenarios", path, "--policy", "tiny", "--out", "measured")
+        print_next("gumshoe", "evaluate", *options)
 
 
 def _parse_limit(text: str) -> tuple["Split", int]:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.storage import explain_os_errors, write_atomically
+from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.errors import RefusedError
 from gumshoe.scenarios.check import CheckReport, check_scenarios
 from gumshoe.scenarios.lineage import Lineage
-from gumshoe.scenarios.scenario import SCENARIOS_FILE, SPLITS, ScenarioSet
+from gumshoe.scenarios.scenario import SPLITS, ScenarioSet
 from gumshoe.scenarios.sources import read_scenarios
 from gumshoe.scenarios.splitting import split_scenarios
 

@@ -18,8 +18,6 @@ from gumshoe.mail.message import normalize_address
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
-SCENARIOS_FILE = "scenarios.jsonl"
-"""Name of a scenario file beside the data that it is about."""
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 

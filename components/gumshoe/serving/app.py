@@ -16,7 +16,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from gumshoe.client import responses
 from gumshoe.environments.base import SourceText
-from gumshoe.errors import describe_validation_error
 from gumshoe.rollouts.answer import Answer, AnswerStep, Cost
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
 from gumshoe.serving.access import ForbiddenError, Principal
@@ -55,6 +54,7 @@ from gumshoe.serving.openapi import (
 from gumshoe.serving.service import AnswerService
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.web_page import add_page
+from gumshoe.validation import describe_validation_error
 
 _ANSWER, _STEP, _COST = TypeAdapter(Answer), TypeAdapter(AnswerStep), TypeAdapter(Cost | None)
 _INVALID = 422
@@ -301,10 +301,8 @@ def _add_operator_routes(app: FastAPI, service: AnswerService) -> None:
     )
     async def get_readiness() -> ReadyStatus:
         """Report if questions can be answered: the index is open, and the model has its adapter."""
-        reason = service.problem
-        service.metrics.ready.set(not reason)
-        if reason:
-            raise RefusedRequestError("serving.not-ready", reason)
+        if service.problem:
+            raise RefusedRequestError("serving.not-ready", service.problem)
         return ReadyStatus(policies=[each.name.version for each in service.candidates])
 
     @app.get(
@@ -316,7 +314,6 @@ def _add_operator_routes(app: FastAPI, service: AnswerService) -> None:
     )
     async def get_metrics() -> Response:
         """Return the metrics for Prometheus."""
-        service.metrics.ready.set(not service.problem)
         return Response(generate_latest(service.metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
 

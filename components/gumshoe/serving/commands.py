@@ -104,7 +104,7 @@ def run(
         bool, typer.Option("--print-config", help="Print all settings as YAML, with descriptions, and exit.")
     ] = False,
 ) -> None:
-    """Serve an agent that answers from mail or documents: HTTP at /invoke, MCP at /mcp, and a page at /.
+    """Serve an agent that answers from mail or documents: HTTP at /invoke, MCP at /mcp, a page at /, the API at /docs.
 
     Flags override environment variables (GUMSHOE_SERVE__LIMITS__QUEUE=10), which override the settings file. Access
     must be configured: --keys, access.jwks_url or --open.

@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass
 
+from asgi_correlation_id import correlation_id
 from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
@@ -13,7 +14,6 @@ from gumshoe.errors import UnavailableError
 from gumshoe.inference.policy import PolicyError
 from gumshoe.serving.access import ForbiddenError, SigningKeysUnavailableError, UnauthenticatedError
 from gumshoe.serving.api_models import Problem
-from gumshoe.serving.telemetry import request_id
 
 _log = logging.getLogger(__name__)
 _FAILED = 500
@@ -172,7 +172,7 @@ def build_problem(code: str, detail: str | None = None, status: int | None = Non
         status=status or kind.status,
         detail=kind.detail if detail is None else detail,
         code=code,
-        request_id=request_id.get(),
+        request_id=correlation_id.get() or "",
     )
 
 

@@ -6,15 +6,16 @@ import secrets
 import time
 from dataclasses import dataclass
 
+from asgi_correlation_id import CorrelationIdMiddleware
 from opentelemetry.trace import StatusCode, Tracer
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gumshoe.serving.access import Access, UnauthenticatedError
 from gumshoe.serving.errors import RefusedRequestError, build_error_response, log_unexpected
 from gumshoe.serving.settings import ServeSettings
-from gumshoe.serving.telemetry import Metrics, log_event, request_id, start_span
+from gumshoe.serving.telemetry import Metrics, log_event, start_span
 from gumshoe.serving.web_page import PAGE_PATHS
 
 PUBLIC = {**dict.fromkeys(PAGE_PATHS, "/page"), "/": "/", "/healthz": "/healthz", "/readyz": "/readyz"}
@@ -22,14 +23,23 @@ PUBLIC |= {"/metrics": "/metrics", "/openapi.json": "/openapi.json"}
 ROUTES = {"/invoke", "/invoke/stream", "/source", "/feedback", "/principal", "/mcp"}
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _BODY_TIMEOUT = 20.0  # seconds
-_ID = re.compile(r"[\w.-]{1,64}", re.A)
+_REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.A)
 _FAILED = 500
 _QUIET = {"/healthz", "/readyz", "/metrics"}  # probed frequently, so they are not logged
-_SECURITY_HEADERS = [
-    (b"x-content-type-options", b"nosniff"),
-    (b"referrer-policy", b"no-referrer"),
-    (b"cache-control", b"no-store"),
-]
+_SECURITY_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-store",
+}
+
+
+def add_request_ids(app: ASGIApp) -> ASGIApp:
+    """Give each request an ID: the caller's `X-Request-ID` if it is well-formed, or a random one."""
+    return CorrelationIdMiddleware(
+        app,
+        generator=lambda: secrets.token_hex(8),
+        validator=lambda given: _REQUEST_ID.fullmatch(given) is not None,
+    )
 
 
 @dataclass(slots=True)
@@ -55,8 +65,6 @@ class Middleware:
         path = scope["path"].rstrip("/") or "/"
         route = PUBLIC.get(path) or (path if path in ROUTES else "other")
         state = scope["state"] = {**scope.get("state", {}), "log_fields": {}}
-        given = headers.get("x-request-id", "")
-        reset_token = request_id.set(given if _ID.fullmatch(given) else secrets.token_hex(8))
         answer = _ResponseWriter(send)
         started = time.monotonic()
         try:
@@ -78,7 +86,6 @@ class Middleware:
         finally:
             self.metrics.requests.labels(route, str(answer.status)).inc()
             self.metrics.latency.labels(route).observe(time.monotonic() - started)
-            request_id.reset(reset_token)
 
     async def _handle(
         self, scope: Scope, receive: Receive, answer: "_ResponseWriter", headers: Headers, route: str
@@ -164,8 +171,7 @@ class _ResponseWriter:
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.has_begun, self.status = True, message["status"]
-            known = {name.lower() for name, _ in message.get("headers", [])}
-            more = [each for each in _SECURITY_HEADERS if each[0] not in known]
-            headers = [*message.get("headers", []), *more, (b"x-request-id", request_id.get().encode())]
-            message = {**message, "headers": headers}
+            headers = MutableHeaders(scope=message)
+            for name, value in _SECURITY_HEADERS.items():
+                headers.setdefault(name, value)
         await self._send(message)

@@ -20,7 +20,7 @@ from gumshoe.serving.access import Access, open_access
 from gumshoe.serving.app import create_app
 from gumshoe.serving.feedback_recorder import FeedbackRecorder
 from gumshoe.serving.mcp_server import create_mcp_server
-from gumshoe.serving.middleware import Middleware
+from gumshoe.serving.middleware import Middleware, add_request_ids
 from gumshoe.serving.service import AnswerService, open_service
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, create_tracer
@@ -99,7 +99,7 @@ async def open_routes(service: AnswerService, access: Access, recorder: Feedback
     gc.collect()
     gc.freeze()
     async with tools.session_manager.run():
-        yield Middleware(app, settings, access, service.metrics, service.tracer)
+        yield add_request_ids(Middleware(app, settings, access, service.metrics, service.tracer))
 
 
 @contextmanager

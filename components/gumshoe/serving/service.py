@@ -1,62 +1,40 @@
 """Answer questions with a limited number of concurrent episodes, one policy per episode, and a deadline per request."""
 
 import asyncio
-import hashlib
 import logging
-import random
 import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TypeVar
 
 from opentelemetry.trace import Tracer
 from prometheus_client import Gauge
 
-from gumshoe.endpoint import openai_client
 from gumshoe.environments.base import SourceText
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.environments.tools import Call
-from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.inference.policy import PolicyError, Sampling
-from gumshoe.inference.policy_names import PolicyName, is_tiny, load_tokenizer, start_local_policy
-from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
+from gumshoe.errors import UsageError
+from gumshoe.inference.policy import PolicyError
 from gumshoe.rewards import best_of_n
 from gumshoe.rewards.best_of_n import ChoiceSettings, SampleTimeoutError, Selector
 from gumshoe.rollouts.answer import Answer, Answerer, AnswerStep
-from gumshoe.rollouts.chat_format import ChatFormat
-from gumshoe.rollouts.chat_policy import check_chat_server
-from gumshoe.rollouts.episode import EpisodeLimits
-from gumshoe.rollouts.sessions import OpenChatSession, open_policy
+from gumshoe.rollouts.sessions import OpenChatSession
 from gumshoe.rollouts.tool_threads import ToolFailedError, ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.serving.ask import LocalModel
 from gumshoe.serving.errors import BusyError, DeadlineExceededError, ModelNotReadyError
+from gumshoe.serving.served_policies import ServedPolicy, choose_policy, episode_limits, open_policies
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, start_span
 
-_CHECK_INTERVAL = 5.0  # seconds between two checks of a model
-_CHECK_TIMEOUT = 5.0  # seconds
 _SAMPLING, _CHOOSING = 0.75, 0.9  # fractions of the deadline after which unfinished samples and judges are cancelled
 _MAX_SOURCE_TEXT = 200_000  # characters
 
 T = TypeVar("T")
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(slots=True)
-class ServedPolicy:
-    """A policy in service."""
-
-    name: PolicyName
-    share: float
-    open_session: OpenChatSession | None = None
-    problem: str = "not opened yet"
-    """Why it cannot answer; empty if it can."""
 
 
 @dataclass(slots=True)
@@ -145,6 +123,7 @@ class AnswerService:
             ConcurrencyLimiter(limits.concurrency, limits.queue, self.metrics.waiting.labels(what))
             for what in ("episode", "call")
         )
+        self.metrics.ready.set_function(lambda: float(not self.problem))
 
     @property
     def problem(self) -> str:
@@ -240,7 +219,7 @@ class AnswerService:
         choice = self.choice
         async with self._episodes.acquire(choice.samples if choice else 1) as release_one:
             self.metrics.phases.labels("waiting").observe(time.monotonic() - started)
-            policy = self._choose_policy(session)
+            policy = choose_policy(self.candidates, session)
             if policy.open_session is None:
                 raise ModelNotReadyError(policy.problem)
             open_session, seed = policy.open_session, secrets.token_hex(8)
@@ -299,7 +278,7 @@ class AnswerService:
     ) -> tuple[Answer, Trajectory]:
         """Run one episode, and count it in the metrics."""
         with self.metrics.running.track_inprogress(), start_span(self.tracer, "episode") as span:
-            answerer = Answerer(self.env_factory, _episode_limits(self.settings), self.threads)
+            answerer = Answerer(self.env_factory, episode_limits(self.settings), self.threads)
 
             def record_step(step: AnswerStep) -> None:
                 event = "called" if step.result is None else "returned"
@@ -311,17 +290,6 @@ class AnswerService:
         self.metrics.count_episode(answer, trajectory)
         self.on_episode(scenario, trajectory)
         return answer, trajectory
-
-    def _choose_policy(self, session: str | None) -> ServedPolicy:
-        """Choose a policy at random by its share. A session always gets the same one, as long as it is available."""
-        drawn = random.random() if session is None else _fraction(session)  # noqa: S311 - nothing secret
-        first, *others = self.candidates
-        return next((each for each in others if drawn < each.share and not each.problem), first)
-
-
-def _fraction(session: str) -> float:
-    """Return a number in [0, 1) that is fixed for a session."""
-    return int.from_bytes(hashlib.sha256(session.encode(errors="replace")).digest()[:8]) / 2**64
 
 
 @asynccontextmanager
@@ -336,104 +304,13 @@ async def open_service(
         UsageError: if a setting is invalid.
         UnavailableError: if a local policy does not start.
     """
-    model = settings.model
-    async with AsyncExitStack() as stack, ToolThreads() as threads:
-        name, tokenizer = await _resolve_model(settings, stack)
-        if tokenizer is not None and is_tiny(tokenizer):
+    async with open_policies(settings) as policies, ToolThreads() as threads, AsyncExitStack() as stack:
+        if policies[0].is_tiny:
             env_factory = env_factory.for_tiny()
-        share = model.canary_percent / 100 if model.canary else 0.0
-        candidates = [ServedPolicy(name, 1 - share)]
-        if model.canary:
-            candidates.append(ServedPolicy(PolicyName(name.kind, model.canary, name.urls), share))
-        selector = model.choice.open_selector() if model.choice else None
+        for each in policies:
+            metrics.policy.labels(each.name.version).set(each.share)
+        choice = settings.model.choice
+        selector = choice.open_selector() if choice else None
         if selector is not None:
             stack.push_async_callback(selector.aclose)
-        service = AnswerService(settings, env_factory, metrics, tracer, threads, on_episode, candidates, selector)
-        checks = []
-        for each in candidates:
-            metrics.policy.labels(each.name.version).set(each.share)
-            if not (model.policy or "").startswith("vllm:"):
-                each.open_session = await stack.enter_async_context(_open_policy(each.name, tokenizer, settings))
-                each.problem = ""
-            checks.append(asyncio.create_task(_keep_open(each, tokenizer, settings, stack)))
-        try:
-            yield service
-        finally:
-            for check in checks:
-                check.cancel()
-            await asyncio.gather(*checks, return_exceptions=True)
-
-
-async def _resolve_model(settings: ServeSettings, stack: AsyncExitStack) -> tuple[PolicyName, Path | str | None]:
-    """Return the policy, started if it is local, and the path or name of its tokenizer."""
-    model = settings.model
-    if model.policy:
-        name = PolicyName.parse(model.policy)
-    else:
-        name = LocalModel(model.adapter, settings.store, model.base).resolve(stack.enter_context(ExitStack()))
-    if name.kind == "local":
-        return await stack.enter_async_context(
-            start_local_policy(name, _episode_limits(settings).max_context)
-        ), name.base
-    if name.kind == "vllm":
-        if model.tokenizer is None:
-            raise UsageError(
-                "inference.tokenizer-required", f"{model.policy} needs its model's tokenizer: add --tokenizer"
-            )
-        await asyncio.to_thread(
-            lambda: ChatFormat(load_tokenizer(str(model.tokenizer)))
-        )  # fail now, not with the first question
-    return name, model.tokenizer
-
-
-def _episode_limits(settings: ServeSettings) -> EpisodeLimits:
-    return EpisodeLimits(settings.model.max_turns, settings.model.max_context)
-
-
-def _open_policy(
-    name: PolicyName, tokenizer: Path | str | None, settings: ServeSettings
-) -> AbstractAsyncContextManager[OpenChatSession]:
-    model, limits = settings.model, settings.limits
-    requests = RequestLimits(
-        deadline=limits.deadline, connect=_CHECK_TIMEOUT, attempts=2, backoff=1, patience=_CHECK_TIMEOUT
-    )
-    sampling = Sampling(model.temperature, max_tokens=model.max_tokens)
-    return open_policy(name, tokenizer, sampling, _episode_limits(settings), requests)
-
-
-async def _keep_open(
-    candidate: ServedPolicy, tokenizer: Path | str | None, settings: ServeSettings, stack: AsyncExitStack
-) -> None:
-    """Open a policy as soon as it is available, and check regularly that it still is."""
-    async with _open_check(candidate.name, settings) as check:
-        while True:
-            before = candidate.problem
-            try:
-                await check()
-                if candidate.open_session is None:
-                    candidate.open_session = await stack.enter_async_context(
-                        _open_policy(candidate.name, tokenizer, settings)
-                    )
-                candidate.problem = ""
-            except GumshoeError as error:
-                candidate.problem = error.message_with_code
-            except Exception as error:  # noqa: BLE001 - or the checks would stop
-                _log.exception("cannot check %s", candidate.name.version)
-                candidate.problem = f"the check failed: {type(error).__name__}"
-            if candidate.problem != before:
-                _log.warning("%s: %s", candidate.name.version, candidate.problem or "ready")
-            await asyncio.sleep(_CHECK_INTERVAL if candidate.open_session else 1)
-
-
-@asynccontextmanager
-async def _open_check(name: PolicyName, settings: ServeSettings) -> AsyncIterator[Callable[[], Awaitable[object]]]:
-    """Yield a function that checks if a policy is available, and raises a GumshoeError if not."""
-    if name.kind == "vllm":
-        quick = RequestLimits(deadline=_CHECK_TIMEOUT, connect=_CHECK_TIMEOUT, attempts=1, patience=0)
-        async with VLLMPolicy(name.urls, name.model, quick) as policy:
-            yield lambda: policy.check(settings.model.max_context)
-    elif name.kind == "chat":
-        async with openai_client(name.urls[0] if name.urls else None, timeout=_CHECK_TIMEOUT, retries=0) as client:
-            yield lambda: check_chat_server(client, name.model)
-    else:
-        yield lambda: asyncio.sleep(0)  # it runs in this process, so it is available
+        yield AnswerService(settings, env_factory, metrics, tracer, threads, on_episode, policies, selector)

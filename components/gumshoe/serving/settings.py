@@ -20,9 +20,10 @@ from pydantic_settings import (
 
 from gumshoe.corpus import CORPORA
 from gumshoe.environments.registry import NamedEnvironment
-from gumshoe.errors import UsageError, describe_validation_error
+from gumshoe.errors import UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
 from gumshoe.rewards.best_of_n import MAX_SAMPLES, ChoiceMethod, ChoiceSettings
+from gumshoe.validation import describe_validation_error
 
 PREFIX = "GUMSHOE_SERVE__"
 _STRICT = ConfigDict(extra="forbid", frozen=True)

@@ -9,23 +9,20 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 
-from opentelemetry import trace
+from asgi_correlation_id import correlation_id
+from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, StatusCode, Tracer
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from gumshoe.rollouts.answer import Answer, Cost
 from gumshoe.rollouts.trajectory import Trajectory
 
-request_id: ContextVar[str] = ContextVar("request_id", default="")
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300)
 _TURNS = (1, 2, 3, 4, 6, 8, 10, 15, 20)
 _TOKENS = (100, 300, 1000, 2000, 4000, 8000, 16000, 32000)
-_PROPAGATOR = TraceContextTextMapPropagator()
 _log = logging.getLogger("gumshoe.serving")
 
 
@@ -126,7 +123,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         entry |= getattr(record, "fields", {})
-        if current := request_id.get():
+        if current := correlation_id.get():
             entry["request_id"] = current
         context = trace.get_current_span().get_span_context()
         if context.is_valid:
@@ -172,7 +169,7 @@ def start_span(tracer: Tracer, name: str, headers: dict[str, str] | None = None)
     Exception messages are not recorded, because they may quote mail: only that there was an exception.
     https://www.w3.org/TR/trace-context/
     """
-    context = None if headers is None else _PROPAGATOR.extract(headers)
+    context = None if headers is None else propagate.extract(headers)
     kind = trace.SpanKind.INTERNAL if headers is None else trace.SpanKind.SERVER
     with tracer.start_as_current_span(
         name, context, kind, record_exception=False, set_status_on_exception=False

@@ -21,7 +21,7 @@ from gumshoe.rewards.commands import (
     PromptPrice,
 )
 from gumshoe.synthesis.difficulty import Level
-from gumshoe.terminal import JsonFlag, err, out, print_json, printable, progress
+from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable, progress
 
 if TYPE_CHECKING:
     from gumshoe.rewards.chat_judge import JudgeModelSettings
@@ -41,7 +41,7 @@ def _group() -> None:
     """Generate synthetic data for tests and training."""
 
 
-@app.command()
+@app.command(epilog="gumshoe synthesize mail --seed 1 --out company")
 def mail(
     seed: Seed,
     place: Out,
@@ -52,7 +52,7 @@ def mail(
     json: JsonFlag = False,
 ) -> None:
     """Generate a company's mail, DIR/mail.jsonl, and questions about it, DIR/scenarios.jsonl."""
-    from gumshoe.scenarios.scenario import SCENARIOS_FILE
+    from gumshoe.corpus import SCENARIOS_FILE
     from gumshoe.synthesis.mailboxes import MAIL_FILE, check_size, synthesize_mail, write_mail
 
     check_size(mailboxes, messages)
@@ -70,9 +70,10 @@ def mail(
         soft_wrap=True,
     )
     _print_questions(result.scenarios, directory / SCENARIOS_FILE)
+    print_next("gumshoe", "mail", "index", f"jsonl:{directory / MAIL_FILE}", "--out", directory / "index")
 
 
-@app.command()
+@app.command(epilog="gumshoe synthesize documents --seed 1 --out handbook")
 def documents(
     seed: Seed,
     place: Out,
@@ -82,7 +83,7 @@ def documents(
     json: JsonFlag = False,
 ) -> None:
     """Generate a reference work, DIR/documents.jsonl, and questions about it, DIR/scenarios.jsonl."""
-    from gumshoe.scenarios.scenario import SCENARIOS_FILE
+    from gumshoe.corpus import SCENARIOS_FILE
     from gumshoe.synthesis.reference_work import DOCUMENTS_FILE, check_size, synthesize_documents, write_documents
 
     check_size(documents)
@@ -102,11 +103,19 @@ def documents(
         soft_wrap=True,
     )
     _print_questions(result.scenarios, directory / SCENARIOS_FILE)
+    print_next("gumshoe", "documents", "index", f"jsonl:{directory / DOCUMENTS_FILE}", "--out", directory / "index")
 
 
-@app.command()
+@app.command(
+    epilog="""
+    gumshoe synthesize questions --index index --inbox ann@example.com \\
+      --model gpt-4.1 --out questions.jsonl --dry-run
+    """
+)
 def questions(
-    index: Annotated[Path, typer.Option("--index", envvar="GUMSHOE_INDEX", help="Directory of a mail index.")],
+    index: Annotated[
+        Path, typer.Option("--index", envvar="GUMSHOE_INDEX", metavar="DIR", help="Directory of a mail index.")
+    ],
     inboxes: Annotated[
         list[str],
         typer.Option("--inbox", metavar="ADDRESS[,ADDRESS...]", help="Inbox to write questions about (repeatable)."),
@@ -175,6 +184,8 @@ def questions(
             f"{report.failed:,} of {report.batches:,} batches failed; run the command again to retry them. First "
             f"error: {report.why}",
         )
+    if not json and report.questions:
+        print_next("gumshoe", "scenarios", "check", path, "--index", index)
 
 
 def _describe_questions(result: "ScenarioSet") -> dict[str, Any]:

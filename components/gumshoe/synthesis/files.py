@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.artifacts.storage import explain_os_errors, write_atomically
-from gumshoe.scenarios.scenario import SCENARIOS_FILE, ScenarioSet
+from gumshoe.corpus import SCENARIOS_FILE
+from gumshoe.scenarios.scenario import ScenarioSet
 
 
 def write_dataset(directory: Path, name: str, records: Iterable[Mapping[str, Any]], scenarios: ScenarioSet) -> None:

@@ -8,7 +8,7 @@ import typer
 from gumshoe.artifacts.storage import make_writable_directory
 from gumshoe.errors import UsageError
 from gumshoe.installation import install_command
-from gumshoe.terminal import JsonFlag, err, out, print_json, printable, progress
+from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable, progress
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Build the tiny policy.")
 
@@ -18,7 +18,7 @@ def _group() -> None:
     """Build the tiny policy."""
 
 
-@app.command()
+@app.command(epilog="gumshoe tiny build --seed 1 --out tiny")
 def build(
     place: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory for the policy.")],
     seed: Annotated[int, typer.Option(help="Random seed of the mail, the weights and the order of examples.")],
@@ -66,3 +66,5 @@ def build(
     )
     errors = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.slips.items(), key=lambda each: -each[1]))
     out.print(f"deliberate errors: {errors}", soft_wrap=True)
+    policy = ("--policy", f"transformers:{directory}")
+    print_next("gumshoe", "evaluate", "--index", "INDEX", "--scenarios", "FILE", *policy, "--out", "measured")

@@ -25,6 +25,7 @@ SERVED = "served.json"
 METRICS = "metrics.jsonl"
 SERVER_LOG = "vllm.log"
 STALLED = "stalled.txt"
+PROGRESS = "progress.json"
 PLOTS, PAGE = "plots", "plots.html"
 TENSORBOARD = "runs"
 ADAPTERS = "adapters"
@@ -44,12 +45,14 @@ RUN_FILES = {
     PAGE: "The curves, as one page that loads nothing else.",
     f"{PLOTS}/": "The curves, as PNG files.",
     f"{TENSORBOARD}/": "The curves, for TensorBoard.",
+    PROGRESS: "What the run is doing now, for `gumshoe watch`: phase, step and newest episodes. Replaced every second.",
     SPEC: "Input of the trainers: settings, index, scenarios, ID of the run and addresses of the servers.",
     BASELINE: "Rewards of the base model on the split `validation`, by scenario.",
     f"{ADAPTERS}/": "The adapter that the vLLM servers have loaded.",
     SERVED: "Name and path of the adapter that a vLLM server loads after a restart.",
     SERVER_LOG: "Output of the vLLM server. With several servers: `vllm-1.log`, `vllm-2.log` and so on.",
     STALLED: "Written if the run stopped making progress: what it was doing, and the stacks of all threads.",
+    "README.md": "Written by TRL. Each adapter has a model card of its own.",
 }
 """Description of each file and directory of a run."""
 

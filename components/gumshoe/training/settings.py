@@ -1,36 +1,23 @@
-"""The settings of a training run, from a YAML file, then environment variables, then flags.
+"""Define the settings of a training run. `settings_sources` reads them, and `settings_checks` checks them."""
 
-Some settings have an environment variable with a familiar name (`LEARNING_RATE`). A flag gives the dotted name
-(`--set optimizer.learning_rate=1e-5`).
-"""
-
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
 
-import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 
-from gumshoe.artifacts.storage import NotFoundError, open_uri, split_uri
 from gumshoe.corpus import CORPORA
 from gumshoe.environments.registry import NamedEnvironment
-from gumshoe.errors import UsageError, describe_validation_error
 from gumshoe.inference.policy import MAX_TEMPERATURE, Sampling
-from gumshoe.installation import install_command
 from gumshoe.rewards.combination import Combination
 from gumshoe.rewards.reward import RewardSettings
 from gumshoe.rollouts.episode import EpisodeLimits
-from gumshoe.terminal import err, printable
 from gumshoe.training.algorithms.lookup import AlgorithmChoice, NamedAlgorithm
+from gumshoe.training.settings_old_names import replace_old_algorithm
 
-CONFIGS = Path(__file__).parent / "configs"
-"""Configurations that come with Gumshoe; the file name without `.yaml` is the name."""
 Mode = Literal["masked", "rollout", "simple"]
 Distribution = Literal["ddp", "fsdp2", "zero3"]
 
@@ -251,29 +238,7 @@ class OptimizerSettings(Section):
     @classmethod
     def _read_old_names(cls, values: Any) -> Any:
         """Accept the names that earlier versions used instead of `algorithm`."""
-        return _with_algorithm(values) if isinstance(values, dict) and OLD_ALGORITHM & set(values) else values
-
-
-OLD_ALGORITHM = frozenset({"loss_type", "importance", "scale_advantages", "epsilon", "epsilon_high"})
-"""Names of optimizer settings that `algorithm` replaces."""
-_OLD_DEFAULTS = {"scale_advantages": "group", "epsilon": 0.2, "epsilon_high": 0.28}
-
-
-def _with_algorithm(values: dict[str, Any]) -> dict[str, Any]:
-    """Return optimizer settings with `algorithm` in place of the names in `OLD_ALGORITHM`."""
-    old = {name: values[name] for name in OLD_ALGORITHM & set(values)}
-    before = AlgorithmChoice.parse(values.get("algorithm", "dapo"))
-    name = "gspo" if old.get("importance") == "sequence" else old.get("loss_type", before.name)
-    settings = dict(before.settings) if name == before.name else {}
-    settings |= {
-        key.removesuffix("_advantages"): value
-        for key, value in old.items()
-        if key in _OLD_DEFAULTS and value != _OLD_DEFAULTS[key]
-    }
-    if name == "dr_grpo" and name != before.name:
-        settings.setdefault("scale", "group")  # the former default of all loss types
-    rest = {key: value for key, value in values.items() if key not in OLD_ALGORITHM}
-    return {**rest, "algorithm": {"name": name, "settings": settings}}
+        return replace_old_algorithm(values) if isinstance(values, dict) else values
 
 
 class EvalDuringTrainingSettings(Section):
@@ -314,7 +279,7 @@ class OutputSettings(Section):
         "--resume continues the run if its directory does not exist",
     )
     verbose: Annotated[bool, EnvVar("VERBOSE")] = Field(False, description="print the advantages of each group by turn")
-    report_to: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = Field(
+    report_to: tuple[Literal["tensorboard", "trackio", "wandb", "mlflow"], ...] = Field(
         ("tensorboard",), description="trackers that receive metrics, beside metrics.jsonl"
     )
     metrics_port: Annotated[int | None, EnvVar("METRICS_PORT")] = Field(
@@ -397,384 +362,26 @@ class TrainSettings(Section):
         return episodes // self.rollouts.num_generations * optimizer.processes
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedSettings:
-    """Settings, with the source of each value."""
-
-    settings: TrainSettings
-    origins: Mapping[str, str]
-    """The source of each value that is not a default, by dotted name."""
-
-    def as_yaml(self) -> str:
-        """Return the settings as a configuration file, with a comment that describes each and names its source."""
-        return "\n".join(_describe(self.settings, self.origins, "")) + "\n"
-
-
-def resolve(config: str | None, flags: Mapping[str, Any], environ: Mapping[str, str] = os.environ) -> ResolvedSettings:
-    """Return the settings of a run.
-
-    `config` is a name from `CONFIGS`, a path, or a `file://` or `s3://` URI. `flags` maps dotted names to values.
-    Values that are strings are parsed as YAML.
-
-    Raises:
-        UsageError: a value is invalid; the message names it and its source.
-    """
-    values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
-    layers = [
-        (_read_config(config), config or ""),
-        ({name: (environ[env], f"${env}") for name, env in list_env_vars() if env in environ}, ""),
-        ({name: (value, "flag") for name, value in flags.items()}, ""),
-    ]
-    for layer, where in layers:
-        for name, given in layer.items():
-            value, origin = given if isinstance(given, tuple) else (given, where)
-            _set_value(values, name, _parse_value(value, name, origin) if isinstance(value, str) else value)
-            origins[name] = origin
-    _warn_about_old_names(origins)
-    try:
-        return ResolvedSettings(TrainSettings.model_validate(values), origins)
-    except ValidationError as error:
-        places = [".".join(str(part) for part in each["loc"]) for each in error.errors()]
-        found = {origin for name, origin in origins.items() if any(place.startswith(name) for place in places)}
-        where = f" (from {', '.join(sorted(found))})" if found else ""
-        are_unknown = any(each["type"] == "extra_forbidden" for each in error.errors())
-        raise UsageError(
-            "settings.unknown-name" if are_unknown else "settings.invalid-value",
-            f"invalid settings: {describe_validation_error(error)}{where}",
-        ) from None
-
-
-def _warn_about_old_names(names: Iterable[str]) -> None:
-    old = sorted({f"optimizer.{name}" for name in OLD_ALGORITHM} & set(names))
-    if "rewards.by_turn" in names:
-        old.append("rewards.by_turn")
-    if old:
-        text = f"{', '.join(old)} will be removed; use optimizer.algorithm, e.g. {{dapo: {{epsilon: 0.1}}}}"
-        err.print(f"[bold yellow]warning:[/] {printable(text)}", soft_wrap=True)
-
-
-def list_env_vars() -> Iterator[tuple[str, str]]:
-    """Yield the dotted name and the environment variable of each field that has one."""
-    for name, field in _walk_fields(TrainSettings, ""):
-        yield from ((name, each.name) for each in field.metadata if isinstance(each, EnvVar))
-
-
-def _walk_fields(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, FieldInfo]]:
-    for name, field in section.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Section):
-            yield from _walk_fields(kind, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", field
-
-
-def _read_config(config: str | None) -> dict[str, Any]:
-    """Return the values of a configuration file, by dotted name."""
-    if not config:
-        return {}
-    own = CONFIGS / f"{config}.yaml"
-    try:
-        if own.parent == CONFIGS and own.is_file():
-            text = own.read_text(encoding="utf-8")
-        else:
-            with open_uri(config) as file:
-                text = file.read().decode()
-        read = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, NotFoundError) as error:
-        names = ", ".join(sorted(each.stem for each in CONFIGS.glob("*.yaml")))
-        raise UsageError(
-            "settings.config-unreadable", f"cannot read {config}: {error}; give a YAML file, or one of {names}"
-        ) from None
-    except yaml.YAMLError as error:
-        raise UsageError("settings.config-not-yaml", f"{config} is not YAML: {' '.join(str(error).split())}") from None
-    if read is None:
-        return {}
-    if not isinstance(read, dict):
-        raise UsageError(
-            "settings.config-not-a-mapping",
-            f"{config} is not a mapping of settings; write them as `optimizer: {{learning_rate: 1e-5}}`",
-        )
-    known = {name for name, _ in _walk_fields(TrainSettings, "")}
-    return dict(_flatten(read, known, ""))
-
-
-def _flatten(read: Mapping[str, Any], known: set[str], prefix: str) -> Iterator[tuple[str, Any]]:
-    for key, value in read.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict) and name not in known:
-            yield from _flatten(value, known, f"{name}.")
-        else:
-            yield name, value
+def list_settings() -> Iterator[tuple[str, str]]:
+    """Yield the dotted name and the description of each setting."""
+    for name, field in walk_fields():
+        yield name, field.description or ""
 
 
 def find_differences(one: TrainSettings, other: TrainSettings) -> list[str]:
     """Return the dotted names of the fields that differ between two settings."""
-    return [name for name, _ in _walk_fields(TrainSettings, "") if _get_value(one, name) != _get_value(other, name)]
+    return [name for name, _ in walk_fields() if _get_value(one, name) != _get_value(other, name)]
+
+
+def walk_fields(section: type[BaseModel] = TrainSettings, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Yield the dotted name of each setting, and its field."""
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            yield from walk_fields(kind, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", field
 
 
 def _get_value(settings: BaseModel, name: str) -> Any:
     return reduce(getattr, name.split("."), settings)
-
-
-def _parse_value(text: str, name: str, origin: str) -> Any:
-    """Parse a value given as text; empty text and `null` mean None."""
-    if name in ("model.name", "lora.start", "output.directory") and text not in ("", "null"):
-        return text
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise UsageError(
-            "settings.value-not-yaml", f"{name} must be a value in YAML, got {text!r} (from {origin})"
-        ) from None
-    return value
-
-
-def _set_value(values: dict[str, Any], name: str, value: Any) -> None:
-    *sections, last = name.split(".")
-    for section in sections:
-        values = values.setdefault(section, {})
-    values[last] = value
-
-
-def _describe(section: BaseModel, origins: Mapping[str, str], prefix: str) -> Iterator[str]:
-    indent = "  " * prefix.count(".")
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if isinstance(value, Section):
-            yield f"{indent}{name}:"
-            yield from _describe(value, origins, f"{prefix}{name}.")
-            continue
-        plain = section.model_dump(mode="json", include={name})[name]
-        written = yaml.safe_dump(plain, default_flow_style=True, width=10**6).removesuffix("...\n").strip()
-        origin = origins.get(f"{prefix}{name}", "default")
-        notes = [origin, *(each.name for each in field.metadata if isinstance(each, EnvVar)), field.description]
-        yield f"{indent}{name}: {written}  # {'; '.join(filter(None, notes))}"
-
-
-def check_settings(settings: TrainSettings, scenarios: int) -> None:
-    """Check the settings of a run with this number of training scenarios, before anything is loaded.
-
-    Raises:
-        UsageError: the run cannot work; the message says what to change.
-    """
-    _raise_all(_find_errors(settings, scenarios))
-
-
-def check_warm_start(settings: TrainSettings) -> None:
-    """Check the settings of a warm start, before anything is loaded.
-
-    Raises:
-        UsageError: the warm start cannot work; the message says what to change.
-    """
-    _raise_all(_find_training_errors(settings, ()))
-
-
-def check_devices(settings: TrainSettings, gpus: int) -> None:
-    """Check that sharded weights have GPUs.
-
-    Raises:
-        UsageError: weights are sharded, but there is no GPU.
-    """
-    if settings.is_sharded and not gpus:
-        raise UsageError(
-            "settings.sharded-without-gpu",
-            f"optimizer.distribution {settings.optimizer.distribution} requires GPUs: without one, each trainer would "
-            "keep the whole model; set it to ddp",
-        )
-
-
-def _raise_all(found: Iterator[UsageError]) -> None:
-    """Raise one error for all errors found, with the code of the first."""
-    if faults := list(found):
-        raise UsageError(faults[0].code, "; ".join(each.message for each in faults))
-
-
-def _find_errors(settings: TrainSettings, scenarios: int) -> Iterator[UsageError]:
-    rollouts, optimizer = settings.rollouts, settings.optimizer
-    generations, device = rollouts.num_generations, optimizer.per_device_train_batch_size
-    episodes = device * optimizer.gradient_accumulation_steps
-    if episodes % generations:
-        yield UsageError(
-            "settings.batch-splits-groups",
-            f"optimizer.per_device_train_batch_size {device} times gradient_accumulation_steps "
-            f"{optimizer.gradient_accumulation_steps} must be a multiple of rollouts.num_generations {generations}",
-        )
-    elif rollouts.groups_per_step is not None and rollouts.groups_per_step != settings.groups:
-        yield UsageError(
-            "settings.other-groups-per-step",
-            f"rollouts.groups_per_step is {rollouts.groups_per_step}, but a step of {episodes * optimizer.processes} "
-            f"episodes has {settings.groups} groups of {generations}; set optimizer.gradient_accumulation_steps to "
-            f"{max(1, rollouts.groups_per_step * generations // (device * optimizer.processes))}, or unset "
-            "groups_per_step",
-        )
-    elif scenarios < settings.groups:
-        yield UsageError(
-            "settings.too-few-scenarios",
-            f"a step needs {settings.groups} scenarios, but the split train has {scenarios}; give more, or lower "
-            "optimizer.gradient_accumulation_steps",
-        )
-    if not optimizer.max_steps:
-        yield UsageError("settings.no-steps", "optimizer.max_steps must be >= 1, or -1 for whole epochs, got 0")
-    if settings.model.quantization != "none" and rollouts.engine == "vllm" and settings.mode != "simple":
-        yield UsageError(
-            "settings.quantized-with-vllm",
-            f"rollouts.engine vllm does not support model.quantization {settings.model.quantization}; set "
-            "rollouts.engine to transformers, or model.quantization to none",
-        )
-    yield from _find_training_errors(settings, settings.output.report_to)
-    if settings.is_sharded and (settings.mode == "simple" or rollouts.engine != "vllm"):
-        yield UsageError(
-            "settings.sharded-without-vllm",
-            f"optimizer.distribution {optimizer.distribution} requires vLLM for sampling, as no trainer has the whole "
-            "model; set rollouts.engine to vllm (and mode to masked or rollout), or optimizer.distribution to ddp",
-        )
-    if rollouts.servers and rollouts.num_servers > 1:
-        yield UsageError(
-            "settings.servers-given-twice",
-            f"rollouts.num_servers {rollouts.num_servers} cannot be combined with rollouts.servers; unset one of them",
-        )
-    if rollouts.num_servers > 1 and (rollouts.engine != "vllm" or settings.mode == "simple"):
-        yield UsageError(
-            "settings.num-servers-without-vllm",
-            f"rollouts.num_servers {rollouts.num_servers} requires rollouts.engine vllm and a mode other than simple; "
-            "unset it, or set rollouts.engine to vllm",
-        )
-    if rollouts.servers and rollouts.engine != "vllm":
-        yield UsageError(
-            "settings.servers-without-vllm",
-            f"rollouts.servers requires rollouts.engine vllm, got {rollouts.engine}; set it to vllm, or unset "
-            "rollouts.servers",
-        )
-    yield from _find_handover_errors(settings)
-    yield from _find_algorithm_errors(settings)
-    names = [each.name for each in settings.rewards.functions]
-    yield from _find_weight_errors(settings.rewards.combine, names, settings.rewards.weights)
-
-
-def _find_algorithm_errors(settings: TrainSettings) -> Iterator[UsageError]:
-    """Find settings of the algorithm that do not exist, have no effect, or do not divide by `num_iterations`."""
-    optimizer, choice = settings.optimizer, settings.optimizer.algorithm
-    try:
-        algorithm = choice.load()
-    except UsageError as error:
-        yield UsageError(error.code, f"optimizer.algorithm: {error}")
-        return
-    if settings.mode == "simple" and algorithm.trl_arguments() is None:
-        yield UsageError(
-            "settings.algorithm-in-simple-mode",
-            f"optimizer.algorithm {choice.name} requires mode masked or rollout, got simple; use e.g. grpo or dapo",
-        )
-    iterations = optimizer.num_iterations
-    if iterations == 1 and algorithm.equal_if_used_once:
-        yield UsageError(
-            "settings.algorithm-without-effect",
-            f"optimizer.algorithm {choice.name} is the same as {algorithm.equal_if_used_once} with "
-            f"optimizer.num_iterations 1; set num_iterations to 2 or more, or use {algorithm.equal_if_used_once}",
-        )
-    elif iterations == 1 and (idle := sorted(algorithm.settings_for_reuse & set(choice.settings))):
-        yield UsageError(
-            "settings.clip-without-effect",
-            f"{', '.join(idle)} of optimizer.algorithm {choice.name} has no effect with optimizer.num_iterations 1, "
-            "where old and new policy are the same; set num_iterations to 2 or more, or remove it",
-        )
-    steps = {
-        "optimizer.max_steps": max(0, optimizer.max_steps),
-        "output.save_steps": settings.output.save_steps,
-        "evaluation.eval_steps": settings.evaluation.eval_steps,
-    }
-    if uneven := [f"{name} {value}" for name, value in steps.items() if value % iterations]:
-        yield UsageError(
-            "settings.steps-split-iterations",
-            f"must be a multiple of optimizer.num_iterations {iterations}: {', '.join(uneven)}",
-        )
-
-
-def _find_training_errors(settings: TrainSettings, needed: Sequence[str]) -> Iterator[UsageError]:
-    """Find errors that concern GRPO and warm starts alike; `needed` are packages that must be installed."""
-    if settings.model.quantization != "none" and find_spec("bitsandbytes") is None:
-        yield UsageError(
-            "settings.package-missing",
-            f"model.quantization {settings.model.quantization} requires bitsandbytes, which is not installed: pip "
-            "install 'gumshoe-agents[qlora]', or set it to none",
-        )
-    for package in needed:
-        if find_spec(package) is None:
-            yield UsageError(
-                "settings.package-missing",
-                f"output.report_to requires {package}, which is not installed: {install_command(package)}; or remove "
-                "it from output.report_to",
-            )
-    yield from _find_distribution_errors(settings)
-    if int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE") or 1) > 1:
-        yield UsageError(
-            "settings.context-parallelism",
-            f"context parallelism is not supported: PARALLELISM_CONFIG_CP_SIZE is "
-            f"{os.environ['PARALLELISM_CONFIG_CP_SIZE']}; unset it, and save memory with model.gradient_checkpointing "
-            "or model.max_context",
-        )
-    if "lm_head" in settings.lora.target_modules:
-        yield UsageError(
-            "settings.lm-head-not-trained",
-            "lora.target_modules cannot contain lm_head, which would never be trained; remove it",
-        )
-
-
-def _find_handover_errors(settings: TrainSettings) -> Iterator[UsageError]:
-    rollouts = settings.rollouts
-    if rollouts.handover is None:
-        return
-    try:
-        split_uri(rollouts.handover)
-    except UsageError as error:
-        yield UsageError(error.code, f"rollouts.handover: {error}")
-    if not rollouts.servers:
-        yield UsageError(
-            "settings.handover-without-servers",
-            f"rollouts.handover {rollouts.handover} requires rollouts.servers; set their addresses, or unset it",
-        )
-    if settings.mode == "simple":
-        yield UsageError(
-            "settings.handover-in-simple-mode",
-            f"rollouts.handover {rollouts.handover} has no use in mode simple, which has no episodes; unset it",
-        )
-    for server in rollouts.servers:
-        parts = urlsplit(server)
-        if parts.scheme != "http" or not parts.hostname:
-            yield UsageError(
-                "settings.handover-server-address",
-                f"rollouts.servers must be http://HOST:PORT with rollouts.handover, got {server}",
-            )
-
-
-def _find_distribution_errors(settings: TrainSettings) -> Iterator[UsageError]:
-    distribution = settings.optimizer.distribution
-    if distribution == "ddp":
-        return
-    if settings.optimizer.processes == 1:
-        yield UsageError(
-            "settings.sharded-on-one-process",
-            f"optimizer.distribution {distribution} requires several trainers, but optimizer.processes is 1; raise it, "
-            "or set optimizer.distribution to ddp",
-        )
-    if settings.model.quantization != "none":
-        yield UsageError(
-            "settings.sharded-quantized",
-            f"optimizer.distribution {distribution} cannot be combined with model.quantization "
-            f"{settings.model.quantization}; set optimizer.distribution to ddp, or model.quantization to none",
-        )
-    if distribution == "zero3" and find_spec("deepspeed") is None:
-        yield UsageError(
-            "settings.package-missing",
-            f"optimizer.distribution zero3 requires deepspeed, which is not installed: {install_command('deepspeed')}; "
-            "or set it to fsdp2",
-        )
-
-
-def _find_weight_errors(combine: str, names: Sequence[str], weights: Mapping[str, float]) -> Iterator[UsageError]:
-    from gumshoe.rewards.combination import check_combination
-
-    try:
-        check_combination(combine, names, weights)
-    except UsageError as error:
-        yield error

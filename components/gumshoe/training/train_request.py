@@ -9,9 +9,10 @@ from pydantic import BaseModel, ConfigDict
 
 from gumshoe.artifacts.manifest import content_digest, describe_files, find_artifact_files
 from gumshoe.artifacts.store import Store
-from gumshoe.scenarios.scenario import SCENARIOS_FILE
+from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.training.run_spec import ADAPTER_CONFIG
-from gumshoe.training.settings import TrainSettings, resolve
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_sources import resolve
 
 _RESULTS = "results"
 _INDEX, _SCENARIOS, _START = "inputs/index", "inputs/scenarios", "inputs/start"

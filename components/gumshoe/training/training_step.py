@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.artifacts.storage import open_uri
-from gumshoe.scenarios.scenario import SCENARIOS_FILE
+from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.training.launch.supervisor import train
 from gumshoe.training.plots import write_plots
 from gumshoe.training.records import read_records
 from gumshoe.training.run_spec import BEST, FINAL, METADATA, METRICS, Metadata
-from gumshoe.training.settings import resolve
+from gumshoe.training.settings_sources import resolve
 from gumshoe.training.train_request import TrainRequest
 
 

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import typer
 
 from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.terminal import JsonFlag, out, print_json, printable, progress
+from gumshoe.terminal import JsonFlag, out, print_json, print_next, printable, progress
 
 if TYPE_CHECKING:
     from gumshoe.documents.scraping.scrape import FailedPage, ScrapeReport
@@ -113,6 +113,8 @@ def scrape(
             "scraping.pages-failed",
             f"{report.may_pass:,} pages failed temporarily; run the command again to retry them",
         )
+    if not json:
+        print_next("gumshoe", "documents", "index", f"jsonl:{path}", "--out", "index")
 
 
 def _print_report(report: "ScrapeReport", path: Path) -> None:

@@ -5,7 +5,8 @@ const at = (id) => document.getElementById(id);
 const episodes = data("episodes").map((each, number) => ({ ...each, number }));
 const prompts = data("prompts");
 const unusable = new Set(["unparseable call", "no call", "unknown tool", "bad arguments"]);
-const inputs = ["search", "show", "policy", "kind", "least", "most", "order"].map(at);
+const inputs = ["search", "show", "policy", "kind", "least", "most", "order"].map((id) => at(id) ?? { value: "" });
+const oneColumn = matchMedia("(max-width: 56rem)"); // as in report.css
 
 const filters = {
   "": () => true,
@@ -20,6 +21,10 @@ const filters = {
   disagreed: (each) => new Set(each.verdicts.map((verdict) => verdict.correct)).size > 1,
 };
 
+function count(number, noun) {
+  return `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : noun.endsWith("ch") ? "es" : "s"}`;
+}
+
 function element(tag, text = "", className = "", ...children) {
   const made = document.createElement(tag);
   if (text !== "") made.textContent = text;
@@ -33,11 +38,13 @@ for (const each of episodes) {
   each.text = [each.scenario, each.question, each.answer, each.reference, each.detail, reasons].join(" ").toLowerCase();
   const answer = each.answer === null ? each.ending : each.answer;
   const tag = each.change ? [element("span", each.change === "gained" ? "won" : "lost", `tag ${each.change}`)] : [];
-  const policy = `${each.policy} · ${each.turns} turns · reward ${each.reward.toFixed(2)}`;
+  const policy = `${each.policy} · ${count(each.turns, "turn")} · reward ${each.reward.toFixed(2)}`;
   each.item = element("li", "", each.correct ? "correct" : "", element("b", each.question),
     element("small", `${each.correct ? "✓" : "✗"} ${answer}`), element("small", policy, "", ...tag));
   each.item.setAttribute("role", "option");
-  each.item.addEventListener("click", () => open(each));
+  each.item.setAttribute("aria-selected", "false");
+  each.item.id = `option${each.number}`;
+  each.item.addEventListener("click", () => choose(each));
 }
 
 let shown = [];
@@ -107,16 +114,30 @@ function facts(each) {
   add("correct source", `${each.gold.map(called).join(", ")}: ${each.found ? "found" : "not found"}, ${each.read ? "read" : "not read"}, ${each.right_source ? "given" : "not given"}`);
   if (each.inbox) add("asked", `${each.inbox}, ${each.asked_on}`);
   const spent = each.prompt_tokens === null ? "" : `, ${each.prompt_tokens.toLocaleString("en")} prompt and ${each.sampled_tokens.toLocaleString("en")} sampled tokens`;
-  add("effort", `${each.turns} turns, ${each.searches} searches (${each.repeated_searches} repeated, ${each.empty_searches} empty), ${each.seconds.toFixed(1)} s${spent}`);
+  add("effort", `${count(each.turns, "turn")}, ${count(each.searches, "search")} (${each.repeated_searches} repeated, ${each.empty_searches} empty), ${each.seconds.toFixed(1)} s${spent}`);
   if (each.chosen) add("chosen", each.chosen.why);
   add("reward", each.reward.toFixed(3));
   return found;
 }
 
+function scale() {
+  const found = element("p", "Token probability below", "hint scale");
+  found.append(...[0.2, 0.5, 0.8, 0.95].map((bound, step) => element("span", String(bound), `p${step}`)));
+  return found;
+}
+
+function backToList() {
+  const button = element("button", "↑ Back to the list");
+  button.id = "back";
+  button.addEventListener("click", focusList);
+  return button;
+}
+
 function open(each) {
-  if (current) current.item.removeAttribute("aria-selected");
+  if (current) current.item.setAttribute("aria-selected", "false");
   current = each;
   each.item.setAttribute("aria-selected", "true");
+  at("list").setAttribute("aria-activedescendant", each.item.id);
   const tabs = element("div", "", "tabs");
   const siblings = episodes.filter((other) => other.scenario === each.scenario);
   if (siblings.length > 1) {
@@ -124,7 +145,10 @@ function open(each) {
       const number = siblings.filter((one) => one.policy === other.policy).length > 1 ? `/${other.sample}` : "";
       const tab = element("button", `${other.correct ? "✓" : "✗"} ${other.policy}${number}`);
       tab.setAttribute("aria-pressed", String(other === each));
-      tab.addEventListener("click", () => open(other));
+      tab.addEventListener("click", () => {
+        open(other);
+        at("episode").querySelector(".tabs [aria-pressed=true]").focus();
+      });
       tabs.append(tab);
     }
   }
@@ -133,10 +157,25 @@ function open(each) {
     if (segment.origin === "sampled") turn += 1;
     return turnShown(segment, turn, each);
   });
+  const title = element("h3", each.question);
+  title.tabIndex = -1;
   const pane = at("episode");
-  pane.replaceChildren(element("h3", each.question), tabs, facts(each), ...turns);
+  pane.replaceChildren(backToList(), title, tabs, facts(each), scale(), ...turns);
   pane.scrollTop = 0;
   history.replaceState(null, "", `#${encodeURIComponent(each.scenario)}/${encodeURIComponent(each.policy)}/${each.sample}`);
+}
+
+// Open an episode and scroll to it. In one column it is below the list, so that the focus moves there too.
+function choose(each, focus = oneColumn.matches) {
+  open(each);
+  at("episode").scrollIntoView({ block: oneColumn.matches ? "start" : "nearest" });
+  if (focus) at("episode").querySelector("h3").focus({ preventScroll: true });
+}
+
+function focusList() {
+  at("list").focus({ preventScroll: true });
+  at("list").scrollIntoView({ block: "nearest" });
+  if (current) current.item.scrollIntoView({ block: "nearest" });
 }
 
 function fromAddress() {
@@ -149,10 +188,10 @@ function fromAddress() {
   const [scenario, policy, sample] = parts;
   const found = episodes.find((each) => each.scenario === scenario && (!policy || each.policy === policy)
     && (!sample || String(each.sample) === sample));
-  if (found) open(found);
+  if (found) choose(found);
 }
 
-for (const input of inputs) input.addEventListener("input", list);
+for (const input of document.querySelectorAll(".filters [id]")) input.addEventListener("input", list);
 document.querySelector(".filters").addEventListener("submit", (event) => event.preventDefault());
 document.querySelector(".filters").addEventListener("reset", () => setTimeout(list));
 for (const button of document.querySelectorAll("[data-show]")) {
@@ -161,17 +200,23 @@ for (const button of document.querySelectorAll("[data-show]")) {
     at("show").value = button.dataset.show;
     at("policy").value = button.dataset.policy;
     list();
+    at("list").scrollTop = 0;
+    at("list").focus({ preventScroll: true });
     at("episodes").scrollIntoView();
     if (shown.length) open(shown[0]);
   });
 }
 at("list").addEventListener("keydown", (event) => {
-  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-  if (!step || !shown.length) return;
+  const steps = { ArrowDown: 1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -shown.length, End: shown.length };
+  if (event.key === "Enter" && current) choose(current, true);
+  if (!(event.key in steps) || !shown.length) return;
   event.preventDefault();
-  const next = shown[Math.min(shown.length - 1, Math.max(0, shown.indexOf(current) + step))];
+  const next = shown[Math.min(shown.length - 1, Math.max(0, shown.indexOf(current) + steps[event.key]))];
   open(next);
   next.item.scrollIntoView({ block: "nearest" });
+});
+at("episode").addEventListener("keydown", (event) => {
+  if (event.key === "Escape") focusList();
 });
 window.addEventListener("hashchange", fromAddress);
 list();

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from gumshoe.artifacts.model_card import write_model_card
 from gumshoe.artifacts.storage import explain_os_errors
-from gumshoe.errors import UsageError, describe_validation_error
+from gumshoe.errors import UsageError
 from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.inference.vllm_server import round_up_lora_rank
 from gumshoe.scenarios.lineage import Lineage
@@ -41,6 +41,7 @@ from gumshoe.training.run_spec import (
     resolve_model,
 )
 from gumshoe.training.settings import TrainSettings
+from gumshoe.validation import describe_validation_error
 
 _PREFIX = "base_model.model."
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<matrix>[AB])\.weight")

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from gumshoe.artifacts.storage import make_writable_directory
+from gumshoe.completion import complete_words
 from gumshoe.errors import RefusedError, UsageError
+from gumshoe.installation import install_command
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable
-from gumshoe.training.commands.train import setting_of
+from gumshoe.training.commands.train import ConfigOption, ModelOption, SettingsOption, setting_of
 
 if TYPE_CHECKING:
     from gumshoe.training.adapters.adapter_files import AdapterReport
@@ -21,10 +23,10 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="Create, insp
 AdapterDirectory = Annotated[Path, typer.Argument(metavar="ADAPTER", help="Directory of an adapter.")]
 
 
-@app.command()
+@app.command(epilog="gumshoe adapter create --model Qwen/Qwen2.5-7B-Instruct --out adapter")
 def create(
     place: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory for the adapter.")],
-    model: Annotated[str | None, typer.Option(metavar="DIR|NAME", help="Base model, or tiny.")] = None,
+    model: ModelOption = None,
     rank: Annotated[int | None, typer.Option(help="Rank of the LoRA matrices.")] = None,
     alpha: Annotated[
         int | None, typer.Option(help="Scale: the adapter's output is multiplied by alpha / rank.")
@@ -34,15 +36,16 @@ def create(
         str | None, typer.Option(metavar="NAME[,NAME...]", help="Modules of the base model that get LoRA matrices.")
     ] = None,
     quantization: Annotated[
-        str | None, typer.Option(metavar="none|nf4", help="Quantization of the base model in training; nf4 is QLoRA.")
+        str | None,
+        typer.Option(
+            metavar="none|nf4",
+            autocompletion=complete_words("none", "nf4"),
+            help="Quantization of the base model in training; nf4 is QLoRA.",
+        ),
     ] = None,
     seed: Annotated[int | None, typer.Option(help="Random seed of the initial weights.")] = None,
-    config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Training settings in YAML, as for `gumshoe train`.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Override one setting, e.g. lora.rank=32.")
-    ] = None,
+    config: ConfigOption = None,
+    settings: SettingsOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Create an adapter that changes nothing yet, as a start for `gumshoe train --set lora.start=DIR`.
@@ -50,7 +53,7 @@ def create(
     Only the shape of the base model is read, so this takes seconds. Train with the same rank, alpha, target modules and
     quantization.
     """
-    from gumshoe.training.settings import resolve
+    from gumshoe.training.settings_sources import resolve
 
     flags: dict[str, Any] = dict(map(setting_of, settings or []))
     named = {
@@ -86,7 +89,7 @@ def create(
     out.print(f"Start from it, with the same model and lora settings: {printable(command)}", soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog="gumshoe adapter merge outputs/run/best_model --out merged")
 def merge(
     adapter: AdapterDirectory,
     place: Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory for the merged model.")],
@@ -137,7 +140,7 @@ def merge(
     out.print(f"base model checked by {report.compared_by}", soft_wrap=True)
 
 
-@app.command()
+@app.command(epilog="gumshoe adapter inspect outputs/run/best_model")
 def inspect(
     adapter: AdapterDirectory,
     model: Annotated[
@@ -205,5 +208,6 @@ def _require_packages() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise UsageError(
-            "training.package-missing", f"adapters require {error.name}, which is not installed; see the README"
+            "training.package-missing",
+            f"adapters require {error.name}, which is not installed: {install_command('torch', extra='train')}",
         ) from None

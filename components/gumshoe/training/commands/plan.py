@@ -6,9 +6,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from gumshoe.completion import complete_model, complete_words
 from gumshoe.errors import RefusedError, UsageError
 from gumshoe.terminal import JsonFlag, out, print_json, printable
-from gumshoe.training.commands.train import setting_of
+from gumshoe.training.commands.train import ConfigOption, SettingsOption, setting_of
 from gumshoe.training.models.model_shape import ModelShape, read_shape
 from gumshoe.training.planning.memory_estimate import GIB
 from gumshoe.training.planning.memory_plan import (
@@ -21,15 +22,21 @@ from gumshoe.training.planning.memory_plan import (
     suggest_changes,
     to_config,
 )
-from gumshoe.training.settings import resolve
+from gumshoe.training.settings_sources import resolve
 
 plan = typer.Typer(add_completion=False)
 
 
-@plan.command()
+@plan.command(
+    epilog="""
+    gumshoe plan --model Qwen/Qwen2.5-7B-Instruct --gpu h100
+    gumshoe plan --model Qwen/Qwen2.5-7B-Instruct --gpus 2 --gpu-memory 24
+    """
+)
 def run(
     model: Annotated[
-        str | None, typer.Option(metavar="DIR|FILE|NAME", help="Base model; its config.json is enough.")
+        str | None,
+        typer.Option(metavar="DIR|NAME", autocompletion=complete_model, help="Base model; its config.json is enough."),
     ] = None,
     gpus: Annotated[int, typer.Option(min=0, help="Number of GPUs; 0 for a machine without GPUs.")] = 1,
     gpu_memory: Annotated[
@@ -38,15 +45,14 @@ def run(
     ] = None,
     gpu: Annotated[
         str | None,
-        typer.Option(metavar="KIND", help=f"GPU model, gives the memory and a time estimate: {', '.join(GPUS)}."),
+        typer.Option(
+            metavar="KIND",
+            autocompletion=complete_words(*GPUS),
+            help=f"GPU model, gives the memory and a time estimate: {', '.join(GPUS)}.",
+        ),
     ] = None,
-    config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Training settings in YAML, as for `gumshoe train`.")
-    ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Override one setting, e.g. model.max_context=4096."),
-    ] = None,
+    config: ConfigOption = None,
+    settings: SettingsOption = None,
     episode_tokens: Annotated[
         int | None,
         typer.Option(min=1, help="Tokens of a typical episode, for the time estimate (default: at most 4,096)."),

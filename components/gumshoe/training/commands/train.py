@@ -6,40 +6,93 @@ from typing import Annotated, Any
 import typer
 
 from gumshoe.artifacts.storage import make_writable_directory
+from gumshoe.completion import complete_judge, complete_model, complete_words
 from gumshoe.errors import UsageError
+from gumshoe.installation import install_command
 from gumshoe.rollouts.commands import EnvironmentOption, IndexOption
-from gumshoe.terminal import JsonFlag, err, out, print_json, printable
+from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable
 
 train = typer.Typer(add_completion=False)
 warm_start = typer.Typer(add_completion=False)
 
 
-@train.command()
+def _complete_config() -> list[str]:
+    from gumshoe.training.settings_sources import CONFIGS
+
+    return sorted(each.stem for each in CONFIGS.glob("*.yaml"))
+
+
+def _complete_setting() -> list[tuple[str, str]]:
+    from gumshoe.training.settings import list_settings
+
+    return [(f"{name}=", description) for name, description in list_settings()]
+
+
+ModelOption = Annotated[
+    str | None, typer.Option(metavar="DIR|NAME", autocompletion=complete_model, help="Base model, or tiny.")
+]
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        autocompletion=_complete_config,
+        help="Settings in YAML: a path, a file:// or s3:// URI, or a name such as tiny.",
+    ),
+]
+SettingsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        autocompletion=_complete_setting,
+        help="Override one setting, e.g. optimizer.learning_rate=1e-5.",
+    ),
+]
+
+
+@train.command(
+    epilog="""
+    gumshoe train --index index --scenarios questions.jsonl --out outputs/run \\
+      --model tiny --config tiny
+    gumshoe train --index index --scenarios questions.jsonl --out outputs/run \\
+      --model Qwen/Qwen2.5-7B-Instruct --set optimizer.max_steps=200
+    """
+)
 def run(
     index: Annotated[
         Path | None,
-        typer.Option("--index", envvar="GUMSHOE_INDEX", help="Directory of an index of mail or documents."),
+        typer.Option(
+            "--index", envvar="GUMSHOE_INDEX", metavar="DIR", help="Directory of an index of mail or documents."
+        ),
     ] = None,
     scenarios: Annotated[
         str | None, typer.Option(metavar="FILE", help="Scenarios: a file, or a source as for `gumshoe scenarios load`.")
     ] = None,
-    model: Annotated[str | None, typer.Option(metavar="DIR|NAME", help="Base model, or tiny.")] = None,
+    model: ModelOption = None,
     engine: Annotated[
-        str | None, typer.Option(metavar="vllm|transformers", help="Engine that runs the rollouts.")
+        str | None,
+        typer.Option(
+            metavar="ENGINE",
+            autocompletion=complete_words("vllm", "transformers"),
+            help="Engine that runs the rollouts: vllm or transformers.",
+        ),
     ] = None,
     mode: Annotated[
-        str | None, typer.Option(metavar="masked|rollout|simple", help="Which tokens are trained on.")
-    ] = None,
-    config: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="Settings in YAML: a path, a file:// or s3:// URI, or a name such as tiny."),
+        typer.Option(
+            metavar="MODE",
+            autocompletion=complete_words(
+                ("masked", "the tokens that the policy sampled"),
+                ("rollout", "also the tokens of tool results"),
+                ("simple", "static prompts, without an environment"),
+            ),
+            help="Which tokens are trained on: masked, rollout or simple.",
+        ),
     ] = None,
+    config: ConfigOption = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Directory for the run's files.")] = None,
     environment: EnvironmentOption = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Override one setting, e.g. optimizer.learning_rate=1e-5."),
-    ] = None,
+    settings: SettingsOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run from its last checkpoint.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite a run in the directory.")] = False,
     print_config: Annotated[
@@ -51,7 +104,7 @@ def run(
     Settings come from a YAML file, then environment variables, then flags. The same command with --resume continues a
     run that was stopped. Exits with 75 if a server or the trainer stopped making progress.
     """
-    from gumshoe.training.settings import resolve
+    from gumshoe.training.settings_sources import resolve
 
     flags: dict[str, Any] = dict(map(setting_of, settings or []))
     named = {"model.name": model, "rollouts.engine": engine, "mode": mode, "output.directory": out and str(out)}
@@ -68,14 +121,32 @@ def run(
         from gumshoe.training.train_request import TrainRequest
     except ModuleNotFoundError as error:
         raise UsageError(
-            "training.package-missing", f"training requires {error.name}, which is not installed; see the README"
+            "training.package-missing",
+            f"training requires {error.name}, which is not installed: {install_command('torch', extra='train')}",
         ) from None
     request = TrainRequest(index=str(index), scenarios=scenarios, config=config or "", settings=flags)
     directory = run_supervised(request, resume=resume, replace_run=replace)
     err.print(f"Results are in {printable(directory)}", soft_wrap=True)
+    _print_evaluation(resolved.settings.model.name, directory, index, scenarios)
 
 
-@warm_start.command()
+def _print_evaluation(model: str, run: Path, index: Path, scenarios: str) -> None:
+    """Print the command that evaluates a run's best adapter against its base model."""
+    from gumshoe.training.run_spec import BEST, FINAL
+
+    base = "tiny" if model == "tiny" else f"local:{model}"
+    adapter = next((run / name for name in (BEST, FINAL) if (run / name).exists()), run / FINAL)
+    policies = ("--policy", f"base={base}", "--policy", f"trained={base}#{adapter}")
+    place = ("--out", run.with_name(f"{run.name}-evaluation"))
+    print_next("gumshoe", "evaluate", "--index", index, "--scenarios", scenarios, *policies, *place)
+
+
+@warm_start.command(
+    epilog="""
+    gumshoe warm-start expert.jsonl --out adapter \\
+      --index index --scenarios questions.jsonl
+    """
+)
 def learn(
     trajectories: Annotated[
         Path, typer.Argument(metavar="TRAJECTORIES", help="Episodes recorded by `gumshoe rollout`.")
@@ -83,15 +154,15 @@ def learn(
     index: IndexOption,
     scenarios: Annotated[str, typer.Option(metavar="FILE", help="Scenarios of the episodes.")],
     place: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory for the adapter.")],
-    model: Annotated[str | None, typer.Option(metavar="DIR|NAME", help="Base model, or tiny.")] = None,
-    judge: Annotated[str | None, typer.Option(help="Judge that decides which episodes are correct.")] = None,
-    config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Training settings in YAML, as for `gumshoe train`.")
+    model: ModelOption = None,
+    judge: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORD", autocompletion=complete_judge, help="Judge that decides which episodes are correct."
+        ),
     ] = None,
-    settings: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Override one setting, e.g. warm_start.learning_rate=1e-4."),
-    ] = None,
+    config: ConfigOption = None,
+    settings: SettingsOption = None,
     environment: EnvironmentOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a warm start that was stopped.")] = False,
     json: JsonFlag = False,
@@ -103,7 +174,7 @@ def learn(
     command with --resume continues a warm start that was stopped. Exits with 75 if the judge or the trainer stopped
     making progress.
     """
-    from gumshoe.training.settings import resolve
+    from gumshoe.training.settings_sources import resolve
 
     flags: dict[str, Any] = dict(map(setting_of, settings or []))
     named = {"model.name": model, "evaluation.judge": judge, "environment": environment}
@@ -113,7 +184,8 @@ def learn(
         from gumshoe.training.sft.warm_start import start_warm
     except ModuleNotFoundError as error:
         raise UsageError(
-            "training.package-missing", f"training requires {error.name}, which is not installed; see the README"
+            "training.package-missing",
+            f"training requires {error.name}, which is not installed: {install_command('torch', extra='train')}",
         ) from None
     report = start_warm(resolved, index, scenarios, trajectories, directory, resume=resume)
     if json:
@@ -128,7 +200,9 @@ def learn(
         f"{report.tokens:,} tokens in {report.steps:,} steps, {report.seconds:,.0f} s; loss {report.loss:.3f}",
         soft_wrap=True,
     )
-    out.print(f"Start from it: gumshoe train … --set lora.start={printable(directory)}", soft_wrap=True)
+    base = ("--model", resolved.model.name, *(("--config", config) if config else ()))
+    start = ("--set", f"lora.start={directory}")
+    print_next("gumshoe", "train", "--index", index, "--scenarios", scenarios, *base, *start)
 
 
 def setting_of(text: str) -> tuple[str, str]:

@@ -5,12 +5,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from gumshoe.terminal import ProgressLines, err, printable
+from gumshoe.terminal import Advance, ProgressLines, err, printable
 from gumshoe.training.algorithms.algorithm import Algorithm
 from gumshoe.training.grpo.rollout_collector import RolloutBatch
 from gumshoe.training.grpo.step_summary import advantage_lines
 from gumshoe.training.metrics_exporter import MetricsExporter
 from gumshoe.training.plots import write_plots
+from gumshoe.training.progress_file import ProgressFile
 from gumshoe.training.records import EvaluationRecord, StepRecord, truncate_records, write_record
 from gumshoe.training.run_spec import METRICS, RunSpec
 from gumshoe.training.settings import TrainSettings
@@ -25,15 +26,15 @@ class RunReporter:
         records: everything that was recorded, in order, also before a resume.
     """
 
-    def __init__(self, spec: RunSpec, steps: int, algorithm: Algorithm) -> None:
+    def __init__(self, spec: RunSpec, steps: int, algorithm: Algorithm, progress_file: ProgressFile) -> None:
         self._settings: TrainSettings = spec.settings
         self._directory: Path = spec.directory
         self._title, self._steps = f"Run {spec.run}", steps
-        self._algorithm = algorithm
+        self._algorithm, self._progress_file = algorithm, progress_file
         self._exporter: MetricsExporter | None = None
         self._pending: list[StepRecord | EvaluationRecord] = []
         self._seconds: list[float] = []
-        self._passes: ProgressLines | None = None
+        self._count_pass: Advance | None = None
         self.records: list[StepRecord | EvaluationRecord] = []
 
     @property
@@ -79,12 +80,14 @@ class RunReporter:
     def start_passes(self, step: int) -> None:
         """Start to count the passes of a step, numbered from 1."""
         total = self._settings.optimizer.gradient_accumulation_steps
-        self._passes = ProgressLines(f"Passes of step {step}/{self._steps}", total=total)
+        lines = ProgressLines(f"Passes of step {step}/{self._steps}", total=total)
+        self._progress_file.step = step
+        self._count_pass = self._progress_file.follow("Training", total, lines.advance)
 
     def count_pass(self) -> None:
         """Count a pass of the step, and print their number now and then."""
-        if self._passes is not None:
-            self._passes.advance(1)
+        if self._count_pass is not None:
+            self._count_pass(1)
 
     def print_step(self, record: StepRecord, found: RolloutBatch, seconds: float) -> None:
         """Print a step's line, its advantages if `output.verbose` is set, and warn if sampler and trainer differ."""

@@ -30,6 +30,7 @@ from gumshoe.scenarios.scenario import Scenario
 from gumshoe.terminal import Advance, progress
 from gumshoe.training.algorithms.turn_level import TurnLevel
 from gumshoe.training.grpo.schedule import Schedule
+from gumshoe.training.progress_file import ProgressFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,7 @@ class RolloutCollector:
     """Maximum number of concurrent episodes per server."""
     on_engine: Callable[[RolloutEngine], None] = lambda _: None
     """Called with each engine that starts, to observe its progress."""
+    progress_file: ProgressFile = field(default_factory=ProgressFile)
 
     async def collect(self, open_session: OpenChatSession, version: str, step: int, servers: int) -> RolloutBatch:
         """Run the groups of a step, numbered from 0, on this number of servers.
@@ -199,17 +201,21 @@ class RolloutCollector:
 
         async def score(group: Group) -> ScoredGroup | None:
             try:
-                return await self.rubric.score(group, by_id[group.scenario])
+                scored = await self.rubric.score(group, by_id[group.scenario])
             except UnavailableError as error:
                 found.dropped[group.scenario] = error.message_with_code
                 return None
+            self.progress_file.add_episodes(scored.scenario, scored.trajectories)
+            return scored
 
         started = {}  # groups are scored while other episodes run
         try:
             async with AsyncExitStack() as held:
                 groups = await held.enter_async_context(aclosing(engine.run(scenarios, samples)))
                 scoring = await held.enter_async_context(asyncio.TaskGroup())
-                advance = held.enter_context(progress(title, total=len(scenarios) * samples, is_transient=True))
+                total = len(scenarios) * samples
+                shown = held.enter_context(progress(title, total=total, is_transient=True))
+                advance = self.progress_file.follow(title, total, shown)
                 held.enter_context(show_progress(engine.progress, advance))
                 async for group in groups:
                     advance(samples)

@@ -3,29 +3,23 @@
 The run composes its parts and decides when each acts. Start it as `python -m gumshoe.training.grpo.run SPEC`.
 """
 
-import random
 import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from datasets import Dataset
 from transformers import TrainerControl
 
-from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UnavailableError
 from gumshoe.inference.policy_names import load_tokenizer
-from gumshoe.rewards.judge import Judge
 from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rewards.reward import load_reward
 from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.rollouts.engine import RolloutEngine
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.terminal import err
-from gumshoe.training.algorithms.algorithm import Algorithm
 from gumshoe.training.algorithms.turn_level import TurnLevel
 from gumshoe.training.grpo.adapter_writer import AdapterWriter
 from gumshoe.training.grpo.reporter import RunReporter, warn
@@ -38,24 +32,32 @@ from gumshoe.training.grpo.trainer import AgentTrainer, Hooks
 from gumshoe.training.grpo.trl_config import grpo_config
 from gumshoe.training.grpo.validation import Validator, is_best_trained
 from gumshoe.training.launch.distributed_env import RUN_ENDED
-from gumshoe.training.launch.lifecycle import EventsCallback, Lifecycle, StoppableRunner
+from gumshoe.training.launch.lifecycle import (
+    EventsCallback,
+    Lifecycle,
+    StoppableRunner,
+    random_state,
+    set_random_state,
+)
 from gumshoe.training.launch.rendezvous import StopRequestedError, join_run, run_in_main
 from gumshoe.training.launch.servers import find_server_logs
 from gumshoe.training.launch.trainer_process import run_with_exit_status
 from gumshoe.training.models.lora_model import load_base, lora_config
+from gumshoe.training.progress_file import ProgressFile
 from gumshoe.training.records import end_message
 from gumshoe.training.run_spec import (
     BEST,
     CHECKPOINT,
     FINAL,
     METADATA,
+    PROGRESS,
     RunSpec,
     base_model,
     load_splits,
     open_run_env,
     step_of,
 )
-from gumshoe.training.settings import TrainSettings, check_settings
+from gumshoe.training.settings_checks import check_settings
 
 Watch = Callable[[RolloutEngine], None]
 """Is given each engine that starts to run episodes."""
@@ -83,7 +85,8 @@ class Run:
         self._chat = ChatFormat(self._tokenizer)
         self._judge = open_judge(settings.evaluation.judge)
         self._algorithm = settings.optimizer.algorithm.load()
-        self._collector = _collector(settings, self._env, train, self._judge, self._algorithm, self._watch_engine)
+        self._progress_file = ProgressFile(spec.directory / PROGRESS, self._steps)
+        self._collector = self._make_collector(train)
         self._sampler = create_sampler(spec, self._chat)
         self._runner = StoppableRunner()
         self._lifecycle = Lifecycle(settings, spec.directory, self._runner.stop)
@@ -91,7 +94,7 @@ class Run:
         self._validator = Validator(
             settings, validation, self._collector, self._judge, spec.directory, self._count_verdict
         )
-        self._reporter = RunReporter(spec, self._steps, self._algorithm)
+        self._reporter = RunReporter(spec, self._steps, self._algorithm, self._progress_file)
         self._writer = AdapterWriter(spec, self._tokenizer, train, validation)
         self._hooks = Hooks(
             self._roll_out,
@@ -173,6 +176,26 @@ class Run:
         rows = Dataset.from_dict({"prompt": [str(row) for row in range(settings.groups)]})
         return AgentTrainer(self._hooks, train_dataset=rows, **shared)
 
+    def _make_collector(self, train: ScenarioSet) -> RolloutCollector:
+        """Return the collector that runs and scores the episodes of steps and evaluations."""
+        settings, algorithm = self._settings, self._algorithm
+        rewards, rollouts = settings.rewards, settings.rollouts
+        functions = [load_reward(each) for each in rewards.functions]
+        weights = [rewards.weights[each.name] for each in functions] if rewards.weights else ()
+        by_turn = (self._judge, algorithm) if isinstance(algorithm, TurnLevel) else None
+        return RolloutCollector(
+            self._env,
+            Schedule(train.scenarios, settings.data.seed, settings.groups),
+            Rubric(functions, rewards.combine, weights, by_turn),
+            settings.limits,
+            rollouts.num_generations,
+            rollouts.draws,
+            rollouts.min_group_std,
+            rollouts.concurrency,
+            self._watch_engine,
+            self._progress_file,
+        )
+
     async def _close(self) -> None:
         await self._judge.aclose()
         for each in self._collector.rubric.rewards:
@@ -224,7 +247,7 @@ class Run:
 
     def on_metrics(self, logs: dict[str, float], control: TrainerControl) -> None:
         """Record a step, evaluate if it is due, and stop if that ends the run."""
-        self._random = _random_state()  # for a checkpoint of this step
+        self._random = random_state()  # for a checkpoint of this step
         if self._lifecycle.is_main:
             self._record_step(logs)
         step = self._lifecycle.step
@@ -327,7 +350,7 @@ class Run:
         if run_in_main(trainer.accelerator, lambda: not step or (place / METADATA).exists()):
             return
         if self._random is not None:
-            _set_random_state(self._random)
+            set_random_state(self._random)
         trainer._save_checkpoint(trainer.model, trial=None)
         self.on_checkpoint()
 
@@ -351,37 +374,6 @@ class Run:
         for log in find_server_logs(self._spec.directory):
             lines += ["", f"{log}:", *log.read_text(errors="replace").splitlines()[-30:]]
         return "\n".join(lines)
-
-
-def _collector(
-    settings: TrainSettings, env: EnvFactory, train: ScenarioSet, judge: Judge, algorithm: Algorithm, watch: Watch
-) -> RolloutCollector:
-    """Return the collector that runs and scores the episodes of steps and evaluations."""
-    rewards, rollouts = settings.rewards, settings.rollouts
-    functions = [load_reward(each) for each in rewards.functions]
-    weights = [rewards.weights[each.name] for each in functions] if rewards.weights else ()
-    return RolloutCollector(
-        env,
-        Schedule(train.scenarios, settings.data.seed, settings.groups),
-        Rubric(functions, rewards.combine, weights, (judge, algorithm) if isinstance(algorithm, TurnLevel) else None),
-        settings.limits,
-        rollouts.num_generations,
-        rollouts.draws,
-        rollouts.min_group_std,
-        rollouts.concurrency,
-        watch,
-    )
-
-
-def _random_state() -> tuple[Any, Any, Any, list[torch.Tensor]]:
-    return random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.cuda.get_rng_state_all()
-
-
-def _set_random_state(state: tuple[Any, Any, Any, list[torch.Tensor]]) -> None:
-    random.setstate(state[0])
-    np.random.set_state(state[1])
-    torch.set_rng_state(state[2])
-    torch.cuda.set_rng_state_all(state[3])
 
 
 def _run(spec: RunSpec) -> None:

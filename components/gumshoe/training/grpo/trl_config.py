@@ -36,6 +36,7 @@ def grpo_config(settings: TrainSettings, directory: Path, steps: int) -> GRPOCon
         save_strategy="steps",
         save_steps=settings.output.save_steps,
         report_to=list(settings.output.report_to) or "none",
+        project="gumshoe",  # of Trackio
         shuffle_dataset=False,
         ignore_data_skip=not is_simple,  # the schedule alone decides what a step works on
         disable_tqdm=True,

@@ -3,6 +3,7 @@
 import asyncio
 import faulthandler
 import os
+import random
 import shutil
 import signal
 import threading
@@ -13,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -281,3 +283,19 @@ class EventsCallback(TrainerCallback):
 
     def on_save(self, *_: Any, **__: Any) -> None:
         self._run.on_checkpoint()
+
+
+RandomState = tuple[Any, Any, Any, list[torch.Tensor]]
+
+
+def random_state() -> RandomState:
+    """Return the state of all random generators."""
+    return random.getstate(), np.random.get_state(), torch.get_rng_state(), torch.cuda.get_rng_state_all()
+
+
+def set_random_state(state: RandomState) -> None:
+    """Restore the state of all random generators."""
+    random.setstate(state[0])
+    np.random.set_state(state[1])
+    torch.set_rng_state(state[2])
+    torch.cuda.set_rng_state_all(state[3])

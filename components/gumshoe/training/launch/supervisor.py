@@ -43,6 +43,7 @@ from gumshoe.training.run_spec import (
     METRICS,
     PAGE,
     PLOTS,
+    PROGRESS,
     SERVED,
     SPEC,
     STALLED,
@@ -55,7 +56,8 @@ from gumshoe.training.run_spec import (
     open_run_env,
     read_prior_lineage,
 )
-from gumshoe.training.settings import TrainSettings, check_devices, check_settings, find_differences
+from gumshoe.training.settings import TrainSettings, find_differences
+from gumshoe.training.settings_checks import check_devices, check_settings
 from gumshoe.training.train_request import TrainRequest
 
 _TRAINER = "gumshoe.training.grpo.run"
@@ -352,7 +354,7 @@ def _prepare_new_run(wanted: RunSpec, *, replace_run: bool) -> RunSpec:
             "--replace",
         )
     logs = [each.name for each in find_server_logs(directory)]
-    _remove(directory, SPEC, BASELINE, SERVED, METRICS, STALLED, PAGE, *logs, *own)
+    _remove(directory, SPEC, BASELINE, SERVED, METRICS, STALLED, PROGRESS, PAGE, *logs, *own)
     return wanted
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from gumshoe.artifacts.model_card import CARD
 from gumshoe.artifacts.source_files import read_json_model
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UsageError
@@ -31,7 +32,8 @@ ADAPTER_FILES = {
     METADATA: "The run: settings, index, scenarios, seed, step, versions of packages, and the last metrics.",
     LINEAGE_FILE: "Digests of the scenarios that the adapter was trained and selected on. Evaluations reject them.",
     "tokenizer.json, tokenizer_config.json, chat_template.jinja": "Tokenizer and chat template of the base model.",
-    "README.md": "Model card.",
+    CARD: "Model card: what the adapter is, what it was trained on, how good it is, and how to load it.",
+    "gate.json": "Decision of the gate, with its numbers; in published adapters.",
 }
 """Description of each file in the directory of an adapter."""
 CONFIG = "config.json"

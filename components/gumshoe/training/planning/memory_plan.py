@@ -87,7 +87,7 @@ class Machine:
             return f"a machine without a GPU, with {self.memory / GB:,.1f} GB"
         kind = f" ({self.kind})" if self.kind else ""
         kind += f" on each of {self.count} machines" if self.count > 1 else ""
-        return f"{self.gpus} GPU{'s' * (self.gpus > 1)} of {self.memory / GB:,.0f} GB{kind}"
+        return f"{self.gpus} GPU{'s' * (self.gpus > 1)} of {self.memory / GB:,.4g} GB{kind}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,8 @@ from gumshoe.training.run_spec import (
     open_run_env,
     read_prior_lineage,
 )
-from gumshoe.training.settings import TrainSettings, check_devices, check_warm_start, find_differences
+from gumshoe.training.settings import TrainSettings, find_differences
+from gumshoe.training.settings_checks import check_devices, check_warm_start
 from gumshoe.training.sft.demonstrations import Demonstration, filter_correct, to_demonstration, write_demonstrations
 
 DONE = "warm_start.json"

@@ -1,0 +1,1 @@
+"""Self-contained HTML pages: the design that all pages share, and their security policy."""

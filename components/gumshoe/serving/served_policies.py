@@ -1,0 +1,157 @@
+"""Open the policies in service, check regularly that they are available, and choose one for each question."""
+
+import asyncio
+import hashlib
+import logging
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from gumshoe.endpoint import openai_client
+from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.inference.policy import Sampling
+from gumshoe.inference.policy_names import PolicyName, is_tiny, load_tokenizer, start_local_policy
+from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
+from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_policy import check_chat_server
+from gumshoe.rollouts.episode import EpisodeLimits
+from gumshoe.rollouts.sessions import OpenChatSession, open_policy
+from gumshoe.serving.ask import LocalModel
+from gumshoe.serving.settings import ServeSettings
+
+_CHECK_INTERVAL = 5.0  # seconds between two checks of a model
+_CHECK_TIMEOUT = 5.0  # seconds
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class ServedPolicy:
+    """A policy in service."""
+
+    name: PolicyName
+    share: float
+    open_session: OpenChatSession | None = None
+    problem: str = "not opened yet"
+    """Why it cannot answer; empty if it can."""
+    tokenizer: Path | str | None = None
+    """Path or name of its tokenizer; None for chat models."""
+
+    @property
+    def is_tiny(self) -> bool:
+        """True if it is the tiny policy, or an adapter for it."""
+        return self.tokenizer is not None and is_tiny(self.tokenizer)
+
+
+def choose_policy(policies: Sequence[ServedPolicy], session: str | None) -> ServedPolicy:
+    """Choose a policy at random by its share. A session always gets the same one, as long as it is available."""
+    drawn = random.random() if session is None else _fraction(session)  # noqa: S311 - nothing secret
+    first, *others = policies
+    return next((each for each in others if drawn < each.share and not each.problem), first)
+
+
+def _fraction(session: str) -> float:
+    """Return a number in [0, 1) that is fixed for a session."""
+    return int.from_bytes(hashlib.sha256(session.encode(errors="replace")).digest()[:8]) / 2**64
+
+
+def episode_limits(settings: ServeSettings) -> EpisodeLimits:
+    """Return the limits of one episode."""
+    return EpisodeLimits(settings.model.max_turns, settings.model.max_context)
+
+
+@asynccontextmanager
+async def open_policies(settings: ServeSettings) -> AsyncIterator[list[ServedPolicy]]:
+    """Yield the main policy and the canary, if there is one. They are checked regularly while the block runs.
+
+    A local policy is open when the block begins; remote vLLM servers may become available later.
+
+    Raises:
+        UsageError: if a setting is invalid.
+        UnavailableError: if a local policy does not start.
+    """
+    model = settings.model
+    async with AsyncExitStack() as stack:
+        name, tokenizer = await _resolve_model(settings, stack)
+        share = model.canary_percent / 100 if model.canary else 0.0
+        policies = [ServedPolicy(name, 1 - share, tokenizer=tokenizer)]
+        if model.canary:
+            canary = PolicyName(name.kind, model.canary, name.urls)
+            policies.append(ServedPolicy(canary, share, tokenizer=tokenizer))
+        if not (model.policy or "").startswith("vllm:"):
+            for each in policies:
+                each.open_session = await stack.enter_async_context(_open_policy(each, settings))
+                each.problem = ""
+        checks = [asyncio.create_task(_keep_open(each, settings, stack)) for each in policies]
+        try:
+            yield policies
+        finally:
+            for check in checks:
+                check.cancel()
+            await asyncio.gather(*checks, return_exceptions=True)
+
+
+async def _resolve_model(settings: ServeSettings, stack: AsyncExitStack) -> tuple[PolicyName, Path | str | None]:
+    """Return the policy, started if it is local, and the path or name of its tokenizer."""
+    model = settings.model
+    if model.policy:
+        name = PolicyName.parse(model.policy)
+    else:
+        name = LocalModel(model.adapter, settings.store, model.base).resolve(stack.enter_context(ExitStack()))
+    if name.kind == "local":
+        started = await stack.enter_async_context(start_local_policy(name, episode_limits(settings).max_context))
+        return started, name.base
+    if name.kind == "vllm":
+        if model.tokenizer is None:
+            raise UsageError(
+                "inference.tokenizer-required", f"{model.policy} needs its model's tokenizer: add --tokenizer"
+            )
+        await asyncio.to_thread(
+            lambda: ChatFormat(load_tokenizer(str(model.tokenizer)))
+        )  # fail now, not with the first question
+    return name, model.tokenizer
+
+
+def _open_policy(policy: ServedPolicy, settings: ServeSettings) -> AbstractAsyncContextManager[OpenChatSession]:
+    model, limits = settings.model, settings.limits
+    requests = RequestLimits(
+        deadline=limits.deadline, connect=_CHECK_TIMEOUT, attempts=2, backoff=1, patience=_CHECK_TIMEOUT
+    )
+    sampling = Sampling(model.temperature, max_tokens=model.max_tokens)
+    return open_policy(policy.name, policy.tokenizer, sampling, episode_limits(settings), requests)
+
+
+async def _keep_open(policy: ServedPolicy, settings: ServeSettings, stack: AsyncExitStack) -> None:
+    """Open a policy as soon as it is available, and check regularly that it still is."""
+    async with _open_check(policy.name, settings) as check:
+        while True:
+            before = policy.problem
+            try:
+                await check()
+                if policy.open_session is None:
+                    policy.open_session = await stack.enter_async_context(_open_policy(policy, settings))
+                policy.problem = ""
+            except GumshoeError as error:
+                policy.problem = error.message_with_code
+            except Exception as error:  # noqa: BLE001 - or the checks would stop
+                _log.exception("cannot check %s", policy.name.version)
+                policy.problem = f"the check failed: {type(error).__name__}"
+            if policy.problem != before:
+                _log.warning("%s: %s", policy.name.version, policy.problem or "ready")
+            await asyncio.sleep(_CHECK_INTERVAL if policy.open_session else 1)
+
+
+@asynccontextmanager
+async def _open_check(name: PolicyName, settings: ServeSettings) -> AsyncIterator[Callable[[], Awaitable[object]]]:
+    """Yield a function that checks if a policy is available, and raises a GumshoeError if not."""
+    if name.kind == "vllm":
+        quick = RequestLimits(deadline=_CHECK_TIMEOUT, connect=_CHECK_TIMEOUT, attempts=1, patience=0)
+        async with VLLMPolicy(name.urls, name.model, quick) as policy:
+            yield lambda: policy.check(settings.model.max_context)
+    elif name.kind == "chat":
+        async with openai_client(name.urls[0] if name.urls else None, timeout=_CHECK_TIMEOUT, retries=0) as client:
+            yield lambda: check_chat_server(client, name.model)
+    else:
+        yield lambda: asyncio.sleep(0)  # it runs in this process, so it is available

@@ -1,0 +1,252 @@
+"""Check the settings of a training run against its scenarios, GPUs and installed packages before it starts."""
+
+import os
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from urllib.parse import urlsplit
+
+from gumshoe.artifacts.storage import split_uri
+from gumshoe.errors import UsageError
+from gumshoe.installation import install_command
+from gumshoe.rewards.combination import check_combination
+from gumshoe.training.settings import RewardsSettings, TrainSettings
+
+_EXTRAS = ("trackio", "wandb")  # trackers that an extra of the same name installs
+
+
+def check_settings(settings: TrainSettings, scenarios: int) -> None:
+    """Check the settings of a run with this number of training scenarios, before anything is loaded.
+
+    Raises:
+        UsageError: the run cannot work; the message says what to change.
+    """
+    _raise_all(_find_errors(settings, scenarios))
+
+
+def check_warm_start(settings: TrainSettings) -> None:
+    """Check the settings of a warm start, before anything is loaded.
+
+    Raises:
+        UsageError: the warm start cannot work; the message says what to change.
+    """
+    _raise_all(_find_training_errors(settings, ()))
+
+
+def check_devices(settings: TrainSettings, gpus: int) -> None:
+    """Check that sharded weights have GPUs.
+
+    Raises:
+        UsageError: weights are sharded, but there is no GPU.
+    """
+    if settings.is_sharded and not gpus:
+        raise UsageError(
+            "settings.sharded-without-gpu",
+            f"optimizer.distribution {settings.optimizer.distribution} requires GPUs: without one, each trainer would "
+            "keep the whole model; set it to ddp",
+        )
+
+
+def _raise_all(found: Iterator[UsageError]) -> None:
+    """Raise one error for all errors found, with the code of the first."""
+    if faults := list(found):
+        raise UsageError(faults[0].code, "; ".join(each.message for each in faults))
+
+
+def _find_errors(settings: TrainSettings, scenarios: int) -> Iterator[UsageError]:
+    rollouts, optimizer = settings.rollouts, settings.optimizer
+    yield from _find_batch_errors(settings, scenarios)
+    if not optimizer.max_steps:
+        yield UsageError("settings.no-steps", "optimizer.max_steps must be >= 1, or -1 for whole epochs, got 0")
+    if settings.model.quantization != "none" and rollouts.engine == "vllm" and settings.mode != "simple":
+        yield UsageError(
+            "settings.quantized-with-vllm",
+            f"rollouts.engine vllm does not support model.quantization {settings.model.quantization}; set "
+            "rollouts.engine to transformers, or model.quantization to none",
+        )
+    yield from _find_training_errors(settings, settings.output.report_to)
+    if settings.is_sharded and (settings.mode == "simple" or rollouts.engine != "vllm"):
+        yield UsageError(
+            "settings.sharded-without-vllm",
+            f"optimizer.distribution {optimizer.distribution} requires vLLM for sampling, as no trainer has the whole "
+            "model; set rollouts.engine to vllm (and mode to masked or rollout), or optimizer.distribution to ddp",
+        )
+    yield from _find_server_errors(settings)
+    yield from _find_handover_errors(settings)
+    yield from _find_algorithm_errors(settings)
+    yield from _find_weight_errors(settings.rewards)
+
+
+def _find_batch_errors(settings: TrainSettings, scenarios: int) -> Iterator[UsageError]:
+    """Find batches that do not consist of whole groups, or need more scenarios than there are."""
+    rollouts, optimizer = settings.rollouts, settings.optimizer
+    generations, device = rollouts.num_generations, optimizer.per_device_train_batch_size
+    episodes = device * optimizer.gradient_accumulation_steps
+    if episodes % generations:
+        yield UsageError(
+            "settings.batch-splits-groups",
+            f"optimizer.per_device_train_batch_size {device} times gradient_accumulation_steps "
+            f"{optimizer.gradient_accumulation_steps} must be a multiple of rollouts.num_generations {generations}",
+        )
+    elif rollouts.groups_per_step is not None and rollouts.groups_per_step != settings.groups:
+        yield UsageError(
+            "settings.other-groups-per-step",
+            f"rollouts.groups_per_step is {rollouts.groups_per_step}, but a step of {episodes * optimizer.processes} "
+            f"episodes has {settings.groups} groups of {generations}; set optimizer.gradient_accumulation_steps to "
+            f"{max(1, rollouts.groups_per_step * generations // (device * optimizer.processes))}, or unset "
+            "groups_per_step",
+        )
+    elif scenarios < settings.groups:
+        yield UsageError(
+            "settings.too-few-scenarios",
+            f"a step needs {settings.groups} scenarios, but the split train has {scenarios}; give more, or lower "
+            "optimizer.gradient_accumulation_steps",
+        )
+
+
+def _find_server_errors(settings: TrainSettings) -> Iterator[UsageError]:
+    """Find vLLM servers that are given twice, or that no rollout would use."""
+    rollouts = settings.rollouts
+    if rollouts.servers and rollouts.num_servers > 1:
+        yield UsageError(
+            "settings.servers-given-twice",
+            f"rollouts.num_servers {rollouts.num_servers} cannot be combined with rollouts.servers; unset one of them",
+        )
+    if rollouts.num_servers > 1 and (rollouts.engine != "vllm" or settings.mode == "simple"):
+        yield UsageError(
+            "settings.num-servers-without-vllm",
+            f"rollouts.num_servers {rollouts.num_servers} requires rollouts.engine vllm and a mode other than simple; "
+            "unset it, or set rollouts.engine to vllm",
+        )
+    if rollouts.servers and rollouts.engine != "vllm":
+        yield UsageError(
+            "settings.servers-without-vllm",
+            f"rollouts.servers requires rollouts.engine vllm, got {rollouts.engine}; set it to vllm, or unset "
+            "rollouts.servers",
+        )
+
+
+def _find_algorithm_errors(settings: TrainSettings) -> Iterator[UsageError]:
+    """Find settings of the algorithm that do not exist, have no effect, or do not divide by `num_iterations`."""
+    optimizer, choice = settings.optimizer, settings.optimizer.algorithm
+    try:
+        algorithm = choice.load()
+    except UsageError as error:
+        yield UsageError(error.code, f"optimizer.algorithm: {error}")
+        return
+    if settings.mode == "simple" and algorithm.trl_arguments() is None:
+        yield UsageError(
+            "settings.algorithm-in-simple-mode",
+            f"optimizer.algorithm {choice.name} requires mode masked or rollout, got simple; use e.g. grpo or dapo",
+        )
+    iterations = optimizer.num_iterations
+    if iterations == 1 and algorithm.equal_if_used_once:
+        yield UsageError(
+            "settings.algorithm-without-effect",
+            f"optimizer.algorithm {choice.name} is the same as {algorithm.equal_if_used_once} with "
+            f"optimizer.num_iterations 1; set num_iterations to 2 or more, or use {algorithm.equal_if_used_once}",
+        )
+    elif iterations == 1 and (idle := sorted(algorithm.settings_for_reuse & set(choice.settings))):
+        yield UsageError(
+            "settings.clip-without-effect",
+            f"{', '.join(idle)} of optimizer.algorithm {choice.name} has no effect with optimizer.num_iterations 1, "
+            "where old and new policy are the same; set num_iterations to 2 or more, or remove it",
+        )
+    steps = {
+        "optimizer.max_steps": max(0, optimizer.max_steps),
+        "output.save_steps": settings.output.save_steps,
+        "evaluation.eval_steps": settings.evaluation.eval_steps,
+    }
+    if uneven := [f"{name} {value}" for name, value in steps.items() if value % iterations]:
+        yield UsageError(
+            "settings.steps-split-iterations",
+            f"must be a multiple of optimizer.num_iterations {iterations}: {', '.join(uneven)}",
+        )
+
+
+def _find_training_errors(settings: TrainSettings, needed: Sequence[str]) -> Iterator[UsageError]:
+    """Find errors that concern GRPO and warm starts alike; `needed` are packages that must be installed."""
+    if settings.model.quantization != "none" and find_spec("bitsandbytes") is None:
+        yield UsageError(
+            "settings.package-missing",
+            f"model.quantization {settings.model.quantization} requires bitsandbytes, which is not installed: pip "
+            "install 'gumshoe-agents[qlora]', or set it to none",
+        )
+    for package in needed:
+        if find_spec(package) is None:
+            install = install_command(extra=package) if package in _EXTRAS else install_command(package)
+            yield UsageError(
+                "settings.package-missing",
+                f"output.report_to requires {package}, which is not installed: {install}; or remove it from "
+                "output.report_to",
+            )
+    yield from _find_distribution_errors(settings)
+    if int(os.environ.get("PARALLELISM_CONFIG_CP_SIZE") or 1) > 1:
+        yield UsageError(
+            "settings.context-parallelism",
+            f"context parallelism is not supported: PARALLELISM_CONFIG_CP_SIZE is "
+            f"{os.environ['PARALLELISM_CONFIG_CP_SIZE']}; unset it, and save memory with model.gradient_checkpointing "
+            "or model.max_context",
+        )
+    if "lm_head" in settings.lora.target_modules:
+        yield UsageError(
+            "settings.lm-head-not-trained",
+            "lora.target_modules cannot contain lm_head, which would never be trained; remove it",
+        )
+
+
+def _find_handover_errors(settings: TrainSettings) -> Iterator[UsageError]:
+    rollouts = settings.rollouts
+    if rollouts.handover is None:
+        return
+    try:
+        split_uri(rollouts.handover)
+    except UsageError as error:
+        yield UsageError(error.code, f"rollouts.handover: {error}")
+    if not rollouts.servers:
+        yield UsageError(
+            "settings.handover-without-servers",
+            f"rollouts.handover {rollouts.handover} requires rollouts.servers; set their addresses, or unset it",
+        )
+    if settings.mode == "simple":
+        yield UsageError(
+            "settings.handover-in-simple-mode",
+            f"rollouts.handover {rollouts.handover} has no use in mode simple, which has no episodes; unset it",
+        )
+    for server in rollouts.servers:
+        parts = urlsplit(server)
+        if parts.scheme != "http" or not parts.hostname:
+            yield UsageError(
+                "settings.handover-server-address",
+                f"rollouts.servers must be http://HOST:PORT with rollouts.handover, got {server}",
+            )
+
+
+def _find_distribution_errors(settings: TrainSettings) -> Iterator[UsageError]:
+    distribution = settings.optimizer.distribution
+    if distribution == "ddp":
+        return
+    if settings.optimizer.processes == 1:
+        yield UsageError(
+            "settings.sharded-on-one-process",
+            f"optimizer.distribution {distribution} requires several trainers, but optimizer.processes is 1; raise it, "
+            "or set optimizer.distribution to ddp",
+        )
+    if settings.model.quantization != "none":
+        yield UsageError(
+            "settings.sharded-quantized",
+            f"optimizer.distribution {distribution} cannot be combined with model.quantization "
+            f"{settings.model.quantization}; set optimizer.distribution to ddp, or model.quantization to none",
+        )
+    if distribution == "zero3" and find_spec("deepspeed") is None:
+        yield UsageError(
+            "settings.package-missing",
+            f"optimizer.distribution zero3 requires deepspeed, which is not installed: {install_command('deepspeed')}; "
+            "or set it to fsdp2",
+        )
+
+
+def _find_weight_errors(rewards: RewardsSettings) -> Iterator[UsageError]:
+    try:
+        check_combination(rewards.combine, [each.name for each in rewards.functions], rewards.weights)
+    except UsageError as error:
+        yield error

@@ -1,0 +1,152 @@
+"""Check settings that cannot work."""
+
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_checks import check_devices, check_settings
+from gumshoe.training.settings_sources import resolve
+from tests.errors import raises
+
+SHARDED = {"optimizer__distribution": "fsdp2", "optimizer__processes": 2}
+
+
+def of(**flags: Any) -> TrainSettings:
+    return resolve(None, {name.replace("__", "."): value for name, value in flags.items()}, {}).settings
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "value"),
+    [
+        (
+            {"optimizer__gradient_accumulation_steps": 3, "optimizer__per_device_train_batch_size": 3},
+            "settings.batch-splits-groups",
+            "rollouts.num_generations 4",
+        ),
+        (
+            {"rollouts__groups_per_step": 3},
+            "settings.other-groups-per-step",
+            "optimizer.gradient_accumulation_steps to 3",
+        ),
+        ({"optimizer__gradient_accumulation_steps": 64}, "settings.too-few-scenarios", "64 scenarios"),
+        ({"model__quantization": "nf4"}, "settings.quantized-with-vllm", "model.quantization nf4"),
+        ({"optimizer__max_steps": 0}, "settings.no-steps", "optimizer.max_steps"),
+        ({"lora__target_modules": ["q_proj", "lm_head"]}, "settings.lm-head-not-trained", "lora.target_modules"),
+        (
+            {"rollouts__engine": "transformers", "rollouts__servers": ["http://a"]},
+            "settings.servers-without-vllm",
+            "transformers",
+        ),
+        ({"rollouts__handover": "s3://bucket/p"}, "settings.handover-without-servers", "s3://bucket/p"),
+        (
+            {"rollouts__handover": "s3://bucket/p", "rollouts__servers": ["http://a:8000"], "mode": "simple"},
+            "settings.handover-in-simple-mode",
+            "s3://bucket/p",
+        ),
+        (
+            {"rollouts__handover": "s3://bucket/p", "rollouts__servers": ["https://a:8000"]},
+            "settings.handover-server-address",
+            "https://a:8000",
+        ),
+        (
+            {"rollouts__handover": "ftp://host/p", "rollouts__servers": ["http://a:8000"]},
+            "store.unknown-scheme",
+            "rollouts.handover: 'ftp://host/p'",
+        ),
+        ({"rewards__combine": "weights"}, "rewards.weights-missing", "weights"),
+        ({"mode": "simple", "optimizer__algorithm": "rloo"}, "settings.algorithm-in-simple-mode", "rloo"),
+        ({"optimizer__algorithm": "ppo"}, "settings.unknown-algorithm", "'ppo'"),
+        ({"optimizer__algorithm": "nowhere:Ppo"}, "settings.algorithm-not-importable", "nowhere"),
+        ({"optimizer__algorithm": "json:loads"}, "settings.not-an-algorithm", "json:loads"),
+        ({"optimizer__algorithm": {"dapo": {"gamma": 1}}}, "settings.invalid-algorithm-setting", "gamma"),
+        ({"optimizer__algorithm": "cispo"}, "settings.algorithm-without-effect", "dapo"),
+        ({"optimizer__algorithm": "gspo"}, "settings.algorithm-without-effect", "grpo"),
+        ({"optimizer__algorithm": {"grpo": {"epsilon": 0.1}}}, "settings.clip-without-effect", "epsilon"),
+        (
+            {"optimizer__num_iterations": 2, "output__save_steps": 5, "optimizer__max_steps": 6},
+            "settings.steps-split-iterations",
+            "output.save_steps 5",
+        ),
+        (
+            {"rollouts__num_servers": 2, "rollouts__servers": ["http://a"]},
+            "settings.servers-given-twice",
+            "rollouts.num_servers 2",
+        ),
+        (
+            {"rollouts__num_servers": 2, "rollouts__engine": "transformers"},
+            "settings.num-servers-without-vllm",
+            "rollouts.num_servers 2",
+        ),
+        ({"optimizer__distribution": "fsdp2"}, "settings.sharded-on-one-process", "fsdp2"),
+        ({**SHARDED, "rollouts__engine": "transformers"}, "settings.sharded-without-vllm", "fsdp2"),
+        ({**SHARDED, "mode": "simple"}, "settings.sharded-without-vllm", "fsdp2"),
+        (
+            {**SHARDED, "model__quantization": "nf4", "rollouts__engine": "transformers"},
+            "settings.sharded-quantized",
+            "nf4",
+        ),
+    ],
+)
+def test_settings_that_cannot_work_are_rejected(flags: dict[str, Any], code: str, value: str) -> None:
+    with raises(code, value):
+        check_settings(of(**flags), 20)
+
+
+def test_all_errors_are_reported_with_the_code_of_the_first() -> None:
+    with raises("settings.too-few-scenarios", "64 scenarios", "optimizer.max_steps"):
+        check_settings(of(optimizer__gradient_accumulation_steps=64, optimizer__max_steps=0), 20)
+
+
+@pytest.mark.parametrize(
+    ("package", "flags"),
+    [
+        ("bitsandbytes", {"model__quantization": "nf4", "rollouts__engine": "transformers"}),
+        ("[wandb]", {"output__report_to": ["wandb"]}),
+        ("[trackio]", {"output__report_to": ["trackio"]}),
+        ("mlflow", {"output__report_to": ["mlflow"]}),
+    ],
+)
+def test_a_missing_package_is_reported(package: str, flags: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gumshoe.training.settings_checks.find_spec", lambda _: None)
+    with raises("settings.package-missing", package, next(iter(flags)).replace("__", ".")):
+        check_settings(of(**flags), 20)
+
+
+def test_sharding_requires_gpus() -> None:
+    check_settings(of(**SHARDED), 20)
+    check_devices(of(**SHARDED), 2)
+    with raises("settings.sharded-without-gpu", "optimizer.distribution fsdp2"):
+        check_devices(of(**SHARDED), 0)
+    check_devices(TrainSettings(), 0)
+
+
+@pytest.mark.skipif(find_spec("deepspeed") is not None, reason="deepspeed is installed")
+def test_zero3_requires_deepspeed() -> None:
+    with raises("settings.package-missing", "zero3", "deepspeed"):
+        check_settings(of(**SHARDED | {"optimizer__distribution": "zero3"}), 20)
+
+
+def test_context_parallelism_is_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARALLELISM_CONFIG_CP_SIZE", "2")
+    with raises("settings.context-parallelism", "PARALLELISM_CONFIG_CP_SIZE is 2"):
+        check_settings(TrainSettings(), 20)
+
+
+def test_groups_per_step_grow_with_processes() -> None:
+    """Each process has complete groups."""
+    settings = of(optimizer__processes=2, optimizer__gradient_accumulation_steps=2, rollouts__groups_per_step=4)
+    assert settings.groups == 4
+    check_settings(settings, 4)
+    with raises("settings.too-few-scenarios", "4 scenarios", "has 3"):
+        check_settings(settings, 3)
+
+
+def test_clipping_is_accepted_if_episodes_are_used_more_than_once() -> None:
+    for algorithm in ("cispo", "gspo", "sapo", {"dapo": {"epsilon": 0.1}}):
+        check_settings(of(optimizer__algorithm=algorithm, optimizer__num_iterations=2), 20)
+
+
+def test_the_defaults_work() -> None:
+    check_settings(TrainSettings(), 20)

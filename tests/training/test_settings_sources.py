@@ -1,0 +1,211 @@
+"""Read settings from flags, environment variables and files, and print them."""
+
+from collections.abc import Callable
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_sources import list_env_vars, resolve
+from tests.conftest import CommandResult
+from tests.errors import raises
+
+NAMES = (
+    "MODEL_NAME SEED TRAIN_DATASET_SIZE EVAL_DATASET_SIZE MAX_STEPS LEARNING_RATE PER_DEVICE_TRAIN_BATCH_SIZE "
+    "NUM_TRAIN_EPOCHS GRADIENT_ACCUMULATION_STEPS MAX_GRAD_NORM NUM_GENERATIONS BETA EVAL_STEPS SAVE_STEPS "
+    "WARMUP_STEPS SAVE_TOTAL_LIMIT TARGET_ACCURACY PATIENCE RUN_BASELINE_EVAL MAX_TURNS MAX_TOKENS TEMPERATURE "
+    "MIN_GROUP_STD VERBOSE OUTPUT_DIR METRICS_PORT"
+)
+
+
+def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("optimizer: {learning_rate: 1e-4, beta: 0.1, max_steps: 7}\nmode: rollout\n")
+    environ = {"LEARNING_RATE": "2e-4", "MAX_STEPS": "8"}
+    found = resolve(str(config), {"optimizer.max_steps": "9"}, environ)
+    optimizer = found.settings.optimizer
+    assert (optimizer.beta, optimizer.learning_rate, optimizer.max_steps) == (0.1, 2e-4, 9)
+    assert found.settings.mode == "rollout"
+    assert found.origins == {
+        "optimizer.learning_rate": "$LEARNING_RATE",
+        "optimizer.beta": str(config),
+        "optimizer.max_steps": "flag",
+        "mode": str(config),
+    }
+
+
+def test_environment_variables_are_read() -> None:
+    assert sorted(env for _, env in list_env_vars()) == sorted(NAMES.split())
+    environ = {"RUN_BASELINE_EVAL": "false", "VERBOSE": "1", "PATIENCE": "", "MODEL_NAME": "7", "OUTPUT_DIR": "9"}
+    found = resolve(None, {}, environ).settings
+    assert not found.evaluation.baseline
+    assert found.output.verbose
+    assert found.evaluation.patience is None
+    assert (found.model.name, found.directory) == ("7", Path("9")), "digits stay text"
+    assert resolve(None, {"lora.start": "null"}, {}).settings.lora.start is None
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("GUMSHOE_TRAIN__MODE", "rollout", "mode", "rollout"),
+        ("GUMSHOE_TRAIN__LORA__RANK", "8", "lora.rank", 8),
+        ("gumshoe_train__lora__rank", "8", "lora.rank", 8),
+        ("GUMSHOE_TRAIN__LORA", "{rank: 8}", "lora.rank", 8),
+        ("GUMSHOE_TRAIN__LORA__TARGET_MODULES", "[q_proj]", "lora.target_modules", ("q_proj",)),
+        ("GUMSHOE_TRAIN__LORA__START", "7", "lora.start", Path("7")),
+        ("GUMSHOE_TRAIN__LORA__START", "", "lora.start", None),
+        ("GUMSHOE_TRAIN__OPTIMIZER__LEARNING_RATE", "2e-4", "optimizer.learning_rate", 2e-4),
+    ],
+)
+def test_every_setting_has_an_environment_variable(variable: str, text: str, name: str, value: Any) -> None:
+    found = resolve(None, {}, {variable: text, "GUMSHOE_TRAINER": "other"})
+    assert attrgetter(name)(found.settings) == value
+    assert found.origins == {name: f"${variable}"}
+
+
+def test_a_variable_with_the_prefix_overrides_one_with_a_familiar_name() -> None:
+    environ = {"GUMSHOE_TRAIN__DATA__SEED": "2", "SEED": "1"}
+    assert resolve(None, {}, environ).settings.data.seed == 2
+    assert resolve(None, {"data.seed": "3"}, environ).settings.data.seed == 3
+
+
+def test_sections_are_merged_and_values_that_are_mappings_are_replaced(tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        "optimizer: {beta: 0.5, algorithm: {dapo: {scale: none}}}\nrewards: {weights: {exact: 1}}\n"
+        "evaluation.judge: {exact: {}}\n"
+    )
+    flags = {
+        "optimizer": {"max_steps": 3, "algorithm": {"grpo": {"scale": "batch"}}},
+        "rewards.weights": "{rubric: 2}",
+        "evaluation.judge": {"numbers": {}},
+    }
+    found = resolve(str(config), flags, {}).settings
+    assert (found.optimizer.beta, found.optimizer.max_steps) == (0.5, 3)
+    assert found.optimizer.algorithm.model_dump() == {"name": "grpo", "settings": {"scale": "batch"}}
+    assert found.rewards.weights == {"rubric": 2}
+    assert found.evaluation.judge == {"numbers": {}}
+    added = resolve(str(config), {"rewards.weights.rubric": 2}, {}).settings
+    assert added.rewards.weights == {"exact": 1, "rubric": 2}
+
+
+def test_resolved_settings_are_a_plain_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are copied and stored, and must not read the environment again."""
+    found = resolve("tiny", {"data.seed": 7}, {}).settings
+    assert type(found) is TrainSettings
+    assert found.model_fields_set == {"model", "lora", "data", "rollouts", "optimizer", "evaluation"}
+    monkeypatch.setenv("GUMSHOE_TRAIN__DATA__SEED", "3")
+    assert type(found).model_validate(found.model_dump()) == found
+
+
+def test_printed_settings_can_be_read_back(tmp_path: Path) -> None:
+    found = resolve(None, {"rewards.functions": "[{name: exact, arguments: {wrong: -1}}]", "data.seed": "5"}, {})
+    config = tmp_path / "printed.yaml"
+    config.write_text(found.as_yaml())
+    assert resolve(str(config), {}, {}).settings == found.settings
+    assert "  seed: 5  # flag; SEED; " in found.as_yaml()
+
+
+def test_the_command_prints_settings_with_their_sources(
+    run: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LEARNING_RATE", "3e-4")
+    ran = run("train", "--print-config", "--mode", "rollout", "--set", "optimizer.beta=0")
+    assert ran.status == 0
+    read = yaml.safe_load(ran.out)
+    assert (read["mode"], read["optimizer"]["beta"], read["optimizer"]["learning_rate"]) == ("rollout", 0.0, 3e-4)
+    assert "# $LEARNING_RATE; LEARNING_RATE; " in ran.out
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "values"),
+    [
+        ({"optimizer.learning_rate": "fast"}, "settings.invalid-value", ("optimizer.learning_rate", "number")),
+        ({"optimizer.learningrate": "1"}, "settings.unknown-name", ("optimizer.learningrate",)),
+        ({"optimizer.beta": "[1"}, "settings.value-not-yaml", ("optimizer.beta", "'[1'")),
+        ({"rollouts.num_generations": "1"}, "settings.invalid-value", ("rollouts.num_generations", "equal to 2")),
+        ({"rollouts.temperature": "2.1"}, "settings.invalid-value", ("rollouts.temperature", "equal to 2")),
+        ({"mode": "fast"}, "settings.invalid-value", ("mode", "'masked', 'rollout' or 'simple'")),
+    ],
+)
+def test_an_invalid_value_is_reported_with_its_source(
+    flags: dict[str, str], code: str, values: tuple[str, ...]
+) -> None:
+    with raises(code, *values, "(from flag)"):
+        resolve(None, flags, {})
+
+
+def test_an_unknown_name_is_reported_with_its_source(tmp_path: Path) -> None:
+    with raises("settings.unknown-name", "optimizer.speed", "(from $GUMSHOE_TRAIN__OPTIMIZER__SPEED)"):
+        resolve(None, {}, {"GUMSHOE_TRAIN__OPTIMIZER__SPEED": "1"})
+    with raises("settings.unknown-name", "optimiser", "(from $GUMSHOE_TRAIN__OPTIMISER__BETA)"):
+        resolve(None, {"optimizer.beta": 1}, {"GUMSHOE_TRAIN__OPTIMISER__BETA": "1"})
+    config = tmp_path / "run.yaml"
+    config.write_text("optimiser: {beta: 0.1}\n")
+    with raises("settings.unknown-name", "optimiser", f"(from {config})"):
+        resolve(str(config), {}, {})
+
+
+def test_a_section_that_is_not_a_mapping_is_rejected() -> None:
+    with raises("settings.invalid-value", "optimizer", "(from $GUMSHOE_TRAIN__OPTIMIZER)"):
+        resolve("tiny", {}, {"GUMSHOE_TRAIN__OPTIMIZER": "5"})
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("- a\n", "settings.config-not-a-mapping"),
+        ("a: [\n", "settings.config-not-yaml"),
+        (None, "settings.config-unreadable"),
+    ],
+)
+def test_an_invalid_file_is_rejected(tmp_path: Path, text: str | None, code: str) -> None:
+    config = tmp_path / "run.yaml"
+    if text is not None:
+        config.write_text(text)
+    with raises(code, config):
+        resolve(str(config), {}, {})
+
+
+def test_a_flag_without_a_value_is_rejected(run: Callable[..., CommandResult]) -> None:
+    ran = run("train", "--print-config", "--set", "optimizer.beta")
+    assert (ran.status, ran.code) == (2, "settings.not-name-value")
+    assert "'optimizer.beta'" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("old", "algorithm"),
+    [
+        ({"optimizer.loss_type": "grpo"}, {"name": "grpo", "settings": {}}),
+        ({"optimizer.loss_type": "dr_grpo"}, {"name": "dr_grpo", "settings": {"scale": "group"}}),
+        ({"optimizer.importance": "sequence"}, {"name": "gspo", "settings": {}}),
+        (
+            {"optimizer.scale_advantages": "none", "optimizer.epsilon": "0.1", "optimizer.epsilon_high": "0.28"},
+            {"name": "dapo", "settings": {"scale": "none", "epsilon": 0.1}},
+        ),
+        ({"rewards.by_turn": "true"}, {"name": "turn_level", "settings": {"loss": "dapo"}}),
+        (
+            {"rewards.by_turn": "true", "optimizer.loss_type": "grpo"},
+            {"name": "turn_level", "settings": {"loss": "grpo"}},
+        ),
+        ({"rewards.by_turn": "false"}, {"name": "dapo", "settings": {}}),
+    ],
+)
+def test_settings_of_earlier_versions_are_read_with_a_warning(
+    old: dict[str, str], algorithm: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = resolve(None, {**old, "optimizer.beta": "0.5"}, {}).settings
+    assert found.optimizer.algorithm.model_dump() == algorithm
+    assert found.optimizer.beta == 0.5
+    assert "optimizer.algorithm" in (printed := capsys.readouterr().err)
+    assert all(name in printed for name in old)
+    assert TrainSettings.model_validate_json(found.model_dump_json()) == found
+
+
+def test_an_old_name_replaces_the_algorithm_of_a_configuration() -> None:
+    found = resolve("tiny", {"optimizer.loss_type": "grpo"}, {}).settings
+    assert found.optimizer.algorithm.model_dump() == {"name": "grpo", "settings": {}}
