@@ -52,7 +52,7 @@ lint: $(VENV)/installed ## ruff, mypy, import-linter
 unit: $(VENV)/installed ## the tests of `make test` alone; PYTEST_ARGS="-k wall" for some, WORKERS=0 for one process
 	$(PYTEST) $(PYTEST_ARGS)
 
-benchmarks: $(VENV)/installed ## the speeds that the README quotes (minutes)
+benchmarks: $(VENV)/installed ## the speeds in docs/results (minutes)
 	$(BIN)/python -m tests.benchmarks.mail
 	$(BIN)/python -m tests.benchmarks.documents --sizes 5000 50000
 	$(BIN)/python -m tests.benchmarks.agent

@@ -21,7 +21,6 @@ from tests.conftest import skip_missing
 from tests.doc_pages import DOCS, ROOT, PageRun, read_blocks
 from tests.pipelines.fake_kubeflow import FakeKubeflow, fake_kubeflow
 
-ANSWER = '"Who is the buyer for the consignment of brake pads from Ridgemont?"\n'
 QUICK = [
     PageRun("guides/mail-sources.md", leaves=("mailbox/mail.sqlite",)),
     PageRun(
@@ -34,7 +33,6 @@ CI = [
     PageRun("guides/artifacts.md", prints=("mail-indexes/ann-1: all bytes match",), leaves=("somewhere/else",)),
     PageRun("guides/scenarios.md", leaves=("scenarios.jsonl",)),
     PageRun("guides/questions-from-mail.md", prints=("at most 20 requests",)),
-    PageRun("guides/document-index.md", prints=("scurvy#0",)),
     PageRun("guides/scrape.md", leaves=("pages.failed.jsonl",)),
     PageRun("guides/access.md", prints=("serving.inbox-forbidden", '"name":"calendar-app"')),
     PageRun("guides/feedback.md", prints=('{"kept":true}',), leaves=("scenarios.jsonl",)),
@@ -45,16 +43,16 @@ CI = [
         prints=("search_inbox(",),
         leaves=("measured/report.html", "run/plots.html"),
         replacements={
-            "--messages 1200": "--messages 180",
+            "--messages 1200": "--messages 240",
+            "--test 0.15": "--test 0.05",
             "gumshoe train ": "gumshoe train --engine transformers --set optimizer.max_steps=1 "
             "--set optimizer.gradient_accumulation_steps=1 --set data.eval_size=2 ",
-            "--baseline measured#before": "--baseline measured#before || test $? -eq 3",
-            ANSWER: f"{ANSWER.strip()} || test $? -eq 3\n",  # one step teaches little
+            "--baseline measured#before": "--baseline measured#before || test $? -eq 3",  # one step teaches little
         },
     ),
 ]
 NIGHTLY = [
-    PageRun("tutorials/laptop.md", prints=("search_inbox(", "Camille Leclerc"), leaves=("measured/report.html",)),
+    PageRun("tutorials/laptop.md", prints=("search_inbox(",), leaves=("measured/report.html",)),
     PageRun("tutorials/documents.md", prints=("search_documents(",), leaves=("measured/report.html",)),
     PageRun(
         "tutorials/environment.md",
@@ -71,6 +69,7 @@ NIGHTLY = [
     PageRun("guides/qlora.md", leaves=("merged4/model.safetensors", "measured4/report.html")),
     PageRun("guides/many-gpus.md", leaves=("run/final",)),
     PageRun("guides/pipelines.md", leaves=("pipeline/store", "compiled")),
+    PageRun("guides/document-index.md", prints=("scurvy#0",)),
     PageRun("guides/synthetic-data.md", leaves=("work/index/index.json",)),
 ]
 WITH_CLUSTER = [
@@ -95,7 +94,7 @@ WITH_CLUSTER = [
 
 def runs(pages: Iterable[PageRun]) -> list[Any]:
     """Return the parameters of a test; each page is a group, so that workers share them."""
-    return [pytest.param(each, id=str(each), marks=pytest.mark.group(f"{each} {id(each)}")) for each in pages]
+    return [pytest.param(each, id=str(each), marks=pytest.mark.group(f"commands of {each}")) for each in pages]
 
 
 @pytest.mark.parametrize("page", QUICK, ids=str)

@@ -1,7 +1,9 @@
 """The documentation: its links are valid, the site builds and is complete, and the README stays short and correct."""
 
+import itertools
 import re
 import shlex
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -91,11 +93,6 @@ def test_links_to_other_files_lead_to_the_repository_if_its_address_is_known() -
 
 
 README = (ROOT / "README.md").read_text()
-COMMANDS_OF_README = [
-    re.split(r"\s#\s", line)[0].strip()
-    for block in re.findall(r"^```sh\n(.*?)^```", README, re.M | re.S)
-    for line in block.replace("\\\n", " ").splitlines()
-]
 
 
 def test_the_readme_fits_on_a_few_screens() -> None:
@@ -107,29 +104,60 @@ def test_the_pictures_of_the_readme_exist() -> None:
     assert [each for each in named if "://" not in each and not (ROOT / each).is_file()] == []
 
 
-@pytest.mark.parametrize("line", [each for each in COMMANDS_OF_README if each.startswith("make ")])
-def test_make_targets_in_the_readme_exist(line: str) -> None:
-    assert re.search(rf"^{line.split()[1]}:", (ROOT / "Makefile").read_text(), re.M)
+def test_make_targets_in_the_readme_exist() -> None:
+    targets = re.findall(r"^(\S+):.*##", (ROOT / "Makefile").read_text(), re.M)
+    assert set(re.findall(r"\bmake ([a-z-]+)", "".join(_blocks(README)))) <= set(targets)
 
 
-@pytest.mark.parametrize("line", [each for each in COMMANDS_OF_README if each.startswith("gumshoe ")])
-def test_commands_in_the_readme_are_valid_and_explained_in_the_documentation(
-    line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """Only parses them: the tutorials and guides that explain the same commands are run by `test_doc_commands`."""
+@pytest.fixture
+def place_of_a_reader(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Set the variables that pages export, and create the files that they tell to save."""
     monkeypatch.chdir(tmp_path)
+    for name, value in {"GUMSHOE_STORE": "store", "GUMSHOE_INDEX": "index", "KFP_HOST": "https://kfp"}.items():
+        monkeypatch.setenv(name, value)
     for file in ("parameters.yaml", "values.yaml"):
         Path(file).touch()
-    _, *words = shlex.split(line)
-    path = parse_command(words)
-    pages = (each.read_text() for folder in ("tutorials", "guides") for each in (DOCS / folder).iterdir())
-    assert any(f"gumshoe {path}" in page for page in pages)
 
 
-def parse_command(words: list[str]) -> str:
+@pytest.mark.usefixtures("place_of_a_reader")
+def test_commands_in_the_readme_are_explained_in_the_documentation() -> None:
+    """The commands of tutorials and guides are run by `test_doc_commands`."""
+    pages = [each.read_text() for folder in ("tutorials", "guides") for each in (DOCS / folder).iterdir()]
+    names = {_parse_command(words) for words in _find_commands(README)}
+    assert names
+    assert {each for each in names if not any(f"gumshoe {each}" in page for page in pages)} == set()
+
+
+@pytest.mark.usefixtures("place_of_a_reader")
+@pytest.mark.parametrize("page", [pytest.param(each, id=str(each.relative_to(ROOT))) for each in sorted(PAGES)])
+def test_commands_in_a_page_are_valid(page: Path) -> None:
+    """Only parses them, also those for a cluster, a GPU or a paid model."""
+    for words in _find_commands(page.read_text()):
+        _parse_command(words)
+
+
+def _blocks(text: str) -> list[str]:
+    return re.findall(r"^ *```(?:sh|console)\n(.*?)^ *```", text, re.M | re.S)
+
+
+def _find_commands(text: str) -> Iterator[list[str]]:
+    """Yield the arguments of each `gumshoe` command, except incomplete ones and those with variables as arguments."""
+    for block in _blocks(text):
+        without_files = re.sub(r"<<'?(\w+)'?\n.*?^ *\1$", "", block, flags=re.M | re.S)
+        for line in without_files.replace("\\\n", " ").splitlines():
+            if found := re.search(r"(?:^|\$\()\s*gumshoe ([a-z].*)", line):
+                lexer = shlex.shlex(re.split(r"\s#\s", found[1])[0], posix=True, punctuation_chars="|&;<>()")
+                lexer.whitespace_split, lexer.commenters = True, ""
+                words = list(itertools.takewhile(lambda word: not re.fullmatch(r"[|&;<>()]+", word), lexer))
+                if "…" not in words and not any(re.fullmatch(r"\$[A-Z]+", each) for each in words):
+                    yield words
+
+
+def _parse_command(words: list[str]) -> str:
     """Parse the arguments of `gumshoe`, and return the name of the command without its arguments."""
-    command, name = load(words[0]), words.pop(0)
-    while words and (inner := getattr(command, "commands", {}).get(words[0])):
-        command, name = inner, f"{name} {words.pop(0)}"
-    command.make_context(name, words)
+    name, *rest = words
+    command = load(name)
+    while rest and (inner := getattr(command, "commands", {}).get(rest[0])):
+        command, name = inner, f"{name} {rest.pop(0)}"
+    command.make_context(name, rest)
     return name

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gumshoe.artifacts.store import Store
-from gumshoe.cluster import deploy, releases
+from gumshoe.cluster import deploy, helm_library
 from gumshoe.cluster.deploy import DeployTarget, deploy_published
 from gumshoe.cluster.kubernetes_api import Cluster
 from tests.cluster import fake_kubernetes as kubernetes
@@ -77,7 +77,7 @@ def rules_of(role: str) -> set[Access]:
 def test_the_deploy_role_allows_exactly_what_deployments_use(
     cluster: FakeKubernetes, controllers: Controllers, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(releases, "_HISTORY", 2)  # then Helm deletes the oldest revision
+    monkeypatch.setattr(helm_library, "HISTORY", 2)  # then Helm deletes the oldest revision
     with record_access(cluster) as used:
 
         def put(version: str, mode: str, values: dict[str, Any]) -> None:

@@ -52,7 +52,6 @@ RUN_FILES = {
     SERVED: "Name and path of the adapter that a vLLM server loads after a restart.",
     SERVER_LOG: "Output of the vLLM server. With several servers: `vllm-1.log`, `vllm-2.log` and so on.",
     STALLED: "Written if the run stopped making progress: what it was doing, and the stacks of all threads.",
-    "README.md": "Written by TRL. Each adapter has a model card of its own.",
 }
 """Description of each file and directory of a run."""
 

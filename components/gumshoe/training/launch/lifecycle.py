@@ -146,6 +146,7 @@ class Lifecycle:
             UsageError: training starts from an adapter of another shape.
         """
         self.trainer = trainer
+        trainer.create_model_card = lambda *_, **__: None  # each adapter has a card of its own
         trainer.remove_callback(PrinterCallback)
         prepare_for_training(trainer.accelerator.unwrap_model(trainer.model), self._settings.lora)
 
