@@ -71,7 +71,6 @@ endif
 	$(BIN)/gumshoe pipeline run train-agent $(if $(NEW),--new) --out $(DEMO) -p 'sources=[$(DEMO_MAIL)]' -p scenarios=$(DEMO_SCENARIOS) \
 		-p base_model=tiny -p config=tiny -p 'settings={optimizer.max_steps: 6, evaluation.eval_steps: 6}' \
 		-p 'limits={max_turns: 6, max_tokens: 120}'
-	$(BIN)/gumshoe mail index $(DEMO_MAIL) --out $(DEMO)/index --replace
 	@if $(BIN)/gumshoe artifacts show adapters/latest --store $(DEMO)/store >/dev/null 2>&1; then \
 		$(BIN)/gumshoe ask --scenarios $(DEMO_SCENARIOS) --adapter latest --store $(DEMO)/store --index $(DEMO)/index \
 			--max-turns 6 --max-tokens 120 || test $$? -eq 3; \

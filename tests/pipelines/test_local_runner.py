@@ -103,12 +103,17 @@ def test_the_summary_has_the_comparison_the_verdict_and_what_to_do_next(
     assert ("Passed:" if is_published else "Not passed:") in printed
     assert decision.why in printed
     report = next((tmp_path / "store" / "runs" / "r1" / "reports").rglob("report.html"))
-    assert f"Report:  {report}" in printed.replace("file://", "")
+    linked = tmp_path / "out" / "report.html"
+    assert linked.resolve() == report.resolve()
+    assert f"Report:  {linked}\n" in printed
+    assert (tmp_path / "out" / "index").resolve() == index
+    assert all(len(line) <= 80 for line in printed.partition("Passed:")[0].splitlines()) or not is_published
     commands = printed.partition("Try next:\n")[2].splitlines()
     assert len(commands) == 3
-    assert (
-        f"gumshoe ask --scenarios questions.jsonl --adapter r1 --store {store.uri} --index {index}" in printed
-    ) == is_published
+    asked = (
+        f"gumshoe ask --scenarios questions.jsonl --adapter r1 --store {store.uri} --index {tmp_path / 'out' / 'index'}"
+    )
+    assert (asked in printed) == is_published
 
 
 def test_a_run_without_a_report_has_no_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

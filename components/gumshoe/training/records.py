@@ -88,8 +88,8 @@ class StepRecord(_BaseRecord):
         share = self.trainable_tokens / max(1, self.tokens)
         parts = [
             f"Step {self.step}/{steps}",
-            f"Loss {self.loss:.2f}",
-            f"Policy {self.policy_loss:.2f}",
+            f"Loss {self.loss:.4f}",
+            f"Policy {self.policy_loss:.4f}",
             f"KL {kl}",
             f"Reward {self.reward:.3f} ± {self.reward_std:.2f}",
             f"Acc {accuracy}",
