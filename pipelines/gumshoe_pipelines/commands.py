@@ -102,7 +102,9 @@ def run(
     last = None if is_new or arguments.get("run") else find_last_run(place, graph, arguments)
     arguments = {**arguments, "run": arguments.get("run") or last or _create_run_id("local")}
     if last:
-        err.print(f"Continuing run {printable(last)}, which has the same parameters; --new starts another")
+        err.print(
+            f"Continuing run {printable(last)}, which has the same parameters; --new starts another", soft_wrap=True
+        )
     err.print(f"Run {printable(arguments['run'])}, output in {printable(place)}", soft_wrap=True)
     run_locally(graph, arguments, place, caching=caching)
     print_summary(arguments, place)

@@ -34,7 +34,7 @@ _CODE = re.compile(r"\[[a-z-]+\.[a-z0-9-]+\]")
 _NOISE = re.compile(r"\[KFP Executor |^\S*/site-packages/|^\s*(?:warnings\.warn|import kfp)|^\s*[{}\]\[\"]")
 _RETRY_PAUSE = "2s"
 _SPEC = "run.json"
-_GRACE = 8.0  # seconds for steps to end when the run is stopped
+_GRACE = 6.0  # seconds for steps to end when the run is stopped
 
 
 @dataclass(slots=True)

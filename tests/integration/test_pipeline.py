@@ -69,15 +69,15 @@ def parameters(place: Path, run: str, path: Path, **more: Any) -> Path:
     return path
 
 
-def command_of(params: Path, out: Path) -> list[str]:
-    """Return the command that runs the pipeline."""
+def command_of(params: Path, out: Path, pipeline: str = "train-agent") -> list[str]:
+    """Return the command that runs a pipeline."""
     return [
         sys.executable,
         "-m",
         "gumshoe",
         "pipeline",
         "run",
-        "train-agent",
+        pipeline,
         "--params",
         str(params),
         "--out",
@@ -85,10 +85,10 @@ def command_of(params: Path, out: Path) -> list[str]:
     ]
 
 
-def run_pipeline(params: Path, out: Path, **environment: str) -> CommandResult:
-    """Run the pipeline to its end; policies are evaluated in the processes of the steps."""
+def run_pipeline(params: Path, out: Path, pipeline: str = "train-agent", **environment: str) -> CommandResult:
+    """Run a pipeline to its end; policies are evaluated in the processes of the steps."""
     env = {**os.environ, "COLUMNS": "200", ENGINE_VARIABLE: "transformers", **environment}
-    done = subprocess.run(command_of(params, out), env=env, capture_output=True, text=True, check=False)
+    done = subprocess.run(command_of(params, out, pipeline), env=env, capture_output=True, text=True, check=False)
     return CommandResult(done.returncode, done.stdout, done.stderr)
 
 
@@ -224,3 +224,23 @@ def test_a_failing_step_is_retried_and_reported(place: Path, tmp_path: Path) -> 
     assert "train-grpo" in last
     assert "[settings.too-few-scenarios]" in last
     assert states(done.err)["notify"] == "done"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1200)
+def test_a_sweep_trains_and_measures_each_entry_apart(place: Path, tmp_path: Path) -> None:
+    params = parameters(place, "r4", tmp_path / "p.json", thresholds=ANYTHING)
+    given = json.loads(params.read_text())
+    base = given.pop("settings")
+    rates = {"a": 1e-6, "b": 1e-4}
+    given["sweep"] = [
+        {"name": name, "settings": {**base, "optimizer.learning_rate": rate}} for name, rate in rates.items()
+    ]
+    params.write_text(json.dumps(given))
+    done = run_pipeline(params, tmp_path / "out", "sweep-agent")
+    assert done.status == 0, done.err
+    store = Store(str(tmp_path / "out" / "store"))
+    for name in rates:
+        assert store.list(f"runs/r4/{name}/checkpoints")
+    assert len(store.list("runs/r4/reports")) == len(rates)
+    assert states(done.err)["choose"] == "done"
