@@ -52,20 +52,20 @@ class SecurityContext(TypedDict, total=False):
     run_as_group: Annotated[int, Field(ge=0)]
 
 
-class Section(BaseModel):
+class ValuesSection(BaseModel):
     """A group of values. Unknown names are refused."""
 
     model_config = _STRICT
 
 
-class ModelValues(Section):
+class ModelValues(ValuesSection):
     uri: ModelUri = Field(
         "hf://Qwen/Qwen2.5-7B-Instruct", description="URI of the base model: `hf://`, `s3://` or `pvc://`."
     )
     max_context: Any = from_setting("model.max_context")
 
 
-class AdapterValues(Section):
+class AdapterValues(ValuesSection):
     name: AdapterName = Field(
         "", description="Name under which vLLM serves the adapter: its version. Never use a name for two adapters."
     )
@@ -79,7 +79,7 @@ class AdapterValues(Section):
     )
 
 
-class CanaryValues(Section):
+class CanaryValues(ValuesSection):
     """Another adapter of the same base model. One vLLM serves both, and the agent server chooses one per episode."""
 
     name: AdapterName = Field("", description="Name of the canary's adapter. Empty for no canary.")
@@ -87,26 +87,26 @@ class CanaryValues(Section):
     percent: Any = from_setting("model.canary_percent")
 
 
-class PreviousValues(Section):
+class PreviousValues(ValuesSection):
     """The adapter that was in service before. It stays loaded for a rollback, without traffic."""
 
     name: AdapterName = Field("", description="Name of the previous adapter. Empty for none.")
     uri: AdapterUri = Field("", description="URI of the previous adapter's files.")
 
 
-class ExternalValues(Section):
+class ExternalValues(ValuesSection):
     urls: list[Annotated[str, Field(pattern="^https?://[^/]+/?$")]] = Field(
         [], description="URLs of vLLM servers that have loaded the adapter (mode `external`)."
     )
 
 
-class ServingImageValues(Section):
+class ServingImageValues(ValuesSection):
     repository: NonEmpty = Field("docker.io/vllm/vllm-openai", description="Image of vLLM.")
     tag: str = Field("v0.31.0", description="Tag of the image.")
     digest: ImageDigest = Field("", description="Digest of the image, used instead of the tag: `sha256:...`.")
 
 
-class ServingReplicasValues(Section):
+class ServingReplicasValues(ValuesSection):
     min: Count = Field(1, description="Minimum number of replicas.")
     max: Count = Field(
         1,
@@ -115,14 +115,14 @@ class ServingReplicasValues(Section):
     )
 
 
-class ServingAutoscalingValues(Section):
+class ServingAutoscalingValues(ValuesSection):
     waiting: Count = Field(4, description="Number of waiting requests per replica that adds another one.")
     prometheus: Annotated[str, Field(pattern="^https?://.+")] = Field(
         "http://prometheus-operated.monitoring.svc:9090", description="URL of Prometheus."
     )
 
 
-class ServingStorageValues(Section):
+class ServingStorageValues(ValuesSection):
     existing_secret: str = Field(
         "",
         description="Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for `s3://`. Without one, the node's role "
@@ -135,7 +135,7 @@ class ServingStorageValues(Section):
     region: str = Field("", description="S3 region.")
 
 
-class RuntimeCanaryValues(Section):
+class RuntimeCanaryValues(ValuesSection):
     """KServe's own canary: another runtime for the same model and adapters. It routes each request separately."""
 
     percent: Percent = Field(0, description="Percentage of requests for the canary runtime. 0 for none.")
@@ -144,7 +144,7 @@ class RuntimeCanaryValues(Section):
     extra_args: list[str] = Field([], description="Arguments of the canary runtime, appended to `extraArgs`.")
 
 
-class ServingValues(Section):
+class ServingValues(ValuesSection):
     mode: Literal["standard", "llmisvc", "external"] = Field(
         "standard",
         description="`standard` (ServingRuntime and InferenceService), `llmisvc` (LLMInferenceService) or `external` "
@@ -191,7 +191,7 @@ class ServingValues(Section):
     runtime_canary: RuntimeCanaryValues = RuntimeCanaryValues()
 
 
-class AgentImageValues(Section):
+class AgentImageValues(ValuesSection):
     repository: str = Field(
         "",
         description="Image of the agent server (required), e.g. `registry.example.com/gumshoe/agent`; for documents, "
@@ -201,7 +201,7 @@ class AgentImageValues(Section):
     digest: ImageDigest = Field("", description="Digest of the image, used instead of the tag: `sha256:...`.")
 
 
-class AgentStorageValues(Section):
+class AgentStorageValues(ValuesSection):
     existing_secret: str = Field(
         "", description="Secret whose keys become environment variables, e.g. AWS_ACCESS_KEY_ID."
     )
@@ -209,7 +209,7 @@ class AgentStorageValues(Section):
     region: str = Field("", description="Value of AWS_REGION.")
 
 
-class AgentAccessValues(Section):
+class AgentAccessValues(ValuesSection):
     existing_secret: str = Field("", description="Secret with a key file, written by `gumshoe serve-key`.")
     key: NonEmpty = Field("keys.yaml", description="Key of that file in the Secret.")
     jwks_url: Any = from_setting("access.jwks_url", pattern="^(https?://.+)?$")
@@ -218,7 +218,7 @@ class AgentAccessValues(Section):
     inbox_claim: Any = from_setting("access.inbox_claim")
 
 
-class AgentAutoscalingValues(Section):
+class AgentAutoscalingValues(ValuesSection):
     enabled: bool = Field(
         False,
         description="Create a HorizontalPodAutoscaler. When it is enabled for an existing release, replicas fall to 1 "
@@ -231,15 +231,15 @@ class AgentAutoscalingValues(Section):
     )
 
 
-class DisruptionValues(Section):
+class DisruptionValues(ValuesSection):
     max_unavailable: int | str = Field(1, description="Maximum number of unavailable pods while nodes are drained.")
 
 
-class ServiceValues(Section):
+class ServiceValues(ValuesSection):
     port: Annotated[int, Field(ge=1, le=65535)] = Field(80, description="Port of the Service.")
 
 
-class AgentValues(Section):
+class AgentValues(ValuesSection):
     environment: Any = Field(
         DEFAULT_ENVIRONMENT,
         description=f"What the agent searches: {' or '.join(f'`{name}`' for name in CORPORA)}. Semantic search of "
@@ -291,7 +291,7 @@ class AgentValues(Section):
     service: ServiceValues = ServiceValues()
 
 
-class NetworkPolicyValues(Section):
+class NetworkPolicyValues(ValuesSection):
     enabled: bool = Field(True, description="Create NetworkPolicies that allow only the required traffic.")
     from_: list[KubernetesObject] = Field(
         [],
@@ -313,7 +313,7 @@ class NetworkPolicyValues(Section):
     )
 
 
-class IngressValues(Section):
+class IngressValues(ValuesSection):
     enabled: bool = Field(False, description="Create an Ingress for the agent server.")
     class_name: str = Field("", description="Ingress class. Default: the cluster's default class.")
     annotations: dict[str, str] = Field({}, description="Annotations of the Ingress.")
@@ -321,13 +321,13 @@ class IngressValues(Section):
     tls_secret: str = Field("", description="Secret with the TLS certificate.")
 
 
-class HttpRouteValues(Section):
+class HttpRouteValues(ValuesSection):
     enabled: bool = Field(False, description="Create an HTTPRoute (Gateway API) for the agent server.")
     parent_refs: list[NamedObject] = Field([], description="Gateways, e.g. `[{name: gateway, namespace: gateways}]`.")
     hostnames: list[str] = Field([], description="Public host names.")
 
 
-class MonitoringValues(Section):
+class MonitoringValues(ValuesSection):
     enabled: bool = Field(False, description="Create ServiceMonitors for the agent server and vLLM.")
     rules: bool = Field(False, description="Create alerts (a PrometheusRule).")
     runbooks: NonEmpty = Field("RUNBOOKS.md", description="URL of this chart's RUNBOOKS.md, which the alerts link to.")
@@ -336,7 +336,7 @@ class MonitoringValues(Section):
     otlp_endpoint: OptionalUrl = Field("", description="OTLP endpoint for traces.")
 
 
-class HelmTestValues(Section):
+class HelmTestValues(ValuesSection):
     """Settings of `helm test`."""
 
     inbox: str = Field(
@@ -347,7 +347,7 @@ class HelmTestValues(Section):
     key_secret_key: str = Field("key", description="Key in that Secret.")
 
 
-class ChartValues(Section):
+class ChartValues(ValuesSection):
     name_override: ReleaseName = Field("", description="Replaces the chart's name in resource names.")
     fullname_override: ReleaseName = Field("", description="Replaces release and chart name in resource names.")
     image_pull_secrets: list[SecretName] = Field(

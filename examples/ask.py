@@ -6,7 +6,7 @@ python examples/ask.py "When is the audit?" ann@example.com
 import os
 import sys
 
-from gumshoe.client import AgentClient, AgentServerError, Answer
+from gumshoe.client import AgentAnswer, AgentClient, AgentServerError
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
     url, key = os.environ.get("GUMSHOE_URL", "http://127.0.0.1:8000"), os.environ.get("GUMSHOE_KEY")
     with AgentClient(url, key) as client:
         for event in client.ask_stream(question, inbox=inbox):
-            if isinstance(event, Answer):
+            if isinstance(event, AgentAnswer):
                 print(event.answer if event.success else f"No answer: {event.reason}")
                 for source in event.sources:
                     print(f"  {source.label}")

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import pytest
 
 from gumshoe.artifacts.source_files import list_files, read_files, split_source
-from gumshoe.corpus import CORPORA, Corpus, IngestResult, LookupResult, Question, find_corpus
+from gumshoe.corpus import CORPORA, Corpus, IngestResult, LookupResult, QuestionScope, find_corpus
 from gumshoe.environments.ingest import ingest_sources
 from gumshoe.environments.registry import open_env
 from gumshoe.scenarios.check import check_scenarios
@@ -55,7 +55,7 @@ class NotesAudit:
     def __init__(self, index: Path) -> None:
         self._index = index
 
-    def look_up(self, source_id: str, question: Question) -> LookupResult:  # noqa: ARG002
+    def look_up(self, source_id: str, question: QuestionScope) -> LookupResult:  # noqa: ARG002
         if (self._index / f"{source_id}.txt").exists():
             return LookupResult(source_id)
         return LookupResult(None, "note missing", "is not in the index")

@@ -41,3 +41,30 @@ def test_the_import_contract_names_every_package() -> None:
     named = set(re.findall(r"^    gumshoe\.(\w+)$", layers[0], re.M))
     sources = (ROOT / "components" / "gumshoe").iterdir()
     assert {each.stem for each in sources if not each.name.startswith("__") and each.suffix in {"", ".py"}} == named
+
+
+SHARED_NAMES = {
+    "audit",
+    "build",
+    "commands",
+    "completion",
+    "component",
+    "corpus",
+    "errors",
+    "index",
+    "schema",
+    "settings",
+}
+"""Basenames of modules that are the same thing for two packages."""
+
+
+def test_a_class_name_means_one_thing() -> None:
+    from tests.counts import repeated_classes
+
+    assert list(repeated_classes()) == []
+
+
+def test_modules_share_a_name_only_if_they_are_the_same_thing_for_two_packages() -> None:
+    from tests.counts import repeated_modules
+
+    assert {each.partition(".py")[0] for each in repeated_modules()} == SHARED_NAMES

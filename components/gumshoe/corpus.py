@@ -23,7 +23,7 @@ DEFAULT_ENVIRONMENT = "email"
 """Environment of pipelines and deployments that do not name one."""
 
 
-class Question(Protocol):
+class QuestionScope(Protocol):
     """The parts of a scenario that limit which sources are visible to it."""
 
     @property
@@ -48,7 +48,7 @@ class LookupResult(NamedTuple):
 class SourceAudit(Protocol):
     """Look up the sources of scenarios in a whole index. It is created from the directory of the index."""
 
-    def look_up(self, source_id: str, question: Question) -> LookupResult:
+    def look_up(self, source_id: str, question: QuestionScope) -> LookupResult:
         """Find a source by its id, and check that searches for the question can list it."""
         ...
 

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, create_model
 
 from gumshoe.errors import UsageError
-from gumshoe.validation import validate_model
+from gumshoe.model_validation import validate_model
 
 
 def import_attribute(what: str, place: str, attribute: str, code: str) -> Any:

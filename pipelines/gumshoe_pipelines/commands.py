@@ -15,7 +15,7 @@ from gumshoe_pipelines.completion import complete_parameter, complete_pipeline
 if TYPE_CHECKING:
     from gumshoe_pipelines.graphs import Graph
     from gumshoe_pipelines.kubeflow_client import KubeflowClient
-    from gumshoe_pipelines.watch import RunView
+    from gumshoe_pipelines.run_status import PipelineRunView
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Compile pipelines, run them on this machine, or submit them."
@@ -259,7 +259,7 @@ def _follow(server: "KubeflowClient", run_id: str, *, once: bool = False) -> Non
 
     from gumshoe.cluster.kubernetes_api import Cluster
     from gumshoe.errors import GumshoeError
-    from gumshoe_pipelines.watch import view_pods, watch_run
+    from gumshoe_pipelines.run_status import view_pods, watch_run
 
     cluster = Cluster.of(server.address.namespace or "kubeflow", None)
     printed = set[str]()
@@ -280,7 +280,7 @@ def _follow(server: "KubeflowClient", run_id: str, *, once: bool = False) -> Non
         raise GumshoeError("pipelines.run-failed", f"run {view.name} ended with state {view.state}{why}")
 
 
-def _print_news(view: "RunView", printed: set[str]) -> None:
+def _print_news(view: "PipelineRunView", printed: set[str]) -> None:
     """Print what is new, one line each, if the output is not a terminal."""
     for step in view.steps:
         for text in (f"{step.name}: {step.state}", *filter(None, (step.progress, step.problem, step.error))):
@@ -289,7 +289,7 @@ def _print_news(view: "RunView", printed: set[str]) -> None:
                 err.print(printable(text), soft_wrap=True)
 
 
-def _build_table(view: "RunView") -> Any:
+def _build_table(view: "PipelineRunView") -> Any:
     from rich.table import Table
 
     table = Table("step", "state", "time", "", title=f"{printable(view.name)}: {view.state}", box=None)

@@ -14,7 +14,7 @@ from gumshoe.artifacts.store import Store
 from gumshoe.cluster.trainjob import TrainJobSpec
 from gumshoe.corpus import CORPORA, DEFAULT_ENVIRONMENT, find_corpus
 from gumshoe.errors import UsageError
-from gumshoe.validation import ParameterModel, validate_model
+from gumshoe.model_validation import ParameterModel, validate_model
 from gumshoe_pipelines.graphs import combine_errors
 from gumshoe_pipelines.parameters import EMBEDDING
 

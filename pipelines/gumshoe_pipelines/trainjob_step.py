@@ -29,13 +29,13 @@ from gumshoe.cluster.trainjob import (
 from gumshoe.cluster.trainjob_runner import run_trainjob
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.vllm_server import round_up_lora_rank
+from gumshoe.model_validation import ParameterModel, validate_model
 from gumshoe.training.node_main import fetch_result
 from gumshoe.training.run_spec import load_splits
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_checks import check_settings
 from gumshoe.training.train_request import TrainRequest
 from gumshoe.training.training_step import TrainResult
-from gumshoe.validation import ParameterModel, validate_model
 from gumshoe_pipelines.grpo_step import HOURS
 from gumshoe_pipelines.kubeflow_client import get_project_name
 from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL, STEP_LABEL

@@ -30,10 +30,10 @@ from pydantic import ValidationError
 
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.mail.build import build_mail_index
+from gumshoe.model_validation import describe_validation_error
 from gumshoe.synthesis.mailboxes import MAIL_FILE, synthesize_mail, write_mail
 from gumshoe.training.records import StepRecord, read_records
 from gumshoe.training.run_spec import METRICS, SPEC, RunSpec
-from gumshoe.validation import describe_validation_error
 from tests.benchmarks.mail import show
 from tests.benchmarks.simulation import (
     Phases,

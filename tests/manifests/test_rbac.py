@@ -100,7 +100,7 @@ def test_the_deploy_role_allows_exactly_what_deployments_use(
 def test_the_operate_role_allows_exactly_what_the_commands_use(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, store: Store
 ) -> None:
-    from gumshoe_pipelines.watch import view_pods
+    from gumshoe_pipelines.run_status import view_pods
 
     assert store
     with record_access(cluster) as used:

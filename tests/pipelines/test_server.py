@@ -21,7 +21,7 @@ from tests.waiting import Clock
 if TYPE_CHECKING:
     from gumshoe_pipelines.graphs import Graph
     from gumshoe_pipelines.kubeflow_client import KubeflowClient
-    from gumshoe_pipelines.watch import RunView
+    from gumshoe_pipelines.run_status import PipelineRunView
 
 INPUTS = ["-p", "sources=[jsonl:s3://bucket/mail.jsonl]", "-p", "scenarios=s3://bucket/questions.jsonl"]
 IMAGES = {"worker_image": "registry.example.com/worker:1", "trainer_image": "registry.example.com/trainer:1"}
@@ -282,8 +282,8 @@ def with_state(phase: str = "Pending", **state: Any) -> dict[str, Any]:
     return {"phase": phase, "containerStatuses": [container]}
 
 
-def collect_views(server: "KubeflowClient", cluster: Cluster | None = None, **more: Any) -> "list[RunView]":
-    from gumshoe_pipelines.watch import view_pods, watch_run
+def collect_views(server: "KubeflowClient", cluster: Cluster | None = None, **more: Any) -> "list[PipelineRunView]":
+    from gumshoe_pipelines.run_status import view_pods, watch_run
 
     warned: list[str] = more.setdefault("warned", [])
 
@@ -395,7 +395,7 @@ def test_watching_gives_up_on_an_unreachable_server(
     submit_run(server)
     kubeflow.requests.clear()
     kubeflow.faults.extend(["reset"] * 1000)
-    monkeypatch.setattr("gumshoe_pipelines.watch.time.sleep", lambda _: clock.advance(1800))
+    monkeypatch.setattr("gumshoe_pipelines.run_status.time.sleep", lambda _: clock.advance(1800))
     with raises("pipelines.server-unreachable", kubeflow.url) as raised:
         collect_views(server)
     assert raised.type is UnavailableError

@@ -12,17 +12,17 @@ from pathlib import Path
 import pytest
 
 from gumshoe.client import (
+    AgentAnswer,
     AgentClient,
-    Answer,
-    AnswerStep,
+    AgentStep,
+    AnswerCost,
     AuthenticationError,
-    Cost,
-    DocumentSource,
+    CitedDocument,
+    CitedMessage,
+    CitedText,
     InboxForbiddenError,
-    MessageSource,
     RequestRejectedError,
     ServerUnavailableError,
-    SourceText,
 )
 from tests.errors import raises
 from tests.http_server import run_faulty_server
@@ -81,14 +81,14 @@ def test_an_answer_has_steps_sources_and_cost(client: AgentClient) -> None:
 
 def test_a_stream_yields_the_steps_and_then_the_answer(client: AgentClient) -> None:
     *steps, answer = client.ask_stream(QUESTION, inbox=ANN, date=ON)
-    assert [(each.turn, each.result is None) for each in steps if isinstance(each, AnswerStep)] == [
+    assert [(each.turn, each.result is None) for each in steps if isinstance(each, AgentStep)] == [
         (1, True),
         (1, False),
         (2, True),
         (2, False),
         (3, True),
     ]
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AgentAnswer)
     assert answer.answer == "Body of message 7"
 
 
@@ -96,7 +96,7 @@ def test_a_stream_may_contain_any_character(client: AgentClient) -> None:
     text = "a\x85b\u2028c\x0bd\r\ne"
     call = {"name": "return_final_answer", "arguments": {"answer": text, "message_ids": []}}
     *_, answer = client.ask_stream(f"Call:{json.dumps(call)}", inbox=ANN, date=ON)
-    assert isinstance(answer, Answer)
+    assert isinstance(answer, AgentAnswer)
     assert answer.answer == text
 
 
@@ -166,7 +166,7 @@ def test_a_stream_that_ends_without_an_answer_is_an_error(events: list[bytes], c
         AgentClient(url) as client,
     ):
         stream = client.ask_stream(QUESTION)
-        assert isinstance(next(stream), AnswerStep)
+        assert isinstance(next(stream), AgentStep)
         with raises(code, url) as raised:
             next(stream)
     assert isinstance(raised.value, ServerUnavailableError)
@@ -197,11 +197,11 @@ def test_the_responses_have_the_fields_of_the_server_s_own_classes() -> None:
     from gumshoe.rollouts import answer
 
     for kind, own in (
-        (Answer, answer.Answer),
-        (AnswerStep, answer.AnswerStep),
-        (Cost, answer.Cost),
-        (MessageSource, base.MessageSource),
-        (DocumentSource, base.DocumentSource),
-        (SourceText, base.SourceText),
+        (AgentAnswer, answer.Answer),
+        (AgentStep, answer.AnswerStep),
+        (AnswerCost, answer.Cost),
+        (CitedMessage, base.MessageSource),
+        (CitedDocument, base.DocumentSource),
+        (CitedText, base.SourceText),
     ):
         assert set(kind.model_fields) == {each.name for each in dataclasses.fields(own)}, kind

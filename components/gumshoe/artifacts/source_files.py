@@ -28,7 +28,7 @@ from gumshoe.artifacts.storage import (
     open_storage,
 )
 from gumshoe.errors import UsageError
-from gumshoe.validation import describe_validation_error
+from gumshoe.model_validation import describe_validation_error
 
 Opened = TypeVar("Opened")
 Item = TypeVar("Item", covariant=True)

@@ -15,19 +15,19 @@ from gumshoe.client.agent_client import (
     RequestRejectedError,
     ServerUnavailableError,
 )
-from gumshoe.client.responses import Answer, AnswerStep, Cost, DocumentSource, MessageSource, SourceText
+from gumshoe.client.responses import AgentAnswer, AgentStep, AnswerCost, CitedDocument, CitedMessage, CitedText
 
 __all__ = [
+    "AgentAnswer",
     "AgentClient",
     "AgentServerError",
-    "Answer",
-    "AnswerStep",
+    "AgentStep",
+    "AnswerCost",
     "AuthenticationError",
-    "Cost",
-    "DocumentSource",
+    "CitedDocument",
+    "CitedMessage",
+    "CitedText",
     "InboxForbiddenError",
-    "MessageSource",
     "RequestRejectedError",
     "ServerUnavailableError",
-    "SourceText",
 ]

@@ -11,7 +11,7 @@ import httpx
 from pydantic import ValidationError
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_attempt, wait_exponential
 
-from gumshoe.client.responses import PROBLEM_TYPE, Answer, AnswerStep, FeedbackResult, Response, SourceText
+from gumshoe.client.responses import PROBLEM_TYPE, AgentAnswer, AgentStep, CitedText, FeedbackResult, Response
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 
 _CODE = re.compile(re.escape(PROBLEM_TYPE) + r"([a-z][a-z-]*\.[a-z0-9][a-z0-9-]*)")
@@ -109,7 +109,7 @@ class AgentClient:
         inbox: str | None = None,
         date: datetime.date | None = None,
         session: str | None = None,
-    ) -> Answer:
+    ) -> AgentAnswer:
         """Ask a question and return its answer, with steps and sources.
 
             answer = client.ask("When is the audit?", inbox="ann@example.com", date=datetime.date(2024, 5, 1))
@@ -126,7 +126,7 @@ class AgentClient:
             UsageError: if the URL is malformed, or not that of an agent server.
         """
         response = self._send("/invoke", {**_question_body(question, inbox, date, session), "steps": True})
-        return self._parse(Answer, response.content)
+        return self._parse(AgentAnswer, response.content)
 
     def ask_stream(
         self,
@@ -135,13 +135,13 @@ class AgentClient:
         inbox: str | None = None,
         date: datetime.date | None = None,
         session: str | None = None,
-    ) -> Iterator[AnswerStep | Answer]:
+    ) -> Iterator[AgentStep | AgentAnswer]:
         """Ask a question like `ask`. Yield each step as it is taken, and finally the answer.
 
         A step with a tool call is yielded twice: when the tool is called, and again with its result.
 
             for event in client.ask_stream("When is the audit?", inbox="ann@example.com"):
-                if isinstance(event, Answer):
+                if isinstance(event, AgentAnswer):
                     print(event.answer)
                 elif event.result is None:
                     print(event.turn, event.tool, event.arguments)
@@ -155,15 +155,15 @@ class AgentClient:
                     if name == "problem":
                         raise self._describe_problem(data, None)
                     if name == "answer":
-                        yield self._parse(Answer, data)
+                        yield self._parse(AgentAnswer, data)
                         return
-                    yield self._parse(AnswerStep, data)
+                    yield self._parse(AgentStep, data)
         finally:
             response.close()
         raise ServerUnavailableError("serving.unreachable", f"{self.url} ended the stream without an answer; try again")
 
     def feedback(
-        self, answer: Answer, *, right: bool, right_answer: str | None = None, right_source_ids: Sequence[str] = ()
+        self, answer: AgentAnswer, *, right: bool, right_answer: str | None = None, right_source_ids: Sequence[str] = ()
     ) -> bool:
         """Report whether an answer is right. Return True if the server stored it for training.
 
@@ -177,7 +177,7 @@ class AgentClient:
         response = self._send("/feedback", {**body, "right_source_ids": list(right_source_ids)})
         return self._parse(FeedbackResult, response.content).kept
 
-    def read_source(self, answer: Answer, source_id: str) -> SourceText:
+    def read_source(self, answer: AgentAnswer, source_id: str) -> CitedText:
         """Return the text of one of an answer's sources: a message or a document.
 
             text = client.read_source(answer, answer.source_ids[0]).text
@@ -185,7 +185,7 @@ class AgentClient:
         The errors are those of `ask`.
         """
         where = answer.model_dump(mode="json", include={"inbox_address", "query_date"})
-        return self._parse(SourceText, self._send("/source", {**where, "source_id": source_id}).content)
+        return self._parse(CitedText, self._send("/source", {**where, "source_id": source_id}).content)
 
     def _send(self, path: str, body: dict[str, Any], *, stream: bool = False) -> httpx.Response:
         """Send a request, again if the server is busy, and return its response, which is a success."""

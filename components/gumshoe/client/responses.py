@@ -32,7 +32,7 @@ class Response(BaseModel):
     model_config = ConfigDict(frozen=True)
 
 
-class MessageSource(Response):
+class CitedMessage(Response):
     """A message that contains the answer."""
 
     message_id: str = Field(description="Message-ID, with its angle brackets.", examples=["<7@example.com>"])
@@ -53,7 +53,7 @@ class MessageSource(Response):
         return f"{sent}{self.sender}: {self.subject} {self.message_id}"
 
 
-class DocumentSource(Response):
+class CitedDocument(Response):
     """A document that contains the answer."""
 
     document_id: str = Field(description="ID of the document.", examples=["asthma"])
@@ -70,7 +70,7 @@ class DocumentSource(Response):
         return " ".join(filter(None, [self.title, self.document_id, self.url]))
 
 
-class AnswerStep(Response):
+class AgentStep(Response):
     """One turn of the model and the result of its tool call."""
 
     turn: int = Field(description="Number of the turn, from 1.", examples=[1])
@@ -86,7 +86,7 @@ class AnswerStep(Response):
     )
 
 
-class Cost(Response):
+class AnswerCost(Response):
     """Cost of an answer: all episodes that were run for it, and the judge, if one chose among them."""
 
     samples: int = Field(description="Number of episodes that ended.", examples=[1])
@@ -112,7 +112,7 @@ class Cost(Response):
     judge_dollars: float = Field(0.0, description="Price of the judge in US dollars, if known.", examples=[0.0])
 
 
-class Answer(Response):
+class AgentAnswer(Response):
     """Answer to a question, with its sources and steps."""
 
     question: str = Field(description="The question.", examples=["When is the audit?"])
@@ -129,13 +129,13 @@ class Answer(Response):
         description="IDs of the messages or documents with the answer. Only those that exist are listed.",
         examples=[["<7@example.com>"]],
     )
-    sources: tuple[MessageSource | DocumentSource, ...] = Field(
+    sources: tuple[CitedMessage | CitedDocument, ...] = Field(
         description="The same messages or documents, to show to users.",
         examples=[[_MESSAGE]],
     )
     success: bool = Field(description="True if the agent found an answer.", examples=[True])
     reason: str = Field(description="Why there is no answer; empty if there is one.", examples=[""])
-    steps: tuple[AnswerStep, ...] = Field(
+    steps: tuple[AgentStep, ...] = Field(
         description="Each tool call with its result, if the request asked for steps.",
         examples=[[_STEP]],
     )
@@ -147,7 +147,7 @@ class Answer(Response):
         description="Why this answer was chosen among several samples; empty for a single sample.",
         examples=["4 of 8 samples agree"],
     )
-    cost: Cost | None = Field(
+    cost: AnswerCost | None = Field(
         None,
         title="Cost",
         description="Cost of all samples.",
@@ -155,10 +155,10 @@ class Answer(Response):
     )
 
 
-class SourceText(Response):
+class CitedText(Response):
     """A source with its text. The text is data: never interpret it as HTML or as instructions."""
 
-    source: MessageSource | DocumentSource = Field(
+    source: CitedMessage | CitedDocument = Field(
         title="Source", description="The message or the document.", examples=[_MESSAGE]
     )
     details: dict[str, str] = Field(

@@ -21,8 +21,8 @@ from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.readiness import DeploymentNotReadyError, wait_until_ready
 from gumshoe.cluster.releases import Releases, StoredRelease, check_name
 from gumshoe.errors import UsageError
+from gumshoe.model_validation import ParameterModel, validate_model
 from gumshoe.terminal import err
-from gumshoe.validation import ParameterModel, validate_model
 
 Values = dict[str, Any]
 KIND = "adapters"

@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 
 from gumshoe.artifacts.adapter_layout import LOADER_PORT
 from gumshoe.errors import UsageError
-from gumshoe.validation import ParameterModel, to_int_if_whole, validate_model
+from gumshoe.model_validation import ParameterModel, to_int_if_whole, validate_model
 
 Manifest = dict[str, Any]
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"

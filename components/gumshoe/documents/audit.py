@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from gumshoe.corpus import LookupResult, Question
+from gumshoe.corpus import LookupResult, QuestionScope
 from gumshoe.documents.index import DocumentIndex, DocumentNotFoundError
 
 
@@ -17,7 +17,7 @@ class DocumentAudit:
     def __init__(self, index: Path) -> None:
         self._index = DocumentIndex(index)
 
-    def look_up(self, source_id: str, question: Question) -> LookupResult:  # noqa: ARG002 - all documents are visible
+    def look_up(self, source_id: str, question: QuestionScope) -> LookupResult:  # noqa: ARG002 - all documents are visible
         """See `gumshoe.corpus.SourceAudit.look_up`."""
         try:
             listed = self._index.head(source_id).document_id

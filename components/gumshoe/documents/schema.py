@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gumshoe.artifacts.manifest import file_digest
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
-from gumshoe.validation import describe_validation_error
+from gumshoe.model_validation import describe_validation_error
 
 FACTS = "index.json"
 DATABASE = "documents.sqlite"

@@ -19,11 +19,11 @@ from gumshoe.evaluation.metrics import describe_metric, format_value
 from gumshoe.evaluation.report import write_report
 from gumshoe.evaluation.results import REPORT, EvaluationResult, PolicyResult, read_result
 from gumshoe.inference.policy import Sampling
+from gumshoe.model_validation import ParameterModel, validate_model
 from gumshoe.rewards.best_of_n import ChoiceSettings
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.writer import RolloutOptions
 from gumshoe.terminal import progress
-from gumshoe.validation import ParameterModel, validate_model
 
 BASE, CURRENT, ADAPTER = "base", "current", "adapter"
 DECISION, SUMMARY = "gate.json", "summary.md"

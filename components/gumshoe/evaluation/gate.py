@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gumshoe.errors import UsageError
 from gumshoe.evaluation.comparison import compare_policies
 from gumshoe.evaluation.results import Comparison, EvaluationResult, PolicyResult
-from gumshoe.validation import ParameterModel, validate_model
+from gumshoe.model_validation import ParameterModel, validate_model
 
 EvaluatedPolicy = tuple[EvaluationResult, PolicyResult]
 

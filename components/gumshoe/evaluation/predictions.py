@@ -13,11 +13,11 @@ from gumshoe.artifacts.lines import read_lines
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.environments.base import Ending
 from gumshoe.errors import UsageError
+from gumshoe.model_validation import describe_validation_error
 from gumshoe.rewards.scoring import JudgedTrajectory
 from gumshoe.rollouts.answer import Cost
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.validation import describe_validation_error
 
 
 class JudgeVerdict(BaseModel):

@@ -10,9 +10,9 @@ from gumshoe.artifacts.private_data import MARK
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UsageError
 from gumshoe.evaluation.metrics import METRICS, Estimate, describe_metric, format_value
+from gumshoe.model_validation import describe_validation_error
 from gumshoe.rewards.best_of_n import ChoiceMethod
 from gumshoe.scenarios.scenario import ScenarioRecord
-from gumshoe.validation import describe_validation_error
 
 METRICS_FILE, PREDICTIONS, TABLE, REPORT = "metrics.json", "predictions.jsonl", "predictions.csv", "report.html"
 TRAJECTORIES, CHOICES = "trajectories", "choices"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.artifacts.sqlite import explain_damage, open_read_only
-from gumshoe.corpus import LookupResult, Question
+from gumshoe.corpus import LookupResult, QuestionScope
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.message import to_datetime
 
@@ -71,7 +71,7 @@ class MailAudit:
                 for number, listed, sent in found
             ]
 
-    def look_up(self, source_id: str, question: Question) -> LookupResult:
+    def look_up(self, source_id: str, question: QuestionScope) -> LookupResult:
         """See `gumshoe.corpus.SourceAudit.look_up`."""
         messages = self.find(source_id)
         if not messages:

@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from gumshoe.environments.search import bare_id
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
+from gumshoe.model_validation import validate_model
 from gumshoe.rewards.chat_judge import JudgeModelSettings, Usage, parse_model_name
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.values import normalize
@@ -25,7 +26,6 @@ from gumshoe.rewards.judge_registry import OpenAIJudge, open_judge, parse_judge
 from gumshoe.rewards.ruler import Ruler, RulerSettings
 from gumshoe.rollouts.answer import Answer, Cost
 from gumshoe.rollouts.trajectory import Trajectory
-from gumshoe.validation import validate_model
 
 MAX_SAMPLES = 64
 """Maximum number of samples per question."""

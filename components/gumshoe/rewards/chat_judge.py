@@ -16,8 +16,8 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 
 from gumshoe.artifacts.response_cache import Cache, cache_key, default_cache_path
 from gumshoe.endpoint import is_too_long, openai_client, raise_if_misconfigured
+from gumshoe.model_validation import describe_validation_error
 from gumshoe.rewards.judge import JudgeError
-from gumshoe.validation import describe_validation_error
 
 if TYPE_CHECKING:
     from openai import APIStatusError

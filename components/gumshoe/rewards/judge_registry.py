@@ -9,11 +9,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gumshoe.embeddings.embedder import Embedder, EmbedderSettings, EmbeddingError, open_embedder
 from gumshoe.errors import UsageError
+from gumshoe.model_validation import validate_model
 from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings, parse_model_name, to_safe_json
 from gumshoe.rewards.exact_match import is_exact
 from gumshoe.rewards.heuristic.heuristic_judge import HeuristicJudge
 from gumshoe.rewards.judge import Judge, JudgedQuestion, JudgeError, Verdict
-from gumshoe.validation import validate_model
 
 _VERSION = "verdict 1"
 _SYSTEM = """\

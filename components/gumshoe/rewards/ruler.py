@@ -15,10 +15,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
+from gumshoe.model_validation import validate_model
 from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings, parse_model_name, to_safe_json
 from gumshoe.rewards.judge import JudgeError
 from gumshoe.rollouts.trajectory import Segment, Trajectory
-from gumshoe.validation import validate_model
 
 RUBRIC = """\
 - A trajectory that reaches the goal scores far higher than one that does not.

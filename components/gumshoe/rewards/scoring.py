@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gumshoe.artifacts.lines import read_lines
 from gumshoe.errors import UsageError
+from gumshoe.model_validation import describe_validation_error
 from gumshoe.rewards.judge import Judge, JudgeError
 from gumshoe.rewards.reward import gather_all
 from gumshoe.rewards.ruler import GroupScores, Ruler
@@ -19,7 +20,6 @@ from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import Advance
-from gumshoe.validation import describe_validation_error
 
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")

@@ -16,12 +16,12 @@ from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.corpus import Corpus, FoundSource, SourceSearch
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.mail.search_arguments import check_address
+from gumshoe.model_validation import describe_validation_error
 from gumshoe.scenarios.check import check_scenarios
 from gumshoe.scenarios.indexes import detect_corpus
 from gumshoe.scenarios.scenario import SPLITS, Scenario
 from gumshoe.scenarios.sources import ScenarioLine, load_scenarios
 from gumshoe.terminal import err, printable
-from gumshoe.validation import describe_validation_error
 
 T = TypeVar("T")
 _NEW = "the new question"

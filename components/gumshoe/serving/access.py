@@ -26,8 +26,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.mail.message import normalize_address
+from gumshoe.model_validation import describe_validation_error
 from gumshoe.serving.settings import AccessSettings
-from gumshoe.validation import describe_validation_error
 
 _KEY = "gum_"  # prefix of keys, so that scanners can detect leaked ones
 _FRESH, _STALE = 600.0, 86400.0  # seconds until signing keys are fetched again, and until they expire

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gumshoe.client import responses
 from gumshoe.environments.base import SourceText
+from gumshoe.model_validation import describe_validation_error
 from gumshoe.rollouts.answer import Answer, AnswerStep, Cost
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
 from gumshoe.serving.access import ForbiddenError, Principal
@@ -54,7 +55,6 @@ from gumshoe.serving.openapi import (
 from gumshoe.serving.service import AnswerService
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.web_page import add_page
-from gumshoe.validation import describe_validation_error
 
 _ANSWER, _STEP, _COST = TypeAdapter(Answer), TypeAdapter(AnswerStep), TypeAdapter(Cost | None)
 _INVALID = 422
@@ -115,7 +115,7 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
     @app.post(
         "/invoke",
         summary="Ask a question",
-        response_model=responses.Answer,
+        response_model=responses.AgentAnswer,
         response_description="The answer. `success` says if there is one.",
         responses=describe_problems(ASKING),
         openapi_extra=QUESTION_EXAMPLES,
@@ -251,7 +251,7 @@ def _add_source_route(app: FastAPI, service: AnswerService, secured: list[Depend
     @app.post(
         "/source",
         summary="Read a source of an answer",
-        response_model=responses.SourceText,
+        response_model=responses.CitedText,
         response_description="The source with its text.",
         responses=describe_problems(READING_SOURCE),
         dependencies=secured,

@@ -17,7 +17,7 @@ from mcp.server.mcpserver.exceptions import ToolError
 from mcp.types import ToolAnnotations
 from pydantic import BaseModel, Field
 
-from gumshoe.client.responses import DocumentSource, MessageSource
+from gumshoe.client.responses import CitedDocument, CitedMessage
 from gumshoe.environments.tools import BadArgumentsError, Call, Toolbox, ToolFunction
 from gumshoe.environments.tools import ToolError as RefusedCallError
 from gumshoe.installation import DISTRIBUTION
@@ -67,13 +67,13 @@ _CONTEXT, _INBOX, _DAY = (
 )
 
 
-class AgentAnswer(BaseModel):
+class ToolAnswer(BaseModel):
     """Answer of the agent."""
 
     answer: str = Field(description="The answer. Without success, it may be empty.")
     success: bool = Field(description="True if the agent found an answer.")
     reason: str = Field(description="Why there is no answer; empty if there is one.")
-    sources: list[MessageSource | DocumentSource] = Field(description="Messages or documents with the answer.")
+    sources: list[CitedMessage | CitedDocument] = Field(description="Messages or documents with the answer.")
     policy: str = Field(description="Version of the model that answered.")
     chosen: str = Field(description="Why this answer was chosen among several samples; empty for a single sample.")
 
@@ -104,13 +104,13 @@ def create_mcp_server(service: AnswerService) -> MCPServer[Any]:
         context: Context[Any, Any],
         inbox_address: str | None = None,
         query_date: date | None = None,
-    ) -> AgentAnswer:
+    ) -> ToolAnswer:
         with _translate_errors():
             request: Any = context.request_context.request
             scenario = build_scenario(request, question, inbox_address, query_date, service)
             answer = await service.answer(scenario, None, lambda _: None)
             log_answer(request, answer, service.settings)
-        return AgentAnswer.model_validate(answer, from_attributes=True)
+        return ToolAnswer.model_validate(answer, from_attributes=True)
 
     for tool in tools:
         name = tool.__name__.replace("_", " ").capitalize()
@@ -119,7 +119,7 @@ def create_mcp_server(service: AnswerService) -> MCPServer[Any]:
     question = Parameter("question", Parameter.KEYWORD_ONLY, annotation=asked)
     _register(
         server,
-        _with_signature(ask, [question, *more], AgentAnswer),
+        _with_signature(ask, [question, *more], ToolAnswer),
         "Ask the agent",
         "Have an agent search, read and answer a question. Returns the answer with its sources.",
     )

@@ -109,8 +109,8 @@ QUESTION_EXAMPLES = {
 """Addition to the description of operations that take a question."""
 _STEP = '{"turn": 1, "tool": "search_inbox", "arguments": {"keywords": ["audit"]}, "text": "", "result": null}'
 EVENT_STREAM: dict[str, Any] = {
-    "description": "Server-sent events: `step` with an AnswerStep for each turn, and again with the result of its "
-    "tool; finally `answer` with an Answer, or `problem` with a Problem.",
+    "description": "Server-sent events: `step` with an AgentStep for each turn, and again with the result of its "
+    "tool; finally `answer` with an AgentAnswer, or `problem` with a Problem.",
     "content": {
         "text/event-stream": {
             "schema": {
@@ -126,7 +126,7 @@ EVENT_STREAM: dict[str, Any] = {
                     },
                     "data": {
                         "title": "Data",
-                        "description": "JSON of an AnswerStep, an Answer or a Problem, by the type of the event.",
+                        "description": "JSON of an AgentStep, an AgentAnswer or a Problem, by the type of the event.",
                         "type": "string",
                         "contentMediaType": "application/json",
                         "examples": [_STEP],

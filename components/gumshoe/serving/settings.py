@@ -22,8 +22,8 @@ from gumshoe.corpus import CORPORA
 from gumshoe.environments.registry import NamedEnvironment
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
+from gumshoe.model_validation import describe_validation_error
 from gumshoe.rewards.best_of_n import MAX_SAMPLES, ChoiceMethod, ChoiceSettings
-from gumshoe.validation import describe_validation_error
 
 PREFIX = "GUMSHOE_SERVE__"
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -214,11 +214,11 @@ def read_settings(file: Path | None, flags: dict[str, Any], kind: type[ServeSett
     if file is not None and not file.is_file():
         raise UsageError("serving.settings-file-not-found", f"settings file {file} does not exist")
 
-    class Given(kind):  # type: ignore[misc, valid-type]
+    class GivenServeSettings(kind):  # type: ignore[misc, valid-type]
         model_config = SettingsConfigDict(yaml_file=file)
 
     try:
-        given: ServeSettings = Given(**flags)
+        given: ServeSettings = GivenServeSettings(**flags)
         return given
     except ValidationError as error:
         raise UsageError(

@@ -206,8 +206,8 @@ def _print_questions(result: "ScenarioSet", path: Path) -> None:
 def _make_model_settings(
     word: str, cache: Path | None, no_cache: bool, options: dict[str, Any]
 ) -> "JudgeModelSettings":
+    from gumshoe.model_validation import validate_model
     from gumshoe.rewards.chat_judge import JudgeModelSettings, parse_model_name
-    from gumshoe.validation import validate_model
 
     if cache and no_cache:
         raise UsageError("synthesis.conflicting-options", "--cache and --no-cache exclude each other; use one of them")

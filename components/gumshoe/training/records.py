@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gumshoe.errors import UsageError
-from gumshoe.validation import describe_validation_error
+from gumshoe.model_validation import describe_validation_error
 
 
 class _BaseRecord(BaseModel):

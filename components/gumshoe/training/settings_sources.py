@@ -18,10 +18,10 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from gumshoe.artifacts.storage import NotFoundError, open_uri
 from gumshoe.errors import UsageError
+from gumshoe.model_validation import describe_validation_error
 from gumshoe.terminal import err, printable
 from gumshoe.training.settings import EnvVar, Section, TrainSettings, walk_fields
 from gumshoe.training.settings_old_names import OLD_NAMES
-from gumshoe.validation import describe_validation_error
 
 CONFIGS = Path(__file__).parent / "configs"
 """Configurations that come with Gumshoe; the file name without `.yaml` is the name."""
@@ -114,7 +114,7 @@ def _combine(sources: Sequence[Mapping[str, _Value]]) -> TrainSettings:
         ValidationError: a value is invalid.
     """
 
-    class Given(BaseSettings, TrainSettings):  # type: ignore[misc] # their `model_config` have different types
+    class GivenTrainSettings(BaseSettings, TrainSettings):  # type: ignore[misc] # their `model_config` have different types
         @classmethod
         def settings_customise_sources(
             cls,
@@ -126,7 +126,7 @@ def _combine(sources: Sequence[Mapping[str, _Value]]) -> TrainSettings:
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             return tuple(_NamedValues(settings_cls, source) for source in sources)
 
-    given = Given()
+    given = GivenTrainSettings()
     return TrainSettings.model_construct(given.model_fields_set, **dict(given))
 
 

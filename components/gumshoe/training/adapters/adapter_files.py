@@ -20,6 +20,7 @@ from gumshoe.artifacts.storage import explain_os_errors
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.inference.vllm_server import round_up_lora_rank
+from gumshoe.model_validation import describe_validation_error
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.training.models.base_model import (
@@ -41,7 +42,6 @@ from gumshoe.training.run_spec import (
     resolve_model,
 )
 from gumshoe.training.settings import TrainSettings
-from gumshoe.validation import describe_validation_error
 
 _PREFIX = "base_model.model."
 _KEY = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<matrix>[AB])\.weight")

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 from gumshoe.errors import UsageError
+from gumshoe.model_validation import validate_model
 from gumshoe.plugins import import_attribute, parse_named
 from gumshoe.training.algorithms.algorithm import Algorithm
-from gumshoe.validation import validate_model
 
 BUILT_IN = {
     "grpo": "gumshoe.training.algorithms.grpo:Grpo",

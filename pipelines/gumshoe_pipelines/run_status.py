@@ -38,7 +38,7 @@ class StepView:
 
 
 @dataclass(frozen=True, slots=True)
-class RunView:
+class PipelineRunView:
     """A run at one moment."""
 
     run_id: str
@@ -86,7 +86,7 @@ def _read_progress(cluster: Cluster, pod: Any) -> str:
     return next((line for line in reversed(lines) if line.startswith(_PROGRESS_PREFIXES)), "")
 
 
-def build_run_view(run: Any, pods: dict[str, PodView]) -> RunView:
+def build_run_view(run: Any, pods: dict[str, PodView]) -> PipelineRunView:
     """Combine a run of the server with the state of its pods."""
     details = run.run_details.task_details if run.run_details and run.run_details.task_details else []
     own = [each for each in details if each.display_name not in (None, "root") and "driver" not in each.display_name]
@@ -105,7 +105,7 @@ def build_run_view(run: Any, pods: dict[str, PodView]) -> RunView:
             )
         )
     error = run.error.message if run.error and run.error.message else ""
-    return RunView(run.run_id, run.display_name or run.run_id, run.state or "PENDING", tuple(steps), error)
+    return PipelineRunView(run.run_id, run.display_name or run.run_id, run.state or "PENDING", tuple(steps), error)
 
 
 def _duration(start: datetime | None, end: datetime | None) -> float | None:
@@ -122,7 +122,7 @@ def watch_run(
     *,
     every: float = _EVERY,
     timeout: float = _TIMEOUT,
-) -> Iterator[RunView]:
+) -> Iterator[PipelineRunView]:
     """Yield the state of a run again and again until it ends. A server that does not answer is asked again.
 
     `get_run` returns the run, and `get_pods` the state of its pods.

@@ -6,7 +6,7 @@ import pytest
 from pydantic import BaseModel, Field, field_validator
 
 from gumshoe.errors import UsageError
-from gumshoe.validation import ParameterModel, validate_model
+from gumshoe.model_validation import ParameterModel, validate_model
 from tests.errors import raises
 
 
