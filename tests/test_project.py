@@ -44,16 +44,19 @@ def test_the_import_contract_names_every_package() -> None:
 
 
 SHARED_NAMES = {
-    "audit",
-    "build",
-    "commands",
-    "completion",
-    "component",
-    "corpus",
-    "errors",
-    "index",
-    "schema",
-    "settings",
+    *(
+        "audit",
+        "build",
+        "commands",
+        "completion",
+        "component",
+        "corpus",
+        "errors",
+        "index",
+        "schema",
+        "settings",
+        "sources",
+    )
 }
 """Basenames of modules that are the same thing for two packages."""
 
