@@ -16,7 +16,7 @@ READ = {
     "Models and judges": {
         "OPENAI_API_KEY": "Key for chat models, chat judges and embedding endpoints (OpenAI-compatible).",
         ENGINE_VARIABLE: "Engine of the policies `tiny` and `local:MODEL`: `vllm` or `transformers`. Default: vLLM if "
-        "it is installed.",
+        "it is installed. Trainings do not read it: use `gumshoe train --engine`.",
         "VLLM_LOGGING_LEVEL": "Log level of the vLLM servers that Gumshoe starts. Default: `INFO`.",
         "VLLM_CPU_KVCACHE_SPACE": "GiB for the KV cache of vLLM on a CPU. Default: derived from the memory.",
         "HF_TOKEN": "Token for gated models and private datasets on the Hugging Face Hub.",

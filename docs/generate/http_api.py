@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -26,43 +26,82 @@ def render_http_api() -> str:
     nothing = cast(Any, None)  # routes use service and recorder only when they are called
     found = create_app(_SETTINGS, nothing, nothing).openapi()
     operations = [(path, method, each) for path, methods in found["paths"].items() for method, each in methods.items()]
-    shared = set.intersection(*({*each["responses"]} for _, _, each in operations))
-    problems = {status: each for status, each in operations[0][2]["responses"].items() if status in shared}
+    shared = set.intersection(*({*_codes_of(each)} for _, _, each in operations))
+    problems = {each["status"]: each["title"] for code, each in _codes_of(operations[0][2]).items() if code in shared}
+    schemas = found["components"]["schemas"]
     return page(
         "HTTP API",
         "The agent server describes its API at `/openapi.json`, in the form of OpenAPI 3.1. Requests and answers are "
-        "JSON in UTF-8. With access control, send `Authorization: Bearer KEY`. `/healthz`, `/readyz` and `/metrics` "
-        "need no key.",
+        "JSON in UTF-8 (`Content-Type: application/json`). With access control, send `Authorization: Bearer KEY`. "
+        "`/healthz`, `/readyz` and `/metrics` need no key.",
+        "Besides these routes, the server has [MCP tools](mcp.md) at `/mcp`, this description with forms to try it at "
+        "`/docs`, and a web page to ask questions at `/`. `/docs` and the page need no key to be opened.",
         "## Errors",
         "An error is a [Problem](#problem) (RFC 9457, `application/problem+json`). Any route may answer with one of "
         "these; the codes are in [Error codes](errors.md).",
-        table(("status", "title"), ((status, prose(each["description"])) for status, each in problems.items())),
-        (line for path, method, each in operations for line in _render_operation(path, method, each, shared)),
+        table(("status", "title"), ((str(status), prose(title)) for status, title in problems.items())),
+        _fence(_build_example(schemas["Problem"])),
+        (line for path, method, each in operations for line in _render_operation(path, method, each, shared, schemas)),
         "## Objects",
-        (
-            line
-            for name, schema in sorted(found["components"]["schemas"].items())
-            for line in _render_object(name, schema, found["components"]["schemas"])
-        ),
+        (line for name, schema in sorted(schemas.items()) for line in _render_object(name, schema, schemas)),
     )
 
 
-def _render_operation(path: str, method: str, operation: Json, shared: Container[str]) -> Iterator[str]:
+def _codes_of(operation: Json) -> Json:
+    """Return an example of each problem of an operation by its code."""
+    responses = (each for status, each in operation["responses"].items() if status >= "400")
+    contents = (content for each in responses for content in each["content"].values())
+    return {code: example["value"] for each in contents for code, example in each["examples"].items()}
+
+
+def _build_example(schema: Json) -> Json:
+    """Return an example of an object, from the examples of its fields."""
+    return {name: field["examples"][0] for name, field in schema["properties"].items()}
+
+
+def _fence(example: object, language: str = "json") -> str:
+    text = example if isinstance(example, str) else json.dumps(example, ensure_ascii=False)
+    return f"```{language}\n{text.strip()}\n```"
+
+
+def _render_operation(path: str, method: str, operation: Json, shared: Container[str], schemas: Json) -> Iterator[str]:
     yield from [f"## {method.upper()} {path}", "", *_paragraphs(operation.get("description", ""))]
     if body := operation.get("requestBody"):
         (content,) = body["content"].values()
         yield from [f"Body: {_describe_content(body)}.", ""]
         for example in list(content.get("examples", {}).values())[:1]:
-            yield from ["```json", json.dumps(example["value"]), "```", ""]
-    own = sorted((status, each) for status, each in operation["responses"].items() if status not in shared)
-    yield from table(("status", "meaning", "content or error codes"), (_describe_response(*each) for each in own))
+            yield from [_fence(example["value"]), ""]
+    yield from _render_answer(operation, schemas)
+    succeeded = [
+        (status, sentence(each["description"]), _describe_content(each))
+        for status, each in operation["responses"].items()
+        if status < "400"
+    ]
+    failed: dict[int, list[tuple[str, str]]] = {}
+    for name, problem in _codes_of(operation).items():
+        if name not in shared:
+            failed.setdefault(problem["status"], []).append((name, problem["title"]))
+    yield from table(
+        ("status", "meaning", "content or error codes"),
+        [*succeeded, *(_describe_failure(status, own) for status, own in sorted(failed.items()))],
+    )
 
 
-def _describe_response(status: str, response: Json) -> tuple[str, str, str]:
-    content: Json = next(iter(response.get("content", {}).values()), {})
-    codes = content.get("examples", {}) if status >= "400" else {}
-    links = [f"[{code(each)}](errors.md#{each.replace('.', '').lower()})" for each in codes]
-    return status, sentence(response["description"]), ", ".join(links) or _describe_content(response)
+def _render_answer(operation: Json, schemas: Json) -> Iterator[str]:
+    """Yield an example of a successful answer, if it is JSON or a stream of events."""
+    content = next(each["content"] for status, each in operation["responses"].items() if status < "400")
+    if "text/event-stream" in content:
+        yield from ["An event:", "", _fence(content["text/event-stream"]["example"], "text"), ""]
+    elif "application/json" in content:
+        name = content["application/json"]["schema"]["$ref"].rpartition("/")[2]
+        yield from ["Answer:", "", _fence(_build_example(schemas[name])), ""]
+
+
+def _describe_failure(status: int, problems: Sequence[tuple[str, str]]) -> tuple[str, str, str]:
+    """Return a line of the table of responses for problems, each with code and title."""
+    titles = dict.fromkeys(title for _, title in problems)
+    links = [f"[{code(name)}](errors.md#{name.replace('.', '').lower()})" for name, _ in problems]
+    return str(status), sentence(" / ".join(titles)), ", ".join(links)
 
 
 def _describe_content(found: Json) -> str:

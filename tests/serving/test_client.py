@@ -130,6 +130,19 @@ def test_errors_have_a_class_a_code_and_a_status(protected_server: ServerClient,
         assert isinstance(raised.value, ServerUnavailableError)
 
 
+def test_a_date_may_be_written(server: ServerClient) -> None:
+    with AgentClient(server.url) as client:
+        for day in (DAY, date.fromisoformat(DAY)):
+            assert str(client.ask(QUESTION, inbox=ANN, date=day).query_date) == DAY
+        with raises("serving.invalid-date", "1 May"):
+            client.ask(QUESTION, inbox=ANN, date="1 May")
+
+
+def test_an_address_of_a_route_is_refused_with_a_hint(server: ServerClient) -> None:
+    with AgentClient(f"{server.url}/invoke") as client, raises("serving.not-found", "without /invoke"):
+        client.ask(QUESTION, inbox=ANN)
+
+
 @pytest.mark.parametrize("code", [429, 503])
 def test_requests_are_sent_again_if_the_server_is_busy(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = json.dumps({"type": "urn:gumshoe:error:serving.busy", "title": "Busy", "detail": "later"}).encode()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import skip_missing
+from tests.conftest import find_free_port, skip_missing
 from tests.serving.agent_server import ANN, AgentProcess
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -54,13 +54,37 @@ def test_typescript(server: AgentProcess) -> None:
     """Node 20 does not run TypeScript, but the example is JavaScript as well: all its types are inferred."""
     if shutil.which("node") is None:
         skip_missing("node")
-    script = (EXAMPLES / "ask.ts").read_text()
+    script = (EXAMPLES / "ask.mts").read_text()
     run = run_example(server, "node", "--input-type=module", "-", QUESTION, ANN, script=script)
     assert run.returncode == 0, run.stderr
     assert run.stdout.splitlines() == ["Body of message 7", "  <7@example.com>"]
     assert run.stderr.startswith("1. search_inbox ")
     refused = run_example(server, "node", "--input-type=module", "-", QUESTION, script=script)
     assert (refused.returncode, "[serving.inbox-missing]" in refused.stderr) == (1, True)
+
+
+def test_mcp_client(server: AgentProcess) -> None:
+    run = run_example(server, sys.executable, str(EXAMPLES / "mcp" / "client.py"), ANN, "body")
+    assert run.returncode == 0, run.stderr
+    assert run.stdout.splitlines()[0].split() == ["search_inbox", "read_email", "ask"]
+    assert "id: <" in run.stdout
+
+
+@pytest.mark.parametrize("name", ["ask.py", "mcp/client.py"])
+def test_a_program_without_arguments_prints_its_usage(name: str) -> None:
+    run = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr.startswith("usage: ")) == (1, True)
+
+
+def test_typescript_reports_a_server_that_does_not_answer() -> None:
+    if shutil.which("node") is None:
+        skip_missing("node")
+    script = (EXAMPLES / "ask.mts").read_text()
+    env = {**os.environ, "GUMSHOE_URL": f"http://127.0.0.1:{find_free_port()}"}
+    command = ["node", "--input-type=module", "-", QUESTION]
+    run = subprocess.run(command, input=script, env=env, capture_output=True, text=True, check=False)
+    assert (run.returncode, len(run.stderr.splitlines())) == (1, 1), run.stderr
+    assert env["GUMSHOE_URL"] in run.stderr
 
 
 @pytest.mark.parametrize("name", ["claude_desktop_config.json", "vscode-mcp.json"])

@@ -82,6 +82,7 @@ def test_an_mcp_client_learns_what_the_server_and_its_tools_do(protected_server:
         "ask": "Ask the agent",
     }
     for each in tools:
+        assert each.input_schema["additionalProperties"] is False
         hints = each.annotations
         assert (hints.read_only_hint, hints.destructive_hint) == (True, False)
         assert (hints.idempotent_hint, hints.open_world_hint) == (True, False)
@@ -109,19 +110,25 @@ def test_an_mcp_client_searches_reads_and_asks(protected_server: AgentProcess, m
 
 def test_failed_calls_are_reported_to_the_client(protected_server: AgentProcess, model: FakeVLLM) -> None:
     model.inject(status(500), times=None)
-    none, words, failed, empty, late = call_tools(
+    none, words, failed, empty, late, unknown, lacking = call_tools(
         protected_server,
         ("read_email", {"message_id": "<1000@example.com>"}),
         ("search_inbox", {"keywords": []}),
         ("ask", {"question": "What is in 7?"}),
         ("ask", {"question": " "}),
         ("search_inbox", {"keywords": ["body"], "query_date": "9999-12-31"}),
+        ("search_inbox", {"keywords": ["body"], "inbox": EVE}),
+        ("search_inbox", {}),
     )
-    assert all(each[0] for each in (none, words, failed, empty, late))
+    assert all(each[0] for each in (none, words, failed, empty, late, unknown, lacking))
     assert late[1].endswith("[scenarios.invalid-query-date]")
     assert "9999-12-31" in late[1]
     assert "'<1000@example.com>'" in none[1]
+    assert none[1].endswith("[serving.source-not-found]")
     assert "keyword" in words[1]
+    for each, value in ((unknown, "inbox_address"), (lacking, "keywords: ")):
+        assert each[1].endswith("[serving.invalid-request]")
+        assert value in each[1]
     assert failed[1].endswith("[serving.model-failed]")
     assert empty[1].endswith("[scenarios.empty-question]")
 

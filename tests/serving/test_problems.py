@@ -96,7 +96,9 @@ def test_a_framework_error_has_a_listed_code(status: int, code: str) -> None:
 
     answered, body = respond(HTTPException(status, headers={"Allow": "POST"}))
     assert (answered, body["status"], body["type"], body["code"]) == (status, status, f"{TYPE}{code}", code)
-    answered, body = respond(RequestValidationError([{"loc": ("body", "question"), "msg": "Field required"}]))
+    answered, body = respond(
+        RequestValidationError([{"type": "missing", "loc": ("body", "question"), "msg": "Field required", "input": {}}])
+    )
     assert (answered, body["type"]) == (422, f"{TYPE}serving.invalid-request")
     assert body["detail"].startswith("question: ")
 

@@ -315,6 +315,8 @@ def test_gumshoe_ask_supports_several_samples(
     assert served.status == 0
     for value in ("4 of 4 samples agree", "4 of 4 ended", "12 turns"):
         assert value in served.err
+    refused = run("ask", "What is in 7?", "--index", place.index)
+    assert (refused.status, refused.code) == (2, "serving.no-inbox"), refused.err
     refused = run(*words, "--url", majority_server.url, "--samples", 4)
     assert (refused.status, refused.code) == (2, "serving.option-conflict"), refused.err
     assert "--samples" in refused.err

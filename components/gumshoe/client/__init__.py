@@ -3,7 +3,7 @@
 from gumshoe.client import AgentClient
 
 with AgentClient("http://127.0.0.1:8000", key="gum_...") as client:
-    answer = client.ask("When is the audit?", inbox="ann@example.com")
+    answer = client.ask("When is the invoice due?", inbox="ann@example.com")
     print(answer.answer, [source.label for source in answer.sources])
 """
 

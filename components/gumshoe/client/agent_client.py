@@ -67,8 +67,8 @@ class ServerUnavailableError(AgentServerError, UnavailableError):
 class AgentClient:
     """Client of an agent server. Several threads may use it at once. Close it, or use it in a `with` block.
 
-    In asyncio, run its methods in a thread: `await asyncio.to_thread(client.ask, "When is the audit?")`. Proxies and
-    certificates are taken from the environment (`HTTPS_PROXY`, `SSL_CERT_FILE`), as httpx does.
+    In asyncio, run its methods in a thread: `await asyncio.to_thread(client.ask, "When is the invoice due?")`. Proxies
+    and certificates are taken from the environment (`HTTPS_PROXY`, `SSL_CERT_FILE`), as httpx does.
 
     Args:
         url: address of the server, without `/invoke`, e.g. `http://127.0.0.1:8000`.
@@ -107,23 +107,24 @@ class AgentClient:
         question: str,
         *,
         inbox: str | None = None,
-        date: datetime.date | None = None,
+        date: datetime.date | str | None = None,
         session: str | None = None,
     ) -> AgentAnswer:
         """Ask a question and return its answer, with steps and sources.
 
-            answer = client.ask("When is the audit?", inbox="ann@example.com", date=datetime.date(2024, 5, 1))
+            answer = client.ask("When is the invoice due?", inbox="ann@example.com", date=datetime.date(2024, 5, 1))
 
         Args:
             question: the question.
             inbox: address of the inbox to search. Not needed if the key may read only one, or for documents.
-            date: day as of which to answer; later messages are ignored. Default: today for mail, none for documents.
+            date: day as of which to answer, as a date or as `YYYY-MM-DD`; later messages are ignored. Default: today
+                for mail, none for documents.
             session: questions of one session are answered by the same policy during a canary.
 
         Raises:
             RequestRejectedError: if the server rejects the question or the key.
             ServerUnavailableError: if the server is busy or failed, or cannot be reached.
-            UsageError: if the URL is malformed, or not that of an agent server.
+            UsageError: if the date or the URL is malformed, or the URL is not that of an agent server.
         """
         response = self._send("/invoke", {**_question_body(question, inbox, date, session), "steps": True})
         return self._parse(AgentAnswer, response.content)
@@ -133,14 +134,14 @@ class AgentClient:
         question: str,
         *,
         inbox: str | None = None,
-        date: datetime.date | None = None,
+        date: datetime.date | str | None = None,
         session: str | None = None,
     ) -> Iterator[AgentStep | AgentAnswer]:
         """Ask a question like `ask`. Yield each step as it is taken, and finally the answer.
 
         A step with a tool call is yielded twice: when the tool is called, and again with its result.
 
-            for event in client.ask_stream("When is the audit?", inbox="ann@example.com"):
+            for event in client.ask_stream("When is the invoice due?", inbox="ann@example.com"):
                 if isinstance(event, AgentAnswer):
                     print(event.answer)
                 elif event.result is None:
@@ -167,7 +168,7 @@ class AgentClient:
     ) -> bool:
         """Report whether an answer is right. Return True if the server stored it for training.
 
-            client.feedback(answer, right=False, right_answer="14 May", right_source_ids=["<7@example.com>"])
+            client.feedback(answer, right=False, right_answer="Friday", right_source_ids=["<1@example.com>"])
 
         The server stores only questions with an answer and its sources: those of `answer` if it is right, otherwise
         `right_answer` and `right_source_ids`. The errors are those of `ask`.
@@ -222,7 +223,10 @@ class AgentClient:
             raise self._not_a_server_error() from None
 
     def _not_a_server_error(self) -> UsageError:
-        return UsageError("serving.not-an-agent-server", f"{self.url} is not an agent server; check the address")
+        return UsageError(
+            "serving.not-an-agent-server",
+            f"{self.url} is not an agent server; give the address without /invoke, e.g. http://127.0.0.1:8000",
+        )
 
     def _describe_problem(self, data: bytes, response: httpx.Response | None) -> GumshoeError:
         """Return the error for a problem (RFC 9457), from a response or from an event of a stream."""
@@ -232,6 +236,7 @@ class AgentClient:
             message = f"{self.url} answered {status}: {problem['title']}: {problem['detail']}"
             found = _CODE.fullmatch(str(problem.get("type")))
             code = found[1] if found else "serving.request-rejected"
+            message += "; give the address without /invoke" if code == "serving.not-found" else ""
         except (ValueError, KeyError, TypeError):  # of a proxy, or of another server
             if response is None or not _is_temporary(response.status_code):
                 return self._not_a_server_error()
@@ -248,10 +253,22 @@ class AgentClient:
 
 
 def _question_body(
-    question: str, inbox: str | None, date: datetime.date | None, session: str | None
+    question: str, inbox: str | None, date: datetime.date | str | None, session: str | None
 ) -> dict[str, str | None]:
-    day = None if date is None else date.isoformat()
-    return {"question": question, "inbox_address": inbox, "query_date": day, "session_id": session}
+    return {"question": question, "inbox_address": inbox, "query_date": _format_date(date), "session_id": session}
+
+
+def _format_date(date: datetime.date | str | None) -> str | None:
+    """Return a date as YYYY-MM-DD.
+
+    Raises:
+        UsageError: if a text is not a date.
+    """
+    try:
+        day = datetime.date.fromisoformat(date) if isinstance(date, str) else date
+    except ValueError:
+        raise UsageError("serving.invalid-date", f"date must be YYYY-MM-DD, got {date!r}") from None
+    return None if day is None else day.isoformat()
 
 
 def _is_temporary(status: int) -> bool:

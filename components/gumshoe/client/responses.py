@@ -7,14 +7,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 PROBLEM_TYPE = "urn:gumshoe:error:"
 """Prefix of a problem's type, before the error code."""
-_RESULT = "1 message found\n  id: <7@example.com>"
+_RESULT = "1 message found\n  id: <1@example.com>"
 _MESSAGE = {
-    "message_id": "<7@example.com>",
-    "sent": "2024-04-29T09:30:00Z",
+    "message_id": "<1@example.com>",
+    "sent": "2024-03-05T08:30:00Z",
     "sender": "bob@example.com",
-    "subject": "Audit",
+    "subject": "Invoice",
 }
-_STEP = {"turn": 1, "tool": "search_inbox", "arguments": {"keywords": ["audit"]}, "text": "", "result": _RESULT}
+_STEP = {"turn": 1, "tool": "search_inbox", "arguments": {"keywords": ["invoice"]}, "text": "", "result": _RESULT}
 _COST = {
     "samples": 1,
     "failed": 0,
@@ -35,12 +35,12 @@ class Response(BaseModel):
 class CitedMessage(Response):
     """A message that contains the answer."""
 
-    message_id: str = Field(description="Message-ID, with its angle brackets.", examples=["<7@example.com>"])
+    message_id: str = Field(description="Message-ID, with its angle brackets.", examples=["<1@example.com>"])
     sent: datetime.datetime | None = Field(
-        description="When the message was sent; null if unknown.", examples=["2024-04-29T09:30:00Z"]
+        description="When the message was sent; null if unknown.", examples=["2024-03-05T08:30:00Z"]
     )
     sender: str = Field(description="Address of the sender.", examples=["bob@example.com"])
-    subject: str = Field(description="Subject of the message.", examples=["Audit"])
+    subject: str = Field(description="Subject of the message.", examples=["Invoice"])
 
     @property
     def id(self) -> str:
@@ -75,7 +75,7 @@ class AgentStep(Response):
 
     turn: int = Field(description="Number of the turn, from 1.", examples=[1])
     tool: str = Field(description="Name of the tool; empty if the turn has no call.", examples=["search_inbox"])
-    arguments: dict[str, Any] = Field(description="Arguments of the call.", examples=[{"keywords": ["audit"]}])
+    arguments: dict[str, Any] = Field(description="Arguments of the call.", examples=[{"keywords": ["invoice"]}])
     text: str = Field(
         description="Text of the turn outside the call, e.g. the model's reasoning.", examples=["I search for it."]
     )
@@ -115,19 +115,17 @@ class AnswerCost(Response):
 class AgentAnswer(Response):
     """Answer to a question, with its sources and steps."""
 
-    question: str = Field(description="The question.", examples=["When is the audit?"])
+    question: str = Field(description="The question.", examples=["When is the invoice due?"])
     inbox_address: str | None = Field(
         description="Address of the inbox; null if the question is about documents.", examples=["ann@example.com"]
     )
     query_date: datetime.date | None = Field(
         description="Day as of which the question was answered; null if it has none.", examples=["2024-05-01"]
     )
-    answer: str = Field(
-        description="The answer. Without success, it may be empty.", examples=["The audit is on 14 May."]
-    )
+    answer: str = Field(description="The answer. Without success, it may be empty.", examples=["On Friday."])
     source_ids: tuple[str, ...] = Field(
         description="IDs of the messages or documents with the answer. Only those that exist are listed.",
-        examples=[["<7@example.com>"]],
+        examples=[["<1@example.com>"]],
     )
     sources: tuple[CitedMessage | CitedDocument, ...] = Field(
         description="The same messages or documents, to show to users.",
@@ -164,7 +162,7 @@ class CitedText(Response):
     details: dict[str, str] = Field(
         description="Labels and values to show above the text.", examples=[{"To": "ann@example.com"}]
     )
-    text: str = Field(description="The text, at most 200,000 characters.", examples=["The audit is on 14 May."])
+    text: str = Field(description="The text, at most 200,000 characters.", examples=["The invoice is due on Friday."])
     truncated: bool = Field(
         False, description="True if the end of the text is missing because it is too long.", examples=[False]
     )

@@ -1,22 +1,53 @@
 """Requests of the HTTP API, and the responses that only it has. `gumshoe.client.responses` has the others."""
 
+from collections.abc import Iterable
 from datetime import date
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from gumshoe.client.responses import PROBLEM_TYPE
 
-_REQUEST = ConfigDict(extra="forbid")
-_QUESTION, _INBOX, _DAY, _ANSWER = "When is the audit?", "ann@example.com", "2024-05-01", "The audit is on 14 May."
-_SOURCES = ["<7@example.com>"]
+UNKNOWN_FIELD = "unknown_field"
+"""Type of the fault that names unknown fields: its context has `unknown`, the text for each."""
+_QUESTION, _INBOX, _DAY, _ANSWER = "When is the invoice due?", "ann@example.com", "2024-05-01", "On Friday."
+_SOURCES = ["<1@example.com>"]
+_MOST_SHOWN = 60  # characters of a field's name in a message
+_OTHER_NAMES = {"inbox": "inbox_address", "date": "query_date", "asked_on": "query_date"}
 Id = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
-class QuestionBody(BaseModel):
-    """A question, about one inbox if the server answers from mail."""
+def describe_unknown_field(name: str, known: Iterable[str]) -> str:
+    """Return that a field does not exist, with the known field that is meant, or all of them.
 
-    model_config = _REQUEST
+    >>> describe_unknown_field("inbox", ["question", "inbox_address"])
+    'inbox: unknown field; did you mean inbox_address?'
+    """
+    known = list(known)
+    other = _OTHER_NAMES.get(name)
+    meant = [other] if other in known else get_close_matches(name, known, n=1)
+    hint = f"did you mean {meant[0]}?" if meant else f"the fields are {', '.join(known)}"
+    return f"{name[:_MOST_SHOWN]}: unknown field; {hint}"
+
+
+class RequestBody(BaseModel):
+    """Base of the bodies of requests. Fields that do not exist are refused by name."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_unknown_fields(cls, values: Any) -> Any:
+        if isinstance(values, dict) and (unknown := values.keys() - cls.model_fields.keys()):
+            texts = [describe_unknown_field(each, cls.model_fields) for each in sorted(unknown)[:5]]
+            raise PydanticCustomError(UNKNOWN_FIELD, "unknown field", {"unknown": texts})
+        return values
+
+
+class QuestionBody(RequestBody):
+    """A question, about one inbox if the server answers from mail."""
 
     question: str = Field(min_length=1, description="The question.", examples=[_QUESTION])
     inbox_address: str | None = Field(
@@ -39,10 +70,8 @@ class QuestionBody(BaseModel):
     steps: bool = Field(False, description="Return the steps too: each tool call with its result.", examples=[True])
 
 
-class FeedbackBody(BaseModel):
+class FeedbackBody(RequestBody):
     """Feedback about an answer."""
-
-    model_config = _REQUEST
 
     question: str = Field(min_length=1, description="The question in the answer.", examples=[_QUESTION])
     inbox_address: str | None = Field(None, max_length=320, description="Inbox of the question.", examples=[_INBOX])
@@ -68,10 +97,8 @@ class FeedbackBody(BaseModel):
     )
 
 
-class SourceBody(BaseModel):
+class SourceBody(RequestBody):
     """A source of an answer, with the inbox and the day of its question."""
-
-    model_config = _REQUEST
 
     source_id: Id = Field(
         description="ID of the message or document, as in the answer's `source_ids`.", examples=_SOURCES

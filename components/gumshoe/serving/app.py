@@ -58,6 +58,12 @@ from gumshoe.serving.web_page import add_page
 
 _ANSWER, _STEP, _COST = TypeAdapter(Answer), TypeAdapter(AnswerStep), TypeAdapter(Cost | None)
 _INVALID = 422
+_FIELDS = {
+    "scenarios.empty-question": "question",
+    "scenarios.invalid-inbox": "inbox_address",
+    "scenarios.invalid-query-date": "query_date",
+}
+"""Field of the request by code of a `ScenarioError`."""
 _EARLY = 0.5  # seconds in which a failure sets the status of a streamed response
 _PULSE = 15.0  # seconds between keep-alive comments
 
@@ -86,7 +92,7 @@ def build_scenario(
     try:
         scenario = Scenario.from_question(question, named, service.env_factory.default_query_date(day))
     except ScenarioError as error:
-        raise RefusedRequestError(error.code, error.message) from None
+        raise RefusedRequestError(error.code, f"{_FIELDS[error.code]}: {error.message}") from None
     if has_inboxes and not caller.may_read(str(scenario.inbox_address)):
         raise ForbiddenError
     if settings.log_questions:
@@ -320,8 +326,8 @@ def _add_operator_routes(app: FastAPI, service: AnswerService) -> None:
 def _add_error_handlers(app: FastAPI) -> None:
     """Answer every error with a problem."""
 
-    async def handle(request: Request, error: Exception) -> Response:  # noqa: ARG001
-        return build_error_response(error)
+    async def handle(request: Request, error: Exception) -> Response:
+        return build_error_response(error, request.url.path)
 
     for kind in HANDLED_ERRORS:  # the framework raises unexpected ones again, and `Middleware` logs them
         app.add_exception_handler(kind, handle)

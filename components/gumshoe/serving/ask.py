@@ -97,6 +97,8 @@ async def answer_locally(
         sampling = replace(sampling, temperature=choice.temperature)
     with ExitStack() as stack:
         env_factory = open_env(question.index, question.environment)
+        if env_factory.has_inboxes and question.inbox is None:
+            raise UsageError("serving.no-inbox", "questions about mail need --inbox ADDRESS")
         scenario = Scenario.from_question(question.text, question.inbox, env_factory.default_query_date(question.day))
         env_factory.check([scenario], limits.max_turns)  # before a model is fetched or started
         policy = model.resolve(stack)

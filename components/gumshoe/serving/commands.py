@@ -215,7 +215,7 @@ def _set_nested(found: dict[str, Any], name: str, value: Any) -> None:
 
 @ask.command(
     epilog="""
-    gumshoe ask "When is the audit?" --index index --inbox ann@example.com
+    gumshoe ask "When is the invoice due?" --index index --inbox ann@example.com
     gumshoe ask --scenarios questions.jsonl --index index --adapter latest
     """
 )
@@ -339,7 +339,9 @@ def run_question(
         if known is not None:
             err.print(f"Reference answer: {printable(known.answer)}", soft_wrap=True)
     if not found.success:
-        raise RefusedError("serving.no-answer", f"no answer: {found.reason}")
+        is_tiny = url is None and adapter is None and model in (None, "tiny")
+        hint = "; the tiny policy reads only synthetic mail: use --adapter or --model" if is_tiny else ""
+        raise RefusedError("serving.no-answer", f"{found.reason}{hint}")
 
 
 def _print_answer(found: "Answer") -> None:

@@ -1,11 +1,12 @@
 """Map errors to problems (RFC 9457) that reveal nothing about the server's internals."""
 
 import logging
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from asgi_correlation_id import correlation_id
 from fastapi.exceptions import RequestValidationError
-from pydantic_core import ErrorDetails
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -13,10 +14,12 @@ from gumshoe.client.responses import PROBLEM_TYPE
 from gumshoe.errors import UnavailableError
 from gumshoe.inference.policy import PolicyError
 from gumshoe.serving.access import ForbiddenError, SigningKeysUnavailableError, UnauthenticatedError
-from gumshoe.serving.api_models import Problem
+from gumshoe.serving.api_models import UNKNOWN_FIELD, Problem, describe_unknown_field
 
 _log = logging.getLogger(__name__)
 _FAILED = 500
+_MOST_SHOWN = 100  # characters of a path in a detail
+_NOT_JSON = "the body is not JSON; send a JSON object and the header Content-Type: application/json"
 _HEADERS = {
     401: {"WWW-Authenticate": "Bearer"},
     408: {"Connection": "close"},  # the rest of the request is not read
@@ -42,14 +45,17 @@ INVALID, NOT_FOUND, METHOD, INTERNAL = (
     "serving.internal-error",
 )
 _FORBIDDEN, _BUSY, _DEADLINE = "serving.inbox-forbidden", "serving.busy", "serving.deadline-exceeded"
+_EMPTY = "scenarios.empty-question"
 _NO_MODEL, _MODEL_FAILED = "serving.model-unavailable", "serving.model-failed"
 _NO_KEYS, _NO_DEPENDENCY = "serving.signing-keys-unavailable", "serving.dependency-unavailable"
 
 PROBLEM_KINDS: dict[str, ProblemKind] = {
     INVALID: ProblemKind(422, "Invalid request", "question: field required"),
-    "scenarios.empty-question": ProblemKind(422, "Invalid request", "the question is empty; write one"),
-    "scenarios.invalid-inbox": ProblemKind(422, "Invalid request", "'ann' is not an address"),
-    "scenarios.invalid-query-date": ProblemKind(422, "Invalid request", "query date 9999-12-31 is out of range"),
+    _EMPTY: ProblemKind(422, "Invalid request", "question: the question is empty; write one"),
+    "scenarios.invalid-inbox": ProblemKind(422, "Invalid request", "inbox_address: 'ann' is not an address"),
+    "scenarios.invalid-query-date": ProblemKind(
+        422, "Invalid request", "query_date: query date 9999-12-31 is out of range"
+    ),
     "serving.question-too-long": ProblemKind(422, "Invalid request", "question: at most 2,000 characters, got 2,345"),
     "serving.inbox-missing": ProblemKind(
         422, "Invalid request", "inbox_address: required, because you may read several inboxes"
@@ -75,19 +81,25 @@ PROBLEM_KINDS: dict[str, ProblemKind] = {
     "serving.unknown-signing-key": ProblemKind(
         401, "Authentication failed", "The token is signed with a key that is not published."
     ),
-    _FORBIDDEN: ProblemKind(403, "Access denied", "You may not read this inbox."),
-    NOT_FOUND: ProblemKind(404, "Not found", "Not Found"),
+    _FORBIDDEN: ProblemKind(403, "Access denied", "You may not read this inbox. GET /principal lists yours."),
+    NOT_FOUND: ProblemKind(404, "Not found", "There is no /ask; see /docs."),
     "serving.source-not-found": ProblemKind(
         404, "Source not found", "message '<8@example.com>' does not exist in that inbox"
     ),
     "serving.sources-not-readable": ProblemKind(
         404, "Sources not readable", "This server's environment does not show its sources."
     ),
-    "serving.feedback-disabled": ProblemKind(404, "Feedback disabled", "The operator can enable it: keeping.feedback."),
-    METHOD: ProblemKind(405, "Method not allowed", "Method Not Allowed"),
+    "serving.feedback-disabled": ProblemKind(
+        404, "Feedback disabled", "The operator can enable it: --set keeping.feedback=true."
+    ),
+    METHOD: ProblemKind(405, "Method not allowed", "Use POST."),
     "serving.request-too-slow": ProblemKind(408, "Request timeout", "The body did not arrive within 20 seconds."),
     "serving.request-too-large": ProblemKind(413, "Request too large", "A request may have at most 65,536 bytes."),
-    "serving.host-not-allowed": ProblemKind(421, "Host not allowed", "Host header 'agent.example' is not allowed."),
+    "serving.host-not-allowed": ProblemKind(
+        421,
+        "Host not allowed",
+        "Host header 'agent.example' is not allowed. The operator can add it to access.allowed_hosts.",
+    ),
     _BUSY: ProblemKind(429, "Too many requests", "Try again later."),
     INTERNAL: ProblemKind(500, "Internal error", "The server failed. See its log."),
     _MODEL_FAILED: ProblemKind(502, "Model failed", "The model gave no usable answer. See the server's log."),
@@ -139,13 +151,12 @@ _CODES: dict[type[Exception], str] = {
     Exception: INTERNAL,
 }
 """Code by error class. The first matching class counts."""
-_HTTP_CODES = {404: NOT_FOUND, 405: METHOD}
 HANDLED_ERRORS = (RefusedRequestError, UnauthenticatedError, RequestValidationError, HTTPException, *_CODES)
 """All errors that are answered with a problem; the last is for unexpected ones."""
 
 
-def describe_error(error: Exception) -> Problem:
-    """Return the problem for an error.
+def describe_error(error: Exception, path: str = "") -> Problem:
+    """Return the problem for an error of a request for `path`.
 
     Internal errors all have the same code, because their own would reveal how the server works.
     """
@@ -154,10 +165,16 @@ def describe_error(error: Exception) -> Problem:
             return build_problem(error.code, str(error), error.status)
         case UnauthenticatedError():
             return build_problem(error.code, str(error))
+        case RequestValidationError() if _has_empty_question(error):
+            return build_problem(_EMPTY)
         case RequestValidationError():
-            return build_problem(INVALID, "; ".join(map(_describe_fault, error.errors()[:5])))
+            return build_problem(INVALID, _describe_faults_of_body(error))
+        case HTTPException(status_code=404):
+            return build_problem(NOT_FOUND, f"There is no {path[:_MOST_SHOWN]}; see /docs.")
+        case HTTPException(status_code=405):
+            return build_problem(METHOD, f"Use {(error.headers or {}).get('Allow', 'another method')}.")
         case HTTPException() if error.status_code < _FAILED:
-            return build_problem(_HTTP_CODES.get(error.status_code, INVALID), str(error.detail), error.status_code)
+            return build_problem(INVALID, str(error.detail), error.status_code)
         case DeadlineExceededError():
             return build_problem(_DEADLINE, str(error))
     return build_problem(next(code for kind, code in _CODES.items() if isinstance(error, kind)))
@@ -182,14 +199,57 @@ def log_unexpected(error: Exception) -> None:
         _log.error("a request failed", exc_info=error)
 
 
-def build_error_response(error: Exception) -> Response:
-    """Return the response to a failed request."""
-    problem = describe_error(error)
+def build_error_response(error: Exception, path: str = "") -> Response:
+    """Return the response to a failed request for `path`."""
+    problem = describe_error(error, path)
     headers = {**_HEADERS.get(problem.status, {}), **(getattr(error, "headers", None) or {})}
     return JSONResponse(problem.model_dump(), problem.status, headers, "application/problem+json")
 
 
-def _describe_fault(fault: ErrorDetails) -> str:
-    """Return what is wrong with a field, without its value."""
-    where = ".".join(map(str, fault["loc"][1:]))
-    return f"{where}: {fault['msg'].lower()}" if where else str(fault["msg"]).lower()
+def describe_faults(faults: Sequence[Any], wrapper: str = "", known: Iterable[str] = ()) -> str:
+    """Return what is wrong with the fields of a request, without their values, for up to five faults of pydantic.
+
+    `wrapper` is the field that contains the request, if one does. `known` are the fields that a request may have.
+    """
+    return "; ".join(text for fault in faults[:5] for text in _describe_fault(fault, wrapper, known))
+
+
+def _has_empty_question(error: RequestValidationError) -> bool:
+    """Return True if nothing is wrong but that the question is empty."""
+    return [(each["type"], each["loc"][-1]) for each in error.errors()] == [("string_too_short", "question")]
+
+
+def _describe_faults_of_body(error: RequestValidationError) -> str:
+    faults = error.errors()
+    is_wrapped = isinstance(error.body, dict) and set(error.body) == {"parameters"}
+    is_known = not any(each["type"] == UNKNOWN_FIELD and "parameters" in each["input"] for each in faults)
+    wrapper = "parameters" if is_wrapped and is_known else ""
+    return describe_faults([{**each, "loc": each["loc"][1:]} for each in faults], wrapper)
+
+
+def _describe_fault(fault: dict[str, Any], wrapper: str, known: Iterable[str]) -> Iterator[str]:
+    kind, place = fault["type"], [wrapper, *map(str, fault["loc"])]
+    where = ".".join(filter(None, place))
+    if kind == "json_invalid":
+        reason = fault["ctx"]["error"]
+        yield f"the body is not valid JSON: {reason[:1].lower()}{reason[1:]}, at character {fault['loc'][0] + 1}"
+    elif kind == UNKNOWN_FIELD:
+        yield from (f"{where}.{text}".lstrip(".") for text in fault["ctx"]["unknown"])
+    elif kind == "extra_forbidden":
+        yield describe_unknown_field(where, known)
+    elif not where:
+        yield _NOT_JSON if isinstance(fault["input"], bytes) else "the body must be a JSON object"
+    else:
+        yield f"{where}: {_describe_reason(fault)}"
+
+
+def _describe_reason(fault: dict[str, Any]) -> str:
+    """Return what is wrong with a field."""
+    kind = fault["type"]
+    if kind.startswith("date"):
+        return "write a date as YYYY-MM-DD"
+    if kind.startswith("bool"):
+        return "must be true or false"
+    if kind.startswith(("model", "dict")):
+        return "must be a JSON object"
+    return str(fault["msg"]).lower()

@@ -9,20 +9,21 @@ from contextlib import contextmanager
 from datetime import date
 from importlib.metadata import version
 from inspect import Parameter
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver import Context
 from mcp.server.mcpserver.exceptions import ToolError
+from mcp.server.mcpserver.tools import Tool
 from mcp.types import ToolAnnotations
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, ValidationError, create_model
 
 from gumshoe.client.responses import CitedDocument, CitedMessage
-from gumshoe.environments.tools import BadArgumentsError, Call, Toolbox, ToolFunction
+from gumshoe.environments.tools import BadArgumentsError, Call, Toolbox, ToolFunction, UnknownSourceError
 from gumshoe.environments.tools import ToolError as RefusedCallError
 from gumshoe.installation import DISTRIBUTION
 from gumshoe.serving.app import build_scenario, log_answer
-from gumshoe.serving.errors import describe_error, log_unexpected
+from gumshoe.serving.errors import INVALID, describe_error, describe_faults, log_unexpected
 from gumshoe.serving.service import AnswerService
 
 _ABOUT = """\
@@ -42,12 +43,12 @@ _READ_ONLY = ToolAnnotations(
     open_world_hint=False,  # the index is all that they read
 )
 _EXAMPLES: dict[str, Any] = {
-    "keywords": ["audit", "second quarter"],
+    "keywords": ["invoice", "second quarter"],
     "sender": "bob@example.com",
     "recipient": "ann@example.com",
     "sent_after": "2024-04-01",
     "sent_before": "2024-05-01",
-    "message_id": "<7@example.com>",
+    "message_id": "<1@example.com>",
     "query": "What helps against asthma?",
     "document_id": "asthma",
 }
@@ -67,6 +68,9 @@ _CONTEXT, _INBOX, _DAY = (
 )
 
 
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
 class ToolAnswer(BaseModel):
     """Answer of the agent."""
 
@@ -78,17 +82,28 @@ class ToolAnswer(BaseModel):
     chosen: str = Field(description="Why this answer was chosen among several samples; empty for a single sample.")
 
 
+class ToolServer(MCPServer[Any]):
+    """MCP server that reports wrong arguments as over HTTP."""
+
+    async def call_tool(self, name: str, arguments: dict[str, Any], context: Context[Any, Any] | None = None) -> Any:
+        """Call a tool.
+
+        Raises:
+            ToolError: if the tool does not exist, its arguments are wrong, or it fails.
+        """
+        try:
+            return await super().call_tool(name, arguments, context)
+        except ToolError as error:
+            if not isinstance(error.__cause__, ValidationError):
+                raise
+            fields = next(tool for tool in await self.list_tools() if tool.name == name).input_schema["properties"]
+            faults = describe_faults(error.__cause__.errors(), known=fields)
+            raise ToolError(f"Invalid request: {faults} [{INVALID}]") from None
+
+
 def create_mcp_server(service: AnswerService) -> MCPServer[Any]:
     """Create the MCP server. Its requests must have a principal in their state."""
     tools, has_inboxes = service.env_factory.list_tools(), service.env_factory.has_inboxes
-    server: MCPServer[Any] = MCPServer(
-        "gumshoe",
-        title="Gumshoe",
-        version=version(DISTRIBUTION),
-        description="Search agent that answers questions from mail or documents.",
-        instructions=_write_instructions(service, tools),
-        log_level="WARNING",
-    )
     more = [_INBOX, _DAY] if has_inboxes else []
 
     async def run(
@@ -112,18 +127,28 @@ def create_mcp_server(service: AnswerService) -> MCPServer[Any]:
             log_answer(request, answer, service.settings)
         return ToolAnswer.model_validate(answer, from_attributes=True)
 
-    for tool in tools:
-        name = tool.__name__.replace("_", " ").capitalize()
-        _register(server, _wrap_tool(tool, run, more), name, _read_description(tool))
-    asked = Annotated[str, Field(description="The question, in a full sentence.", examples=["When is the audit?"])]
+    asked = Annotated[
+        str, Field(description="The question, in a full sentence.", examples=["When is the invoice due?"])
+    ]
     question = Parameter("question", Parameter.KEYWORD_ONLY, annotation=asked)
-    _register(
-        server,
+    asking = _create_tool(
         _with_signature(ask, [question, *more], ToolAnswer),
         "Ask the agent",
         "Have an agent search, read and answer a question. Returns the answer with its sources.",
     )
-    return server
+    reading = [
+        _create_tool(_wrap_tool(tool, run, more), tool.__name__.replace("_", " ").capitalize(), _read_description(tool))
+        for tool in tools
+    ]
+    return ToolServer(
+        "gumshoe",
+        title="Gumshoe",
+        version=version(DISTRIBUTION),
+        description="Search agent that answers questions from mail or documents.",
+        instructions=_write_instructions(service, tools),
+        tools=[*reading, asking],
+        log_level="WARNING",
+    )
 
 
 def _write_instructions(service: AnswerService, tools: list[ToolFunction]) -> str:
@@ -138,8 +163,17 @@ def _write_instructions(service: AnswerService, tools: list[ToolFunction]) -> st
     )
 
 
-def _register(server: MCPServer[Any], tool: Callable[..., Any], title: str, description: str) -> None:
-    server.tool(tool.__name__, title=title, description=description, annotations=_READ_ONLY)(tool)
+def _forbid_others(model: type[ModelT]) -> type[ModelT]:
+    """Return a model that refuses the fields that it does not have."""
+    return create_model(model.__name__, __base__=model, __cls_kwargs__={"extra": "forbid"})
+
+
+def _create_tool(function: Callable[..., Any], title: str, description: str) -> Tool:
+    """Return a tool that refuses arguments that it does not have."""
+    tool = Tool.from_function(function, title=title, description=description, annotations=_READ_ONLY)
+    strict = _forbid_others(tool.fn_metadata.arg_model)
+    tool.fn_metadata.arg_model, tool.parameters = strict, strict.model_json_schema(by_alias=True)
+    return tool
 
 
 def _wrap_tool(tool: ToolFunction, run: Callable[..., Any], more: list[Parameter]) -> Callable[..., Any]:
@@ -195,7 +229,8 @@ def _translate_errors() -> Iterator[None]:
     try:
         yield
     except (RefusedCallError, BadArgumentsError) as error:
-        raise ToolError(str(error)) from None
+        code = "serving.source-not-found" if isinstance(error, UnknownSourceError) else INVALID
+        raise ToolError(f"{error} [{code}]") from None
     except Exception as error:  # noqa: BLE001 - the SDK would reveal its message to the client
         log_unexpected(error)
         problem = describe_error(error)

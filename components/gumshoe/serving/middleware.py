@@ -117,7 +117,10 @@ class Middleware:
         allowed = access.allowed_hosts or (_LOCAL_HOSTS if access.open else ())
         name = re.sub(r":\d+$", "", host).lower()
         if allowed and name not in allowed:
-            raise RefusedRequestError("serving.host-not-allowed", f"Host header {name!r} is not allowed.")
+            raise RefusedRequestError(
+                "serving.host-not-allowed",
+                f"Host header {name[:100]!r} is not allowed. The operator can add it to access.allowed_hosts.",
+            )
 
     async def _read_body(self, receive: Receive, headers: Headers) -> bytes:
         most = self.settings.limits.body

@@ -70,7 +70,7 @@ GIVING_FEEDBACK = (
 )
 
 _QUESTION_REF = {"$ref": "#/components/schemas/QuestionBody"}
-_EXAMPLE = {"question": "When is the audit?", "inbox_address": "ann@example.com", "query_date": "2024-05-01"}
+_EXAMPLE = {"question": "When is the invoice due?", "inbox_address": "ann@example.com", "query_date": "2024-05-01"}
 _INVOKE_SCHEMAS = {
     "InvokeRequest": {
         "title": "InvokeRequest",
@@ -107,7 +107,7 @@ QUESTION_EXAMPLES = {
     }
 }
 """Addition to the description of operations that take a question."""
-_STEP = '{"turn": 1, "tool": "search_inbox", "arguments": {"keywords": ["audit"]}, "text": "", "result": null}'
+_STEP = '{"turn": 1, "tool": "search_inbox", "arguments": {"keywords": ["invoice"]}, "text": "", "result": null}'
 EVENT_STREAM: dict[str, Any] = {
     "description": "Server-sent events: `step` with an AgentStep for each turn, and again with the result of its "
     "tool; finally `answer` with an AgentAnswer, or `problem` with a Problem.",

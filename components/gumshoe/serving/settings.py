@@ -108,9 +108,14 @@ class AccessSettings(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> "AccessSettings":
-        if self.open == bool(self.keys or self.jwks_url):
+        if not (self.open or self.keys or self.jwks_url):
             raise ValueError(
-                "set access.keys or access.jwks_url, or else access.open to let anybody read everything; not both"
+                "nobody may read anything yet; use --keys FILE, or --open on your own machine, or set access.jwks_url"
+            )
+        if self.open and (self.keys or self.jwks_url):
+            raise ValueError(
+                "--open (access.open) lets anybody read everything, so keys and tokens would have no effect; leave it "
+                "out, or --keys (access.keys) and access.jwks_url"
             )
         if self.jwks_url and not (self.issuer and self.audience):
             raise ValueError(

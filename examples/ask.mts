@@ -1,14 +1,21 @@
 // Ask a question over HTTP. Prints each step, then the answer and its sources.
-//   npx tsx examples/ask.ts "When is the audit?" ann@example.com
-// Types of all requests and responses: npx openapi-typescript http://127.0.0.1:8000/openapi.json -o gumshoe.d.ts
+//   npx -y tsx examples/ask.mts "When is the invoice due?" ann@example.com
+// Types of all requests and responses: npx -y openapi-typescript http://127.0.0.1:8000/openapi.json -o gumshoe.d.ts
 const [question, inbox] = process.argv.slice(2);
 const url = process.env.GUMSHOE_URL ?? "http://127.0.0.1:8000";
 const key = process.env.GUMSHOE_KEY;
+if (!question) {
+  console.error("usage: npx -y tsx examples/ask.mts QUESTION [INBOX]");
+  process.exit(2);
+}
 
 const response = await fetch(`${url}/invoke`, {
   method: "POST",
   headers: { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) },
   body: JSON.stringify({ question, inbox_address: inbox, steps: true }), // documents have no inbox
+}).catch((error) => {
+  console.error(`${url} does not answer: ${error.cause?.message || error.cause?.code || error.message}`);
+  process.exit(1);
 });
 const result = await response.json();
 if (!response.ok) {
