@@ -10,6 +10,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
+if [[ ${1:-} == --help || ${1:-} == -h ]]; then
+    sed -n '2,/^set /{/^# /s/^# //p}' "images/build.sh"
+    exit 0
+fi
+
 fail() {
     echo "error: $*" >&2
     exit 2
@@ -22,6 +27,7 @@ if [[ -z ${BUILDER:-} ]]; then
 fi
 [[ ${BUILDER:-} =~ ^(docker|podman|buildah)$ ]] || fail "install docker, podman or buildah, or name one as BUILDER"
 command -v "$BUILDER" >/dev/null || fail "$BUILDER is not installed"
+"$BUILDER" info >/dev/null 2>&1 || fail "$BUILDER does not answer; run '$BUILDER info' to see why, e.g. start its service"
 [[ -n ${REGISTRY:-} ]] || fail "set REGISTRY to a registry of yours, e.g. REGISTRY=registry.example.com/gumshoe"
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
 registry=${REGISTRY%/} tag=${TAG:-$version}

@@ -1,5 +1,6 @@
 """The `gumshoe` command as a whole: fast start and clear errors."""
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -68,6 +69,14 @@ def test_a_usage_error_exits_with_2_and_suggests_a_command(run: Run) -> None:
     ran = run("artefacts")
     assert (ran.status, ran.code) == (2, "cli.usage")
     assert "artifacts" in ran.err
+
+
+def test_explain_lists_the_codes_with_a_prefix(run: Run) -> None:
+    listed = [each["code"] for each in json.loads(run("explain", "mail", "--json").out)]
+    assert "mail.no-index" in listed
+    assert all(each.startswith("mail.") for each in listed)
+    assert json.loads(run("explain", "cli.usage", "--json").out)["code"] == "cli.usage"
+    assert run("explain", "mai").code == "cli.unknown-error-code"
 
 
 def test_the_installed_program_runs() -> None:

@@ -208,6 +208,21 @@ def test_there_is_no_default_registry(tmp_path: Path) -> None:
     assert [path for path, text in texts.items() if "ghcr.io/gumshoe" in text] == []
 
 
+def test_the_build_ends_if_the_builder_does_not_answer(tmp_path: Path) -> None:
+    (tmp_path / "podman").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "podman").chmod(0o755)
+    refused = build_images(tmp_path, "worker", REGISTRY="registry.example.com", BUILDER="podman")
+    assert refused.returncode == 2
+    assert "podman info" in refused.stderr
+
+
+def test_help_names_the_variables(tmp_path: Path) -> None:
+    done = build_images(tmp_path, "--help")
+    assert done.returncode == 0
+    assert "REGISTRY" in done.stdout
+    assert "set -euo" not in done.stdout
+
+
 def test_the_lines_to_paste_name_the_images_that_were_built(tmp_path: Path) -> None:
     done = build_images(tmp_path, "worker", "trainer", REGISTRY="registry.example.com/search/", TAG="7")
     assert done.returncode == 0, done.stderr

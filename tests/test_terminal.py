@@ -1,10 +1,13 @@
 """Progress of long work where there is no terminal: a line now and then."""
 
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from gumshoe.terminal import PRINT_INTERVAL, ProgressLines, hide_progress, print_next, progress
+from gumshoe.terminal import PRINT_INTERVAL, ProgressLines, hide_progress, print_next, progress, repeat_command
 
 
 class Clock:
@@ -61,3 +64,23 @@ def test_the_next_command_can_be_copied(capsys: pytest.CaptureFixture[str]) -> N
     print_next("gumshoe", "gate", "--candidate", "out#b", "--baseline", Path("my [dir]"))
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "Next: gumshoe gate --candidate 'out#b' --baseline 'my [dir]'\n")
+
+
+def test_a_command_is_repeated_with_changed_parameters() -> None:
+    app, repeated = typer.Typer(), list[str]()
+
+    @app.command()
+    def measure(
+        context: typer.Context,
+        place: str,
+        policy: Annotated[list[str], typer.Option()],
+        limit: int = 0,
+        out: Annotated[str, typer.Option("--out", "-o")] = "here",
+        verbose: Annotated[bool, typer.Option("--verbose/--quiet")] = True,
+    ) -> None:
+        del place, policy, limit, out, verbose
+        repeated.extend(repeat_command(context, limit=None, out="there"))
+
+    words = ["index", "--policy", "a=x", "--limit", "3", "--policy", "b", "-o", "x", "--quiet"]
+    CliRunner().invoke(app, words, prog_name="measure")
+    assert repeated == ["measure", "--policy", "a=x", "--policy", "b", "--out", "there", "--quiet", "index"]

@@ -24,18 +24,21 @@ def _explain(
         typer.Argument(
             metavar="CODE",
             autocompletion=_complete_code,
-            help="An error code, e.g. cli.usage. Default: list all codes.",
+            help="An error code, e.g. cli.usage, or the prefix of several, e.g. mail. Default: list all codes.",
         ),
     ] = None,
     json: JsonFlag = False,
 ) -> None:
-    """Explain an error code: its cause and its remedy."""
+    """Explain an error code: its cause and its remedy. With a prefix, list the codes that begin with it."""
     known = load_error_codes()
-    if code is None:
+    code = code or ""
+    prefix = f"{code.rstrip('.')}." if code else ""
+    listed = [each for name, each in known.items() if name.startswith(prefix)]
+    if listed:
         if json:
-            print_json([asdict(each) for each in known.values()])
+            print_json([asdict(each) for each in listed])
         else:
-            for each in known.values():
+            for each in listed:
                 out.print(f"[bold]{each.code}[/] {printable(each.cause)}", soft_wrap=True)
         return
     entry = known.get(code.strip("[]"))

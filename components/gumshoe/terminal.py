@@ -78,6 +78,27 @@ def print_next(*words: object) -> None:
     err.print(f"[dim]Next: {printable(shlex.join(map(str, words)))}[/]", soft_wrap=True)
 
 
+def repeat_command(context: typer.Context, **changes: object) -> list[str]:
+    """Return the words of the command that runs now, as they were given.
+
+    `changes` are other values of parameters that were given; None leaves one out.
+    """
+    words, arguments = context.command_path.split(), list[str]()
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source, value = context.get_parameter_source(name), changes.get(name, context.params.get(name))
+        if value is None or source is None or source.name != "COMMANDLINE":
+            continue
+        values = value if isinstance(value, list | tuple) else [value]
+        if parameter.param_type_name == "argument":
+            arguments += map(str, values)
+        elif isinstance(value, bool):
+            words.append((parameter.opts if value else parameter.secondary_opts)[0])
+        else:
+            words += [word for each in values for word in (parameter.opts[0], str(each))]
+    return [*words, *arguments]
+
+
 def print_counts(title: str, counts: Mapping[str, int]) -> None:
     """Print counts by reason on one line, or nothing without counts."""
     if counts:

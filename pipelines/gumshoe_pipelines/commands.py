@@ -146,7 +146,10 @@ def submit(
             "--watch cannot follow a schedule (--cron); follow one of its runs with `gumshoe pipeline watch ID`",
         )
     from gumshoe_pipelines.kubeflow_client import KubeflowClient, ServerAddress
+    from gumshoe_pipelines.run_arguments import check_cron
 
+    if cron is not None:
+        check_cron(cron)
     own = {} if cron else {"run": _create_run_id("run")}
     graph, arguments = _prepare_run(name, parameters, params, own, is_local=False)
     if cron and arguments.get("run"):

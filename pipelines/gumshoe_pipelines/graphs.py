@@ -104,11 +104,13 @@ def _type_error(name: str, wanted: str, value: object) -> UsageError:
 
 
 def combine_errors(faults: Sequence[UsageError]) -> UsageError:
-    """Return one error for all faults of the parameters: the only one, or one that lists each with its code."""
+    """Return one error for all faults of the parameters: the only one, or one with a line for each and its code."""
     if len(faults) == 1:
         return faults[0]
-    messages = "; ".join(each.message_with_code for each in faults)
-    return UsageError("pipelines.several-faults", f"{len(faults)} parameters are wrong: {messages}")
+    messages = "\n".join(each.message_with_code for each in faults)
+    return UsageError(
+        "pipelines.several-faults", f"{len(faults)} parameters are wrong:\n{messages}\ncorrect each of them"
+    )
 
 
 def read_documents(text: str) -> list[Any]:

@@ -20,6 +20,7 @@ from gumshoe_pipelines.parameters import EMBEDDING
 
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")  # valid as a Kubernetes label and as an artifact version
 _WORKER = re.compile(r"(?:^|/)worker(?:[:@]|$)")  # as images/build.sh names it
+_CRON_FIELDS = 6  # seconds, minutes, hours, days, months, days of the week
 _RESERVED = {"latest": "the newest version", "base": "the base model"}
 
 
@@ -233,12 +234,40 @@ def _check_deploy(arguments: Mapping[str, Any], _: bool) -> None:
     check_keys(DeployTarget.of(arguments.get("deployment", {})).values)
 
 
+def check_cron(cron: str) -> None:
+    """Check that a schedule has the six fields of Kubeflow Pipelines, or is a name like `@daily`.
+
+    Raises:
+        UsageError: if it does not.
+    """
+    if len(cron.split()) != _CRON_FIELDS and not cron.startswith("@"):
+        raise UsageError(
+            "pipelines.invalid-cron",
+            f"--cron must have six fields, beginning with seconds, got {cron!r}; write e.g. '0 0 3 * * 0'",
+        )
+
+
+def _check_image(name: str, arguments: Mapping[str, Any]) -> None:
+    if not arguments[name].strip():
+        raise UsageError(
+            "pipelines.empty-image", "must not be empty; write the name of an image, as images/build.sh prints it"
+        )
+
+
+def _check_gpus(arguments: Mapping[str, Any], _: bool) -> None:
+    if arguments["gpus"] < 0:
+        raise UsageError("pipelines.invalid-gpus", f"must be an integer >= 0, got {arguments['gpus']}")
+
+
 def _check_nodes(arguments: Mapping[str, Any], is_local: bool) -> None:
     nodes = arguments.get("nodes", 1)
     if nodes < 1:
         raise UsageError("pipelines.invalid-nodes", f"must be an integer >= 1, got {nodes}")
-    job = TrainJobSpec.of(arguments.get("job", {}))
     if nodes == 1:
+        return
+    try:
+        job = TrainJobSpec.of(arguments.get("job", {}))
+    except UsageError:  # reported by the check of `job`
         return
     if split_uri(arguments["store"])[0] != "s3":
         raise UsageError(
@@ -258,6 +287,10 @@ def _check_nodes(arguments: Mapping[str, Any], is_local: bool) -> None:
         )
     if not job.rollout_servers:
         _check_servers(arguments)
+
+
+def _check_job(arguments: Mapping[str, Any], _: bool) -> None:
+    TrainJobSpec.of(arguments["job"])
 
 
 def _check_servers(arguments: Mapping[str, Any]) -> None:
@@ -291,12 +324,15 @@ def _check_judge(arguments: Mapping[str, Any], is_local: bool) -> None:
         open_judge(arguments["judge"])
 
 
-_CHECKED_TOGETHER = {"config": {"settings"}, "nodes": {"job"}}
+_CHECKED_TOGETHER = {"config": {"settings"}}
 """Parameters that are checked together with the one named first."""
 _CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
     "run": _check_run,
     "against": _check_against,
     "store": _check_store,
+    "worker_image": lambda arguments, _: _check_image("worker_image", arguments),
+    "trainer_image": lambda arguments, _: _check_image("trainer_image", arguments),
+    "gpus": _check_gpus,
     "environment": _check_environment,
     "sources": _check_sources,
     "scenarios": _check_scenarios,
@@ -309,4 +345,5 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
     "judge": _check_judge,
     "deploy": _check_deploy,
     "nodes": _check_nodes,
+    "job": _check_job,
 }

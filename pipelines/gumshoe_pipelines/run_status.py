@@ -123,22 +123,22 @@ def watch_run(
     every: float = _EVERY,
     timeout: float = _TIMEOUT,
 ) -> Iterator[PipelineRunView]:
-    """Yield the state of a run again and again until it ends. A server that does not answer is asked again.
+    """Yield the state of a run again and again until it ends. A server that stops answering is asked again.
 
     `get_run` returns the run, and `get_pods` the state of its pods.
 
     Raises:
-        UnavailableError: if the server has not answered for `timeout` seconds.
+        UnavailableError: if the server does not answer the first request, or has not answered for `timeout` seconds.
         GumshoeError: if it rejects the request.
     """
-    answered = time.monotonic()
+    answered: float | None = None
     warned = ""
     while True:
         try:
             run = get_run()
             answered = time.monotonic()
         except UnavailableError as error:
-            if time.monotonic() - answered > timeout:
+            if answered is None or time.monotonic() - answered > timeout:
                 raise
             if error.message_with_code != warned:
                 warned = error.message_with_code

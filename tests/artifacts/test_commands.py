@@ -116,6 +116,8 @@ def test_show_prints_an_artifact_and_its_lineage(run: Run, published: Store) -> 
     assert finished.status == 0
     for words in ("adapters/1", "lr", "1e-5", "config/adapter.json", "datasets/1"):
         assert words in finished.out
+    data = published.manifest("adapters/1").data
+    assert f"{published.uri}/adapters/1/{data}/" in finished.out.splitlines()
     shown = run("show", "adapters/1", "--store", published.uri, "--json").json
     assert shown["manifest"] == published.manifest("adapters/1").model_dump(mode="json")
     assert shown["lineage"] == {

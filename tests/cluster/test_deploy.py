@@ -17,7 +17,7 @@ from gumshoe.artifacts.store import Store
 from gumshoe.cluster import helm_program
 from gumshoe.cluster.deploy import DeployTarget, deploy_published
 from gumshoe.cluster.releases import find_chart
-from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
+from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes, write_kubeconfig
 from tests.conftest import CommandResult
 from tests.errors import raises
 
@@ -317,7 +317,7 @@ def test_a_dry_run_prints_the_values_and_changes_nothing(
     assert values["model"]["uri"] == "hf://Qwen/Qwen3-8B"
     (command,) = re.findall("helm upgrade.*", done.err)
     words = ["helm", "upgrade", "--install", "mail", str(find_chart()), "--namespace", "agents"]
-    assert shlex.split(command) == [*words, "--values", "values.yaml"]
+    assert shlex.split(command) == [*words, "--values", "values.mail.yaml"]
     assert cluster.objects == {}
 
 
@@ -629,6 +629,19 @@ def test_a_dry_run_without_a_cluster_shows_a_first_deployment(
     assert done.status == 0, done.err
     assert yaml.safe_load(done.out)["adapter"]["name"] == "r1"
     assert "[cluster.no-kubeconfig]" in done.err
+
+
+@pytest.mark.usefixtures("store")
+def test_a_dry_run_with_an_invalid_name_or_a_cluster_that_does_not_answer_fails(
+    run: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = write_kubeconfig(tmp_path, "http://127.0.0.1:9")
+    for kubeconfig in (tmp_path / "none", place):
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig))
+        invalid = run("deploy", "Mail", "--adapter", "r1", *ACCESS, "--dry-run")
+        assert (invalid.status, invalid.code) == (2, "deploy.invalid-name")
+    done = run("deploy", "mail", "--adapter", "r1", *ACCESS, "--dry-run")
+    assert (done.status, done.code) == (75, "cluster.unreachable")
 
 
 @pytest.mark.usefixtures("store")

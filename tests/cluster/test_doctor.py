@@ -581,6 +581,7 @@ def test_without_a_cluster_only_the_store_is_checked(run: Callable[..., CommandR
     assert re.search("^- api .*kubeconfig", ran.out, re.M)
     assert f"{tmp_path}/store can" in ran.out
     assert "gpus" not in ran.out
+    assert ran.out.strip().endswith("not checked: cluster, kfp.")
     assert list((tmp_path / "store").iterdir()) == []
 
 
@@ -591,6 +592,8 @@ def test_without_a_cluster_only_the_store_is_checked(run: Callable[..., CommandR
         ([], "doctor.nothing-to-check", "--store"),
         (["--context", "c", "--store", "s"], "cluster.no-kubeconfig", "KUBECONFIG"),
         (["--namespace", "n", "--store", "s"], "cluster.no-kubeconfig", "KUBECONFIG"),
+        (["--gpus", "1", "--store", "s"], "cluster.no-kubeconfig", "KUBECONFIG"),
+        (["--nodes", "1", "--store", "s"], "cluster.no-kubeconfig", "KUBECONFIG"),
         (["--only", "nonsense"], "doctor.unknown-check", "nonsense"),
         (["--toleration", "a b"], "doctor.invalid-toleration", "'a b'"),
         (["--store", "ftp://x"], "store.unknown-scheme", "ftp://x"),

@@ -136,7 +136,9 @@ def test_the_default_date_is_today_for_mail_and_none_for_documents(mail: Path, c
 def test_an_environment_is_a_name_or_a_mapping_with_settings(
     word: object, name: str, arguments: dict[str, object]
 ) -> None:
-    assert EnvironmentSettings.parse(word) == EnvironmentSettings(name=name, arguments=arguments)
+    found = EnvironmentSettings.parse(word)
+    assert found == EnvironmentSettings(name=name, arguments=arguments)
+    assert EnvironmentSettings.parse(found.word) == found
 
 
 @pytest.mark.parametrize("word", ["", "[documents]", "{documents: 3}", "{a: {}, b: {}}", "{documents: {", 7])

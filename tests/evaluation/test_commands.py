@@ -49,12 +49,23 @@ def chats(server: FakeVLLM) -> tuple[str, str]:
     return f"old=chat:base@{server.address}/v1", f"new=chat:adapter@{server.address}/v1"
 
 
+def test_after_a_part_of_a_split_the_whole_split_is_suggested(
+    run: Run, place: Place, server: FakeVLLM, tmp_path: Path
+) -> None:
+    ran = run(*options(place, tmp_path / "e", *chats(server), limit=2))
+    assert ran.status == 0, ran.err
+    assert f"Next: gumshoe evaluate --index {place.index}" in ran.err
+    assert "--limit" not in ran.err
+    assert f"--out {tmp_path / 'e-whole'}" in ran.err, "the directory keeps its settings"
+
+
 def test_two_policies_are_evaluated_and_compared(run: Run, place: Place, server: FakeVLLM, tmp_path: Path) -> None:
     ran = run(*options(place, tmp_path / "e", *chats(server), price=["1/10", "new=2/20"]))
     assert ran.status == 0, ran.err
     assert "new vs. old: +33.3%" in ran.out
     for value in ("4 won", "0 lost", "8 unchanged"):
         assert value in ran.out
+    assert "Next: gumshoe gate" in ran.err
     assert {each.name for each in (tmp_path / "e").iterdir()} <= {each.rstrip("/") for each in EVALUATION_FILES}
     found = EvaluationResult.model_validate_json((tmp_path / "e" / "metrics.json").read_bytes())
     old, new = found.policies

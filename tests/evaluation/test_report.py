@@ -76,7 +76,7 @@ def test_every_filter_shows_matching_episodes(report: ReportPage) -> None:
     for value, count in counts.items():
         report.show(value)
         assert report.page.inner_text("#count") == f"{count:,} of 1,000", value
-    report.page.click("button[type=reset]")
+    report.page.click("#clear")
     report.page.wait_for_function("document.querySelectorAll('#list li').length === 1000")
     report.page.select_option("#policy", "new")
     assert report.page.inner_text("#count") == "500 of 1,000"

@@ -92,7 +92,11 @@ def test_steps_request_only_the_gpus_they_use() -> None:
             "pipelines.no-rollout-servers",
             "job.rollout_servers",
         ),
-        ({"job": {"servers": 1}}, "trainjob.invalid-job", "servers"),
+        ({"job": {"servers": 1}}, "trainjob.invalid-job", "job: "),
+        ({"nodes": 2, "job": {"servers": 1}}, "trainjob.invalid-job", "job: "),
+        ({"gpus": -1}, "pipelines.invalid-gpus", "gpus: "),
+        ({"worker_image": ""}, "pipelines.empty-image", "worker_image: "),
+        ({"trainer_image": " "}, "pipelines.empty-image", "trainer_image: "),
     ],
 )
 def test_invalid_nodes_are_refused_before_anything_starts(arguments: dict[str, Any], code: str, value: str) -> None:

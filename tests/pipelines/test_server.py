@@ -148,6 +148,13 @@ def test_a_schedule_cannot_be_watched(kubeflow: FakeKubeflow, run: Callable[...,
     assert kubeflow.recurring == []
 
 
+@pytest.mark.parametrize("cron", ["0 3 * * 0", "", "0 0 3 * * 0 2027"])
+def test_a_schedule_without_six_fields_is_refused(cron: str, kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
+    done = run("pipeline", "submit", "train-agent", *INPUTS, *STORE, "--cron", cron, "--host", kubeflow.url)
+    assert (done.status, done.code) == (2, "pipelines.invalid-cron")
+    assert kubeflow.recurring == []
+
+
 def test_runs_of_a_schedule_cannot_share_an_id(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
     options = ["--cron", "0 0 3 * * 0", "-p", "run=r1", "--host", kubeflow.url]
     done = run("pipeline", "submit", "train-agent", *INPUTS, *STORE, *options)
@@ -394,12 +401,22 @@ def test_watching_gives_up_on_an_unreachable_server(
     """Each pause takes half of the timeout."""
     submit_run(server)
     kubeflow.requests.clear()
-    kubeflow.faults.extend(["reset"] * 1000)
+    kubeflow.states.append("RUNNING")
+    kubeflow.faults.extend(["fine", *["reset"] * 1000])
     monkeypatch.setattr("gumshoe_pipelines.run_status.time.sleep", lambda _: clock.advance(1800))
     with raises("pipelines.server-unreachable", kubeflow.url) as raised:
         collect_views(server)
     assert raised.type is UnavailableError
     assert len(kubeflow.requests) == 3
+
+
+def test_watching_fails_if_the_first_request_fails(kubeflow: FakeKubeflow, server: "KubeflowClient") -> None:
+    submit_run(server)
+    kubeflow.requests.clear()
+    kubeflow.faults.append("reset")
+    with raises("pipelines.server-unreachable", kubeflow.url):
+        collect_views(server)
+    assert len(kubeflow.requests) == 1
 
 
 def test_a_run_can_be_watched_without_access_to_its_pods(

@@ -35,6 +35,11 @@ def given(trajectory: Trajectory, scenario: Scenario, *, value: object) -> objec
 
 
 @reward
+def divided(trajectory: Trajectory, scenario: Scenario, *, by: int) -> float:  # noqa: ARG001
+    return trajectory.turns / by
+
+
+@reward
 def lonely(trajectory: Trajectory) -> float:  # noqa: ARG001
     return 0.0
 

@@ -132,6 +132,40 @@ def test_score_rejects_arguments_that_do_not_belong_together(run: Run, trajector
     assert (ran.status, ran.code) == (2, "judges.cache-conflict")
 
 
+def test_rewards_are_computed_for_each_episode_and_group(run: Run, questions: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "t.jsonl", [of(1, "Body of message 1"), of(2, "no"), of(1, "no", 1)])
+    words = ["exact", "tests.rewards.own_rewards:place", "{name: turns}"]
+    options = ["--scenarios", questions, *(part for word in words for part in ("--reward", word))]
+    told = json.loads(run("judge", "reward", path, *options, "--json").out)
+    assert [(each["scenario"], each["sample"]) for each in told["results"]] == [("q1", 0), ("q1", 1), ("q2", 0)]
+    assert [list(each["rewards"].values()) for each in told["results"]] == [[1, 0, 0.9], [0, 1, 0.9], [0, 0, 0.9]]
+    assert told["means"]["exact"] == pytest.approx(1 / 3)
+    ran = run("judge", "reward", path, *options)
+    for value in ("q1/1", "exact", "0.333", "0.900"):
+        assert value in ran.out
+
+
+def test_a_reward_that_does_not_apply_has_no_value(run: Run, trajectories: Path, questions: str) -> None:
+    word = "{name: 'tests.rewards.own_rewards:given', arguments: {value: .nan}}"
+    ran = run("judge", "reward", trajectories, "--scenarios", questions, "--reward", word, "--json")
+    assert list(json.loads(ran.out)["means"].values()) == [None]
+
+
+@pytest.mark.parametrize(
+    ("word", "status", "code"),
+    [
+        ("[exact]", 2, "rewards.invalid-name"),
+        ("exakt", 2, "rewards.unknown-reward"),
+        ("{name: 'tests.rewards.own_rewards:divided', arguments: {by: 0}}", 1, "rewards.failed"),
+    ],
+)
+def test_a_wrong_reward_is_reported(
+    run: Run, trajectories: Path, questions: str, word: str, status: int, code: str
+) -> None:
+    ran = run("judge", "reward", trajectories, "--scenarios", questions, "--reward", word)
+    assert (ran.status, ran.code) == (status, code)
+
+
 def groups(path: Path) -> Path:
     made = [of(number, "x", sample, "word " * 200 * sample + "end") for number in (1, 2, 3) for sample in range(3)]
     return write(path, [*made, of(4, "x")])

@@ -238,3 +238,9 @@ def test_nan_means_that_a_function_does_not_apply() -> None:
 def test_too_few_numbers_are_an_error() -> None:
     with raises("rewards.wrong-count", "1 numbers", "group of 2"):
         scores(f"{OWN}:too_few", episode("a"), episode("b"))
+
+
+def test_an_exception_names_the_reward_the_scenario_and_the_line() -> None:
+    with raises("rewards.failed", f"{OWN}:divided", "q1", "ZeroDivisionError", "own_rewards.py:") as raised:
+        scores(f"{OWN}:divided", episode("a"), by=0)
+    assert isinstance(raised.value.__cause__, ZeroDivisionError)

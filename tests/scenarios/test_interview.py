@@ -55,10 +55,24 @@ def test_a_question_about_mail_is_added(add: Add, mail: Path, tmp_path: Path) ->
 
 def test_several_sources_can_be_needed_together(add: Add, mail: Path, tmp_path: Path) -> None:
     path = tmp_path / "own.jsonl"
-    add(path, mail, "invoice", "1, 2", "Which are there?", "Both", "y", "2001-06-01", "", "")
+    ran = add(path, mail, "invoice", "1, 2", "Which are there?", "Both", "y", "2001-06-01", "", "")
     (found,) = added(path)
     assert (len(found.message_ids), found.needs_all, str(found.query_date)) == (2, True, "2001-06-01")
     assert (found.how_realistic, found.split) == (None, None)
+    assert f"Next: gumshoe scenarios add {path}" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("answer", "missing"), [("body of message 3", ""), ("Body of message 4", "4"), ("a lemon tree", "a, lemon, tree")]
+)
+def test_an_answer_that_is_not_in_the_source_is_warned_about_and_added(
+    add: Add, mail: Path, tmp_path: Path, answer: str, missing: str
+) -> None:
+    path = tmp_path / "own.jsonl"
+    ran = add(path, mail, "invoice 3", "1", "What?", answer, "", "", "")
+    assert [each.answer for each in added(path)] == [answer]
+    assert ("warning: not in the source" in ran.err) is bool(missing)
+    assert missing in ran.err
 
 
 def test_answers_that_make_no_sense_are_asked_for_again(add: Add, mail: Path, tmp_path: Path) -> None:
@@ -105,7 +119,9 @@ def test_a_question_that_the_check_would_refuse_is_not_added(
     first = question(4, question="Who?", query_date="2001-05-05", **({"split": "train"} if split else {}))
     write_questions(path, [first])
     ran = add(path, mail, "invoice 4", "1", "Who?", "Bob", "", "", split)
+    assert (ran.status, ran.code) == (3, "scenarios.rejected")
     assert f"Not added: {problem}" in ran.err
+    assert "Next:" not in ran.err
     assert len(added(path)) == 1
 
 

@@ -63,8 +63,8 @@ def evaluation(number: int, accuracy: float = 0.5, *, best: bool = True) -> Eval
 def test_the_line_of_a_step() -> None:
     assert step(12).line(200, 1865.2).split(" | ") == [
         "Step 12/200",
-        "Loss 0.52",
-        "Policy 0.51",
+        "Loss 0.5210",
+        "Policy 0.5100",
         "KL 0.011",
         "Reward 0.456 ± 0.31",
         "Acc 25.0%",

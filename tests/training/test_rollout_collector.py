@@ -153,6 +153,15 @@ def test_a_group_without_a_verdict_is_dropped_and_replaced(collect: Collect) -> 
     assert silent not in [group.scenario for group in found.scored]
 
 
+def test_a_reward_that_raises_ends_the_run_with_its_cause(collect: Collect) -> None:
+    def score(*_: object) -> float:
+        raise KeyError("answer")
+
+    with raises("rewards.failed", "the reward score", "KeyError", "test_rollout_collector.py:") as raised:
+        collect(ScriptedAnswers(), rubric=Rubric([Reward("score", reward(score))]))
+    assert isinstance(raised.value.__cause__, KeyError)
+
+
 def test_a_step_without_any_scored_group_fails(collect: Collect) -> None:
     """First all episodes come from another policy, then no judge answers."""
     with raises("training.no-scored-groups", "scripted instead of another", "training.stale-policy"):

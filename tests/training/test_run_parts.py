@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import sqlite3
+import sys
 import threading
 from datetime import date
 from pathlib import Path
@@ -151,7 +152,12 @@ def test_records_reach_the_file_at_once_and_trackers_when_training_starts(tmp_pa
 
 
 def test_trackio_receives_the_records_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    import trackio  # noqa: F401
+
+    (tmp_path / "trackio").mkdir()
+    for name, module in list(sys.modules.items()):  # it reads TRACKIO_DIR once, when it is imported
+        if name.startswith("trackio") and hasattr(module, "TRACKIO_DIR"):
+            monkeypatch.setattr(module, "TRACKIO_DIR", tmp_path / "trackio")
     from transformers import DefaultFlowCallback, TrainerControl, TrainerState, integrations, trainer_callback
 
     from gumshoe.training.grpo.trl_config import grpo_config
@@ -182,6 +188,18 @@ def test_a_step_that_is_off_policy_is_warned_about(tmp_path: Path, capsys: pytes
     assert "ETA 0:00:18" in quiet, "nine more of two seconds"
     made.print_step(step(2, groups_refused=3, importance_ratio=0.5), RolloutBatch(1), 2.0)
     assert capsys.readouterr().err.count("warning") == 2
+
+
+@pytest.mark.parametrize(("skipped", "warnings"), [((True, True), 1), ((True, False), 0), ((), 0)])
+def test_a_run_that_changed_no_weight_is_warned_about(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], skipped: tuple[bool, ...], warnings: int
+) -> None:
+    made = reporter(tmp_path)
+    made.records = [step(number, skipped=each, groups_flat=2) for number, each in enumerate(skipped, 1)]
+    made.warn_if_all_skipped()
+    printed = capsys.readouterr().err
+    assert printed.count("warning") == warnings
+    assert ("4 groups" in printed) is bool(warnings)
 
 
 def test_plots_are_drawn_again_with_each_evaluation(tmp_path: Path) -> None:

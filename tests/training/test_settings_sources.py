@@ -1,6 +1,8 @@
 """Read settings from flags, environment variables and files, and print them."""
 
+import shlex
 from collections.abc import Callable
+from itertools import pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -8,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from gumshoe.environments.registry import EnvironmentSettings
+from gumshoe.training.commands.train import _print_evaluation
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sources import list_env_vars, resolve
 from tests.conftest import CommandResult
@@ -19,6 +23,18 @@ NAMES = (
     "WARMUP_STEPS SAVE_TOTAL_LIMIT TARGET_ACCURACY PATIENCE RUN_BASELINE_EVAL MAX_TURNS MAX_TOKENS TEMPERATURE "
     "MIN_GROUP_STD VERBOSE OUTPUT_DIR METRICS_PORT"
 )
+
+
+def test_the_suggested_evaluation_has_the_environment_and_limits_of_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"model.name": "tiny", "environment": "{documents: {hits: 2}}", "rollouts.max_turns": 6}
+    _print_evaluation(resolve(None, given, {}).settings, tmp_path / "run", Path("index"), "q.jsonl")
+    words = shlex.split(capsys.readouterr().err)
+    options = dict(pairwise(words))
+    assert words[:3] == ["Next:", "gumshoe", "evaluate"]
+    assert (options["--max-turns"], options["--max-tokens"]) == ("6", "512")
+    assert EnvironmentSettings.parse(options["--environment"]).arguments == {"hits": 2}
 
 
 def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:
@@ -169,6 +185,11 @@ def test_an_invalid_file_is_rejected(tmp_path: Path, text: str | None, code: str
         config.write_text(text)
     with raises(code, config):
         resolve(str(config), {}, {})
+
+
+def test_printing_the_settings_checks_the_rewards(run: Callable[..., CommandResult]) -> None:
+    ran = run("train", "--print-config", "--set", "rewards.functions=[{name: exakt}]")
+    assert (ran.status, ran.code, ran.out) == (2, "rewards.unknown-reward", "")
 
 
 def test_a_flag_without_a_value_is_rejected(run: Callable[..., CommandResult]) -> None:

@@ -190,7 +190,6 @@ def show(reference: Reference, store: StoreUri, json: JsonFlag = False) -> None:
     facts = Table("", Column(overflow="fold"), box=None, show_header=False)
     facts.add_row("created", f"{manifest.created:%Y-%m-%d %H:%M:%S} UTC")
     facts.add_row("content", manifest.content)
-    facts.add_row("files at", f"{printable(opened.uri)}/{manifest.reference}/{manifest.data}/")
     facts.add_row("code", printable(manifest.code or "unknown"))
     facts.add_row("image", printable(manifest.image or "none"))
     for name, value in manifest.settings.items():
@@ -198,7 +197,11 @@ def show(reference: Reference, store: StoreUri, json: JsonFlag = False) -> None:
     files = Table(Column("file", overflow="fold"), "size", Column("sha256", overflow="fold"), box=None)
     for entry in manifest.files:
         files.add_row(printable(entry.path), _format_size(entry.size), entry.sha256)
-    out.print(f"[bold]{manifest.reference}[/]", facts, files, sep="\n")
+    out.print(f"[bold]{manifest.reference}[/]", facts, sep="\n")
+    out.print(
+        f" files at\n{printable(opened.uri)}/{manifest.reference}/{manifest.data}/", soft_wrap=True
+    )  # for copying
+    out.print(files)
     out.print(_lineage_to_tree(lineage))
 
 

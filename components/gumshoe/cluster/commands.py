@@ -102,8 +102,10 @@ def deploy_(
     An existing deployment keeps its values, except those that are given. A new adapter is loaded beside the one in
     service, and takes over once every vLLM pod has it. The previous one stays loaded for `gumshoe rollback`.
     """
-    from gumshoe.cluster.deploy import find_adapter, format_helm_command
+    from gumshoe.cluster.deploy import find_adapter, format_helm_command, values_file
+    from gumshoe.cluster.releases import check_name
 
+    check_name(name)
     overrides = _read_values(values or [], sets or [])
     found = None
     if adapter is not None:
@@ -121,8 +123,9 @@ def deploy_(
             return
         out.print(escape(yaml.safe_dump(planned, sort_keys=False)), end="", soft_wrap=True)
         difference = ", but does not load the new adapter first" if stored and found else ""
+        place = values_file(name)
         err.print(
-            f"Equivalent helm command, with the values above in values.yaml{difference}:\n  {escape(helm_command)}",
+            f"Equivalent helm command, with the values above in {place}{difference}:\n  {escape(helm_command)}",
             soft_wrap=True,
         )
         return
@@ -350,21 +353,21 @@ def _open_deployments(
 def _find_current(
     name: str, namespace: str | None, context: str | None, chart: Path | None
 ) -> "tuple[Deployments, StoredRelease | None]":
-    """Return the deployments and the current release; a first deployment if no cluster is configured or reachable."""
+    """Return the deployments and the current release; a first deployment if there is no kubeconfig."""
     from gumshoe.cluster.deploy import Deployments, WaitOptions
-    from gumshoe.cluster.kubernetes_api import Cluster, ClusterUnavailableError
+    from gumshoe.cluster.kubernetes_api import Cluster, find_kubeconfig
     from gumshoe.cluster.releases import Releases
 
-    waiting = WaitOptions(0)
     try:
-        changes = _open_deployments(namespace, context, chart, 0, go_back=False, until_all_ready=False)
-        return changes, changes.releases.find(name)
-    except (UsageError, ClusterUnavailableError) as error:
+        find_kubeconfig()
+    except UsageError as error:
         if context is not None:
             raise
         reason = escape(error.message_with_code)
         err.print(f"No cluster available ({reason}); showing the values of a first deployment.", soft_wrap=True)
-        return Deployments(Releases(Cluster(namespace or "default"), chart), waiting), None
+        return Deployments(Releases(Cluster(namespace or "default"), chart), WaitOptions(0)), None
+    changes = _open_deployments(namespace, context, chart, 0, go_back=False, until_all_ready=False)
+    return changes, changes.releases.find(name)
 
 
 def _check_health(stored: "StoredRelease", cluster: "Cluster") -> "Health":
@@ -432,7 +435,7 @@ def _report(changes: "Deployments", release: "Release", json: bool, *, is_waited
     by_key = ((stored.values.get("agent") or {}).get("access") or {}).get("existingSecret")
     err.print(
         f"Ask a question:\n  kubectl -n {namespace} port-forward service/{service} 8000:{port}\n"
-        '  gumshoe ask "When is the audit?" --url http://127.0.0.1:8000'
+        '  gumshoe ask "When is the invoice due?" --url http://127.0.0.1:8000'
         f"{inbox}{' --key KEY' if by_key else ''}",
         soft_wrap=True,
     )

@@ -473,13 +473,18 @@ def describe_release(serving: ServingState) -> str:
     return ", ".join(shares + loaded)
 
 
+def values_file(name: str) -> str:
+    """Return the name of the file in which `format_helm_command` expects the values of a deployment."""
+    return f"values.{name}.yaml"
+
+
 def format_helm_command(releases: Releases, name: str, *, create_namespace: bool = False) -> str:
-    """Return the helm command that applies the values of a file."""
+    """Return the helm command that applies the values of a file, `values.NAME.yaml`."""
     cluster = releases.cluster
     words = ["helm", "upgrade", "--install", name, str(releases.chart_directory), "--namespace", cluster.namespace]
     words += ["--kube-context", cluster.context] if cluster.context else []
     words += ["--create-namespace"] if create_namespace else []
-    return shlex.join([*words, "--values", "values.yaml"])
+    return shlex.join([*words, "--values", values_file(name)])
 
 
 def merge_values(values: Mapping[str, Any], changes: Mapping[str, Any]) -> Values:

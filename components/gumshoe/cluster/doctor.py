@@ -45,8 +45,10 @@ class DoctorOptions:
     context: str | None = None
     store: str | None = None
     kfp: str | None = None
-    gpus: int = 1
-    nodes: int = 1
+    gpus: int | None = None
+    """GPUs per pod; None for one."""
+    nodes: int | None = None
+    """GPU pods at once; None for one."""
     tolerations: tuple[Object, ...] = ()
     only: tuple[str, ...] = ()
     """Names of checks to run; empty for all."""
@@ -87,6 +89,12 @@ class Diagnosis:
         if State.PROBLEM in states.values():
             return GumshoeError.exit_status
         return UnavailableError.exit_status if State.UNANSWERED in states.values() else 0
+
+    @property
+    def unchecked(self) -> tuple[str, ...]:
+        """Which of the cluster, the store and Kubeflow Pipelines were not checked, because none is named."""
+        names = {API: "cluster", STORE: STORE, KFP: KFP}
+        return tuple(names[each.name] for each in self.checks if each.name in names and each.state is State.SKIPPED)
 
     def count(self, state: State) -> int:
         """Return the number of findings in a state."""
@@ -130,7 +138,8 @@ def _open_reader(wanted: DoctorOptions) -> ClusterReader | None:
     try:
         find_kubeconfig()
     except UsageError as error:
-        if wanted.namespace or wanted.context or wanted.only:
+        asks_for_cluster = wanted.gpus is not None or wanted.nodes is not None
+        if wanted.namespace or wanted.context or wanted.only or asks_for_cluster:
             raise
         if not (wanted.store or wanted.kfp):
             raise UsageError(
@@ -139,7 +148,8 @@ def _open_reader(wanted: DoctorOptions) -> ClusterReader | None:
             ) from None
         return None
     cluster = Cluster.of(wanted.namespace, wanted.context)
-    return ClusterReader(cluster, wanted.seconds * _REQUEST_SHARE, wanted.gpus, wanted.nodes, wanted.tolerations)
+    gpus, nodes = (1 if each is None else each for each in (wanted.gpus, wanted.nodes))
+    return ClusterReader(cluster, wanted.seconds * _REQUEST_SHARE, gpus, nodes, wanted.tolerations)
 
 
 def _start_cluster_checks(reader: ClusterReader | None, names: list[str], seconds: float) -> "dict[str, _CheckThread]":

@@ -58,10 +58,11 @@ def doctor_(
             help="URL of the Kubeflow Pipelines API (default: none; in a pod, the address in the cluster).",
         ),
     ] = None,
-    gpus: Annotated[int, typer.Option(min=0, help="Number of GPUs per pod of a run.")] = 1,
+    gpus: Annotated[int | None, typer.Option(min=0, help="Number of GPUs per pod of a run (default: 1).")] = None,
     nodes: Annotated[
-        int, typer.Option(min=1, help="Number of GPU pods that run at once: trainers plus rollout servers.")
-    ] = 1,
+        int | None,
+        typer.Option(min=1, help="Number of GPU pods that run at once: trainers plus rollout servers (default: 1)."),
+    ] = None,
     tolerations: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,7 +81,8 @@ def doctor_(
     Checks: api, crds, controllers, namespace, accounts, secrets, storage, gpus, quota, queue, runtime, store, kfp.
     Nothing is changed: test objects in the store are removed again. The store is tested with this command's
     credentials, which may differ from those of pods; to test with theirs, run the preflight Job in
-    manifests/components/preflight. Without a kubeconfig, only --store and --kfp are checked.
+    manifests/components/preflight. Without a kubeconfig, only --store and --kfp are checked, and --namespace,
+    --context, --gpus, --nodes and --only are errors.
 
     Exit status: 0 if all is well (warnings ! allowed); 1 if something must be fixed (✗); 75 if the cluster does not
     answer, or if missing answers are the only problem.
@@ -160,8 +162,11 @@ def _print_diagnosis(found: "Diagnosis") -> None:
     wrong = found.count(State.PROBLEM) + found.count(State.UNANSWERED)
     warned = found.count(State.WARNING)
     where = f" Namespace {printable(found.namespace)}." if found.namespace else ""
-    problems = f"[red]{wrong} to fix[/]" if wrong else "[green]Nothing to fix[/]"
-    out.print(f"{problems}, {warned} {'warning' if warned == 1 else 'warnings'}.{where}", soft_wrap=True)
+    unchecked = ", ".join(found.unchecked)
+    well = "Nothing to fix in what was checked" if unchecked else "Nothing to fix"
+    problems = f"[red]{wrong} to fix[/]" if wrong else f"[green]{well}[/]"
+    missing = f"; not checked: {unchecked}" if unchecked else ""
+    out.print(f"{problems}, {warned} {'warning' if warned == 1 else 'warnings'}{missing}.{where}", soft_wrap=True)
 
 
 def _print_check(checked: "CheckResult") -> None:

@@ -4,6 +4,7 @@ A built-in environment has the name of its corpus in `gumshoe.corpus.CORPORA`; t
 custom environment is named as `my_package.wiki:WikiEnvironment` and implements `EnvironmentClass`.
 """
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
@@ -83,6 +84,15 @@ class EnvironmentSettings(BaseModel):
             f"not an environment: {word!r}; use {', '.join(CORPORA)}, package.module:Class, or one with settings, e.g. "
             "{documents: {reasoning: false}}",
         )
+
+    @property
+    def word(self) -> str:
+        """The form that `parse` reads, on one line.
+
+        >>> EnvironmentSettings(name="documents", arguments={"reasoning": False}).word
+        '{"documents": {"reasoning": false}}'
+        """
+        return json.dumps({self.name: self.arguments}) if self.arguments else self.name
 
 
 NamedEnvironment = Annotated[

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from gumshoe.environments.base import EpisodeState, Event
-from gumshoe.environments.tools import Toolbox, ToolError
+from gumshoe.environments.tools import Toolbox, ToolError, UnknownSourceError
 from gumshoe.scenarios.scenario import Scenario
 
 NOTHING_FOUND = "Nothing found."
@@ -81,7 +81,7 @@ class SearchEnvironment(ABC):
         """Record an attempt to read something that does not exist, and return the error for the model."""
         self._record_call("invalid id")
         self.record.invalid_ids += 1
-        return ToolError(f"there is no {wanted}; use an id as a search lists it")
+        return UnknownSourceError(f"there is no {wanted}; use an id as a search lists it")
 
     def note_reading(self, source_id: str) -> None:
         """Call `record_reading`, of which this is the old name."""

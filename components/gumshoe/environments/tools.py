@@ -26,6 +26,10 @@ class ToolError(Exception):
     """Report that a valid call failed. The model receives the message and continues."""
 
 
+class UnknownSourceError(ToolError):
+    """Report that a message or a document does not exist."""
+
+
 @dataclass(frozen=True, slots=True)
 class Call:
     """A tool call of a model."""

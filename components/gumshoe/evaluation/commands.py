@@ -12,7 +12,7 @@ from gumshoe.completion import complete_choice, complete_judge, complete_policy,
 from gumshoe.errors import RefusedError, UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
 from gumshoe.rollouts.commands import EnvironmentOption, IndexOption, parse_environment
-from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable, progress
+from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable, progress, repeat_command
 
 if TYPE_CHECKING:
     from gumshoe.evaluation.metrics import Estimate, Price
@@ -38,6 +38,7 @@ _EVALUATION_HELP = "Directory of `gumshoe evaluate`, or its metrics.json. Append
     """
 )
 def run_evaluation(
+    context: typer.Context,
     index: IndexOption,
     scenarios: Annotated[
         str, typer.Option(metavar="FILE", help="Scenarios, in any format that `gumshoe scenarios load` reads.")
@@ -183,7 +184,9 @@ def run_evaluation(
         return
     _print_result(found.result)
     out.print(f"report: [bold]{escape(str(directory / REPORT))}[/]", soft_wrap=True)
-    if len(policies) > 1:
+    if len(policies) > 1 and not found.result.is_whole:  # a gate would refuse it
+        print_next(*repeat_command(context, limit=None, directory=directory.with_name(f"{directory.name}-whole")))
+    elif len(policies) > 1:
         sides = ("--candidate", f"{directory}#{policies[1].name}", "--baseline", f"{directory}#{policies[0].name}")
         print_next("gumshoe", "gate", *sides)
     else:

@@ -105,7 +105,7 @@ METRICS: tuple[Metric, ...] = (
     ),
     Metric("out_of_turns", "Out of turns", "reached the turn limit", _ended_with("max turns"), "rate"),
     Metric("context_full", "Context full", "filled the context", _ended_with("context full"), "rate"),
-    Metric("reward", "Reward", "by the published ART·E rubric", lambda e: e.reward),
+    Metric("reward", "Reward (rubric)", "by the published ART·E rubric", lambda e: e.reward),
     Metric("turns", "Turns", "per episode", lambda e: e.turns),
     Metric("turns_correct", "Turns, correct", "per correct episode", lambda e: e.turns if e.correct else None),
     Metric(

@@ -86,6 +86,7 @@ def index(
     if report.unreadable:
         out.print(f"Run `gumshoe mail stats --index {escape_control_characters(directory)} --unreadable` to list them.")
     print_next(*suggest_after_indexing(sources, directory))
+    print_next("gumshoe", "serve", "--index", directory, "--open")
 
 
 @app.command(

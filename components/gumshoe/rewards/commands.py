@@ -1,11 +1,13 @@
-"""`gumshoe judge`: score trajectories, and calibrate a judge on labelled answers."""
+"""`gumshoe judge`: score trajectories with judges and rewards, and calibrate a judge on labelled answers."""
 
 import asyncio
 import json as json_lines
 from collections import Counter
 from collections.abc import Coroutine
 from dataclasses import asdict
+from math import isnan
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
@@ -19,6 +21,7 @@ from gumshoe.terminal import JsonFlag, out, print_json, print_next, printable, p
 if TYPE_CHECKING:
     from gumshoe.rewards.chat_judge import JudgeModel
     from gumshoe.rewards.judge import Judge
+    from gumshoe.rewards.reward import Reward
     from gumshoe.rewards.ruler import Ruler
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Score trajectories and calibrate judges.")
@@ -90,6 +93,43 @@ def score(
             out.print(f"  {count:>6,} {escape(rule)}")
         _print_usage(opened)
     _check_verdicts([each.why for each in found if each.correct is None])
+
+
+@app.command(epilog="gumshoe judge reward t.jsonl --scenarios q.jsonl --reward my_rewards:short")
+def reward(
+    path: Trajectories,
+    scenarios: Annotated[str, typer.Option(metavar="FILE", help="Scenarios of the trajectories.")],
+    rewards: Annotated[
+        list[str],
+        typer.Option(
+            "--reward",
+            metavar="NAME",
+            help="Reward function: built-in, MODULE:NAME, or {name: NAME, arguments: {...}}. Repeatable.",
+        ),
+    ],
+    json: JsonFlag = False,
+) -> None:
+    """Compute rewards of recorded episodes as training does. Exits with 75 if a judge gave no answer."""
+    from gumshoe.rewards.reward import load_reward, parse_reward
+    from gumshoe.rewards.scoring import reward_trajectories
+
+    opened = [load_reward(parse_reward(each)) for each in rewards]
+    with progress("Scoring") as advance:
+        found = _run_and_close(reward_trajectories(path, scenarios, opened, advance), *opened)
+    columns = {each.name: [episode.rewards[each.name] for episode in found] for each in opened}
+    means = {name: mean(kept) if (kept := _applicable(values)) else None for name, values in columns.items()}
+    if json:
+        episodes = [
+            asdict(each) | {"rewards": {name: _number(value) for name, value in each.rewards.items()}} for each in found
+        ]
+        print_json({"episodes": len(found), "means": means, "results": episodes})
+        return
+    shown = Table("episode", *(escape(name) for name in columns))
+    for each in found:
+        shown.add_row(f"{printable(each.scenario)}/{each.sample}", *map(_format_reward, each.rewards.values()))
+    shown.add_section()
+    shown.add_row("mean", *map(_format_reward, means.values()))
+    out.print(shown)
 
 
 @app.command(epilog="gumshoe judge ruler tiny.jsonl --judge gpt-4.1")
@@ -244,14 +284,28 @@ def _model_settings(
     return {name: value for name, value in given.items() if value is not None} | kept
 
 
-def _run_and_close(work: Coroutine[Any, Any, Result], judge: "Judge | Ruler") -> Result:
-    """Run a coroutine, then close the judge."""
+def _applicable(values: list[float]) -> list[float]:
+    return [value for value in values if not isnan(value)]
+
+
+def _number(value: float) -> float | None:
+    """Return None for NaN, which JSON does not have."""
+    return None if isnan(value) else value
+
+
+def _format_reward(value: float | None) -> str:
+    return "-" if value is None or isnan(value) else f"{value:.3f}"
+
+
+def _run_and_close(work: Coroutine[Any, Any, Result], *judges: "Judge | Ruler | Reward") -> Result:
+    """Run a coroutine, then close the judges."""
 
     async def run_and_close() -> Result:
         try:
             return await work
         finally:
-            await judge.aclose()
+            for each in judges:
+                await each.aclose()
 
     return asyncio.run(run_and_close())
 

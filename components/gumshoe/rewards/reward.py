@@ -13,17 +13,19 @@ In a configuration, a built-in function is named `brevity`, and a custom one `my
 import asyncio
 import inspect
 import math
+import sys
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
 from numbers import Real
+from traceback import extract_tb
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.plugins import import_attribute, settings_model, validate_settings
+from gumshoe.plugins import import_attribute, parse_named, settings_model, validate_settings
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 
@@ -86,21 +88,38 @@ class Reward:
         """Return the reward of each trajectory [group]; NaN if it does not apply.
 
         Raises:
-            GumshoeError: if the function returns anything else, which is a defect in it.
+            GumshoeError: if the function fails or returns anything else, which is a defect in it; or its own error.
             UnavailableError: if a judge gave no answer.
-            Exception: if the function raises it.
         """
-        if self.function.is_group:
-            given = await _await_value(self.function(group, scenario, **self.settings))
-            values = list(given) if isinstance(given, Iterable) else [given]
-        else:
-            values = await gather_all(_await_value(self.function(each, scenario, **self.settings)) for each in group)
+        try:
+            values = await self._call(group, scenario)
+        except GumshoeError:
+            raise
+        except Exception as error:
+            raise GumshoeError(
+                "rewards.failed",
+                f"the reward {self.name} failed for scenario {scenario.id}: {type(error).__name__}: {error} "
+                f"({self._find_line(error)})",
+            ) from error
         if len(values) != len(group):
             raise GumshoeError(
                 "rewards.wrong-count",
                 f"the reward {self.name} returned {len(values)} numbers for a group of {len(group)} trajectories",
             )
         return [self._validate_value(value, scenario) for value in values]
+
+    async def _call(self, group: Sequence[Trajectory], scenario: Scenario) -> list[Any]:
+        if self.function.is_group:
+            given = await _await_value(self.function(group, scenario, **self.settings))
+            return list(given) if isinstance(given, Iterable) else [given]
+        return await gather_all(_await_value(self.function(each, scenario, **self.settings)) for each in group)
+
+    def _find_line(self, error: Exception) -> str:
+        """Return the file and line of an error: the innermost in the function's module, or the innermost of all."""
+        frames = extract_tb(error.__traceback__)
+        module = getattr(sys.modules.get(self.function.function.__module__), "__file__", None)
+        frame = ([each for each in frames if each.filename == module] or frames)[-1]
+        return f"{frame.filename}:{frame.lineno}"
 
     async def aclose(self) -> None:
         """Close the judges and embedders in its settings."""
@@ -148,6 +167,23 @@ def load_reward(wanted: RewardSettings) -> Reward:
     what = f"invalid settings of the reward {wanted.name}"
     values = validate_settings(settings, wanted.arguments, "rewards.invalid-settings", what)
     return Reward(wanted.name, function, values)
+
+
+def parse_reward(word: str) -> RewardSettings:
+    """Return the name and settings of a reward function on a command line.
+
+    Raises:
+        UsageError: if it has another form.
+    """
+    parsed = parse_named(word, "arguments")
+    if parsed is None:
+        raise UsageError(
+            "rewards.invalid-name",
+            f"not a reward: {word!r}; use a name, e.g. exact or my_package.rewards:name, or "
+            "{name: NAME, arguments: {SETTING: VALUE}}",
+        )
+    name, arguments = parsed
+    return RewardSettings(name=name, arguments=arguments)
 
 
 def list_builtin_rewards() -> dict[str, RewardFunction]:

@@ -1,9 +1,10 @@
-"""Run judges on files: score trajectories, and calibrate a judge on labelled answers."""
+"""Run judges and rewards on files: score trajectories, and calibrate a judge on labelled answers."""
 
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ from gumshoe.artifacts.lines import read_lines
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.rewards.judge import Judge, JudgeError
-from gumshoe.rewards.reward import gather_all
+from gumshoe.rewards.reward import Reward, gather_all
 from gumshoe.rewards.ruler import GroupScores, Ruler
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.writer import read_trajectories
@@ -55,6 +56,16 @@ class JudgedTrajectory:
     """None if the judge gave no verdict."""
     why: str
     rule: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardedTrajectory:
+    """Rewards of one episode."""
+
+    scenario: str
+    sample: int
+    rewards: dict[str, float]
+    """Value by reward function; NaN if it does not apply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +123,38 @@ async def judge_trajectory(trajectory: Trajectory, scenario: Scenario, judge: Ju
     return JudgedTrajectory(*about, answer, verdict.correct, verdict.why, verdict.rule)
 
 
+async def reward_trajectories(
+    path: Path, scenarios: str, rewards: Sequence[Reward], advance: Advance
+) -> list[RewardedTrajectory]:
+    """Return the rewards of a file's trajectories, as training computes them: for all trajectories of a scenario.
+
+    Raises:
+        UsageError: if the file or the scenarios cannot be read, or do not belong together.
+        UnavailableError: if a judge gave no answer.
+        GumshoeError: if a reward function fails.
+    """
+    found = list(read_trajectories(path))
+    by_id = _scenarios_of(found, scenarios, path)
+    groups = _group_by_scenario(found)
+
+    async def score(group: list[Trajectory]) -> list[RewardedTrajectory]:
+        columns = {each.name: await each.score(group, by_id[group[0].scenario]) for each in rewards}
+        return [
+            RewardedTrajectory(each.scenario, each.sample, {name: values[row] for name, values in columns.items()})
+            for row, each in enumerate(group)
+        ]
+
+    return list(chain.from_iterable(await map_concurrently(score, groups, advance)))
+
+
 async def score_groups(path: Path, ruler: Ruler, advance: Advance) -> list[RulerResult]:
     """Return the relative scores of a file's groups [groups]. Groups of one trajectory are ignored.
 
     Raises:
         UsageError: if the file cannot be read, or has no group of 2 or more.
     """
-    groups: dict[str, list[Trajectory]] = defaultdict(list)
-    for each in read_trajectories(path):
-        groups[each.scenario].append(each)
-    if not any(len(group) > 1 for group in groups.values()):
+    groups = [group for group in _group_by_scenario(read_trajectories(path)) if len(group) > 1]
+    if not groups:
         raise UsageError(
             "judges.no-groups",
             f"{path} has no scenario with 2 or more trajectories; run the rollout with e.g. --samples 4",
@@ -134,7 +167,7 @@ async def score_groups(path: Path, ruler: Ruler, advance: Advance) -> list[Ruler
         except JudgeError as error:
             return RulerResult(group[0].scenario, samples, None, error.message_with_code)
 
-    return await map_concurrently(score, [group for group in groups.values() if len(group) > 1], advance)
+    return await map_concurrently(score, groups, advance)
 
 
 async def calibrate(answers: Sequence[LabelledAnswer], judge: Judge, advance: Advance) -> Calibration:
@@ -179,6 +212,13 @@ def read_labelled(place: str) -> list[LabelledAnswer]:
     if not found:
         raise UsageError("judges.no-labelled-answers", f"{place} has no labelled answers")
     return found
+
+
+def _group_by_scenario(trajectories: Iterable[Trajectory]) -> list[list[Trajectory]]:
+    groups: dict[str, list[Trajectory]] = defaultdict(list)
+    for each in trajectories:
+        groups[each.scenario].append(each)
+    return list(groups.values())
 
 
 def _scenarios_of(found: Iterable[Trajectory], scenarios: str, path: Path) -> dict[str, Scenario]:

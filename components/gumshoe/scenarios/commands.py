@@ -2,6 +2,7 @@
 
 import io
 import os
+import sys
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import suppress
@@ -23,6 +24,8 @@ app = typer.Typer(
     add_completion=False,
     help="Write, load, split and check questions with known answers.",
 )
+
+_MIN_TO_SPLIT = 10  # with fewer scenarios, the suggested next step is to add more
 
 Source = Annotated[
     str,
@@ -57,19 +60,30 @@ def add(
     """Write questions of your own: search, read what was found, then enter the question and its answer.
 
     Each question is checked as by `gumshoe scenarios check` before it is added. Enter q or press Ctrl-D to stop. The
-    answers to the prompts can also be piped in, one per line.
+    answers to the prompts can also be piped in, one per line; then the command exits with 3 if a scenario was rejected.
     """
     from gumshoe.scenarios.interview import Interview, InterviewOverError
     from gumshoe.scenarios.scenario import ScenarioSet
 
     _check_output(path, replace=True)
-    added = 0
+    added, rejected = 0, list[str]()
     with suppress(InterviewOverError):
         interview = Interview.open(path, index, inbox)
-        added = interview.run()
+        added, rejected = interview.run()
     out.print(f"[bold]{added:,} scenarios[/] added to {printable(path)}", soft_wrap=True)
-    if added:
-        _print_next_step(ScenarioSet.of(interview.existing), path, index)
+    if rejected and not (sys.stdin is not None and sys.stdin.isatty()):
+        raise RefusedError(
+            "scenarios.rejected",
+            f"{len(rejected):,} of {added + len(rejected):,} scenarios were rejected; correct them. First: "
+            f"{rejected[0]}",
+        )
+    if not added:
+        return
+    found = ScenarioSet.of(interview.existing)
+    if len(found) < _MIN_TO_SPLIT and not found.only("test"):
+        print_next("gumshoe", "scenarios", "add", path, "--index", index, *(("--inbox", inbox) if inbox else ()))
+    else:
+        _print_next_step(found, path, index)
 
 
 @app.command(

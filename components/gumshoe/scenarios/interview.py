@@ -1,11 +1,13 @@
 """Write scenarios in a dialog: search, read what was found, then enter the question and its answer."""
 
 import io
+import re
 import shlex
 import sys
+import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from pathlib import Path
 from typing import Any, TypeVar
@@ -89,6 +91,8 @@ class Interview:
     dialog: Dialog
     existing: list[Scenario]
     """Scenarios in the file, in order. New ones are added."""
+    rejected: list[str] = field(default_factory=list)
+    """Why scenarios were not added."""
 
     @classmethod
     def open(cls, path: Path, index: Path, inbox: str | None) -> "Interview":
@@ -111,15 +115,15 @@ class Interview:
             inbox = check_address("inbox", inbox or dialog.ask("Inbox (address)"))
         return cls(path, index, corpus, inbox, corpus.open_search(index, inbox), dialog, existing)
 
-    def run(self) -> int:
-        """Add scenarios until the user ends the dialog, and return how many were added."""
+    def run(self) -> tuple[int, list[str]]:
+        """Add scenarios until the user ends the dialog. Return how many were added, and why others were not."""
         before = len(self.existing)
         with suppress(InterviewOverError):
             while True:
                 sources = self._choose_sources()
                 if sources:
                     self._add(sources)
-        return len(self.existing) - before
+        return len(self.existing) - before, self.rejected
 
     def _choose_sources(self) -> list[FoundSource]:
         """Search, and show the results that the user chooses. Return nothing if the user wants to search again."""
@@ -168,13 +172,19 @@ class Interview:
         try:
             scenario = Scenario.model_validate(fields)
         except ValidationError as error:
-            self.dialog.say(f"Not added: {describe_validation_error(error)}", "red")
+            self._reject(describe_validation_error(error))
             return
         if faults := self._find_faults(scenario):
-            self.dialog.say(f"Not added: {'; '.join(faults)}", "red")
+            self._reject("; ".join(faults))
             return
+        if missing := _find_missing(answer, " ".join(self.search.read(each).text for each in ids)):
+            self.dialog.say(f"warning: not in the source: {', '.join(missing)}", "yellow")
         self._append(scenario)
         self.dialog.say(f"Added as {scenario.id}. {len(self.existing):,} scenarios in {self.path}\n", "green")
+
+    def _reject(self, why: str) -> None:
+        self.dialog.say(f"Not added: {why}", "red")
+        self.rejected.append(why)
 
     def _ask_day(self, ids: list[str]) -> date:
         days = [day for each in ids if (day := self.search.read(each).day)]
@@ -210,6 +220,22 @@ def _parse_text(text: str) -> str:
     if not text:
         raise ValueError
     return text
+
+
+def _find_missing(answer: str, source: str) -> list[str]:
+    """Return the words of an answer that are not in its source, if one has a digit or they are more than half."""
+    words, known = _split_words(answer), set(_split_words(source))
+    missing = [each for each in words if each not in known]
+    has_value = any(character.isdigit() for each in missing for character in each)
+    is_yes_or_no = bool(words) and words[0] in ("yes", "no")
+    return missing if not is_yes_or_no and (has_value or len(missing) > len(words) / 2) else []
+
+
+def _split_words(text: str) -> list[str]:
+    """Return words in lower case, without accents, and numbers without separators of thousands."""
+    decomposed = unicodedata.normalize("NFKD", text.casefold())
+    plain = "".join(each for each in decomposed if not unicodedata.combining(each))
+    return re.findall(r"\w+", re.sub(r"(?<=\d),(?=\d{3})", "", plain))
 
 
 def _pick(text: str, hits: list[FoundSource]) -> list[FoundSource]:

@@ -191,9 +191,12 @@ function fromAddress() {
   if (found) choose(found);
 }
 
-for (const input of document.querySelectorAll(".filters [id]")) input.addEventListener("input", list);
+for (const input of document.querySelectorAll(".filters :is(input, select)")) input.addEventListener("input", list);
 document.querySelector(".filters").addEventListener("submit", (event) => event.preventDefault());
-document.querySelector(".filters").addEventListener("reset", () => setTimeout(list));
+at("clear").addEventListener("click", () => {
+  document.querySelector(".filters").reset();
+  list();
+});
 for (const button of document.querySelectorAll("[data-show]")) {
   button.addEventListener("click", () => {
     document.querySelector(".filters").reset();

@@ -1,7 +1,7 @@
 """The commands `gumshoe train` and `gumshoe warm-start`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +11,9 @@ from gumshoe.errors import UsageError
 from gumshoe.installation import install_command
 from gumshoe.rollouts.commands import EnvironmentOption, IndexOption
 from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable
+
+if TYPE_CHECKING:
+    from gumshoe.training.settings import TrainSettings
 
 train = typer.Typer(add_completion=False)
 warm_start = typer.Typer(add_completion=False)
@@ -96,7 +99,10 @@ def run(
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run from its last checkpoint.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite a run in the directory.")] = False,
     print_config: Annotated[
-        bool, typer.Option("--print-config", help="Print all settings with descriptions and sources, and exit.")
+        bool,
+        typer.Option(
+            "--print-config", help="Check the rewards, print all settings with descriptions and sources, and exit."
+        ),
     ] = False,
 ) -> None:
     """Train an adapter with GRPO on episodes of an agent.
@@ -104,6 +110,7 @@ def run(
     Settings come from a YAML file, then environment variables, then flags. The same command with --resume continues a
     run that was stopped. Exits with 75 if a server or the trainer stopped making progress.
     """
+    from gumshoe.rewards.reward import load_reward
     from gumshoe.training.settings_sources import resolve
 
     flags: dict[str, Any] = dict(map(setting_of, settings or []))
@@ -112,6 +119,8 @@ def run(
     flags |= {name: value for name, value in named.items() if value is not None}
     resolved = resolve(config, flags)
     if print_config:
+        for each in resolved.settings.rewards.functions:
+            load_reward(each)
         print(resolved.as_yaml(), end="")  # noqa: T201 - rich would wrap long lines
         return
     if index is None or scenarios is None:
@@ -127,18 +136,22 @@ def run(
     request = TrainRequest(index=str(index), scenarios=scenarios, config=config or "", settings=flags)
     directory = run_supervised(request, resume=resume, replace_run=replace)
     err.print(f"Results are in {printable(directory)}", soft_wrap=True)
-    _print_evaluation(resolved.settings.model.name, directory, index, scenarios)
+    _print_evaluation(resolved.settings, directory, index, scenarios)
 
 
-def _print_evaluation(model: str, run: Path, index: Path, scenarios: str) -> None:
-    """Print the command that evaluates a run's best adapter against its base model."""
+def _print_evaluation(settings: "TrainSettings", run: Path, index: Path, scenarios: str) -> None:
+    """Print the command that evaluates a run's best adapter against its base model, in the run's environment."""
     from gumshoe.training.run_spec import BEST, FINAL
 
+    model = settings.model.name
     base = "tiny" if model == "tiny" else f"local:{model}"
     adapter = next((run / name for name in (BEST, FINAL) if (run / name).exists()), run / FINAL)
     policies = ("--policy", f"base={base}", "--policy", f"trained={base}#{adapter}")
     place = ("--out", run.with_name(f"{run.name}-evaluation"))
-    print_next("gumshoe", "evaluate", "--index", index, "--scenarios", scenarios, *policies, *place)
+    environment = ("--environment", settings.environment.word) if settings.environment else ()
+    limits = ("--max-turns", settings.rollouts.max_turns, "--max-tokens", settings.rollouts.max_tokens)
+    data = ("--index", index, "--scenarios", scenarios, *environment, *limits)
+    print_next("gumshoe", "evaluate", *data, *policies, *place)
 
 
 @warm_start.command(

@@ -104,6 +104,18 @@ class RunReporter:
         if record.importance_ratio < least:
             warn(f"sampler and trainer differ: the mean importance ratio is {record.importance_ratio:.3f} < {least:g}")
 
+    def warn_if_all_skipped(self) -> None:
+        """Warn if no step of the run changed the weights, with the reasons."""
+        steps = self.steps
+        if steps and all(each.skipped for each in steps):
+            flat = sum(each.groups_flat for each in steps)
+            dropped = sum(each.groups_dropped for each in steps)
+            refused = sum(each.groups_refused for each in steps)
+            warn(
+                f"no step changed the weights: the rewards of {flat:,} groups hardly differed, {dropped:,} groups were "
+                f"dropped, {refused:,} were off-policy"
+            )
+
     def print_evaluation(self, record: EvaluationRecord) -> None:
         """Draw the plots again, and print an evaluation's line."""
         write_plots(self.records, self._directory, self._title)

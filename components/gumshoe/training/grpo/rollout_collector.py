@@ -224,7 +224,8 @@ class RolloutCollector:
                     else:
                         started[group.scenario] = scoring.create_task(score(group))
         except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None  # the first one cancelled the others
+            first = errors.exceptions[0]  # it cancelled the others
+            raise first from first.__cause__
         found.retried += engine.progress.retried
         ended = (started[each.id].result() for each in scenarios if each.id in started)
         whole = [group for group in ended if group is not None]

@@ -143,6 +143,7 @@ class Run:
         model = lifecycle.gather_model()
         if lifecycle.is_main:
             self._writer.save(spec.directory / FINAL, model, lifecycle.step, self._reporter.records)
+            self._reporter.warn_if_all_skipped()
         accelerator.wait_for_everyone()
 
     def _train_from(self, checkpoint: Path | None) -> None:
