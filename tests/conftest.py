@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import hypothesis
 import psutil
 import pytest
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 
 from gumshoe.inference.vllm_server import find_free_ports
 from tests.artifacts.fault_proxy import FaultProxy
@@ -48,6 +50,18 @@ os.environ.pop("COLUMNS", None)  # set by pytest-xdist; a console that is create
 hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("random", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("fixed")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let drawn examples depend on the test alone, except in the profile that draws at random.
+
+    Hypothesis also draws the constants of loaded modules, and which are loaded differs between workers and runs.
+    """
+    if config.getoption("--hypothesis-profile") != "random":
+        assert hasattr(providers, "_get_local_constants"), "hypothesis has changed: find how it collects constants now"
+        providers._get_local_constants = Constants
+
+
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 

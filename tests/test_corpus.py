@@ -1,20 +1,31 @@
 """The kinds of corpus: what a new kind needs is a `Corpus` and a line in `CORPORA`."""
 
+import io
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from gumshoe.artifacts.source_files import list_files, read_files, split_source
-from gumshoe.corpus import CORPORA, Corpus, IngestResult, LookupResult, QuestionScope, find_corpus
+from gumshoe.corpus import (
+    CORPORA,
+    Corpus,
+    FoundSource,
+    IngestResult,
+    LookupResult,
+    OpenedSource,
+    QuestionScope,
+    find_corpus,
+)
 from gumshoe.environments.ingest import ingest_sources
 from gumshoe.environments.registry import open_env
 from gumshoe.scenarios.check import check_scenarios
-from gumshoe.scenarios.sources import read_scenarios
+from gumshoe.scenarios.sources import load_scenarios, read_scenarios
+from tests.conftest import CommandResult
 from tests.errors import raises
 from tests.scenarios.questions import about_documents, ids, question, write_questions
 
@@ -37,8 +48,8 @@ class NotesCorpus(Corpus):
     def check_source(self, uri: str) -> None:
         list_files(uri, self.split_source(uri)[1])
 
-    def open_search(self, directory: Path, inbox: str | None) -> NoReturn:
-        raise NotImplementedError
+    def open_search(self, directory: Path, inbox: str | None) -> "NotesSearch":  # noqa: ARG002
+        return NotesSearch(directory)
 
     def ingest(self, sources: Sequence[str], directory: Path, embedding: str) -> IngestResult:  # noqa: ARG002
         (uri,) = sources
@@ -49,6 +60,19 @@ class NotesCorpus(Corpus):
         count = len(list(directory.iterdir()))
         (directory / "notes.json").write_text(json.dumps({"sources": [*sources]}))
         return IngestResult(count, f"{count} notes", {"sources": [*sources]})
+
+
+class NotesSearch:
+    def __init__(self, index: Path) -> None:
+        self._index = index
+
+    def search(self, words: Sequence[str]) -> list[FoundSource]:
+        texts = {path.stem: path.read_text() for path in sorted(self._index.glob("*.txt"))}
+        found = {name: text for name, text in texts.items() if all(each in text for each in words)}
+        return [FoundSource(name, name, "", text) for name, text in found.items()]
+
+    def read(self, source_id: str) -> OpenedSource:
+        return OpenedSource((self._index / f"{source_id}.txt").read_text(), None)
 
 
 class NotesAudit:
@@ -82,6 +106,17 @@ def test_a_kind_of_corpus_is_ingested_opened_and_checked(notes: Path, tmp_path: 
     report = check_scenarios(read_scenarios(write_questions(tmp_path / "q.jsonl", lines)), index)
     assert [each.problem for each in report.findings] == ["note missing", "not about notes"]
     assert ids(report.clean) == ["d1"]
+
+
+def test_questions_about_a_kind_of_corpus_are_written_from_a_search(
+    notes: Path, tmp_path: Path, run: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, path = tmp_path / "index", tmp_path / "own.jsonl"
+    ingest_sources([f"notes:{notes}"], "notes", "none", index)
+    monkeypatch.setattr("sys.stdin", io.StringIO("This d2\n1\nWhich note is it?\nd2\n\n\nq\n"))
+    assert run("scenarios", "add", path, "--index", index).status == 0
+    (found,) = load_scenarios(str(path))
+    assert (found.question, found.answer, found.document_ids) == ("Which note is it?", "d2", ("d2",))
 
 
 def test_pipelines_accept_a_kind_of_corpus(notes: Path) -> None:

@@ -59,7 +59,7 @@ class FoundSource(NamedTuple):
     source_id: str
     title: str
     origin: str
-    """Where it comes from, e.g. sender and time; empty if that is unknown."""
+    """Origin of the source, e.g. sender and time. Empty if unknown."""
     snippet: str
 
 

@@ -18,7 +18,7 @@ _QUOTED = re.compile(r"`[^`]+`|'[^']*[{\[][^']*'|\"[^\"]+\"")
 _HARD_SPACE = "\N{NO-BREAK SPACE}"
 _TYPES = {"int": "N", "float": "NUMBER", "str": "TEXT"}
 Row = tuple[str, str]
-"""What stands on the left, and its help."""
+"""The left and the right column of a line: a name and its help."""
 
 
 def print_help(command: Any, context: Any) -> None:

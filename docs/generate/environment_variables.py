@@ -35,7 +35,7 @@ READ = {
     "Cluster": {
         "KUBECONFIG": "Configuration of access to Kubernetes. Default: `~/.kube/config`.",
         "KFP_TOKEN": "Bearer token for the Kubeflow Pipelines API.",
-        WEBHOOK: "URL that is told how a pipeline run ended.",
+        WEBHOOK: "Webhook URL that receives the outcome of each pipeline run.",
     },
     "Training on several machines": {
         "PET_NNODES": "Number of machines of the run. Kubeflow Trainer and torchrun set it and the next four.",

@@ -33,7 +33,7 @@ class Property:
 
     @property
     def default(self) -> str:
-        """The default in YAML as code; empty if there is none."""
+        """The default value in YAML, as inline code. Empty if the value is required."""
         value = self.schema.get("default", _REQUIRED)
         if self.is_required:
             return "required"

@@ -17,7 +17,9 @@ from tests.rollouts.conversations import CONTROL, NAME, QWEN2_5, call, make_toke
 from tests.scenarios.questions import QUICK
 
 WORDS = st.text("ab Zé漢😀09.,'\"<>|{}\\/&", min_size=1, max_size=20).map(lambda text: f"x{text}")
-TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+CALL_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+ANYTHING = st.text(st.characters(exclude_categories=["Cs"]), max_size=40) | st.sampled_from([*CONTROL, *CALL_TAGS])
+TEXTS = ANYTHING.filter(lambda text: not any(each in text for each in (*CONTROL, *CALL_TAGS)))
 HOSTILE = st.lists(
     st.sampled_from([*CONTROL, "<|im_", "end|>", "<|", "|>", "start", "\n", " ", "<", "gas", "assistant"]), max_size=12
 ).map("".join)
@@ -138,15 +140,17 @@ def with_tokens(*added: str) -> tuple[Any, ChatFormat]:
 
 @pytest.mark.parametrize("added", [(), ("<tool_call>", "</tool_call>")], ids=["plain", "call tags are tokens"])
 @QUICK
-@given(turns=st.lists(st.tuples(TURNS, TEXTS), min_size=1, max_size=4), question=TEXTS)
+@given(turns=st.lists(st.tuples(TURNS, ANYTHING), min_size=1, max_size=4), question=ANYTHING)
 def test_encoded_parts_equal_the_rendering_of_the_template(
     added: tuple[str, ...], turns: list[tuple[str, str]], question: str
 ) -> None:
+    """Text from outside is escaped before it is rendered; text without control tokens stays as it is."""
     tokenizer, chat = with_tokens(*added)
-    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": question}]
+    messages = [{"role": "system", "content": "S"}, {"role": "user", "content": chat.escape_control_tokens(question)}]
     ids = [*chat.encode_prompt("S", question, tools()).ids]
     for said, result in turns:
-        messages += [{"role": "assistant", "content": said}, {"role": "tool", "content": result}]
+        escaped = chat.escape_control_tokens(result)
+        messages += [{"role": "assistant", "content": said}, {"role": "tool", "content": escaped}]
         ids += [*tokenizer.encode(said, add_special_tokens=False), *chat.stop_ids, *chat.encode_tool_result(result).ids]
     assert ids == tokenizer.apply_chat_template(
         messages, tools=tools(), tokenize=True, add_generation_prompt=True, return_dict=False

@@ -92,7 +92,7 @@ class Diagnosis:
 
     @property
     def unchecked(self) -> tuple[str, ...]:
-        """Which of the cluster, the store and Kubeflow Pipelines were not checked, because none is named."""
+        """Names of the places without an address, which were not checked, e.g. `cluster`."""
         names = {API: "cluster", STORE: STORE, KFP: KFP}
         return tuple(names[each.name] for each in self.checks if each.name in names and each.state is State.SKIPPED)
 

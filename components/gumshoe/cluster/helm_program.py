@@ -39,7 +39,7 @@ class Program:
 
 
 def find_program() -> Program | None:
-    """Return the program `helm` on the path. Return None if there is none, or if it is something else than Helm 3 or 4.
+    """Return the program `helm` on the path, or None if it does not exist or is not Helm 3 or 4.
 
     Other programs have this name too: Debian's `helm` is a synthesizer.
     """

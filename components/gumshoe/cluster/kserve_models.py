@@ -50,7 +50,7 @@ def read_model(model: str, data: Any, *, strict: bool = False) -> Any:
 
 @cache
 def _find_class(name: str) -> Any:
-    """Return the class of a model, or None if there is none.
+    """Return the class of a model by name, or None if the SDK has no such class.
 
     Raises:
         UsageError: if the SDK is not installed.

@@ -280,7 +280,7 @@ def _add_source_route(app: FastAPI, service: AnswerService, secured: list[Depend
 
 
 def _name_source(service: AnswerService) -> tuple[str, str]:
-    """Return what a source is called, and where it is searched for."""
+    """Return the noun for a source, and the place to name with it in an error, e.g. "message" and " in that inbox"."""
     return ("message", " in that inbox") if service.env_factory.has_inboxes else ("document", "")
 
 

@@ -188,7 +188,7 @@ class AgentApi(FastAPI):
 def require_credentials(*, open_access: bool) -> list[Depends]:
     """Return the dependencies that describe the security of an operation. `Middleware` authenticates callers.
 
-    With open access there are none.
+    The list is empty with open access.
     """
     scheme = HTTPBearer(
         scheme_name="credentials",

@@ -32,7 +32,7 @@ class RecentEpisode(BaseModel):
 
 
 class RunProgress(BaseModel):
-    """What a run is doing."""
+    """The current phase, step and newest episodes of a run."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -118,7 +118,7 @@ class ProgressFile:
 
 
 def read_progress(path: Path) -> RunProgress | None:
-    """Return the progress in a file, or None if there is none."""
+    """Read the progress of a run. Return None if the file does not exist or is not valid."""
     try:
         return RunProgress.model_validate_json(path.read_bytes())
     except (OSError, ValidationError):

@@ -152,7 +152,7 @@ def _warn_about_old_names(names: Iterable[str]) -> None:
 
 
 def _read_config(config: str | None) -> dict[str, Any]:
-    """Return the content of a configuration file, or an empty mapping if there is none."""
+    """Read a configuration file. Return an empty mapping if no file is given."""
     if not config:
         return {}
     own = CONFIGS / f"{config}.yaml"

@@ -201,8 +201,8 @@ def start_warm(
     """Train an adapter on the correct episodes of the split `train` in a trajectory file, and save it.
 
     The episodes may come from any policy; those of a chat model are rendered with the base model's template. Only the
-    turns of the policy are trained on. With `resume`, a warm start with the same arguments continues where it was
-    stopped; one that has finished is left unchanged.
+    turns of the policy are trained on. With `resume`, a warm start with the same arguments continues from its last
+    checkpoint; a finished one is left unchanged.
 
     Raises:
         UsageError: no episode can be trained on; an argument is invalid; or the directory contains other files, or
