@@ -11,14 +11,14 @@ from gumshoe_pipelines.parameters import RunParameters, pipeline
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateParameters(RunParameters):
+class EvaluateAgentParameters(RunParameters):
     """Parameters of `evaluate-agent`."""
 
     adapter: Annotated[str, "Version of a published adapter to evaluate, or `latest`."] = "latest"
 
 
-@pipeline("evaluate-agent", EvaluateParameters)
-def evaluate_agent(given: EvaluateParameters) -> None:
+@pipeline("evaluate-agent", EvaluateAgentParameters)
+def evaluate_agent(given: EvaluateAgentParameters) -> None:
     """Evaluate a published adapter against its base model."""
     where = given.placement
     with dsl.ExitHandler(create_notification(given), name="run"):

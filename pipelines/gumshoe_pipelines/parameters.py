@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from kfp import dsl
 
+from gumshoe.corpus import CORPORA, DEFAULT_ENVIRONMENT
 from gumshoe_pipelines.placement import Placement
 
 EMBEDDING = "intfloat/e5-base-v2"
@@ -41,7 +42,9 @@ class RunParameters:
         "ID of this run, e.g. mail-1. With the ID of a stopped run, it continues where that run stopped. "
         "Empty for the ID that Kubeflow gives the run.",
     ] = ""
-    environment: Annotated[str, "What the agent searches: `email` or `documents`."] = "email"
+    environment: Annotated[str, f"What the agent searches: {' or '.join(f'`{each}`' for each in CORPORA)}."] = (
+        DEFAULT_ENVIRONMENT
+    )
     embedding: Annotated[
         str, "Embedding model for documents, or `none` for keyword search only. Not used for mail."
     ] = EMBEDDING

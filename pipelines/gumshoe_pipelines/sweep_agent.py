@@ -17,14 +17,14 @@ AT_ONCE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepParameters(TrainingParameters):
+class SweepAgentParameters(TrainingParameters):
     """Parameters of `sweep-agent`."""
 
     sweep: Annotated[list[Any], "Settings to compare, e.g. [{name: slow, settings: {optimizer.learning_rate: 1e-6}}]."]
 
 
-@pipeline("sweep-agent", SweepParameters)
-def sweep_agent(given: SweepParameters) -> None:
+@pipeline("sweep-agent", SweepAgentParameters)
+def sweep_agent(given: SweepAgentParameters) -> None:
     """Train with several settings, and publish the best adapter that passes."""
     where = given.placement
     run, evaluation, _ = plan(given)

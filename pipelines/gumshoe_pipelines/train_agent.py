@@ -17,7 +17,7 @@ from gumshoe_pipelines.parameters import TrainingParameters, pipeline
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainParameters(TrainingParameters):
+class TrainAgentParameters(TrainingParameters):
     """Parameters of `train-agent`."""
 
     settings: Annotated[
@@ -33,13 +33,13 @@ class TrainParameters(TrainingParameters):
     ] = "base"
 
 
-@pipeline("train-agent", TrainParameters)
-def train_agent(given: TrainParameters) -> None:
+@pipeline("train-agent", TrainAgentParameters)
+def train_agent(given: TrainAgentParameters) -> None:
     """Train a search agent, and publish it if it beats its base model or the adapter in service."""
     where = given.placement
     with dsl.ExitHandler(create_notification(given), name="run"):
         run, evaluation, training = plan(given)
-        current = where.on_cpu(fetch_adapter(store=given.store, version=given.against)).outputs
+        current = where.on_cpu(fetch_adapter(store=given.store, version=given.against, run=run)).outputs
         inputs = ingest_and_split(given, current=current["Output"])
         before = evaluate(given, evaluation, hours=6, cached=True, **inputs).set_display_name("baseline")
         learning = {**inputs, "base_model": given.base_model, "config": given.config, "settings": given.settings}

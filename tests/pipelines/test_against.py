@@ -30,11 +30,12 @@ def store(tmp_path: Path) -> Store:
     return opened
 
 
-def fetch(store: Store, version: str, place: Path) -> str:
+def fetch(store: Store, version: str, place: Path, run: str = "") -> str:
     """Run the step that fetches an adapter, and return the version."""
     from gumshoe.artifacts.component import fetch_adapter
 
-    found: str = fetch_adapter.python_func(store.uri, version, adapter=SimpleNamespace(path=str(place), metadata={}))
+    adapter = SimpleNamespace(path=str(place), metadata={})
+    found: str = fetch_adapter.python_func(store.uri, version, adapter=adapter, run=run)
     return found
 
 
@@ -46,6 +47,13 @@ def test_an_adapter_is_fetched_only_if_there_is_one_to_beat(store: Store, tmp_pa
         assert fetch(opened, version, place) == expected
         assert any(place.iterdir())
         assert Lineage.read(place) == (Lineage(learned_from=SEEN.to_record()) if expected else None)
+
+
+def test_a_run_that_is_repeated_does_not_have_to_beat_its_own_adapter(store: Store, tmp_path: Path) -> None:
+    assert fetch(store, "latest", tmp_path / "first", run="r1") == ""
+    store.publish(tmp_path / "adapter", "adapters", "r2")
+    assert fetch(store, "latest", tmp_path / "again", run="r2") == "r1"
+    assert fetch(store, "latest", tmp_path / "next", run="r3") == "r2"
 
 
 def test_the_adapter_to_beat_is_not_tested_on_what_it_has_seen(store: Store, tmp_path: Path) -> None:

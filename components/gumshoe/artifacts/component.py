@@ -59,23 +59,30 @@ def publish_adapter(
 
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
-def fetch_adapter(store: str, version: str, adapter: dsl.Output[dsl.Model]) -> str:
+def fetch_adapter(store: str, version: str, adapter: dsl.Output[dsl.Model], run: str = "") -> str:
     """Fetch a published adapter and return its version. Without an adapter, both are empty.
 
     Args:
         store: URI of the project's artifacts.
         version: A version; `latest` for the newest, if one was published; `base` for no adapter.
         adapter: Directory of the adapter.
+        run: ID of the run that will compare its own adapter with this one. `latest` is never the adapter of the run
+            itself, so that a run which has published its adapter can be repeated with the same result.
     """
     from pathlib import Path
 
     from gumshoe.artifacts.store import Store
 
     opened = Store(store)
-    if version == "base" or (version == "latest" and opened.latest("adapters") is None):
+    if version == "latest":
+        version = opened.latest("adapters") or "base"
+        if version == run:
+            others = [each.version for each in opened.list("adapters") if each.version != run]
+            version = others[-1] if others else "base"
+    if version == "base":
         Path(adapter.path).mkdir(parents=True)
         (Path(adapter.path) / "none").touch()  # Kubeflow does not keep empty directories
-        print("No adapter is fetched" if version == "base" else "No adapter has been published yet")
+        print("No adapter to fetch")
         return ""
     found = opened.fetch(f"adapters/{version}", Path(adapter.path)).manifest
     adapter.metadata.update(found.settings, version=found.version, content=found.content)
