@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.mail.message import ADDRESS_MARK, ParsedMessage, parse_date, to_datetime
+from gumshoe.mail.records import parse_record
 from gumshoe.mail.rfc822 import parse_message
-from gumshoe.mail.sources import open_source, parse_record
+from gumshoe.mail.sources import open_source
 
 QUICK = settings(derandomize=True, deadline=None, database=None)
 NOON = int(datetime(2001, 5, 14, 12, tzinfo=UTC).timestamp())

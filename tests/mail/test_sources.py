@@ -26,7 +26,8 @@ from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.mail.build import MailBuildOptions, build_mail_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.message import ParsedMessage, to_datetime
-from gumshoe.mail.sources import open_source, parse_record
+from gumshoe.mail.records import parse_record
+from gumshoe.mail.sources import open_source
 from tests.conftest import find_free_port
 from tests.errors import raises
 from tests.http_server import run_server

@@ -11,6 +11,8 @@ from typing import Literal
 
 Role = Literal["to", "cc", "bcc"]
 ROLES: tuple[Role, ...] = ("to", "cc", "bcc")
+State = Literal["", "deleted", "trash", "spam"]
+"""Folder or flag that its owner's mail program gave a message."""
 
 # First character of the index's own terms for addresses. It is removed from all text.
 ADDRESS_MARK = "\ue000"
@@ -28,6 +30,20 @@ class Recipient:
     role: Role
     address: str
     name: str = ""
+    is_doubtful: bool = False
+    """True if the header can be read in another way. A doubtful address gives access to nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file attached to a message."""
+
+    name: str
+    """File name on one line, or its media type if it has no name."""
+    text: str = ""
+    """Text of the file. Empty if it was not read."""
+    problem: str = ""
+    """Short reason why the file was not read, for counting, e.g. `no text`. Empty if it was read."""
 
 
 @dataclass(slots=True)
@@ -46,6 +62,14 @@ class ParsedMessage:
     body: str
     has_generated_id: bool = field(default=False)
     """True if the message had no id of its own."""
+    sender_is_doubtful: bool = False
+    """See `Recipient.is_doubtful`."""
+    delivered_to: list[str] = field(default_factory=list)
+    """Addresses to which mail servers say that they delivered it, in normal form, e.g. of `Delivered-To`."""
+    references: list[str] = field(default_factory=list)
+    """Ids of earlier messages of its thread: References, oldest first, then In-Reply-To."""
+    state: State = ""
+    attachments: list[Attachment] = field(default_factory=list)
 
 
 def clean(text: str) -> str:

@@ -3,9 +3,6 @@
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from datetime import date, datetime
-from functools import lru_cache
-from itertools import chain, repeat
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -15,28 +12,15 @@ from gumshoe.artifacts.lines import GZIP_ERRORS, file_size, read_lines
 from gumshoe.artifacts.source_files import UnreadableItem, list_files, read_files, read_json_lines
 from gumshoe.artifacts.storage import Entry, Storage
 from gumshoe.errors import UsageError
-from gumshoe.mail.message import (
-    ROLES,
-    ParsedMessage,
-    Recipient,
-    Role,
-    clean,
-    clean_line,
-    generate_id,
-    normalize_address,
-    parse_date,
-    to_utc,
-    validate_date,
-)
-from gumshoe.mail.rfc822 import parse_addresses, parse_message, shorten_name
+from gumshoe.mail.message import ParsedMessage
+from gumshoe.mail.records import parse_record
+from gumshoe.mail.rfc822 import parse_message
 
 FORMS = (
     "maildir:DIR, mbox:FILE[.gz], eml:DIR, jsonl:FILE[.gz] (each a path, file:// or s3://) or hf:DATASET[@SPLIT], "
     "such as hf:corbt/enron-emails"
 )
 _KINDS = ("maildir", "mbox", "eml", "jsonl", "hf")
-_FIELDS = {"message_id", "date", "from", *ROLES, "subject", "body", "x_from"}
-_NO_SENDER = Recipient("to", "")
 _FROM_LINE = re.compile(rb"From \S.*\d\d:\d\d.*\b\d{4}")  # separator line between two messages of an mbox
 _FROM_DATE = re.compile(rb"[A-Z][a-z]{2},? +(?:\d+ +)?[A-Z][a-z]{2} +\d.*")
 _QUOTED_FROM = re.compile(rb"^>(>*From )", re.M)
@@ -207,81 +191,3 @@ class _DatasetMail:
         with explain_dataset_errors(self.uri):
             for number, record in enumerate(self.records, 1):
                 yield parse_record(record, f"{self.uri}#{number}")
-
-
-def parse_record(record: Any, where: str) -> ParsedMessage | UnreadableItem:
-    """Parse a message given as fields. Missing fields are left empty; a wrong type gives an `UnreadableItem`."""
-    if not isinstance(record, dict) or not any(name in record for name in ("body", "subject", "from", "message_id")):
-        return UnreadableItem(where, "not a message record", "no body, subject, from or message_id")
-    field = record.get
-    try:
-        sent, offset = _parse_record_date(field("date"))
-        sender = next(iter(_parse_recipients("to", field("from"))), _NO_SENDER)
-        recipients = [
-            *_parse_recipients("to", field("to")),
-            *_parse_recipients("cc", field("cc")),
-            *_parse_recipients("bcc", field("bcc")),
-        ]
-        subject, body, message_id, x_from = [
-            "" if text is None else text for text in map(field, ("subject", "body", "message_id", "x_from"))
-        ]
-        subject, body, message_id = clean_line(subject), clean(body), clean_line(message_id)
-        name = sender.name or shorten_name(x_from)
-    except (TypeError, AttributeError):
-        return UnreadableItem(where, "wrong type of field", ", ".join(_list_type_errors(record)))
-    return ParsedMessage(
-        message_id=message_id or generate_id(sender.address, str(sent), subject, body),
-        sent=sent,
-        utc_offset=offset,
-        sender=sender.address,
-        sender_name=name,
-        recipients=recipients,
-        subject=subject,
-        body=body,
-        has_generated_id=not message_id,
-    )
-
-
-def _list_type_errors(record: dict[str, Any]) -> Iterator[str]:
-    """Yield a description of each field that has a wrong type."""
-    for name in sorted(_FIELDS & record.keys()):
-        value = record[name]
-        expected = (str, date, int, float) if name == "date" else str
-        for each in value if name in {"from", *ROLES} and isinstance(value, list | tuple) else [value]:
-            if each is not None and not isinstance(each, expected):
-                yield f"{name} is, or holds, {type(each).__name__}"
-
-
-def _parse_record_date(value: Any) -> tuple[int | None, int | None]:
-    if isinstance(value, str):
-        return parse_date(value)
-    if isinstance(value, datetime):
-        return validate_date(*to_utc(value))
-    if isinstance(value, date):
-        return validate_date(*to_utc(datetime(value.year, value.month, value.day)))  # noqa: DTZ001 - taken as UTC
-    if value is None:
-        return None, None
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return validate_date(value, None)
-    raise TypeError(f"date is {type(value).__name__}, not text or a time")
-
-
-def _parse_recipients(role: Role, value: Any) -> Iterable[Recipient]:
-    """Return the recipients in a list of addresses, or in one string of them."""
-    if not value:
-        return ()
-    if isinstance(value, list | tuple):
-        return chain.from_iterable(map(_parse_address_text, repeat(role), value))
-    return _parse_address_text(role, value, several=True)
-
-
-@lru_cache(1 << 16)  # a few people receive most mail
-def _parse_address_text(role: Role, text: Any, several: bool = False) -> tuple[Recipient, ...]:
-    if text is None:
-        return ()
-    if not isinstance(text, str):
-        raise TypeError(f"an address is {type(text).__name__}, not text")
-    if not several and "<" not in text:
-        return (Recipient(role, address),) if (address := normalize_address(text)) else ()
-    named = [(normalize_address(address), clean_line(name).strip("'\"")) for name, address in parse_addresses(text)]
-    return tuple(Recipient(role, address, name) for address, name in named if address)
