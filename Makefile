@@ -92,9 +92,9 @@ lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml a
 	$(LOCK) --all-extras pyproject.toml -o requirements-dev.txt
 	$(LOCK) -c requirements-dev.txt --extra serve pyproject.toml -o requirements.txt
 	$(LOCK) -c requirements-dev.txt --extra serve --extra embeddings pyproject.toml -o requirements-documents.txt
-	$(LOCK) -c requirements-dev.txt --extra pipelines --extra deploy --extra helm --extra documents pyproject.toml \
-		-o requirements-worker.txt
-	$(LOCK) -c requirements-dev.txt --extra pipelines --extra documents --extra embeddings --extra train --extra qlora \
+	$(LOCK) -c requirements-dev.txt --extra pipelines --extra deploy --extra helm --extra documents --extra mail \
+		pyproject.toml -o requirements-worker.txt
+	$(LOCK) -c requirements-dev.txt --extra pipelines --extra documents --extra mail --extra embeddings --extra train --extra qlora \
 		pyproject.toml -o requirements-trainer.txt
 
 hooks: $(VENV)/installed ## install the pre-commit hooks

@@ -4,7 +4,7 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from gumshoe.corpus import (
     LookupResult,
     OpenedSource,
     QuestionScope,
+    SourceEntry,
     find_corpus,
 )
 from gumshoe.environments.ingest import ingest_sources
@@ -42,17 +43,26 @@ class NotesCorpus(Corpus):
     def is_index(self, directory: Path) -> bool:
         return (directory / "notes.json").exists()
 
-    def split_source(self, uri: str) -> tuple[str, str]:
-        return split_source(uri, ("notes",), "notes", "notes:DIR")
+    def split_source(self, source: SourceEntry) -> tuple[str, str]:
+        return split_source(self.require_uri(source), ("notes",), "notes", "notes:DIR")
 
-    def check_source(self, uri: str) -> None:
-        list_files(uri, self.split_source(uri)[1])
+    def check_source(self, source: SourceEntry) -> None:
+        list_files(self.require_uri(source), self.split_source(source)[1])
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        assert not options
 
     def open_search(self, directory: Path, inbox: str | None) -> "NotesSearch":  # noqa: ARG002
         return NotesSearch(directory)
 
-    def ingest(self, sources: Sequence[str], directory: Path, embedding: str) -> IngestResult:  # noqa: ARG002
-        (uri,) = sources
+    def ingest(
+        self,
+        sources: Sequence[SourceEntry],
+        directory: Path,
+        embedding: str,  # noqa: ARG002
+        options: Mapping[str, Any],  # noqa: ARG002
+    ) -> IngestResult:
+        uri = self.require_uri(sources[0])
         directory.mkdir()
         for entry, text in read_files(*list_files(uri, self.split_source(uri)[1])):
             assert isinstance(text, bytes)
@@ -129,6 +139,12 @@ def test_pipelines_accept_a_kind_of_corpus(notes: Path) -> None:
         ([], False, "pipelines.no-sources", "notes:s3://bucket/notes"),
         (["dir:s3://bucket/notes"], False, "sources.unknown-form", "notes:DIR"),
         (["notes:here"], False, "pipelines.not-readable-from-pods", "here"),
+        (
+            [{"source": f"notes:{notes}", "owner": "ann@example.com"}],
+            True,
+            "sources.owner-not-allowed",
+            "ann@example.com",
+        ),
         ([f"notes:{notes}/none"], True, "sources.no-such-directory", f"{notes}/none"),
     ):
         with raises(code, value):

@@ -22,7 +22,7 @@ from tests.doc_pages import DOCS, ROOT, PageRun, read_blocks
 from tests.pipelines.fake_kubeflow import FakeKubeflow, fake_kubeflow
 
 QUICK = [
-    PageRun("guides/mail-sources.md", leaves=("mailbox/mail.sqlite",)),
+    PageRun("guides/mail-sources.md", leaves=("mailbox/mail-index.json",)),
     PageRun(
         "guides/search.md", prints=("invoice for the second quarter is $1,250",), hides=("nobody else's business",)
     ),

@@ -1,12 +1,13 @@
 """Messages and codes of invalid mappings."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from pydantic import BaseModel, Field, field_validator
 
 from gumshoe.errors import UsageError
-from gumshoe.model_validation import ParameterModel, validate_model
+from gumshoe.model_validation import ParameterModel, validate_model, validate_options
 from tests.errors import raises
 
 
@@ -30,6 +31,13 @@ class Outer(ParameterModel):
 
 class Empty(BaseModel):
     pass
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    name: str
+    limit: int | None = 5
+    kinds: tuple[str, ...] = ("a",)
 
 
 @pytest.mark.parametrize(
@@ -67,3 +75,15 @@ def test_a_model_without_fields_accepts_no_settings() -> None:
 
     with raises("plugins.no-code", "a: ", "no settings"):
         validate_model(Strict, {"a": 1}, "plugins.no-code", "invalid thing")
+
+
+def test_options_are_a_dataclass() -> None:
+    code, what = "plugins.no-code", "invalid options"
+    assert validate_options(Options, {"name": "x"}, code, what) == Options("x")
+    found = validate_options(Options, {"name": "x", "limit": 0.0, "kinds": ["b"]}, code, what)
+    assert found == Options("x", 0, ("b",))
+    for values, key in (({}, "name"), ({"name": "x", "limit": -1}, "limit"), ({"name": "x", "kinds": "b"}, "kinds")):
+        with raises(code, what, f"{key}: "):
+            validate_options(Options, values, code, what)
+    with raises(code, "limit: ", "name (str), kinds "):
+        validate_options(Options, {"name": "x", "limit": 1}, code, what, without=("limit",))

@@ -4,13 +4,16 @@ A built-in kind is a package with a `Corpus` and a line in `CORPORA`. Other pack
 that depends on the kind and is not part of an episode; an episode is the environment's.
 """
 
+import json
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import date, datetime
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Protocol
+
+from gumshoe.errors import UsageError
 
 CORPORA = {
     "email": "gumshoe.mail.corpus:MailCorpus",
@@ -21,6 +24,10 @@ SCENARIOS_FILE = "scenarios.jsonl"
 """Name of a scenario file beside the data that it is about."""
 DEFAULT_ENVIRONMENT = "email"
 """Environment of pipelines and deployments that do not name one."""
+
+
+SourceEntry = str | Mapping[str, Any]
+"""Entry of a list of sources: a URI, or a mapping with the URI as `source`, e.g. of a mailbox with an owner."""
 
 
 class QuestionScope(Protocol):
@@ -126,20 +133,28 @@ class Corpus(ABC):
         """Return True if a directory contains an index of this kind, intact or damaged."""
 
     @abstractmethod
-    def split_source(self, uri: str) -> tuple[str, str]:
+    def split_source(self, source: SourceEntry) -> tuple[str, str]:
         """Return the form of a source, e.g. `jsonl`, and its place.
 
         Raises:
-            UsageError: if the URI has no known form.
+            UsageError: if the URI has no known form, or the mapping is invalid.
         """
 
     @abstractmethod
-    def check_source(self, uri: str) -> None:
+    def check_source(self, source: SourceEntry) -> None:
         """Check that a source exists.
 
         Raises:
-            UsageError: if the URI has no known form, or nothing of that form exists there.
+            UsageError: if the URI has no known form, nothing of that form exists there, or the mapping is invalid.
             StorageError, UnavailableError: if the source cannot be listed.
+        """
+
+    @abstractmethod
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """Check options for `ingest`.
+
+        Raises:
+            UsageError: if an option does not exist, or a value is invalid.
         """
 
     @abstractmethod
@@ -151,13 +166,31 @@ class Corpus(ABC):
         """
 
     @abstractmethod
-    def ingest(self, sources: Sequence[str], directory: Path, embedding: str) -> IngestResult:
+    def ingest(
+        self, sources: Sequence[SourceEntry], directory: Path, embedding: str, options: Mapping[str, Any]
+    ) -> IngestResult:
         """Build an index. Reuse an existing index with the same sources and options (see `is_built_from`).
 
+        `options` are those of its command, by name. Missing ones have their defaults.
+
         Raises:
-            UsageError: if a source is invalid, or the directory has another index.
+            UsageError: if a source or an option is invalid, or the directory has another index.
             GumshoeError: if a source cannot be read.
         """
+
+    def require_uri(self, source: SourceEntry) -> str:
+        """Return a source of a kind whose sources have no owners.
+
+        Raises:
+            UsageError: if it is not a URI.
+        """
+        if isinstance(source, str):
+            return source
+        raise UsageError(
+            "sources.owner-not-allowed",
+            f"a source of {self.content} must be a URI, got {dict(source)!r}; only mail has owners and aliases: write "
+            f"e.g. {self.example_source}",
+        )
 
 
 def find_corpus(name: str) -> Corpus | None:
@@ -183,6 +216,6 @@ def load_class(place: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def is_built_from(facts: dict[str, Any], sources: Sequence[str], options: Any) -> bool:
-    """Return True if the statistics of an index name these sources and options (a dataclass)."""
-    return (facts["sources"], facts["options"]) == (list(sources), asdict(options))
+def is_built_from(facts: dict[str, Any], sources: Sequence[object], options: Any) -> bool:
+    """Return True if the statistics of an index name these sources, as it records them, and options (a dataclass)."""
+    return (facts["sources"], facts["options"]) == (list(sources), json.loads(json.dumps(asdict(options))))

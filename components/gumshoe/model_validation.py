@@ -1,16 +1,18 @@
 """Validate mappings from configurations and pipelines with pydantic models, and report faults as a `UsageError`."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import MISSING, fields
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from gumshoe.errors import UsageError
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+OptionsT = TypeVar("OptionsT")
 _KEY_FAULTS = ("extra_forbidden", "missing")
 _MOST_SHOWN = 60  # characters of a value in a message
 _WITHOUT_VALUE = (*_KEY_FAULTS, "value_error")  # the value does not matter, or is in the message
@@ -54,6 +56,36 @@ def validate_model(model: type[ModelT], values: object, code: str, what: str) ->
         known = ", ".join(_describe_field(*item) for item in model.model_fields.items()) or "no settings"
         hint = f"; it accepts {known}" if are_keys_wrong else ""
         raise UsageError(code, f"{what}: {describe_validation_error(error, with_values=True)}{hint}") from None
+
+
+def validate_options(
+    kind: type[OptionsT], values: object, code: str, what: str, *, without: Container[str] = ()
+) -> OptionsT:
+    """Return values as an instance of a dataclass of options, whose integers are limits and thus must be >= 0.
+
+    Tuples are given as lists. The fields `without` are not accepted. The rest is as in `validate_model`.
+
+    Raises:
+        UsageError: if the values are invalid.
+    """
+    model: type[ParameterModel] = create_model("Options", __base__=ParameterModel, **dict(_list_options(kind, without)))
+    found = validate_model(model, values, code, what).model_dump()
+    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in found.items()})
+
+
+def _list_options(kind: type, without: Container[str]) -> Iterator[tuple[str, Any]]:
+    """Yield name, and type and default, of the fields of a dataclass, as `create_model` takes them."""
+    hints = get_type_hints(kind)
+    for each in fields(kind):
+        if each.name in without:
+            continue
+        hint, default = hints[each.name], ... if each.default is MISSING else each.default
+        if hint in (int, int | None):
+            hint = Annotated[hint, Field(ge=0)]
+        elif get_origin(hint) is tuple:
+            hint = list[get_args(hint)[0]]  # type: ignore[misc]
+            default = list(default) if isinstance(default, tuple) else default
+        yield each.name, (hint, default)
 
 
 def describe_validation_error(error: ValidationError, most: int = 5, *, with_values: bool = False) -> str:

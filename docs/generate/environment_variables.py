@@ -32,6 +32,12 @@ READ = {
         "AWS_REGION": "Region of the S3 bucket.",
         "AWS_ENDPOINT_URL": "Address of an S3 server other than AWS.",
     },
+    "Mail": {
+        "GUMSHOE_IMAP_PASSWORD": "Password for `imap:` sources. `GUMSHOE_IMAP_PASSWORD_ANN_EXAMPLE_COM` is for the "
+        "account `ann@example.com` only.",
+        "GUMSHOE_IMAP_TOKEN": "OAuth 2 access token (XOAUTH2) for `imap:` sources, with the same suffix. It wins over "
+        "a password.",
+    },
     "Cluster": {
         "KUBECONFIG": "Configuration of access to Kubernetes. Default: `~/.kube/config`.",
         "KFP_TOKEN": "Bearer token for the Kubeflow Pipelines API.",

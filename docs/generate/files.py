@@ -30,8 +30,8 @@ def render_files() -> str:
         "`gumshoe evaluate` writes to the directory `--out`.",
         _render(EVALUATION_FILES),
         "## An index of mail",
-        "`gumshoe mail index` writes to the directory `--out`. The index appears when it is complete, and never "
-        "changes.",
+        "`gumshoe mail index` writes to the directory `--out`. The index appears when it is complete. Its segments "
+        "never change; `--into` adds one.",
         _render(MAIL_INDEX_FILES),
         "## An index of documents",
         "`gumshoe documents index` writes to the directory `--out`. The index appears when it is complete, and never "

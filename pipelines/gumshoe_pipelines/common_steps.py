@@ -3,15 +3,18 @@
 from dataclasses import replace
 from typing import Any
 
-from kfp import dsl
+from kfp import dsl, kubernetes
 
 from gumshoe.artifacts.component import look_at_sources, publish_adapter
 from gumshoe.cluster.component import deploy_agent, notify
 from gumshoe.environments.component import ingest
 from gumshoe.evaluation.component import evaluate_policy
+from gumshoe.mail.imap_account import PASSWORD, TOKEN
 from gumshoe.scenarios.component import load_scenarios
 from gumshoe_pipelines.parameters import RunParameters, TrainingParameters
 from gumshoe_pipelines.placement import Placement, plan_run
+
+_IMAP_SECRET = "gumshoe-imap"  # noqa: S105 - a name
 
 
 def create_notification(given: RunParameters) -> Any:
@@ -48,10 +51,12 @@ def ingest_and_split(given: RunParameters, *, current: Any = "") -> dict[str, An
         sources=given.sources,
         environment=given.environment,
         embedding=given.embedding,
+        options=given.index,
         state=now["sources"],
         code=given.code,
     )
     index = where.on_cpu(made, hours=12, cached=True).outputs["index"]
+    kubernetes.use_secret_as_env(made, _IMAP_SECRET, {each: each for each in (PASSWORD, TOKEN)}, optional=True)
     loaded = load_scenarios(
         source=given.scenarios,
         index=index,

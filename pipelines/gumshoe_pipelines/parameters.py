@@ -25,7 +25,8 @@ class RunParameters:
 
     sources: Annotated[
         list[Any],
-        "Where to read mail or documents from, e.g. [maildir:s3://bucket/mail] or [dir:s3://bucket/documents].",
+        "Where to read mail or documents from, e.g. [maildir:s3://bucket/mail] or [dir:s3://bucket/documents]. "
+        "A mailbox may have an owner, e.g. [{source: maildir:s3://bucket/mail, owner: ann@example.com}].",
     ]
     scenarios: Annotated[
         str, "Questions with known answers: a JSON Lines file, e.g. s3://bucket/questions.jsonl, or hf:DATASET."
@@ -48,6 +49,11 @@ class RunParameters:
     embedding: Annotated[
         str, "Embedding model for documents, or `none` for keyword search only. Not used for mail."
     ] = EMBEDDING
+    index: Annotated[
+        dict[str, Any],
+        "Options of the index: for mail e.g. {max_body: 0, max_recipients: 0, skip: [deleted, spam]}, where 0 is no "
+        "limit; for documents e.g. {tokens: 512, language: de}.",
+    ] = field(default_factory=dict)
     base_model: Annotated[str, "Base model: a name on the Hugging Face Hub, a directory, or `tiny`."] = (
         "Qwen/Qwen2.5-7B-Instruct"
     )

@@ -20,6 +20,7 @@ from gumshoe_pipelines.parameters import EMBEDDING
 
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")  # valid as a Kubernetes label and as an artifact version
 _WORKER = re.compile(r"(?:^|/)worker(?:[:@]|$)")  # as images/build.sh names it
+_SERVERS = ("imap", "imaps")  # forms of sources that can be read from everywhere
 _CRON_FIELDS = 6  # seconds, minutes, hours, days, months, days of the week
 _RESERVED = {"latest": "the newest version", "base": "the base model"}
 
@@ -110,15 +111,22 @@ def _check_sources(arguments: Mapping[str, Any], is_local: bool) -> None:
     if not arguments["sources"]:
         raise UsageError("pipelines.no-sources", f"the list of sources is empty; write e.g. [{corpus.example_source}]")
     for source in arguments["sources"]:
-        if not isinstance(source, str):
+        if not (isinstance(source, str) or (isinstance(source, Mapping) and "source" in source)):
             raise UsageError(
                 "pipelines.source-not-a-string",
                 f"a source must be a string, got {source!r}; write e.g. {corpus.example_source}, without a space",
             )
         form, place = corpus.split_source(source)
-        _check_readable(source if form == "hf" else place, is_local, datasets=form == "hf")
+        if form not in _SERVERS:
+            _check_readable(f"hf:{place}" if form == "hf" else place, is_local, datasets=form == "hf")
         if is_local:
             corpus.check_source(source)
+
+
+def _check_index(arguments: Mapping[str, Any], _: bool) -> None:
+    corpus = find_corpus(arguments.get("environment", DEFAULT_ENVIRONMENT))
+    if corpus is not None:  # otherwise reported by the check of `environment`
+        corpus.check_options(arguments["index"])
 
 
 def _check_environment(arguments: Mapping[str, Any], is_local: bool) -> None:
@@ -335,6 +343,7 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
     "gpus": _check_gpus,
     "environment": _check_environment,
     "sources": _check_sources,
+    "index": _check_index,
     "scenarios": _check_scenarios,
     "config": _check_settings,
     "sweep": _check_sweep,

@@ -71,3 +71,9 @@ def test_a_missing_source_is_reported(
     uri = uri.format(bucket=s3_bucket)
     with raises("store.not-found", uri.partition(":")[2]):
         digest_of_uris([uri])
+
+
+@pytest.mark.parametrize("scheme", ["imap", "imaps"])
+def test_the_digest_of_a_server_always_changes(scheme: str) -> None:
+    uri = f"{scheme}://ann%40example.com@imap.example.com/INBOX"
+    assert digest_of_uris([uri]) != digest_of_uris([uri])

@@ -27,7 +27,8 @@ from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.mailboxes import MAIL_FILE, synthesize_mail, write_mail
 from gumshoe.synthesis.reference_work import DOCUMENTS_FILE, synthesize_documents, write_documents
-from tests.benchmarks.mail import DATA, show
+from tests.benchmarks.mail import show
+from tests.benchmarks.mail_corpus import DATA
 
 CONFIG = "tiny"
 LEARNED_FROM, TESTED_ON = 9001, 9002  # seeds of companies

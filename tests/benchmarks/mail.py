@@ -1,55 +1,81 @@
-"""Measure how fast mail is indexed and searched, compared with a plain solution: `make benchmarks`.
+"""Measure how mail is indexed and searched, beside a plain solution and other engines: `make benchmarks`.
 
-The plain solution inserts messages one by one into tables of messages and recipients and an FTS5 table. Its query
-matches the text, and then checks for each match if the inbox is a recipient.
+    python -m tests.benchmarks.mail                                                                # two minutes
+    python -m tests.benchmarks.mail --only questions
+    python -m tests.benchmarks.mail --copies 31 --inbox-copies 16 --megabytes 500 --queries 420    # an hour
 
-This uses the real mail beside the checkout; half a million messages are the real ones repeated with new ids,
-addresses and dates. Takes some minutes and 4 GB of temporary disk. Numbers are medians unless noted otherwise.
+Searches are measured in many inboxes, and in one inbox that holds all messages. The messages are the real ones beside
+the checkout, repeated with new ids, addresses and dates: 15,041 are kept of each copy. The other engines, as far as
+they are installed, get the messages that the plain solution keeps. Each query is asked once in a newly opened index,
+so that no result is cached, but files are in the page cache. Numbers are medians unless noted otherwise. With 31
+copies, this takes 10 GB of temporary disk.
 """
 
 import argparse
-import gzip
 import json
-import random
-import sqlite3
 import statistics
 import subprocess
 import sys
-import tarfile
 import tempfile
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from collections.abc import Callable
+from contextlib import suppress
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
-from gumshoe.mail.build import build_mail_index
+from gumshoe.mail.build import build_mail_index, extend_mail_index
+from gumshoe.mail.inboxes import OwnedSource
 from gumshoe.mail.index import MailIndex
+from gumshoe.mail.search_arguments import Order
+from tests.benchmarks.mail_corpus import (
+    DATA,
+    OWNER,
+    Query,
+    extract_raw_mail,
+    list_inboxes,
+    make_queries,
+    real_messages,
+    repeat_messages,
+    write_jsonl,
+    write_mbox,
+)
+from tests.benchmarks.mail_engines import ENGINES, Engine, Mail, Plain, Searcher, find_engines
+from tests.benchmarks.mail_questions import measure_questions
 
-DATA = Path(__file__).parents[3] / "shared" / "data" / "enron"
-COMMON = ["the", "please", "enron", "you", "would"]
-PHRASES = ["let me know", "thank you", "of the", "please find attached", "conference call"]
-RARE_IN = range(5, 50)  # number of real messages that contain a rare word
+PARTS = ("indexing", "memory", "many", "one", "questions")
+ORDERS: tuple[Order, ...] = ("date", "relevance")
+DAY, DAYS = 2_000, 3  # messages of a day of mail, and how often one is added
 
-Query = tuple[str, str, list[str], str | None, str | None]  # kind, inbox, keywords, sent_after, sent_before
+Search = Callable[[Query, Order], list[str]]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--copies", type=int, default=31, help="number of repetitions of the 16,920 real messages")
-    parser.add_argument("--runs", type=int, default=5, help="number of indexing runs")
-    parser.add_argument("--queries", type=int, default=400, help="number of queries")
+    parser.add_argument("--copies", type=int, default=2, help="copies of the 16,920 real messages, in many inboxes")
+    parser.add_argument("--inbox-copies", type=int, default=1, help="copies of them in one inbox")
+    parser.add_argument("--megabytes", type=int, default=20, help="size of the mbox file whose memory is measured")
+    parser.add_argument("--runs", type=int, default=3, help="number of indexing runs")
+    parser.add_argument("--queries", type=int, default=140, help="number of queries")
+    parser.add_argument("--engines", nargs="*", choices=ENGINES, default=list(ENGINES), help="engines to compare with")
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run")
     options = parser.parse_args()
     if not DATA.is_dir():
         sys.exit(f"the real mail does not exist: {DATA}")
-    with tempfile.TemporaryDirectory(prefix="gumshoe-benchmark-") as directory:
-        index_small(Path(directory), options.runs)
-        search_large(Path(directory), options.copies, options.queries)
+    work: dict[str, Callable[[Path], None]] = {
+        "indexing": lambda place: measure_indexing(place, options.runs),
+        "memory": lambda place: measure_memory(place, options.megabytes),
+        "many": lambda place: compare(place, options.copies, None, options.engines, options.queries),
+        "one": lambda place: compare(place, options.inbox_copies, OWNER, options.engines, options.queries),
+        "questions": lambda place: show(*measure_questions(place)),
+    }
+    for part in options.only:
+        with tempfile.TemporaryDirectory(prefix="gumshoe-benchmark-") as directory:
+            work[part](Path(directory))
 
 
 def show(title: str, header: list[str], rows: list[list[str]]) -> None:
@@ -65,32 +91,6 @@ def timed(work: Callable[[], object]) -> float:
     return time.perf_counter() - started
 
 
-def index_small(directory: Path, runs: int) -> None:
-    """Measure messages indexed per second: raw files, and the real mail as JSONL, compared with the plain loop."""
-    raw = directory / "raw"
-    with tarfile.open(DATA / "maildir-993.tar.gz") as archive:
-        archive.extractall(raw, filter="data")
-    files = sum(path.is_file() for path in raw.rglob("*"))
-    source = f"jsonl:{DATA / 'mail.jsonl.gz'}"
-    count = sum(1 for _ in real_messages())
-    ours, plain = directory / "small", directory / "small.sqlite"
-    paces: dict[str, list[float]] = {"raw": [], "jsonl": [], "plain": []}
-    for _ in range(runs):
-        paces["raw"].append(files / timed(lambda: build_mail_index([f"maildir:{raw}"], ours, replace=True)))
-        plain.unlink(missing_ok=True)
-        paces["plain"].append(count / timed(lambda: plain_build(plain, real_messages())))
-        paces["jsonl"].append(count / timed(lambda: build_mail_index([source], ours, replace=True)))
-    show(
-        "Indexing, messages per second",
-        ["", "median", "best", "worst", "against the plain loop"],
-        [
-            ["raw RFC 822 files (993)", *spread(paces["raw"]), ""],
-            ["real mail, JSONL (16,920)", *spread(paces["jsonl"]), ratio(paces["jsonl"], paces["plain"])],
-            ["plain loop, the same JSONL", *spread(paces["plain"]), ""],
-        ],
-    )
-
-
 def spread(values: list[float], digits: int = 0) -> list[str]:
     return [f"{value:,.{digits}f}" for value in (statistics.median(values), max(values), min(values))]
 
@@ -99,193 +99,233 @@ def ratio(ours: list[float], theirs: list[float]) -> str:
     return f"{statistics.median(ours) / statistics.median(theirs):.2f} times"
 
 
-def real_messages() -> Iterator[dict[str, Any]]:
-    with gzip.open(DATA / "mail.jsonl.gz") as lines:
-        yield from map(json.loads, lines)
-
-
-def repeat_messages(copies: int) -> Iterator[dict[str, Any]]:
-    """Yield the real messages repeatedly, each time with other ids, addresses and dates."""
-    messages = list(real_messages())
-    for copy in range(copies):
-        for message in messages:
-            renamed = {
-                role: [f"{address.strip().lower()}.{copy}" for address in message[role]] for role in ("to", "cc", "bcc")
-            }
-            sent = datetime.fromisoformat(message["date"]) + timedelta(days=37 * copy, minutes=copy)
-            yield {
-                **message,
-                **renamed,
-                "body": message["body"].replace("\r\n", "\n").replace("\r", "\n"),  # as the product counts the length
-                "from": f"{message['from'].strip().lower()}.{copy}",
-                "message_id": f"{message['message_id'][:-1]}.{copy}>",
-                "date": sent.isoformat(),
-            }
-
-
-def plain_build(path: Path, messages: Iterator[dict[str, Any]]) -> None:
-    """Build the plain database, one message at a time."""
-    database = sqlite3.connect(path)
-    database.executescript(
-        """
-        PRAGMA journal_mode = off; PRAGMA synchronous = off;
-        CREATE TABLE messages (
-            id INTEGER PRIMARY KEY, message_id TEXT UNIQUE, sent INTEGER, sender TEXT, subject TEXT, body TEXT
-        );
-        CREATE TABLE recipients (message INTEGER, address TEXT, PRIMARY KEY (message, address)) WITHOUT ROWID;
-        CREATE VIRTUAL TABLE text USING fts5(
-            subject, body, content='messages', content_rowid='id', tokenize='unicode61 remove_diacritics 2'
-        );
-        """
-    )
-    seen: dict[tuple[str, str, str], int | None] = {}
-    for message in messages:
-        everyone = message["to"] + message["cc"] + message["bcc"]
-        addresses = {each.strip().lower() for each in [message["from"], *everyone]}
-        key = (message["subject"], message["body"], message["from"])
-        if len(message["body"]) > 5000 or len(everyone) > 30:
-            continue
-        if key in seen:  # recipients of the duplicate find the message too
-            pairs = [(seen[key], address) for address in addresses]
-            database.executemany("INSERT OR IGNORE INTO recipients VALUES (?, ?)", pairs)
-            continue
-        sent = int(datetime.fromisoformat(message["date"]).timestamp())
-        number = database.execute(
-            "INSERT INTO messages (message_id, sent, sender, subject, body) VALUES (?, ?, ?, ?, ?)",
-            (message["message_id"], sent, message["from"], message["subject"], message["body"]),
-        ).lastrowid
-        seen[key] = number
-        for address in addresses:
-            database.execute("INSERT INTO recipients VALUES (?, ?)", (number, address))
-        database.execute(
-            "INSERT INTO text (rowid, subject, body) VALUES (?, ?, ?)", (number, message["subject"], message["body"])
-        )
-    database.commit()
-    database.close()
-
-
-def plain_search(database: sqlite3.Connection, query: Query, by: str) -> list[str]:
-    """Search the plain database: match the text, then check the recipients of each match."""
-    _, inbox, keywords, *days = query
-    match = " AND ".join(f'"{keyword}"' for keyword in keywords)
-    first, last = (int(datetime.fromisoformat(day).replace(tzinfo=UTC).timestamp()) if day else None for day in days)
-    rows = database.execute(
-        "SELECT message_id, snippet(text, 1, '', '', ' … ', 24) FROM text JOIN messages ON id = text.rowid "
-        "WHERE text MATCH ? AND (? IS NULL OR sent >= ?) AND (? IS NULL OR sent < ?) "
-        "AND EXISTS (SELECT 1 FROM recipients WHERE message = id AND address = ?) "
-        f"ORDER BY {by} LIMIT 10",
-        (match, first, first, last, last, inbox),
-    )
-    return [message_id for message_id, _ in rows]
-
-
-@dataclass
-class Timings:
-    """Milliseconds of each query, by kind."""
-
-    by_kind: dict[str, list[float]]
-
-    def everything(self) -> list[float]:
-        return [each for several in self.by_kind.values() for each in several]
-
-
-def measure(queries: list[Query], search: Callable[[Query], object]) -> Timings:
-    timings: dict[str, list[float]] = {}
-    for query in queries:
-        timings.setdefault(query[0], []).append(1000 * timed(lambda query=query: search(query)))  # type: ignore[misc]
-    return Timings(timings)
-
-
 def p99(values: list[float]) -> float:
     return statistics.quantiles(values, n=100, method="inclusive")[98]
 
 
-def make_queries(copies: int, number: int) -> tuple[list[Query], int]:
-    """Return queries over all inboxes, and the number of inboxes."""
-    chance = random.Random(0)
-    words: Counter[str] = Counter()
-    received: Counter[str] = Counter()
-    for message in real_messages():
-        words.update({word for word in message["body"].lower().split() if word.isascii() and word.isalpha()})
-        received.update({address.strip().lower() for address in [message["from"], *message["to"]]})
-    rare = sorted(word for word, count in words.items() if count in RARE_IN)
-    inboxes = [f"{address}.{copy}" for address, count in received.items() if count >= 100 for copy in range(copies)]
-    queries: list[Query] = []
-    for turn in range(number):
-        inbox = chance.choice(inboxes)
-        day = datetime(2000, 1, 1, tzinfo=UTC) + timedelta(days=chance.randrange(1500))
-        days = f"{day:%Y-%m-%d}", f"{day + timedelta(days=365):%Y-%m-%d}"
-        queries.append(
-            [
-                ("rare word", inbox, [chance.choice(rare)], None, None),
-                ("common word", inbox, [chance.choice(COMMON)], None, None),
-                ("phrase", inbox, [chance.choice(PHRASES)], None, None),
-                ("date range", inbox, [chance.choice(COMMON)], *days),
-                (
-                    "several words",
-                    inbox,
-                    [chance.choice(COMMON), chance.choice(COMMON), chance.choice(rare)],
-                    None,
-                    None,
-                ),
-            ][turn % 5]
-        )
-    return queries, len(inboxes)
+# Indexing
 
 
-def search_large(directory: Path, copies: int, number: int) -> None:
-    """Measure searches in half a million messages, of both solutions, and compare their results."""
-    source, ours, plain = directory / "large.jsonl", directory / "large", directory / "large.sqlite"
-    with source.open("w") as file:
-        for message in repeat_messages(copies):
-            file.write(json.dumps(message) + "\n")
-    started = time.perf_counter()
-    report = build_mail_index([f"jsonl:{source}"], ours)
-    ours_pace = report.read / (time.perf_counter() - started)
-    with source.open() as lines:
-        plain_pace = report.read / timed(lambda: plain_build(plain, map(json.loads, lines)))
-    source.unlink()
+def measure_indexing(directory: Path, runs: int) -> None:
+    """Measure messages indexed per second: raw mail, and the real mail as JSONL, compared with the plain loop."""
+    files = extract_raw_mail(directory / "raw")
+    mbox = directory / "raw.mbox"
+    in_mbox = write_mbox(mbox, files, 50_000_000)
+    source = f"jsonl:{DATA / 'mail.jsonl.gz'}"
+    count = sum(1 for _ in real_messages())
+    ours, plain = directory / "ours", Plain(directory / "plain.sqlite")
+    builds: dict[str, tuple[int, Callable[[], object]]] = {
+        f"raw RFC 822 files ({len(files)})": (
+            len(files),
+            lambda: build_mail_index([f"maildir:{directory / 'raw'}"], ours, replace=True),
+        ),
+        f"raw mail, mbox ({in_mbox:,})": (in_mbox, lambda: build_mail_index([f"mbox:{mbox}"], ours, replace=True)),
+        "plain loop, the real mail": (count, lambda: plain.build(real_messages())),
+        f"the real mail, JSONL ({count:,})": (count, lambda: build_mail_index([source], ours, replace=True)),
+    }
+    paces: dict[str, list[float]] = {name: [] for name in builds}
+    for _ in range(runs):
+        for name, (messages, build) in builds.items():
+            paces[name].append(messages / timed(build))
+    *_, plain_paces, jsonl_paces = paces.values()
+    rows = [[name, *spread(values), ""] for name, values in paces.items()]
+    rows[-1][-1] = ratio(jsonl_paces, plain_paces)
+    show("Indexing, messages per second", ["", "median", "best", "worst", "against the plain loop"], rows)
+
+
+class Memory(NamedTuple):
+    """Memory of processes, in MiB."""
+
+    resident: float
+    """With pages of files, which the system can take back."""
+    private: float
+
+
+def measure_memory(directory: Path, megabytes: int) -> None:
+    """Measure the peak memory of `gumshoe mail index` with an mbox file, and with one of a quarter of its size."""
+    files = extract_raw_mail(directory / "raw")
+    rows = []
+    for size in (megabytes // 4, megabytes):
+        messages = write_mbox(directory / "large.mbox", files, size * 1_000_000)
+        command = [sys.executable, "-m", "gumshoe", "mail", "index", f"mbox:{directory / 'large.mbox'}"]
+        command += ["--out", str(directory / f"index-{size}"), "--json"]
+        started = time.perf_counter()
+        peaks = watch_memory(command)
+        seconds = time.perf_counter() - started
+        shown = [f"{each.resident:,.0f} / {each.private:,.0f}" for each in peaks]
+        rows.append([f"{size} MB", f"{messages:,}", f"{seconds:.1f}", f"{messages / seconds:,.0f}", *shown])
     show(
-        f"Indexing {report.read:,} messages, {report.messages:,} kept",
-        ["", "messages per second", "file"],
-        [
-            ["ours", f"{ours_pace:,.0f}", f"{(ours / 'mail.sqlite').stat().st_size >> 20:,} MiB"],
-            ["plain loop", f"{plain_pace:,.0f}", f"{plain.stat().st_size >> 20:,} MiB"],
-        ],
-    )
-    queries, inboxes = make_queries(copies, number)
-    database = sqlite3.connect(plain)
-    index = MailIndex(ours)
-    same = sum(find(index, query, "date") == plain_search(database, query, "sent DESC, id") for query in queries)
-    rows, in_use = [], dict[str, list[float]]()
-    for order, by in (("date", "sent DESC, id"), ("relevance", "rank")):
-        index = MailIndex(ours)  # newly opened, without cached results or inboxes
-        mine = measure(queries, lambda query, index=index, order=order: find(index, query, order))  # type: ignore[misc]
-        # The same queries with another limit, so that no result is cached.
-        again = measure(queries, lambda query, index=index, order=order: find(index, query, order, 9))  # type: ignore[misc]
-        in_use[order] = again.everything()
-        theirs = measure(queries, lambda query, by=by: plain_search(database, query, by))  # type: ignore[misc]
-        for kind in (*mine.by_kind, "all"):
-            a = mine.by_kind.get(kind) or mine.everything()
-            b = theirs.by_kind.get(kind) or theirs.everything()
-            figures = [statistics.median(a), p99(a), statistics.median(b), p99(b)]
-            rows.append([order, kind, *(f"{figure:.2f}" for figure in figures), f"{figures[3] / figures[1]:.0f} times"])
-    show(
-        f"Searching {report.messages:,} messages, {len(queries)} queries in {inboxes:,} inboxes, milliseconds",
-        ["order", "query", "median", "p99", "plain median", "plain p99", "faster at p99"],
+        "Indexing an mbox file with `gumshoe mail index`: peak memory, resident / private, MiB",
+        ["size", "messages", "seconds", "per second", "main process", "other processes", "all"],
         rows,
     )
+
+
+def watch_memory(command: list[str]) -> list[Memory]:
+    """Run a command, and return the peak memory of its process, of all its child processes together, and of both."""
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    process = psutil.Process(run.pid)
+    peaks = [Memory(0, 0)] * 3
+    while run.poll() is None:
+        with suppress(psutil.Error):
+            main_process = _read_memory(process)
+            others = _add([_read_memory(each) for each in process.children(recursive=True)])
+            now = (main_process, others, _add([main_process, others]))
+            peaks = [
+                Memory(max(a.resident, b.resident), max(a.private, b.private)) for a, b in zip(peaks, now, strict=True)
+            ]
+        time.sleep(0.05)
+    if run.returncode:
+        sys.exit(f"{' '.join(command)} failed with {run.returncode}")
+    return peaks
+
+
+def _add(several: list[Memory]) -> Memory:
+    return Memory(sum(each.resident for each in several), sum(each.private for each in several))
+
+
+def _read_memory(process: psutil.Process) -> Memory:
+    """Return the memory of a process; none if it has ended."""
+    status: dict[str, str] = {}
+    with suppress(OSError):
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        status = dict(line.split(":", 1) for line in lines)
+    return Memory(*(int(status.get(name, "0 kB").split()[0]) / 1024 for name in ("VmRSS", "RssAnon")))
+
+
+# Searching
+
+
+class Timings(NamedTuple):
+    """Milliseconds of each query, by kind, and what was found."""
+
+    by_kind: dict[str, list[float]]
+    found: list[list[str]]
+
+    def select(self, kind: str | None) -> list[float]:
+        """Return the times of one kind of query, or of all."""
+        return [each for name, several in self.by_kind.items() for each in several if kind in (None, name)]
+
+
+def measure(queries: list[Query], search: Search, order: Order) -> Timings:
+    timings = Timings({}, [])
+    for query in queries:
+        started = time.perf_counter()
+        timings.found.append(search(query, order))
+        timings.by_kind.setdefault(query.kind, []).append(1000 * (time.perf_counter() - started))
+    return timings
+
+
+def search_ours(index: MailIndex, limit: int = 10) -> Search:
+    def search(query: Query, order: Order) -> list[str]:
+        days = {"sent_after": query.after, "sent_before": query.before}
+        hits = index.search(query.inbox, query.keywords, **days, order=order, limit=limit)
+        return [hit.message_id for hit in hits]
+
+    return search
+
+
+def compare(directory: Path, copies: int, owner: str | None, engines: list[str], number: int) -> None:
+    """Build an index with each engine, and measure searches in it; then add days of mail to ours.
+
+    With an owner, everything is in the owner's inbox.
+    """
+    ours, plain = directory / "ours", Plain(directory / "plain.sqlite")
+    others = [each(directory / each.name) for each in find_engines(engines)]
+    kept = build_all(directory, copies, owner, plain, others)
+    queries = make_queries([owner] if owner else list_inboxes(copies), number)
+    place = "one inbox" if owner else f"{len({query.inbox for query in queries}):,} inboxes"
+    timings: dict[tuple[str, Order], Timings] = {}
+    searchers: list[Searcher] = [plain, *others]
+    for order in ORDERS:
+        timings["ours", order] = measure(queries, search_ours(MailIndex(ours)), order)
+        for engine in searchers:
+            if order in engine.orders:
+                engine.open()
+                timings[engine.name, order] = measure(queries, engine.search, order)
+    names = ["ours", *(each.name for each in searchers)]
+    show(
+        f"{len(queries)} searches of {place}, {kept:,} messages: median / p99, milliseconds",
+        ["order", "query", *names],
+        [row for order in ORDERS for row in list_rows(order, names, timings)],
+    )
     console = Console(width=110)
-    for order, timings in in_use.items():
-        console.print(f"After warmup, by {order}: median {statistics.median(timings):.2f}, p99 {p99(timings):.2f}")
-    console.print(f"Same results in the same order (by date): {same} of {len(queries)}")
     console.print(f"Memory of a searching process, without the page cache: {memory(ours, queries):.0f} MiB")
+    seconds = add_days(directory, copies, owner)
+    console.print(f"Adding {DAY:,} messages: median {statistics.median(seconds):.2f} s, worst {max(seconds):.2f} s")
+    for order in ORDERS:
+        index = MailIndex(ours)
+        measure(queries, search_ours(index, 9), order)  # opens inboxes; another limit, so that no result is cached
+        in_use = measure(queries, search_ours(index), order).select(None)
+        console.print(
+            f"With these, once inboxes are open, by {order}: median {statistics.median(in_use):.2f} ms, "
+            f"p99 {p99(in_use):.2f} ms"
+        )
 
 
-def find(index: MailIndex, query: Query, order: Any, limit: int = 10) -> list[str]:
-    _, inbox, keywords, after, before = query
-    hits = index.search(inbox, keywords, sent_after=after, sent_before=before, order=order, limit=limit)
-    return [hit.message_id for hit in hits]
+def build_all(directory: Path, copies: int, owner: str | None, plain: Plain, others: list[Engine]) -> int:
+    """Build all indexes, show how fast that was, and return the number of messages that ours holds."""
+    source, ours = directory / "mail.jsonl", directory / "ours"
+    write_jsonl(source, repeat_messages(copies))
+    started = time.perf_counter()
+    report = build_mail_index([OwnedSource(f"jsonl:{source}", owner or "")], ours)
+    paces = {"ours": report.read / (time.perf_counter() - started)}
+    with source.open() as lines:
+        paces["plain"] = report.read / timed(lambda: plain.build(map(json.loads, lines), owner))
+    source.unlink()
+    mail: Callable[[], Any] = lambda: map(_keep_owner(owner), plain.read_all())  # noqa: E731
+    for engine in others:
+        paces[engine.name] = report.messages / timed(lambda engine=engine: engine.build(mail()))  # type: ignore[misc]
+    sizes = {"ours": size_of(ours), "plain": plain.path.stat().st_size}
+    sizes |= {each.name: size_of(each.directory) for each in others}
+    show(
+        f"Indexing {report.read:,} messages, {report.messages:,} kept, {'one inbox' if owner else 'all inboxes'}",
+        ["", "messages per second", "files"],
+        [[name, f"{pace:,.0f}", f"{sizes[name] >> 20:,} MiB"] for name, pace in paces.items()],
+    )
+    return report.messages
+
+
+def _keep_owner(owner: str | None) -> Callable[[Mail], Mail]:
+    """Return what limits the inboxes of a message to its owner's, if it has one."""
+    return (lambda mail: mail._replace(inboxes=[owner])) if owner else (lambda mail: mail)
+
+
+def size_of(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.rglob("*") if path.is_file())
+
+
+def list_rows(order: Order, names: list[str], timings: dict[tuple[str, Order], Timings]) -> list[list[str]]:
+    """Return the times of each kind of query, how ours compare at the 99th percentile, and how results agree."""
+    ours = timings["ours", order]
+    rows = []
+    for kind in (*ours.by_kind, None):
+        cells = []
+        for name in names:
+            times = timings[name, order].select(kind) if (name, order) in timings else []
+            cells.append(f"{statistics.median(times):.2f} / {p99(times):.2f}" if times else "")
+        rows.append([order, kind or "all", *cells])
+    others = [timings.get((name, order)) for name in names[1:]]
+    our_p99 = p99(ours.select(None))
+    ratios = [f"{our_p99 / p99(each.select(None)):.2f}" if each else "" for each in others]
+    same = [
+        f"{100 * sum(set(a) == set(b) for a, b in zip(ours.found, each.found, strict=True)) / len(ours.found):.0f} %"
+        if each
+        else ""
+        for each in others
+    ]
+    return [*rows, [order, "p99, ours / theirs", "", *ratios], [order, "same messages", "", *same]]
+
+
+def add_days(directory: Path, copies: int, owner: str | None) -> list[float]:
+    """Return the seconds that each of some days of mail takes to be added."""
+    seconds = []
+    for day in range(DAYS):
+        source = directory / f"day-{day}.jsonl"
+        write_jsonl(source, islice(repeat_messages(1, copies + day), DAY))
+        owned = OwnedSource(f"jsonl:{source}", owner or "")
+        seconds.append(timed(lambda owned=owned: extend_mail_index([owned], directory / "ours")))  # type: ignore[misc]
+    return seconds
 
 
 _MEMORY = """

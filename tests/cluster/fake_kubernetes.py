@@ -42,6 +42,7 @@ _KINDS = {  # kinds by plural, by API version
     "authorization.k8s.io/v1": {"subjectaccessreviews": "SubjectAccessReview"},
     "batch/v1": {"jobs": "Job"},
     "autoscaling/v2": {"horizontalpodautoscalers": "HorizontalPodAutoscaler"},
+    "kubeflow.org/v1": {"profiles": "Profile"},
     "kueue.x-k8s.io/v1beta2": {
         "clusterqueues": "ClusterQueue",
         "localqueues": "LocalQueue",
@@ -411,6 +412,7 @@ def _status(code: int, reason: str, message: str) -> tuple[int, Object]:
 
 
 _CLUSTER_SCOPED = {
+    "profiles",
     "clusterqueues",
     "clusterrolebindings",
     "clusterroles",

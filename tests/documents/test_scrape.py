@@ -5,7 +5,6 @@ import gzip
 import itertools
 import json
 import random
-import resource
 import signal
 import socket
 import ssl
@@ -28,11 +27,12 @@ import pytest
 
 from gumshoe.documents.document import page_id
 from gumshoe.documents.scraping.addresses import RecordFields, WantedPage, list_wanted_pages
-from gumshoe.documents.scraping.extraction import Extractor, open_extractor
 from gumshoe.documents.scraping.failure import PageFailure
 from gumshoe.documents.scraping.fetching import Politeness
 from gumshoe.documents.scraping.guard import Resolve, is_allowed, normalize_url, parse_network
 from gumshoe.documents.scraping.scrape import FailedPage, ScrapeReport, ScrapeSettings, scrape_pages
+from gumshoe.extraction.processes import BoundedProcesses
+from tests.certificates import make_certificate
 from tests.conftest import CommandResult
 from tests.documents.pages import pdf
 from tests.documents.site import Site, Visit, page, running_site
@@ -350,7 +350,7 @@ def test_a_redirect_to_an_invalid_url_is_not_followed(site: Site, scraper: Scrap
 
 
 def test_tls_verifies_the_name(scraper: Scraper, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    certificate = _certificate("site.example")
+    certificate = make_certificate("site.example")
     path = tmp_path / "certificate.pem"
     path.write_bytes(certificate)
     names: list[str | None] = []
@@ -365,32 +365,6 @@ def test_tls_verifies_the_name(scraper: Scraper, tmp_path: Path, monkeypatch: py
     assert [each["url"] for each in scraper.documents] == [right]
     assert [(each.url, each.reason, each.may_pass) for each in report.failed] == [(wrong, "certificate", False)]
     assert set(names) == {"site.example", "other.example"}
-
-
-def _certificate(name: str) -> bytes:
-    """Return a key and a self-signed certificate for a name."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.x509.oid import NameOID
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    whose = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.now(UTC)
-    made = (
-        x509.CertificateBuilder()
-        .subject_name(whose)
-        .issuer_name(whose)
-        .public_key(key.public_key())
-        .serial_number(1)
-        .not_valid_before(now - timedelta(days=1))
-        .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    pem = serialization.Encoding.PEM
-    private = key.private_bytes(pem, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return private + made.public_bytes(pem)
 
 
 def test_proxies_of_the_environment_are_ignored(site: Site, scraper: Scraper, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -589,13 +563,13 @@ def test_each_fault_is_reported_and_the_next_page_scraped(
 
 def test_slow_extraction_is_killed(site: Site, scraper: Scraper, monkeypatch: pytest.MonkeyPatch) -> None:
     """Give a bad page that would take hours a short limit, and the good page as much time as it needs."""
-    begin = Extractor._submit
+    begin = BoundedProcesses._submit
 
-    def submit_with_short_limit(self: Extractor, body: bytes, *given: Any) -> Any:
+    def submit_with_short_limit(self: BoundedProcesses, function: Any, body: bytes, *given: Any) -> Any:
         self._seconds = 0.5 if len(body) > 1_000_000 else HOUR
-        return begin(self, body, *given)
+        return begin(self, function, body, *given)
 
-    monkeypatch.setattr(Extractor, "_submit", submit_with_short_limit)
+    monkeypatch.setattr(BoundedProcesses, "_submit", submit_with_short_limit)
     site.paths["/bad"], site.paths["/good"] = lambda visit: visit.answer("<p>a<b>" * 250_000), good
     report = scraper(site.url("/bad"), site.url("/good"), page_bytes=5_000_000)
     assert [(each.reason, each.may_pass) for each in report.failed] == [("unreadable", False)]
@@ -640,12 +614,6 @@ def test_a_page_in_several_gzip_members_is_complete(site: Site, scraper: Scraper
     assert scraper(*(site.url(f"/{number}") for number in range(3)), probe=False).written == 3
     assert all("passes after a week" in document["text"] for document in scraper.documents)
     assert all(request.headers["Accept-Encoding"] == "gzip" for request in site.requests)
-
-
-def test_extraction_processes_have_a_memory_limit() -> None:
-    with open_extractor(1, 20) as pages:
-        held, _ = pages._pool.schedule(resource.getrlimit, args=[resource.RLIMIT_AS]).result()
-    assert held == 4 << 30
 
 
 DRY = "Sjögren\u2019s syndrome \u201cdries\u201d the eyes for years."

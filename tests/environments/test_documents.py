@@ -203,8 +203,32 @@ def test_an_ingested_index_is_reused(about: str, tmp_path: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "index").rglob("*")}
     assert ingest_sources([source], about, "none", tmp_path / "index") == made
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "index").rglob("*")} == before
-    with raises("mail.index-exists" if about == "email" else "documents.index-exists", tmp_path / "index"):
+    code = "mail.index-exists" if about == "email" else "documents.index-exists"
+    with raises(code, tmp_path / "index"):
         ingest_sources([source, source], about, "none", tmp_path / "index")
+    with raises(code, tmp_path / "index"):
+        ingest_sources([source], about, "none", tmp_path / "index", {"drop_duplicates": False})
+
+
+def test_an_ingested_index_has_the_given_owners_and_options(tmp_path: Path) -> None:
+    source = write_mail(tmp_path / "in.jsonl", [record(1), record(2, body="long " * 2000)])
+    owned = {"source": source, "owner": "Lee@example.com", "aliases": ["ann@example.com"]}
+    options = {"max_body": 0.0, "skip": ["spam", "deleted"]}
+    made = ingest_sources([owned], "email", "none", tmp_path / "index", options)
+    assert (made.count, made.facts["inboxes"]) == (2, 1)
+    assert made.facts["sources"] == [{**owned, "owner": "lee@example.com"}]
+    assert (made.facts["options"]["max_body"], made.facts["options"]["skip"]) == (None, ["deleted", "spam"])
+    assert ingest_sources([owned], "email", "none", tmp_path / "index", options) == made
+    with raises("mail.index-exists", tmp_path / "index"):
+        ingest_sources([source], "email", "none", tmp_path / "index", options)
+
+
+def test_documents_are_ingested_with_options_and_without_owners(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "in.jsonl", PAGES)
+    made = ingest_sources([source], "documents", "none", tmp_path / "index", {"tokens": 64.0, "language": "de"})
+    assert (made.facts["options"]["tokens"], made.facts["options"]["language"]) == (64, "de")
+    with raises("sources.owner-not-allowed", "ann@example.com"):
+        ingest_sources([{"source": source, "owner": "ann@example.com"}], "documents", "none", tmp_path / "other")
 
 
 def test_ask_embeds_queries_with_an_endpoint(tmp_path: Path) -> None:

@@ -192,7 +192,7 @@ def test_a_restarted_vllm_server_costs_no_group(endless_model: Path, tmp_path: P
             again = metrics(second.url, "vllm:request_success_total")
     finally:
         rollout.kill()
-        rollout.communicate()
+        rollout.wait()
     assert rollout.returncode == 0, log.read_text()
     assert again >= count * samples / 2, "finished episodes are not run again"
     found = list(read_trajectories(out))

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -122,9 +122,8 @@ def test_files_and_directories_cannot_be_swapped(tmp_path: Path) -> None:
     write(tmp_path, {"dir/1.eml": mail(1)})
     with raises("sources.no-such-directory", tmp_path / "dir" / "1.eml"):
         open_source(f"maildir:{tmp_path / 'dir' / '1.eml'}")
-    for kind in ("mbox", "jsonl"):
-        with raises("store.is-a-directory", f"{kind}:{tmp_path / 'dir'}"):
-            open_source(f"{kind}:{tmp_path / 'dir'}")
+    with raises("store.is-a-directory", f"jsonl:{tmp_path / 'dir'}"):
+        open_source(f"jsonl:{tmp_path / 'dir'}")
 
 
 def test_a_path_with_special_characters_is_read(tmp_path: Path) -> None:
@@ -378,7 +377,6 @@ def test_missing_fields_are_empty_and_a_missing_id_is_generated(tmp_path: Path) 
         (b'{"body": ["a"]}', "wrong type of field"),
         (b'{"subject": {}, "body": "x"}', "wrong type of field"),
         (b'{"message_id": 1, "body": "x"}', "wrong type of field"),
-        (b'{"from": {"email": "a@b"}, "body": "x"}', "wrong type of field"),
         (b'{"from": 5, "body": "x"}', "wrong type of field"),
         (b'{"to": [["a@b"]], "body": "x"}', "wrong type of field"),
         (b'{"to": [7], "body": "x"}', "wrong type of field"),
@@ -390,35 +388,6 @@ def test_an_unreadable_line_is_reported_and_the_rest_read(line: bytes, reason: s
     items = one_jsonl(tmp_path, jsonl(record(1), line, b"", b"  \r", record(5)))
     assert numbers(items) == [1, 5]
     assert list_unreadable(items) == [(f"{tmp_path / 'mail.jsonl'}:2", reason)]
-
-
-@pytest.mark.parametrize(
-    ("written", "sent", "offset"),
-    [
-        ("2001-05-14T05:00:00-07:00", NOON, -420),
-        ("2001-05-14 12:00:00", NOON, None),
-        ("Mon, 14 May 2001 05:00:00 -0700 (PDT)", NOON, -420),
-        (NOON, NOON, None),
-        (NOON + 0.75, NOON, None),
-        (0, 0, None),
-        (-86400, -86400, None),
-        ("soon", None, None),
-        ("", None, None),
-        (None, None, None),
-        (float("nan"), None, None),
-        (float("inf"), None, None),
-        (1e300, None, None),
-        (10**30, None, None),
-        (NOON * 1000, None, None),
-        (datetime(2001, 5, 14, 12, tzinfo=UTC), NOON, 0),
-        (date(2001, 5, 14), NOON - 12 * 3600, None),
-    ],
-)
-def test_dates_are_read_in_every_form(written: Any, sent: int | None, offset: int | None) -> None:
-    message = parse_record({"body": "x", "date": written}, "here")
-    assert isinstance(message, ParsedMessage)
-    assert (message.sent, message.utc_offset) == (sent, offset)
-    to_datetime(message.sent, message.utc_offset)
 
 
 def test_invalid_numbers_and_characters_do_not_lose_a_record(tmp_path: Path) -> None:
@@ -518,12 +487,12 @@ def test_an_index_counts_messages_and_unreadable_items(tmp_path: Path) -> None:
     options = MailBuildOptions(drop_duplicates=False)
     report = build_mail_index(sources, tmp_path / "index", options)
     assert (report.read, report.messages, report.without_date) == (8, 8, 1)
-    assert report.unreadable == {"no mail headers": 2, "empty": 1, "not JSON": 1}
+    assert report.unreadable == {"no mail headers": 1, "empty": 1, "unclear separators": 1, "not JSON": 1}
     listed = MailIndex(tmp_path / "index").list_unreadable()
     assert [(place.removeprefix(str(tmp_path)), reason) for place, reason, _ in listed] == [
         ("/tree/beck-s/inbox/8.", "empty"),
         ("/tree/beck-s/inbox/9.", "no mail headers"),
-        ("/box.mbox#2", "no mail headers"),
+        ("/box.mbox", "unclear separators"),
         ("/mail.jsonl:2", "not JSON"),
     ]
     assert build_mail_index(sources, tmp_path / "again", options).content == report.content
@@ -576,7 +545,7 @@ def test_missing_sources_on_s3_are_reported(s3_bucket: str) -> None:
         (f"mbox:s3://{s3_bucket}/missing/place", "store.not-found"),
         (f"jsonl:s3://{s3_bucket}/missing/place", "store.not-found"),
         (f"eml:s3://{s3_bucket}/dir", "mail.no-messages"),
-        (f"mbox:s3://{s3_bucket}/dir", "store.is-a-directory"),
+        (f"mbox:s3://{s3_bucket}/dir", "mail.no-messages"),
         (f"jsonl:s3://{s3_bucket}/dir", "store.is-a-directory"),
     ):
         with raises(code, uri):

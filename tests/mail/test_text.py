@@ -209,3 +209,73 @@ def test_deeply_nested_html_is_fast(tag: str) -> None:
     started = time.process_time()
     assert "bottom" in html_to_text(f"<{tag}>" * 5000 + "bottom")
     assert time.process_time() - started < 10
+
+
+@pytest.mark.parametrize("declared", ["gb2312", "gbk", "big5", "shift_jis", "euc-jp", "euc-kr", "iso-2022-jp"])
+@pytest.mark.parametrize("text", [CHINESE, JAPANESE, "회의가 금요일로 변경되었습니다", "Grüße aus Köln"])
+def test_utf_8_wins_over_a_wrongly_declared_multi_byte_charset(text: str, declared: str) -> None:
+    assert decode(text.encode(), declared) == text
+
+
+def test_text_with_a_utf_16_byte_order_mark_is_decoded() -> None:
+    assert decode("Grüße".encode("utf-16")) == decode("Grüße".encode("utf-16"), "us-ascii") == "Grüße"
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ('Join <a href="https://meet.example.com/j/93817">here</a>.', "Join here <https://meet.example.com/j/93817>."),
+        ("<a href='mailto:help@example.com?subject=x'>Write</a>", "Write <help@example.com>"),
+        ("<a\nclass=b HREF = https://example.com/?a=1&amp;b=2 >x</a>", "x <https://example.com/?a=1&b=2>"),
+        ('<a href="https://www.example.com/">example.com</a>', "example.com"),
+        ('<a href="mailto:ann@example.com">Ann (ann@example.com)</a>', "Ann (ann@example.com)"),
+        ('<a href="https://example.com/a"><img src=x alt=Logo></a>', ""),
+        ('<a href="#top">top</a> <a name=x>y</a> <a href="javascript:x()">z</a> <a href="cid:1">c</a>', "top y z c"),
+        ('<a href="https://example.com/a">not closed', "not closed"),
+        (f'<a href="https://example.com/a?{"x" * 500}">long</a>', "long <https://example.com/a>"),
+        (f'<a href="https://example.com/{"x" * 500}">l</a>', f"l <https://example.com/{'x' * 180}…>"),
+    ],
+)
+def test_the_targets_of_links_stay_in_the_text(html: str, text: str) -> None:
+    assert html_to_text(html).strip() == text
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("10<sup>9</sup> cells", "10^9 cells"),
+        ("10<SUP class=x><b>-3</b></SUP> m", "10^-3 m"),
+        ("2<sup>n</sup>", "2^n"),
+        ("1<sup>st</sup> of May", "1st of May"),
+        ("H<sub>2</sub>O", "H2O"),
+    ],
+)
+def test_raised_numbers_stay_apart(html: str, text: str) -> None:
+    assert html_to_text(html).strip() == text
+
+
+def test_invisible_padding_is_removed() -> None:
+    padding = "&#847;&zwnj;&nbsp;&#8199;&shy;" * 100
+    shown = html_to_text(f"<div>Receipt{padding}</div><p>Your in&shy;voice num&#8203;ber\ufeff is 7731.</p>")
+    assert shown.split() == ["Receipt", "Your", "invoice", "number", "is", "7731."]
+
+
+@pytest.mark.parametrize("text", ["می‌خواهم", "क्‍ष", "👨‍👩‍👧", "❤️"])
+def test_joiners_stay_where_they_are_needed(text: str) -> None:
+    assert html_to_text(f"<p>a\u200cb {text}\u200c</p>").strip() == f"ab {text}"
+
+
+@pytest.mark.parametrize("hidden", ["hidden", 'style="display:none"', "style='color:red; DISPLAY: none'"])
+def test_hidden_elements_are_removed_unless_there_is_nothing_else(hidden: str) -> None:
+    assert html_to_text(f"<div {hidden}>preheader</div><p>Shown</p>").strip() == "Shown"
+    assert html_to_text(f"<div {hidden}>All</div>").strip() == "All"
+
+
+@pytest.mark.parametrize(
+    "piece", ['<a href="', "<a ", '<a x href="y" ', "<sup>", "<sup ", "\xa0 ", "<a href=x>", "<!--"]
+)
+def test_odd_html_is_fast(piece: str) -> None:
+    started = time.process_time()
+    html_to_text(piece * 50_000)
+    html_to_text("<a" + piece[2:] * 50_000)
+    assert time.process_time() - started < 10

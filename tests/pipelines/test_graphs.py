@@ -13,6 +13,8 @@ from tests.errors import raises
 EMBEDDING = "intfloat/e5-base-v2"
 """Default of the pipelines."""
 COMPILED = Path(__file__).parents[2] / "pipelines" / "compiled"
+ANN = "ann@example.com"
+MAIL = "maildir:s3://bucket/mail"
 IMAGES = {"worker_image": "worker", "trainer_image": "trainer"}
 ON_GPU = {"warm-start", "train-grpo", "evaluate-policy"}
 
@@ -92,7 +94,8 @@ def test_every_step_has_labels_optional_secrets_and_a_timeout(graph: Graph) -> N
         assert settings["podMetadata"]["labels"][STEP_LABEL] == name
         assert int(settings["activeDeadlineSeconds"]) > 0
         secrets = settings["secretAsEnv"]
-        assert {each["secretName"] for each in secrets} == {"gumshoe-s3", "gumshoe-models", "gumshoe-webhook"}
+        own = {"gumshoe-imap"} if name == "ingest" else set()
+        assert {each["secretName"] for each in secrets} == {"gumshoe-s3", "gumshoe-models", "gumshoe-webhook"} | own
         assert all(each["optional"] for each in secrets)
 
 
@@ -248,6 +251,11 @@ def test_an_invalid_sweep_is_refused_before_anything_starts(sweep: list[Any], co
         ({"sources": ["dir:documents"]}, "pipelines.not-readable-from-pods", "read documents;"),
         ({"embedding": EMBEDDING}, "pipelines.image-cannot-embed", EMBEDDING),
         ({"embedding": "none-such/model"}, "pipelines.image-cannot-embed", "none-such/model"),
+        ({"sources": [{"source": "dir:s3://bucket/x", "owner": ANN}]}, "sources.owner-not-allowed", ANN),
+        ({"index": {"max_body": 0}}, "documents.invalid-index-options", "max_body"),
+        ({"index": {"embedding": "none"}}, "documents.invalid-index-options", "embedding: "),
+        ({"index": {"tokens": 3}}, "documents.invalid-chunk-size", "3"),
+        ({"index": {"language": "German"}}, "documents.invalid-language", "'German'"),
     ],
 )
 def test_invalid_document_arguments_are_refused_before_anything_starts(
@@ -327,3 +335,36 @@ def test_missing_demonstrations_are_refused_before_anything_starts(tmp_path: Pat
 def test_an_unknown_pipeline_is_refused() -> None:
     with raises("pipelines.unknown-pipeline", "'train'", *PIPELINES):
         compile_graph("train")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "value"),
+    [
+        ({"sources": [{"maildir": "s3://bucket/mail"}]}, "pipelines.source-not-a-string", "{'maildir': "),
+        ({"sources": [[MAIL]]}, "pipelines.source-not-a-string", f"['{MAIL}']"),
+        ({"sources": [{"source": MAIL, "ovner": ANN}]}, "mail.invalid-source-list", "ovner: "),
+        ({"sources": [{"source": MAIL, "aliases": ANN}]}, "mail.invalid-source-list", "aliases: "),
+        ({"sources": [{"source": MAIL, "owner": "ann"}]}, "mail.invalid-owner", "'ann'"),
+        ({"sources": [{"source": "dir:x", "owner": ANN}]}, "sources.unknown-form", "'dir:x'"),
+        ({"sources": [{"source": "maildir:x", "owner": ANN}]}, "pipelines.not-readable-from-pods", "read x;"),
+        ({"index": {"max_bdy": 0}}, "mail.invalid-index-options", "max_bdy: "),
+        ({"index": {"skip": ["old"]}}, "mail.invalid-index-options", "'old'"),
+    ],
+)
+def test_invalid_mail_arguments_are_refused_before_anything_starts(
+    arguments: dict[str, Any], code: str, value: str
+) -> None:
+    owned = {"source": MAIL, "owner": ANN, "aliases": ["a.lee@example.com"]}
+    given = {"sources": [owned, MAIL], "index": {"max_body": 0.0, "max_recipients": 0.0, "skip": []}}
+    check_arguments(given, is_local=False)
+    with raises(code, value):
+        check_arguments({**given, **arguments}, is_local=False)
+
+
+def test_the_state_of_a_source_does_not_depend_on_its_owner(tmp_path: Path) -> None:
+    from gumshoe.artifacts.component import look_at_sources
+
+    (tmp_path / "mail.jsonl").touch()
+    uri = f"jsonl:{tmp_path / 'mail.jsonl'}"
+    states = {look_at_sources.python_func([each], uri) for each in (uri, {"source": uri, "owner": ANN})}
+    assert len(states) == 1

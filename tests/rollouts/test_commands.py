@@ -488,10 +488,10 @@ def test_an_index_that_cannot_be_read_is_an_error_without_a_traceback(
     run: Run, server: FakeVLLM, place: Place, tmp_path: Path
 ) -> None:
     (tmp_path / "index").mkdir()
-    (tmp_path / "index" / "mail.sqlite").write_bytes(b"this is no database " * 500)
+    (tmp_path / "index" / "mail-index.json").write_bytes(b"this is no JSON " * 500)
     ran = run(*options(place, tmp_path / "t.jsonl", adapter(server), index=tmp_path / "index"))
     assert ran.status in {1, 2}
-    assert "mail.sqlite" in ran.err
+    assert "mail-index.json" in ran.err
     assert not (tmp_path / "t.jsonl").exists()
 
 

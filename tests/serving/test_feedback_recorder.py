@@ -152,9 +152,9 @@ def test_the_index_is_fetched_from_the_store_and_verified(
     with start_server(fetched, policy, tmp_path / "log", "--open", "--store", store.uri) as server:
         assert server.ask().json()["answer"] == "Body of message 7"
     local = store.fetch("mail-indexes/one", tmp_path / "index").directory
-    with (local / "mail.sqlite").open("r+b") as file:
+    with (local / "segment-1" / "messages.sqlite").open("r+b") as file:
         file.seek(5000)
         file.write(b"damage")
     ran = run("serve", "--index", local, "--policy", "chat:x", "--open", "--port", 0)
     assert (ran.status, ran.code) == (1, "artifacts.damaged-directory"), ran.err
-    assert "mail.sqlite" in ran.err
+    assert "messages.sqlite" in ran.err

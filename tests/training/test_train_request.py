@@ -12,7 +12,11 @@ from tests.errors import raises
 @pytest.fixture
 def request_of_step(tmp_path: Path) -> TrainRequest:
     """Return a step's request with an index, scenarios and an adapter to start from."""
-    for name, file in (("index", "mail.sqlite"), ("questions", "scenarios.jsonl"), ("start", "adapter_config.json")):
+    for name, file in (
+        ("index", "mail-index.json"),
+        ("questions", "scenarios.jsonl"),
+        ("start", "adapter_config.json"),
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / file).write_text(name)
     places = (tmp_path / name for name in ("index", "questions", "start"))
@@ -42,7 +46,7 @@ def test_inputs_are_published_once_and_fetched_elsewhere(request_of_step: TrainR
     sent = TrainRequest.model_validate_json(published.model_dump_json())
     assert sent.result == published.result != request_of_step.result
     here = sent.fetch(tmp_path / "elsewhere")
-    assert Path(here.index, "mail.sqlite").read_text() == "index"
+    assert Path(here.index, "mail-index.json").read_text() == "index"
     assert Path(here.scenarios).read_text() == "questions"
     assert Path(here.start, "adapter_config.json").read_text() == "start"
 

@@ -12,12 +12,13 @@ def look_at_sources(  # as Kubeflow has several outputs
     """Return digests of the sources' current state, so that cached results are used only if nothing has changed.
 
     Args:
-        sources: Sources of mail or documents.
+        sources: Sources of mail or documents: URIs, or mappings with the URI as `source`.
         scenarios: Source of scenarios, as for `gumshoe scenarios load`.
     """
     from gumshoe.artifacts.source_files import digest_of_uris
 
-    return digest_of_uris(sources), digest_of_uris([scenarios])
+    uris = [each if isinstance(each, str) else each["source"] for each in sources]
+    return digest_of_uris(uris), digest_of_uris([scenarios])
 
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)

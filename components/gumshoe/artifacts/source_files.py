@@ -4,8 +4,10 @@ A missing source is an error before anything is read. An unreadable item of it i
 """
 
 import hashlib
+import io
 import json
 import re
+import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -34,6 +36,7 @@ Opened = TypeVar("Opened")
 Item = TypeVar("Item", covariant=True)
 ModelT = TypeVar("ModelT", bound=BaseModel)
 _KIND = re.compile(r"\A[a-z]+:(?!//)")  # e.g. `jsonl:` in `jsonl:FILE`
+_SERVERS = ("imap://", "imaps://")
 _AHEAD = 64  # files requested ahead of the parser, if each costs a round trip
 _AHEAD_BYTES = 64 << 20  # their maximum total size; a larger file is read alone
 _MAX_FILE_SIZE = 256 << 20  # bytes; files are read as a whole
@@ -47,6 +50,17 @@ class UnreadableItem:
     reason: str
     """One of a few short reasons, for counting."""
     detail: str = ""
+
+
+class Files(Protocol):
+    """A directory, a prefix of a bucket, or an archive."""
+
+    @property
+    def uri(self) -> str: ...
+
+    def open(self, key: str) -> io.BufferedReader:
+        """Open a file for reading."""
+        ...
 
 
 class Source(Protocol[Item]):
@@ -104,7 +118,8 @@ def digest_of_uris(uris: Iterable[str]) -> str:
     """Return a digest that changes with the content at URIs, without reading it.
 
     It covers the commit of `hf:DATASET`, and the names, sizes and times of files. Files are given by `file://`, `s3://`
-    or a path, with or without the kind of source before it.
+    or a path, with or without the kind of source before it. With a URI of a server (`imap://`, `imaps://`) the digest
+    differs each time, because only the content would tell whether something has changed.
 
     Raises:
         UsageError, NotFoundError: if one of them does not exist.
@@ -112,12 +127,15 @@ def digest_of_uris(uris: Iterable[str]) -> str:
     """
     digest = hashlib.sha256()
     for uri in uris:
+        if uri.startswith(_SERVERS):
+            digest.update(f"{time.time_ns()}\0".encode())
+            continue
         directory = find_local_dataset(uri) if uri.startswith("hf:") else None
         if uri.startswith("hf:") and directory is None:
             digest.update(f"{get_dataset_commit(uri)}\0".encode())
             continue
         for each in list_uri(directory or _KIND.sub("", uri, count=1)):
-            digest.update(f"{each.key}\0{each.size}\0{each.modified.isoformat()}\0".encode())
+            digest.update(f"{each.key}\0{each.size}\0{each.modified.isoformat()}\0".encode("utf-8", "surrogateescape"))
     return digest.hexdigest()
 
 
@@ -134,7 +152,7 @@ def list_files(uri: str, place: str) -> tuple[Storage, list[Entry]]:
     return storage, [entry for entry in storage.entries() if entry.key and not entry.key.endswith("/")]
 
 
-def read_files(storage: Storage, entries: Iterable[Entry]) -> Iterator[tuple[Entry, bytes | StorageError]]:
+def read_files(files: Files, entries: Iterable[Entry]) -> Iterator[tuple[Entry, bytes | StorageError]]:
     """Yield each file with its content, or with the error that prevented reading it, in order.
 
     Several files are read concurrently from S3.
@@ -146,14 +164,16 @@ def read_files(storage: Storage, entries: Iterable[Entry]) -> Iterator[tuple[Ent
                 "sources.file-too-large", f"{entry.key} has {entry.size:,} bytes; the maximum is {_MAX_FILE_SIZE:,}"
             )
         try:
-            with storage.open(entry.key) as file:
+            with files.open(entry.key) as file:
                 return file.read()
         except StorageError as error:  # no permission, or deleted since the listing: the other files are still read
             return error
         except OSError as error:
             return StorageError("store.file-unreadable", f"cannot read {entry.key}: {error.strerror or error}")
+        except GZIP_ERRORS as error:
+            return StorageError("store.file-unreadable", f"cannot unpack {entry.key}: {error}")
 
-    if "://" not in storage.uri:
+    if "://" not in files.uri:
         yield from ((entry, content(entry)) for entry in entries)
         return
     waiting = deque(entries)
@@ -184,12 +204,13 @@ def read_json_lines(place: str, advance: Callable[[int], object]) -> Iterator[tu
     try:
         for number, line in enumerate(read_lines(place, advance), 1):
             if line.strip():
-                yield _parse_json_line(line, f"{place}:{number}")
+                yield parse_json_line(line, f"{place}:{number}")
     except GZIP_ERRORS as error:
         yield UnreadableItem(place, "damaged file", str(error))
 
 
-def _parse_json_line(line: bytes, where: str) -> tuple[str, Any] | UnreadableItem:
+def parse_json_line(line: bytes, where: str) -> tuple[str, Any] | UnreadableItem:
+    """Return the location and the value of a line of JSON."""
     try:
         return where, orjson.loads(line)
     except orjson.JSONDecodeError:

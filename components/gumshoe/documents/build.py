@@ -102,11 +102,7 @@ def build_document_index(
     opened = [open_source(uri) for uri in sources]
     if not opened:
         raise UsageError("documents.no-sources", "no source to index; name one or more, e.g. dir:manuals")
-    check_language(options.language)
-    if options.tokens < MIN_CHUNK_TOKENS:
-        raise UsageError(
-            "documents.invalid-chunk-size", f"tokens per chunk must be >= {MIN_CHUNK_TOKENS}, got {options.tokens}"
-        )
+    check_options(options)
     with explain_os_errors(directory), lock_directory(directory, wait=None) as lock:
         if lock is None:
             raise UnavailableError(
@@ -126,6 +122,19 @@ def build_document_index(
         _make_visible(directory, partial, facts)
     report.seconds = time.monotonic() - started
     return report
+
+
+def check_options(options: DocumentBuildOptions) -> None:
+    """Check options, as far as this is possible without the embedding model.
+
+    Raises:
+        UsageError: if the language is not an ISO 639 code, or the chunks are too small.
+    """
+    check_language(options.language)
+    if options.tokens < MIN_CHUNK_TOKENS:
+        raise UsageError(
+            "documents.invalid-chunk-size", f"tokens per chunk must be >= {MIN_CHUNK_TOKENS}, got {options.tokens}"
+        )
 
 
 def _prepare_partial(directory: Path) -> Path:

@@ -1,12 +1,14 @@
 """Documents as a kind of corpus."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gumshoe.corpus import Corpus, FoundSource, IngestResult, OpenedSource, is_built_from
+from gumshoe.corpus import Corpus, FoundSource, IngestResult, OpenedSource, SourceEntry, is_built_from
 
 if TYPE_CHECKING:
+    from gumshoe.documents.build import DocumentBuildOptions
     from gumshoe.documents.index import DocumentIndex
 
 
@@ -43,17 +45,23 @@ class DocumentsCorpus(Corpus):
 
         return is_document_index(directory)
 
-    def split_source(self, uri: str) -> tuple[str, str]:
+    def split_source(self, source: SourceEntry) -> tuple[str, str]:
         """See `Corpus.split_source`."""
         from gumshoe.documents.sources import split_source
 
-        return split_source(uri)
+        return split_source(self.require_uri(source))
 
-    def check_source(self, uri: str) -> None:
+    def check_source(self, source: SourceEntry) -> None:
         """See `Corpus.check_source`."""
         from gumshoe.documents.sources import open_source
 
-        open_source(uri)
+        open_source(self.require_uri(source))
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """See `Corpus.check_options`."""
+        from gumshoe.documents.build import check_options
+
+        check_options(_parse_options(options))
 
     def open_search(self, directory: Path, inbox: str | None) -> DocumentSearch:  # noqa: ARG002 - all are visible
         """See `Corpus.open_search`."""
@@ -61,14 +69,29 @@ class DocumentsCorpus(Corpus):
 
         return DocumentSearch(DocumentIndex(directory))
 
-    def ingest(self, sources: Sequence[str], directory: Path, embedding: str) -> IngestResult:
+    def ingest(
+        self, sources: Sequence[SourceEntry], directory: Path, embedding: str, options: Mapping[str, Any]
+    ) -> IngestResult:
         """See `Corpus.ingest`."""
-        from gumshoe.documents.build import DocumentBuildOptions, build_document_index
+        from gumshoe.documents.build import build_document_index
         from gumshoe.documents.index import DocumentIndex
 
-        options = DocumentBuildOptions(embedding)
-        if not (self.is_index(directory) and is_built_from(DocumentIndex(directory).stats(), sources, options)):
-            build_document_index(list(sources), directory, options)
+        uris, chosen = list(map(self.require_uri, sources)), replace(_parse_options(options), embedding=embedding)
+        if not (self.is_index(directory) and is_built_from(DocumentIndex(directory).stats(), uris, chosen)):
+            build_document_index(uris, directory, chosen)
         facts = DocumentIndex(directory).stats()
         summary = f"{facts['documents']:,} documents in {facts['chunks']:,} chunks indexed"
         return IngestResult(facts["documents"], summary, facts)
+
+
+def _parse_options(options: Mapping[str, Any]) -> "DocumentBuildOptions":
+    """Return the options of an index with the default embedding model, which is a parameter of its own.
+
+    Raises:
+        UsageError: if an option does not exist, or a value has the wrong type.
+    """
+    from gumshoe.documents.build import DocumentBuildOptions
+    from gumshoe.model_validation import validate_options
+
+    code, what = "documents.invalid-index-options", "invalid options of the index"
+    return validate_options(DocumentBuildOptions, options, code, what, without=("embedding",))

@@ -5,7 +5,6 @@ Scores follow Lucene's variant of BM25 (Kamphuis et al., "Which BM25 do you mean
 """
 
 import re
-import threading
 import unicodedata
 from array import array
 from collections.abc import Iterable, Iterator
@@ -14,10 +13,10 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-import snowballstemmer
 from numpy.typing import NDArray
 
 from gumshoe.errors import UsageError
+from gumshoe.mail.stems import Stemmer
 
 K1, B = 1.2, 0.75
 _WORD = re.compile(r"[^\W_]+")
@@ -31,14 +30,6 @@ _STOP_WORDS = {
         )
     )
 }
-# Snowball algorithms, https://snowballstem.org/algorithms/, by ISO 639 code. English uses the original Porter stemmer.
-_STEMMERS = {
-    "ar": "arabic", "ca": "catalan", "cs": "czech", "da": "danish", "de": "german", "el": "greek", "en": "porter",
-    "es": "spanish", "et": "estonian", "eu": "basque", "fa": "persian", "fi": "finnish", "fr": "french", "ga": "irish",
-    "hi": "hindi", "hu": "hungarian", "hy": "armenian", "id": "indonesian", "it": "italian", "lt": "lithuanian",
-    "ne": "nepali", "nl": "dutch", "no": "norwegian", "pl": "polish", "pt": "portuguese", "ro": "romanian",
-    "ru": "russian", "sr": "serbian", "sv": "swedish", "ta": "tamil", "tr": "turkish", "yi": "yiddish",
-}  # fmt: skip
 
 
 def check_language(code: str) -> None:
@@ -56,9 +47,7 @@ class Analyzer:
 
     def __init__(self, language: str) -> None:
         self._stop_words = _STOP_WORDS.get(language, frozenset())
-        algorithm = _STEMMERS.get(language)
-        self._stemmer = snowballstemmer.stemmer(algorithm) if algorithm else None
-        self._lock = threading.Lock()  # a stemmer is stateful
+        self._stemmer = Stemmer(language)
         self._word = lru_cache(1 << 18)(self._stem)
 
     def split_words(self, text: str) -> list[str]:
@@ -68,12 +57,7 @@ class Analyzer:
 
     def _stem(self, lowered: str) -> str:
         word = _strip_accents(lowered)
-        if word in self._stop_words:
-            return ""
-        if self._stemmer is None:
-            return word
-        with self._lock:
-            return str(self._stemmer.stemWord(word))
+        return "" if word in self._stop_words else self._stemmer.stem(word)
 
 
 def _strip_accents(word: str) -> str:

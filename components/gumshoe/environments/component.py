@@ -8,6 +8,7 @@ def ingest(
     sources: list,
     environment: str,
     embedding: str,
+    options: dict,
     state: str,  # noqa: ARG001
     code: str,
     index: dsl.Output[dsl.Dataset],
@@ -15,9 +16,11 @@ def ingest(
     """Build the index that an environment searches, and return the number of its items.
 
     Args:
-        sources: Where to read mail or documents from, e.g. ["maildir:s3://bucket/mail"].
+        sources: Where to read mail or documents from, e.g. ["maildir:s3://bucket/mail"]. An entry for mail may be a
+            mapping with source, owner and aliases.
         environment: Name of a built-in environment, e.g. `email`.
         embedding: Embedding model, or `none`. Not used for mail.
+        options: Options of the index, e.g. {"max_body": 0}.
         state: Digest of the sources' current state. If it changes, the step is not taken from the cache.
         code: Hash of the code. If it changes, the step is not taken from the cache.
         index: The index.
@@ -26,7 +29,7 @@ def ingest(
 
     from gumshoe.environments.ingest import ingest_sources
 
-    result = ingest_sources(sources, environment, embedding, Path(index.path))
+    result = ingest_sources(sources, environment, embedding, Path(index.path), options)
     index.metadata.update(result.facts, environment=environment, code=code)
     print(result.summary)
     return result.count

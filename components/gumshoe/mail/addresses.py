@@ -1,39 +1,321 @@
-"""Parse lists of addresses, in headers and in records."""
+"""Parse lists of addresses, in headers and in records.
 
-import inspect
+Mail is written by strangers, so an address counts only where a mail server would look for it. Text in a display name, a
+comment, the name of a group, or behind a complete address is never an address. If a list can be read in more than one
+way, its addresses are doubtful: they are shown, but give access to nobody.
+"""
+
 import re
 from collections.abc import Iterator
-from email.utils import getaddresses
 from functools import lru_cache
+from typing import NamedTuple
 
 from gumshoe.mail.headers import decode_header_text, repair_bytes
 from gumshoe.mail.message import clean_line, normalize_address
 
-_STRUCTURED = re.compile(r"[\"()<>:;\\\[\]]|[^\s,]\s+[^\s,]")  # more than plain addresses between commas
-# Since 3.11.10 it drops addresses that it cannot parse strictly, unless strict is off.
-_LENIENT = {"strict": False} if "strict" in inspect.signature(getaddresses).parameters else {}
-_MAILTO = re.compile(r"\bmailto:", re.I)
-_ADDRESS = re.compile(r"[^\s<>()\",;:]+@[^\s<>()\",;:]+")
+_MAX_LENGTH = 1 << 20  # characters of one list; the rest is ignored
+_MAX_CACHED = 300  # characters of a list that is kept in the cache
+_MAX_NAME_PIECES = 3  # Smith, John, PhD <john@example.com>
+
+_LOCAL = r"[^\s@<>()\[\],;:\\\"]++"
+_DOMAIN = r"(?:[^\s@<>()\[\],;:\\\"']++|\[[^\s@<>()\[\]\\\"]++\])"
+_ADDRESS = re.compile(rf"{_LOCAL}@{_DOMAIN}")
+_QUOTED_LOCAL = re.compile(rf'"((?:[^"\\]|\\.)*+)"(@{_DOMAIN})')
+_ATOM = re.compile(r"[\w!#$%&'*+/=?^`{|}~-]+(?:\.[\w!#$%&'*+/=?^`{|}~-]+)*+")
+
+# The common entries: ann@example.com, Ann Lee <ann@example.com>, "Lee, Ann" <ann@example.com>
+_PLAIN = r"[A-Za-z0-9!#$%&*+/=^_`{|}~.-]++@[A-Za-z0-9.-]++"
+_COMMON = re.compile(rf"(?:({_PLAIN})|(?:\"([^\"\\@?]*+)\"|([\w .&/'-]*+)) ?<({_PLAIN})>) ?(?:, ?|$)")
+_TOKEN = re.compile(
+    r"(?P<space>\s++)"
+    r"|(?P<encoded>=\?[^?\s]{1,80}\?[bq]\?[^?]{0,2000}\?=)"
+    r"|(?P<quoted>\"(?:[^\"\\]|\\.)*+\")"
+    r"|(?P<single>'[^'<>\"@]{0,200}'(?=\s{0,9}<))"
+    r"|(?P<angle><(?:[^<>\"]|\"(?:[^\"\\]|\\.)*+\")*+>)"
+    r"|(?P<mark>[,;:])"
+    r"|(?P<word>(?:[^\s,;:<>()\"\[\]]|\[[^\[\]<>()\"]*+\])++)",
+    re.S | re.I,
+)
+_STRAY = re.compile(r"[\[\])>]|<(?=[^<>\"]*+<)")  # a bracket without a partner, which leaves the rest readable
+_CLOSING_APOSTROPHE = re.compile(r"'(?=[\s,;<]|$)")
+_PARENTHESIS = re.compile(r"[()]|\\.", re.S)
+_ROUTE = re.compile(r"@[^\s,@:]++(?:,@[^\s,@:]++)*+:")
+_SEPARATORS = re.compile(r"[\s<>()\",;:\[\]\\]+")
+_PART_SEPARATORS = re.compile(r"[,;]")
 
 
-def parse_addresses(text: str) -> list[tuple[str, str]]:
-    """Return name and address, as written, of each entry of an address list."""
-    text = _MAILTO.sub("", text)
-    try:
-        return getaddresses([text], **_LENIENT)
-    except RecursionError:  # hundreds of nested brackets
-        return [("", address) for address in _ADDRESS.findall(text)]
+class Mailbox(NamedTuple):
+    """One entry of a list of addresses."""
+
+    name: str
+    address: str
+    """Address in normal form. Empty if the entry has none."""
+    is_doubtful: bool = False
+    """True if the entry can be read in another way."""
 
 
-def parse_address_headers(values: list[str]) -> Iterator[tuple[str, str]]:
-    """Yield address and name of each entry of the headers. A group without members has no entries."""
-    for value in values:
-        yield from _parse_header(value)
+def parse_address_headers(values: list[str]) -> list[Mailbox]:
+    """Return the entries of all address headers of one kind, as the parser of messages stores them."""
+    return [entry for value in values for entry in parse_addresses(repair_bytes(value))]
 
 
-@lru_cache(1 << 14)  # the same few people write to each other
-def _parse_header(value: str) -> tuple[tuple[str, str], ...]:
-    line = repair_bytes(value).replace("\r", " ").replace("\n", " ")
-    pairs = parse_addresses(line) if _STRUCTURED.search(line) else [("", each) for each in line.split(",")]
-    named = [(normalize_address(address), clean_line(decode_header_text(name)).strip("'\"")) for name, address in pairs]
-    return tuple(pair for pair in named if pair[0])
+def parse_addresses(text: str) -> tuple[Mailbox, ...]:
+    """Return the entries of an address list. An empty group has none.
+
+    >>> parse_addresses('Meyer, Greg <greg@example.com>; "eve@example.com" <dave@example.com>')
+    (Mailbox(name='Meyer, Greg', address='greg@example.com', is_doubtful=False), Mailbox(name='eve@example.com', ...
+    """
+    return _parse_cached(text) if len(text) <= _MAX_CACHED else _parse(text[:_MAX_LENGTH])
+
+
+def _parse(text: str) -> tuple[Mailbox, ...]:
+    entries: list[Mailbox] = []
+    line = clean_line(text)
+    position, end = 0, len(line)
+    while position < end:
+        common = _COMMON.match(line, position)
+        if common is None:
+            return tuple(entry for entry in _ListReader(line).read() if entry.name or entry.address)
+        bare, quoted, plain, bracketed = common.groups()
+        name = "" if bare else quoted or plain or ""
+        entries.append(Mailbox(clean_line(name).strip("'\""), normalize_address(bare or bracketed)))
+        position = common.end()
+    return tuple(entries)
+
+
+_parse_cached = lru_cache(1 << 14)(_parse)  # the same few people write to each other
+
+
+class _Part(NamedTuple):
+    """A piece of an entry: a word, an encoded word, a quoted text, a comment, or a text in angle brackets."""
+
+    kind: str
+    text: str
+    is_glued: bool
+    """True if no space stands before it."""
+
+
+class _ListReader:
+    """Reads one list of addresses, from left to right, in time linear in its length."""
+
+    def __init__(self, line: str) -> None:
+        self._line = line
+        self._last_semicolon = line.rfind(";")
+        self._last_apostrophe = max((found.start() for found in _CLOSING_APOSTROPHE.finditer(line)), default=-1)
+        self._is_in_apostrophes = False
+        self._parts: list[_Part] = []
+        self._names: list[list[_Part]] = []  # entries without an address: perhaps the beginning of `Meyer, Greg <...>`
+        self._entries: list[Mailbox] = []
+        self._has_stray = False
+
+    def read(self) -> list[Mailbox]:
+        if not self._read_tokens():
+            return list(_read_loosely(self._line))
+        self._end_entry()
+        self._end_names()
+        if self._has_stray and not self._has_one_reading():
+            return [entry._replace(is_doubtful=True) for entry in self._entries]
+        return self._entries
+
+    def _has_one_reading(self) -> bool:
+        """Return True if a stray bracket changes nothing: the only address of the list stands in angle brackets."""
+        return self._line.count("@") == 1 and bool(_ONE_IN_BRACKETS.fullmatch(self._line))
+
+    def _read_tokens(self) -> bool:
+        """Split the line into entries. Return False if a quotation, a comment or a bracket has no end."""
+        position, end, is_glued = 0, len(self._line), False
+        while position < end:
+            token = _TOKEN.match(self._line, position)
+            kind = token.lastgroup if token else None
+            if token is None:
+                kind, next_position = self._read_bracket(position)
+                if not kind:
+                    return False
+                text = self._line[position:next_position]
+            else:
+                text, next_position = token[0], token.end()
+            if kind == "mark":
+                self._read_mark(text, position, is_glued)
+            elif kind and kind != "space":
+                if kind in {"encoded", "word"} and _hides_address(text):
+                    return False
+                if kind == "word":
+                    self._note_apostrophe(text, position)
+                self._parts.append(_Part(kind, text, is_glued))
+            is_glued = kind != "space"
+            position = next_position
+        return True
+
+    def _read_bracket(self, position: int) -> tuple[str, int]:
+        """Return kind and end of a comment or of a stray bracket. The kind is empty if the line is broken here."""
+        if self._line[position] == "(":
+            end = _find_comment_end(self._line, position)
+            return ("comment", end) if end else ("", 0)
+        if _STRAY.match(self._line, position):
+            self._has_stray = True
+            return "stray", position + 1
+        return "", 0
+
+    def _note_apostrophe(self, word: str, position: int) -> None:
+        """Keep track of names such as 'Lee, Ann', which are no quotations to a mail server, but to people."""
+        if not self._parts and word.startswith("'") and position < self._last_apostrophe:
+            self._is_in_apostrophes = True
+        if len(word) > 1 and word.endswith("'"):
+            self._is_in_apostrophes = False
+
+    def _read_mark(self, mark: str, position: int, is_glued: bool) -> None:
+        parts = self._parts
+        if mark == ":":
+            if parts and parts[-1].kind == "word" and parts[-1].text.lower() == "mailto":
+                parts.pop()
+            elif position > self._last_semicolon:  # no group: RE: Ann <ann@example.com>
+                parts.append(_Part("colon", ":", is_glued))
+            else:  # the name of a group
+                parts.clear()
+                self._end_names()
+            return
+        self._end_entry(mark == ",")
+        if mark == ";":
+            self._end_names()
+
+    def _end_entry(self, may_continue: bool = False) -> None:
+        parts, self._parts = self._parts, []
+        if not parts:
+            return
+        if any(part.kind == "angle" for part in parts):
+            before = [part for name in self._names for part in (*name, _Part("comma", ",", True))]
+            self._names.clear()
+            self._add(_read_bracketed(before + parts))
+            return
+        colon = max((index for index, part in enumerate(parts) if part.kind == "colon"), default=-1)
+        if not (parts := parts[colon + 1 :]):
+            return
+        if may_continue and "@" not in _join(parts):
+            self._names.append(parts)
+            if len(self._names) >= _MAX_NAME_PIECES:
+                self._entries.append(_read_bare(self._names.pop(0)))
+            return
+        self._end_names()
+        self._add(_read_bare(parts))
+
+    def _add(self, entry: Mailbox) -> None:
+        self._entries.append(entry._replace(is_doubtful=True) if self._is_in_apostrophes else entry)
+
+    def _end_names(self) -> None:
+        self._entries += map(_read_bare, self._names)
+        self._names.clear()
+
+
+_ONE_IN_BRACKETS = re.compile(rf"[^@]*<\s*(?:mailto:)?{_LOCAL}@{_DOMAIN}\s*>[^@]*", re.I)
+
+
+def _find_comment_end(line: str, start: int) -> int:
+    """Return the index behind the comment that begins at `start`, or 0 if it has no end."""
+    depth = 0
+    for found in _PARENTHESIS.finditer(line, start):
+        depth += {"(": 1, ")": -1}.get(found[0], 0)
+        if not depth:
+            return found.end()
+    return 0
+
+
+def _hides_address(text: str) -> bool:
+    """Return True if an address and a separator stand in an encoded word or in square brackets of a name."""
+    return "@" in text and any(mark in text for mark in ',;<>()"') and not _ADDRESS.fullmatch(text)
+
+
+def _read_bracketed(parts: list[_Part]) -> Mailbox:
+    """Read an entry with an address in angle brackets. Only the first brackets count; all else is its name."""
+    index = next(index for index, part in enumerate(parts) if part.kind == "angle")
+    address, is_doubtful = _read_angle(parts[index].text[1:-1])
+    name = _join(parts[:index] + parts[index + 1 :])
+    if not address and not name:
+        name = clean_line(parts[index].text.strip("<> "))
+    return Mailbox(name, normalize_address(address), is_doubtful)
+
+
+def _read_angle(content: str) -> tuple[str, bool]:
+    """Return the address in angle brackets and True if it is doubtful. RFC 5322 allows a route and comments there."""
+    text = content.strip()
+    if text.isascii() and _ADDRESS.fullmatch(text) and "'" not in text:
+        return text, False
+    if "(" in text:
+        text = re.sub(r"\([^()]*+\)", " ", text)
+    text = re.sub(r" ?([.@]) ?", r"\1", " ".join(text.split()))
+    if text[:7].lower() == "mailto:":
+        text = text[7:].lstrip()
+    text = _ROUTE.sub("", text, count=1) if text.startswith("@") else text
+    if "@" not in text:
+        return "", False
+    address = _read_address(text)
+    if address:
+        return address, False
+    return next((entry.address for entry in _read_loosely(text) if entry.address), ""), True
+
+
+def _read_address(text: str) -> str:
+    """Return an address as written, without quotation marks that it does not need, or "" if it is not one."""
+    if len(text) > 1 and text[0] == text[-1] == "'":
+        text = text[1:-1]
+    if _ADDRESS.fullmatch(text):
+        return "" if text.startswith("'") else text
+    quoted = _QUOTED_LOCAL.fullmatch(text)
+    if quoted is None:
+        return ""
+    return quoted[1] + quoted[2] if _ATOM.fullmatch(quoted[1]) else text
+
+
+def _read_bare(parts: list[_Part]) -> Mailbox:
+    """Read an entry without angle brackets: an address, a name, or a name and an address behind it."""
+    words = [part for part in parts if part.kind != "comment"]
+    if not words:
+        return Mailbox(_join(parts), "")
+    holders = [index for index, part in enumerate(words) if part.kind == "word" and "@" in part.text]
+    name = _join(parts)
+    if not holders:
+        found = next((entry for entry in _read_loosely(name) if entry.address), None) if "@" in name else None
+        return found or Mailbox(name, "")
+    begin = parts.index(words[0])
+    has_comment_between = any(part.kind == "comment" for part in parts[begin : parts.index(words[-1])])
+    address = _read_address(_join_address(words))
+    if address and not has_comment_between:
+        return Mailbox(_join([part for part in parts if part.kind == "comment"]), normalize_address(address))
+    is_doubtful = len(holders) > 1 or holders[0] != len(words) - 1 or has_comment_between or words[-1].is_glued
+    for index in holders:
+        if address := _read_address(words[index].text):
+            others = [part for part in parts if part is not words[index]]
+            return Mailbox(_join(others), normalize_address(address), is_doubtful)
+    return Mailbox(name, "")
+
+
+def _join_address(words: list[_Part]) -> str:
+    """Return the text of an address, which may have spaces around its @ but nowhere else."""
+    text = "".join(part.text for part in words)
+    if len(words) == 1 or (len(words) == 2 and words[0].kind == "quoted" and words[1].is_glued):
+        return text
+    spaced = " ".join(part.text for part in words)
+    return text if text.count("@") == 1 and re.sub(" ?@ ?", "@", spaced) == text else ""
+
+
+def _join(parts: list[_Part]) -> str:
+    """Return the text of a name, decoded and on one line."""
+    if len(parts) == 1 and parts[0].kind == "comment":
+        text = parts[0].text[1:-1]
+    else:
+        text = "".join(
+            ("" if part.is_glued else " ")
+            + (re.sub(r"\\(.)", r"\1", part.text[1:-1]) if part.kind in {"quoted", "single"} else part.text)
+            for part in parts
+            if part.text not in {"<", ">"}
+        )
+    return clean_line(decode_header_text(text)).strip("'\"")
+
+
+def _read_loosely(text: str) -> Iterator[Mailbox]:
+    """Yield the entries of a list whose quotation marks or brackets do not match. All of them are doubtful."""
+    for part in _PART_SEPARATORS.split(text):
+        words = [word for word in _SEPARATORS.split(part) if word]
+        address = next((word for word in words if _ADDRESS.fullmatch(word)), "")
+        name = " ".join(word for word in words if word is not address)
+        if address or name:
+            yield Mailbox(clean_line(decode_header_text(name)).strip("'\""), normalize_address(address), True)

@@ -6,39 +6,24 @@ This is for checking scenarios, and never for tools or the server.
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
-from gumshoe.artifacts.sqlite import explain_damage, open_read_only
+from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.corpus import LookupResult, QuestionScope
-from gumshoe.mail.index import MailIndex
 from gumshoe.mail.message import to_datetime
-
-_NAMED = """
-    SELECT messages.message, message_id, sent FROM messages
-    JOIN (
-        SELECT message, 0 AS other FROM messages WHERE message_id IN (:exact, :bare, :bracketed)
-        UNION ALL SELECT message, 1 FROM other_ids WHERE message_id IN (:exact, :bare, :bracketed)
-    ) AS named USING (message)
-    GROUP BY message ORDER BY message_id = :exact DESC, min(other), message
-"""
-_ADDRESSES = """
-    SELECT text FROM addresses WHERE address IN (
-        SELECT sender FROM messages WHERE message = :message
-        UNION SELECT address FROM recipients WHERE message = :message
-    )
-"""
+from gumshoe.mail.schema import read_state
+from gumshoe.mail.segment import Segments, StoredCopy
+from gumshoe.mail.terms import bare_id
 
 
 @dataclass(frozen=True, slots=True)
 class IndexedMessage:
-    """A message of an index, without its content."""
+    """A message as one inbox lists it, without its content."""
 
     message_id: str
-    """Id under which searches list it."""
+    """Id under which searches of the inbox list it."""
     sent: datetime | None
     """Time sent, in UTC. None if the message has no date."""
-    addresses: frozenset[str]
-    """Addresses whose inboxes contain it: the sender and every recipient, including blind copies."""
+    inbox: str
 
 
 class MailAudit:
@@ -50,26 +35,36 @@ class MailAudit:
     """
 
     def __init__(self, index: Path) -> None:
-        self._path = MailIndex(index).path
-        self._database = open_read_only(self._path)
+        from gumshoe.mail.index import MailIndex
+
+        self._directory = MailIndex(index).directory
+        self._segments = Segments.open(index, read_state(index).segments)
 
     def find(self, message_id: str) -> list[IndexedMessage]:
-        """Return the messages with an id, given with or without brackets. The list is empty if no message has the id.
+        """Return the messages with an id, given with or without brackets, in each inbox that holds them.
 
-        The message that is listed under the id comes first. Then come those that have it as another id: the kept
-        message of a dropped duplicate, and messages that arrived with a used id.
+        An inbox may hold another copy of the message, which it lists under another id. Messages that are listed under
+        the given id come first.
 
         Raises:
-            GumshoeError: if the file is damaged.
+            GumshoeError: if the index is damaged.
         """
-        bare = message_id.strip("<>")
-        with explain_damage(self._path):
-            rows = self._database.execute(_NAMED, {"exact": message_id, "bare": bare, "bracketed": f"<{bare}>"})
-            found: list[tuple[Any, ...]] = rows.fetchall()
-            return [
-                IndexedMessage(listed, to_datetime(sent, None), self._addresses(number))
-                for number, listed, sent in found
-            ]
+        bare = bare_id(message_id)
+        own = bare.partition("#")[0]  # a message with a used id is listed under its id with a suffix
+        with explain_damage(self._directory):
+            names = [each for name in dict.fromkeys((bare, own)) for each in (name, f"<{name}>")]
+            found = self._segments.find_ids([*names, f"<{own}", message_id])
+            numbers = sorted({number for each in found.values() for number in each})
+            messages = [each for number in numbers for each in self._list_inboxes(number)]
+        if own != bare:
+            messages = [each for each in messages if bare_id(each.message_id) == bare]
+        return sorted(messages, key=lambda each: bare_id(each.message_id) != bare)
+
+    def _list_inboxes(self, number: int) -> list[IndexedMessage]:
+        """Return a message as each inbox lists it."""
+        copies = self._segments.read_copies(number)
+        inboxes = dict.fromkeys(inbox for each in copies for inbox, *_ in each.inboxes)
+        return [_describe(copies, inbox) for inbox in inboxes]
 
     def look_up(self, source_id: str, question: QuestionScope) -> LookupResult:
         """See `gumshoe.corpus.SourceAudit.look_up`."""
@@ -77,7 +72,7 @@ class MailAudit:
         if not messages:
             return LookupResult(None, "message missing", "is not in the index")
         inbox, before = question.inbox_address, question.visible_before
-        message = next((each for each in messages if inbox in each.addresses), None)
+        message = next((each for each in messages if inbox == each.inbox), None)
         if message is None:
             return LookupResult(None, "message outside the inbox", f"is in the index, but not in the inbox {inbox}")
         if message.sent is None:
@@ -90,5 +85,11 @@ class MailAudit:
             return LookupResult(message.message_id, "message known under another id", detail)
         return LookupResult(message.message_id)
 
-    def _addresses(self, number: int) -> frozenset[str]:
-        return frozenset(str(text) for (text,) in self._database.execute(_ADDRESSES, {"message": number}))
+
+def _describe(copies: list[StoredCopy], inbox: str) -> IndexedMessage:
+    """Return a message as the first of its copies in an inbox shows it."""
+    for copy in copies:
+        for address, _, shown_id in copy.inboxes:
+            if address == inbox:
+                return IndexedMessage(shown_id, to_datetime(copy.sent, None), inbox)
+    raise KeyError(inbox)

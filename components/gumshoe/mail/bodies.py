@@ -1,98 +1,59 @@
-"""Extract the text of a message from its MIME parts."""
+"""Extract the text of a message and its attached files from its MIME parts."""
 
 from __future__ import annotations
 
 import re
-from base64 import b64decode
-from collections.abc import Callable, Iterator
-from email.errors import InvalidBase64LengthDefect
 from email.message import Message
 
-from gumshoe.mail.headers import decode_header_text
-from gumshoe.mail.message import clean_line
-from gumshoe.mail.text import decode, decode_html, html_to_text
+from gumshoe.mail.calendar_text import calendar_to_text
+from gumshoe.mail.message import AttachedFile
+from gumshoe.mail.parts import Leaf, PartLister
 
-_ATTACHMENT_TYPES = {"text/calendar", "text/csv", "text/vcard", "text/x-vcard"}  # text, but not shown inline
-_NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/]")
+_WORD = re.compile(r"\w+")
+_MAX_EXTRAS = 20  # calendars and other texts that are compared with the body
+_KNOWN_SHARE = 0.9  # of the words of a text that repeats the body
 
 
-def extract_text(message: Message[str, str]) -> str:
-    """Return the text of a message: its inline parts, otherwise its text attachments, then the attachments' names."""
-    inline_texts, attached_texts, names = [], [], []
-    for part, inline in _list_parts(message):
-        text = _decode_part(part)
-        if inline and text is not None:
-            inline_texts.append(text.strip())
+def extract_body(message: Message[str, str]) -> tuple[str, list[AttachedFile]]:
+    """Return the text of a message and its attached files.
+
+    The text consists of the inline parts, otherwise of the text attachments, then of calendars as lines and of the
+    attachments' names.
+    """
+    leaves = PartLister().list_leaves(message)
+    body = "\n\n".join(leaf.text for leaf in leaves if leaf.is_inline and not leaf.is_extra and leaf.text)
+    files = [file for leaf in leaves if leaf.is_inline for file in leaf.files]
+    attached: list[Leaf] = []
+    extras = [leaf for leaf in leaves if leaf.is_calendar or leaf.is_extra][:_MAX_EXTRAS]
+    for leaf in leaves:
+        lines = _read_extra(leaf) if leaf in extras else ""
+        if lines and _adds_words(lines, body):
+            body = f"{body}\n\n{lines}".lstrip()
+        if leaf.is_inline or (lines and not _is_file(leaf)):
             continue
-        names.append(clean_line(decode_header_text(_read_parameter(part.get_filename) or part.get_content_type())))
-        attached_texts.append((text or "").strip())
-    body = "\n\n".join(filter(None, inline_texts)) or "\n\n".join(filter(None, attached_texts))
-    return "\n\n".join(filter(None, [body, *(f"[attachment: {name}]" for name in names)]))
+        if leaf.is_named:
+            files.append(leaf.file)
+        if not lines and leaf.part is not None and leaf.part.get_content_maintype() == "text":
+            attached.append(leaf)
+    body = body or "\n\n".join(filter(None, (leaf.text for leaf in attached)))
+    return "\n\n".join(filter(None, [body, *(f"[attachment: {file.name}]" for file in files)])), files
 
 
-def _list_parts(part: Message[str, str]) -> Iterator[tuple[Message[str, str], bool]]:
-    """Yield the parts to read, in order, and True if a part is shown inline. Of alternatives, use the best one."""
-    if not part.is_multipart():
-        inline = part.get_content_disposition() != "attachment" and part.get_content_maintype() in {"text", "multipart"}
-        yield part, inline and part.get_content_type() not in _ATTACHMENT_TYPES
-        return
-    children = [child for child in part.get_payload() if isinstance(child, Message)]
-    if part.get_content_type() == "message/rfc822":
-        yield _format_forwarded_headers(children[0]), True
-    if part.get_content_type() == "multipart/alternative":
-        choices = [list(_list_parts(child)) for child in children]
-        best = min(choices, key=_rank_alternative, default=[])
-        yield from best
-        # Some programs put attachments into one of the alternatives.
-        others = (leaf for choice in choices if choice is not best for leaf in choice)
-        yield from (leaf for leaf in others if leaf[0].get_content_disposition() == "attachment")
-        return
-    for child in children:
-        yield from _list_parts(child)
+def _is_file(leaf: Leaf) -> bool:
+    """Return True if a calendar is attached as a file, apart from being shown."""
+    return leaf.part is not None and bool(leaf.part.get_filename() or leaf.part.get_content_disposition())
 
 
-def _rank_alternative(leaves: list[tuple[Message[str, str], bool]]) -> int:
-    """Return 0 for an alternative in plain text, 1 for HTML or other text, 2 for one without text. Lower is better."""
-    inline_texts = [part for part, inline in leaves if inline and (_decode_part(part) or "").strip()]
-    if not inline_texts:
-        return 2
-    return int(any(part.get_content_type() != "text/plain" for part in inline_texts))
-
-
-def _format_forwarded_headers(forwarded: Message[str, str]) -> Message[str, str]:
-    """Return the headers of a message inside a message as a text part."""
-    lines = ["---- Forwarded message ----"]
-    for name in ("From", "To", "Date", "Subject"):
-        for header, value in forwarded.raw_items():
-            if header.lower() == name.lower():
-                lines.append(f"{name}: {clean_line(decode_header_text(str(value)))}")
-    heading = Message()
-    heading.set_payload("\n".join(lines), "utf-8")
-    return heading
-
-
-def _decode_part(part: Message[str, str]) -> str | None:
-    """Return the text of one part, or None if it is not text."""
-    if part.get_content_maintype() not in {"text", "multipart"}:  # a multipart without parts is mislabeled text
-        return None
-    data = part.get_payload(decode=True)
-    if not isinstance(data, bytes):
-        return None
-    if any(isinstance(defect, InvalidBase64LengthDefect) for defect in part.defects):  # truncated: not decoded
-        letters = _NOT_BASE64.sub(b"", data)
-        data = b64decode(letters[: len(letters) // 4 * 4])
-    charset = _read_parameter(part.get_content_charset)
-    if part.get_content_type() == "text/html":
-        return decode_html(data, charset)
-    text = decode(data, charset)
-    if text[:200].lstrip().lower().startswith(("<html", "<!doctype html")):
-        return html_to_text(text)
-    return text
-
-
-def _read_parameter(read: Callable[[], str | None]) -> str | None:
-    """Return a parameter of a part's header, or None if its encoding (RFC 2231) is unknown."""
+def _read_extra(leaf: Leaf) -> str:
+    """Return the text of a leaf that repeats the body, a calendar as lines, or "" if it cannot be read."""
+    if leaf.is_extra:
+        return leaf.text
     try:
-        return read()
-    except ValueError:
-        return None
+        return calendar_to_text(leaf.source)
+    except (ValueError, ImportError):
+        return ""
+
+
+def _adds_words(text: str, body: str) -> bool:
+    words = set(_WORD.findall(text.casefold()))
+    return len(words & set(_WORD.findall(body.casefold()))) < _KNOWN_SHARE * len(words)

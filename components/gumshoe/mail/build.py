@@ -1,17 +1,19 @@
-"""Build an index: read the sources, skip messages by the options, and write one SQLite file in one step."""
+"""Build an index of mail, add to one, and remove messages from one.
 
-import gc
+A build writes segments into a directory beside their final place, moves them there when all are complete, and makes
+them visible with one last write. A build that was interrupted goes on after its last complete segment.
+"""
+
 import itertools
-import json
-import os
+import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from datetime import UTC, datetime
 from hashlib import blake2b
+from heapq import merge
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +21,40 @@ import apsw
 import orjson
 
 from gumshoe.artifacts.private_data import mark_private
-from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.artifacts.source_files import UnreadableItem, digest_of_uris
 from gumshoe.artifacts.storage import explain_os_errors, is_partial, lock_directory
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
-from gumshoe.mail.message import ParsedMessage, Recipient, clean
-from gumshoe.mail.schema import INDEXES, TABLES, VERSION, address_term, index_path
-from gumshoe.mail.sources import Source, open_source
+from gumshoe.mail.attachments import AttachmentLimits
+from gumshoe.mail.inboxes import OwnedSource, OwnerGuess, find_inboxes
+from gumshoe.mail.items import MailSource, RawItem
+from gumshoe.mail.message import State, normalize_address
+from gumshoe.mail.prepare import (
+    Limits,
+    PreparedBatch,
+    PreparedMessage,
+    TextTerms,
+    analyze_text,
+    collect_terms,
+    open_preparer,
+)
+from gumshoe.mail.schema import SEGMENT_PREFIX, VERSION, IndexState, index_path, read_state, write_state
+from gumshoe.mail.segment import Segment, Segments
+from gumshoe.mail.segment_writer import SegmentWriter
+from gumshoe.mail.sources import open_source
+from gumshoe.mail.terms import bare_id
+from gumshoe.mail.words import Analyzer
 from gumshoe.terminal import progress
 
-_BATCH = 2000
-_HASH_BYTES = 64 << 20  # words collected in memory before a segment of the full-text index is written
-_MERGE_ABOVE = 50_000  # messages; below, merging the segments of the full-text index gains nothing
-_CACHE_KIB = 200_000
+_BATCH = 500
+_PARTIAL = ".partial"
+_PROGRESS_FILE = "progress.json"
 
 
 @dataclass(frozen=True, slots=True)
 class MailBuildOptions:
-    """Limits above which messages are skipped.
+    """Which messages are skipped, and whose inboxes are built.
 
-    The defaults are the published recipe for the public Enron mail (ART-E).
+    The default limits are the published recipe for the public Enron mail (ART-E).
     """
 
     max_body: int | None = 5000
@@ -45,7 +62,26 @@ class MailBuildOptions:
     max_recipients: int | None = 30
     """Maximum number of recipients (to, cc and bcc together). None means no limit."""
     drop_duplicates: bool = True
-    """Keep only the first message of each (subject, body, sender)."""
+    """Keep the text of messages with equal subject, body and sender once, even if their ids differ."""
+    skip: tuple[State, ...] = ("deleted",)
+    """States of messages that are skipped."""
+    inboxes: tuple[str, ...] = ()
+    """Addresses of the only inboxes to build. Empty for all."""
+    max_attachments: int = 50
+    """Maximum number of attachments of a message whose text is read."""
+    max_attachment_bytes: int = 20 << 20
+    """Maximum size of an attachment whose text is read."""
+    max_attachment_characters: int = 200_000
+    """Maximum length of an attachment's text. The rest is cut off."""
+
+    def to_limits(self) -> Limits:
+        """Return the limits on single messages."""
+        attachments = AttachmentLimits(
+            max_bytes=self.max_attachment_bytes,
+            max_characters=self.max_attachment_characters,
+            max_per_message=self.max_attachments,
+        )
+        return Limits(self.max_body, self.max_recipients, frozenset(self.skip), attachments)
 
 
 @dataclass(slots=True)
@@ -53,356 +89,404 @@ class MailBuildReport:
     """Numbers of messages that a build read, indexed and skipped."""
 
     messages: int = 0
-    """Messages in the index."""
+    """Different messages in the index."""
     read: int = 0
     """Messages that could be read."""
     kept_out: Counter[str] = field(default_factory=Counter)
     """Skipped messages, by reason."""
     unreadable: Counter[str] = field(default_factory=Counter)
-    """Items that could not be read as a message, by reason. The table `unreadable` lists each."""
+    """Items that could not be read as a message, by reason. `gumshoe mail stats --unreadable` lists each."""
+    attachments: Counter[str] = field(default_factory=Counter)
+    """Attachments of indexed messages: `read`, or the reason why one was not read."""
     without_date: int = 0
     without_id: int = 0
+    without_inbox: int = 0
+    """Messages in the index that are in nobody's inbox."""
+    removed: int = 0
+    """Messages that were removed on request."""
+    owners: dict[str, tuple[str, float]] = field(default_factory=dict)
+    """For sources without an owner, the address that most of their messages name, and the share that names it."""
     content: str = ""
-    """Digest of the index's content. Equal input and options give an equal digest."""
+    """Digest of the index's content. Equal input and options give an equal digest, in one build or in several."""
     seconds: float = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as values of JSON."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
 
 
 def build_mail_index(
-    sources: Iterable[str], directory: Path, options: MailBuildOptions | None = None, *, replace: bool = False
+    sources: Iterable[str | OwnedSource],
+    directory: Path,
+    options: MailBuildOptions | None = None,
+    *,
+    replace: bool = False,
 ) -> MailBuildReport:
-    """Index the messages of some sources into `directory/mail.sqlite`.
+    """Index the messages of some sources in a directory.
 
-    The file appears when it is complete. An interrupted build leaves nothing that looks finished, and the next build
-    removes its files. With `replace`, an existing index is replaced in one step. Threads that have the old one open
-    continue to read it, and their `MailIndex` does not open the new one.
+    The index appears when it is complete. An interrupted build leaves nothing that looks finished; the same build
+    continues after the last complete segment. With `replace`, an existing index is replaced in one step. Threads that
+    have the old one open continue to read it, and their `MailIndex` does not open the new one.
 
     Raises:
         UsageError: if a source does not exist or has another format, or there is an index already.
         UnavailableError: if another build is in progress.
         GumshoeError: if the index cannot be written.
     """
+    return _run(directory, sources, options or MailBuildOptions(), "replace" if replace else "create")
+
+
+def extend_mail_index(
+    sources: Iterable[str | OwnedSource], directory: Path, *, remove: Sequence[str] = ()
+) -> MailBuildReport:
+    """Add the messages of some sources to an index, with its options, and remove messages by id from all inboxes.
+
+    The result has the content digest of an index that is built from all sources at once, without the removed messages.
+    Readers that have the index open continue to see it as it was.
+
+    Raises:
+        UsageError: if a source does not exist, there is no index, or a message to remove is not in the index.
+        UnavailableError: if another build is in progress.
+        GumshoeError: if the index is damaged or cannot be written.
+    """
+    return _run(directory, sources, None, "extend", remove)
+
+
+def _run(
+    directory: Path,
+    sources: Iterable[str | OwnedSource],
+    options: MailBuildOptions | None,
+    how: str,
+    remove: Sequence[str] = (),
+) -> MailBuildReport:
     started = time.monotonic()
-    opened = [open_source(uri) for uri in sources]
-    if not opened:
+    owned = [each if isinstance(each, OwnedSource) else OwnedSource(each) for each in sources]
+    opened = [open_source(each.uri) for each in owned]
+    if not opened and not remove:
         raise UsageError("mail.no-sources", "no source was given; name one or more sources to index")
-    final = index_path(directory)
-    with explain_os_errors(directory), lock_directory(directory, wait=None) as lock:
+    if how == "extend" and not index_path(directory).exists():
+        raise UsageError("mail.no-index", f"{directory} contains no mail index; build one with `gumshoe mail index`")
+    with explain_os_errors(directory), _explain_sqlite_errors(directory), _lock(directory):
+        exists = index_path(directory).exists()
+        if exists and how == "create":
+            raise UsageError(
+                "mail.index-exists",
+                f"{directory} contains an index already; choose another directory, replace it with --replace, or add "
+                "to it with --into",
+            )
+        old = read_state(directory) if exists and how == "extend" else None
+        _remove_leftovers(directory, read_state(directory).segments if exists else ())
+        build = _Build(directory, owned, opened, options or _read_options(old), old, started)
+        report = build.run(remove)
+    report.seconds = time.monotonic() - started
+    return report
+
+
+def _remove_leftovers(directory: Path, segments: Sequence[str]) -> None:
+    """Delete what a killed build left, other than its complete segments, and segments of an earlier index."""
+    for path in list(directory.iterdir()):
+        if is_partial(path.name):
+            path.unlink()
+        elif path.name.startswith(SEGMENT_PREFIX) and path.name not in segments:
+            shutil.rmtree(path)
+
+
+@contextmanager
+def _lock(directory: Path) -> Iterator[None]:
+    with lock_directory(directory, wait=None) as lock:
         if lock is None:
             raise UnavailableError(
                 "mail.index-busy",
                 f"another process is building an index in {directory}; wait for it, or choose another directory",
             )
-        if final.exists() and not replace:
-            raise UsageError(
-                "mail.index-exists",
-                f"{directory} contains an index already; choose another directory, or replace it with --replace",
-            )
-        partial = final.with_name(f".{final.name}.partial")
-        partial.unlink(missing_ok=True)
-        for left in filter(lambda path: is_partial(path.name), list(directory.iterdir())):  # of a killed build
-            left.unlink()
-        try:
-            report = _build(opened, partial, options or MailBuildOptions(), started)
-            with partial.open("rb") as file:
-                os.fsync(file.fileno())
-            mark_private(directory, None)
-            partial.replace(final)
-        finally:
-            partial.unlink(missing_ok=True)
-    report.seconds = time.monotonic() - started
-    return report
+        yield
 
 
-def _build(sources: list[Source], path: Path, options: MailBuildOptions, started: float) -> MailBuildReport:
-    totals = [source.total for source in sources]
-    total = None if None in totals else sum(filter(None, totals))
-    database = _create_database(path)
+@contextmanager
+def _explain_sqlite_errors(directory: Path) -> Iterator[None]:
     try:
-        measured = total is not None  # otherwise messages are counted
-        with (
-            progress("Indexing", total=total, in_bytes=measured) as advance,
-            _MailWriter(database) as writer,
-            _pause_garbage_collection(),
-        ):
-            builder = _Builder(options, writer)
-            for items in _split_batches(_read_all(sources, advance if measured else _ignore_bytes), _BATCH):
-                builder.add(items)
-                pace = builder.report.read / (time.monotonic() - started)
-                advance(0 if measured else len(items), note=f"{builder.report.read:,} messages, {pace:,.0f}/s")
-            builder.finish()
-        facts = {
-            "schema": VERSION,
-            "sources": [source.uri for source in sources],
-            "options": asdict(options),
-            "built": datetime.now(UTC).isoformat(timespec="seconds"),
-            **{
-                each.name: getattr(builder.report, each.name)
-                for each in fields(MailBuildReport)
-                if each.name != "seconds"
-            },
-        }
-        rows = [(name, json.dumps(value)) for name, value in facts.items()]
-        database.executemany("INSERT INTO build VALUES (?, ?)", rows)
-        if builder.report.messages > _MERGE_ABOVE:
-            database.execute("INSERT INTO search(search) VALUES ('optimize')")
-        database.execute(INDEXES)
-        database.execute("COMMIT")
-        return builder.report
+        yield
     except (apsw.FullError, apsw.IOError, apsw.CantOpenError) as error:
         raise GumshoeError(
-            "mail.index-not-written", f"cannot write {path}: {error}; free space on its disk, then try again"
+            "mail.index-not-written", f"cannot write {directory}: {error}; free space on its disk, then try again"
         ) from None
-    finally:
-        database.close()
 
 
-def _create_database(path: Path) -> apsw.Connection:
-    """Create a database file without a journal: nobody else reads it before it is renamed."""
-    database = apsw.Connection(str(path))
-    for setting in (
-        "journal_mode = off",
-        "synchronous = off",
-        "locking_mode = exclusive",
-        f"cache_size = -{_CACHE_KIB}",
-    ):
-        database.execute(f"PRAGMA {setting}")
-    database.execute("BEGIN")
-    database.execute(TABLES)
-    database.execute("INSERT INTO search(search, rank) VALUES ('hashsize', ?)", (_HASH_BYTES,))
-    for merging in (("automerge", 0), ("crisismerge", 1999)):  # merge once, at the end
-        database.execute("INSERT INTO search(search, rank) VALUES (?, ?)", merging)
-    return database
+def _read_options(state: IndexState | None) -> MailBuildOptions:
+    """Return the options with which an index was built."""
+    given: dict[str, Any] = state.facts["options"] if state else {}
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    return MailBuildOptions(**values)
+
+
+class _Build:
+    """One build or extension of an index."""
+
+    def __init__(
+        self,
+        directory: Path,
+        owned: list[OwnedSource],
+        sources: list[MailSource],
+        options: MailBuildOptions,
+        old: IndexState | None,
+        started: float,
+    ) -> None:
+        self._directory, self._owned, self._sources, self._options = directory, owned, sources, options
+        self._old, self._started = old, started
+        self._partial = directory / _PARTIAL
+        self._analyzer = Analyzer()
+        self._allowed = frozenset(map(normalize_address, options.inboxes)) or None
+        self._report = _read_report(old)
+        self._segments = Segments.open(directory, old.segments if old else ())
+        self._done: list[Path] = []  # complete segments of this build
+        self._consumed = 0  # raw items in them
+        self._guesses = [OwnerGuess() for _ in owned]
+        self._next = 1 + max((each.first + each.messages - 1 for each in self._segments.segments), default=0)
+        names = [*(path.name for path in directory.glob(f"{SEGMENT_PREFIX}*")), f"{SEGMENT_PREFIX}0"]
+        self._next_segment = 1 + max(int(name.removeprefix(SEGMENT_PREFIX)) for name in names)
+
+    def run(self, remove: Sequence[str]) -> MailBuildReport:
+        self._resume(self._describe_build())
+        self._writer = self._start_segment()
+        try:
+            if remove:
+                self._remove(remove)
+                self._begin_segment()  # so that what was removed can be added again
+            self._add_sources()
+            self._finish_segment()
+        finally:
+            self._writer.close()
+            if self._writer.directory not in self._done:
+                shutil.rmtree(self._writer.directory, ignore_errors=True)
+            if not self._done:
+                shutil.rmtree(self._partial, ignore_errors=True)
+        return self._publish()
+
+    def _describe_build(self) -> str:
+        """Return a digest of everything that decides what this build writes."""
+        parts = [
+            VERSION,
+            asdict(self._options),
+            [each.to_fact() for each in self._owned],
+            digest_of_uris([each.uri for each in self._owned if not each.uri.startswith("imap")]),
+            self._old and self._old.version,
+        ]
+        return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+    def _resume(self, build: str) -> None:
+        """Take over the complete segments of an interrupted build, if it was the same. Otherwise delete them."""
+        self._identity = build
+        try:
+            state = orjson.loads((self._partial / _PROGRESS_FILE).read_bytes())
+        except (OSError, ValueError):
+            state = {}
+        complete = all((self._partial / name).is_dir() for name in state.get("segments", ()))
+        if state.get("build") != build or not complete:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            return
+        for path in list(self._partial.glob(f"{SEGMENT_PREFIX}*")):
+            if path.name not in state["segments"]:
+                shutil.rmtree(path)
+        self._done = [self._partial / name for name in state["segments"]]
+        self._segments = Segments((*self._segments.segments, *map(Segment, self._done)))
+        self._consumed, self._next = state["consumed"], state["next"]
+        self._report = _to_report(state["report"])
+        self._guesses = [OwnerGuess(each["messages"], Counter(each["named"])) for each in state["guesses"]]
+        self._next_segment += len(self._done)
+
+    def _start_segment(self) -> SegmentWriter:
+        directory = self._partial / f"{SEGMENT_PREFIX}{self._next_segment}"
+        self._next_segment += 1
+        shutil.rmtree(directory, ignore_errors=True)
+        return SegmentWriter(directory, self._segments, self._analyzer, self._next)
+
+    def _finish_segment(self) -> None:
+        """Complete the current segment. Afterwards the build can go on from here."""
+        if self._writer.is_empty:
+            return
+        self._next = self._writer.next_message
+        self._writer.finish()
+        self._done.append(self._writer.directory)
+        state = {
+            "build": self._identity,
+            "segments": [path.name for path in self._done],
+            "consumed": self._consumed,
+            "next": self._next,
+            "report": self._report.to_dict(),
+            "guesses": [{"messages": each.messages, "named": each.named} for each in self._guesses],
+        }
+        temporary = self._partial / f"{_PROGRESS_FILE}.new"
+        temporary.write_bytes(orjson.dumps(state))
+        temporary.replace(self._partial / _PROGRESS_FILE)
+
+    def _begin_segment(self) -> None:
+        """Complete the current segment, and start another."""
+        self._finish_segment()
+        self._segments = Segments((*self._segments.segments, Segment(self._done[-1])))
+        self._writer = self._start_segment()
+
+    def _add_sources(self) -> None:
+        totals = [source.total for source in self._sources]
+        measured = None not in totals  # otherwise messages are counted
+        with (
+            progress("Indexing", total=sum(filter(None, totals)) if measured else None, in_bytes=measured) as advance,
+            open_preparer(self._options.to_limits()) as preparer,
+        ):
+            owners: list[list[int]] = []  # source number of each item, of each batch that is being prepared
+            batches = self._read_batches(advance if measured else _ignore_bytes, owners)
+            for batch in preparer.prepare(batches):
+                self._add_batch(batch, owners.pop(0))
+                pace = self._report.read / max(time.monotonic() - self._started, 1e-9)
+                advance(0 if measured else len(batch.items), note=f"{self._report.read:,} messages, {pace:,.0f}/s")
+
+    def _read_batches(self, advance: Callable[[int], object], owners: list[list[int]]) -> Iterator[list[RawItem]]:
+        """Yield the items of all sources in batches, without those that an interrupted build has indexed."""
+        numbered = ((number, item) for number, each in enumerate(self._sources) for item in each.read_raw(advance))
+        remaining = itertools.islice(numbered, self._consumed, None)
+        while batch := list(itertools.islice(remaining, _BATCH)):
+            owners.append([number for number, _ in batch])
+            yield [item for _, item in batch]
+
+    def _add_batch(self, batch: PreparedBatch, sources: list[int]) -> None:
+        items = batch.items
+        self._writer.begin_batch(batch.terms)
+        new = [each for each in items if isinstance(each, PreparedMessage) and each.terms is not None]
+        digests = self._segments.find_digests([self._identify(each) for each in new])
+        ids = self._segments.find_ids([each.message.message_id for each in new])
+        for item, number in zip(items, sources, strict=True):
+            if isinstance(item, UnreadableItem):
+                self._report.unreadable[item.reason] += 1
+                self._writer.add_unreadable(item)
+            else:
+                self._add_message(item, number, digests, ids)
+        self._consumed += len(items)
+        self._writer.flush()
+        if self._writer.is_full:
+            self._begin_segment()
+
+    def _identify(self, prepared: PreparedMessage) -> bytes:
+        """Return the digest by which messages are equal."""
+        if self._options.drop_duplicates:
+            return prepared.digest
+        return blake2b(prepared.digest + prepared.message.message_id.encode(), digest_size=16).digest()
+
+    def _add_message(
+        self, prepared: PreparedMessage, source: int, digests: dict[bytes, int], ids: dict[str, list[int]]
+    ) -> None:
+        message, terms, report = prepared.message, prepared.terms, self._report
+        report.read += 1
+        report.without_id += message.has_generated_id
+        report.without_date += message.sent is None
+        self._guesses[source].add(message)
+        if terms is None:
+            report.kept_out[prepared.skipped] += 1
+            return
+        inboxes = find_inboxes(message, self._owned[source], self._allowed)
+        if self._allowed is not None and not inboxes:
+            report.kept_out["other inbox"] += 1
+            return
+        digest = self._identify(prepared)
+        number = self._writer.find_digest(digest) or digests.get(digest)
+        is_new = number is None or (report.removed > 0 and not self._is_alive(number))
+        if number is None:
+            number = self._writer.add_message(message, digest, terms)
+        if is_new:
+            report.messages += 1
+            report.without_inbox += not inboxes
+            report.attachments.update((each.problem or "read").partition(":")[0] for each in message.attachments)
+        else:
+            report.kept_out["duplicate"] += 1
+        used_by = {*self._writer.find_id(message.message_id), *ids.get(message.message_id, ())} - {number}
+        self._writer.add_copy(number, message, prepared.digest, terms, inboxes, sorted(used_by))
+
+    def _is_alive(self, number: int) -> bool:
+        """Return True if a copy of a message is left."""
+        return self._writer.has_copies(number) or bool(self._segments.read_copies(number))
+
+    def _remove(self, ids: Sequence[str]) -> None:
+        """Remove all copies of messages with some ids."""
+        copies: dict[int, set[int]] = {}
+        for given in ids:
+            bare = bare_id(given)
+            names = {given, bare, f"<{bare}>"}
+            messages = {number for found in self._segments.find_ids(sorted(names)).values() for number in found}
+            matching = {
+                number: {each.copy for each in self._segments.read_copies(number) if each.message_id in names}
+                for number in messages
+            }
+            if not any(matching.values()):
+                raise UsageError(
+                    "mail.nothing-to-remove", f"no message of the index has the id {given!r}; check the id"
+                )
+            for number, found in matching.items():
+                copies.setdefault(number, set()).update(found)
+        for number, found in sorted(copies.items()):
+            self._writer.remove_copies(number, found, self._analyze_again)
+            self._report.removed += len(found)
+            known = self._segments.read_copies(number)
+            if len(found) == len(known):
+                self._report.messages -= 1
+                self._report.without_inbox -= not any(each.inboxes for each in known)
+
+    def _analyze_again(self, number: int) -> TextTerms:
+        text = self._segments.read_text(number)
+        texts = [text.body, *(f"{name}\n{content}" for name, content, _ in text.attachments)]
+        analyzed = analyze_text(self._analyzer, text.subject, texts)
+        self._writer.begin_batch(collect_terms([analyzed]))
+        return analyzed.result
+
+    def _publish(self) -> MailBuildReport:
+        """Move the segments to their place, and make the new state visible."""
+        report = self._report
+        names = []
+        for path in self._done:
+            path.replace(self._directory / path.name)
+            names.append(path.name)
+        shutil.rmtree(self._partial, ignore_errors=True)
+        kept = self._old.segments if self._old else ()
+        segments = (*kept, *names)
+        opened = Segments.open(self._directory, segments)
+        report.content = _digest_content(opened, self._options)
+        for source, guess in zip(self._owned, self._guesses, strict=True):
+            if not source.owner and (suggestion := guess.suggest()):
+                report.owners[source.uri] = suggestion
+        counts = {name: value for name, value in report.to_dict().items() if name not in {"seconds", "owners"}}
+        earlier = self._old.facts["sources"] if self._old else []
+        facts = {
+            "sources": [*earlier, *(each.to_fact() for each in self._owned)],
+            "options": asdict(self._options),
+            "built": datetime.now(UTC).isoformat(timespec="seconds"),
+            **counts,
+        }
+        mark_private(self._directory, None)
+        write_state(self._directory, IndexState((self._old.version if self._old else 0) + 1, segments, facts))
+        _remove_leftovers(self._directory, segments)
+        return report
 
 
 def _ignore_bytes(_: int) -> None:
     """Ignore the number of bytes."""
 
 
-def _read_all(sources: list[Source], advance: Callable[[int], object]) -> Iterator[ParsedMessage | UnreadableItem]:
-    for source in sources:
-        yield from source.read(advance)
+def _read_report(state: IndexState | None) -> MailBuildReport:
+    return _to_report(state.facts) if state else MailBuildReport()
 
 
-def _split_batches(items: Iterator[Any], size: int) -> Iterator[list[Any]]:
-    while batch := list(itertools.islice(items, size)):
-        yield batch
+def _to_report(values: dict[str, Any]) -> MailBuildReport:
+    """Return the counts of a report that was written as JSON."""
+    counts: dict[str, Any] = {each.name: values[each.name] for each in fields(MailBuildReport) if each.name in values}
+    for name, value in counts.items():
+        counts[name] = Counter(value) if isinstance(value, dict) else value
+    return MailBuildReport(**counts)
 
 
-@contextmanager
-def _pause_garbage_collection() -> Iterator[None]:
-    """Pause Python's cyclic garbage collector, which would repeatedly walk millions of live rows and find nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
-class _Builder:
-    """Select messages, number messages and addresses, and pass rows to the writer."""
-
-    def __init__(self, options: MailBuildOptions, writer: "_MailWriter") -> None:
-        self.report = MailBuildReport()
-        self._options, self._writer = options, writer
-        self._addresses: dict[str, int] = {}
-        self._terms = [""]  # by address number; numbers start at 1
-        self._by_content: dict[bytes, int] = {}
-        self._by_id: dict[str, int] = {}
-        self._shared: set[tuple[str, int]] = set()  # ids of several messages, with the later messages
-        self._content = blake2b(repr((VERSION, options)).encode(), digest_size=32)
-        self._copies: dict[int, list[list[Recipient]]] = {}
-
-    def add(self, items: list[ParsedMessage | UnreadableItem]) -> None:
-        """Add one batch."""
-        rows = _MailRows()
-        for item in items:
-            if isinstance(item, UnreadableItem):
-                self.report.unreadable[item.reason] += 1
-                rows.unreadable.append((clean(item.where), item.reason, clean(item.detail)))
-            else:
-                self._add_message(item, rows)
-        self._writer.write(rows)
-
-    def _add_message(self, message: ParsedMessage, rows: "_MailRows") -> None:
-        report, options = self.report, self._options
-        report.read += 1
-        report.without_id += message.has_generated_id
-        report.without_date += message.sent is None
-        if options.max_body is not None and len(message.body) > options.max_body:
-            report.kept_out["long body"] += 1
-            return
-        if options.max_recipients is not None and len(message.recipients) > options.max_recipients:
-            report.kept_out["many recipients"] += 1
-            return
-        content = f"{message.subject}\0{message.body}\0{message.sender}".encode()
-        digest = blake2b(content, digest_size=16).digest()
-        same = self._by_content.get(digest)
-        known = self._by_id.get(message.message_id)
-        if same is not None and (options.drop_duplicates or known == same):
-            self._add_duplicate(message, same, rows)
-            return
-        if known is None:
-            self._add_new(message, digest, rows)
-            return
-        # A different message with a used id must not hide the first one, nor be hidden by it. It gets an id of its
-        # own, and its inboxes can still find it by the id it came with.
-        original_id = message.message_id
-        existing = self._by_id.get(next(_generate_alternative_ids(original_id, digest)))
-        if existing is not None and existing == same:
-            self._add_duplicate(message, existing, rows)
-            return
-        message.message_id = next(
-            name for name in _generate_alternative_ids(original_id, digest) if name not in self._by_id
-        )
-        rows.other_ids.append((original_id, report.messages + 1))
-        self._shared.add((original_id, report.messages + 1))
-        self._add_new(message, digest, rows)
-
-    def _add_duplicate(self, message: ParsedMessage, kept: int, rows: "_MailRows") -> None:
-        self.report.kept_out["duplicate"] += 1
-        self._copies.setdefault(kept, []).append(message.recipients)
-        name = (message.message_id, kept)
-        known = self._by_id.get(message.message_id)
-        if known == kept or name in self._shared:
-            return
-        if known is None:
-            self._by_id[message.message_id] = kept
-        else:
-            self._shared.add(name)
-        rows.other_ids.append(name)
-        self._content.update(f"={message.message_id}\0{kept}\n".encode())
-
-    def _add_new(self, message: ParsedMessage, digest: bytes, rows: "_MailRows") -> None:
-        self.report.messages += 1
-        number = self.report.messages
-        self._by_id[message.message_id] = number
-        self._by_content.setdefault(digest, number)
-        envelope = (message.message_id, message.sent, message.utc_offset, message.sender_name)
-        self._content.update(digest + repr(envelope).encode())
-        sender = self._get_address_number(message.sender, rows)
-        addressed = self._add_recipients(number, 0, message.recipients, rows)
-        rows.messages.append((number, *envelope[:3], sender, message.sender_name, message.subject))
-        rows.bodies.append((number, message.body, self._join_terms(addressed)))
-
-    def _add_recipients(self, number: int, copy: int, recipients: list[Recipient], rows: "_MailRows") -> list[int]:
-        known = self._addresses.get
-        addresses = [known(each.address) or self._get_address_number(each.address, rows) for each in recipients]
-        listed = [(each.role, address, each.name) for each, address in zip(recipients, addresses, strict=True)]
-        addressed = orjson.dumps(listed)
-        self._content.update(addressed)
-        rows.envelopes.append((number, copy, addressed.decode()))
-        return addresses
-
-    def _get_address_number(self, text: str, rows: "_MailRows") -> int:
-        number = self._addresses.get(text)
-        if number is None:
-            number = self._addresses[text] = len(self._terms)
-            self._terms.append(address_term(number))
-            rows.addresses.append((number, text))
-            self._content.update(f"{text}\n".encode())
-        return number
-
-    def _join_terms(self, addresses: list[int]) -> str:
-        terms = self._terms
-        return " ".join([terms[address] for address in dict.fromkeys(addresses)])
-
-    def finish(self) -> None:
-        """Make the kept message visible to inboxes that received only a dropped duplicate of it."""
-        rows = _MailRows()
-        for number, copies in sorted(self._copies.items()):  # the full-text index is faster with ascending numbers
-            sender, addressed = self._writer.read_addresses(number)
-            known = {sender, *addressed}
-            count = 0
-            for recipients in copies:
-                if {self._addresses.get(recipient.address) for recipient in recipients} <= known:
-                    continue
-                count += 1
-                addressed += self._add_recipients(number, count, recipients, rows)
-                known.update(addressed)
-            if count:
-                rows.readdressed.append((self._join_terms(addressed), number))
-        self._writer.write(rows)
-        self._writer.wait()
-        self.report.content = self._content.hexdigest()
-
-
-def _generate_alternative_ids(message_id: str, digest: bytes) -> Iterator[str]:
-    """Yield ids for a message whose id is used. Equal content and order give equal ids."""
-    yield f"{message_id}#{digest.hex()}"
-    yield from (f"{message_id}#{digest.hex()}-{count}" for count in itertools.count(2))
-
-
-@dataclass(slots=True)
-class _MailRows:
-    """Rows that one batch adds to each table."""
-
-    addresses: list[tuple[int, str]] = field(default_factory=list)
-    messages: list[tuple[int, str, int | None, int | None, int, str, str]] = field(default_factory=list)
-    bodies: list[tuple[int, str, str]] = field(default_factory=list)
-    envelopes: list[tuple[int, int, str]] = field(default_factory=list)
-    other_ids: list[tuple[str, int]] = field(default_factory=list)
-    unreadable: list[tuple[str, str, str]] = field(default_factory=list)
-    readdressed: list[tuple[str, int]] = field(default_factory=list)
-    """New recipient terms of a message that is indexed already, and its number."""
-
-
-class _MailWriter:
-    """Write rows, and let SQLite index their words in a thread while the next batch is read.
-
-    One statement per batch does the indexing and releases the interpreter's lock. Nothing else uses the connection
-    meanwhile.
-    """
-
-    def __init__(self, database: apsw.Connection) -> None:
-        self._database = database
-        self._thread = ThreadPoolExecutor(1)
-        self._indexing: Future[None] | None = None
-
-    def __enter__(self) -> "_MailWriter":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown()
-
-    def write(self, rows: _MailRows) -> None:
-        """Write one batch and start to index its words."""
-        self.wait()
-        insert = self._database.executemany
-        insert("INSERT INTO addresses VALUES (?, ?)", rows.addresses)
-        insert("INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?, ?)", rows.messages)
-        insert("INSERT INTO bodies VALUES (?, ?, ?)", rows.bodies)
-        insert("INSERT INTO envelopes VALUES (?, ?, ?)", rows.envelopes)
-        insert("INSERT INTO other_ids VALUES (?, ?)", rows.other_ids)
-        insert("INSERT INTO unreadable VALUES (?, ?, ?)", rows.unreadable)
-        if changed := [number for _, number in rows.readdressed]:
-            self._index("'delete'", changed)
-            insert("UPDATE bodies SET addressed = ? WHERE message = ?", rows.readdressed)
-            self._index("NULL", changed)
-        if rows.messages:
-            self._indexing = self._thread.submit(self._index, "NULL", [number for number, *_ in rows.messages])
-
-    def _index(self, command: str, numbers: list[int]) -> None:
-        """Add the words of some messages to the full-text index, or remove them with the command 'delete'."""
-        self._database.execute(
-            "INSERT INTO search(search, rowid, subject, body, sender, recipients) "  # noqa: S608 - two fixed words
-            f"SELECT {command}, message, subject, body, sender, recipients "
-            "FROM json_each(?) CROSS JOIN indexed ON message = value",
-            (json.dumps(numbers),),
-        )
-
-    def wait(self) -> None:
-        """Wait until everything written is indexed. Raise the error if indexing failed."""
-        if self._indexing is not None:
-            self._indexing.result()
-            self._indexing = None
-
-    def read_addresses(self, number: int) -> tuple[int, list[int]]:
-        """Return the sender and the recipients of a written message."""
-        self.wait()
-        sender = self._database.execute("SELECT sender FROM messages WHERE message = ?", (number,)).get
-        rows = self._database.execute(
-            "SELECT address FROM recipients WHERE message = ? AND copy = 0 ORDER BY position", (number,)
-        )
-        return sender, [address for (address,) in rows]
+def _digest_content(segments: Segments, options: MailBuildOptions) -> str:
+    """Return a digest of all copies of messages, in an order that does not depend on how the index was built."""
+    removed = set(segments.collect(lambda each: each.execute("SELECT message, copy FROM removed_copies")))
+    digest = blake2b(repr((VERSION, options)).encode(), digest_size=32)
+    rows = [each.execute("SELECT digest, message, copy FROM copies ORDER BY digest") for each in segments.segments]
+    for content, message, copy in merge(*rows):
+        if (message, copy) not in removed:
+            digest.update(content)
+    return digest.hexdigest()

@@ -1,20 +1,21 @@
 """`gumshoe mail`: index, search, read and stats."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
 from gumshoe.completion import complete_words
 from gumshoe.corpus import suggest_after_indexing
+from gumshoe.errors import UsageError
 from gumshoe.mail.message import ROLES
 from gumshoe.mail.search_arguments import Order
 from gumshoe.terminal import (
     JsonFlag,
     err,
-    escape_control_characters,
     out,
     print_counts,
     print_json,
@@ -23,6 +24,11 @@ from gumshoe.terminal import (
     print_unreadable,
     printable,
 )
+
+if TYPE_CHECKING:
+    from gumshoe.mail.build import MailBuildReport
+    from gumshoe.mail.inboxes import OwnedSource
+    from gumshoe.mail.index import Hit, Message
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -38,21 +44,49 @@ Inbox = Annotated[str, typer.Option(metavar="ADDRESS", help="Address of the inbo
 
 @app.command(
     epilog="""
-    gumshoe mail index maildir:archive --out index
+    gumshoe mail index maildir:Maildir --owner ann@example.com --out index
     gumshoe mail index hf:corbt/enron-emails --out index
+    gumshoe mail index maildir:today --owner ann@example.com --into index
     """
 )
 def index(
-    sources: Annotated[
-        list[str],
+    context: typer.Context,
+    uris: Annotated[
+        list[str] | None,
         typer.Argument(
             metavar="SOURCE...",
-            autocompletion=complete_words("maildir:", "mbox:", "eml:", "jsonl:", "hf:"),
-            help="maildir:DIR (or a tree of raw files), mbox:FILE[.gz], eml:DIR, jsonl:FILE[.gz], hf:DATASET or "
-            "hf:DATASET@SPLIT, e.g. hf:corbt/enron-emails. Files may be file:// or s3:// URIs.",
+            autocompletion=complete_words("maildir:", "mbox:", "eml:", "pst:", "imap://", "jsonl:", "hf:"),
+            help="maildir:DIR (or a tree of raw files), mbox:FILE, mbox:DIR, eml:DIR, pst:FILE, "
+            "imap://USER@HOST/FOLDER, jsonl:FILE, hf:DATASET or hf:DATASET@SPLIT, e.g. hf:corbt/enron-emails. "
+            "Files may be file:// or s3:// URIs.",
         ),
-    ],
-    directory: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output directory (created if missing).")],
+    ] = None,
+    directory: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="Output directory (created if missing).")
+    ] = None,
+    extended: Annotated[
+        Path | None, typer.Option("--into", metavar="DIR", help="Add to the index in this directory, with its options.")
+    ] = None,
+    owner: Annotated[
+        str,
+        typer.Option(metavar="ADDRESS", help="Owner of each SOURCE: all of it is in this inbox, and in no other one."),
+    ] = "",
+    aliases: Annotated[
+        list[str] | None,
+        typer.Option("--alias", metavar="ADDRESS", help="Other address of the owner (repeatable)."),
+    ] = None,
+    source_list: Annotated[
+        Path | None,
+        typer.Option("--sources", metavar="FILE", help="YAML list of more sources: URIs, or {source, owner, aliases}."),
+    ] = None,
+    inboxes: Annotated[
+        list[str] | None,
+        typer.Option("--inbox", metavar="ADDRESS", help="Build only this inbox (repeatable). Default: all."),
+    ] = None,
+    remove: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID", help="With --into, remove the message with this id from all inboxes (repeatable)."),
+    ] = None,
     max_body: Annotated[
         int, typer.Option(min=0, help="Maximum body length in characters; longer messages are skipped. 0: no limit.")
     ] = 5000,
@@ -63,30 +97,124 @@ def index(
         bool,
         typer.Option("--keep-duplicates", help="Keep all messages with equal subject, body and sender."),
     ] = False,
+    with_deleted: Annotated[bool, typer.Option("--with-deleted", help="Keep messages marked as deleted.")] = False,
+    skip_spam: Annotated[bool, typer.Option("--skip-spam", help="Skip messages in spam and junk folders.")] = False,
+    skip_trash: Annotated[bool, typer.Option("--skip-trash", help="Skip messages in the trash.")] = False,
+    max_attachments: Annotated[
+        int, typer.Option(min=0, help="Maximum number of attachments of a message that are read. 0: read none.")
+    ] = 50,
+    max_attachment_bytes: Annotated[
+        int, typer.Option(min=0, help="Maximum size of an attachment; larger ones are not read.")
+    ] = 20 << 20,
+    max_attachment_characters: Annotated[
+        int, typer.Option(min=1, help="Maximum length of an attachment's text; the rest is cut off.")
+    ] = 200_000,
     replace: Annotated[bool, typer.Option("--replace", help="Replace an existing index.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Index mail from one or more sources into DIR/mail.sqlite.
+    """Index mail from one or more sources, or add it to an index.
 
     The default limits are those of the published recipe for the public Enron mail (ART-E). Unreadable items are counted
-    by reason; `gumshoe mail stats --unreadable` lists them.
+    by reason; `gumshoe mail stats --unreadable` lists them. An interrupted build continues if it is started again.
     """
-    from gumshoe.mail.build import MailBuildOptions, build_mail_index
+    from gumshoe.mail.build import build_mail_index, extend_mail_index
+    from gumshoe.mail.index_options import parse_options
 
-    options = MailBuildOptions(max_body or None, max_recipients or None, drop_duplicates=not duplicates)
-    report = build_mail_index(sources, directory, options, replace=replace)
+    _check_index_options(context)
+    listed = _list_sources(uris or [], owner, aliases or [], source_list)
+    if directory is None:
+        place = cast(Path, extended)
+        report = extend_mail_index(listed, place, remove=remove or ())
+    else:
+        place = directory
+        skipped = {"deleted": not with_deleted, "trash": skip_trash, "spam": skip_spam}
+        options = parse_options(
+            {
+                "max_body": max_body,
+                "max_recipients": max_recipients,
+                "drop_duplicates": not duplicates,
+                "skip": [state for state, is_skipped in skipped.items() if is_skipped],
+                "inboxes": inboxes or [],
+                "max_attachments": max_attachments,
+                "max_attachment_bytes": max_attachment_bytes,
+                "max_attachment_characters": max_attachment_characters,
+            }
+        )
+        report = build_mail_index(listed, place, options, replace=replace)
     if json:
-        print_json(asdict(report) | {"kept_out": dict(report.kept_out), "unreadable": dict(report.unreadable)})
+        print_json(report.to_dict())
         return
-    pace = report.read / max(report.seconds, 1e-9)
-    place = escape_control_characters(directory)
-    out.print(f"[bold]{report.messages:,} messages[/] indexed in {place} ({pace:,.0f}/s)")
+    _print_report(report, place, is_new=directory is not None)
+    if directory is not None:
+        print_next(*suggest_after_indexing([each.uri for each in listed], place))
+        print_next("gumshoe", "serve", "--index", place, "--open")
+
+
+def _check_index_options(context: typer.Context) -> None:
+    """Raise UsageError if options of `gumshoe mail index` do not fit together."""
+    given = {
+        str(parameter.name): parameter.opts[0]
+        for parameter in context.command.params
+        if (source := context.get_parameter_source(str(parameter.name))) and source.name == "COMMANDLINE"
+    }
+    if ("directory" in given) == ("extended" in given):
+        raise UsageError("mail.option-conflict", "set either --out to build an index, or --into to add to one")
+    if {"owner", "aliases"} & given.keys() and "uris" not in given:
+        raise UsageError(
+            "mail.option-conflict", "--owner and --alias apply to SOURCE arguments, and there are none; name a SOURCE"
+        )
+    if "directory" in given and "remove" in given:
+        raise UsageError("mail.option-conflict", "--remove cannot be used with --out; use it with --into")
+    allowed = {"uris", "extended", "owner", "aliases", "source_list", "remove", "json"}
+    fixed = [option for name, option in given.items() if name not in allowed]
+    if "extended" in given and fixed:
+        raise UsageError(
+            "mail.option-conflict",
+            f"{fixed[0]} cannot be used with --into: the index keeps the options that it was built with; leave it out",
+        )
+
+
+def _list_sources(uris: list[str], owner: str, aliases: list[str], source_list: Path | None) -> "list[OwnedSource]":
+    """Return the sources of the command line, and then those of a file."""
+    from gumshoe.mail.inboxes import OwnedSource
+
+    listed = [OwnedSource(each, owner, tuple(aliases)) for each in uris]
+    if source_list is not None:
+        from gumshoe.mail.source_list import read_source_list
+
+        listed += read_source_list(source_list)
+    return listed
+
+
+def _print_report(report: "MailBuildReport", place: Path, *, is_new: bool) -> None:
+    shown = printable(place)
+    pace = f"indexed in {shown} ({report.read / max(report.seconds, 1e-9):,.0f}/s)" if is_new else f"in {shown}"
+    out.print(f"[bold]{report.messages:,} messages[/] {pace}", soft_wrap=True)
     print_counts("skipped", report.kept_out)
     print_counts("unreadable", report.unreadable)
+    _print_attachments(report.attachments)
+    if report.removed:
+        out.print(f"{report.removed:,} removed")
     if report.unreadable:
-        out.print(f"Run `gumshoe mail stats --index {escape_control_characters(directory)} --unreadable` to list them.")
-    print_next(*suggest_after_indexing(sources, directory))
-    print_next("gumshoe", "serve", "--index", directory, "--open")
+        out.print(f"Run `gumshoe mail stats --index {shown} --unreadable` to list them.", soft_wrap=True)
+    if report.without_inbox:
+        out.print(
+            f"{report.without_inbox:,} messages are in nobody's inbox, and no search finds them. If a source is the "
+            "mailbox of one person, build the index again with --owner ADDRESS.",
+            soft_wrap=True,
+        )
+    for source, (address, share) in report.owners.items():
+        out.print(
+            f"{printable(source)}: {share:.0%} of its messages name {printable(address)}. If it is that person's "
+            f"mailbox, build the index again with --owner {printable(address)}.",
+            soft_wrap=True,
+        )
+
+
+def _print_attachments(counts: Mapping[str, int]) -> None:
+    read = counts.get("read", 0)
+    print_counts("attachments", {"read": read} if read else {})
+    print_counts("attachments not read", {reason: count for reason, count in counts.items() if reason != "read"})
 
 
 @app.command(
@@ -104,41 +232,52 @@ def search(
         typer.Argument(metavar="KEYWORD...", help='Words that must all appear; "several words" form a phrase.'),
     ],
     sender: Annotated[
-        str | None, typer.Option("--from", metavar="ADDRESS", help="Only mail from this address.")
+        str | None,
+        typer.Option("--from", metavar="PERSON", help="Only mail from this person: a whole address, or a name."),
     ] = None,
-    recipient: Annotated[str | None, typer.Option("--to", metavar="ADDRESS", help="Only mail to this address.")] = None,
+    recipient: Annotated[
+        str | None, typer.Option("--to", metavar="PERSON", help="Only mail to this person: a whole address, or a name.")
+    ] = None,
     after: Annotated[
         str | None, typer.Option(metavar="DATE", help="Only mail sent on this day (UTC) or later.")
     ] = None,
     before: Annotated[str | None, typer.Option(metavar="DATE", help="Only mail sent before this day (UTC).")] = None,
     limit: Annotated[int, typer.Option(min=1, max=10, help="Maximum number of results.")] = 10,
     order: Annotated[Order, typer.Option(help="Sort by relevance, or newest first.")] = "relevance",
+    threads: Annotated[bool, typer.Option("--threads", help="Show only the first match of each thread.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Search one inbox."""
+    """Search one inbox.
+
+    If nothing is found, it shows how many messages contain each keyword, and the messages that contain some of them,
+    marked as partial matches. `--json` prints only messages that contain all keywords.
+    """
     from gumshoe.mail.index import MailIndex
 
-    hits = MailIndex(index).search(
-        inbox,
-        keywords,
-        sender=sender,
-        recipient=recipient,
-        sent_after=after,
-        sent_before=before,
-        limit=limit,
-        order=order,
-    )
+    opened = MailIndex(index)
+    where: dict[str, Any] = {"sender": sender, "recipient": recipient, "sent_after": after, "sent_before": before}
+    hits = opened.search(inbox, keywords, **where, limit=limit, order=order, one_per_thread=threads)
     if json:
         print_json([asdict(hit) | {"sent": hit.sent and hit.sent.isoformat()} for hit in hits])
-        return
+    elif hits:
+        _print_hits(hits)
+    if not hits:
+        found = opened.search_partially(inbox, keywords, **where, limit=limit)
+        listed = ", ".join(f"{printable(keyword)} {count:,}" for keyword, count in found.counts.items())
+        err.print(f"No messages found. Messages with each keyword: {listed}.", soft_wrap=True)
+        if not json:
+            _print_hits(found.hits, " [yellow](partial match)[/]")
+
+
+def _print_hits(hits: "Iterable[Hit]", mark: str = "") -> None:
     for hit in hits:
-        out.print(f"[bold]{printable(hit.subject) or '(no subject)'}[/]", soft_wrap=True)
+        out.print(f"[bold]{printable(hit.subject) or '(no subject)'}[/]{mark}", soft_wrap=True)
+        size = f"  thread of {hit.thread_size}" if hit.thread_size > 1 else ""
         out.print(
-            f"  {_format_date(hit.sent)}  {printable(hit.sender)}  [cyan]{printable(hit.message_id)}[/]", soft_wrap=True
+            f"  {_format_date(hit.sent)}  {printable(hit.sender)}  [cyan]{printable(hit.message_id)}[/]{size}",
+            soft_wrap=True,
         )
         out.print(f"  [dim]{printable(hit.snippet)}[/]", soft_wrap=True)
-    if not hits:
-        err.print("No messages found.")
 
 
 @app.command()
@@ -146,15 +285,27 @@ def read(
     index: IndexDirectory,
     inbox: Inbox,
     message_id: Annotated[str, typer.Argument(metavar="MESSAGE_ID", help="Id from `gumshoe mail search`.")],
+    thread: Annotated[
+        bool, typer.Option("--thread", help="Show all messages of its thread, without quoted repetitions.")
+    ] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Read one message of an inbox."""
+    """Read one message of an inbox, with the text of its attachments, or its whole thread."""
     from gumshoe.mail.index import MailIndex
 
-    message = MailIndex(index).read(inbox, message_id)
+    opened = MailIndex(index)
+    messages = opened.read_thread(inbox, message_id) if thread else [opened.read(inbox, message_id)]
     if json:
-        print_json(asdict(message) | {"sent": message.sent and message.sent.isoformat()})
+        records = [asdict(each) | {"sent": each.sent and each.sent.isoformat()} for each in messages]
+        print_json(records if thread else records[0])
         return
+    for number, message in enumerate(messages):
+        if number:
+            out.print("\n" + "\N{BOX DRAWINGS LIGHT HORIZONTAL}" * 20)
+        _print_message(message)
+
+
+def _print_message(message: "Message") -> None:
     lines = [
         ("From", _format_person(message.sender_name, message.sender)),
         *(
@@ -170,6 +321,11 @@ def read(
         out.print(f"[bold]{name}:[/] {printable(value)}", soft_wrap=True)
     out.print()
     out.print(printable(message.body), soft_wrap=True)
+    for each in message.attachments:
+        problem = f" (not read: {printable(each.problem)})" if each.problem else ""
+        out.print(f"\n[bold]Attachment:[/] {printable(each.name)}{problem}", soft_wrap=True)
+        if each.text:
+            out.print(printable(each.text), soft_wrap=True)
 
 
 @app.command()
@@ -191,13 +347,18 @@ def stats(
     if json:
         print_json(facts)
         return
-    out.print(f"[bold]{facts['messages']:,} messages[/] of {facts['addresses']:,} addresses, {decimal(facts['bytes'])}")
+    out.print(
+        f"[bold]{facts['messages']:,} messages[/] ({facts['copies']:,} copies) in {facts['inboxes']:,} inboxes, "
+        f"{facts['segments']:,} segments, {decimal(facts['bytes'])}",
+        soft_wrap=True,
+    )
     out.print(f"sent from {facts['first_sent'] or 'no date'} to {facts['last_sent'] or 'no date'}")
     print_counts("skipped", facts["kept_out"])
     print_counts("unreadable", facts["unreadable"])
+    _print_attachments(facts["attachments"])
     out.print(
-        f"{facts['other_ids']:,} additional ids of indexed messages; "
-        f"{facts['without_date']:,} messages without a date, {facts['without_id']:,} without an id",
+        f"{facts['without_inbox']:,} messages in nobody's inbox; {facts['without_date']:,} without a date, "
+        f"{facts['without_id']:,} without an id; {facts['removed']:,} removed",
         soft_wrap=True,
     )
     print_origin(facts)

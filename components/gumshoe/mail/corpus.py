@@ -1,11 +1,11 @@
 """Mail as a kind of corpus."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from gumshoe.corpus import Corpus, FoundSource, IngestResult, OpenedSource, is_built_from
+from gumshoe.corpus import Corpus, FoundSource, IngestResult, OpenedSource, SourceEntry, is_built_from
 
 if TYPE_CHECKING:
     from gumshoe.mail.index import MailIndex
@@ -59,17 +59,30 @@ class MailCorpus(Corpus):
 
         return index_path(directory).exists()
 
-    def split_source(self, uri: str) -> tuple[str, str]:
+    def split_source(self, source: SourceEntry) -> tuple[str, str]:
         """See `Corpus.split_source`."""
+        from gumshoe.mail.imap_account import parse_imap_uri
+        from gumshoe.mail.source_list import parse_source
         from gumshoe.mail.sources import split_source
 
-        return split_source(uri)
+        uri = parse_source(source, "invalid source").uri
+        form, place = split_source(uri)
+        if form in ("imap", "imaps"):
+            parse_imap_uri(uri)  # refuses a password, before it is stored with the parameters of a run
+        return form, place
 
-    def check_source(self, uri: str) -> None:
+    def check_source(self, source: SourceEntry) -> None:
         """See `Corpus.check_source`."""
+        from gumshoe.mail.source_list import parse_source
         from gumshoe.mail.sources import open_source
 
-        open_source(uri)
+        open_source(parse_source(source, "invalid source").uri)
+
+    def check_options(self, options: Mapping[str, Any]) -> None:
+        """See `Corpus.check_options`."""
+        from gumshoe.mail.index_options import parse_options
+
+        parse_options(options)
 
     def open_search(self, directory: Path, inbox: str | None) -> MailSearch:
         """See `Corpus.open_search`."""
@@ -77,13 +90,22 @@ class MailCorpus(Corpus):
 
         return MailSearch(MailIndex(directory), inbox or "")
 
-    def ingest(self, sources: Sequence[str], directory: Path, embedding: str) -> IngestResult:  # noqa: ARG002 - keywords only
+    def ingest(
+        self,
+        sources: Sequence[SourceEntry],
+        directory: Path,
+        embedding: str,  # noqa: ARG002 - keywords only
+        options: Mapping[str, Any],
+    ) -> IngestResult:
         """See `Corpus.ingest`."""
-        from gumshoe.mail.build import MailBuildOptions, build_mail_index
+        from gumshoe.mail.build import build_mail_index
         from gumshoe.mail.index import MailIndex
+        from gumshoe.mail.index_options import parse_options
+        from gumshoe.mail.source_list import parse_source
 
-        options = MailBuildOptions()
-        if not (self.is_index(directory) and is_built_from(MailIndex(directory).stats(), sources, options)):
-            build_mail_index(list(sources), directory, options)
+        owned, chosen = [parse_source(each, "invalid source") for each in sources], parse_options(options)
+        recorded = [each.to_fact() for each in owned]
+        if not (self.is_index(directory) and is_built_from(MailIndex(directory).stats(), recorded, chosen)):
+            build_mail_index(owned, directory, chosen)
         facts = MailIndex(directory).stats()
         return IngestResult(facts["messages"], f"{facts['messages']:,} messages indexed", facts)

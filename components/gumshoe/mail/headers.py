@@ -1,39 +1,159 @@
-"""Read the headers of a raw message: text, names, dates and ids."""
+"""Read the headers of a raw message: fields, text, dates and ids."""
 
 from __future__ import annotations
 
 import re
-from email.errors import HeaderParseError
-from email.header import decode_header
-from email.message import Message
+from binascii import Error as Base64Error
+from binascii import a2b_base64, a2b_qp
+from itertools import groupby
 
-from gumshoe.mail.message import clean_line, parse_date
+from gumshoe.mail.dates import parse_date
+from gumshoe.mail.message import clean_line
 from gumshoe.mail.text import decode
+
+Fields = list[tuple[str, str]]
+"""Names, in lower case, and values of header fields, in order. Bytes outside ASCII are surrogates."""
+
+_MAIL_HEADERS = {"from", "to", "cc", "subject", "date", "message-id"}
+_BEFORE_HEADERS = b"\xef\xbb\xbf\0 \t\r\n"  # byte order mark, padding, blank lines
+_FIELD = re.compile(r"([!-9;-~]++)[ \t]*+:[ \t]*+([^\n]*+(?:\n[ \t]++[^ \t\n][^\n]*+)*+)(?:\n|$)")
+_KNOWN_FIELD = re.compile(
+    r"^(?:(?:from|to|cc|bcc|subject|date|message-id|received|sender|reply-to|return-path|references|in-reply-to"
+    r"|mime-version|status|delivered-to|envelope-to|x-[!-9;-~]{1,80}|(?:content|list|resent|arc|dkim)-[!-9;-~]{1,80})"
+    r"[ \t]*+:)",
+    re.I | re.M,
+)
+_FIRST_FIELD = re.compile(rb"^(?:from|to|date|message-id|received|return-path|delivered-to)[ \t]*+:", re.I | re.M)
+_MAX_GARBAGE = 1 << 16  # bytes before the headers
 
 # Encoded words (RFC 2047): one, or several separated only by whitespace.
 _WORD = r"=\?[^?\s]{1,80}\?[bq]\?.{0,2000}?\?="
-_WORDS = re.compile(rf"{_WORD}(?:\s*{_WORD})*", re.I)
+_WORDS = re.compile(rf"{_WORD}(?:\s*+{_WORD})*", re.I)
+_WORD_PARTS = re.compile(r"=\?([^?*\s]{1,80})[^?\s]{0,80}\?([bq])\?(.{0,2000}?)\?=", re.I)
+_NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/=]")
+
+_ID = re.compile(r"<([^<>]*+)>|([^\s<>,;]++)")
+_MAX_IDS = 100
+_MAX_ID_LENGTH = 998  # characters of a line (RFC 5322)
+_MAX_REFERENCES_LENGTH = _MAX_IDS * _MAX_ID_LENGTH
 
 
-def collect_headers(message: Message[str, str]) -> dict[str, list[str]]:
+def split_message(raw: bytes) -> tuple[Fields, bytes]:
+    """Split a message into its header fields and its body.
+
+    Lines among the headers that are no fields are left out. If the headers stand behind text, that text is left out.
+    """
+    fields, body = _split_once(raw)
+    if has_mail_headers(fields) or (found := _FIRST_FIELD.search(raw, 1, _MAX_GARBAGE)) is None:
+        return fields, body
+    later_fields, later_body = _split_once(raw[found.start() :])
+    names = {name for name, _ in later_fields}
+    is_message = "from" in names and not names.isdisjoint(("date", "message-id", "to", "subject"))
+    return (later_fields, later_body) if is_message else (fields, body)
+
+
+def has_mail_headers(fields: Fields) -> bool:
+    """Return True if at least one field is that of a message, and not of some other text with colons."""
+    return any(name in _MAIL_HEADERS for name, _ in fields)
+
+
+def _split_once(raw: bytes) -> tuple[Fields, bytes]:
+    if not raw[:1].isalpha():
+        raw = raw.lstrip(_BEFORE_HEADERS)
+    if b"\r\r\n" in raw[:2000]:
+        raw = re.sub(rb"\r++\n", b"\n", raw)
+    end, begin, newline = _find_blank_line(raw)
+    head = raw[:end].decode("ascii", "surrogateescape")
+    if "\r" in head:
+        head = head.replace("\r\n", "\n").replace("\r", newline)
+    fields, rest = _read_fields(head)
+    body = raw[begin:]
+    return fields, (rest.encode("ascii", "surrogateescape") + b"\n\n" + body if rest else body)
+
+
+def _find_blank_line(raw: bytes) -> tuple[int, int, str]:
+    """Return the end of the headers, the start of the body, and what a single carriage return means in the headers."""
+    first = raw.find(b"\r")
+    if first >= 0 and b"\n" not in raw[: first + 2]:  # lines end with a carriage return alone
+        end = raw.find(b"\r\r")
+        if b"\n" not in raw[: end if end >= 0 else None]:
+            return (end, end + 2, "\n") if end >= 0 else (len(raw), len(raw), "\n")
+    unix = raw.find(b"\n\n")
+    windows = raw.find(b"\n\r\n", 0, unix + 1 if unix >= 0 else None)
+    if windows >= 0:
+        return windows, windows + 3, " "
+    return (unix, unix + 2, " ") if unix >= 0 else (len(raw), len(raw), " ")
+
+
+def _read_fields(head: str) -> tuple[Fields, str]:
+    """Return the fields of a header block, and the text at its end that belongs to the body."""
+    fields: Fields = []
+    position, end = 0, len(head)
+    last_known = -1
+    while position < end:
+        field = _FIELD.match(head, position)
+        if field is not None:
+            fields.append((field[1].lower(), field[2]))
+            position = field.end()
+            continue
+        if last_known < 0:
+            last_known = max((found.start() for found in _KNOWN_FIELD.finditer(head, position)), default=0)
+        # A boundary of parts, or text that no further field follows: the blank line before the body is missing.
+        if head.startswith("--", position) or last_known < position:
+            return fields, head[position:].removeprefix("\n")
+        position = head.find("\n", position) + 1 or end
+    return fields, ""
+
+
+def collect_headers(fields: Fields) -> dict[str, list[str]]:
+    """Return the values of the fields by name."""
     headers: dict[str, list[str]] = {}
-    for name, value in message.raw_items():
-        headers.setdefault(name.lower(), []).append(str(value))
+    for name, value in fields:
+        headers.setdefault(name, []).append(value)
     return headers
 
 
 def decode_header_text(raw: str) -> str:
     """Return a header's text: decode encoded words, and raw bytes that were never encoded."""
     text = repair_bytes(raw)
-    return _WORDS.sub(_decode_words, text) if "=?" in text else text
+    return _WORDS.sub(_decode_words, text.replace("\r", "").replace("\n", " ")) if "=?" in text else text
 
 
-def _decode_words(words: re.Match[str]) -> str:
+def _decode_words(run: re.Match[str]) -> str:
+    """Decode adjacent encoded words. A character, or a group of base64, may be split over words of one charset."""
+    words = [(found[1].lower(), found[2].lower(), found[3]) for found in _WORD_PARTS.finditer(run[0])]
     try:
-        pieces = decode_header(words[0])
-    except (HeaderParseError, ValueError):  # invalid base64
-        return words[0]
-    return "".join(piece if isinstance(piece, str) else decode(piece, charset) for piece, charset in pieces)
+        return "".join(
+            decode(b"".join(_decode_transfer(list(same))), charset)
+            for charset, same in groupby(words, key=lambda word: word[0])
+        )
+    except Base64Error:
+        return run[0]
+
+
+def _decode_transfer(words: list[tuple[str, str, str]]) -> list[bytes]:
+    """Return the bytes of encoded words of one charset.
+
+    Raises:
+        Base64Error: if the length of base64 text is impossible.
+    """
+    pieces: list[bytes] = []
+    encoded = b""
+    for _, encoding, text in words:
+        data = text.encode("utf-8", "surrogatepass")
+        if encoding == "b":
+            encoded += _NOT_BASE64.sub(b"", data)
+            if len(encoded.rstrip(b"=")) % 4 and not encoded.endswith(b"=") and (encoding, text) != words[-1][1:]:
+                continue  # the next word continues the group
+        pieces += [_decode_base64(group) for group in encoded.split(b"=") if group]
+        encoded = b""
+        if encoding == "q":
+            pieces.append(a2b_qp(data, header=True))
+    return pieces
+
+
+def _decode_base64(encoded: bytes) -> bytes:
+    return a2b_base64(encoded + b"=" * (-len(encoded) % 4))
 
 
 def repair_bytes(raw: str) -> str:
@@ -42,14 +162,61 @@ def repair_bytes(raw: str) -> str:
 
 
 def find_date(headers: dict[str, list[str]], fallback: str) -> tuple[int | None, int | None]:
-    received = [value.rpartition(";")[2] for value in headers.get("received", [])]
-    for text in (*headers.get("date", []), *headers.get("delivery-date", []), *received, fallback):
-        sent, offset = parse_date(repair_bytes(text))
-        if sent is not None:
-            return sent, offset
-    return None, None
+    """Return the date of a message and the offset of its zone: when it was sent, or else received."""
+    for name in ("date", "delivery-date", "received"):
+        for value in headers.get(name, ()):
+            text = value.rpartition(";")[2] if name == "received" else value
+            sent, offset = parse_date(repair_bytes(text))
+            if sent is not None:
+                return sent, offset
+    return parse_date(fallback) if fallback else (None, None)
 
 
 def shorten_name(name: str) -> str:
     """Return a sender's name without the directory path that Exchange appends to it."""
     return clean_line(name.split(" <", 1)[0]).strip("\"'<> ")
+
+
+def parse_message_id(raw: str) -> str:
+    """Return the id of a message in normal form, with brackets and without spaces, e.g. `<1@example.com>`.
+
+    A text that is no such id is returned on one line.
+    """
+    text = clean_line(repair_bytes(raw))
+    if text[:1] == "<" and text[-1] == ">" and text.count("<") == 1 and " " not in text:
+        return text
+    return next(iter(_list_ids(text)), text)
+
+
+def parse_references(references: list[str], in_reply_to: list[str], own_id: str) -> list[str]:
+    """Return the ids of earlier messages: those of References, oldest first, and then In-Reply-To. At most 100.
+
+    Ids have the form of `own_id`, the message's own id: with brackets, unless that has none.
+    """
+    ids = [each for value in references for each in _list_ids(clean_line(repair_bytes(value)))]
+    ids += [each for value in in_reply_to[:1] for each in _list_replied_ids(clean_line(repair_bytes(value)))]
+    if own_id and not own_id.startswith("<"):
+        ids = [each.strip("<>") for each in ids]
+    unique = [each for each in dict.fromkeys(ids) if each != own_id and len(each) <= _MAX_ID_LENGTH]
+    return unique if len(unique) <= _MAX_IDS else [unique[0], *unique[1 - _MAX_IDS :]]
+
+
+def _list_ids(text: str) -> list[str]:
+    """Return the ids in a text, with brackets. Ids without brackets count if they have an @."""
+    ids: list[str] = []
+    for found in _ID.finditer(text[:_MAX_REFERENCES_LENGTH]):
+        bare = (found[1] or found[2] or "").replace(" ", "")
+        if "@" in bare or (found[1] and bare):
+            ids.append(f"<{bare}>")
+    return ids
+
+
+def _list_replied_ids(text: str) -> list[str]:
+    """Return the ids in In-Reply-To, which may be a sentence: Message from Ann <ann@example.com> <1@example.com>"""
+    bracketed = re.findall(r"<[^<>]++>", text[:_MAX_REFERENCES_LENGTH])
+    if not bracketed:
+        return _list_ids(text) if " " not in text else []
+    if len("".join(bracketed)) == len(text.replace(" ", "")):
+        return _list_ids(text)
+    # An id has more digits than an address of a person.
+    return _list_ids(max(bracketed, key=lambda each: sum(map(str.isdigit, each))))

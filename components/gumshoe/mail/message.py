@@ -1,10 +1,8 @@
-"""A message as parsed from a source, and the normalization of its text, addresses and dates."""
+"""A message as parsed from a source, and the normalization of its text, addresses and times."""
 
 import re
-from calendar import timegm
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
-from email.utils import parsedate_to_datetime, parsedate_tz
 from functools import lru_cache
 from hashlib import sha256
 from typing import Literal
@@ -19,6 +17,7 @@ ADDRESS_MARK = "\ue000"
 _SURROUNDING = re.compile(r"""^[\s<>'"]+|[\s<>'"]+$""")
 _UNWANTED = re.compile(f"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff{ADDRESS_MARK}]")
 _CONTROLS = bytes(code for code in (*range(32), 127) if code not in b"\t\n\r")
+_KELVIN = "\u212a"
 _MAX_OFFSET = 24 * 60
 _FIRST, _LAST = -62135510400, 253402214400  # years 1 to 9999, less a day for time zones
 
@@ -32,6 +31,20 @@ class Recipient:
     name: str = ""
     is_doubtful: bool = False
     """True if the header can be read in another way. A doubtful address gives access to nobody."""
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedFile:
+    """A file attached to a message, before its text is extracted."""
+
+    name: str
+    """File name on one line, or its media type if it has no name."""
+    media_type: str
+    data: bytes
+    charset: str | None = None
+    """Charset that the message declares, if it is text."""
+    problem: str = ""
+    """Why it cannot be read, if that is known already. See `Attachment.problem`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,8 @@ class ParsedMessage:
     """Ids of earlier messages of its thread: References, oldest first, then In-Reply-To."""
     state: State = ""
     attachments: list[Attachment] = field(default_factory=list)
+    files: list[AttachedFile] = field(default_factory=list)
+    """Attached files, whose text `AttachmentReader` turns into `attachments`."""
 
 
 def clean(text: str) -> str:
@@ -93,7 +108,8 @@ def clean_line(text: str) -> str:
 @lru_cache(1 << 16)  # a few people write most mail
 def normalize_address(address: str) -> str:
     """Return an address for comparison: lower case, without surrounding brackets, quotes or whitespace."""
-    return _SURROUNDING.sub("", clean(address)).lower()
+    # The Kelvin sign stays: it is the only letter outside ASCII with a lower case in ASCII, and names somebody else.
+    return _KELVIN.join(part.lower() for part in _SURROUNDING.sub("", clean(address)).split(_KELVIN))
 
 
 def to_utc(moment: datetime) -> tuple[int, int | None]:
@@ -105,31 +121,6 @@ def to_utc(moment: datetime) -> tuple[int, int | None]:
     if offset is None:
         return int(moment.replace(tzinfo=UTC).timestamp()), None
     return int(moment.timestamp()), offset.days * 1440 + round(offset.seconds / 60)
-
-
-def parse_date(text: str) -> tuple[int | None, int | None]:
-    """Parse a date in ISO 8601 or mail header format to seconds since 1970 (UTC) and the offset in minutes.
-
-    Either is None if the text does not contain it. An impossible offset counts as unknown, and the date as UTC.
-    """
-    text = text.strip()
-    try:
-        return validate_date(*to_utc(datetime.fromisoformat(text)))
-    except (ValueError, OverflowError):
-        pass
-    try:
-        parts = parsedate_tz(text)
-        if parts is None or not 1 <= parts[0] <= 9998 or parts[2] == 0:
-            return None, None
-        datetime(*parts[:6])  # noqa: DTZ001 - only checks that the day exists
-        offset = None if parts[9] is None else round(parts[9] / 60)
-        if offset is not None and abs(offset) >= _MAX_OFFSET:
-            offset = None
-        if offset == 0 and parsedate_to_datetime(text).tzinfo is None:  # no zone, -0000, or an unknown zone
-            offset = None
-        return validate_date(timegm((*parts[:6], 0, 1, 0)) - (offset or 0) * 60, offset)
-    except (ValueError, OverflowError, TypeError, IndexError):
-        return None, None
 
 
 def validate_date(sent: float, utc_offset: int | None) -> tuple[int | None, int | None]:

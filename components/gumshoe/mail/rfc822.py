@@ -1,13 +1,27 @@
 """Parse raw messages (RFC 5322 and MIME) into `ParsedMessage`. Broken messages yield the text they contain."""
 
-from codecs import BOM_UTF8
+from __future__ import annotations
+
+import re
+from email.message import Message
 from email.parser import BytesParser
 from email.policy import Compat32
 
 from gumshoe.artifacts.source_files import UnreadableItem
-from gumshoe.mail.addresses import parse_address_headers
-from gumshoe.mail.bodies import extract_text
-from gumshoe.mail.headers import collect_headers, decode_header_text, find_date, shorten_name
+from gumshoe.mail.addresses import Mailbox, parse_address_headers, parse_addresses
+from gumshoe.mail.bodies import extract_body
+from gumshoe.mail.headers import (
+    Fields,
+    collect_headers,
+    decode_header_text,
+    find_date,
+    has_mail_headers,
+    parse_message_id,
+    parse_references,
+    repair_bytes,
+    shorten_name,
+    split_message,
+)
 from gumshoe.mail.message import ROLES, ParsedMessage, Recipient, clean, clean_line, generate_id
 
 
@@ -18,10 +32,18 @@ class _RawHeaderPolicy(Compat32):
         return value
 
 
-_PARSER = BytesParser(policy=_RawHeaderPolicy())
-_MAIL_HEADERS = {"from", "to", "cc", "subject", "date", "message-id"}
+_POLICY = _RawHeaderPolicy()
+_PARSER = BytesParser(policy=_POLICY)
 # Errors that Python's email package is known to raise on broken input.
 _PARSER_ERRORS = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
+# Headers that mail servers write when they deliver a message. Lower ones of the same name may be the sender's.
+_DELIVERY_HEADERS = (
+    *("delivered-to", "x-original-to", "envelope-to", "x-envelope-to", "x-delivered-to"),
+    *("resent-to", "resent-cc", "resent-bcc"),
+)
+_COMMENT = re.compile(r"\([^()]*+\)")
+_RECEIVED_FOR = re.compile(r"\sfor\s+(<[^<>\s]++>|[^\s<>();,]++)(?=\s|;|$)", re.I)
+_MAX_COMMENT_DEPTH = 5
 
 
 def parse_message(raw: bytes, where: str, fallback_date: str = "") -> ParsedMessage | UnreadableItem:
@@ -32,27 +54,79 @@ def parse_message(raw: bytes, where: str, fallback_date: str = "") -> ParsedMess
     if not raw.strip():
         return UnreadableItem(where, "empty")
     try:
-        message = _PARSER.parsebytes(raw.removeprefix(BOM_UTF8).lstrip(b"\r\n"))
-        headers = collect_headers(message)
-        if not _MAIL_HEADERS & headers.keys():
+        fields, content = split_message(raw)
+        if not has_mail_headers(fields):
             return UnreadableItem(where, "no mail headers", f"{len(raw)} bytes")
-        text = clean(extract_text(message))
+        headers = collect_headers(fields)
+        body, files = extract_body(_parse_content(fields, content))
+        text = clean(body)
     except _PARSER_ERRORS as error:
         return UnreadableItem(where, "broken beyond reading", f"{type(error).__name__}: {error}"[:200])
-    authors = (author for role in ("from", "sender") for author in parse_address_headers(headers.get(role, [])))
-    sender, sender_name = next(authors, ("", ""))
+    sender = _find_sender(headers)
     sent, offset = find_date(headers, fallback_date)
-    recipients = [Recipient(role, *pair) for role in ROLES for pair in parse_address_headers(headers.get(role, []))]
     subject = clean_line(decode_header_text(headers.get("subject", [""])[0]))
-    message_id = clean_line(headers.get("message-id", [""])[0])
+    message_id = parse_message_id(headers.get("message-id", [""])[0])
     return ParsedMessage(
-        message_id=message_id or generate_id(sender, str(sent), subject, text),
+        message_id=message_id or generate_id(sender.address, str(sent), subject, text),
         sent=sent,
         utc_offset=offset,
-        sender=sender,
-        sender_name=sender_name or shorten_name(decode_header_text(headers.get("x-from", [""])[0])),
-        recipients=recipients,
+        sender=sender.address,
+        sender_name=sender.name or shorten_name(decode_header_text(headers.get("x-from", [""])[0])),
+        recipients=[
+            Recipient(role, entry.address, entry.name, entry.is_doubtful)
+            for role in ROLES
+            if role in headers
+            for entry in parse_address_headers(headers[role])
+        ],
         subject=subject,
         body=text,
+        files=files,
         has_generated_id=not message_id,
+        sender_is_doubtful=sender.is_doubtful,
+        delivered_to=_find_delivery_addresses(headers),
+        references=parse_references(headers.get("references", []), headers.get("in-reply-to", []), message_id),
     )
+
+
+def _parse_content(fields: Fields, content: bytes) -> Message[str, str]:
+    """Return a message with only the headers for its content. Several parts need the email package's slow parser."""
+    described = [(name, value) for name, value in fields if name.startswith("content-")]
+    kind = next((value for name, value in described if name == "content-type"), "")
+    if kind.lstrip().lower().startswith(("multipart/", "message/")):
+        lines = "".join(f"{name}: {value}\n" for name, value in described)
+        return _PARSER.parsebytes(lines.encode("ascii", "surrogateescape") + b"\n" + content)
+    message: Message[str, str] = Message(_POLICY)
+    message.set_payload(content.decode("ascii", "surrogateescape"))
+    for name, value in described:
+        message.set_raw(name, value)
+    return message
+
+
+def _find_sender(headers: dict[str, list[str]]) -> Mailbox:
+    """Return the author: the first address in From, or else in Sender, or else the first name without an address."""
+    authors = [each for role in ("from", "sender") if role in headers for each in parse_address_headers(headers[role])]
+    return next((each for each in authors if each.address), authors[0] if authors else Mailbox("", ""))
+
+
+def _find_delivery_addresses(headers: dict[str, list[str]]) -> list[str]:
+    """Return the addresses to which mail servers delivered the message, by the topmost header of each name."""
+    entries = [
+        entry
+        for name in _DELIVERY_HEADERS
+        if name in headers
+        for entry in parse_addresses(repair_bytes(headers[name][0]))
+    ]
+    if received := _find_received_for(headers.get("received", [""])[0]):
+        entries += parse_addresses(repair_bytes(received))
+    return list(dict.fromkeys(entry.address for entry in entries if entry.address and not entry.is_doubtful))
+
+
+def _find_received_for(received: str) -> str:
+    """Return the address in `Received: ... for <address>; date`. Comments in it may be the sender's."""
+    text = received[:2000]
+    for _ in range(_MAX_COMMENT_DEPTH):
+        if "(" not in text:
+            break
+        text = _COMMENT.sub(" ", text)
+    found = _RECEIVED_FOR.findall(text) if "(" not in text else []
+    return found[0] if len(found) == 1 else ""

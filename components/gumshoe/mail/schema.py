@@ -1,69 +1,114 @@
-"""The tables of an index, and the full-text terms of addresses."""
+"""The files of an index of mail, and their tables.
 
+An index is a directory. `mail-index.json` lists its segments, each a directory that never changes. A segment holds the
+text of messages once, and the postings of each inbox (see `gumshoe.mail.postings`). An index is extended by a segment.
+"""
+
+import io
+import json
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gumshoe.artifacts.private_data import MARK
-from gumshoe.mail.message import ADDRESS_MARK
+from gumshoe.artifacts.storage import write_atomically
+from gumshoe.errors import GumshoeError
 
-FILE_NAME = "mail.sqlite"
+FILE_NAME = "mail-index.json"
+SEGMENT_PREFIX = "segment-"
+DATABASE = "messages.sqlite"
+POSTINGS = "postings.bin"
 INDEX_FILES = {
-    FILE_NAME: "Messages, recipients, full-text index, what could not be read, and how the index was built.",
+    FILE_NAME: "How the index was built, and its segments.",
+    f"{SEGMENT_PREFIX}N/{DATABASE}": "Messages, recipients, attachments, and what could not be read.",
+    f"{SEGMENT_PREFIX}N/{POSTINGS}": "Words of the messages of each inbox.",
     MARK: "Marks the index as private, for `gumshoe artifacts forget`.",
 }
 """Description of each file of an index of mail."""
-VERSION = 1
-TOKENIZER = ("unicode61", "remove_diacritics", "2")
+VERSION = 2
 
-# `search` contains the words of each message and, in its last two columns, one term for each address that sent or
-# received it. The inbox is therefore one more term of the query, and other inboxes are never read.
-# The text itself is stored once, in `messages` and `bodies`. `search` reads it through `indexed`, for snippets.
+# `message` counts the different messages of an index through all segments, from 1. A copy is a message as somebody
+# received or sent it, with its own id, date and recipients. Copies of a message may be in later segments.
 TABLES = """
-CREATE TABLE build (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE addresses (address INTEGER PRIMARY KEY, text TEXT NOT NULL);
+CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE messages (
     message INTEGER PRIMARY KEY,
+    digest BLOB NOT NULL,  -- of what makes messages equal
+    sender TEXT NOT NULL,
+    subject TEXT NOT NULL,
+    body TEXT NOT NULL,
+    attachments TEXT NOT NULL  -- JSON [[name, text, problem], ...]
+);
+CREATE TABLE copies (
+    message INTEGER NOT NULL,
+    copy INTEGER NOT NULL,
+    digest BLOB NOT NULL,  -- of the message and everything below, except shown ids
     message_id TEXT NOT NULL,
     sent INTEGER,        -- seconds since 1970, UTC
     utc_offset INTEGER,  -- minutes east of UTC on the sender's clock
-    sender INTEGER NOT NULL,
     sender_name TEXT NOT NULL,
-    subject TEXT NOT NULL
-);
--- `addressed` holds the terms of all who received the message.
-CREATE TABLE bodies (message INTEGER PRIMARY KEY, body TEXT NOT NULL, addressed TEXT NOT NULL);
--- Who a message was addressed to, as JSON [[role, address, name], ...]: a row a message is written far faster than
--- a row a recipient. `copy` is 0 for the message itself and counts its dropped duplicates that reached somebody else.
-CREATE TABLE envelopes (
-    message INTEGER NOT NULL, copy INTEGER NOT NULL, addressed TEXT NOT NULL, PRIMARY KEY (message, copy)
+    recipients TEXT NOT NULL,  -- JSON [[role, address, name], ...]
+    refs TEXT NOT NULL,        -- JSON [id, ...]
+    inboxes TEXT NOT NULL,     -- JSON [[address, [numbers of hidden recipients], shown id], ...]
+    PRIMARY KEY (message, copy)
 ) WITHOUT ROWID;
-CREATE VIEW recipients AS
-    SELECT message, copy, key AS position, value ->> 0 AS role, value ->> 1 AS address, value ->> 2 AS name
-    FROM envelopes, json_each(addressed);
--- Ids of dropped duplicates, and of messages that came under an id which another message had already.
-CREATE TABLE other_ids (message_id TEXT NOT NULL, message INTEGER NOT NULL);
+CREATE TABLE inboxes (address TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
+-- Of earlier segments: messages that an inbox has no longer, or that this segment holds for it with more copies.
+CREATE TABLE removed (inbox TEXT NOT NULL, message INTEGER NOT NULL, PRIMARY KEY (inbox, message)) WITHOUT ROWID;
+CREATE TABLE removed_copies (
+    message INTEGER NOT NULL, copy INTEGER NOT NULL, PRIMARY KEY (message, copy)
+) WITHOUT ROWID;
 CREATE TABLE unreadable (place TEXT NOT NULL, reason TEXT NOT NULL, detail TEXT NOT NULL);
-CREATE VIEW indexed AS
-    SELECT message, subject, body, 'MARK' || printf('%x', sender) AS sender, addressed AS recipients
-    FROM messages JOIN bodies USING (message);
-CREATE VIRTUAL TABLE search USING fts5(
-    subject, body, sender, recipients,
-    content='indexed', content_rowid='message', tokenize='TOKENIZER'
-);
-""".replace("MARK", ADDRESS_MARK).replace("TOKENIZER", " ".join(TOKENIZER))
-
+"""
 # Created after all rows are inserted, because sorting once is faster.
 INDEXES = """
-CREATE UNIQUE INDEX addresses_text ON addresses (text);
-CREATE UNIQUE INDEX messages_id ON messages (message_id);
-CREATE INDEX other_ids_id ON other_ids (message_id);
+CREATE INDEX messages_digest ON messages (digest);
+CREATE INDEX copies_id ON copies (message_id);
+CREATE INDEX copies_digest ON copies (digest);
 """
 
 
+@dataclass(frozen=True, slots=True)
+class IndexState:
+    """Content of `mail-index.json`."""
+
+    version: int
+    """Counts the builds and extensions of the index."""
+    segments: tuple[str, ...]
+    facts: dict[str, Any] = field(default_factory=dict)
+    """How the index was built, and its counts."""
+    schema: int = VERSION
+
+
 def index_path(directory: Path) -> Path:
-    """Return the path of the index file in its directory."""
+    """Return the path of the file that makes a directory an index."""
     return directory / FILE_NAME
 
 
-def address_term(address: int) -> str:
-    """Return the full-text term of an address. No text can contain it, because its mark is removed from all text."""
-    return f"{ADDRESS_MARK}{address:x}"
+def read_state(directory: Path) -> IndexState:
+    """Return the state of an index.
+
+    Raises:
+        GumshoeError: if the file is damaged, or another version of Gumshoe wrote it.
+        OSError: if it cannot be read.
+    """
+    path = index_path(directory)
+    try:
+        content = json.loads(path.read_bytes())
+        schema = content["schema"]
+        if schema == VERSION:
+            return IndexState(int(content["version"]), tuple(map(str, content["segments"])), dict(content["facts"]))
+    except (ValueError, KeyError, TypeError):
+        raise GumshoeError(
+            "store.index-damaged", f"{path} is damaged; fetch the index again, or build it again"
+        ) from None
+    raise GumshoeError(
+        "mail.index-version",
+        f"{path} was written by another version of Gumshoe (schema {schema}, not {VERSION}); build the index again",
+    )
+
+
+def write_state(directory: Path, state: IndexState) -> None:
+    """Make a state of an index visible, in one step."""
+    text = json.dumps(asdict(state), indent=1, ensure_ascii=False)
+    write_atomically(index_path(directory), io.BytesIO(text.encode() + b"\n"))

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
 from gumshoe.errors import UsageError
-from gumshoe.mail.message import normalize_address, to_utc
+from gumshoe.mail.message import clean_line, normalize_address, to_utc
 
 MAX_LIMIT = 10
 MAX_KEYWORDS = 32
@@ -43,6 +43,15 @@ def check_address(name: str, text: Any) -> str:
             "mail.invalid-address", f"{name} is {text!r}; write a whole address, such as ann@example.com"
         )
     return address
+
+
+def check_person(name: str, text: Any) -> str:
+    """Return the normal form of an address or a name."""
+    if not isinstance(text, str) or not any(map(str.isalnum, text)) or len(text) > MAX_KEYWORD_LENGTH:
+        raise MailSearchError(
+            "mail.invalid-person", f"{name} is {text!r}; write an address, such as ann@example.com, or a name"
+        )
+    return check_address(name, text) if "@" in text else clean_line(text)
 
 
 def check_period(after: Any, before: Any) -> tuple[int | None, int | None]:

@@ -2,6 +2,7 @@
 
 import codecs
 import re
+from html import escape, unescape
 
 import charset_normalizer
 
@@ -21,20 +22,58 @@ _ALIASES = {
 }
 _NOT_CHARSETS = {"unicode_escape", "raw_unicode_escape", "idna", "punycode", "undefined", "mbcs", "oem"}
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset=[\"']?([A-Za-z0-9_.:-]{1,40})", re.I)
+_MULTI_BYTE_UTF_8 = re.compile(rb"(?:[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3})")
+_WORD_WITH_ACCENTS = re.compile(rb"(?:[A-Za-z][\xc3-\xc5][\x80-\xbf]|[\xc3-\xc5][\x80-\xbf][a-z])")
+_UTF_16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CHARACTERS_PER_ERROR = 4  # one in this many characters outside ASCII may be broken
+_TARGET, _TEXT, _END = "\ue001", "\ue002", "\ue003"  # mark a link: before its target, before its text, behind it
+_MARKS = f"{_TARGET}{_TEXT}{_END}"
+_MARK = re.compile(f"[{_MARKS}]")
+_UNCLOSED_LINK = re.compile(f"{_TARGET}[^{_MARKS}]*{_TEXT}|[{_MARKS}]")
+_LINK = re.compile(
+    r"(?><a\b[^<>]*?\shref\s*=\s*(\"[^\"<>]*\"|'[^'<>]*'|[^\s\"'<>]+))[^<>]*>", re.I
+)  # atomic, so that the time is linear
+_LINK_END = re.compile("</a>", re.I)
+_SHOWN_LINK = re.compile(f"{_TARGET}([^{_MARKS}]*){_TEXT}([^{_MARKS}]*){_END}")
+_IS_ADDRESS = re.compile(r"https?://[^/]|ftp://[^/]|mailto:[^?]|tel:.", re.I)
+_SCHEME = re.compile(r"^(?:https?://|ftp://)(?:www\.)?", re.I)
+_MAX_ADDRESS = 200  # characters
+_RAISED = re.compile(r"(<sup\b[^<>]*>\s*(?:<[^<>]*>\s*){0,3})(?=[-+\u2212\u2013]?\d|[nkxy]\b)", re.I)
+_HIDDEN = [
+    "[hidden]",
+    '[style*="display:none" i]',
+    '[style*="display: none" i]',
+    '[style*="visibility:hidden" i]',
+    '[style*="visibility: hidden" i]',
+]
+_MAY_HIDE = re.compile("hidden|none", re.I)
+_NO_BREAK_SPACES = re.compile("\u00a0[ \u00a0]*")
+_INVISIBLE = re.compile(
+    "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
+    "\U000e0000-\U000e007f]"
+)
+# Scripts that need joiners: from Hebrew and Arabic to Myanmar, Khmer, Mongolian and others of South and East Asia.
+_JOINED = "\u0590-\u109f\u1780-\u1cff\ua840-\uabff\ufb1d-\ufeff\U00010a00-\U00011fff"
+_EMOJI = "\u2190-\u2bff\ufe0f\U0001f000-\U0001faff"
+_JOINER = re.compile(f"[\u200c\u200d](?!(?<=[{_JOINED}].)[{_JOINED}])(?!(?<=[{_EMOJI}].)[{_EMOJI}])")
 _MIN_BYTES_TO_GUESS = 64  # outside ASCII; with fewer, Windows-1252 is a better guess
 
 
 def decode(data: bytes, declared: str | None = None) -> str:
     """Decode bytes whose charset may be missing, unknown or wrong. Never fails.
 
-    Valid UTF-8 wins over a declared single-byte charset, because text in another charset is almost never valid UTF-8. A
-    charset may leave a few broken characters. If no charset fits, it is guessed; the last resort is Windows-1252.
+    Valid UTF-8 wins over a declared single-byte charset, because text in another charset is almost never valid UTF-8,
+    and over a declared multi-byte one if it contains what is improbable there. A charset may leave a few broken
+    characters. If no charset fits, it is guessed; the last resort is Windows-1252.
     """
     name = _find_codec(declared) or ""
     trusted = b"\0" in data if name.startswith(_WIDE) else name.startswith(_MULTI_BYTE)
     if data.isascii() and not (trusted and name.startswith(_STATEFUL)):
         return data.decode("ascii")
+    if data.startswith(_UTF_16_BOMS) and not trusted and (not name or b"\0" in data):
+        return data.decode("utf_16", "replace")
+    if trusted and not name.startswith("utf") and _is_probably_utf_8(data):
+        trusted = False
     for charset in (name, "utf_8") if trusted else ("utf_8", name):
         if charset and (text := _decode_if_valid(data, _ALIASES.get(charset, charset))) is not None:
             return text
@@ -43,6 +82,18 @@ def decode(data: bytes, declared: str | None = None) -> str:
         if guess is not None:
             return data.decode(guess.encoding, "replace")
     return data.decode("cp1252", "replace")
+
+
+def _is_probably_utf_8(data: bytes) -> bool:
+    """Return True for valid UTF-8 that is hardly meant as text in an East Asian charset.
+
+    Two characters of three bytes or more, or an accented letter in a Latin word, are valid UTF-8 only by rare chance.
+    """
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return len(_MULTI_BYTE_UTF_8.findall(data[:65536])) > 1 or _WORD_WITH_ACCENTS.search(data[:65536]) is not None
 
 
 def _decode_if_valid(data: bytes, charset: str) -> str | None:
@@ -78,7 +129,73 @@ def find_html_charset(data: bytes) -> str | None:
 
 
 def html_to_text(html: str) -> str:
-    """Convert HTML to the text it shows, in lines, without scripts, styles and comments."""
+    """Convert HTML to the text it shows, in lines, with the targets of its links, e.g. `here <https://example.com>`.
+
+    Scripts, styles, comments and hidden elements are left out.
+    """
+    prepared = _mark_raised(_mark_links(clean(html)))
+    text = _extract(prepared, _HIDDEN) if _MAY_HIDE.search(prepared) else _extract(prepared)
+    if not text.strip():  # all of it is hidden, which cannot be meant
+        text = _extract(prepared)
+    if _TARGET in text or _END in text:
+        text = _UNCLOSED_LINK.sub("", _SHOWN_LINK.sub(_format_link, text))
+    return remove_invisible(_NO_BREAK_SPACES.sub(" ", text))
+
+
+def _extract(html: str, skipped: list[str] | None = None) -> str:
     from resiliparse.extract.html2text import extract_plain_text
 
-    return str(extract_plain_text(clean(html), preserve_formatting=True, alt_texts=False, noscript=True))
+    return str(
+        extract_plain_text(html, preserve_formatting=True, alt_texts=False, noscript=True, skip_elements=skipped)
+    )
+
+
+def _mark_links(html: str) -> str:
+    """Put marks, and the target, around the text of each link. Targets that are no addresses are left out."""
+    if "href" not in html and "HREF" not in html:
+        return html
+    return _LINK_END.sub(f"{_END}</a>", _LINK.sub(_mark_link, _MARK.sub("", html)))
+
+
+def _mark_link(link: re.Match[str]) -> str:
+    target = "".join(unescape(link[1].strip("\"'")).split())
+    if not _IS_ADDRESS.match(target):
+        return link[0]
+    return f"{link[0]}{_TARGET}{escape(_MARK.sub('', _shorten_address(target)))}{_TEXT}"
+
+
+def _shorten_address(target: str) -> str:
+    """Return an address without what makes it too long: first fragment and query, then its end."""
+    for separator in "#?":
+        if len(target) > _MAX_ADDRESS:
+            target = target.partition(separator)[0]
+    if len(target) > _MAX_ADDRESS:
+        return target[:_MAX_ADDRESS] + "\u2026"
+    return target.partition("?")[0] if target[:7].lower() == "mailto:" else target
+
+
+def _format_link(link: re.Match[str]) -> str:
+    target, text = link[1], link[2]
+    if not text.strip():
+        return text
+    shown = target.partition(":")[2] if target[:7].lower() in {"mailto:", "tel:"} else target
+    core = _SCHEME.sub("", shown).rstrip("/").casefold()
+    if core in text.casefold():
+        return text
+    stripped = text.rstrip()
+    return f"{stripped} <{shown}>{text[len(stripped) :]}"
+
+
+def _mark_raised(html: str) -> str:
+    """Put `^` before a raised number, so that 10 to the power of 9 is not read as 109."""
+    return _RAISED.sub(r"\1^", html) if "<sup" in html or "<SUP" in html else html
+
+
+def remove_invisible(text: str) -> str:
+    """Remove characters that are not shown, e.g. soft hyphens and zero-width spaces.
+
+    Joiners stay between letters of scripts that need them, e.g. Persian, and inside emoji.
+    """
+    if text.isascii():
+        return text
+    return _INVISIBLE.sub("", _JOINER.sub("", text))

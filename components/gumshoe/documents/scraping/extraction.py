@@ -1,38 +1,26 @@
-"""Extract title and main text from a page's bytes, and detect error pages.
+"""Extract title and main text from a page's bytes, and detect error pages."""
 
-Hostile markup can keep a parser busy for hours or crash it. Pages are therefore parsed in separate processes, which are
-killed if they take too long.
-"""
-
-import asyncio
 import codecs
-import io
-import multiprocessing
 import re
-import resource
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from gumshoe.documents.scraping.failure import PageFailure
 from gumshoe.errors import UsageError
+from gumshoe.extraction.pdf import extract_pdf
+from gumshoe.extraction.processes import BoundedProcesses, ExtractionFailure, open_processes
 from gumshoe.installation import install_command
 from gumshoe.mail.message import clean, clean_line
 from gumshoe.mail.text import decode, find_html_charset
-
-if TYPE_CHECKING:
-    from pebble import ProcessPool
 
 PageKind = Literal["html", "text", "pdf"]
 
 LIBRARIES = ("pebble", "protego", "pypdf", "trafilatura")
 _MIN_MAIN_TEXT = "50"  # characters; below, the whole page is used, including menus
-_PAGES_PER_PROCESS = 500
-_MAX_MEMORY = 4 << 30  # bytes that one process may map
 # Servers often declare these charsets for any content.
 _UNRELIABLE_CHARSETS = {"iso-8859-1", "latin1", "latin-1", "us-ascii", "ascii", "windows-1252"}
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
@@ -96,11 +84,10 @@ class PageText:
 
 
 class Extractor:
-    """Extract the text of pages, each within a time limit."""
+    """Extract the text of pages in separate processes, each within a time limit."""
 
-    def __init__(self, pool: "ProcessPool", seconds: float) -> None:
-        self._pool = pool
-        self._seconds = seconds
+    def __init__(self, processes: BoundedProcesses) -> None:
+        self._processes = processes
 
     async def extract_async(self, body: bytes, kind: PageKind, charset: str | None) -> PageText:
         """Return title and main text of a page.
@@ -108,33 +95,21 @@ class Extractor:
         Raises:
             PageFailure: if it contains no text, cannot be parsed, or takes too long.
         """
-        with self._explain_errors():
-            return _require_text(await asyncio.wrap_future(self._submit(body, kind, charset)))
+        with _explain_errors():
+            return _require_text(await self._processes.run_async(extract_page, body, kind, charset))
 
     def extract(self, body: bytes, kind: PageKind, charset: str | None = None) -> PageText:
         """Work like `extract_async`, without an event loop."""
-        with self._explain_errors():
-            return _require_text(self._submit(body, kind, charset).result())
+        with _explain_errors():
+            return _require_text(self._processes.run(extract_page, body, kind, charset))
 
-    def _submit(self, body: bytes, kind: PageKind, charset: str | None) -> "Future[PageText | str]":
-        # The time limit covers the work itself, not the wait for a free process.
-        submitted: Future[PageText | str] = self._pool.schedule(
-            extract_page, args=[body, kind, charset], timeout=self._seconds
-        )
-        return submitted
 
-    @contextmanager
-    def _explain_errors(self) -> Iterator[None]:
-        from pebble import ProcessExpired
-
-        try:
-            yield
-        except TimeoutError:
-            raise PageFailure("unreadable", f"text extraction took more than {self._seconds:g} seconds") from None
-        except ProcessExpired as error:
-            raise PageFailure("unreadable", f"the process that extracts its text crashed ({error})") from None
-        except MemoryError:
-            raise PageFailure("unreadable", "text extraction ran out of memory") from None
+@contextmanager
+def _explain_errors() -> Iterator[None]:
+    try:
+        yield
+    except ExtractionFailure as failure:
+        raise PageFailure("unreadable", failure.detail) from None
 
 
 def _require_text(found: PageText | str) -> PageText:
@@ -148,19 +123,8 @@ def _require_text(found: PageText | str) -> PageText:
 @contextmanager
 def open_extractor(processes: int, seconds: float) -> Iterator[Extractor]:
     """Yield an extractor with `processes` processes, which end with the block."""
-    from pebble import ProcessPool
-
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "trafilatura"])
-    with ProcessPool(processes, max_tasks=_PAGES_PER_PROCESS, initializer=_limit_memory, context=context) as pool:
-        yield Extractor(pool, seconds)
-
-
-def _limit_memory() -> None:
-    """Limit the memory of this process."""
-    _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
-    limit = _MAX_MEMORY if hard_limit == resource.RLIM_INFINITY else min(_MAX_MEMORY, hard_limit)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
+    with open_processes(processes, seconds, preload=(__name__, "trafilatura")) as bounded:
+        yield Extractor(bounded)
 
 
 def extract_page(body: bytes, kind: PageKind, charset: str | None) -> PageText | str:
@@ -207,9 +171,7 @@ def _extract_html(html: str) -> PageText:
 
 
 def _extract_pdf(body: bytes) -> PageText:
-    from pypdf import PdfReader
-
-    reader = PdfReader(io.BytesIO(body))
-    text = "\n\n".join(page.extract_text() for page in reader.pages)
-    title = reader.metadata.title if reader.metadata else None
-    return PageText(clean_line(title or ""), clean(text).strip())
+    found = extract_pdf(body)
+    if found.errors:
+        raise found.errors[0]
+    return PageText(clean_line(found.title), clean("\n\n".join(found.pages)).strip())

@@ -1,0 +1,1 @@
+"""Extract the text of files that may be hostile, in processes with limits on time and memory."""

@@ -1,0 +1,131 @@
+"""Extract the text of Office files: DOCX, PPTX and XLSX."""
+
+import io
+import re
+from collections.abc import Callable, Iterable, Iterator
+from datetime import date, datetime, time
+from typing import IO
+from zipfile import ZipFile
+
+_MAX_UNPACKED = 200 << 20  # bytes of all parts of one file
+_MAX_PARTS = 20_000
+_WORD_PART = re.compile(r"word/(document|header|footer|footnotes|endnotes|comments)(\d*)\.xml")
+_WORD_ORDER = ("document", "header", "footer", "footnotes", "endnotes", "comments")
+_SLIDE_PART = re.compile(r"ppt/(slides|notesSlides)/(?:slide|notesSlide)(\d+)\.xml")
+_ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
+_OLE_MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
+
+
+class UnknownOfficeTypeError(ValueError):
+    """The archive is not a DOCX, PPTX or XLSX file."""
+
+
+def is_encrypted_office_file(data: bytes) -> bool:
+    """Return True if the bytes are an Office file that is protected with a password."""
+    return data.startswith(_OLE_MAGIC) and _ENCRYPTED_PACKAGE in data
+
+
+def extract_office(data: bytes, max_characters: int) -> str:
+    """Return the first `max_characters` of the text of a DOCX, PPTX or XLSX file, whose kind its parts tell.
+
+    Raises:
+        UnknownOfficeTypeError: if it is another kind of archive.
+        ValueError: if it unpacks to too much.
+        Other errors of zipfile, lxml or openpyxl: if it is damaged.
+    """
+    with ZipFile(io.BytesIO(data)) as archive:
+        parts = archive.infolist()
+        if len(parts) > _MAX_PARTS or sum(part.file_size for part in parts) > _MAX_UNPACKED:
+            raise ValueError(f"unpacks to more than {_MAX_UNPACKED} bytes or {_MAX_PARTS} parts")
+        names = archive.namelist()
+        if "xl/workbook.xml" in names:
+            lines = _read_workbook(data)
+        elif word := _sort_parts(names, _WORD_PART, lambda kind, number: (_WORD_ORDER.index(kind), number)):
+            lines = _read_parts(archive, word)
+        elif slides := _sort_parts(names, _SLIDE_PART, lambda kind, number: (number, kind != "slides")):
+            lines = _read_parts(archive, slides)
+        else:
+            raise UnknownOfficeTypeError("neither a document, nor slides, nor a workbook")
+        return _join(lines, max_characters)
+
+
+def _join(lines: Iterable[str], max_characters: int) -> str:
+    """Join lines that are not blank, up to a length."""
+    kept, length = [], 0
+    for line in lines:
+        if stripped := line.strip():
+            kept.append(stripped)
+            length += len(stripped) + 1
+            if length > max_characters:
+                break
+    return "\n".join(kept)[:max_characters]
+
+
+def _sort_parts(names: list[str], pattern: re.Pattern[str], key: Callable[[str, int], tuple[int, int]]) -> list[str]:
+    """Return the names that match, sorted by a key of the pattern's two groups: a kind and a number."""
+    found = {name: match for name in names if (match := pattern.fullmatch(name))}
+    return sorted(found, key=lambda name: (key(found[name][1], int(found[name][2] or 0)), name))
+
+
+def _read_parts(archive: ZipFile, names: list[str]) -> Iterator[str]:
+    for name in names:
+        with archive.open(name) as stream:
+            yield from _read_paragraphs(stream)
+
+
+def _read_paragraphs(stream: IO[bytes]) -> Iterator[str]:
+    """Yield the paragraphs of WordprocessingML or DrawingML, and each table row as one line with tabs.
+
+    The libraries for these formats do not return the text of boxes, notes and headers, so this reads the XML itself.
+    """
+    from lxml.etree import iterparse
+
+    text: list[str] = []
+    cells: list[str] = []
+    open_cells = skipped = 0
+    events = iterparse(stream, events=("start", "end"), resolve_entities=False, no_network=True, load_dtd=False)
+    for event, element in events:
+        name = element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
+        if name == "Fallback":  # repeats a text box for old programs
+            skipped += 1 if event == "start" else -1
+        elif name == "tc":
+            open_cells += 1 if event == "start" else -1
+        if event == "start" or skipped:
+            continue
+        if name == "t":
+            text.append(element.text or "")
+        elif name in {"br", "cr"}:
+            text.append("\n")
+        elif name == "tab":
+            text.append("\t")
+        elif name == "p":
+            paragraph = "".join(text).strip()
+            text.clear()
+            if open_cells:
+                cells.append(paragraph)
+            else:
+                yield paragraph
+            element.clear()
+        elif name == "tr" and not open_cells:
+            yield "\t".join(filter(None, cells))
+            cells.clear()
+
+
+def _read_workbook(data: bytes) -> Iterator[str]:
+    """Yield the name of each sheet, and each row as one line with tabs."""
+    from openpyxl import load_workbook
+
+    workbook = load_workbook(io.BytesIO(data), read_only=True, data_only=True, keep_links=False)
+    for sheet in workbook.worksheets:
+        yield sheet.title
+        sheet.reset_dimensions()  # the file may claim millions of columns
+        for row in sheet.iter_rows(values_only=True):
+            yield "\t".join(_format_cell(value) for value in row if value is not None)
+
+
+def _format_cell(value: object) -> str:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return str(int(value))
+    if isinstance(value, datetime):
+        return value.date().isoformat() if value.time() == time() else value.isoformat(" ", "minutes")
+    return value.isoformat() if isinstance(value, date) else " ".join(str(value).split())

@@ -1,0 +1,174 @@
+"""Turn calendars (iCalendar, RFC 5545) into lines to read: what, when, where and who."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from gumshoe.mail.message import clean, clean_line
+from gumshoe.mail.text import html_to_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MAX_CALENDAR = 1 << 20  # characters
+_MAX_EVENTS = 200
+_MAX_PEOPLE = 100
+_KINDS = {"VEVENT": "Event", "VTODO": "Task", "VJOURNAL": "Journal"}
+_METHODS = {
+    "REQUEST": "Invitation", "CANCEL": "Cancelled", "REPLY": "Reply", "COUNTER": "Proposed change",
+    "DECLINECOUNTER": "Declined change", "ADD": "Added dates", "REFRESH": "Request for the latest version",
+}  # fmt: skip
+_DAYS = {"MO": "Mon", "TU": "Tue", "WE": "Wed", "TH": "Thu", "FR": "Fri", "SA": "Sat", "SU": "Sun"}
+_UNITS = {
+    "SECONDLY": "second", "MINUTELY": "minute", "HOURLY": "hour", "DAILY": "day", "WEEKLY": "week",
+    "MONTHLY": "month", "YEARLY": "year",
+}  # fmt: skip
+_DAY = re.compile(r"([+-]?\d{1,2})?([A-Z]{2})")
+
+
+def calendar_to_text(text: str) -> str:
+    """Return the events and tasks of a calendar as lines, or "" if it has none.
+
+    Raises:
+        ValueError: if it is not a calendar, or is too large.
+        ImportError: if icalendar is not installed.
+    """
+    from icalendar import Calendar
+
+    if len(text) > _MAX_CALENDAR:
+        raise ValueError(f"larger than {_MAX_CALENDAR} characters")
+    try:
+        calendars: list[Any] = list(Calendar.from_ical(text.strip(), multiple=True))
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        raise ValueError(f"not a calendar ({error})"[:200]) from error
+    blocks = []
+    for calendar in calendars:
+        method = clean_line(str(calendar.get("METHOD", ""))).upper()
+        entries = [each for each in calendar.walk() if each.name in _KINDS]
+        blocks += ["\n".join(_describe(entry, method)) for entry in entries[:_MAX_EVENTS]]
+    return clean("\n\n".join(blocks))
+
+
+def _describe(entry: Any, method: str) -> Iterator[str]:
+    """Yield the lines of one event or task."""
+    status = _text(entry, "STATUS").upper()
+    is_cancelled = method == "CANCEL" or status == "CANCELLED"
+    kind = "Cancelled" if is_cancelled else _METHODS.get(method, _KINDS[entry.name])
+    if kind == "Invitation" and _text(entry, "SEQUENCE") not in {"", "0"}:
+        kind = "Updated invitation"
+    yield f"{kind}: {_text(entry, 'SUMMARY') or 'no title'}"
+    if when := _describe_time(entry):
+        yield f"When: {when}"
+    if repeats := _describe_repetition(entry):
+        yield f"Repeats: {repeats}"
+    for label, name in (("Where", "LOCATION"), ("Status", "STATUS"), ("Link", "URL")):
+        if value := _text(entry, name):
+            yield f"{label}: {value}"
+    if organizers := _people(entry, "ORGANIZER"):
+        yield f"Organizer: {organizers[0]}"
+    if attendees := _people(entry, "ATTENDEE"):
+        yield f"Attendees: {', '.join(attendees)}"
+    for name in ("DESCRIPTION", "COMMENT"):
+        for value in _list(entry, name):
+            text = str(value)
+            if text.lstrip()[:200].lower().startswith(("<html", "<!doctype", "<p", "<br")):
+                text = html_to_text(text)
+            if text.strip():
+                yield text.strip()
+
+
+def _list(entry: Any, name: str) -> list[Any]:
+    value = entry.get(name)
+    return [] if value is None else value if isinstance(value, list) else [value]
+
+
+def _text(entry: Any, name: str) -> str:
+    return clean_line(str(next(iter(_list(entry, name)), "")))
+
+
+def _describe_time(entry: Any) -> str:
+    start, end, due = (_moment(entry, name) for name in ("DTSTART", "DTEND", "DUE"))
+    length = _moment(entry, "DURATION")
+    if end is None and isinstance(length, timedelta) and isinstance(start, date):
+        try:
+            end = start + length
+        except OverflowError:
+            end = None
+    if not isinstance(start, date):
+        return f"due {_format_moment(due, '')}" if isinstance(due, date) else ""
+    zone = _zone(entry, "DTSTART")
+    shown = _format_moment(start, zone)
+    if isinstance(end, date) and not isinstance(end, datetime) and not isinstance(start, datetime):
+        end -= timedelta(days=1)  # the end of a whole day is the next day
+    if not isinstance(end, date) or end == start:
+        return shown
+    end_zone = _zone(entry, "DTEND") or zone
+    if isinstance(start, datetime) and isinstance(end, datetime) and (start.date(), zone) == (end.date(), end_zone):
+        return f"{start:%a %Y-%m-%d %H:%M} to {_format_moment(end, zone).split(' ', 2)[2]}"
+    return f"{shown} to {_format_moment(end, end_zone)}"
+
+
+def _moment(entry: Any, name: str) -> date | timedelta | None:
+    value = getattr(next(iter(_list(entry, name)), None), "dt", None)
+    return value if isinstance(value, date | timedelta) else None
+
+
+def _zone(entry: Any, name: str) -> str:
+    """Return the time zone that a property names, or ""."""
+    parameters = getattr(next(iter(_list(entry, name)), None), "params", {})
+    return clean_line(str(parameters.get("TZID", "")))
+
+
+def _format_moment(moment: date, zone: str) -> str:
+    """Return e.g. `Thu 2024-03-14 14:00 Europe/Berlin`, or the day alone."""
+    if not isinstance(moment, datetime):
+        return f"{moment:%a %Y-%m-%d}"
+    if not zone and moment.tzinfo is not None:
+        zone = "UTC" if moment.utcoffset() == timedelta() else moment.tzname() or f"{moment:%z}"
+    return f"{moment:%a %Y-%m-%d %H:%M} {zone}".rstrip()
+
+
+def _describe_repetition(entry: Any) -> str:
+    """Return e.g. `every 2 weeks on Mon, Wed until 2024-06-30`."""
+    rule = next(iter(_list(entry, "RRULE")), None)
+    if rule is None:
+        return ""
+    unit = _UNITS.get(str(next(iter(rule.get("FREQ", [])), "")).upper())
+    if unit is None:
+        return ""
+    interval = clean_line(str(next(iter(rule.get("INTERVAL", [])), 1)))
+    words = [f"every {unit}" if interval == "1" else f"every {interval} {unit}s"]
+    if days := [_format_day(str(day)) for day in rule.get("BYDAY", [])]:
+        words.append(f"on {', '.join(days)}")
+    if months := [str(day) for day in rule.get("BYMONTHDAY", [])]:
+        words.append(f"on day {', '.join(months)}")
+    for until in rule.get("UNTIL", [])[:1]:
+        last = until.astimezone(UTC) if isinstance(until, datetime) and until.tzinfo else until
+        words.append(f"until {last:%Y-%m-%d}" if isinstance(last, date) else "")
+    if count := rule.get("COUNT"):
+        words.append(f"{count[0]} times")
+    return clean_line(" ".join(words))
+
+
+def _format_day(day: str) -> str:
+    found = _DAY.fullmatch(day.upper())
+    if found is None:
+        return day
+    name = _DAYS.get(found[2], found[2])
+    return f"{name} of week {found[1]}" if found[1] else name
+
+
+def _people(entry: Any, name: str) -> list[str]:
+    """Return `Name <address>` of each person, with the answer that an attendee gave."""
+    people = []
+    for value in _list(entry, name)[:_MAX_PEOPLE]:
+        address = clean_line(str(value))
+        address = address[7:] if address.lower().startswith("mailto:") else address
+        parameters = getattr(value, "params", {})
+        common = clean_line(str(parameters.get("CN", ""))).strip("\"'")
+        shown = f"{common} <{address}>" if common and common.lower() != address.lower() else address
+        answer = clean_line(str(parameters.get("PARTSTAT", ""))).lower()
+        people.append(f"{shown} ({answer})" if answer in {"accepted", "declined", "tentative"} else shown)
+    return people

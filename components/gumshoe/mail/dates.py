@@ -1,0 +1,251 @@
+"""Parse dates as programs and people write them in mail and in records.
+
+A date with a year of four digits first is year, month, day. Otherwise the day comes first, as in mail (RFC 5322), so
+that 03/04/2024 is 3 April; only if that is impossible, the month comes first, as in 04/23/2024. Nothing is guessed: a
+text without a year, a month and a day is no date.
+"""
+
+import re
+from contextlib import suppress
+from datetime import UTC, datetime
+
+from gumshoe.mail.message import to_utc, validate_date
+
+_MAX_LENGTH = 200  # characters
+_MONTHS = (
+    "january",
+    "february",
+    "march",
+    "april",
+    "may",
+    "june",
+    "july",
+    "august",
+    "september",
+    "october",
+    "november",
+    "december",
+)
+_MIN_MONTH_LENGTH = 3
+_ABBREVIATED = {name[:3].title(): number for number, name in enumerate(_MONTHS, 1)}
+_ZONES = {
+    zone: minutes
+    for zones, minutes in {
+        "ut utc gmt z wet": 0,
+        "west bst cet met mez": 60,
+        "cest mest mesz eet": 120,
+        "eest": 180,
+        "jst": 540,
+        "adt": -180,
+        "ast edt": -240,
+        "est cdt": -300,
+        "cst mdt": -360,
+        "mst pdt": -420,
+        "pst": -480,
+    }.items()
+    for zone in zones.split()
+}
+"""Minutes east of UTC. Names that mean several zones, such as IST, are left out."""
+
+_USUAL = re.compile(
+    r"(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)"
+    r"(?: \([A-Za-z ]{1,40}\))?"
+)
+_ISO = re.compile(r"\d{4}-|\d{4}W|\d{8}T")
+_DIGITS = re.compile(r"\d{8,19}(?:\.\d{1,9})?")
+_IGNORED = re.compile(r"\([^()]*+\)?| m=[+-].*")  # comments, and the clock that Go appends
+_TIME_MARK = re.compile(r"(?<=\d)[Tt](?=\d\d:)")
+_TOKEN = re.compile(
+    r"(?P<time>\d{1,2}:\d{1,2}(?::\d{1,2})?(?:[.,]\d{1,9})?)"
+    r"|(?P<date>\d{1,4}(?P<mark>[/.-])\d{1,2}(?P=mark)\d{1,4})(?!\d)"
+    r"|(?P<zone>[+-](?:\d{1,2}:\d\d(?::\d\d)?|\d{1,6})(?![\d/]))"
+    r"|(?P<number>\d+)"
+    r"|(?P<word>[A-Za-z]+)"
+)
+_SECONDS_PER_UNIT = (1, 1_000, 1_000_000, 1_000_000_000)
+_MAX_SECONDS = 10**11  # year 5138; larger numbers are milliseconds, and so on
+_NOON = 12
+_CENTURY_LIMIT = 50  # years 00 to 49 are 2000 to 2049; other years of two or three digits count from 1900
+_LONG_YEAR = 4  # digits
+
+
+def parse_date(text: str) -> tuple[int | None, int | None]:
+    """Parse a date to seconds since 1970 (UTC) and the offset of its zone in minutes.
+
+    Either is None if the text does not contain it. An impossible offset counts as unknown, and the date as UTC. See the
+    description of this module for the forms that are read.
+    """
+    text = text.strip()
+    try:
+        if _ISO.match(text):
+            with suppress(ValueError):
+                return validate_date(*to_utc(datetime.fromisoformat(text)))
+        if (usual := _USUAL.fullmatch(text)) is not None:
+            return _read_usual(usual)
+        if text.isascii() and _DIGITS.fullmatch(text):
+            return _read_digits(text)
+        return _DateReader(text[:_MAX_LENGTH]).read()
+    except (ValueError, OverflowError):  # a day or a time that does not exist
+        return None, None
+
+
+def parse_timestamp(number: float) -> tuple[int | None, int | None]:
+    """Return the date of a number of seconds since 1970, or of milli-, micro- or nanoseconds if it is that large.
+
+    Raises:
+        ValueError, OverflowError: if the number is not finite.
+    """
+    for unit in _SECONDS_PER_UNIT:
+        if abs(number) < _MAX_SECONDS * unit:
+            return validate_date(int(number) // unit, None)
+    int(number)
+    return None, None
+
+
+def _read_usual(usual: re.Match[str]) -> tuple[int | None, int | None]:
+    day, month, year, hour, minute, second, sign, zone_hours, zone_minutes = usual.groups()
+    offset: int | None = int(zone_hours) * 60 + int(zone_minutes)
+    if sign == "-":
+        offset = -offset or None if offset else None
+    return _to_seconds((int(year), _ABBREVIATED.get(month, 0), int(day)), (int(hour), int(minute), int(second)), offset)
+
+
+def _read_digits(text: str) -> tuple[int | None, int | None]:
+    """Read digits only: a day or a time without punctuation, or a number of seconds or smaller units since 1970."""
+    for length, form in ((8, "%Y%m%d"), (12, "%Y%m%d%H%M"), (14, "%Y%m%d%H%M%S")):
+        if len(text) == length:
+            try:
+                return validate_date(*to_utc(datetime.strptime(text, form)))  # noqa: DTZ007 - counts as UTC
+            except ValueError:
+                pass
+    whole = text.partition(".")[0]
+    return (None, None) if len(whole) == 8 else parse_timestamp(int(whole))
+
+
+def _to_seconds(
+    day: tuple[int, int, int], time: tuple[int, int, int], offset: int | None
+) -> tuple[int | None, int | None]:
+    """Return a date as it is stored.
+
+    Raises:
+        ValueError: if the day or the time does not exist.
+    """
+    hour, minute, second = time
+    moment = datetime(*day, hour, minute, 59 if second == 60 else second, tzinfo=UTC)
+    sent = int(moment.timestamp())
+    valid = validate_date(sent, offset)
+    return valid if valid[1] is None else validate_date(sent - valid[1] * 60, valid[1])
+
+
+class _DateReader:
+    """Reads the parts of one date in any order."""
+
+    def __init__(self, text: str) -> None:
+        self._text = _TIME_MARK.sub(" ", _IGNORED.sub(" ", text))
+        self._day: tuple[int, int, int] | None = None
+        self._month = 0
+        self._numbers: list[str] = []
+        self._time: tuple[int, int, int] | None = None
+        self._zone: int | None = None
+        self._zone_names: list[str] = []
+        self._half_of_day = ""
+        self._has_two = False
+
+    def read(self) -> tuple[int | None, int | None]:
+        """Return the date, as `parse_date` does.
+
+        Raises:
+            ValueError: if the day or the time does not exist.
+        """
+        for token in _TOKEN.finditer(self._text):
+            self._take(token.lastgroup if token.lastgroup != "mark" else "date", token[0])
+        day = self._day or self._find_day()
+        if day is None or self._has_two or (self._day and (self._month or self._numbers)):
+            return None, None
+        return _to_seconds(day, self._find_time(), self._find_zone())
+
+    def _take(self, kind: str | None, text: str) -> None:
+        if kind == "date" and self._month:  # 5 Mar 2024 09.30.00
+            kind, text = "time", text.replace(".", ":")
+        if kind == "time":
+            self._has_two |= self._time is not None
+            hour, minute, second, *_ = (*(int(part) for part in re.split("[:.,]", text)), 0)
+            self._time = hour, minute, second if text.count(":") > 1 else 0
+        elif kind == "date":
+            self._has_two |= self._day is not None
+            self._day = _read_numeric_day(text)
+        elif kind == "zone" and self._time:
+            if self._zone is None:
+                self._zone = _read_zone(text)
+        elif kind == "zone":  # 5-Mar-2024
+            self._numbers.append(text[1:])
+        elif kind == "number":
+            self._numbers.append(text)
+        else:
+            self._take_word(text.lower())
+
+    def _take_word(self, word: str) -> None:
+        month = next((number for number, name in enumerate(_MONTHS, 1) if name.startswith(word)), 0)
+        if (month and len(word) >= _MIN_MONTH_LENGTH) or word == "sept":
+            self._has_two |= self._month > 0
+            self._month = month or 9
+        elif word in {"am", "pm"}:
+            self._half_of_day = word
+        else:
+            self._zone_names.append(word)
+
+    def _find_day(self) -> tuple[int, int, int] | None:
+        """Return the day that is written with the name of its month: 14 May 2001, May 14, 2001 or 2001 May 14."""
+        if not self._month or len(self._numbers) != 2:
+            return None
+        first, second = self._numbers
+        if len(first) >= _LONG_YEAR:
+            first, second = second, first
+        return _read_year(second), self._month, int(first) if len(first) <= 2 else 0
+
+    def _find_time(self) -> tuple[int, int, int]:
+        hour, minute, second = self._time or (0, 0, 0)
+        if self._half_of_day and 1 <= hour <= _NOON:
+            hour = hour % _NOON + (_NOON if self._half_of_day == "pm" else 0)
+        return hour, minute, second
+
+    def _find_zone(self) -> int | None:
+        if self._zone is not None or self._time is None:
+            return self._zone
+        return next((_ZONES[name] for name in self._zone_names if name in _ZONES), None)
+
+
+def _read_numeric_day(text: str) -> tuple[int, int, int]:
+    """Read a day such as 1999/01/31, 31.01.1999, 31-01-99 or 01/31/1999."""
+    first, second, third = re.split("[/.-]", text)
+    if len(first) >= _LONG_YEAR or int(first) > 31:
+        return _read_year(first), int(second), int(third)
+    day, month = int(first), int(second)
+    if month > 12:
+        day, month = month, day
+    return _read_year(third), month, day
+
+
+def _read_year(text: str) -> int:
+    """Read a year, also of two or three digits (RFC 5322, section 4.3).
+
+    Raises:
+        ValueError: if it has another number of digits.
+    """
+    if not 2 <= len(text) <= _LONG_YEAR:
+        raise ValueError(text)
+    year = int(text)
+    if len(text) == _LONG_YEAR:
+        return year
+    return year + (2000 if len(text) == 2 and year < _CENTURY_LIMIT else 1900)
+
+
+def _read_zone(text: str) -> int | None:
+    """Return the minutes of +0100, +01:00 or +1. None for -0000, which means that the zone is unknown."""
+    hours, _, minutes = text[1:].partition(":")
+    if not minutes and len(hours) > 2:
+        hours, minutes = hours[:-2], hours[-2:]
+    offset = int(hours) * 60 + int(minutes[:2] or 0)
+    if text[0] == "-":
+        return -offset or None
+    return offset

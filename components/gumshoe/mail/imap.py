@@ -1,0 +1,326 @@
+"""Mail on IMAP servers: `imap://USER@HOST/FOLDER`. It is only read, over TLS, and can be read on from a position."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from email.utils import format_datetime
+from typing import TYPE_CHECKING, TypeVar
+
+from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.installation import install_command
+from gumshoe.mail.imap_account import CommandRefusedError, ConnectionLostError, ImapAccount, parse_imap_uri
+from gumshoe.mail.imap_folders import ImapFolder, choose_folders
+from gumshoe.mail.items import MailSource, RawMessage
+from gumshoe.mail.message import State
+
+if TYPE_CHECKING:
+    from gumshoe.mail.imap_session import ImapSession, MessageFacts
+
+Result = TypeVar("Result")
+Position = Mapping[str, tuple[int, int]]
+"""UIDVALIDITY and last UID that was read, by folder."""
+
+_MAX_MESSAGE_SIZE = 64 << 20  # bytes; larger messages are not downloaded
+_DESCRIBED_AT_ONCE = 500  # messages; their UIDs fit a command of 8,192 bytes
+_FETCHED_AT_ONCE = 8 << 20  # bytes, unless a message is larger
+_TRIES = 5  # of connecting
+_TRIES_OF_ONE = 3  # of downloading a message on which the connection was lost
+_MAX_FAILURES = 3  # messages in a row that cannot be downloaded
+_FIRST_PAUSE = 1.0  # seconds; doubled from try to try
+
+
+@dataclass(slots=True)
+class ImapProgress:
+    """What reading has found beside the messages. It is complete when reading ends."""
+
+    position: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Position to begin after next time."""
+    vanished: list[str] = field(default_factory=list)
+    """Locations (`where`) of known messages that no longer exist."""
+    deleted: list[str] = field(default_factory=list)
+    """Locations of known messages that are marked as deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImapMail(MailSource):
+    """Folders of an IMAP account."""
+
+    account: ImapAccount
+    folders: list[ImapFolder]
+    progress: ImapProgress = field(default_factory=ImapProgress)
+    """Progress of the latest `read_raw`."""
+
+    @classmethod
+    def open(cls, uri: str, _: str) -> "ImapMail":
+        """Open the folders that a URI names.
+
+        Without a folder, all except trash and junk are read. `*` stands for any characters; `/*` includes all folders.
+
+        Raises:
+            UsageError: if the URI, the login or a folder is wrong, or the server offers no trusted TLS.
+            UnavailableError: if the server cannot be reached.
+        """
+        account, wanted = parse_imap_uri(uri)
+        connection = _Connection(account, tries=1)
+        try:
+            session = connection.session()
+            return cls(uri, None, account, choose_folders(account, wanted, session.list_folders(), session.is_gmail))
+        except (ConnectionLostError, CommandRefusedError) as error:
+            raise _unavailable(account, error) from None
+        finally:
+            connection.close()
+
+    def read_raw(
+        self,
+        advance: Callable[[int], object],
+        resume_from: Position | None = None,
+        known: Mapping[str, Iterable[int]] | None = None,
+    ) -> Iterator[RawMessage | UnreadableItem]:
+        """Yield the messages by folder and UID. `advance` is called with the number of bytes read.
+
+        Args:
+            advance: called with the number of bytes of each message.
+            resume_from: position to begin after. Folders that are not in it, or whose UIDVALIDITY has changed, are read
+                from their start.
+            known: UIDs of the messages read before, by folder, to find those that have vanished.
+
+        Raises:
+            UsageError: if the login is refused.
+            UnavailableError: if the server cannot be reached, or fails repeatedly.
+        """
+        progress = self.progress
+        progress.position, progress.vanished, progress.deleted = {}, [], []
+        old, known = resume_from or {}, known or {}
+        for title in sorted(known.keys() - {each.title for each in self.folders}):
+            progress.vanished += self._locate(title, old.get(title, (0, 0))[0], known[title])
+        connection = _Connection(self.account, tries=_TRIES)
+        try:
+            for folder in self.folders:
+                yield from self._read_folder(connection, folder, advance, old, known.get(folder.title, ()))
+        except (ConnectionLostError, CommandRefusedError) as error:
+            raise _unavailable(self.account, error) from None
+        finally:
+            connection.close()
+
+    def _read_folder(
+        self,
+        connection: "_Connection",
+        folder: ImapFolder,
+        advance: Callable[[int], object],
+        old: Position,
+        known: Iterable[int],
+    ) -> Iterator[RawMessage | UnreadableItem]:
+        try:
+            uidvalidity = connection.examine(folder)
+        except CommandRefusedError as error:
+            if folder.title in old:
+                self.progress.position[folder.title] = old[folder.title]
+            where = self.account.folder_uri(folder.title)
+            yield UnreadableItem(where, "folder cannot be opened", str(error))
+            return
+        old_validity, last = old.get(folder.title, (0, 0))
+        if uidvalidity == 0 or uidvalidity != old_validity:
+            self.progress.vanished += self._locate(folder.title, old_validity, known)
+            known, last = (), 0
+        uids = self._find_messages(connection, folder.title, uidvalidity, last, set(known))
+        self.progress.position[folder.title] = uidvalidity, last
+        for start in range(0, len(uids), _DESCRIBED_AT_ONCE):
+            window = uids[start : start + _DESCRIBED_AT_ONCE]
+            for uid, item in self._read_window(connection, folder, uidvalidity, window):
+                advance(len(item.raw) if isinstance(item, RawMessage) else 0)
+                yield item
+                self.progress.position[folder.title] = uidvalidity, uid
+            self.progress.position[folder.title] = uidvalidity, window[-1]
+
+    def _find_messages(
+        self, connection: "_Connection", title: str, uidvalidity: int, last: int, known: set[int]
+    ) -> list[int]:
+        """Return the UIDs after the last one, and note which of the known ones have vanished or are marked."""
+        if not known:  # the range includes the last message even if its UID is lower
+            found = connection.run(lambda session: session.search("UID", f"{last + 1}:*"))
+            return [uid for uid in found if uid > last]
+        existing = connection.run(lambda session: session.search("ALL"))
+        marked = connection.run(lambda session: session.search("DELETED"))
+        self.progress.vanished += self._locate(title, uidvalidity, known.difference(existing))
+        self.progress.deleted += self._locate(title, uidvalidity, known.intersection(marked))
+        return [uid for uid in existing if uid > last]
+
+    def _locate(self, title: str, uidvalidity: int, uids: Iterable[int]) -> list[str]:
+        return [self.account.item_uri(title, uidvalidity, uid) for uid in sorted(uids)]
+
+    def _read_window(
+        self, connection: "_Connection", folder: ImapFolder, uidvalidity: int, uids: Sequence[int]
+    ) -> Iterator[tuple[int, RawMessage | UnreadableItem]]:
+        facts = connection.run(lambda session: session.describe(uids))
+        missing = set(uids)
+        for batch in _divide(facts):
+            sizes = {uid: facts[uid].size for uid in batch if facts[uid].size <= _MAX_MESSAGE_SIZE}
+            contents = dict(connection.download(sizes))
+            for uid in batch:
+                where = self.account.item_uri(folder.title, uidvalidity, uid)
+                if uid not in sizes:
+                    detail = f"{facts[uid].size:,} bytes; the maximum is {_MAX_MESSAGE_SIZE:,}"
+                    yield uid, UnreadableItem(where, "too large", detail)
+                elif uid in contents:
+                    yield uid, _to_item(where, contents[uid], facts[uid], folder.state)
+            missing -= {*contents, *(set(batch) - sizes.keys())}
+        for uid in connection.find_existing(sorted(missing)):  # the others were deleted meanwhile
+            where = self.account.item_uri(folder.title, uidvalidity, uid)
+            item: RawMessage | UnreadableItem = UnreadableItem(
+                where, "cannot be downloaded", "the server leaves it out"
+            )
+            for _, content in connection.download({uid: facts[uid].size}) if uid in facts else ():
+                item = _to_item(where, content, facts[uid], folder.state)
+            yield uid, item
+
+
+def _divide(facts: "Mapping[int, MessageFacts]") -> Iterator[list[int]]:
+    """Divide messages into batches that are downloaded at once."""
+    batch: list[int] = []
+    size = 0
+    for uid, each in facts.items():
+        costs = each.size if each.size <= _MAX_MESSAGE_SIZE else 0
+        if batch and size + costs > _FETCHED_AT_ONCE:
+            yield batch
+            batch, size = [], 0
+        batch.append(uid)
+        size += costs
+    if batch:
+        yield batch
+
+
+def _to_item(where: str, content: bytes | str, facts: "MessageFacts", folder: State) -> RawMessage | UnreadableItem:
+    if isinstance(content, str):
+        return UnreadableItem(where, "cannot be downloaded", content)
+    date = format_datetime(facts.received) if facts.received else ""
+    return RawMessage(where, content, date, "deleted" if facts.is_deleted else folder)
+
+
+class _Connection:
+    """Sessions of an account, one after the other. If one is lost, the next continues in the same folder."""
+
+    def __init__(self, account: ImapAccount, tries: int) -> None:
+        self._account = account
+        self._tries = tries
+        self._session: ImapSession | None = None
+        self._folder: ImapFolder | None = None
+        self._uidvalidity = 0
+        self._failures = 0  # messages in a row
+
+    def session(self) -> "ImapSession":
+        """Return the present session, or connect. Requires IMAPClient.
+
+        Raises:
+            UsageError: if the login is refused, or the server offers no trusted TLS.
+            UnavailableError: if the server cannot be reached in several tries.
+        """
+        number = 0
+        while self._session is None:
+            number += 1
+            try:
+                self._session = _open_session(self._account)
+                self._reopen_folder(self._session)
+            except ConnectionLostError as error:
+                self._drop()
+                if number >= self._tries:
+                    raise _unavailable(self._account, error) from None
+                time.sleep(_FIRST_PAUSE * 2 ** (number - 1))
+        return self._session
+
+    def examine(self, folder: ImapFolder) -> int:
+        """Open a folder and return its UIDVALIDITY."""
+        self._folder = None
+        self._uidvalidity = self.run(lambda session: session.examine(folder.name))
+        self._folder = folder
+        return self._uidvalidity
+
+    def run(self, command: "Callable[[ImapSession], Result]", tries: int = _TRIES_OF_ONE) -> Result:
+        """Return the result of a command, which is repeated in a new session if the connection is lost.
+
+        Raises:
+            ConnectionLostError: if it is lost in each try.
+            CommandRefusedError: if the server refuses the command.
+        """
+        number = 0
+        while True:
+            number += 1
+            session = self.session()
+            try:
+                return command(session)
+            except ConnectionLostError:
+                self._drop()
+                if number >= tries:
+                    raise
+
+    def download(self, sizes: Mapping[int, int]) -> Iterator[tuple[int, bytes | str]]:
+        """Yield the content of messages by UID, or the reason why one cannot be downloaded.
+
+        If messages cannot be downloaded together, each is downloaded alone, so that one which the server cannot send
+        does not keep the others out.
+
+        Args:
+            sizes: size of each message in bytes, as the server states it, by UID.
+
+        Raises:
+            ConnectionLostError, CommandRefusedError: if several in a row cannot be downloaded.
+        """
+        uids = list(sizes)
+        tries = 1 if len(uids) > 1 else _TRIES_OF_ONE
+        try:
+            found = self.run(lambda session: session.fetch(uids, sum(sizes.values())), tries) if uids else {}
+        except (ConnectionLostError, CommandRefusedError) as error:
+            if len(uids) > 1:
+                for uid in uids:
+                    yield from self.download({uid: sizes[uid]})
+                return
+            self._failures += 1
+            if self._failures > _MAX_FAILURES:
+                raise
+            yield uids[0], str(error)
+            return
+        self._failures = 0
+        yield from ((uid, "no content" if content is None else content) for uid, content in found.items())
+
+    def find_existing(self, uids: Sequence[int]) -> list[int]:
+        """Return those UIDs whose messages exist."""
+        return self.run(lambda session: session.search("UID", ",".join(map(str, uids)))) if uids else []
+
+    def close(self) -> None:
+        """Log out."""
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _drop(self) -> None:
+        if self._session is not None:
+            self._session.drop()
+            self._session = None
+
+    def _reopen_folder(self, session: "ImapSession") -> None:
+        if self._folder is None:
+            return
+        with suppress(CommandRefusedError):
+            if session.examine(self._folder.name) == self._uidvalidity:
+                return
+        raise UnavailableError(
+            "mail.imap-unavailable",
+            f"{self._account.uri}: the folder {self._folder.title!r} was replaced while reading; run this again",
+        )
+
+
+def _open_session(account: ImapAccount) -> "ImapSession":
+    try:
+        from gumshoe.mail.imap_session import ImapSession
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            "mail.not-installed", f"imap: sources require {error.name}: {install_command(extra='mail')}"
+        ) from None
+    return ImapSession(account)
+
+
+def _unavailable(account: ImapAccount, error: Exception) -> UnavailableError:
+    return UnavailableError(
+        "mail.imap-unavailable", f"{account.uri}, port {account.port}: the server failed: {error}; run this again later"
+    )

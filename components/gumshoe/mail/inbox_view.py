@@ -1,0 +1,196 @@
+"""All that one inbox holds, through the segments of an index, and the matching of queries against it."""
+
+import heapq
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gumshoe.mail.postings import NO_DATE, InboxPostings, Postings
+from gumshoe.mail.search_arguments import Order
+from gumshoe.mail.segment import Segments
+
+# Okapi BM25 (Robertson and Zaragoza, "The Probabilistic Relevance Framework", 2009), over subject and body.
+_K1, _B = 1.2, 0.75
+
+Phrase = tuple[tuple[int, int], ...]
+"""Terms that must appear together, each with its distance from the first."""
+
+
+class MatchedMessage(NamedTuple):
+    """A message that matches a query. Smaller is better."""
+
+    score: float
+    """The negative BM25 score; 0 if matches are sorted by date."""
+    age: int
+    """The negative date."""
+    message: int
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A query of one inbox: all phrases and all filters must match."""
+
+    phrases: tuple[Phrase, ...]
+    filters: tuple[int, ...] = ()
+    """Terms that must be present, such as that of a sender."""
+    after: int | None = None
+    before: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """The part of an inbox in one segment."""
+
+    postings: InboxPostings
+    alive: NDArray[np.bool_] | None
+    """[messages]: False for those that a later segment removed. None means that all count."""
+
+    def count(self, found: Postings) -> int:
+        return len(found.ordinals) if self.alive is None else int(self.alive[found.ordinals].sum())
+
+
+class InboxView:
+    """The messages of one inbox. Thread-safe."""
+
+    def __init__(self, segments: Segments, inbox: str) -> None:
+        self.inbox = inbox
+        self._parts: list[_Part] = []
+        removed: list[int] = []
+        for segment in reversed(segments.segments):
+            postings = segment.open_inbox(inbox)
+            if postings is not None:
+                alive = ~np.isin(postings.messages, removed) if removed else None
+                self._parts.append(_Part(postings, None if alive is None or alive.all() else alive))
+            removed += segment.list_removed(inbox)
+        self._parts.reverse()
+        self.messages = sum(len(each.postings) if each.alive is None else int(each.alive.sum()) for each in self._parts)
+        words = sum(
+            each.postings.words if each.alive is None else int(each.postings.lengths[each.alive].sum())
+            for each in self._parts
+        )
+        self._average = max(words / max(self.messages, 1), 1.0)
+
+    def list_messages(self) -> Iterator[tuple[int, int | None]]:
+        """Yield number and date of all messages."""
+        for part in self._parts:
+            numbers, dates = part.postings.messages, part.postings.sent
+            if part.alive is not None:
+                numbers, dates = numbers[part.alive], dates[part.alive]
+            for number, sent in zip(numbers.tolist(), dates.tolist(), strict=True):
+                yield number, None if sent == NO_DATE else sent
+
+    def find_term(self, term: int) -> list[int]:
+        """Return the messages that have a term, in the order in which they were indexed."""
+        found: list[int] = []
+        for part in self._parts:
+            ordinals = part.postings.find(term).ordinals
+            if part.alive is not None:
+                ordinals = ordinals[part.alive[ordinals]]
+            found += part.postings.messages[ordinals].tolist()
+        return sorted(found)
+
+    def search(self, query: Query, order: Order, limit: int) -> list[int]:
+        """Return the best or newest messages that match a query."""
+        matched = [self._match(part, query) for part in self._parts]
+        if order == "date":
+            weights = []
+        else:
+            weights = [1.0] if len(query.phrases) == 1 else [self._weigh(phrase) for phrase in query.phrases]
+        best: list[MatchedMessage] = []
+        for part, (ordinals, found) in zip(self._parts, matched, strict=True):
+            best += self._rank(part, ordinals, found, weights, limit)
+        return [each.message for each in heapq.nsmallest(limit, best)]
+
+    def count(self, query: Query) -> int:
+        """Return the number of messages that match a query."""
+        return sum(len(self._match(part, query)[0]) for part in self._parts)
+
+    def search_any(self, query: Query, limit: int) -> list[int]:
+        """Return the messages that contain most of a query's phrases, weighted by how rare they are."""
+        best: list[MatchedMessage] = []
+        weights = [self._weigh(phrase) for phrase in query.phrases]
+        for part in self._parts:
+            allowed = self._match(part, Query((), query.filters, query.after, query.before))[0]
+            found = [part.postings.find_phrase(list(phrase)) for phrase in query.phrases]
+            has_any = np.zeros(len(part.postings), np.bool_)
+            for each in found:
+                has_any[each.ordinals] = True
+            best += self._rank(part, allowed[has_any[allowed]], found, weights, limit)
+        return [each.message for each in heapq.nsmallest(limit, best)]
+
+    def _match(self, part: _Part, query: Query) -> tuple[NDArray[np.intp], list[Postings]]:
+        """Return the ordinals that match, ascending, and the postings of each phrase."""
+        size = len(part.postings)
+        first, last = _find_period(part.postings.sent, query.after, query.before)
+        found: list[Postings] = []
+        nothing = np.zeros(0, np.intp), found
+        if first >= last:
+            return nothing
+        selected: NDArray[np.bool_] | None = None
+        for postings in self._find_all(part, query, found):
+            if not len(postings.ordinals):
+                return nothing
+            contains = np.zeros(size, np.bool_)
+            contains[postings.ordinals] = True
+            selected = contains if selected is None else selected & contains
+        if selected is None:
+            selected = np.ones(size, np.bool_)
+        if part.alive is not None:
+            selected &= part.alive
+        return np.flatnonzero(selected[first:last]) + first, found
+
+    def _find_all(self, part: _Part, query: Query, found: list[Postings]) -> Iterable[Postings]:
+        for term in query.filters:
+            yield part.postings.find(term)
+        for phrase in query.phrases:
+            found.append(part.postings.find_phrase(list(phrase)))
+            yield found[-1]
+
+    def _rank(
+        self, part: _Part, ordinals: NDArray[np.intp], found: Sequence[Postings], weights: list[float], limit: int
+    ) -> list[MatchedMessage]:
+        """Return the best of some messages: by score if there are weights, otherwise the newest."""
+        postings = part.postings
+        scores: NDArray[np.float64] = np.zeros(0)
+        if not weights:
+            ordinals = ordinals[-limit:]
+        elif len(ordinals):
+            scores = self._score(postings, ordinals, found, weights)
+            if len(ordinals) > limit:
+                worst = np.partition(scores, len(scores) - limit)[len(scores) - limit]
+                kept = np.flatnonzero(scores >= worst)  # all with an equal score: the date decides between them
+                ordinals, scores = ordinals[kept], scores[kept]
+        dates, numbers = postings.sent[ordinals].tolist(), postings.messages[ordinals].tolist()
+        negative = (-scores).tolist() if weights else [0.0] * len(numbers)
+        rows = zip(negative, dates, numbers, strict=True)
+        return [MatchedMessage(score, -sent, number) for score, sent, number in rows]
+
+    def _score(
+        self, postings: InboxPostings, ordinals: NDArray[np.intp], found: Sequence[Postings], weights: list[float]
+    ) -> NDArray[np.float64]:
+        norms = _K1 * (1 - _B) + (_K1 * _B / self._average) * postings.lengths[ordinals]
+        scores = np.zeros(len(ordinals))
+        for each, weight in zip(found, weights, strict=True):
+            all_frequencies = np.zeros(len(postings))
+            all_frequencies[each.ordinals] = each.weights
+            frequencies = all_frequencies[ordinals]
+            scores += weight * frequencies / (frequencies + norms)
+        return scores * (_K1 + 1)
+
+    def _weigh(self, phrase: Phrase) -> float:
+        """Return the inverse document frequency of a phrase in this inbox."""
+        count = sum(part.count(part.postings.find_phrase(list(phrase))) for part in self._parts)
+        return max(math.log((self.messages - count + 0.5) / (count + 0.5)), 1e-6)
+
+
+def _find_period(sent: NDArray[np.int64], after: int | None, before: int | None) -> tuple[int, int]:
+    """Return the range of ordinals of a period. Messages without a date are in no period."""
+    if after is None and before is None:
+        return 0, len(sent)
+    first = int(np.searchsorted(sent, NO_DATE + 1 if after is None else after))
+    last = len(sent) if before is None else int(np.searchsorted(sent, before))
+    return first, last

@@ -1,0 +1,163 @@
+"""Directories of mail, and `.zip` archives of them: files with one message each, and mbox files."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+from gumshoe.artifacts.lines import GZIP_ERRORS, read_blocks
+from gumshoe.artifacts.source_files import Files, UnreadableItem, list_files, read_files
+from gumshoe.artifacts.storage import Entry, StorageError
+from gumshoe.errors import UsageError
+from gumshoe.mail.archives import ZipFiles
+from gumshoe.mail.items import MailSource, RawFile, RawItem, RawMessage
+from gumshoe.mail.mbox import MboxFile, MboxSource, split_mbox, starts_like_mbox
+from gumshoe.mail.states import find_file_state, find_folder_state
+
+_SERVER_FILE_PREFIXES = (
+    "dovecot",
+    "courier",
+    "maildirfolder",
+    "maildirsize",
+    "subscriptions",
+    "shared-",
+    "cyrus.",
+    "sieve",
+)
+_MESSAGE_SUFFIXES = (".eml", ".emlx", ".msg")
+_PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
+_MBOX_SUFFIXES = (".mbox", ".mbx", ".mbox.gz", ".mbox.bz2", ".mbox.xz", ".mbx.gz")
+# Files beside mbox files: indexes of mail programs, and settings. They are not opened.
+_NO_MBOX_SUFFIXES = (".msf", ".dat", ".json", ".sqlite", ".html", ".plist", ".js", ".ini", ".eml", ".emlx", ".msg")
+
+
+@dataclass(frozen=True, slots=True)
+class DirectorySource(MailSource):
+    """Files with one message each."""
+
+    files: Files
+    entries: list[Entry]
+
+    @classmethod
+    def open_maildir(cls, uri: str, place: str) -> "DirectorySource":
+        """Open a Maildir, or any tree of raw files such as the public Enron release."""
+        files, entries = _list_mail(uri, place)
+        folders = {str(PurePosixPath(entry.key).parent) for entry in entries}
+        boxes = {
+            str(PurePosixPath(folder).parent) for folder in folders if PurePosixPath(folder).name in {"cur", "new"}
+        }
+        found = [entry for entry in entries if _is_mail_file(PurePosixPath(entry.key), boxes)]
+        return cls._create(uri, files, found, entries)
+
+    @classmethod
+    def open_eml(cls, uri: str, place: str) -> "DirectorySource":
+        """Open a directory of `.eml` files, and of those of Apple Mail (`.emlx`) and Outlook (`.msg`)."""
+        files, entries = _list_mail(uri, place)
+        found = [entry for entry in entries if _strip_packing(entry.key.lower()).endswith(_MESSAGE_SUFFIXES)]
+        return cls._create(uri, files, [entry for entry in found if not _is_resource_fork(entry.key)], entries)
+
+    @classmethod
+    def _create(cls, uri: str, files: Files, found: list[Entry], entries: list[Entry]) -> "DirectorySource":
+        if not found:
+            raise _no_messages(uri, "message files", entries)
+        return cls(uri, sum(entry.size for entry in found), files, found)
+
+    def read_raw(self, advance: Callable[[int], object]) -> Iterator[RawItem]:
+        for entry, raw in read_files(self.files, self.entries):
+            where = f"{self.files.uri}/{entry.key}"
+            advance(entry.size)
+            if not isinstance(raw, bytes):
+                yield UnreadableItem(where, "cannot be opened", raw.message_with_code)
+                continue
+            path = PurePosixPath(entry.key)
+            state = find_file_state(path.name) or find_folder_state(str(path.parent))
+            if raw.startswith(b"From "):
+                yield from _read_mbox_file(RawFile(where, raw, state))
+            else:
+                yield RawFile(where, raw, state)
+
+
+def open_mbox_directory(uri: str, place: str) -> MboxSource:
+    """Open the mbox files of a directory or archive, e.g. a Thunderbird profile, or an export of Apple Mail or Google.
+
+    Raises:
+        UsageError: if it contains none.
+    """
+    files, entries = _list_mail(uri, place)
+    found = [entry for entry in entries if _is_mbox(files, entry)]
+    if not found:
+        raise _no_messages(uri, "mbox files", entries)
+    boxes = [
+        MboxFile(f"{files.uri}/{entry.key}", partial(files.open, entry.key), find_folder_state(entry.key))
+        for entry in found
+    ]
+    return MboxSource(uri, sum(entry.size for entry in found), boxes)
+
+
+def _list_mail(uri: str, place: str) -> tuple[Files, list[Entry]]:
+    if place.lower().endswith(".zip") and ("://" in place or not Path(place).is_dir()):
+        return ZipFiles.open_archive(uri, place)
+    if "://" not in place and Path(place).is_file():
+        raise UsageError(
+            "sources.no-such-directory",
+            f"{uri}: {place} is a file, not a directory; name its directory, or use mbox:{place} if it is an mbox",
+        )
+    return list_files(uri, place)
+
+
+def _is_mail_file(path: PurePosixPath, boxes: set[str]) -> bool:
+    """Return True if a file of a tree is a message. Servers store files of their own beside a Maildir's folders."""
+    if path.name.startswith(".") or (path.parent.name == "tmp" and str(path.parent.parent) in boxes):
+        return path.parent.name in {"cur", "new"}
+    return str(path.parent) not in boxes or not path.name.startswith(_SERVER_FILE_PREFIXES)
+
+
+def _is_mbox(files: Files, entry: Entry) -> bool:
+    """Return True if a file is named like an mbox or begins like one."""
+    name = entry.key.lower()
+    if not entry.size or _is_resource_fork(entry.key) or name.endswith(_NO_MBOX_SUFFIXES):
+        return False
+    if name.endswith(_MBOX_SUFFIXES):
+        return True
+    try:
+        with files.open(entry.key) as file:
+            return starts_like_mbox(next(read_blocks(file, name), b""))
+    except (StorageError, OSError, *GZIP_ERRORS):
+        return False
+
+
+def _is_resource_fork(key: str) -> bool:
+    """Return True for the files that macOS writes beside others on foreign disks."""
+    return PurePosixPath(key).name.startswith("._")
+
+
+def _strip_packing(name: str) -> str:
+    for suffix in _PACKED_SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name
+
+
+def _read_mbox_file(file: RawFile) -> Iterator[RawItem]:
+    """Yield the messages of a file of a tree that begins like an mbox. A single one keeps the name of the file."""
+    items = list(split_mbox([file.raw], file.where, file.state))
+    if len(items) == 1 and isinstance(item := items[0], RawMessage):
+        items = [RawMessage(file.where, item.raw, item.fallback_date, item.state)]
+    yield from items
+
+
+def _no_messages(uri: str, kind: str, entries: Iterable[Entry]) -> UsageError:
+    """Return an error that says what to name instead."""
+    kind_of_source, _, place = uri.partition(":")
+    keys = [entry.key.lower() for entry in entries]
+    hint = "check the directory"
+    if kind_of_source != "maildir" and any(PurePosixPath(key).parent.name in {"cur", "new"} for key in keys):
+        hint = f"it contains a Maildir: use maildir:{place}"
+    elif kind_of_source != "eml" and any(_strip_packing(key).endswith(_MESSAGE_SUFFIXES) for key in keys):
+        hint = f"it contains files with one message each: use eml:{place}"
+    elif kind_of_source != "mbox" and any(key.endswith((*_MBOX_SUFFIXES, ".msf", "/mbox")) for key in keys):
+        hint = f"it contains mbox files: use mbox:{place}"
+    elif any(key.endswith((".pst", ".ost")) for key in keys):
+        hint = "it contains mailboxes of Outlook: use pst:FILE for each"
+    elif any(key.endswith((".jsonl", ".jsonl.gz")) for key in keys):
+        hint = "it contains JSON Lines: use jsonl:FILE"
+    return UsageError("mail.no-messages", f"{uri} contains no {kind}; {hint}")

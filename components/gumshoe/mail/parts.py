@@ -1,0 +1,276 @@
+"""List the parts of a message: its texts and files, also those inside forwarded, signed or wrapped messages."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from email.generator import BytesGenerator
+from email.message import Message
+from email.parser import BytesParser
+from functools import cached_property
+from io import BytesIO
+from typing import TypeAlias
+
+from gumshoe.mail.alternatives import is_html_better, may_be_incomplete
+from gumshoe.mail.headers import decode_header_text
+from gumshoe.mail.message import AttachedFile, clean_line
+from gumshoe.mail.plain_text import strip_pgp, unwrap_flowed
+from gumshoe.mail.smime import EncryptedMessageError, open_smime
+from gumshoe.mail.text import decode, find_html_charset, html_to_text, remove_invisible
+from gumshoe.mail.tnef import read_tnef
+from gumshoe.mail.transfer import decode_payload, find_transfer_encoding, read_raw_payload, split_uuencoded
+
+CALENDAR_TYPES = {"text/calendar", "application/ics"}
+_FILE_TYPES = {"text/csv", "text/vcard", "text/x-vcard"}  # text, but not shown inline
+_SMIME_TYPES = {"application/pkcs7-mime", "application/x-pkcs7-mime"}
+_TNEF_TYPES = {"application/ms-tnef", "application/vnd.ms-tnef"}
+_NEVER_TEXT = {"image", "audio", "video", "font"}
+_MAX_OPENED = 50  # messages inside files of one message
+_MAX_DEPTH = 10  # of such messages inside each other
+_BOUNDARY = re.compile(rb"^--([^\r\n]{1,200}?)[ \t]*\r?\nContent-", re.M | re.I)
+_MESSAGE_HEADERS = {"from", "to", "subject", "date", "message-id", "received"}
+_OPENING_ERRORS = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
+
+MailMessage: TypeAlias = "Message[str, str]"
+
+
+@dataclass(eq=False)
+class Leaf:
+    """A text or file of a message."""
+
+    part: MailMessage | None = None
+    fixed_text: str = ""
+    """Text of a leaf that is no part of the message as it was sent."""
+    is_inline: bool = False
+    """True for text that is shown as the body."""
+    is_extra: bool = False
+    """True for text that repeats the body for other programs, and is shown only if it adds something."""
+    is_named: bool = True
+    """True for a file to list by name."""
+    fixed_file: AttachedFile | None = None
+    files: list[AttachedFile] = field(default_factory=list)
+    """Files found in the text, once it is read."""
+
+    @cached_property
+    def media_type(self) -> str:
+        return self.part.get_content_type() if self.part is not None else "text/plain"
+
+    @cached_property
+    def is_calendar(self) -> bool:
+        return self.media_type in CALENDAR_TYPES
+
+    @cached_property
+    def source(self) -> str:
+        """Decoded text of the part as it was sent, e.g. HTML."""
+        if self.part is None:
+            return self.fixed_text
+        data = decode_payload(self.part)
+        charset = read_parameter(self.part.get_content_charset)
+        return decode(data, charset or (find_html_charset(data) if self.media_type == "text/html" else None))
+
+    @cached_property
+    def text(self) -> str:
+        """Text as it is shown."""
+        if self.part is None:
+            return self.fixed_text
+        source = self.source
+        if self.media_type == "text/html" or source[:200].lstrip().lower().startswith(("<html", "<!doctype html")):
+            return html_to_text(source).strip()
+        if str(read_parameter(lambda: self._parameter("format"))).lower() == "flowed":
+            delete_space = str(read_parameter(lambda: self._parameter("delsp"))).lower() == "yes"
+            source = unwrap_flowed(source, delete_space=delete_space)
+        source, files = split_uuencoded(source)
+        self.files = [AttachedFile(clean_line(name), "application/octet-stream", data) for name, data in files]
+        return remove_invisible(strip_pgp(source)).strip()
+
+    def _parameter(self, name: str) -> str | None:
+        value = self.part.get_param(name) if self.part is not None else None
+        return value if isinstance(value, str) else None
+
+    @cached_property
+    def file(self) -> AttachedFile:
+        """The part as a file. Pictures, sound and films are not decoded, because they have no text."""
+        if self.fixed_file is not None or self.part is None:
+            return self.fixed_file or AttachedFile("", "text/plain", b"")
+        name = read_name(self.part)
+        if self.part.get_content_maintype() in _NEVER_TEXT:
+            return AttachedFile(name or self.media_type, self.media_type, b"", problem="unknown type")
+        charset = read_parameter(self.part.get_content_charset)
+        return AttachedFile(name or self.media_type, self.media_type, decode_payload(self.part), charset)
+
+
+def read_parameter(read: Callable[[], str | None]) -> str | None:
+    """Return a parameter of a part's header, or None if its encoding (RFC 2231) is unknown."""
+    try:
+        return read()
+    except ValueError:
+        return None
+
+
+def read_name(part: MailMessage) -> str:
+    """Return the file name of a part on one line, or ""."""
+    return clean_line(decode_header_text(read_parameter(part.get_filename) or ""))
+
+
+class PartLister:
+    """List the leaves of one message. It opens a limited number of messages inside files."""
+
+    def __init__(self) -> None:
+        self._opened = 0
+
+    def list_leaves(self, part: MailMessage, depth: int = 0) -> list[Leaf]:
+        """Return the texts and files of a part, in order. Of alternatives, use the best one."""
+        if not part.is_multipart():
+            return self._list_single(part, depth)
+        children = [child for child in part.get_payload() if isinstance(child, Message)]
+        kind = part.get_content_type()
+        is_encoded = kind.startswith("message/") and find_transfer_encoding(part) in {"base64", "quoted-printable"}
+        if is_encoded and (reopened := self._reopen(part, children, depth)) is not None:
+            return reopened
+        if kind in {"message/rfc822", "message/global"} and children:
+            return [_forwarded_heading(children[0]), *self.list_leaves(children[0], depth)]
+        if kind == "multipart/alternative":
+            return _choose_alternative([self.list_leaves(child, depth) for child in children])
+        return [leaf for child in children for leaf in self.list_leaves(child, depth)]
+
+    def _list_single(self, part: MailMessage, depth: int) -> list[Leaf]:
+        kind, name = part.get_content_type(), read_name(part).lower()
+        is_attached = part.get_content_disposition() == "attachment"
+        if part.get_content_maintype() == "multipart" and (repaired := _repair_boundary(part)) is not None:
+            return self.list_leaves(repaired, depth)
+        if kind in _SMIME_TYPES or name.endswith(".p7m"):
+            return self._open_smime(part, depth)
+        if kind in _TNEF_TYPES or name == "winmail.dat":
+            return _open_tnef(part)
+        if name.endswith(".eml") and (opened := self._open_message(decode_payload(part), part, depth)) is not None:
+            return [_forwarded_heading(opened), *self.list_leaves(opened, depth + 1)]
+        is_text = part.get_content_maintype() in {"text", "multipart"}  # a multipart without parts is mislabeled text
+        is_shown = is_text and not is_attached and kind not in CALENDAR_TYPES | _FILE_TYPES
+        return [Leaf(part, is_inline=is_shown)]
+
+    def _reopen(self, part: MailMessage, children: list[MailMessage], depth: int) -> list[Leaf] | None:
+        """Return the leaves of a forwarded message whose text is encoded as a whole, or None if it is none."""
+        written = BytesIO()
+        try:
+            BytesGenerator(written, mangle_from_=False, maxheaderlen=0).flatten(children[0])
+        except (IndexError, *_OPENING_ERRORS):
+            return None
+        whole = Message()
+        whole["Content-Transfer-Encoding"] = find_transfer_encoding(part)
+        whole.set_payload(written.getvalue().decode("ascii", "surrogateescape").lstrip("\n"))
+        opened = self._open_message(decode_payload(whole), part, depth)
+        return None if opened is None else [_forwarded_heading(opened), *self.list_leaves(opened, depth + 1)]
+
+    def _open_message(self, data: bytes, part: MailMessage, depth: int) -> MailMessage | None:
+        """Parse the message in a file, or return None if it is none, or too deep inside others."""
+        if not self._may_open(depth):
+            return None
+        try:
+            message = _parse(data.lstrip(b"\r\n"), part)
+            return message if _MESSAGE_HEADERS & {name.lower() for name in message} else None
+        except _OPENING_ERRORS:
+            return None
+
+    def _may_open(self, depth: int) -> bool:
+        self._opened += 1
+        return depth < _MAX_DEPTH and self._opened <= _MAX_OPENED
+
+    def _open_smime(self, part: MailMessage, depth: int) -> list[Leaf]:
+        data, name = decode_payload(part), read_name(part) or "smime.p7m"
+        problem = ""
+        try:
+            if self._may_open(depth):
+                return self.list_leaves(_parse(open_smime(data), part), depth + 1)
+        except EncryptedMessageError:
+            problem = "encrypted"
+        except ImportError:
+            problem = "extractor missing: asn1crypto"
+        except _OPENING_ERRORS:
+            problem = "cannot be read"
+        file = AttachedFile(name, part.get_content_type(), data, problem=problem)
+        note = [Leaf(fixed_text="[encrypted: S/MIME]", is_inline=True)] if problem == "encrypted" else []
+        return [*note, Leaf(fixed_file=file)]
+
+
+def _parse(data: bytes, like: MailMessage) -> MailMessage:
+    message: MailMessage = BytesParser(policy=like.policy).parsebytes(data)
+    return message
+
+
+def _repair_boundary(part: MailMessage) -> MailMessage | None:
+    """Parse a multipart again whose boundary is not the one that its header declares. None if it has none."""
+    payload = read_raw_payload(part)
+    found = _BOUNDARY.search(payload)
+    if found is None or b'"' in found[1]:
+        return None
+    repaired = _parse(
+        b'Content-Type: %s; boundary="%s"\n\n' % (part.get_content_type().encode(), found[1]) + payload, part
+    )
+    return repaired if repaired.is_multipart() else None
+
+
+def _choose_alternative(choices: list[list[Leaf]]) -> list[Leaf]:
+    """Return the leaves of the best alternative, then the attachments and calendars of the others.
+
+    Plain text is preferred, unless it is blank, or says little of what the HTML says.
+    """
+    plain = next((choice for choice in choices if _is_plain(choice)), None)
+    rich = [choice for choice in choices if choice is not plain and any(leaf.is_inline for leaf in choice)]
+    best = plain
+    if plain is None or (rich and _is_better(rich, plain)):
+        best = next((choice for choice in rich if any(leaf.is_inline and leaf.text for leaf in choice)), plain)
+    if best is None:
+        best = next(iter(choices), [])
+    others = [leaf for choice in choices if choice is not best for leaf in choice if not leaf.is_inline]
+    kept = []
+    for leaf in others:  # some programs put attachments into one of the alternatives
+        leaf.is_named = leaf.part is None or leaf.part.get_content_disposition() == "attachment"
+        if leaf.is_named or leaf.is_calendar:
+            kept.append(leaf)
+    return [*best, *kept]
+
+
+def _is_plain(choice: list[Leaf]) -> bool:
+    """Return True for an alternative with text, all of it plain."""
+    shown = [leaf for leaf in choice if leaf.is_inline]
+    return all(leaf.media_type == "text/plain" for leaf in shown) and any(leaf.text for leaf in shown)
+
+
+def _is_better(rich: list[list[Leaf]], plain: list[Leaf]) -> bool:
+    """Return True if the HTML among the alternatives says much more than the plain text."""
+    html = next((leaf for choice in rich for leaf in choice if leaf.media_type == "text/html" and leaf.is_inline), None)
+    text = "\n".join(leaf.text for leaf in plain if leaf.is_inline)
+    return html is not None and may_be_incomplete(text, html.source) and is_html_better(text, html.text)
+
+
+def _forwarded_heading(forwarded: MailMessage) -> Leaf:
+    """Return the headers of a message inside a message as text."""
+    lines = ["---- Forwarded message ----"]
+    for name in ("From", "To", "Date", "Subject"):
+        for header, value in forwarded.raw_items():
+            if header.lower() == name.lower():
+                lines.append(f"{name}: {clean_line(decode_header_text(str(value)))}")
+    return Leaf(fixed_text="\n".join(lines), is_inline=True)
+
+
+def _open_tnef(part: MailMessage) -> list[Leaf]:
+    """Return the text and files in a winmail.dat."""
+    data, name = decode_payload(part), read_name(part) or "winmail.dat"
+    try:
+        found = read_tnef(data)
+    except ValueError:
+        return [Leaf(fixed_file=AttachedFile(name, part.get_content_type(), data, problem="cannot be read"))]
+    text = found.plain
+    if found.html and (not text.strip() or is_html_better(text, found.html)):
+        text = found.html
+    files = [
+        AttachedFile(clean_line(each.name) or "attachment", each.media_type or "application/octet-stream", each.data)
+        for each in found.files
+    ]
+    shown = remove_invisible(text.strip() or found.rtf).strip()
+    if found.missing_library and not shown:
+        problem = f"extractor missing: {found.missing_library}"
+        files.append(AttachedFile(name, part.get_content_type(), data, problem=problem))
+    texts = [Leaf(fixed_text=shown, is_inline=True, is_extra=True)] if shown else []
+    return [*texts, *(Leaf(fixed_file=file) for file in files)]

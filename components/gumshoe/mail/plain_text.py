@@ -1,0 +1,66 @@
+"""Read the conventions of plain text in mail: flowed lines, and signatures and encryption by PGP."""
+
+import re
+
+_QUOTES = re.compile(r">*")
+_HASH_HEADERS = re.compile(r"(?:[A-Za-z-]{1,40}: [^\n]*\n)*\n?")
+_SIGNED = "-----BEGIN PGP SIGNED MESSAGE-----"
+_SIGNATURE = "-----BEGIN PGP SIGNATURE-----"
+_SIGNATURE_END = "-----END PGP SIGNATURE-----"
+_ARMORED = {"MESSAGE": "[encrypted: PGP]", "PUBLIC KEY BLOCK": "[PGP public key]"}
+
+
+def unwrap_flowed(text: str, *, delete_space: bool) -> str:
+    """Join the lines of `format=flowed` text to paragraphs (RFC 3676). `delete_space` is its parameter DelSp."""
+    paragraphs: list[str] = []
+    open_depth = -1  # quote depth of the paragraph that goes on in the next line
+    pieces: list[str] = []
+    for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n"):
+        quotes = _QUOTES.match(line)
+        depth = len(quotes[0]) if quotes else 0
+        content = line[depth:].removeprefix(" ")
+        is_signature = content == "-- "
+        if pieces and (depth != open_depth or is_signature):
+            paragraphs.append("".join(pieces))
+            pieces = []
+        if not pieces:
+            pieces.append(f"{'>' * depth} " if depth else "")
+        is_flowed = content.endswith(" ") and not is_signature
+        pieces.append(content[:-1] if is_flowed and delete_space else content)
+        open_depth = depth
+        if not is_flowed:
+            paragraphs.append("".join(pieces))
+            pieces = []
+    if pieces:
+        paragraphs.append("".join(pieces))
+    return "\n".join(paragraphs)
+
+
+def strip_pgp(text: str) -> str:
+    """Return a text without PGP signatures, and with a note in place of each encrypted block or key."""
+    if "-----BEGIN PGP " not in text:
+        return text
+    text = _open_signed(text.replace("\r\n", "\n"))
+    for kind, note in _ARMORED.items():
+        text = _replace_blocks(text, f"-----BEGIN PGP {kind}-----", f"-----END PGP {kind}-----", note)
+    return text
+
+
+def _open_signed(text: str) -> str:
+    """Return a text with the content of signed blocks, without their headers, signatures and escaped dashes."""
+    pieces, position = [], 0
+    while (start := text.find(_SIGNED, position)) >= 0 and (signature := text.find(_SIGNATURE, start)) >= 0:
+        headers = _HASH_HEADERS.match(text, text.find("\n", start) + 1)
+        content = text[headers.end() if headers else start : signature]
+        pieces += [text[position:start], *(line.removeprefix("- ") for line in content.splitlines(keepends=True))]
+        end = text.find(_SIGNATURE_END, signature)
+        position = end + len(_SIGNATURE_END) if end >= 0 else len(text)
+    return "".join([*pieces, text[position:]])
+
+
+def _replace_blocks(text: str, begin: str, end: str, note: str) -> str:
+    pieces, position = [], 0
+    while (start := text.find(begin, position)) >= 0 and (stop := text.find(end, start)) >= 0:
+        pieces += [text[position:start], note]
+        position = stop + len(end)
+    return "".join([*pieces, text[position:]])

@@ -1,0 +1,415 @@
+"""Postings per inbox: for each term, the messages of one inbox that contain it.
+
+A message's words are indexed once for each inbox that holds it, so a search touches only what belongs to its inbox. The
+arrays of a segment are in one file, little-endian, mapped into memory. An inbox owns one range of each array:
+
+- `pair_*` [pairs]: its messages, oldest first. A message's place in that range is its *ordinal*.
+- `terms` [terms]: 64-bit terms (see `gumshoe.mail.words`), ascending.
+- `ordinals`, `weights`, `counts` [postings]: for each term, the messages that contain it, ascending.
+- `positions` [occurrences]: for each posting, `counts` positions of the term, ascending.
+"""
+
+import mmap
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gumshoe.errors import GumshoeError
+
+ARRAYS = {
+    "pair_starts": "<i8", "term_starts": "<i8", "inbox_words": "<i8",  # [inboxes + 1], [inboxes + 1], [inboxes]
+    "pair_messages": "<i4", "pair_sent": "<i8", "pair_words": "<i4", "pair_subjects": "<u2",  # [pairs]
+    "terms": "<u8", "posting_starts": "<u4", "position_starts": "<u4",  # [terms], [terms + 1], [terms + 1]
+    "ordinals": "<u2", "weights": "u1", "counts": "u1",  # [postings]
+    "positions": "<u2",
+}  # fmt: skip
+"""Type of each array."""
+_ORDER = sorted(ARRAYS, key=lambda name: -np.dtype(ARRAYS[name]).itemsize)
+"""Order of the arrays in their file."""
+NO_DATE = -(1 << 63)
+"""`pair_sent` of a message without a date."""
+NO_POSITION = 0xFFFF
+"""Position of a term that is not a word of the text, such as an id or an address."""
+MAX_POSITION = NO_POSITION - 1_000
+"""Words from this position on are found, but not as parts of phrases. Names of people come after it."""
+MAX_PAIRS = 1 << 15
+"""Messages of one inbox in a segment, at most."""
+_POSITION_BITS = 16
+_CHUNK = 4_000_000  # occurrences sorted at once, each 8 bytes
+_MAX_COUNT = 255
+_SUBJECT_WEIGHT = 2  # a word in the subject counts as much as two in the body
+
+Numbers = NDArray[np.int64]
+
+
+class Postings(NamedTuple):
+    """The messages of an inbox that contain a term or a phrase."""
+
+    ordinals: NDArray[np.uint16]
+    """[matches], ascending."""
+    weights: NDArray[np.uint8]
+    """[matches]: how often the message contains it; occurrences in the subject count twice."""
+
+
+NO_POSTINGS = Postings(np.zeros(0, np.uint16), np.zeros(0, np.uint8))
+
+
+class PostingsWriter:
+    """Collect the words of texts and the inboxes that hold them, and write the arrays of a segment."""
+
+    def __init__(self) -> None:
+        self.occurrences = 0
+        """Words collected, counted once for each inbox."""
+        self.addresses: dict[str, int] = {}
+        """Number of each inbox. `write` renumbers them."""
+        self._numbers_of_terms: dict[int, int] = {}
+        self._numbers: list[NDArray[np.uint32]] = []
+        self._positions: list[NDArray[np.uint16]] = []
+        self._lengths = array("q")  # of each text, in occurrences
+        self._messages, self._sent, self._inboxes, self._words, self._subjects = (array("q") for _ in range(5))
+        self._part_pairs, self._part_texts = array("q"), array("q")
+
+    def number_terms(self, terms: NDArray[np.uint64]) -> NDArray[np.uint32]:
+        """Return the numbers [terms] by which this segment knows different terms. Numbers take half the memory."""
+        known = self._numbers_of_terms
+        return np.array([known.setdefault(term, len(known)) for term in terms.tolist()], np.uint32)
+
+    def add_text(self, numbers: NDArray[np.uint32], positions: NDArray[np.uint16]) -> int:
+        """Add a text, given by the numbers and the positions [occurrences] of its terms. Return its number."""
+        self._numbers.append(numbers)
+        self._positions.append(positions)
+        self._lengths.append(len(numbers))
+        return len(self._lengths) - 1
+
+    def add_pair(self, inbox: str, message: int, sent: int | None, words: int, subject: int) -> int:
+        """Put a message into an inbox and return the number of the pair. It has no text yet.
+
+        `words` is the number of its words, and `subject` the number of those that belong to the subject.
+        """
+        self._inboxes.append(self.addresses.setdefault(inbox, len(self.addresses)))
+        self._messages.append(message)
+        self._sent.append(NO_DATE if sent is None else sent)
+        self._words.append(words)
+        self._subjects.append(subject)
+        return len(self._inboxes) - 1
+
+    def add_part(self, pair: int, text: int) -> None:
+        """Give a text to a message of an inbox, beside the texts that it has already."""
+        self._part_pairs.append(pair)
+        self._part_texts.append(text)
+        self.occurrences += self._lengths[text]
+
+    def write(self, path: Path) -> dict[str, int]:
+        """Write all arrays into a file, and return the size of each in bytes."""
+        terms = np.fromiter(self._numbers_of_terms, np.uint64, len(self._numbers_of_terms))
+        order = np.argsort(terms)
+        ranks = np.empty(len(terms), np.uint32)
+        ranks[order] = np.arange(len(terms), dtype=np.uint32)
+        pairs = self._sort_pairs()
+        part_pairs = pairs.new_numbers[_to_array(self._part_pairs)]
+        by_pair = np.argsort(part_pairs, kind="stable")
+        lengths = _to_array(self._lengths)
+        occurrences = _Occurrences(
+            ranks=ranks[np.concatenate(self._numbers)] if self._numbers else np.zeros(0, np.uint32),
+            positions=np.concatenate(self._positions) if self._positions else np.zeros(0, np.uint16),
+            starts=np.cumsum(lengths) - lengths,
+            lengths=lengths,
+            part_starts=np.searchsorted(part_pairs[by_pair], np.arange(len(pairs.messages) + 1)),
+            part_texts=_to_array(self._part_texts)[by_pair],
+        )
+        self._numbers.clear()
+        self._positions.clear()
+        arrays = _Arrays()
+        _add_pairs(arrays, pairs)
+        _add_postings(arrays, pairs, occurrences, terms[order])
+        return arrays.write(path)
+
+    def _sort_pairs(self) -> "_Pairs":
+        """Sort the messages of each inbox by date, those of one date in reverse order. The largest inbox is first."""
+        inbox, message, sent, words, subjects = map(
+            _to_array, (self._inboxes, self._messages, self._sent, self._words, self._subjects)
+        )
+        sizes = np.bincount(inbox, minlength=len(self.addresses))
+        by_size = np.argsort(-sizes, kind="stable")
+        place = np.empty(len(sizes), np.int64)
+        place[by_size] = np.arange(len(sizes))
+        self.addresses = {address: int(place[number]) for address, number in self.addresses.items()}
+        order = np.lexsort((-message, sent, place[inbox]))
+        new_numbers = np.empty(len(order), np.int64)
+        new_numbers[order] = np.arange(len(order))
+        starts = np.concatenate([[0], np.cumsum(sizes[by_size])]).astype(np.int64)
+        return _Pairs(starts, message[order], sent[order], words[order], subjects[order], new_numbers)
+
+
+def _to_array(values: "array[int]") -> Numbers:
+    return np.array(values, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pairs:
+    """All pairs of inbox and message, sorted by inbox."""
+
+    starts: Numbers
+    messages: Numbers
+    sent: Numbers
+    words: Numbers
+    subjects: Numbers
+    new_numbers: Numbers
+    """New number of each pair, by the number that `add_pair` returned."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Occurrences:
+    """Terms and positions of all texts, and the texts of each pair."""
+
+    ranks: NDArray[np.uint32]
+    positions: NDArray[np.uint16]
+    starts: Numbers
+    lengths: Numbers
+    part_starts: Numbers
+    """[pairs + 1]"""
+    part_texts: Numbers
+
+
+def _add_pairs(arrays: "_Arrays", pairs: _Pairs) -> None:
+    arrays.append("pair_starts", pairs.starts)
+    arrays.append("pair_messages", pairs.messages)
+    arrays.append("pair_sent", pairs.sent)
+    arrays.append("pair_words", pairs.words)
+    arrays.append("pair_subjects", np.minimum(pairs.subjects, NO_POSITION))
+    sums = np.concatenate([[0], np.cumsum(pairs.words)])
+    arrays.append("inbox_words", sums[pairs.starts[1:]] - sums[pairs.starts[:-1]])
+
+
+def _add_postings(arrays: "_Arrays", pairs: _Pairs, occurrences: _Occurrences, terms: NDArray[np.uint64]) -> None:
+    sizes = np.add.reduceat(
+        np.append(occurrences.lengths[occurrences.part_texts], 0), occurrences.part_starts[:-1], dtype=np.int64
+    )
+    totals = np.concatenate([[0], np.cumsum(sizes)])
+    rank_bits = max(len(terms).bit_length(), 1)
+    postings = places = found_terms = 0
+    term_starts = [np.zeros(1, np.int64)]
+    for first, last in _split_inboxes(pairs.starts, totals, 64 - _POSITION_BITS - rank_bits):
+        keys, ordinal_bits = _sort_keys(pairs, occurrences, first, last, rank_bits)
+        found = _split_keys(keys, ordinal_bits, rank_bits)
+        pair = pairs.starts[first + found.inboxes.astype(np.int64)] + found.ordinals
+        counts, weights, positions = _weigh(keys, found.starts, pairs.subjects[pair])
+        new_terms = np.flatnonzero(_differs(found.terms))
+        position_starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        arrays.append("ordinals", found.ordinals)
+        arrays.append("weights", weights)
+        arrays.append("counts", counts)
+        arrays.append("positions", positions)
+        arrays.append("terms", terms[(found.terms[new_terms] & np.uint64((1 << rank_bits) - 1)).astype(np.int64)])
+        arrays.append("posting_starts", postings + new_terms)
+        arrays.append("position_starts", places + position_starts[new_terms])
+        owners = found.inboxes[new_terms].astype(np.int64)
+        term_starts.append(found_terms + np.searchsorted(owners, np.arange(1, last - first + 1)))
+        postings += len(found.ordinals)
+        places += int(position_starts[-1])
+        found_terms += len(new_terms)
+    arrays.append("term_starts", np.concatenate(term_starts))
+    arrays.append("posting_starts", np.array([postings]))
+    arrays.append("position_starts", np.array([places]))
+
+
+def _split_inboxes(starts: Numbers, totals: Numbers, bits: int) -> Iterator[tuple[int, int]]:
+    """Yield ranges of inboxes that are sorted together: inbox, ordinal and term must fit into one key."""
+    first, inboxes = 0, len(starts) - 1
+    while first < inboxes:
+        ordinal_bits = max(int(starts[first + 1] - starts[first]).bit_length(), 1)  # the first inbox is the largest
+        most = first + (1 << max(bits - ordinal_bits, 0))
+        limit = int(np.searchsorted(totals[starts], totals[starts[first]] + _CHUNK))
+        last = max(first + 1, min(most, limit, inboxes))
+        yield first, last
+        first = last
+
+
+def _sort_keys(
+    pairs: _Pairs, occurrences: _Occurrences, first: int, last: int, rank_bits: int
+) -> tuple[NDArray[np.uint64], int]:
+    """Return the sorted keys (inbox, term, ordinal, position) of some inboxes, and the number of bits of an ordinal."""
+    begin, end = int(pairs.starts[first]), int(pairs.starts[last])
+    ordinal_bits = max(int(pairs.starts[first + 1] - begin).bit_length(), 1)
+    sizes = np.diff(pairs.starts[first : last + 1])
+    inbox = np.repeat(np.arange(last - first, dtype=np.uint64), sizes)
+    ordinal = (np.arange(begin, end) - np.repeat(pairs.starts[first:last], sizes)).astype(np.uint64)
+    bases = (inbox << np.uint64(rank_bits + ordinal_bits + _POSITION_BITS)) | (ordinal << np.uint64(_POSITION_BITS))
+    parts = occurrences.part_starts[begin : end + 1]
+    texts = occurrences.part_texts[parts[0] : parts[-1]]
+    lengths = occurrences.lengths[texts]
+    places = _to_ranges(occurrences.starts[texts], lengths)
+    keys = np.repeat(np.repeat(bases, np.diff(parts)), lengths)
+    keys |= occurrences.ranks[places].astype(np.uint64) << np.uint64(ordinal_bits + _POSITION_BITS)
+    keys |= occurrences.positions[places]
+    keys.sort()
+    return keys[_differs(keys)], ordinal_bits
+
+
+def _to_ranges(starts: Numbers, lengths: Numbers) -> Numbers:
+    """Return the concatenation of the ranges that begin at `starts`."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    ranges: Numbers = np.arange(total) + np.repeat(starts - (ends - lengths), lengths)
+    return ranges
+
+
+def _differs(values: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return True for each value that differs from the one before it."""
+    changed = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=changed[1:])
+    return changed
+
+
+@dataclass(frozen=True, slots=True)
+class _SplitKeys:
+    starts: Numbers
+    """[postings + 1]: first key of each posting."""
+    ordinals: NDArray[np.int64]
+    terms: NDArray[np.uint64]
+    """[postings]: inbox and rank of the term."""
+    inboxes: NDArray[np.uint64]
+
+
+def _split_keys(keys: NDArray[np.uint64], ordinal_bits: int, rank_bits: int) -> _SplitKeys:
+    postings = keys >> np.uint64(_POSITION_BITS)
+    firsts = np.flatnonzero(_differs(postings))
+    postings = postings[firsts]
+    terms = postings >> np.uint64(ordinal_bits)
+    ordinals = (postings & np.uint64((1 << ordinal_bits) - 1)).astype(np.int64)
+    return _SplitKeys(np.append(firsts, len(keys)), ordinals, terms, terms >> np.uint64(rank_bits))
+
+
+def _weigh(
+    keys: NDArray[np.uint64], starts: Numbers, subjects: Numbers
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint16]]:
+    """Return counts [postings], weights [postings] and positions [sum of counts]."""
+    positions = (keys & np.uint64(NO_POSITION)).astype(np.uint16)
+    sizes = np.diff(starts)
+    is_word = positions != NO_POSITION
+    in_subject = (positions < np.repeat(subjects, sizes)) & is_word
+    extra = (_SUBJECT_WEIGHT - 1) * np.add.reduceat(in_subject, starts[:-1], dtype=np.int64) if len(sizes) else 0
+    weights = np.minimum(sizes + extra, 255).astype(np.uint8)
+    if len(sizes) and sizes.max() > _MAX_COUNT:
+        within = np.arange(len(keys)) - np.repeat(starts[:-1], sizes)
+        is_word &= within < _MAX_COUNT
+    counts = np.add.reduceat(is_word, starts[:-1], dtype=np.int64) if len(sizes) else sizes
+    return counts.astype(np.uint8), weights, positions[is_word]
+
+
+class _Arrays:
+    """The arrays of a segment, collected part by part."""
+
+    def __init__(self) -> None:
+        self._parts: dict[str, list[bytes]] = {name: [] for name in ARRAYS}
+
+    def append(self, name: str, values: NDArray[Any]) -> None:
+        self._parts[name].append(np.ascontiguousarray(values, ARRAYS[name]).tobytes())
+
+    def write(self, path: Path) -> dict[str, int]:
+        """Write all arrays, the widest numbers first, so that each is aligned. Return the size of each in bytes."""
+        with path.open("wb") as file:
+            for name in _ORDER:
+                file.writelines(self._parts[name])
+        return {name: sum(map(len, self._parts[name])) for name in _ORDER}
+
+
+class PostingsReader:
+    """The arrays of a segment, mapped into memory. Thread-safe, and not affected by a fork.
+
+    Raises on opening:
+        GumshoeError: if the file does not have the size that it was written with.
+        OSError: if it cannot be opened.
+    """
+
+    def __init__(self, path: Path, sizes: dict[str, int]) -> None:
+        found, expected = path.stat().st_size, sum(sizes.values())
+        if found != expected:
+            raise GumshoeError(
+                "store.index-damaged",
+                f"{path} is damaged: it has {found} bytes, not {expected}; fetch the index again, or build it again",
+            )
+        with path.open("rb") as file:
+            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self._arrays: dict[str, NDArray[Any]] = {}
+        start = 0
+        for name in _ORDER:
+            kind = np.dtype(ARRAYS[name])
+            self._arrays[name] = np.frombuffer(data, kind, sizes[name] // kind.itemsize, start)
+            start += sizes[name]
+
+    def open_inbox(self, number: int) -> "InboxPostings":
+        """Return the part of one inbox."""
+        return InboxPostings(self._arrays, number)
+
+
+class InboxPostings:
+    """The messages of one inbox in one segment, and their words."""
+
+    def __init__(self, arrays: dict[str, NDArray[Any]], number: int) -> None:
+        pairs = slice(*arrays["pair_starts"][number : number + 2].tolist())
+        self.messages: NDArray[np.int32] = arrays["pair_messages"][pairs]
+        self.sent: NDArray[np.int64] = arrays["pair_sent"][pairs]
+        self.lengths: NDArray[np.int32] = arrays["pair_words"][pairs]
+        self.words = int(arrays["inbox_words"][number])
+        """Total number of words."""
+        self._subjects: NDArray[np.uint16] = arrays["pair_subjects"][pairs]
+        self._first, last = arrays["term_starts"][number : number + 2].tolist()
+        self._terms: NDArray[np.uint64] = arrays["terms"][self._first : last]
+        self._arrays = arrays
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def find(self, term: int) -> Postings:
+        """Return the messages that contain a term."""
+        place = self._find_term(term)
+        if place is None:
+            return NO_POSTINGS
+        part = slice(*self._arrays["posting_starts"][place : place + 2].tolist())
+        return Postings(self._arrays["ordinals"][part], self._arrays["weights"][part])
+
+    def find_phrase(self, terms: list[tuple[int, int]]) -> Postings:
+        """Return the messages that contain terms at given distances from the start of a phrase."""
+        if len(terms) == 1:
+            return self.find(terms[0][0])
+        common = np.ones(len(self), np.bool_)
+        for term, _ in terms:
+            has_term = np.zeros(len(self), np.bool_)
+            has_term[self.find(term).ordinals] = True
+            common &= has_term
+        if not common.any():
+            return NO_POSTINGS
+        starts: NDArray[np.int64] | None = None
+        for term, offset in terms:
+            found = self._find_places(term, common) - offset
+            starts = found if starts is None else np.intersect1d(starts, found, assume_unique=True)
+        if starts is None or not len(starts):
+            return NO_POSTINGS
+        ordinals, firsts, counts = np.unique(starts >> _POSITION_BITS, return_index=True, return_counts=True)
+        in_subject = (starts & NO_POSITION) < self._subjects[starts >> _POSITION_BITS]
+        weights = counts + (_SUBJECT_WEIGHT - 1) * np.add.reduceat(in_subject, firsts, dtype=np.int64)
+        return Postings(ordinals.astype(np.uint16), np.minimum(weights, 255).astype(np.uint8))
+
+    def _find_term(self, term: int) -> int | None:
+        place = int(np.searchsorted(self._terms, np.uint64(term)))
+        found = place < len(self._terms) and int(self._terms[place]) == term
+        return self._first + place if found else None
+
+    def _find_places(self, term: int, allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
+        """Return ordinal and position of each occurrence of a term in the allowed messages, as one ascending number."""
+        place = self._find_term(term)
+        if place is None:
+            return np.zeros(0, np.int64)
+        postings = slice(*self._arrays["posting_starts"][place : place + 2].tolist())
+        part = slice(*self._arrays["position_starts"][place : place + 2].tolist())
+        ordinals = np.repeat(self._arrays["ordinals"][postings], self._arrays["counts"][postings])
+        kept = allowed[ordinals]
+        positions = self._arrays["positions"][part][kept]
+        places: NDArray[np.int64] = (ordinals[kept].astype(np.int64) << _POSITION_BITS) | positions
+        return places

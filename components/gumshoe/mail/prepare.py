@@ -1,0 +1,251 @@
+"""Parse and analyze messages for an index, in this process or in several.
+
+This is the part of a build that needs no order, and most of its time.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import wait
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.mail.attachments import AttachmentLimits, AttachmentReader
+from gumshoe.mail.items import RawItem, parse_item
+from gumshoe.mail.message import ParsedMessage, clean
+from gumshoe.mail.postings import MAX_POSITION, NO_POSITION
+from gumshoe.mail.terms import subject_term
+from gumshoe.mail.words import Analyzer
+
+_MIN_BATCHES = 3  # with fewer, starting processes takes longer than it saves
+_AHEAD = 2  # batches waiting for each process
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Which messages are skipped, and what is read of their attachments."""
+
+    max_body: int | None
+    max_recipients: int | None
+    skipped_states: frozenset[str]
+    attachments: AttachmentLimits
+
+
+@dataclass(slots=True)
+class TextTerms:
+    """The words of a message, of subject, body and attachments, and the term of its subject's thread."""
+
+    places: NDArray[np.uint32]
+    """[occurrences]: place of each term in the `terms` of its batch."""
+    positions: NDArray[np.uint16]
+    """[occurrences]"""
+    subject: int
+    """Number of words of the subject, which come first."""
+    words: int
+    """Number of words."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedMessage:
+    """A parsed message, with its words unless it is skipped."""
+
+    message: ParsedMessage
+    digest: bytes
+    """Of subject, body, sender and attachments, 16 bytes."""
+    terms: TextTerms | None
+    skipped: str = ""
+    """Reason for skipping it."""
+
+
+PreparedItem = PreparedMessage | UnreadableItem
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedBatch:
+    """The items of a batch, in order."""
+
+    items: list[PreparedItem]
+    terms: NDArray[np.uint64]
+    """[terms]: the different terms of all items."""
+
+
+class Preparer:
+    """Parse and analyze messages. Create one per process."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._analyzer = Analyzer()
+        self._reader = AttachmentReader(limits.attachments)
+
+    def close(self) -> None:
+        """End the process that reads attachments, if there is one."""
+        self._reader.__exit__(None, None, None)
+
+    def prepare(self, batch: Iterable[RawItem]) -> PreparedBatch:
+        """Parse items of a source and find their words."""
+        texts: list[AnalyzedText] = []
+        items = [self._prepare_item(item, texts) for item in batch]
+        return PreparedBatch(items, collect_terms(texts))
+
+    def _prepare_item(self, item: RawItem, texts: "list[AnalyzedText]") -> PreparedItem:
+        message = parse_item(item)
+        if isinstance(message, UnreadableItem):
+            return UnreadableItem(clean(message.where), message.reason, clean(message.detail))
+        digest = _digest(message)
+        files, message.files = message.files, []
+        reason = find_skip_reason(message, self._limits)
+        if reason:
+            return PreparedMessage(message, digest, None, reason)
+        if files:
+            message.attachments = self._reader.read_all(files)
+        texts.append(analyze_text(self._analyzer, message.subject, list_texts(message)))
+        return PreparedMessage(message, digest, texts[-1].result)
+
+
+def _digest(message: ParsedMessage) -> bytes:
+    """Return the digest by which messages are equal: of subject, body, sender and attached files."""
+    digest = blake2b(f"{message.subject}\0{message.body}\0{message.sender}".encode(), digest_size=16)
+    for file in message.files:
+        digest.update(b"\0" + blake2b(file.data, digest_size=16).digest())
+    return digest.digest()
+
+
+def find_skip_reason(message: ParsedMessage, limits: Limits) -> str:
+    """Return why a message is skipped, or an empty text."""
+    if message.state in limits.skipped_states:
+        return message.state
+    if limits.max_body is not None and len(message.body) > limits.max_body:
+        return "long body"
+    if limits.max_recipients is not None and len(message.recipients) > limits.max_recipients:
+        return "many recipients"
+    return ""
+
+
+def list_texts(message: ParsedMessage) -> list[str]:
+    """Return the texts of a message that are searched beside its subject."""
+    return [message.body, *(f"{each.name}\n{each.text}" for each in message.attachments)]
+
+
+class AnalyzedText(NamedTuple):
+    """A text whose terms are not collected yet."""
+
+    terms: NDArray[np.uint64]
+    """[occurrences]"""
+    result: TextTerms
+
+
+def analyze_text(analyzer: Analyzer, subject: str, texts: Iterable[str]) -> AnalyzedText:
+    """Find the words of a subject and of other texts, with a gap between each two, so that no phrase spans them."""
+    found = [analyzer.analyze(subject), *map(analyzer.analyze, texts)]
+    positions, start = [], 0
+    for each in found:
+        positions.append(np.minimum(each.positions + np.uint32(start), MAX_POSITION).astype(np.uint16))
+        start += each.tokens + 1
+    thread = subject_term(subject)
+    no_words = np.array([] if thread is None else [thread], np.uint64)
+    positions.append(np.full(len(no_words), NO_POSITION, np.uint16))
+    result = TextTerms(
+        np.zeros(0, np.uint32),
+        np.concatenate(positions),
+        subject=min(found[0].tokens, MAX_POSITION),
+        words=sum(each.tokens for each in found),
+    )
+    return AnalyzedText(np.concatenate([*(each.terms for each in found), no_words]), result)
+
+
+def collect_terms(texts: list[AnalyzedText]) -> NDArray[np.uint64]:
+    """Return the different terms of some texts, and set the places of each text's terms in them."""
+    if not texts:
+        return np.zeros(0, np.uint64)
+    all_terms = np.concatenate([each.terms for each in texts])
+    order = np.argsort(all_terms)  # numpy.unique sorts with a slower algorithm
+    in_order = all_terms[order]
+    is_new = np.ones(len(in_order), np.bool_)
+    np.not_equal(in_order[1:], in_order[:-1], out=is_new[1:])
+    places = np.empty(len(in_order), np.uint32)
+    places[order] = np.cumsum(is_new) - 1
+    start = 0
+    for each in texts:
+        each.result.places = places[start : start + len(each.terms)]
+        start += len(each.terms)
+    return in_order[is_new]
+
+
+_preparer: Preparer | None = None
+
+
+def _start_process(limits: Limits) -> None:
+    global _preparer
+    _preparer = Preparer(limits)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    """End this process when the one that started the pool has ended. A killed parent cannot do it."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+
+def _prepare_batch(batch: list[RawItem]) -> PreparedBatch:
+    assert _preparer is not None  # noqa: S101 - set by the initializer
+    return _preparer.prepare(batch)
+
+
+@contextmanager
+def open_preparer(limits: Limits) -> Iterator["BatchPreparer"]:
+    """Open what prepares batches. Processes are started when there is enough work, and end with the block."""
+    preparer = BatchPreparer(limits)
+    try:
+        yield preparer
+    finally:
+        preparer.close()
+
+
+class BatchPreparer:
+    """Prepare batches of items, in order."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._own = Preparer(limits)
+        self._pool: ProcessPoolExecutor | None = None
+        self._workers = os.process_cpu_count() if hasattr(os, "process_cpu_count") else len(os.sched_getaffinity(0))
+
+    def prepare(self, batches: Iterator[list[RawItem]]) -> Iterator[PreparedBatch]:
+        """Yield the prepared items of each batch, in the order of the batches."""
+        first = [batch for _, batch in zip(range(_MIN_BATCHES), batches, strict=False)]
+        if len(first) < _MIN_BATCHES or self._workers == 1:
+            for batch in (*first, *batches):
+                yield self._own.prepare(batch)
+            return
+        pool = self._open_pool()
+        waiting: deque[Future[PreparedBatch]] = deque(pool.submit(_prepare_batch, batch) for batch in first)
+        for batch in batches:
+            while len(waiting) >= _AHEAD * self._workers:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(_prepare_batch, batch))
+        while waiting:
+            yield waiting.popleft().result()
+
+    def _open_pool(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            # A fork would copy threads and locks of this process; the fork server starts clean.
+            self._pool = ProcessPoolExecutor(
+                self._workers, get_context("forkserver"), initializer=_start_process, initargs=(self._limits,)
+            )
+        return self._pool
+
+    def close(self) -> None:
+        self._own.close()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)

@@ -1,0 +1,190 @@
+"""Read a segment of an index: its database, and the postings of its inboxes."""
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import apsw
+import orjson
+
+from gumshoe.artifacts.sqlite import explain_damage, open_read_only
+from gumshoe.errors import GumshoeError
+from gumshoe.mail.postings import InboxPostings, PostingsReader
+from gumshoe.mail.schema import DATABASE, POSTINGS
+
+_CACHE_KIB = 2_000  # per connection; each thread has one, and the operating system caches the file for all
+_INBOXES_CACHED = 10_000
+
+
+class StoredText(NamedTuple):
+    """What the copies of a message have in common."""
+
+    sender: str
+    subject: str
+    body: str
+    attachments: list[list[str]]
+    """[name, text, problem] of each."""
+
+
+class StoredCopy(NamedTuple):
+    """A message as somebody received or sent it."""
+
+    copy: int
+    message_id: str
+    sent: int | None
+    utc_offset: int | None
+    sender_name: str
+    recipients: list[list[str]]
+    """[role, address, name] of each."""
+    references: list[str]
+    inboxes: list[tuple[str, list[int], str]]
+    """Address of each inbox, numbers of the recipients that are hidden from it, and the id that it is shown."""
+
+
+class Segment:
+    """One segment, opened read-only. Thread-safe and fork-safe.
+
+    Raises on opening:
+        GumshoeError: if a file is missing or damaged.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.path = directory / DATABASE
+        missing = [name for name in (DATABASE, POSTINGS) if not (directory / name).is_file()]
+        if missing:
+            raise GumshoeError(
+                "store.index-damaged",
+                f"{directory / missing[0]} does not exist; fetch the index again, or build it again",
+            )
+        self._file = _file_identity(self.path)
+        self._local = threading.local()
+        with explain_damage(self.path):
+            facts = {name: json.loads(value) for name, value in self.execute("SELECT name, value FROM facts")}
+            self.first, self.messages = int(facts["first"]), int(facts["messages"])
+        self._postings = PostingsReader(directory / POSTINGS, facts["sizes"])
+        self._inbox = lru_cache(_INBOXES_CACHED)(self._find_inbox)
+
+    def execute(self, query: str, values: Any = None) -> Iterator[tuple[Any, ...]]:
+        """Run a query on this thread's connection."""
+        return self._connection().execute(query, values)
+
+    def open_inbox(self, address: str) -> InboxPostings | None:
+        """Return the messages of an inbox in this segment, or None if there are none."""
+        return self._inbox(address)
+
+    def _find_inbox(self, address: str) -> InboxPostings | None:
+        number = next(self.execute("SELECT number FROM inboxes WHERE address = ?", (address,)), None)
+        return None if number is None else self._postings.open_inbox(number[0])
+
+    def list_removed(self, inbox: str) -> list[int]:
+        """Return the messages that earlier segments hold for an inbox, and that no longer count."""
+        return [message for (message,) in self.execute("SELECT message FROM removed WHERE inbox = ?", (inbox,))]
+
+    def has_message(self, message: int) -> bool:
+        """Return True if the text of a message is in this segment."""
+        return self.first <= message < self.first + self.messages
+
+    def read_text(self, message: int) -> StoredText:
+        """Return the text of a message of this segment."""
+        sender, subject, body, attachments = next(
+            self.execute("SELECT sender, subject, body, attachments FROM messages WHERE message = ?", (message,))
+        )
+        return StoredText(sender, subject, body, orjson.loads(attachments))
+
+    def read_copies(self, message: int) -> list[StoredCopy]:
+        """Return the copies of a message that are in this segment."""
+        rows = self.execute(
+            "SELECT copy, message_id, sent, utc_offset, sender_name, recipients, refs, inboxes FROM copies "
+            "WHERE message = ? ORDER BY copy",
+            (message,),
+        )
+        return [
+            StoredCopy(
+                copy, own_id, sent, offset, name, orjson.loads(people), orjson.loads(ids), _read_inboxes(inboxes)
+            )
+            for copy, own_id, sent, offset, name, people, ids, inboxes in rows
+        ]
+
+    def _connection(self) -> apsw.Connection:
+        """Return this thread's connection, created on first use and again after a fork."""
+        if getattr(self._local, "process", None) != os.getpid():
+            if _file_identity(self.path) != self._file:
+                raise GumshoeError(
+                    "mail.index-replaced", f"{self.path} was replaced after it was opened; open the index again"
+                )
+            database = open_read_only(self.path)
+            database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            self._local.database, self._local.process = database, os.getpid()
+        connection: apsw.Connection = self._local.database
+        return connection
+
+
+def _read_inboxes(text: str) -> list[tuple[str, list[int], str]]:
+    return [(address, hidden, shown) for address, hidden, shown in orjson.loads(text)]
+
+
+def _file_identity(path: Path) -> tuple[int, int] | None:
+    """Return device and inode, which distinguish files of the same name."""
+    return (path.stat().st_dev, path.stat().st_ino) if path.exists() else None
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The segments of an index, oldest first."""
+
+    segments: tuple[Segment, ...]
+
+    @classmethod
+    def open(cls, directory: Path, names: Iterable[str]) -> "Segments":
+        """Open the segments with some names."""
+        return cls(tuple(Segment(directory / name) for name in names))
+
+    def read_text(self, message: int) -> StoredText:
+        """Return the text of a message."""
+        return next(each for each in self.segments if each.has_message(message)).read_text(message)
+
+    def read_copies(self, message: int) -> list[StoredCopy]:
+        """Return the copies of a message, in order, without removed ones."""
+        removed = {
+            copy
+            for each in self.segments
+            for (copy,) in each.execute("SELECT copy FROM removed_copies WHERE message = ?", (message,))
+        }
+        copies = [copy for each in self.segments for copy in each.read_copies(message) if copy.copy not in removed]
+        return sorted(copies, key=lambda each: each.copy)
+
+    def find_last_copy(self, message: int) -> int:
+        """Return the number of the last copy of a message, even if it was removed. -1 if there is none."""
+        query = "SELECT max(copy) FROM copies WHERE message = ?"
+        found = self.collect(lambda each: each.execute(query, (message,)))
+        return max((number for (number,) in found if number is not None), default=-1)
+
+    def find_digests(self, digests: list[bytes]) -> dict[bytes, int]:
+        """Return the message with each digest. Digests that no message has are left out."""
+        query = "SELECT digest, message FROM json_each(?) CROSS JOIN messages ON digest = unhex(value)"
+        found: dict[bytes, int] = {}
+        for row in self._lookup(query, orjson.dumps([each.hex() for each in digests]).decode()):
+            found.setdefault(*row)
+        return found
+
+    def find_ids(self, ids: list[str]) -> dict[str, list[int]]:
+        """Return the messages of which a copy has each id."""
+        query = "SELECT DISTINCT message_id, message FROM json_each(?) CROSS JOIN copies ON message_id = value"
+        found: dict[str, list[int]] = {}
+        for message_id, message in self._lookup(query, orjson.dumps(ids).decode()):
+            found.setdefault(message_id, []).append(message)
+        return found
+
+    def _lookup(self, query: str, values: str) -> Iterator[tuple[Any, ...]]:
+        for each in self.segments:
+            yield from each.execute(query, (values,))
+
+    def collect(self, read: Callable[[Segment], Iterable[Any]]) -> list[Any]:
+        """Return what `read` returns for each segment, as one list."""
+        return [row for each in self.segments for row in read(each)]

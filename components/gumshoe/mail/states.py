@@ -1,0 +1,122 @@
+"""Find out whether a message was deleted, or is in the trash or among junk: by its flags, its labels and its folder."""
+
+import re
+import unicodedata
+from functools import lru_cache
+from pathlib import PurePosixPath
+
+from gumshoe.mail.headers import decode_header_text
+from gumshoe.mail.message import State
+
+# Names of folders and labels in mail programs, in lower case. Punctuation counts as a space.
+_TRASH = frozenset(
+    """trash|bin|deleted|deleted items|deleted messages|wastebasket|papierkorb|gelöscht|gelöschte elemente
+    gelöschte objekte|gelöschte nachrichten|corbeille|éléments supprimés|messages supprimés|supprimés|papelera
+    elementos eliminados|mensajes eliminados|eliminados|cestino|posta eliminata|elementi eliminati|eliminata|lixeira
+    itens excluídos|itens eliminados|excluídos|lixo|reciclagem|ゴミ箱|削除済みアイテム|削除済みメール|prullenbak
+    verwijderde items|kosz|elementy usunięte|papperskorgen|borttagna objekt|papirkurv|slettet post|slettede elementer
+    roskakori|poistetut|koš|odstraněná pošta|kôš|kuka|törölt elemek|coș de gunoi|çöp kutusu|silinmiş öğeler|корзина
+    удаленные|удалённые|кошик|휴지통|지운 편지함|已删除|已删除邮件|已删除 邮件|已刪除的郵件|刪除的郵件|垃圾桶|废纸篓"""
+    .replace("\n    ", "|").split("|")
+)  # fmt: skip
+_SPAM = frozenset(
+    """spam|junk|junk mail|junk e mail|junk email|bulk|bulk mail|spamverdacht|unerwünscht|unerwünschte werbung
+    courrier indésirable|indésirables|indésirable|pourriel|correo no deseado|no deseado|correo basura
+    posta indesiderata|indesiderata|lixo eletrônico|lixo eletrónico|correio eletrônico não solicitado|迷惑メール
+    ongewenste e mail|ongewenst|wiadomości śmieci|niechciane|skräppost|søppelpost|uønsket e mail|uønsket mail
+    roskaposti|nevyžádaná pošta|levélszemét|gereksiz|istenmeyen e posta|спам|нежелательная почта|스팸함|스팸 메일함
+    정크 메일|垃圾邮件|垃圾郵件"""
+    .replace("\n    ", "|").split("|")
+)  # fmt: skip
+_BETWEEN_WORDS = re.compile(r"[\s_-]+")
+_IMAP_WORD = re.compile(r"&([A-Za-z0-9+,]*)-")  # modified UTF-7 of IMAP folders, e.g. `Gel&APY-scht`
+_LABEL = re.compile(r'"[^"]*"|[^,"]+')
+_SYSTEM_LABEL = re.compile(r"\A\[[\w ]{1,20}\]/")  # e.g. `[Gmail]/`
+_FLAGS = re.compile(rb"[A-Z]{1,10}\s*")
+_MAILDIR_FLAGS = re.compile(r"[:;!][12],([A-Za-z]*)(?:\.\w+)?\Z")
+_FOLDER_SUFFIXES = (".mbox", ".mbx", ".sbd", ".gz", ".bz2", ".xz")
+# A header, and lines that continue it. Written by mail programs and archives, with these letters.
+_HEADER = re.compile(rb"^(X-Mozilla-Status2?|X-Gmail-Labels|X-Status|Status):[ \t]*([^\n]*(?:\n[ \t][^\n]*)*)", re.M)
+_BELOW = {b"Status", b"X-Status"}  # stand below the headers of mail servers, and replace those that came by mail
+_MOZILLA_DELETED = 0x0008
+_MOZILLA_DELETED_ON_SERVER = 0x0020_0000
+_MAX_HEADERS = 64 << 10
+
+
+def find_folder_state(folder: str) -> State:
+    """Return the state of the messages in a folder, e.g. with the path `.Trash`, `[Gmail].Spam` or `Junk.sbd/Old`."""
+    return _state_of_names(tuple(PurePosixPath(folder).parts))
+
+
+@lru_cache(4096)
+def _state_of_names(parts: tuple[str, ...]) -> State:
+    for part in parts:
+        for suffix in _FOLDER_SUFFIXES:
+            part = part.removesuffix(suffix)
+        for name in (part, *part.split(".")):
+            if state := _state_of_name(_IMAP_WORD.sub(_decode_imap_word, name)):
+                return state
+    return ""
+
+
+def _state_of_name(name: str) -> State:
+    words = _BETWEEN_WORDS.sub(" ", unicodedata.normalize("NFC", name)).strip().lower()
+    return "trash" if words in _TRASH else "spam" if words in _SPAM else ""
+
+
+def _decode_imap_word(word: re.Match[str]) -> str:
+    if not word[1]:
+        return "&"
+    try:
+        return f"+{word[1].replace(',', '/')}-".encode().decode("utf-7")
+    except UnicodeDecodeError:
+        return word[0]
+
+
+def find_file_state(name: str) -> State:
+    """Return the state that the name of a file in a Maildir or MH folder tells, e.g. `1.a:2,ST` or `,12`."""
+    flags = _MAILDIR_FLAGS.search(name)
+    is_deleted = "T" in flags[1] if flags else name.startswith(",") and name[1:].isdecimal()
+    return "deleted" if is_deleted else ""
+
+
+def find_header_state(raw: bytes) -> State:
+    """Return the state of a message of an mbox, according to the headers that its mail program or archive added.
+
+    Those of Thunderbird and Google Takeout stand above the headers of mail servers: what stands below came by mail.
+    """
+    end = raw.find(b"\n\n", 0, _MAX_HEADERS)
+    end = end if end >= 0 else raw.find(b"\n\r\n", 0, _MAX_HEADERS)
+    head = raw[: end if end >= 0 else _MAX_HEADERS]
+    if b"tatus" not in head and b"X-Gmail-Labels:" not in head:
+        return ""
+    received = 0 if head.startswith(b"Received:") else head.find(b"\nReceived:")
+    state: State = ""
+    seen: set[bytes] = set()
+    for header in _HEADER.finditer(head):
+        name, value = header[1], header[2]
+        is_on_top = received < 0 or header.start() <= received
+        if name not in seen and (is_on_top or name in _BELOW):
+            seen.add(name)
+            found = _state_of_header(name, value)
+            state = found if found == "deleted" else state or found
+    return state
+
+
+def _state_of_header(name: bytes, value: bytes) -> State:
+    if name == b"X-Gmail-Labels":
+        return find_label_state(value.decode("utf-8", "surrogateescape"))
+    if name in _BELOW:
+        return "deleted" if b"D" in value and _FLAGS.fullmatch(value) else ""
+    mask = _MOZILLA_DELETED if name == b"X-Mozilla-Status" else _MOZILLA_DELETED_ON_SERVER
+    try:
+        return "deleted" if int(value[:16], 16) & mask else ""
+    except ValueError:
+        return ""
+
+
+def find_label_state(labels: str) -> State:
+    """Return the state of a message with these labels of Gmail: a list with commas, encoded as a header is."""
+    text = " ".join(decode_header_text(labels).split())
+    states = [_state_of_name(_SYSTEM_LABEL.sub("", label.strip(' "'))) for label in _LABEL.findall(text)]
+    return "spam" if "spam" in states else "trash" if "trash" in states else ""

@@ -1,0 +1,28 @@
+"""Limits of the processes that read hostile files."""
+
+import os
+import resource
+import time
+
+import pytest
+
+from gumshoe.extraction.processes import MAX_MEMORY, ExtractionFailure, open_processes
+
+
+def test_processes_have_a_memory_limit() -> None:
+    with open_processes(1, 20) as processes:
+        held, _ = processes.run(resource.getrlimit, resource.RLIMIT_AS)
+        with pytest.raises(ExtractionFailure) as failure:
+            processes.run(bytearray, 2 * MAX_MEMORY)
+    assert held == MAX_MEMORY
+    assert failure.value.kind == "memory"
+
+
+def test_what_takes_too_long_or_crashes_is_ended_and_the_next_call_answered() -> None:
+    with open_processes(1, 0.5) as processes:
+        with pytest.raises(ExtractionFailure) as slow:
+            processes.run(time.sleep, 60)
+        with pytest.raises(ExtractionFailure) as crashed:
+            processes.run(os._exit, 3)
+        assert processes.run(abs, -1) == 1
+    assert (slow.value.kind, crashed.value.kind) == ("timeout", "crash")

@@ -1,0 +1,94 @@
+"""Archives of mail: read like directories, with limits."""
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.mail import archives
+from gumshoe.mail.message import ParsedMessage
+from gumshoe.mail.sources import open_source
+from tests.errors import raises
+from tests.mail.test_mail_directory import mail, mbox, read
+
+TAKEOUT = {
+    "Takeout/Mail/All mail Including Spam and Trash.mbox": mbox(1, 2),
+    "Takeout/Mail/Spam.mbox": mbox(3),
+    "Takeout/archive_browser.html": b"<html>",
+    "Takeout/Mail/User Settings/Filters.json": b"{}",
+    "__MACOSX/Takeout/Mail/._Spam.mbox": b"\0\5",
+}
+
+
+def pack(place: Path, files: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:
+    with zipfile.ZipFile(place, "w", method) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return place
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_of_google_takeout_is_read(method: int, tmp_path: Path) -> None:
+    place = pack(tmp_path / "takeout-1.zip", TAKEOUT, method)
+    assert read(f"mbox:{place}") == ([("1", ""), ("2", ""), ("3", "spam")], [])
+    first = next(iter(open_source(f"mbox:{place}").read_raw(lambda _: None)))
+    assert not isinstance(first, UnreadableItem)
+    assert first.where == f"{place}/Takeout/Mail/All mail Including Spam and Trash.mbox#1"
+
+
+def test_messages_in_an_archive_are_read(tmp_path: Path) -> None:
+    place = pack(tmp_path / "mail.ZIP", {"a/1.eml": mail(1), "b/Trash/2.eml": mail(2), "cur/3:2,T": mail(3)})
+    assert read(f"eml:{place}") == ([("1", ""), ("2", "trash")], [])
+    assert read(f"maildir:{place}")[0] == [("1", ""), ("2", "trash"), ("3", "deleted")]
+
+
+def test_an_archive_on_s3_is_read(s3_bucket: str, tmp_path: Path) -> None:
+    import boto3
+
+    place = pack(tmp_path / "takeout.zip", TAKEOUT)
+    boto3.client("s3").put_object(Bucket=s3_bucket, Key="takeout.zip", Body=place.read_bytes())
+    assert read(f"mbox:s3://{s3_bucket}/takeout.zip") == read(f"mbox:{place}")
+
+
+def test_a_damaged_member_is_reported_and_the_others_are_read(tmp_path: Path) -> None:
+    place = pack(tmp_path / "x.zip", {"a.mbox": mbox(1), "b.mbox": mbox(2), "c.mbox": mbox(3)}, zipfile.ZIP_STORED)
+    place.write_bytes(place.read_bytes().replace(b"<2@", b"<9@"))
+    items = list(open_source(f"mbox:{place}").read(lambda _: None))
+    assert [item.subject for item in items if isinstance(item, ParsedMessage)][:1] == ["1"]
+    assert [item.subject for item in items if isinstance(item, ParsedMessage)][-1:] == ["3"]
+    assert [(item.where, item.reason) for item in items if isinstance(item, UnreadableItem)] == [
+        (f"{place}/b.mbox", "damaged file")
+    ]
+    place = pack(tmp_path / "y.zip", {"1.eml": mail(1), "2.eml": mail(2)}, zipfile.ZIP_STORED)
+    place.write_bytes(place.read_bytes().replace(b"<2@", b"<9@"))
+    assert read(f"eml:{place}") == ([("1", "")], [(f"{place}/2.eml", "cannot be opened")])
+
+
+def test_an_archive_that_unpacks_to_too_much_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "_FREE_SIZE", 1 << 20)
+    place = pack(tmp_path / "bomb.zip", {"a.mbox": mbox(1) + b"\0" * (5 << 20)})
+    with raises("mail.unreadable-archive", f"mbox:{place}"):
+        open_source(f"mbox:{place}")
+
+
+@pytest.mark.parametrize("data", [b"", b"PK\x03\x04", b"not a zip"])
+def test_a_file_that_is_not_an_archive_is_rejected(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "x.zip").write_bytes(data)
+    for kind in ("mbox", "eml", "maildir"):
+        with raises("mail.unreadable-archive", f"{kind}:{tmp_path / 'x.zip'}"):
+            open_source(f"{kind}:{tmp_path / 'x.zip'}")
+
+
+def test_an_encrypted_archive_is_rejected(tmp_path: Path) -> None:
+    place = pack(tmp_path / "x.zip", {"a.mbox": mbox(1)}, zipfile.ZIP_STORED)
+    data = bytearray(place.read_bytes())
+    data[data.rindex(b"PK\x01\x02") + 8] |= 1
+    place.write_bytes(data)
+    with raises("mail.unreadable-archive", f"mbox:{place}"):
+        open_source(f"mbox:{place}")
+
+
+def test_a_missing_archive_is_reported(tmp_path: Path) -> None:
+    with raises("store.not-found", f"mbox:{tmp_path / 'x.zip'}"):
+        open_source(f"mbox:{tmp_path / 'x.zip'}")

@@ -1,0 +1,187 @@
+"""Text of attached files, and the reasons why files are not read."""
+
+import io
+import os
+import time
+import zipfile
+from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
+
+import pytest
+from openpyxl import Workbook
+from pypdf import PdfWriter
+
+from gumshoe.mail import attachments
+from gumshoe.mail.attachments import AttachmentLimits, AttachmentReader
+from gumshoe.mail.message import AttachedFile, Attachment
+from tests.documents.pages import pdf
+from tests.mail.raw_messages import PLAIN, multipart_message
+
+W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+A = 'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"'
+ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "bomb"}">' for n in range(12))
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[AttachmentReader]:
+    with AttachmentReader(AttachmentLimits(max_bytes=3_000_000, max_characters=2000)) as opened:
+        yield opened
+
+
+def archive(**parts: str) -> bytes:
+    """Return a zip archive. In the names, `__` stands for `/`, and `.xml` is added."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
+        for name, content in parts.items():
+            file.writestr(name.replace("__", "/") + ".xml", content)
+    return packed.getvalue()
+
+
+def docx(text: str, **parts: str) -> bytes:
+    return archive(word__document=f"<w:document {W}><w:body>{text}</w:body></w:document>", **parts)
+
+
+def paragraph(text: str, prefix: str = "w") -> str:
+    return f"<{prefix}:p><{prefix}:r><{prefix}:t>{text}</{prefix}:t></{prefix}:r></{prefix}:p>"
+
+
+def cell(text: str) -> str:
+    return f"<w:tc>{paragraph(text)}</w:tc>"
+
+
+def xlsx(*rows: list[Any]) -> bytes:
+    workbook, packed = Workbook(), io.BytesIO()
+    sheet = workbook.active
+    sheet.title = "Prices"
+    for row in rows:
+        sheet.append(row)
+    workbook.save(packed)
+    return packed.getvalue()
+
+
+def encrypted_pdf() -> bytes:
+    writer, out = PdfWriter(clone_from=io.BytesIO(pdf("Secret."))), io.BytesIO()
+    writer.encrypt("password", algorithm="RC4-128")
+    writer.write(out)
+    return out.getvalue()
+
+
+def read(
+    reader: AttachmentReader, data: bytes | str, name: str = "file", kind: str = "application/octet-stream"
+) -> Attachment:
+    found = reader.read(AttachedFile(name, kind, data.encode() if isinstance(data, str) else data))
+    assert found.name == name
+    return found
+
+
+def test_the_text_of_a_pdf_is_read(reader: AttachmentReader) -> None:
+    assert read(reader, pdf("The pump costs 250 euros.", "Offer")).text == "Offer\n\nThe pump costs 250 euros."
+    assert read(reader, b"junk\n" + pdf("Text.")).text == "Text."
+
+
+def test_the_text_of_a_document_is_read_in_lines(reader: AttachmentReader) -> None:
+    table = f"<w:tbl><w:tr>{cell('Item')}{cell('Price')}</w:tr><w:tr>{cell('Pump')}{cell('250')}</w:tr></w:tbl>"
+    split = "<w:p><w:r><w:t>Lea</w:t></w:r><w:r><w:t>se</w:t><w:tab/><w:t>June</w:t></w:r></w:p>"
+    notes = f"<w:footnotes {W}>{paragraph('A note.')}</w:footnotes>"
+    deleted = "<w:p><w:del><w:r><w:delText>gone</w:delText></w:r></w:del></w:p>"
+    found = read(reader, docx(split + table + deleted, word__footnotes=notes, docProps__core="<x/>"))
+    assert found.text == "Lease\tJune\nItem\tPrice\nPump\t250\nA note."
+
+
+def test_slides_are_read_in_order_with_their_notes(reader: AttachmentReader) -> None:
+    slides = {f"ppt__slides__slide{n}": f"<x {A}>{paragraph(f'Slide {n}', 'a')}</x>" for n in (10, 2, 1)}
+    notes = {"ppt__notesSlides__notesSlide2": f"<x {A}>{paragraph('Note 2', 'a')}</x>"}
+    assert read(reader, archive(**slides, **notes)).text == "Slide 1\nSlide 2\nNote 2\nSlide 10"
+
+
+def test_a_workbook_is_read_by_rows(reader: AttachmentReader) -> None:
+    rows: list[list[Any]] = [["Pump", 250.0, None, 0.5], [datetime(2024, 3, 5), True], [datetime(2024, 3, 5, 9, 30)]]  # noqa: DTZ001
+    assert read(reader, xlsx(*rows)).text == "Prices\nPump\t250\t0.5\n2024-03-05\tTrue\n2024-03-05 09:30"
+
+
+def test_text_html_rtf_and_calendars_are_read(reader: AttachmentReader) -> None:
+    assert read(reader, "a;b\r\n1;2", "t.csv", "text/csv").text == "a;b\n1;2"
+    assert read(reader, "Grüße".encode("utf-16"), "t.txt").text == "Grüße"
+    assert read(reader, "<p>One<p>Two", "t.html").text.split() == ["One", "Two"]
+    assert (
+        read(reader, rb"{\rtf1\ansi\ansicpg1252{\fonttbl{\f0 Arial;}}Gr\'fc\'dfe\par \u20320?x}").text == "Grüße\n你x"
+    )
+    calendar = "BEGIN:VCALENDAR\nBEGIN:VEVENT\nSUMMARY:Lunch\nDTSTART:20240305T120000Z\nEND:VEVENT\nEND:VCALENDAR\n"
+    assert read(reader, calendar, "c.ics").text == "Event: Lunch\nWhen: Tue 2024-03-05 12:00 UTC"
+    assert read(reader, "BEGIN:VCALENDAR\nSUMMARY:Lunch", "c.ics").text == "BEGIN:VCALENDAR\nSUMMARY:Lunch"
+
+
+@pytest.mark.parametrize(
+    ("data", "name", "problem"),
+    [
+        (b"x" * 3_000_001, "a.txt", "too large"),
+        (b"", "a.pdf", "no text"),
+        (b" \n\0", "a.txt", "no text"),
+        (pdf(""), "scan.pdf", "no text"),
+        (docx(""), "a.docx", "no text"),
+        (encrypted_pdf(), "a.pdf", "encrypted"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + "EncryptedPackage".encode("utf-16-le"), "a.docx", "encrypted"),
+        (b"-----BEGIN PGP MESSAGE-----\n", "encrypted.asc", "encrypted"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1\0", "a.doc", "unknown type"),
+        (b"\x89PNG\r\n\x1a\n\0", "a.png", "unknown type"),
+        (archive(other="<x/>"), "a.zip", "unknown type"),
+        (b"%PDF-1.4 broken", "a.pdf", "cannot be read"),
+        (docx(paragraph("x"))[:-30], "a.docx", "cannot be read"),
+        (docx("<w:p>"), "a.docx", "cannot be read"),
+    ],
+)
+def test_a_file_that_is_not_read_has_a_reason(reader: AttachmentReader, data: bytes, name: str, problem: str) -> None:
+    assert read(reader, data, name) == Attachment(name, problem=problem)
+
+
+def test_bombs_are_harmless(reader: AttachmentReader) -> None:
+    started = time.monotonic()
+    big = archive(word__document=" " * (201 << 20))
+    assert read(reader, big).problem == "cannot be read"
+    bomb = f"<!DOCTYPE x [{ENTITIES}]><w:document {W}>{paragraph('&e11;')}</w:document>"
+    assert read(reader, archive(word__document=bomb)).problem in {"no text", "cannot be read"}
+    assert time.monotonic() - started < 20
+
+
+def test_text_is_cut_to_its_limit(reader: AttachmentReader) -> None:
+    assert len(read(reader, "word " * 1000, "a.txt").text) == 2000
+    assert len(read(reader, docx(paragraph("x" * 500) * 9)).text) == 2000
+
+
+def test_the_number_of_files_of_a_message_is_limited() -> None:
+    with AttachmentReader(AttachmentLimits(max_per_message=1)) as reader:
+        found = reader.read_all([AttachedFile("a", "text/plain", b"x"), AttachedFile("b", "text/plain", b"y")])
+    assert found == [Attachment("a", "x"), Attachment("b", problem="too many")]
+
+
+def test_a_file_that_keeps_its_process_busy_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    with AttachmentReader(AttachmentLimits(seconds=0.5)) as reader:
+        monkeypatch.setattr(attachments, "extract_file", _sleep)
+        assert read(reader, pdf("x")).problem == "timeout"
+        monkeypatch.setattr(attachments, "extract_file", _crash)
+        assert read(reader, pdf("x")).problem == "cannot be read"
+
+
+def _sleep(*_: object) -> None:
+    time.sleep(60)
+
+
+def _crash(*_: object) -> None:
+    os._exit(3)
+
+
+def test_a_missing_extractor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attachments, "find_spec", lambda _: None)
+    with AttachmentReader(AttachmentLimits()) as reader:
+        assert read(reader, pdf("x")).problem == "extractor missing: pebble, pypdf"
+
+
+def test_a_message_hands_over_its_files() -> None:
+    image = "Content-Type: image/png; name=a.png\n\nx"
+    notes = "Content-Type: text/plain; charset=koi8-r; name=n.txt\nContent-Disposition: attachment\n\nNotes."
+    message = multipart_message("mixed", PLAIN, image, notes)
+    assert message.files == [
+        AttachedFile("a.png", "image/png", b"", problem="unknown type"),
+        AttachedFile("n.txt", "text/plain", b"Notes.", "koi8-r"),
+    ]

@@ -1,0 +1,435 @@
+"""Text of messages: parts, alternatives, transfer encodings, and messages inside other formats."""
+
+import base64
+import struct
+import sys
+import time
+
+import pytest
+from compressed_rtf import compress
+
+from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.mail.attachments import AttachmentLimits, AttachmentReader
+from gumshoe.mail.message import ParsedMessage
+from gumshoe.mail.rfc822 import parse_message
+from tests.mail.raw_messages import HTML, PDF, PLAIN, body, mixed, multipart, multipart_message, parse
+
+
+def test_quoted_printable_is_decoded() -> None:
+    headers = "Content-Type: text/plain; charset=iso-8859-1\nContent-Transfer-Encoding: quoted-printable"
+    assert body(headers, "Gr=FC=DFe aus K=F6ln, lang=\ne Zeile=20\n") == "Grüße aus Köln, lange Zeile"
+
+
+def test_bad_quoted_printable_keeps_its_text() -> None:
+    headers = "Content-Type: text/plain; charset=utf-8\nContent-Transfer-Encoding: quoted-printable"
+    assert body(headers, "100=% sure =ZZ caf=C3=A9 =\n") == "100=% sure =ZZ café"
+
+
+def test_truncated_base64_is_decoded() -> None:
+    headers = "Content-Type: text/plain; charset=utf-8\nContent-Transfer-Encoding: base64"
+    encoded = base64.encodebytes("Grüße aus Köln. Der Bericht folgt.".encode()).decode()
+    assert body(headers, encoded) == "Grüße aus Köln. Der Bericht folgt."
+    assert body(headers, encoded.strip()[:40]).startswith("Grüße aus Köln. Der Ber")
+    assert body(headers, encoded.strip()[:41]).startswith("Grüße aus Köln.")
+
+
+def test_an_unknown_transfer_encoding_keeps_the_text() -> None:
+    assert body("Content-Transfer-Encoding: x-what", "Text.") == "Text."
+
+
+def test_a_wrong_charset_of_a_part_is_corrected() -> None:
+    assert body("Content-Type: text/plain; charset=us-ascii", "Grüße") == "Grüße"
+    assert body("Content-Type: text/plain; charset=utf-8", "Grüße".encode("cp1252")) == "Grüße"
+    assert body("Content-Type: text/plain; charset=nonsense", "Grüße") == "Grüße"
+    assert body("Content-Type: text/plain; charset*=a\0b''utf-8", "Grüße") == "Grüße"
+
+
+def test_an_html_message_becomes_text() -> None:
+    assert body("Content-Type: text/html; charset=utf-8", "<p>Grüße<br>Ann</p>") == "Grüße\nAnn"
+    assert body("Content-Type: text/plain", "<html><body><p>One</p><p>Two</p></body></html>").split() == ["One", "Two"]
+    assert body("Content-Type: text/html", "<img src=x>") == ""
+
+
+def test_the_plain_text_alternative_is_preferred() -> None:
+    assert multipart("alternative", PLAIN, HTML) == "Plain text."
+    assert multipart("alternative", HTML, PLAIN) == "Plain text."
+
+
+@pytest.mark.parametrize("blank", ["", "\n \n", "\u00a0"])
+def test_html_is_used_if_the_plain_alternative_is_blank(blank: str) -> None:
+    blank_part = f"Content-Type: text/plain; charset=utf-8\n\n{blank}"
+    assert multipart("alternative", blank_part, HTML) == "HTML text."
+    assert multipart("alternative", blank_part) == ""
+    assert multipart("alternative") == ""
+
+
+def test_nested_parts_are_read_in_order_and_attachments_are_named() -> None:
+    alternative = "Content-Type: multipart/alternative; boundary=AA\n\n" + mixed(PLAIN, HTML, boundary="AA")
+    image = "Content-Type: image/png; name=logo.png\nContent-ID: <1>\n\nx"
+    related = "Content-Type: multipart/related; boundary=RR\n\n" + mixed(alternative, image, boundary="RR")
+    footer = "Content-Type: text/plain\n\nFooter of the list."
+    signature = "Content-Type: application/pgp-signature; name=signature.asc\n\nx"
+    signed = "Content-Type: multipart/signed; boundary=SS\n\n" + mixed(related, signature, boundary="SS")
+    assert multipart("mixed", signed, PDF, footer) == (
+        "Plain text.\n\nFooter of the list.\n\n"
+        "[attachment: logo.png]\n\n[attachment: signature.asc]\n\n[attachment: report.pdf]"
+    )
+
+
+def test_an_attachment_in_an_unused_alternative_is_named() -> None:
+    attached = PDF.replace("\n", "\nContent-Disposition: attachment\n", 1)
+    rich = "Content-Type: multipart/mixed; boundary=MM\n\n" + mixed(HTML, attached, boundary="MM")
+    assert multipart("alternative", PLAIN, rich) == "Plain text.\n\n[attachment: report.pdf]"
+
+
+def test_a_forwarded_message_is_text_with_its_headers() -> None:
+    forwarded = (
+        "Content-Type: message/rfc822\n\nFrom: Eve <eve@example.com>\nTo: ann@example.com\nX-Other: no\n"
+        "Subject: =?utf-8?q?Gr=C3=BC=C3=9Fe?=\nDate: Mon, 14 May 2001 05:00:00 -0700\n\nOriginal text."
+    )
+    text = multipart("mixed", PLAIN, forwarded)
+    assert text == (
+        "Plain text.\n\n---- Forwarded message ----\nFrom: Eve <eve@example.com>\nTo: ann@example.com\n"
+        "Date: Mon, 14 May 2001 05:00:00 -0700\nSubject: Grüße\n\nOriginal text."
+    )
+
+
+@pytest.mark.parametrize(
+    ("header", "name"),
+    [
+        ('Content-Disposition: attachment; filename="Q1 plan.xls"', "Q1 plan.xls"),
+        ("Content-Disposition: attachment; filename*=UTF-8''Gr%C3%BC%C3%9Fe.xls", "Grüße.xls"),
+        ('Content-Disposition: attachment; filename*0="long "; filename*1="name.xls"', "long name.xls"),
+        ("Content-Disposition: attachment; filename*0*=utf-8''%E4%BD%A0; filename*1*=%E5%A5%BD.xls", "你好.xls"),
+        ('Content-Disposition: attachment; filename="=?utf-8?B?5L2g5aW9?=.xls"', "你好.xls"),
+        ('Content-Disposition: attachment; filename="=?koi8-r?Q?=F0=D2?= =?koi8-r?Q?=C9.xls?="', "При.xls"),
+        ('Content-Disposition: attachment; filename="Grüße.xls"', "Grüße.xls"),
+        ('Content-Disposition: attachment; filename="a\n b.xls"', "a b.xls"),
+        ("Content-Disposition: attachment", "application/vnd.ms-excel"),
+        ("Content-Disposition: attachment; filename*=idna''%FF.xls", "application/vnd.ms-excel"),
+        ("Content-Disposition: attachment; filename*=nonsense''plan.xls", "plan.xls"),
+    ],
+)
+def test_attachments_are_listed_by_name(header: str, name: str) -> None:
+    part = f"Content-Type: application/vnd.ms-excel\n{header}\n\nx"
+    assert multipart("mixed", PLAIN, part) == f"Plain text.\n\n[attachment: {name}]"
+
+
+def test_attachment_text_is_used_only_without_a_body() -> None:
+    attached = "Content-Type: text/plain\nContent-Disposition: attachment; filename=notes.txt\n\nText in a file."
+    assert multipart("mixed", attached) == "Text in a file.\n\n[attachment: notes.txt]"
+    assert multipart("mixed", PLAIN, attached) == "Plain text.\n\n[attachment: notes.txt]"
+
+
+def test_calendars_and_tables_count_as_attachments() -> None:
+    calendar = "Content-Type: text/calendar; name=invite.ics\n\nBEGIN:VCALENDAR\nSUMMARY:Lunch"
+    assert multipart("alternative", PLAIN, calendar) == "Plain text."
+    assert multipart("mixed", PLAIN, calendar) == "Plain text.\n\n[attachment: invite.ics]"
+    assert "SUMMARY:Lunch" in multipart("mixed", calendar)
+
+
+def test_a_false_multipart_keeps_its_text() -> None:
+    assert body("Content-Type: multipart/mixed", "Text after all.") == "Text after all."
+    assert body("Content-Type: multipart/mixed; boundary=XX", "Text after all.") == "Text after all."
+    assert "Text after all." in body("Content-Type: multipart/alternative; boundary=XX", "--YY\n\nText after all.")
+    assert body("Content-Type: multipart/mixed; boundary=XX", "--XX\n\nNo end") == "No end"
+
+
+@pytest.mark.parametrize("kind", ["", "nonsense", "text", "text/", "text/plain; charset", 'text/plain; "', ";;;"])
+def test_a_broken_content_type_keeps_the_text(kind: str) -> None:
+    assert body(f"Content-Type: {kind}", "Text.") == "Text."
+
+
+@pytest.mark.parametrize("depth", [50, 5000])
+def test_deeply_nested_parts_are_handled_quickly(depth: int) -> None:
+    nested = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(depth))
+    started = time.process_time()
+    for inside in (nested, b"Content-Type: message/rfc822\n\n" * depth + b"Subject: inside\n\n"):
+        message = parse_message(b"From: ann@example.com\n" + inside + b"\nDeep text.", "here")
+        if depth == 50:
+            assert isinstance(message, ParsedMessage)
+            assert message.body.endswith("Deep text.")
+        else:
+            assert isinstance(message, UnreadableItem)
+            assert message.reason == "broken beyond reading"
+    assert time.process_time() - started < 20
+
+
+# Alternatives
+
+TRAIN = "<p>Your train leaves at 10:55 from platform 7.</p><p>Booking QX7RTZ, seat 41, 39.90 euros.</p>"
+
+
+def alternative(plain: str, html: str) -> str:
+    return multipart("alternative", f"Content-Type: text/plain\n\n{plain}", f"Content-Type: text/html\n\n{html}")
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        "This message is in HTML. Please view it with a program that can show HTML.",
+        "View this email in your browser: https://example.com/v/1",
+        "Your email client does not support this format.",
+        "Hello!",
+        "-",
+        "Diese Nachricht ist leer",
+    ],
+)
+def test_html_wins_over_plain_text_that_says_nothing(plain: str) -> None:
+    assert "platform 7" in alternative(plain, TRAIN)
+    assert "platform 7" in alternative(plain, f"<html><head><style>{'p {color: red} ' * 99}</style></head>{TRAIN}")
+
+
+def test_plain_text_is_kept_if_it_says_what_the_html_says() -> None:
+    plain = "Your train leaves at 10:55 from platform 7. Booking QX7RTZ, seat 41, 39.90 euros. -- plain"
+    assert alternative(plain, TRAIN).endswith("plain")
+    assert alternative("Short. -- plain", "<p>Short.</p><img src=x>").endswith("plain")
+    assert alternative(f"{plain * 20} plain", "<p>Open the report</p>").endswith("plain")
+    assert alternative("会議は金曜日です。\n二時に来て。plain", "<p>会議は金曜日です。二時に来て。</p>").endswith(
+        "plain"
+    )
+
+
+# Transfer encodings
+
+
+@pytest.mark.parametrize("encoding", ["base64 ", "BASE64;", "base64 (by hand)", "(by hand) base64", '"base64"'])
+def test_a_transfer_encoding_with_something_added_is_read(encoding: str) -> None:
+    assert body(f"Content-Transfer-Encoding: {encoding}", "R3LDvMOfZQ==") == "Grüße"
+
+
+@pytest.mark.parametrize("footer", ["____\ndev mailing list", "-- \ndev, a list", "This is a list."])
+def test_a_footer_behind_base64_is_kept(footer: str) -> None:
+    encoded = base64.encodebytes("Die Pumpe läuft wieder, und alle Leute am Ort wissen das.".encode()).decode()
+    text = body("Content-Transfer-Encoding: base64", encoded + footer)
+    assert text == "Die Pumpe läuft wieder, und alle Leute am Ort wissen das.\n" + footer
+
+
+def test_odd_characters_and_padding_inside_base64_are_skipped() -> None:
+    encoded = base64.b64encode(b"one two three " * 20).decode()
+    lines = "\n".join(encoded[start : start + 76] for start in range(0, len(encoded), 76))
+    assert (
+        body("Content-Transfer-Encoding: base64", lines.replace("\n", "\n!!\n", 1)) == ("one two three " * 20).strip()
+    )
+    assert body("Content-Transfer-Encoding: base64", "b25lIA==\ndHdv\n") == "one two"
+
+
+UUENCODED = "begin 644 report.txt\n,5&AE(')E<&]R=\"X*\n`\nend\n"
+
+
+def test_uuencoded_text_becomes_a_file() -> None:
+    message = parse(f"From: ann@example.com\n\nBelow.\n\n{UUENCODED}\nBehind.\n")
+    assert message.body == "Below.\n\n\nBehind.\n\n[attachment: report.txt]"
+    assert [(file.name, file.data) for file in message.files] == [("report.txt", b"The report.\n")]
+    assert body("Content-Type: text/plain", "begin-base64 644 a.txt\nVGV4dA==\n====\n") == "[attachment: a.txt]"
+    assert body("Content-Transfer-Encoding: x-uuencode", UUENCODED) == "The report."
+    assert body("Content-Type: text/plain", "begin 644 times\nwe met, again.") == "begin 644 times\nwe met, again."
+
+
+# Conventions of plain text
+
+
+def test_flowed_text_is_unwrapped() -> None:
+    flowed = "Content-Type: text/plain; format=flowed"
+    assert body(f"{flowed}; delsp=yes", "See https://example.com/quar \nterly.pdf for the  \nrest.") == (
+        "See https://example.com/quarterly.pdf for the rest."
+    )
+    assert body(flowed, "One \ntwo.\n> quoted \n> more\n>> deep \n From here\n-- \nAnn") == (
+        "One two.\n> quoted more\n>> deep \nFrom here\n-- \nAnn"
+    )
+    assert body("Content-Type: text/plain", "One \ntwo") == "One \ntwo"
+
+
+def test_pgp_signatures_are_removed_and_encrypted_text_is_told() -> None:
+    signed = (
+        "Above.\n-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA256\n\nPaid.\n- -- Ann\n"
+        "-----BEGIN PGP SIGNATURE-----\n\niQEz\n-----END PGP SIGNATURE-----\nBelow."
+    )
+    assert body("Content-Type: text/plain", signed) == "Above.\nPaid.\n-- Ann\n\nBelow."
+    secret = "Hi.\n-----BEGIN PGP MESSAGE-----\n\nhQEM\n-----END PGP MESSAGE-----"
+    assert body("Content-Type: text/plain", secret) == "Hi.\n[encrypted: PGP]"
+
+
+# Messages inside other formats
+
+FORWARDED = "From: carol@example.com\nSubject: The lease\n\nThe lease ends on 30 June.\n"
+SHOWN = "---- Forwarded message ----\nFrom: carol@example.com\nSubject: The lease\n\nThe lease ends on 30 June."
+
+
+@pytest.mark.parametrize("kind", ["message/rfc822", "message/global", "application/octet-stream", "text/plain"])
+@pytest.mark.parametrize("encoding", ["base64", "quoted-printable"])
+def test_a_forwarded_message_in_a_file_is_text(kind: str, encoding: str) -> None:
+    data = base64.encodebytes(FORWARDED.encode()).decode() if encoding == "base64" else FORWARDED.replace("J", "=4A")
+    part = f"Content-Type: {kind}; name=lease.EML\nContent-Disposition: attachment\n"
+    assert (
+        multipart("mixed", PLAIN, f"{part}Content-Transfer-Encoding: {encoding}\n\n{data}") == f"Plain text.\n\n{SHOWN}"
+    )
+
+
+def test_a_file_that_is_no_message_stays_a_file() -> None:
+    part = "Content-Type: application/octet-stream; name=a.eml\n\nno headers"
+    assert multipart("mixed", PLAIN, part) == "Plain text.\n\n[attachment: a.eml]"
+
+
+def test_messages_inside_messages_are_opened_to_a_limited_depth() -> None:
+    message = FORWARDED
+    for _ in range(15):
+        encoded = base64.encodebytes(message.encode()).decode()
+        message = (
+            "From: a@example.com\nContent-Type: application/octet-stream; name=a.eml\n"
+            f"Content-Transfer-Encoding: base64\n\n{encoded}"
+        )
+    assert parse(message).body.count("---- Forwarded message ----") == 10
+
+
+def der(tag: int, *contents: bytes) -> bytes:
+    """Return an ASN.1 value in DER."""
+    content = b"".join(contents)
+    length = bytes([len(content)]) if len(content) < 128 else b"\x82" + len(content).to_bytes(2, "big")
+    return bytes([tag]) + length + content
+
+
+SIGNED_DATA, ENVELOPED_DATA, DATA = (b"\x2a\x86\x48\x86\xf7\x0d\x01\x07" + bytes([n]) for n in (2, 3, 1))
+
+
+def smime(content_type: bytes, content: bytes, name: str = "smime.p7m") -> str:
+    encapsulated = der(0x30, der(6, DATA), der(0xA0, der(4, content)))
+    data = der(0x30, der(2, b"\1"), der(0x31), encapsulated, der(0x31))
+    encoded = base64.encodebytes(der(0x30, der(6, content_type), der(0xA0, data))).decode()
+    kind = "application/pkcs7-mime" if name == "smime.p7m" else "application/octet-stream"
+    return f"Content-Type: {kind}; name={name}\nContent-Transfer-Encoding: base64\n\n{encoded}"
+
+
+@pytest.mark.parametrize("name", ["smime.p7m", "mail.p7m"])
+def test_the_text_of_a_signed_message_is_read(name: str) -> None:
+    html = b"Content-Type: text/html\r\n\r\n<p>The lease ends on 30 June.</p>"
+    assert multipart("mixed", smime(SIGNED_DATA, html, name)) == "The lease ends on 30 June."
+
+
+def test_an_encrypted_or_damaged_message_is_told() -> None:
+    assert multipart("mixed", smime(ENVELOPED_DATA, b"x")) == "[encrypted: S/MIME]\n\n[attachment: smime.p7m]"
+    damaged = multipart_message("mixed", PLAIN, "Content-Type: application/pkcs7-mime\n\nMIIx")
+    assert (damaged.body, damaged.files[0].problem) == ("Plain text.\n\n[attachment: smime.p7m]", "cannot be read")
+
+
+def tnef(*attributes: tuple[int, bytes]) -> str:
+    data = struct.pack("<IH", 0x223E9F78, 1)
+    for number, value in attributes:
+        data += struct.pack("<BHHI", 1, number, 6, len(value)) + value + struct.pack("<H", sum(value) & 0xFFFF)
+    encoded = base64.encodebytes(data).decode()
+    return f"Content-Type: application/ms-tnef; name=winmail.dat\nContent-Transfer-Encoding: base64\n\n{encoded}"
+
+
+def mapi(*properties: tuple[int, int, bytes]) -> bytes:
+    """Return MAPI properties of variable length: type, tag and value."""
+    packed = struct.pack("<I", len(properties))
+    for kind, tag, value in properties:
+        packed += struct.pack("<HHII", kind, tag, 1, len(value)) + value + b"\0" * (-len(value) % 4)
+    return packed
+
+
+def test_the_text_and_files_in_winmail_dat_are_read() -> None:
+    files = [
+        (0x9002, b""),
+        (0x8010, b"A~1.TXT\0"),
+        (0x800F, b"Notes."),
+        (0x9005, mapi((0x1F, 0x3707, "äb.txt".encode("utf-16-le")))),
+    ]
+    message = multipart_message("mixed", "Content-Type: text/plain\n\n", tnef((0x800C, b"The lease.\0"), *files))
+    assert message.body == "The lease.\n\n[attachment: äb.txt]"
+    assert [(file.name, file.data) for file in message.files] == [("äb.txt", b"Notes.")]
+    rtf = compress(rb"{\rtf1\ansi{\fonttbl{\f0 Arial;}}The {\b lease}\par}")
+    assert multipart("mixed", tnef((0x9003, mapi((0x102, 0x1009, rtf))))) == "The lease"
+    html = b"<p>The <b>lease</b></p>"
+    assert multipart("mixed", tnef((0x9003, mapi((0x102, 0x1013, html))))) == "The lease"
+    assert multipart("mixed", PLAIN, tnef((0x800C, b"Plain text."))) == "Plain text."
+
+
+def test_a_winmail_dat_that_claims_too_much_is_harmless() -> None:
+    started = time.process_time()
+    rtf_bytes = compress(b"{\\rtf1 Plain text.}")
+    for value in (
+        struct.pack("<IHHI", 2**32 - 1, 0x1F, 0x1000, 2**32 - 1),
+        struct.pack("<I", 2**32 - 1) + b"\2\x10" * 9,
+    ):
+        assert multipart("mixed", PLAIN, tnef((0x9003, value), (0x9005, value))) == "Plain text."
+    for damaged in (b"x", b"x" * 16, rtf_bytes[:-4], rtf_bytes[:-1] + b"x"):
+        assert multipart("mixed", PLAIN, tnef((0x9003, mapi((0x102, 0x1009, damaged))))) == "Plain text."
+    broken = "Content-Type: application/ms-tnef\n\nx"
+    assert multipart_message("mixed", PLAIN, broken).files[0].problem == "cannot be read"
+    assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize("declared", ["; boundary=other", "", '; boundary="'])
+def test_a_wrong_boundary_is_corrected(declared: str) -> None:
+    content = mixed(PLAIN, PDF, boundary="=_real").replace("--=_real--\n", "")
+    assert body(f"Content-Type: multipart/mixed{declared}", content) == "Plain text.\n\n[attachment: report.pdf]"
+
+
+# Calendars
+
+EVENT = (
+    "BEGIN:VCALENDAR\nMETHOD:{method}\nBEGIN:VEVENT\nSUMMARY:Budget review for the nor\n thern site\n"
+    "DTSTART;TZID=Europe/Berlin:20240314T140000\nDTEND;TZID=Europe/Berlin:20240314T150000\n"
+    "RRULE:FREQ=WEEKLY;INTERVAL=2;BYDAY=MO,WE;UNTIL=20240630T000000Z\nLOCATION:Room 4\\, second floor\n"
+    "ORGANIZER;CN=Pat:mailto:pat@example.com\nATTENDEE;CN=Ann;PARTSTAT=ACCEPTED:MAILTO:ann@example.com\n"
+    "{more}END:VEVENT\nEND:VCALENDAR\n"
+)
+LINES = (
+    "Budget review for the northern site\nWhen: Thu 2024-03-14 14:00 to 15:00 Europe/Berlin\n"
+    "Repeats: every 2 weeks on Mon, Wed until 2024-06-30\nWhere: Room 4, second floor\n"
+    "Organizer: Pat <pat@example.com>\nAttendees: Ann <ann@example.com> (accepted)"
+)
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "first"),
+    [
+        ("REQUEST", "", "Invitation: "),
+        ("REQUEST", "SEQUENCE:2\n", "Updated invitation: "),
+        ("CANCEL", "", "Cancelled: "),
+        ("REPLY", "", "Reply: "),
+        ("PUBLISH", "", "Event: "),
+    ],
+)
+def test_a_calendar_becomes_lines(method: str, more: str, first: str) -> None:
+    assert body("Content-Type: text/calendar; charset=utf-8", EVENT.format(method=method, more=more)) == first + LINES
+
+
+def test_a_calendar_beside_text_is_added() -> None:
+    calendar = "Content-Type: text/calendar\n\n" + EVENT.format(method="REQUEST", more="")
+    assert multipart("alternative", PLAIN, HTML, calendar) == f"Plain text.\n\nInvitation: {LINES}"
+    attached = calendar.replace("\n", "; name=i.ics\nContent-Disposition: attachment\n", 1)
+    assert multipart("mixed", PLAIN, attached) == f"Plain text.\n\nInvitation: {LINES}\n\n[attachment: i.ics]"
+    repeated = f"Content-Type: text/plain\n\nInvitation: {LINES}"
+    assert multipart("alternative", repeated, calendar) == f"Invitation: {LINES}"
+
+
+@pytest.mark.parametrize(
+    ("lines", "when"),
+    [
+        ("DTSTART;VALUE=DATE:20240314\nDTEND;VALUE=DATE:20240315", "Thu 2024-03-14"),
+        ("DTSTART;VALUE=DATE:20240314\nDTEND;VALUE=DATE:20240317", "Thu 2024-03-14 to Sat 2024-03-16"),
+        ("DTSTART:20240314T140000Z\nDURATION:PT90M", "Thu 2024-03-14 14:00 to 15:30 UTC"),
+        ("DTSTART:20240314T230000Z\nDTEND:20240315T010000Z", "Thu 2024-03-14 23:00 UTC to Fri 2024-03-15 01:00 UTC"),
+        ("DTSTART;TZID=Our own:20240314T140000", "Thu 2024-03-14 14:00 Our own"),
+        ("DTSTART:20240314T140000", "Thu 2024-03-14 14:00"),
+    ],
+)
+def test_the_time_of_an_event_is_told_with_its_zone(lines: str, when: str) -> None:
+    calendar = f"BEGIN:VCALENDAR\nBEGIN:VEVENT\nSUMMARY:x\n{lines}\nEND:VEVENT\nEND:VCALENDAR"
+    assert body("Content-Type: text/calendar", calendar) == f"Event: x\nWhen: {when}"
+
+
+def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("asn1crypto.cms", "compressed_rtf", "icalendar"):
+        monkeypatch.setitem(sys.modules, name, None)
+    rtf = tnef((0x9003, mapi((0x102, 0x1009, b"x"))))
+    calendar = "Content-Type: text/calendar; name=a.ics\n\n" + EVENT.format(method="REQUEST", more="")
+    message = multipart_message("mixed", PLAIN, smime(SIGNED_DATA, b"x"), rtf, calendar)
+    assert [file.problem for file in message.files[:2]] == [
+        "extractor missing: asn1crypto",
+        "extractor missing: compressed-rtf",
+    ]
+    with AttachmentReader(AttachmentLimits()) as reader:
+        assert reader.read(message.files[2]).problem == "extractor missing: icalendar"

@@ -1,0 +1,135 @@
+"""Parsing of dates, in the forms in which programs and people write them."""
+
+from datetime import UTC, datetime, timedelta, timezone
+from email.utils import format_datetime
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gumshoe.mail.dates import parse_date
+from gumshoe.mail.message import to_datetime
+
+QUICK = settings(derandomize=True, deadline=None, database=None)
+
+
+@pytest.mark.parametrize(
+    ("text", "utc", "offset"),
+    [
+        ("Mon, 14 May 2001 05:00:00 -0700 (PDT)", "2001-05-14T12:00:00", -420),
+        ("14 May 2001 12:00:00 +0000", "2001-05-14T12:00:00", 0),
+        ("Mon, 14 May 2001 17:30:00 +0530", "2001-05-14T12:00:00", 330),
+        ("Mon, 14 May 2001 05:00:00 PDT", "2001-05-14T12:00:00", -420),
+        ("Mon, 14 May 2001 06:00:00 CST", "2001-05-14T12:00:00", -360),
+        ("Mon, 14 May 2001 12:00:00 GMT", "2001-05-14T12:00:00", 0),
+        ("Mon, 14 May 2001 12:00:00 UT", "2001-05-14T12:00:00", 0),
+        ("Mon, 14 May 2001 12:00:00 -0000", "2001-05-14T12:00:00", None),
+        ("Mon, 14 May 2001 12:00:00 XYZ", "2001-05-14T12:00:00", None),
+        ("Mon, 14 May 2001 12:00:00", "2001-05-14T12:00:00", None),
+        ("Mon, 14 May 01 12:00 +0000", "2001-05-14T12:00:00", 0),
+        ("Fri, 14 May 99 12:00:00 +0000", "1999-05-14T12:00:00", 0),
+        ("Mon, 14 May 2001 12:00:00 +9999", "2001-05-14T12:00:00", None),
+        ("Mon May 14 12:00:00 2001", "2001-05-14T12:00:00", None),
+        ("Thu, 1 Jan 1970 00:00:00 +0100", "1969-12-31T23:00:00", 60),
+        ("Sun, 29 Feb 2004 23:30:00 -0100", "2004-03-01T00:30:00", -60),
+        ("2001-05-14T05:00:00-07:00", "2001-05-14T12:00:00", -420),
+        ("2001-05-14T12:00:00Z", "2001-05-14T12:00:00", 0),
+        ("2001-05-14T12:00:00", "2001-05-14T12:00:00", None),
+        ("2001-05-14 12:00:00.900", "2001-05-14T12:00:00", None),
+        ("2001-05-14", "2001-05-14T00:00:00", None),
+        (" \t2001-05-14T12:00:00+00:00\r\n", "2001-05-14T12:00:00", 0),
+        ("2001-01-01T00:00:00+23:59:59", "2000-12-31T00:00:01", None),
+        ("1999/01/31", "1999-01-31T00:00:00", None),
+        ("99/01/31", "1999-01-31T00:00:00", None),
+        ("31.01.1999 10:00", "1999-01-31T10:00:00", None),
+        ("03/04/2024", "2024-04-03T00:00:00", None),
+        ("04/23/2024 9:30 PM", "2024-04-23T21:30:00", None),
+        ("12:05 am 5 Mar 2024", "2024-03-05T00:05:00", None),
+        ("5-Mar-2024 09:30:00 +0100", "2024-03-05T08:30:00", 60),
+        ("Tuesday, 05-Mar-24 09:30:00 GMT", "2024-03-05T09:30:00", 0),
+        ("Sunday, 31 January 1999", "1999-01-31T00:00:00", None),
+        ("Tuesday, March 5th, 2024 9:30 AM", "2024-03-05T09:30:00", None),
+        ("Tue, 5 Sept 2024 09.30.00 +0100", "2024-09-05T08:30:00", 60),
+        ("2024-03-05 09:30:00 UTC", "2024-03-05T09:30:00", 0),
+        ("2024-03-05 09:30:00.5 +0000 UTC m=+0.1", "2024-03-05T09:30:00", 0),
+        ("2024-03-05T09:30:00.123456789Z", "2024-03-05T09:30:00", 0),
+        ("Tue Mar 05 2024 09:30:00 GMT+0100 (CET)", "2024-03-05T08:30:00", 60),
+        ("Tue, 5 Mar 2024 09:30 UTC+1", "2024-03-05T08:30:00", 60),
+        ("Tue, 5 Mar 2024 09:30:00 +0100 (CET) (was soon)", "2024-03-05T08:30:00", 60),
+        ("Tue Mar  5 09:30:00 PST 2024", "2024-03-05T17:30:00", -480),
+        ("Tue, 06 Mar 101 09:30:00 +0100", "2001-03-06T08:30:00", 60),
+        ("Tue, 06 Mar 49 09:30:00 +0000", "2049-03-06T09:30:00", 0),
+        ("Tue, 06 Mar 50 09:30:00 +0000", "1950-03-06T09:30:00", 0),
+        ("Tue, 5 Mar 2024 23:59:60 +0000", "2024-03-05T23:59:59", 0),
+        ("989841600", "2001-05-14T12:00:00", None),
+        ("989841600000", "2001-05-14T12:00:00", None),
+        ("20010514", "2001-05-14T00:00:00", None),
+        ("20010514120000", "2001-05-14T12:00:00", None),
+    ],
+)
+def test_a_date_has_a_utc_time_and_an_offset(text: str, utc: str, offset: int | None) -> None:
+    assert parse_date(text) == (int(datetime.fromisoformat(utc).replace(tzinfo=UTC).timestamp()), offset)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "yesterday",
+        "Mon, 0 May 2001 12:00:00 +0000",
+        "Mon, 31 Feb 2001 12:00:00 +0000",
+        "14 13 2001 12:00:00 +0000",
+        "2001-13-01",
+        "2001-02-30T12:00:00",
+        "0000-01-01",
+        "14 May 99999 12:00:00 +0000",
+        "14 May 2001 25:00:00 +0000",
+        "9999-12-31T23:59:59-23:59",
+        "0001-01-01T00:00:00+23:59",
+        "\0",
+        "Monday",
+        "10",
+        "10:30",
+        "May 5",
+        "May 2001",
+        "1.2.3",
+        "20011399",
+        "31/31/2024",
+        "2024-03",
+        "at 9 on 5 March 2024",
+        "Mon, 14 May 2001 12:00:00 +" + "9" * 5000,
+        "14 May " + "9" * 5000,
+    ],
+)
+def test_an_invalid_date_or_offset_is_none(text: str) -> None:
+    sent, offset = parse_date(text)
+    assert offset is None
+    assert sent is None or "+999" in text
+
+
+@settings(QUICK)
+@given(st.one_of(st.text(), st.from_regex(r"[0-9]{1,2} [A-Z][a-z]{2} [0-9]{1,6} [0-9]{2}:[0-9]{2} [+-][0-9]{1,6}")))
+def test_parsing_a_date_never_fails(text: str) -> None:
+    to_datetime(*parse_date(text))
+
+
+@settings(QUICK)
+@given(
+    st.datetimes(
+        datetime.fromisoformat("1970-01-01"),
+        datetime.fromisoformat("9000-01-01"),
+        timezones=st.integers(-1439, 1439)
+        .map(lambda minutes: st.just(timezone(timedelta(minutes=minutes))))
+        .flatmap(lambda zone: zone),
+    )
+)
+def test_mail_and_iso_dates_survive_a_round_trip(moment: datetime) -> None:
+    offset = moment.utcoffset()
+    assert offset is not None
+    moment = moment.replace(microsecond=0)
+    expected = (int(moment.timestamp()), round(offset.total_seconds() / 60))
+    assert parse_date(moment.isoformat()) == expected
+    assert parse_date(format_datetime(moment)) == expected
+    shown = to_datetime(*parse_date(moment.isoformat()))
+    assert shown is not None
+    assert (shown, shown.utcoffset()) == (moment, offset)

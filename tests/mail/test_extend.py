@@ -1,0 +1,165 @@
+"""Add to an index and remove from it: the result equals one build of the same mail, and open readers keep theirs."""
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gumshoe.mail import segment_writer
+from gumshoe.mail.build import MailBuildOptions, build_mail_index, extend_mail_index
+from gumshoe.mail.index import MailIndex, MessageNotFoundError
+from tests.errors import raises
+from tests.mail.mailbox import make_index, record, write_jsonl
+
+BOB = "bob@example.com"
+PEOPLE = [f"{name}@example.com" for name in ("ann", "bob", "carol")]
+WORDS = ["gas", "power", "price"]
+
+people = st.sampled_from(PEOPLE)
+messages = st.fixed_dictionaries(
+    {
+        "message_id": st.sampled_from([f"<{number}@example.com>" for number in range(6)]),
+        "from": people,
+        "to": st.lists(people, min_size=1, max_size=2),
+        "bcc": st.lists(people, max_size=1),
+        "subject": st.sampled_from(WORDS),
+        "body": st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map(" ".join),
+    }
+)
+mailboxes = st.lists(messages, min_size=1, max_size=8).map(
+    lambda records: [record(number, **each) for number, each in enumerate(records)]
+)
+
+
+def observe(index: MailIndex) -> dict[str, Any]:
+    """Return everything that the inboxes show."""
+    shown: dict[str, Any] = {"content": index.stats()["content"]}
+    for inbox in PEOPLE:
+        listed = index.list_messages(inbox)
+        shown[inbox] = listed, [index.read(inbox, message_id) for message_id, _ in listed]
+        for word in WORDS:
+            choices: tuple[dict[str, Any], ...] = ({}, {"order": "date"}, {"sender": BOB}, {"recipient": "carol"})
+            for options in choices:
+                shown[f"{inbox} {word} {options}"] = index.search(inbox, [word], **options)
+    return shown
+
+
+@settings(max_examples=30)
+@given(
+    records=mailboxes, cut=st.integers(0, 8), options=st.sampled_from([None, MailBuildOptions(drop_duplicates=False)])
+)
+def test_an_extended_index_equals_one_build_of_the_same_mail(
+    records: list[dict[str, Any]], cut: int, options: MailBuildOptions | None
+) -> None:
+    with TemporaryDirectory() as name:
+        directory = Path(name)
+        whole = make_index(directory / "whole", records, options)
+        first, rest = records[: max(cut, 1)], records[max(cut, 1) :]
+        index = make_index(directory / "parts", first, options)
+        for number, each in enumerate(rest):
+            extend_mail_index([write_jsonl(directory / f"{number}.jsonl", [each])], index.directory)
+        assert observe(MailIndex(index.directory)) == observe(whole)
+
+
+@settings(max_examples=30)
+@given(records=mailboxes, removed=st.sampled_from([f"<{number}@example.com>" for number in range(6)]))
+def test_an_index_without_a_message_equals_a_build_without_it(records: list[dict[str, Any]], removed: str) -> None:
+    left = [each for each in records if each["message_id"] != removed]
+    if not left or len(left) == len(records):
+        return
+    with TemporaryDirectory() as name:
+        index = make_index(Path(name) / "all", records)
+        extend_mail_index([], index.directory, remove=[removed])
+        shown, expected = observe(MailIndex(index.directory)), observe(make_index(Path(name) / "left", left))
+        assert shown["content"] == expected["content"]
+        for inbox in PEOPLE:
+            assert sorted(shown[inbox][0]) == sorted(expected[inbox][0])
+        assert MailIndex(index.directory).stats()["messages"] == len(
+            {(each["subject"], each["body"], each["from"]) for each in left}
+        )
+
+
+def test_open_readers_keep_the_index_as_it_was(tmp_path: Path) -> None:
+    old = make_index(tmp_path, [record(1, body="word")])
+    extend_mail_index(
+        [write_jsonl(tmp_path / "2.jsonl", [record(2, body="word")])], old.directory, remove=["1@example.com"]
+    )
+    with ThreadPoolExecutor(1) as thread:  # another thread opens its own connections
+        assert [hit.message_id for hit in thread.submit(old.search, BOB, ["word"]).result()] == ["<1@example.com>"]
+    new = MailIndex(old.directory)
+    assert [hit.message_id for hit in new.search(BOB, ["word"])] == ["<2@example.com>"]
+    with pytest.raises(MessageNotFoundError):
+        new.read(BOB, "<1@example.com>")
+    assert (new.stats()["version"], new.stats()["removed"], new.stats()["segments"]) == (2, 1, 3)
+
+
+def test_unchanged_segments_are_not_written_again(tmp_path: Path) -> None:
+    index = make_index(tmp_path, [record(1)])
+    before = {path: path.stat() for path in index.directory.glob("segment-1/*")}
+    extend_mail_index([write_jsonl(tmp_path / "2.jsonl", [record(2)])], index.directory)
+    assert {path: path.stat() for path in index.directory.glob("segment-1/*")} == before
+
+
+def test_small_segments_give_the_same_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = random.Random(3)
+    records = [
+        record(number % 90, body=" ".join(rng.choices([*WORDS, "x", "y"], k=5)), to=rng.sample(PEOPLE, 2))
+        for number in range(120)
+    ]
+    whole = observe(make_index(tmp_path / "whole", records))
+    monkeypatch.setattr(segment_writer, "MAX_PAIRS", 8)
+    monkeypatch.setattr("gumshoe.mail.build._BATCH", 5)
+    index = make_index(tmp_path / "small", records)
+    assert index.stats()["segments"] > 5
+    assert observe(index) == whole
+
+
+def test_what_cannot_be_extended_is_an_error(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "m.jsonl", [record(1)])
+    (tmp_path / "empty").mkdir()
+    with raises("mail.no-index", tmp_path / "empty"):
+        extend_mail_index([source], tmp_path / "empty")
+    build_mail_index([source], tmp_path / "index")
+    before = (tmp_path / "index" / "mail-index.json").read_bytes()
+    with raises("mail.nothing-to-remove", "'<9@example.com>'"):
+        extend_mail_index([], tmp_path / "index", remove=["<9@example.com>"])
+    assert (tmp_path / "index" / "mail-index.json").read_bytes() == before
+    assert not list((tmp_path / "index").glob(".*"))
+
+
+def test_a_removed_message_can_be_added_again(tmp_path: Path) -> None:
+    index = make_index(tmp_path, [record(1), record(2)])
+    before = observe(index)
+    extend_mail_index([], index.directory, remove=["1@example.com"])
+    extend_mail_index([write_jsonl(tmp_path / "1.jsonl", [record(1)])], index.directory)
+    assert observe(MailIndex(index.directory)) == before
+
+
+def test_a_message_in_nobodys_inbox_can_be_removed(tmp_path: Path) -> None:
+    index = make_index(tmp_path, [record(1, sender="", to=[]), record(2)])
+    report = extend_mail_index([], index.directory, remove=["1@example.com"])
+    assert report.messages == 1
+    with raises("mail.nothing-to-remove", "'1@example.com'"):
+        extend_mail_index([], index.directory, remove=["1@example.com"])
+
+
+def test_what_was_removed_can_be_added_again(tmp_path: Path) -> None:
+    first = [record(1, body="word"), record(2, body="word", subject="Subject 1"), record(3, sender="Pat", to=["none"])]
+    whole = make_index(tmp_path / "whole", first)
+    index = make_index(tmp_path / "parts", first)
+    ids = [each["message_id"] for each in first]
+    again = write_jsonl(tmp_path / "again.jsonl", first)
+    for _ in range(2):
+        extend_mail_index([], index.directory, remove=ids)
+        empty = MailIndex(index.directory).stats()
+        assert [empty[name] for name in ("messages", "copies", "without_inbox")] == [0, 0, 0]
+        extend_mail_index([again], index.directory)
+    extend_mail_index([again], index.directory, remove=ids)
+    assert observe(MailIndex(index.directory)) == observe(whole)
+    names = ("messages", "copies", "without_inbox")
+    assert [MailIndex(index.directory).stats()[name] for name in names] == [whole.stats()[name] for name in names]

@@ -1,0 +1,173 @@
+"""Directories and archives of mail: which files are messages, which are mbox files, and what is said about others."""
+
+import gzip
+from pathlib import Path
+
+import pytest
+
+from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.mail.message import ParsedMessage
+from gumshoe.mail.sources import open_source
+from tests.errors import raises
+
+SEPARATOR = b"From pat@example.com Tue Mar  5 09:30:00 2024\n"
+
+
+def mail(number: int) -> bytes:
+    return f"Message-ID: <{number}@example.com>\nFrom: ann@example.com\nSubject: {number}\n\nText.\n\n".encode()
+
+
+def mbox(*numbers: int) -> bytes:
+    return b"".join(SEPARATOR + mail(number) for number in numbers)
+
+
+def write(place: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(data)
+    return place
+
+
+def read(uri: str) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return subject and state of each message, and place and reason of each unreadable item."""
+    told: list[int] = []
+    source = open_source(uri)
+    items = list(source.read(told.append))
+    assert sum(told) == source.total
+    return (
+        [(item.subject, item.state) for item in items if isinstance(item, ParsedMessage)],
+        [(item.where, item.reason) for item in items if isinstance(item, UnreadableItem)],
+    )
+
+
+THUNDERBIRD = {
+    "Mail/Local Folders/Inbox": mbox(1, 2),
+    "Mail/Local Folders/Inbox.msf": b"// <!-- <mdb:mork:z v=1.4/> -->",
+    "Mail/Local Folders/Inbox.sbd/Work": mbox(3),
+    "Mail/Local Folders/Inbox.sbd/Work.msf": b"x",
+    "Mail/Local Folders/Trash": mbox(4),
+    "Mail/Local Folders/Trash.sbd/Old": mbox(5),
+    "Mail/Local Folders/Sent": b"",
+    "Mail/Local Folders/msgFilterRules.dat": b"From x",
+    "ImapMail/host/Junk": mbox(6),
+    "ImapMail/host/[Gmail].sbd/Spam": mbox(7),
+    "ImapMail/host/[Gmail].sbd/All Mail": mbox(8),
+    "prefs.js": b"// Mozilla",
+    "places.sqlite": b"SQLite format 3",
+    "key4.db": b"\0\0",
+}
+
+
+def test_a_thunderbird_profile_is_read_as_a_tree(tmp_path: Path) -> None:
+    found, unreadable = read(f"mbox:{write(tmp_path, THUNDERBIRD)}")
+    states = {"4": "trash", "5": "trash", "6": "spam", "7": "spam"}
+    assert sorted(found) == [(str(number), states.get(str(number), "")) for number in range(1, 9)]
+    assert unreadable == []
+
+
+def test_an_export_of_apple_mail_is_read(tmp_path: Path) -> None:
+    files = {"Work.mbox/mbox": mbox(1, 2), "Work.mbox/table_of_contents": b"\0", "Trash.mbox/mbox": mbox(3)}
+    write(tmp_path, files)
+    assert read(f"mbox:{tmp_path}")[0] == [("3", "trash"), ("1", ""), ("2", "")]
+    assert read(f"mbox:{tmp_path / 'Work.mbox'}")[0] == [("1", ""), ("2", "")]
+
+
+def test_an_unpacked_export_of_google_is_read(tmp_path: Path) -> None:
+    files = {
+        "Takeout/Mail/Inbox.mbox": mbox(1),
+        "Takeout/Mail/Spam.mbox": mbox(2),
+        "Takeout/archive_browser.html": b"x",
+    }
+    assert read(f"mbox:{write(tmp_path, files)}") == ([("1", ""), ("2", "spam")], [])
+
+
+def test_a_damaged_mbox_of_a_directory_does_not_stop_the_others(tmp_path: Path) -> None:
+    write(tmp_path, {"a.mbox": mbox(1), "b.mbox.gz": gzip.compress(mbox(2))[:-9], "c.mbox": mbox(3), "d.mbox": b"junk"})
+    found, unreadable = read(f"mbox:{tmp_path}")
+    assert [subject for subject, _ in found] == ["1", "2", "3"]
+    assert unreadable == [(f"{tmp_path}/b.mbox.gz", "damaged file"), (f"{tmp_path}/d.mbox", "not an mbox")]
+
+
+def test_mbox_files_in_a_tree_of_messages_are_split(tmp_path: Path) -> None:
+    write(tmp_path, {"a": mbox(1, 2), "b": mbox(3), "c": mail(4)})
+    items = list(open_source(f"maildir:{tmp_path}").read(lambda _: None))
+    assert [(item.where if isinstance(item, UnreadableItem) else item.subject) for item in items] == [
+        "1",
+        "2",
+        "3",
+        "4",
+    ]
+
+
+def test_eml_reads_files_of_apple_mail_and_compressed_files(tmp_path: Path) -> None:
+    apple = b"%d\n" % len(mail(2)) + mail(2)
+    files = {
+        "a.eml": mail(1),
+        "INBOX.mbox/1A/Data/Messages/2.emlx": apple,
+        "INBOX.mbox/1A/Data/Messages/3.partial.emlx": apple.replace(b"2", b"3"),
+        "Junk.mbox/1A/Data/Messages/4.emlx": apple,
+        "b.eml.gz": gzip.compress(mail(5)),
+        "._a.eml": b"\0\5\x16\7",
+        "Info.plist": b"x",
+    }
+    found, unreadable = read(f"eml:{write(tmp_path, files)}")
+    assert sorted(found) == [("1", ""), ("2", ""), ("2", "spam"), ("3", ""), ("5", "")]
+    assert unreadable == []
+
+
+def test_flags_and_folders_of_a_maildir_tell_the_state(tmp_path: Path) -> None:
+    files = {
+        "cur/1:2,S": mail(1),
+        "cur/2:2,ST": mail(2),
+        ".Trash/cur/3:2,S": mail(3),
+        ".Junk/new/4": mail(4),
+        ".Junk/cur/5:2,T": mail(5),
+        "cur/6:2,S": gzip.compress(mail(6)),
+        "cur/7:2,S": b"\x1f\x8b\x08damaged",
+    }
+    found, unreadable = read(f"maildir:{write(tmp_path, files)}")
+    states = [("1", ""), ("2", "deleted"), ("3", "trash"), ("4", "spam"), ("5", "deleted"), ("6", "")]
+    assert sorted(found) == states
+    assert unreadable == [(f"{tmp_path}/cur/7:2,S", "damaged file")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "files", "hint"),
+    [
+        ("mbox", {"cur/1": mail(1)}, "maildir:"),
+        ("eml", {"x/new/1": mail(1)}, "maildir:"),
+        ("mbox", {"a.eml": mail(1)}, "eml:"),
+        ("mbox", {"a.msg": b"x"}, "eml:"),
+        ("eml", {"Inbox.msf": b"x", "Inbox": mbox(1)}, "mbox:"),
+        ("eml", {"X.mbox/mbox": mbox(1)}, "mbox:"),
+        ("eml", {"a.pst": b"!BDN"}, "pst:FILE"),
+        ("mbox", {"a.jsonl": b"{}"}, "jsonl:FILE"),
+        ("mbox", {"a.txt": b"x"}, "check the directory"),
+    ],
+)
+def test_an_error_says_what_to_name_instead(kind: str, files: dict[str, bytes], hint: str, tmp_path: Path) -> None:
+    with raises("mail.no-messages", hint):
+        open_source(f"{kind}:{write(tmp_path, files)}")
+
+
+@pytest.mark.parametrize(
+    ("data", "hint"),
+    [
+        (b"PK\x03\x04", ".zip"),
+        (gzip.compress(b"x"), ".gz"),
+        (b"!BDN", "pst:FILE"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "eml:DIR"),
+        (b'{"body": "x"}', "jsonl:FILE"),
+    ],
+)
+def test_a_file_that_is_no_mbox_is_named(data: bytes, hint: str, tmp_path: Path) -> None:
+    write(tmp_path, {"box": data})
+    with raises("mail.unreadable-mbox", hint):
+        open_source(f"mbox:{tmp_path / 'box'}")
+
+
+def test_a_file_given_as_a_directory_is_named(tmp_path: Path) -> None:
+    write(tmp_path, {"box": mbox(1)})
+    for kind in ("maildir", "eml"):
+        with raises("sources.no-such-directory", f"mbox:{tmp_path / 'box'}"):
+            open_source(f"{kind}:{tmp_path / 'box'}")

@@ -1,0 +1,123 @@
+"""States of messages: deleted, in the trash, or junk, by flags, labels and folders."""
+
+import pytest
+
+from gumshoe.mail.message import State
+from gumshoe.mail.states import find_file_state, find_folder_state, find_header_state, find_label_state
+
+
+@pytest.mark.parametrize(
+    ("folder", "state"),
+    [
+        (".Trash/cur", "trash"),
+        (".INBOX.Trash/cur", "trash"),
+        ("Trash", "trash"),
+        ("trash/new", "trash"),
+        ("Trash.sbd/Old", "trash"),
+        ("Inbox.sbd/Trash", "trash"),
+        ("[Gmail].sbd/Trash", "trash"),
+        (".[Gmail].Trash/cur", "trash"),
+        ("[Gmail]/Papelera/cur", "trash"),
+        ("Deleted Items", "trash"),
+        ("kaminski-v/deleted_items", "trash"),
+        ("Deleted Messages.mbox/1A/Data/Messages", "trash"),
+        ("Trash.mbox", "trash"),
+        (".Papierkorb/cur", "trash"),
+        (".Gel&APY-schte Elemente/cur", "trash"),
+        ("Gelo\u0308schte Elemente", "trash"),
+        ("Corbeille", "trash"),
+        ("Éléments supprimés", "trash"),
+        ("Cestino", "trash"),
+        ("Lixeira", "trash"),
+        ("&MLQw33ux-", "trash"),
+        ("ゴミ箱", "trash"),
+        (".Junk/cur", "spam"),
+        (".Spam/cur", "spam"),
+        ("Junk E-Mail", "spam"),
+        ("Junk-E-Mail", "spam"),
+        ("junk e-mail/x", "spam"),
+        ("Spam.mbox.gz", "spam"),
+        ("Courrier indésirable", "spam"),
+        ("迷惑メール", "spam"),
+        ("Inbox", ""),
+        (".", ""),
+        ("", ""),
+        ("All mail Including Spam and Trash.mbox", ""),
+        ("Trash talk", ""),
+        ("Spamfilter project/cur", ""),
+        ("&-", ""),
+        ("&AAA", ""),
+    ],
+)
+def test_the_folder_tells_the_state(folder: str, state: State) -> None:
+    assert find_folder_state(folder) == state
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [
+        ("1.a:2,ST", "deleted"),
+        ("1.a:2,T", "deleted"),
+        ("1.a;2,ST", "deleted"),
+        ("1.a!2,ST.gz", "deleted"),
+        ("1.a,S=100:2,RST", "deleted"),
+        (",12", "deleted"),
+        ("1.a:2,S", ""),
+        ("1.a:2,", ""),
+        ("T:2,s", ""),
+        ("12", ""),
+        (",a", ""),
+    ],
+)
+def test_the_name_of_a_file_tells_the_state(name: str, state: State) -> None:
+    assert find_file_state(name) == state
+
+
+@pytest.mark.parametrize(
+    ("head", "state"),
+    [
+        ("X-Mozilla-Status: 0001\nX-Mozilla-Status2: 00000000\n", ""),
+        ("X-Mozilla-Status: 0009\nX-Mozilla-Status2: 00000000\n", "deleted"),
+        ("X-Mozilla-Status: 0019\n", "deleted"),
+        ("X-Mozilla-Status: 1019\r\n", "deleted"),
+        ("X-Mozilla-Status: 0001\nX-Mozilla-Status2: 00200000\n", "deleted"),
+        ("X-Mozilla-Status: zzzz\n", ""),
+        ("Status: RO\nX-Status: D\n", "deleted"),
+        ("X-Status: ADF\n", "deleted"),
+        ("X-Status: A\n", ""),
+        ("Status: Done\n", ""),
+        ("Received: by x\nX-Status: D\n", "deleted"),
+        ("Received: by x\nX-Mozilla-Status: 0009\n", ""),
+        ("X-Mozilla-Status: 0001\nSubject: x\nX-Mozilla-Status: 0009\n", ""),
+        ("Received: by x\nX-Gmail-Labels: Trash\n", ""),
+        ("X-GM-THRID: 1\nX-Gmail-Labels: Spam,Unread\nReceived: by x\n", "spam"),
+        ("X-Gmail-Labels: Unread,\n Trash\n", "trash"),
+        ("Subject: Status: D\n", ""),
+    ],
+)
+def test_headers_of_mail_programs_tell_the_state(head: str, state: State) -> None:
+    for raw in (f"{head}From: a@b\n\nX-Status: D\n", f"From: a@b\n{head}\r\n\r\nX-Status: D\n", head):
+        assert find_header_state(raw.encode()) == state
+
+
+@pytest.mark.parametrize(
+    ("labels", "state"),
+    [
+        ("Trash", "trash"),
+        ("Spam", "spam"),
+        ("Spam,Trash", "spam"),
+        ("Posteingang,Papierkorb", "trash"),
+        ("=?UTF-8?Q?Corbeille,Important?=", "trash"),
+        ("=?UTF-8?B?44K044Of566x?=", "trash"),
+        ("=?UTF-8?Q?Ge=C3=B6ffnet,?=\r\n =?UTF-8?Q?Papierkorb?=", "trash"),
+        ("=?UTF-8?Q?Gel=C3=B6scht,Wichtig?=", "trash"),
+        ('"Trash"', "trash"),
+        ("[Imap]/Trash", "trash"),
+        ('"Junk, mail and more",Inbox', ""),
+        ("Projects/Trash", ""),
+        ("Inbox,Opened", ""),
+        ("", ""),
+    ],
+)
+def test_labels_of_gmail_tell_the_state(labels: str, state: State) -> None:
+    assert find_label_state(labels) == state

@@ -1,0 +1,77 @@
+"""Which subjects belong to one thread."""
+
+# ruff: noqa: RUF001 - letters that look alike are what is tested
+
+import time
+
+import pytest
+
+from gumshoe.mail.thread_subjects import is_forward, is_reply, thread_subject
+
+
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "Budget  2024",
+        "Re: budget 2024",
+        "RE[2]: Budget 2024",
+        "Re^3: Budget 2024",
+        "Fwd: Re: Fw: Budget\t2024",
+        "AW: WG: Antw: Budget 2024",
+        "SV: VS: Odp: Budget 2024",
+        "RE : Budget 2024",
+        "回复：转发： Budget 2024",
+        "Отв: Пер: Budget 2024",
+        "[finance-list] Re: [finance-list] Budget 2024",
+        "[EXTERNAL] Ｂudget 2024",
+        "[Fwd: Budget 2024]",
+        "Budget 2024 (fwd)",
+        "Accepted: Budget 2024",
+    ],
+)
+def test_subjects_of_a_thread_are_equal(subject: str) -> None:
+    assert thread_subject(subject) == "budget 2024"
+
+
+@pytest.mark.parametrize(
+    ("subject", "expected"),
+    [
+        ("", ""),
+        ("  ", ""),
+        ("Re:", ""),
+        ("Re: Fwd: ", ""),
+        ("[Budget]", "[budget]"),
+        ("Re: [Budget]", "[budget]"),
+        ("[JIRA-12] Login fails", "[jira-12] login fails"),
+        ("Regarding: lunch", "regarding: lunch"),
+        ("Report: Q3", "report: q3"),
+        ("Refund", "refund"),
+        ("Straße", "strasse"),
+    ],
+)
+def test_what_is_no_prefix_stays(subject: str, expected: str) -> None:
+    assert thread_subject(subject) == expected
+
+
+@pytest.mark.parametrize(
+    ("subject", "reply", "forward"),
+    [
+        ("Re: lunch", True, False),
+        ("[team] AW: lunch", True, False),
+        ("Fwd: Re: lunch", False, True),
+        ("[Fwd: lunch]", False, True),
+        ("Re: lunch (fwd)", True, False),
+        ("lunch", False, False),
+        ("", False, False),
+    ],
+)
+def test_replies_and_forwards_are_told_by_their_first_prefix(subject: str, reply: bool, forward: bool) -> None:
+    assert (is_reply(subject), is_forward(subject)) == (reply, forward)
+
+
+@pytest.mark.parametrize("part", ["Re: ", "[a] ", "(fwd)", "[Fwd: ", "re [", " ", "a\u0301\u0323", "]"])
+def test_hostile_subjects_take_little_time(part: str) -> None:
+    started = time.process_time()
+    thread_subject(part * (1_000_000 // len(part)))
+    is_forward(part * (1_000_000 // len(part)))
+    assert time.process_time() - started < 1

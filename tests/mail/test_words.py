@@ -1,0 +1,205 @@
+"""Terms of texts and of keywords, and whether a keyword finds a text."""
+
+# ruff: noqa: RUF001 - letters that look alike are what is tested
+
+import subprocess
+import sys
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gumshoe.mail.stems import Stemmer
+from gumshoe.mail.words import Analyzer, find_tokens, hash_term, normalize_word, split_tokens
+
+ANALYZER = Analyzer()
+CHARACTERS = st.sampled_from(
+    [
+        *"abAB 019,.'-_\n\u2019\u00a0\u202f\u00ad\u200b\u0301\u00e9\u00df\u00fc\u00b2\u00bd\u0660\uff11\uff0c",
+        *"会议ひカーｶﾞ회의\u1112\u1160\u3164สวั\u0e4dक\u093f",
+        "123",
+        "000",
+    ]
+)
+
+
+def finds(text: str, keyword: str) -> bool:
+    """Return True if the terms of a keyword stand in a text at the same distances."""
+    found = ANALYZER.analyze(text)
+    places = set(zip(found.terms.tolist(), found.positions.tolist(), strict=True))
+    query = ANALYZER.analyze_query(keyword)
+    return bool(query) and any(
+        all((term, start + offset) in places for term, offset in zip(query.terms, query.offsets, strict=True))
+        for start in range(found.tokens)
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "keyword"),
+    [
+        ("会议改到星期五下午三点", "星期五"),
+        ("会议改到星期五下午三点", "会"),
+        ("会议改到星\n期五", "星期五"),
+        ("打ち合わせは金曜日の午後", "金曜日"),
+        ("ｶﾞｽ料金", "ガス"),
+        ("東京tower", "Tower"),
+        ("회의가 금요일 오후로", "금요일"),
+        ("회의가 금요일 오후로", "회의"),
+        ("회의가 금요일 오후로", "금요일 오후"),
+        ("\u1112\u116c\u110b\u1174\u1100\u1161", "회의"),
+        ("พบกันวันศุกร์", "ศุกร์"),
+        ("Your in\u00advoice num\u200bber", "invoice number"),
+        ("Your invoice", "in\u00advoice"),
+        ("in\u3164voice", "invoice"),
+        ("Send an e\u2011mail", "e-mail"),
+        ("Send an e-mail", "e\u2011mail"),
+        ("I don\u2019t know", "don't"),
+        ("Søren waits in the Parkstraße", "Soren"),
+        ("Søren waits in the Parkstraße", "Soeren"),
+        ("Søren waits in the Parkstraße", "PARKSTRASSE"),
+        ("Parkstrasse", "parkstraße"),
+        ("Müller", "Mueller"),
+        ("Müller", "muller"),
+        ("Mu\u0308ller", "Müller"),
+        ("Łódź, Đorđe, Þór, Œuvre", "lodz dorde thor oeuvre"),
+        ("Ｆｕｌｌ ﬁle", "full file"),
+        ("ЁЛКА", "елка"),
+        ("İstanbul ısı", "istanbul isi"),
+        ("مُحَمَّد", "محمد"),
+        ("The invoices were paid", "invoice"),
+        ("The invoice was paid", "invoices"),
+        ("It costs $298,000.00 in all", "298000"),
+        ("It costs 298000", "298,000"),
+        ("1.250.000 EUR", "1250000"),
+        ("1'250'000", "1,250,000"),
+        ("1\u202f250\u00a0kg", "1250"),
+        ("Rs 12,50,000", "1250000"),
+        ("٢٩٨٬٠٠٠", "298000"),
+        ("２９８，０００", "298000"),
+        ("about 250,000MW", "250000"),
+        ("120 m² of carpet", "m2"),
+        ("The price² is final", "price"),
+        ("3½ hours", "½"),
+        ("to be or not", "to be"),
+        ("under_score", "score"),
+    ],
+)
+def test_a_keyword_finds_a_text(text: str, keyword: str) -> None:
+    assert finds(text, keyword)
+
+
+@pytest.mark.parametrize(
+    ("text", "keyword"),
+    [
+        ("会议改到星期五下午", "星期六"),
+        ("会。议", "会议"),
+        ("회의 금요일", "의금"),
+        ("invoice number", "number invoice"),
+        ("1 250", "1250"),
+        ("ด้าน", "ดาน"),
+        ("कि", "की"),
+        ("a b", ""),
+        ("a b", "--- !"),
+    ],
+)
+def test_a_keyword_does_not_find_a_text(text: str, keyword: str) -> None:
+    assert not finds(text, keyword)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("3,4 and 1,2,3", ["3", "4", "and", "1", "2", "3"]),
+        ("12.05.2024", ["12", "05", "2024"]),
+        ("v1.250.3 1.250.3", ["v1", "250", "3", "1", "250", "3"]),
+        ("0.125", ["0", "125"]),
+        ("192.168.100.200", ["192", "168", "100", "200"]),
+        ("100.000.000.000", ["100.000.000.000"]),
+        ("713.853.4218", ["713", "853", "4218"]),
+        ("1,250,00", ["1", "250", "00"]),
+        ("1,250.50", ["1,250", "50"]),
+        ("2001,250", ["2001", "250"]),
+        ("O'Brien", ["O", "Brien"]),
+        ("e\u0301te\u0301", ["e\u0301te\u0301"]),
+        ("ab\ue000cd", ["ab", "cd"]),
+    ],
+)
+def test_tokens_stand_in_the_text(text: str, tokens: list[str]) -> None:
+    assert split_tokens(text) == tokens
+    assert split_tokens(text + " é") == [*tokens, "é"]
+
+
+@given(st.lists(CHARACTERS).map("".join))
+def test_positions_are_numbers_of_tokens(text: str) -> None:
+    found = ANALYZER.analyze(text)
+    tokens = [match[0] for match in find_tokens(text)]
+    assert split_tokens(text) == tokens
+    assert found.tokens == len(tokens)
+    first = {position: term for term, position in zip(found.terms.tolist(), found.positions.tolist(), strict=True)}
+    assert list(first) == sorted(first)
+    for position, token in enumerate(tokens):
+        terms = ANALYZER.analyze_query(token).terms
+        assert not terms or (finds(token, token) and terms[0] in found.terms[found.positions == position].tolist())
+
+
+@given(st.lists(CHARACTERS).map("".join))
+def test_a_text_is_found_by_itself(text: str) -> None:
+    assert finds(text, text) or not ANALYZER.analyze(text).terms.size
+
+
+@given(st.text(st.characters(max_codepoint=127)))
+def test_ascii_text_has_the_same_terms_among_other_text(text: str) -> None:
+    alone, beside = ANALYZER.analyze(text), ANALYZER.analyze(text + " \u00e9 会")
+    assert beside.terms.tolist()[: len(alone.terms)] == alone.terms.tolist()
+    assert [token.lower() for token in split_tokens(text)] == split_tokens(text.lower())
+
+
+def test_terms_are_digests_of_kind_and_text() -> None:
+    assert ANALYZER.analyze("Invoices 1,000 会").terms.tolist() == [
+        hash_term("w", "invoic"), hash_term("w", "1000"), hash_term("c", "会"),
+    ]  # fmt: skip
+    assert ANALYZER.analyze_query("会议室").terms == (hash_term("c", "会议"), hash_term("c", "议室"))
+    assert hash_term("w", "invoic") == 13933986528046010992
+
+
+def test_terms_do_not_depend_on_the_process() -> None:
+    code = "from gumshoe.mail.words import Analyzer; print(Analyzer().analyze('Søren 会议 paid').terms.tolist())"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == str(ANALYZER.analyze("Søren 会议 paid").terms.tolist())
+
+
+def test_another_language_has_other_stems() -> None:
+    german = Analyzer("de")
+    assert german.analyze("Rechnungen").terms == german.analyze("Rechnung").terms
+    assert Stemmer("zu").stem("invoices") == "invoices"
+
+
+def test_long_tokens_only_lose_their_case() -> None:
+    assert normalize_word("É" * 300) == "é" * 300
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "a",
+        "1",
+        "1,111,",
+        "1,11,",
+        "1.111.",
+        "a\u0301\u0323",
+        "\u200b",
+        "111\u00a0",
+        "会",
+        "ก\u0e49\u0e38",
+        "\u3164",
+        "\uff9e",
+        "'1",
+    ],
+)
+def test_hostile_text_takes_linear_time(part: str) -> None:
+    started = time.process_time()
+    text = part * (300_000 // len(part))
+    ANALYZER.analyze(text)
+    ANALYZER.analyze("é " + text)
+    assert time.process_time() - started < 6
