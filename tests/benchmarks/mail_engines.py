@@ -2,7 +2,8 @@
 
 All hold the same messages and confine each search to one inbox. Each returns ids, subjects, senders and snippets of at
 most ten messages; notmuch has no snippets, and does not sort by relevance. Stems are English, except in the plain
-database, which has none. Xapian and notmuch do not stem the words of phrases.
+database, which has none. Xapian and notmuch do not stem the words of phrases. Only ours and notmuch also search the
+names of senders and recipients.
 """
 
 import json

@@ -14,8 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.mail.mail_records import parse_record
 from gumshoe.mail.message import ADDRESS_MARK, ParsedMessage, to_datetime
-from gumshoe.mail.records import parse_record
 from gumshoe.mail.rfc822 import parse_message
 from gumshoe.mail.sources import open_source
 from tests.mail.raw_messages import multipart, parse

@@ -25,8 +25,8 @@ from hypothesis import strategies as st
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.mail.build import MailBuildOptions, build_mail_index
 from gumshoe.mail.index import MailIndex
+from gumshoe.mail.mail_records import parse_record
 from gumshoe.mail.message import ParsedMessage, to_datetime
-from gumshoe.mail.records import parse_record
 from gumshoe.mail.sources import open_source
 from tests.conftest import find_free_port
 from tests.errors import raises

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gumshoe.mail.stems import Stemmer
-from gumshoe.mail.words import Analyzer, find_tokens, hash_term, normalize_word, split_tokens
+from gumshoe.mail.words import MailAnalyzer, find_tokens, hash_term, normalize_word, split_tokens
 
-ANALYZER = Analyzer()
+ANALYZER = MailAnalyzer()
 CHARACTERS = st.sampled_from(
     [
         *"abAB 019,.'-_\n\u2019\u00a0\u202f\u00ad\u200b\u0301\u00e9\u00df\u00fc\u00b2\u00bd\u0660\uff11\uff0c",
@@ -164,13 +164,15 @@ def test_terms_are_digests_of_kind_and_text() -> None:
 
 
 def test_terms_do_not_depend_on_the_process() -> None:
-    code = "from gumshoe.mail.words import Analyzer; print(Analyzer().analyze('Søren 会议 paid').terms.tolist())"
+    code = (
+        "from gumshoe.mail.words import MailAnalyzer; print(MailAnalyzer().analyze('Søren 会议 paid').terms.tolist())"
+    )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout.strip() == str(ANALYZER.analyze("Søren 会议 paid").terms.tolist())
 
 
 def test_another_language_has_other_stems() -> None:
-    german = Analyzer("de")
+    german = MailAnalyzer("de")
     assert german.analyze("Rechnungen").terms == german.analyze("Rechnung").terms
     assert Stemmer("zu").stem("invoices") == "invoices"
 

@@ -37,7 +37,7 @@ class _State:
 
 
 @dataclass(slots=True)
-class _Reader:
+class _RtfReader:
     codec: str = "cp1252"
     text: list[str] = field(default_factory=list)
     pending: bytearray = field(default_factory=bytearray)
@@ -92,7 +92,7 @@ def _to_character(number: int) -> str:
 
 def extract_rtf(data: bytes) -> str:
     """Return the text of RTF. What is not RTF gives its own text."""
-    reader = _Reader()
+    reader = _RtfReader()
     for match in _TOKEN.finditer(data):
         word, number, code, escaped, brace, plain = match.groups()
         if plain:

@@ -11,7 +11,7 @@ from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.corpus import LookupResult, QuestionScope
 from gumshoe.mail.message import to_datetime
 from gumshoe.mail.schema import read_state
-from gumshoe.mail.segment import Segments, StoredCopy
+from gumshoe.mail.segment import IndexSegments, StoredCopy
 from gumshoe.mail.terms import bare_id
 
 
@@ -38,7 +38,7 @@ class MailAudit:
         from gumshoe.mail.index import MailIndex
 
         self._directory = MailIndex(index).directory
-        self._segments = Segments.open(index, read_state(index).segments)
+        self._segments = IndexSegments.open(index, read_state(index).segments)
 
     def find(self, message_id: str) -> list[IndexedMessage]:
         """Return the messages with an id, given with or without brackets, in each inbox that holds them.

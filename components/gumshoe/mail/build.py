@@ -28,8 +28,8 @@ from gumshoe.mail.attachments import AttachmentLimits
 from gumshoe.mail.inboxes import OwnedSource, OwnerGuess, find_inboxes
 from gumshoe.mail.items import MailSource, RawItem
 from gumshoe.mail.message import State, normalize_address
-from gumshoe.mail.prepare import (
-    Limits,
+from gumshoe.mail.message_preparer import (
+    MessageLimits,
     PreparedBatch,
     PreparedMessage,
     TextTerms,
@@ -38,11 +38,11 @@ from gumshoe.mail.prepare import (
     open_preparer,
 )
 from gumshoe.mail.schema import SEGMENT_PREFIX, VERSION, IndexState, index_path, read_state, write_state
-from gumshoe.mail.segment import Segment, Segments
+from gumshoe.mail.segment import IndexSegment, IndexSegments
 from gumshoe.mail.segment_writer import SegmentWriter
 from gumshoe.mail.sources import open_source
 from gumshoe.mail.terms import bare_id
-from gumshoe.mail.words import Analyzer
+from gumshoe.mail.words import MailAnalyzer
 from gumshoe.terminal import progress
 
 _BATCH = 500
@@ -74,14 +74,14 @@ class MailBuildOptions:
     max_attachment_characters: int = 200_000
     """Maximum length of an attachment's text. The rest is cut off."""
 
-    def to_limits(self) -> Limits:
+    def to_limits(self) -> MessageLimits:
         """Return the limits on single messages."""
         attachments = AttachmentLimits(
             max_bytes=self.max_attachment_bytes,
             max_characters=self.max_attachment_characters,
             max_per_message=self.max_attachments,
         )
-        return Limits(self.max_body, self.max_recipients, frozenset(self.skip), attachments)
+        return MessageLimits(self.max_body, self.max_recipients, frozenset(self.skip), attachments)
 
 
 @dataclass(slots=True)
@@ -235,10 +235,10 @@ class _Build:
         self._directory, self._owned, self._sources, self._options = directory, owned, sources, options
         self._old, self._started = old, started
         self._partial = directory / _PARTIAL
-        self._analyzer = Analyzer()
+        self._analyzer = MailAnalyzer()
         self._allowed = frozenset(map(normalize_address, options.inboxes)) or None
         self._report = _read_report(old)
-        self._segments = Segments.open(directory, old.segments if old else ())
+        self._segments = IndexSegments.open(directory, old.segments if old else ())
         self._done: list[Path] = []  # complete segments of this build
         self._consumed = 0  # raw items in them
         self._guesses = [OwnerGuess() for _ in owned]
@@ -289,7 +289,7 @@ class _Build:
             if path.name not in state["segments"]:
                 shutil.rmtree(path)
         self._done = [self._partial / name for name in state["segments"]]
-        self._segments = Segments((*self._segments.segments, *map(Segment, self._done)))
+        self._segments = IndexSegments((*self._segments.segments, *map(IndexSegment, self._done)))
         self._consumed, self._next = state["consumed"], state["next"]
         self._report = _to_report(state["report"])
         self._guesses = [OwnerGuess(each["messages"], Counter(each["named"])) for each in state["guesses"]]
@@ -323,7 +323,7 @@ class _Build:
     def _begin_segment(self) -> None:
         """Complete the current segment, and start another."""
         self._finish_segment()
-        self._segments = Segments((*self._segments.segments, Segment(self._done[-1])))
+        self._segments = IndexSegments((*self._segments.segments, IndexSegment(self._done[-1])))
         self._writer = self._start_segment()
 
     def _add_sources(self) -> None:
@@ -446,7 +446,7 @@ class _Build:
         shutil.rmtree(self._partial, ignore_errors=True)
         kept = self._old.segments if self._old else ()
         segments = (*kept, *names)
-        opened = Segments.open(self._directory, segments)
+        opened = IndexSegments.open(self._directory, segments)
         report.content = _digest_content(opened, self._options)
         for source, guess in zip(self._owned, self._guesses, strict=True):
             if not source.owner and (suggestion := guess.suggest()):
@@ -481,7 +481,7 @@ def _to_report(values: dict[str, Any]) -> MailBuildReport:
     return MailBuildReport(**counts)
 
 
-def _digest_content(segments: Segments, options: MailBuildOptions) -> str:
+def _digest_content(segments: IndexSegments, options: MailBuildOptions) -> str:
     """Return a digest of all copies of messages, in an order that does not depend on how the index was built."""
     removed = set(segments.collect(lambda each: each.execute("SELECT message, copy FROM removed_copies")))
     digest = blake2b(repr((VERSION, options)).encode(), digest_size=32)

@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gumshoe.mail.postings import NO_DATE, InboxPostings, Postings
+from gumshoe.mail.postings import NO_DATE, InboxPostings, TermMatches
 from gumshoe.mail.search_arguments import Order
-from gumshoe.mail.segment import Segments
+from gumshoe.mail.segment import IndexSegments
 
 # Okapi BM25 (Robertson and Zaragoza, "The Probabilistic Relevance Framework", 2009), over subject and body.
 _K1, _B = 1.2, 0.75
@@ -42,29 +42,29 @@ class Query:
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _InboxPart:
     """The part of an inbox in one segment."""
 
     postings: InboxPostings
     alive: NDArray[np.bool_] | None
     """[messages]: False for those that a later segment removed. None means that all count."""
 
-    def count(self, found: Postings) -> int:
+    def count(self, found: TermMatches) -> int:
         return len(found.ordinals) if self.alive is None else int(self.alive[found.ordinals].sum())
 
 
 class InboxView:
     """The messages of one inbox. Thread-safe."""
 
-    def __init__(self, segments: Segments, inbox: str) -> None:
+    def __init__(self, segments: IndexSegments, inbox: str) -> None:
         self.inbox = inbox
-        self._parts: list[_Part] = []
+        self._parts: list[_InboxPart] = []
         removed: list[int] = []
         for segment in reversed(segments.segments):
             postings = segment.open_inbox(inbox)
             if postings is not None:
                 alive = ~np.isin(postings.messages, removed) if removed else None
-                self._parts.append(_Part(postings, None if alive is None or alive.all() else alive))
+                self._parts.append(_InboxPart(postings, None if alive is None or alive.all() else alive))
             removed += segment.list_removed(inbox)
         self._parts.reverse()
         self.messages = sum(len(each.postings) if each.alive is None else int(each.alive.sum()) for each in self._parts)
@@ -122,11 +122,11 @@ class InboxView:
             best += self._rank(part, allowed[has_any[allowed]], found, weights, limit)
         return [each.message for each in heapq.nsmallest(limit, best)]
 
-    def _match(self, part: _Part, query: Query) -> tuple[NDArray[np.intp], list[Postings]]:
+    def _match(self, part: _InboxPart, query: Query) -> tuple[NDArray[np.intp], list[TermMatches]]:
         """Return the ordinals that match, ascending, and the postings of each phrase."""
         size = len(part.postings)
         first, last = _find_period(part.postings.sent, query.after, query.before)
-        found: list[Postings] = []
+        found: list[TermMatches] = []
         nothing = np.zeros(0, np.intp), found
         if first >= last:
             return nothing
@@ -143,7 +143,7 @@ class InboxView:
             selected &= part.alive
         return np.flatnonzero(selected[first:last]) + first, found
 
-    def _find_all(self, part: _Part, query: Query, found: list[Postings]) -> Iterable[Postings]:
+    def _find_all(self, part: _InboxPart, query: Query, found: list[TermMatches]) -> Iterable[TermMatches]:
         for term in query.filters:
             yield part.postings.find(term)
         for phrase in query.phrases:
@@ -151,7 +151,12 @@ class InboxView:
             yield found[-1]
 
     def _rank(
-        self, part: _Part, ordinals: NDArray[np.intp], found: Sequence[Postings], weights: list[float], limit: int
+        self,
+        part: _InboxPart,
+        ordinals: NDArray[np.intp],
+        found: Sequence[TermMatches],
+        weights: list[float],
+        limit: int,
     ) -> list[MatchedMessage]:
         """Return the best of some messages: by score if there are weights, otherwise the newest."""
         postings = part.postings
@@ -170,7 +175,7 @@ class InboxView:
         return [MatchedMessage(score, -sent, number) for score, sent, number in rows]
 
     def _score(
-        self, postings: InboxPostings, ordinals: NDArray[np.intp], found: Sequence[Postings], weights: list[float]
+        self, postings: InboxPostings, ordinals: NDArray[np.intp], found: Sequence[TermMatches], weights: list[float]
     ) -> NDArray[np.float64]:
         norms = _K1 * (1 - _B) + (_K1 * _B / self._average) * postings.lengths[ordinals]
         scores = np.zeros(len(ordinals))

@@ -28,12 +28,12 @@ from gumshoe.mail.search_arguments import (
     check_period,
     check_person,
 )
-from gumshoe.mail.segment import Segments, StoredCopy
+from gumshoe.mail.segment import IndexSegments, StoredCopy
 from gumshoe.mail.snippets import make_snippet
 from gumshoe.mail.terms import PersonRole, address_term, bare_id, name_terms, thread_terms
 from gumshoe.mail.thread_subjects import is_reply
 from gumshoe.mail.threads import ThreadFinder
-from gumshoe.mail.words import Analyzer
+from gumshoe.mail.words import MailAnalyzer
 
 _RESULT_CACHE_SIZE = 1_000  # search results, and messages, in memory
 _PHRASE_CACHE_SIZE = 10_000
@@ -121,8 +121,8 @@ class MailIndex:
                 "mail.no-index", f"{directory} contains no mail index; build one with `gumshoe mail index`"
             )
         self._state = read_state(directory)
-        self._segments = Segments.open(directory, self._state.segments)
-        self._analyzer = Analyzer()
+        self._segments = IndexSegments.open(directory, self._state.segments)
+        self._analyzer = MailAnalyzer()
         # The files never change, and episodes of one group often send the same queries.
         self._hits = lru_cache(_RESULT_CACHE_SIZE)(self._find_hits)
         self._partial = lru_cache(_RESULT_CACHE_SIZE)(self._find_partial)

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gumshoe.artifacts.source_files import UnreadableItem, parse_json_line
+from gumshoe.mail.mail_records import parse_record
 from gumshoe.mail.message import ParsedMessage, State
 from gumshoe.mail.message_files import read_message_file
-from gumshoe.mail.records import parse_record
 from gumshoe.mail.rfc822 import parse_message
 
 

@@ -1,4 +1,4 @@
-"""Postings per inbox: for each term, the messages of one inbox that contain it.
+"""TermMatches per inbox: for each term, the messages of one inbox that contain it.
 
 A message's words are indexed once for each inbox that holds it, so a search touches only what belongs to its inbox. The
 arrays of a segment are in one file, little-endian, mapped into memory. An inbox owns one range of each array:
@@ -47,7 +47,7 @@ _SUBJECT_WEIGHT = 2  # a word in the subject counts as much as two in the body
 Numbers = NDArray[np.int64]
 
 
-class Postings(NamedTuple):
+class TermMatches(NamedTuple):
     """The messages of an inbox that contain a term or a phrase."""
 
     ordinals: NDArray[np.uint16]
@@ -56,7 +56,7 @@ class Postings(NamedTuple):
     """[matches]: how often the message contains it; occurrences in the subject count twice."""
 
 
-NO_POSTINGS = Postings(np.zeros(0, np.uint16), np.zeros(0, np.uint8))
+NO_MATCHES = TermMatches(np.zeros(0, np.uint16), np.zeros(0, np.uint8))
 
 
 class PostingsWriter:
@@ -366,15 +366,15 @@ class InboxPostings:
     def __len__(self) -> int:
         return len(self.messages)
 
-    def find(self, term: int) -> Postings:
+    def find(self, term: int) -> TermMatches:
         """Return the messages that contain a term."""
         place = self._find_term(term)
         if place is None:
-            return NO_POSTINGS
+            return NO_MATCHES
         part = slice(*self._arrays["posting_starts"][place : place + 2].tolist())
-        return Postings(self._arrays["ordinals"][part], self._arrays["weights"][part])
+        return TermMatches(self._arrays["ordinals"][part], self._arrays["weights"][part])
 
-    def find_phrase(self, terms: list[tuple[int, int]]) -> Postings:
+    def find_phrase(self, terms: list[tuple[int, int]]) -> TermMatches:
         """Return the messages that contain terms at given distances from the start of a phrase."""
         if len(terms) == 1:
             return self.find(terms[0][0])
@@ -384,17 +384,17 @@ class InboxPostings:
             has_term[self.find(term).ordinals] = True
             common &= has_term
         if not common.any():
-            return NO_POSTINGS
+            return NO_MATCHES
         starts: NDArray[np.int64] | None = None
         for term, offset in terms:
             found = self._find_places(term, common) - offset
             starts = found if starts is None else np.intersect1d(starts, found, assume_unique=True)
         if starts is None or not len(starts):
-            return NO_POSTINGS
+            return NO_MATCHES
         ordinals, firsts, counts = np.unique(starts >> _POSITION_BITS, return_index=True, return_counts=True)
         in_subject = (starts & NO_POSITION) < self._subjects[starts >> _POSITION_BITS]
         weights = counts + (_SUBJECT_WEIGHT - 1) * np.add.reduceat(in_subject, firsts, dtype=np.int64)
-        return Postings(ordinals.astype(np.uint16), np.minimum(weights, 255).astype(np.uint8))
+        return TermMatches(ordinals.astype(np.uint16), np.minimum(weights, 255).astype(np.uint8))
 
     def _find_term(self, term: int) -> int | None:
         place = int(np.searchsorted(self._terms, np.uint64(term)))

@@ -8,7 +8,7 @@ from email.parser import BytesParser
 from email.policy import Compat32
 
 from gumshoe.artifacts.source_files import UnreadableItem
-from gumshoe.mail.addresses import Mailbox, parse_address_headers, parse_addresses
+from gumshoe.mail.address_lists import Mailbox, parse_address_headers, parse_addresses
 from gumshoe.mail.bodies import extract_body
 from gumshoe.mail.headers import (
     Fields,

@@ -46,7 +46,7 @@ class StoredCopy(NamedTuple):
     """Address of each inbox, numbers of the recipients that are hidden from it, and the id that it is shown."""
 
 
-class Segment:
+class IndexSegment:
     """One segment, opened read-only. Thread-safe and fork-safe.
 
     Raises on opening:
@@ -135,15 +135,15 @@ def _file_identity(path: Path) -> tuple[int, int] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
+class IndexSegments:
     """The segments of an index, oldest first."""
 
-    segments: tuple[Segment, ...]
+    segments: tuple[IndexSegment, ...]
 
     @classmethod
-    def open(cls, directory: Path, names: Iterable[str]) -> "Segments":
+    def open(cls, directory: Path, names: Iterable[str]) -> "IndexSegments":
         """Open the segments with some names."""
-        return cls(tuple(Segment(directory / name) for name in names))
+        return cls(tuple(IndexSegment(directory / name) for name in names))
 
     def read_text(self, message: int) -> StoredText:
         """Return the text of a message."""
@@ -185,6 +185,6 @@ class Segments:
         for each in self.segments:
             yield from each.execute(query, (values,))
 
-    def collect(self, read: Callable[[Segment], Iterable[Any]]) -> list[Any]:
+    def collect(self, read: Callable[[IndexSegment], Iterable[Any]]) -> list[Any]:
         """Return what `read` returns for each segment, as one list."""
         return [row for each in self.segments for row in read(each)]

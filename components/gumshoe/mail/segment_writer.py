@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.mail.inboxes import Inboxes
 from gumshoe.mail.message import ParsedMessage
+from gumshoe.mail.message_preparer import TextTerms
 from gumshoe.mail.postings import MAX_PAIRS, MAX_POSITION, NO_POSITION, PostingsWriter
-from gumshoe.mail.prepare import TextTerms
 from gumshoe.mail.schema import DATABASE, INDEXES, POSTINGS, TABLES
-from gumshoe.mail.segment import Segments, StoredCopy
+from gumshoe.mail.segment import IndexSegments, StoredCopy
 from gumshoe.mail.terms import name_words, person_terms, thread_terms
-from gumshoe.mail.words import Analyzer
+from gumshoe.mail.words import MailAnalyzer
 
 _CACHE_KIB = 20_000
 _MAX_OCCURRENCES = 6_000_000  # words, counted for each inbox: they are sorted in memory
@@ -46,7 +46,7 @@ class SegmentWriter:
     `earlier` are the segments before it.
     """
 
-    def __init__(self, directory: Path, earlier: Segments, analyzer: Analyzer, first: int) -> None:
+    def __init__(self, directory: Path, earlier: IndexSegments, analyzer: MailAnalyzer, first: int) -> None:
         self.directory, self._earlier, self._analyzer = directory, earlier, analyzer
         self._first = self._next = first
         self._held: dict[int, _Held] = {}

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from gumshoe.mail.words import Analyzer, find_tokens
+from gumshoe.mail.words import MailAnalyzer, find_tokens
 
 SNIPPET_WORDS = 24
 _MAX_TEXT = 100_000  # characters of a text that are looked at
 
 
-def make_snippet(analyzer: Analyzer, texts: list[str], terms: set[int]) -> str:
+def make_snippet(analyzer: MailAnalyzer, texts: list[str], terms: set[int]) -> str:
     """Return at most `SNIPPET_WORDS` words on one line, from the first text that contains one of the terms.
 
     It is the part with the most different terms. Without any, it is the beginning of the first text.

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Literal
 
 from gumshoe.mail.thread_subjects import thread_subject
-from gumshoe.mail.words import Analyzer, hash_term
+from gumshoe.mail.words import MailAnalyzer, hash_term
 
 PersonRole = Literal["from", "to"]
 # Kinds of terms (see `gumshoe.mail.words`): no text can contain them, since words have other kinds.
@@ -28,13 +28,13 @@ def name_terms(role: PersonRole, words: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @lru_cache(_CACHED)
-def name_words(name: str, address: str, analyzer: Analyzer) -> tuple[int, ...]:
+def name_words(name: str, address: str, analyzer: MailAnalyzer) -> tuple[int, ...]:
     """Return the words of a person's name, which keywords find. Without a name, the address before the @ is used."""
     return tuple(analyzer.analyze(name or address.partition("@")[0]).terms.tolist())
 
 
 @lru_cache(_CACHED)
-def person_terms(role: PersonRole, address: str, name: str, analyzer: Analyzer) -> tuple[int, ...]:
+def person_terms(role: PersonRole, address: str, name: str, analyzer: MailAnalyzer) -> tuple[int, ...]:
     """Return the terms of a sender or a recipient: the address, and each word of the name and of the address."""
     words = {**dict.fromkeys(name_words(name, address, analyzer)), **dict.fromkeys(name_words("", address, analyzer))}
     names = name_terms(role, tuple(words))

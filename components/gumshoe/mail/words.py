@@ -201,7 +201,7 @@ class QueryPhrase:
         return bool(self.terms)
 
 
-class Analyzer:
+class MailAnalyzer:
     """Turn texts and keywords into terms. Thread-safe; create one per process, because it remembers tokens.
 
     Args:

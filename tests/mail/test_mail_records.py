@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.mail.mail_records import parse_record
 from gumshoe.mail.message import ParsedMessage, to_datetime
-from gumshoe.mail.records import parse_record
 
 NOON = int(datetime(2001, 5, 14, 12, tzinfo=UTC).timestamp())
 NAN = float("nan")

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gumshoe.mail.addresses import parse_addresses
+from gumshoe.mail.address_lists import parse_addresses
+from gumshoe.mail.mail_records import parse_record
 from gumshoe.mail.message import ParsedMessage, normalize_address
-from gumshoe.mail.records import parse_record
 from gumshoe.mail.rfc822 import parse_message
 
 QUICK = settings(derandomize=True, deadline=None, database=None)

@@ -24,14 +24,14 @@ from gumshoe.mail.items import RawItem, parse_item
 from gumshoe.mail.message import ParsedMessage, clean
 from gumshoe.mail.postings import MAX_POSITION, NO_POSITION
 from gumshoe.mail.terms import subject_term
-from gumshoe.mail.words import Analyzer
+from gumshoe.mail.words import MailAnalyzer
 
 _MIN_BATCHES = 3  # with fewer, starting processes takes longer than it saves
 _AHEAD = 2  # batches waiting for each process
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MessageLimits:
     """Which messages are skipped, and what is read of their attachments."""
 
     max_body: int | None
@@ -81,9 +81,9 @@ class PreparedBatch:
 class Preparer:
     """Parse and analyze messages. Create one per process."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: MessageLimits) -> None:
         self._limits = limits
-        self._analyzer = Analyzer()
+        self._analyzer = MailAnalyzer()
         self._reader = AttachmentReader(limits.attachments)
 
     def close(self) -> None:
@@ -119,7 +119,7 @@ def _digest(message: ParsedMessage) -> bytes:
     return digest.digest()
 
 
-def find_skip_reason(message: ParsedMessage, limits: Limits) -> str:
+def find_skip_reason(message: ParsedMessage, limits: MessageLimits) -> str:
     """Return why a message is skipped, or an empty text."""
     if message.state in limits.skipped_states:
         return message.state
@@ -143,7 +143,7 @@ class AnalyzedText(NamedTuple):
     result: TextTerms
 
 
-def analyze_text(analyzer: Analyzer, subject: str, texts: Iterable[str]) -> AnalyzedText:
+def analyze_text(analyzer: MailAnalyzer, subject: str, texts: Iterable[str]) -> AnalyzedText:
     """Find the words of a subject and of other texts, with a gap between each two, so that no phrase spans them."""
     found = [analyzer.analyze(subject), *map(analyzer.analyze, texts)]
     positions, start = [], 0
@@ -183,7 +183,7 @@ def collect_terms(texts: list[AnalyzedText]) -> NDArray[np.uint64]:
 _preparer: Preparer | None = None
 
 
-def _start_process(limits: Limits) -> None:
+def _start_process(limits: MessageLimits) -> None:
     global _preparer
     _preparer = Preparer(limits)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
@@ -203,7 +203,7 @@ def _prepare_batch(batch: list[RawItem]) -> PreparedBatch:
 
 
 @contextmanager
-def open_preparer(limits: Limits) -> Iterator["BatchPreparer"]:
+def open_preparer(limits: MessageLimits) -> Iterator["BatchPreparer"]:
     """Open what prepares batches. Processes are started when there is enough work, and end with the block."""
     preparer = BatchPreparer(limits)
     try:
@@ -215,7 +215,7 @@ def open_preparer(limits: Limits) -> Iterator["BatchPreparer"]:
 class BatchPreparer:
     """Prepare batches of items, in order."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: MessageLimits) -> None:
         self._limits = limits
         self._own = Preparer(limits)
         self._pool: ProcessPoolExecutor | None = None

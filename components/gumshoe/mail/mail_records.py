@@ -20,7 +20,7 @@ from functools import lru_cache
 from typing import Any
 
 from gumshoe.artifacts.source_files import UnreadableItem
-from gumshoe.mail.addresses import Mailbox, parse_addresses
+from gumshoe.mail.address_lists import Mailbox, parse_addresses
 from gumshoe.mail.dates import parse_date, parse_timestamp
 from gumshoe.mail.headers import decode_header_text, parse_references, shorten_name
 from gumshoe.mail.message import (
