@@ -33,7 +33,8 @@ from gumshoe.inference.policy_names import TINY, PolicyName
 from gumshoe.inference.vllm_plugin import ENABLE_VARIABLE
 from gumshoe.inference.vllm_server import ServerOptions, VLLMServer
 from gumshoe.mail.build import build_mail_index
-from gumshoe.mail.index import Hit, MailIndex, Message
+from gumshoe.mail.index import MailIndex
+from gumshoe.mail.search_results import Hit, Message
 from gumshoe.rollouts.chat_format import ChatFormat, Encoded
 from gumshoe.rollouts.engine import RolloutEngine
 from gumshoe.rollouts.episode import EpisodeLimits, TokenChatSession, run_episode

@@ -115,20 +115,7 @@ class Plain:
 
     def build(self, messages: Iterable[dict[str, Any]], owner: str | None = None) -> None:
         """Insert messages. With an owner, all of them are in the owner's inbox too."""
-        self.path.unlink(missing_ok=True)
-        database = sqlite3.connect(self.path)
-        database.executescript(
-            f"""
-            PRAGMA journal_mode = off; PRAGMA synchronous = off;
-            CREATE TABLE messages (
-                id INTEGER PRIMARY KEY, message_id TEXT UNIQUE, sent INTEGER, sender TEXT, subject TEXT, body TEXT
-            );
-            CREATE TABLE recipients (message INTEGER, address TEXT, PRIMARY KEY (message, address)) WITHOUT ROWID;
-            CREATE VIRTUAL TABLE text USING fts5(
-                subject, body, content='messages', content_rowid='id', tokenize='{self._tokenizer}'
-            );
-            """
-        )
+        database = self._create_tables()
         seen: dict[tuple[str, str, str], int | None] = {}
         for message in messages:
             everyone = message["to"] + message["cc"] + message["bcc"]
@@ -154,6 +141,23 @@ class Plain:
             )
         database.commit()
         database.close()
+
+    def _create_tables(self) -> sqlite3.Connection:
+        self.path.unlink(missing_ok=True)
+        database = sqlite3.connect(self.path)
+        database.executescript(
+            f"""
+            PRAGMA journal_mode = off; PRAGMA synchronous = off;
+            CREATE TABLE messages (
+                id INTEGER PRIMARY KEY, message_id TEXT UNIQUE, sent INTEGER, sender TEXT, subject TEXT, body TEXT
+            );
+            CREATE TABLE recipients (message INTEGER, address TEXT, PRIMARY KEY (message, address)) WITHOUT ROWID;
+            CREATE VIRTUAL TABLE text USING fts5(
+                subject, body, content='messages', content_rowid='id', tokenize='{self._tokenizer}'
+            );
+            """
+        )
+        return database
 
     def open(self) -> None:
         self._database = sqlite3.connect(self.path)

@@ -5,7 +5,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from gumshoe.mail.build import MailBuildOptions, build_mail_index
+from gumshoe.mail.build import build_mail_index
+from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index import MailIndex
 
 KEEP_ALL = MailBuildOptions(max_body=None, max_recipients=None, drop_duplicates=False)

@@ -12,7 +12,8 @@ import pytest
 
 from gumshoe.artifacts.private_data import MARK
 from gumshoe.artifacts.storage import lock_directory
-from gumshoe.mail.build import MailBuildOptions, build_mail_index
+from gumshoe.mail.build import build_mail_index
+from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.schema import FILE_NAME, read_state
 from tests.errors import raises

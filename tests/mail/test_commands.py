@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.mail.build import MailBuildOptions
+from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.schema import read_state
 from tests.conftest import CommandResult
 from tests.mail.mailbox import make_index, record, write_jsonl

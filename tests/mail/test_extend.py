@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gumshoe.mail import segment_writer
-from gumshoe.mail.build import MailBuildOptions, build_mail_index, extend_mail_index
+from gumshoe.mail.build import build_mail_index, extend_mail_index
+from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from tests.errors import raises
 from tests.mail.mailbox import make_index, record, write_jsonl

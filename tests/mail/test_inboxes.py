@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from gumshoe.mail.build import MailBuildOptions, build_mail_index
+from gumshoe.mail.build import build_mail_index
+from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.inboxes import OwnedSource
 from gumshoe.mail.index import MailIndex
 from tests.errors import raises

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
+from email.message import EmailMessage
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gumshoe.artifacts.sqlite import explain_damage
+from gumshoe.mail.build import build_mail_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.schema import FILE_NAME
 from gumshoe.mail.search_arguments import MailSearchError
@@ -378,3 +380,48 @@ def test_an_index_with_another_schema_is_rejected(tmp_path: Path) -> None:
 def test_a_missing_message_is_reported(index: MailIndex) -> None:
     with raises("mail.message-not-found", "'<77@example.com>'"):
         index.read(BOB, "<77@example.com>")
+
+
+def test_names_of_people_are_found_as_keywords_and_filter_by_name(tmp_path: Path) -> None:
+    records = [
+        record(1, sender="Ann Lee <ann@example.com>", body="first"),
+        record(2, sender="eve@example.com", to=[f"Bob Ek <{BOB}>"], bcc=["Zoe Quinn <zoe@example.com>"], body="second"),
+    ]
+    index = make_index(tmp_path, records)
+    assert [ids(index, [word]) for word in ("lee", "ann lee", "lee ann", "ek", "eve")] == [[1], [1], [], [2], [2]]
+    assert [ids(index, ["first"], sender=name) for name in ("Lee", "ann LEE", "ann", "bob")] == [[1], [1], [1], []]
+    assert [ids(index, ["second"], recipient=name) for name in ("Ek", "zoe")] == [[2], []]
+    assert ids(index, ["second"], inbox="zoe@example.com", recipient="Quinn") == [2]
+    assert ids(index, ["quinn"]) == []
+
+
+def test_a_search_without_results_has_partial_ones(index: MailIndex) -> None:
+    found = index.search_partially(BOB, ["pipeline", "houston", "zebra"], sent_before="2001-05-04")
+    assert found.counts == {"pipeline": 2, "houston": 2, "zebra": 0}
+    assert sorted(hit.message_id for hit in found.hits) == ["<1@example.com>", "<2@example.com>"]
+    best = index.search_partially(BOB, ["pipeline", "tuesday", "zebra"]).hits[0]
+    assert best.message_id == "<1@example.com>"
+    others = index.search_partially("eve@example.com", ["pipeline", "tuesday"])
+    assert (others.counts, len(others.hits)) == ({"pipeline": 1, "tuesday": 0}, 1)
+
+
+def test_attachments_are_searched_and_read(tmp_path: Path) -> None:
+    message = EmailMessage()
+    message["From"], message["To"], message["Message-ID"] = "ann@example.com", BOB, "<1@example.com>"
+    message.set_content("See the file.")
+    message.add_attachment("The deductible is 250 euros.", filename="policy 2024.txt")
+    message.add_attachment(b"\x00\x01", maintype="application", subtype="octet-stream", filename="drive.bin")
+    (tmp_path / "mail").mkdir()
+    (tmp_path / "mail" / "1.eml").write_bytes(message.as_bytes())
+    report = build_mail_index([f"eml:{tmp_path / 'mail'}"], tmp_path / "index")
+    index = MailIndex(tmp_path / "index")
+    assert report.attachments == {"read": 1, "unknown type": 1}
+    (hit,) = index.search(BOB, ["deductible"])
+    assert "The deductible is 250 euros." in hit.snippet
+    assert ids(index, ["policy 2024"]) == [1]
+    assert ids(index, ["file the deductible"]) == []
+    read = index.read(BOB, "<1@example.com>")
+    assert [(each.name, each.text, each.problem) for each in read.attachments] == [
+        ("policy 2024.txt", "The deductible is 250 euros.", ""),
+        ("drive.bin", "", "unknown type"),
+    ]

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from gumshoe.mail.build import MailBuildOptions
+from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index_options import parse_options
 from tests.errors import raises
 

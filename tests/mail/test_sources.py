@@ -23,7 +23,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gumshoe.artifacts.source_files import UnreadableItem
-from gumshoe.mail.build import MailBuildOptions, build_mail_index
+from gumshoe.mail.build import build_mail_index
+from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.mail_records import parse_record
 from gumshoe.mail.message import ParsedMessage, to_datetime

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import gumshoe.mail.index
 from gumshoe.mail.audit import MailAudit
-from gumshoe.mail.build import MailBuildOptions
+from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from gumshoe.mail.message import ADDRESS_MARK, normalize_address
 from tests.errors import raises

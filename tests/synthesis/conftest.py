@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.mail.build import MailBuildReport, build_mail_index
+from gumshoe.mail.build import build_mail_index
+from gumshoe.mail.build_report import MailBuildReport
 from gumshoe.mail.index import MailIndex
 from gumshoe.synthesis.difficulty import LEVELS, Level
 from gumshoe.synthesis.mailboxes import SyntheticMail, synthesize_mail, write_mail

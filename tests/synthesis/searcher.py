@@ -3,7 +3,8 @@
 import re
 from itertools import combinations
 
-from gumshoe.mail.index import Hit, MailIndex
+from gumshoe.mail.index import MailIndex
+from gumshoe.mail.search_results import Hit
 from gumshoe.scenarios.scenario import Scenario
 
 _COMMON = frozenset(

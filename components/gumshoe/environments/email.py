@@ -7,8 +7,9 @@ from gumshoe.environments.base import MessageSource, SourceText
 from gumshoe.environments.search import SearchEnvironment, bare_id
 from gumshoe.environments.tools import Toolbox, ToolError
 from gumshoe.mail.corpus import MailCorpus
-from gumshoe.mail.index import Hit, MailIndex, Message, MessageNotFoundError
+from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from gumshoe.mail.search_arguments import MailSearchError, check_period
+from gumshoe.mail.search_results import Hit, Message
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
 
 _SYSTEM = """\

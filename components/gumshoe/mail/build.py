@@ -10,12 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict
 from datetime import UTC, datetime
 from hashlib import blake2b
 from heapq import merge
 from pathlib import Path
-from typing import Any
 
 import apsw
 import orjson
@@ -24,12 +23,11 @@ from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.source_files import UnreadableItem, digest_of_uris
 from gumshoe.artifacts.storage import explain_os_errors, is_partial, lock_directory
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
-from gumshoe.mail.attachments import AttachmentLimits
+from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport
 from gumshoe.mail.inboxes import OwnedSource, OwnerGuess, find_inboxes
 from gumshoe.mail.items import MailSource, RawItem
-from gumshoe.mail.message import State, normalize_address
+from gumshoe.mail.message import normalize_address
 from gumshoe.mail.message_preparer import (
-    MessageLimits,
     PreparedBatch,
     PreparedMessage,
     TextTerms,
@@ -48,72 +46,6 @@ from gumshoe.terminal import progress
 _BATCH = 500
 _PARTIAL = ".partial"
 _PROGRESS_FILE = "progress.json"
-
-
-@dataclass(frozen=True, slots=True)
-class MailBuildOptions:
-    """Which messages are skipped, and whose inboxes are built.
-
-    The default limits are the published recipe for the public Enron mail (ART-E).
-    """
-
-    max_body: int | None = 5000
-    """Maximum body length in characters. None means no limit."""
-    max_recipients: int | None = 30
-    """Maximum number of recipients (to, cc and bcc together). None means no limit."""
-    drop_duplicates: bool = True
-    """Keep the text of messages with equal subject, body and sender once, even if their ids differ."""
-    skip: tuple[State, ...] = ("deleted",)
-    """States of messages that are skipped."""
-    inboxes: tuple[str, ...] = ()
-    """Addresses of the only inboxes to build. Empty for all."""
-    max_attachments: int = 50
-    """Maximum number of attachments of a message whose text is read."""
-    max_attachment_bytes: int = 20 << 20
-    """Maximum size of an attachment whose text is read."""
-    max_attachment_characters: int = 200_000
-    """Maximum length of an attachment's text. The rest is cut off."""
-
-    def to_limits(self) -> MessageLimits:
-        """Return the limits on single messages."""
-        attachments = AttachmentLimits(
-            max_bytes=self.max_attachment_bytes,
-            max_characters=self.max_attachment_characters,
-            max_per_message=self.max_attachments,
-        )
-        return MessageLimits(self.max_body, self.max_recipients, frozenset(self.skip), attachments)
-
-
-@dataclass(slots=True)
-class MailBuildReport:
-    """Numbers of messages that a build read, indexed and skipped."""
-
-    messages: int = 0
-    """Different messages in the index."""
-    read: int = 0
-    """Messages that could be read."""
-    kept_out: Counter[str] = field(default_factory=Counter)
-    """Skipped messages, by reason."""
-    unreadable: Counter[str] = field(default_factory=Counter)
-    """Items that could not be read as a message, by reason. `gumshoe mail stats --unreadable` lists each."""
-    attachments: Counter[str] = field(default_factory=Counter)
-    """Attachments of indexed messages: `read`, or the reason why one was not read."""
-    without_date: int = 0
-    without_id: int = 0
-    without_inbox: int = 0
-    """Messages in the index that are in nobody's inbox."""
-    removed: int = 0
-    """Messages that were removed on request."""
-    owners: dict[str, tuple[str, float]] = field(default_factory=dict)
-    """For sources without an owner, the address that most of their messages name, and the share that names it."""
-    content: str = ""
-    """Digest of the index's content. Equal input and options give an equal digest, in one build or in several."""
-    seconds: float = 0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the report as values of JSON."""
-        values = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
 
 
 def build_mail_index(
@@ -177,7 +109,8 @@ def _run(
             )
         old = read_state(directory) if exists and how == "extend" else None
         _remove_leftovers(directory, read_state(directory).segments if exists else ())
-        build = _Build(directory, owned, opened, options or _read_options(old), old, started)
+        kept = MailBuildOptions.from_dict(old.facts["options"] if old else {})
+        build = _Build(directory, owned, opened, options or kept, old, started)
         report = build.run(remove)
     report.seconds = time.monotonic() - started
     return report
@@ -213,13 +146,6 @@ def _explain_sqlite_errors(directory: Path) -> Iterator[None]:
         ) from None
 
 
-def _read_options(state: IndexState | None) -> MailBuildOptions:
-    """Return the options with which an index was built."""
-    given: dict[str, Any] = state.facts["options"] if state else {}
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    return MailBuildOptions(**values)
-
-
 class _Build:
     """One build or extension of an index."""
 
@@ -237,7 +163,7 @@ class _Build:
         self._partial = directory / _PARTIAL
         self._analyzer = MailAnalyzer()
         self._allowed = frozenset(map(normalize_address, options.inboxes)) or None
-        self._report = _read_report(old)
+        self._report = MailBuildReport.from_dict(old.facts if old else {})
         self._segments = IndexSegments.open(directory, old.segments if old else ())
         self._done: list[Path] = []  # complete segments of this build
         self._consumed = 0  # raw items in them
@@ -291,7 +217,7 @@ class _Build:
         self._done = [self._partial / name for name in state["segments"]]
         self._segments = IndexSegments((*self._segments.segments, *map(IndexSegment, self._done)))
         self._consumed, self._next = state["consumed"], state["next"]
-        self._report = _to_report(state["report"])
+        self._report = MailBuildReport.from_dict(state["report"])
         self._guesses = [OwnerGuess(each["messages"], Counter(each["named"])) for each in state["guesses"]]
         self._next_segment += len(self._done)
 
@@ -467,18 +393,6 @@ class _Build:
 
 def _ignore_bytes(_: int) -> None:
     """Ignore the number of bytes."""
-
-
-def _read_report(state: IndexState | None) -> MailBuildReport:
-    return _to_report(state.facts) if state else MailBuildReport()
-
-
-def _to_report(values: dict[str, Any]) -> MailBuildReport:
-    """Return the counts of a report that was written as JSON."""
-    counts: dict[str, Any] = {each.name: values[each.name] for each in fields(MailBuildReport) if each.name in values}
-    for name, value in counts.items():
-        counts[name] = Counter(value) if isinstance(value, dict) else value
-    return MailBuildReport(**counts)
 
 
 def _digest_content(segments: IndexSegments, options: MailBuildOptions) -> str:

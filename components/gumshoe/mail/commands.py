@@ -26,9 +26,9 @@ from gumshoe.terminal import (
 )
 
 if TYPE_CHECKING:
-    from gumshoe.mail.build import MailBuildReport
+    from gumshoe.mail.build_report import MailBuildReport
     from gumshoe.mail.inboxes import OwnedSource
-    from gumshoe.mail.index import Hit, Message
+    from gumshoe.mail.search_results import Hit, Message
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -28,6 +28,7 @@ from gumshoe.mail.search_arguments import (
     check_period,
     check_person,
 )
+from gumshoe.mail.search_results import Hit, Message, PartialResult
 from gumshoe.mail.segment import IndexSegments, StoredCopy
 from gumshoe.mail.snippets import make_snippet
 from gumshoe.mail.terms import PersonRole, address_term, bare_id, name_terms, thread_terms
@@ -43,49 +44,6 @@ _MAX_HITS_PER_THREAD = 5  # that are looked at for a search with one hit per thr
 
 class MessageNotFoundError(GumshoeError):
     """The inbox contains no message with that id. Other inboxes are not mentioned."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """One search result."""
-
-    message_id: str
-    sent: datetime | None
-    """In the sender's time zone. None if the message has no date."""
-    sender: str
-    subject: str
-    snippet: str
-    """The part of the text that contains the keywords, on one line."""
-    thread: str
-    """Id of the first message of its thread, as the inbox lists it."""
-    thread_size: int
-    """Number of messages of its thread in the inbox."""
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One message, as the reading inbox may see it."""
-
-    message_id: str
-    sent: datetime | None
-    """In the sender's time zone. None if the message has no date."""
-    sender: str
-    sender_name: str
-    recipients: tuple[Recipient, ...]
-    """Recipients visible to the reading inbox. A blind copy is visible to the sender and to its recipient."""
-    subject: str
-    body: str
-    attachments: tuple[Attachment, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PartialResult:
-    """The best results for a search that found nothing."""
-
-    counts: dict[str, int]
-    """Number of messages that contain each keyword, within the other limits of the search."""
-    hits: tuple[Hit, ...]
-    """Messages that contain some of the keywords, best first."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from gumshoe.errors import UsageError
-from gumshoe.mail.build import MailBuildOptions
+from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.inboxes import is_address
 from gumshoe.mail.message import State, normalize_address
 from gumshoe.model_validation import validate_options

@@ -17,7 +17,8 @@ from gumshoe.environments.documents import DocumentsEnvironment
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.tools import Call
 from gumshoe.mail.build import build_mail_index
-from gumshoe.mail.index import Hit, MailIndex, MessageNotFoundError
+from gumshoe.mail.index import MailIndex, MessageNotFoundError
+from gumshoe.mail.search_results import Hit
 from gumshoe.rollouts.chat_format import ChatFormat
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.synthesis.difficulty import Level
