@@ -115,6 +115,8 @@ def test_small_segments_give_the_same_results(tmp_path: Path, monkeypatch: pytes
     whole = observe(make_index(tmp_path / "whole", records))
     monkeypatch.setattr(segment_writer, "MAX_PAIRS", 8)
     monkeypatch.setattr("gumshoe.mail.build._BATCH", 5)
+    monkeypatch.setattr("gumshoe.mail.postings._BLOCK", 7)
+    monkeypatch.setattr("gumshoe.mail.postings._CHUNK", 50)
     index = make_index(tmp_path / "small", records)
     assert index.stats()["segments"] > 5
     assert observe(index) == whole

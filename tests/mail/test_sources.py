@@ -87,7 +87,7 @@ def only(items: list[ParsedMessage | UnreadableItem]) -> ParsedMessage:
 
 @pytest.mark.parametrize(
     "uri",
-    ["", "mbox", "mbox:", "imap:host", "/a/path", "s3://bucket/key", "Maildir:x", "mail dir:x", ":x", "file:///x"],
+    ["", "mbox", "mbox:", "imp:host", "/a/path", "s3://bucket/key", "Maildir:x", "mail dir:x", ":x", "file:///x"],
 )
 def test_an_unknown_uri_form_is_rejected(uri: str) -> None:
     with raises("sources.unknown-form", repr(uri), "maildir:DIR", "mbox:FILE", "eml:DIR", "jsonl:FILE", "hf:DATASET"):

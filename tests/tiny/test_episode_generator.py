@@ -270,7 +270,7 @@ def test_the_expert_gives_up_after_three_truncated_searches(practice: PracticeEp
         nothing += results[:count].count("Nothing found.")
         seen[count] += 1
     assert seen[0] > seen[1] > seen[2] > seen[3] > 0
-    assert nothing > 0.7 * sum(count * times for count, times in seen.items()), "a letter or two finds something"
+    assert nothing > 0.6 * sum(count * times for count, times in seen.items()), "a letter or two finds something"
 
 
 def test_search_words_come_from_the_question(practice: PracticeEpisodes) -> None:

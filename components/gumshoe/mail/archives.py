@@ -9,15 +9,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from tempfile import TemporaryFile
-from typing import IO, TYPE_CHECKING
+from typing import IO, Any
 from zipfile import BadZipFile, ZipFile, ZipInfo
 
 from gumshoe.artifacts.lines import file_size
 from gumshoe.artifacts.storage import Entry, open_uri
 from gumshoe.errors import UsageError
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 _MAX_RATIO = 100  # unpacked to packed size
 _FREE_SIZE = 1 << 30  # bytes that may be unpacked whatever the ratio
@@ -75,7 +72,7 @@ class _Member(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: "WriteableBuffer") -> int:
+    def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         with _explain_damage():
             block = self._member.read(len(view))

@@ -26,7 +26,7 @@ from gumshoe.mail.postings import MAX_POSITION, NO_POSITION
 from gumshoe.mail.terms import subject_term
 from gumshoe.mail.words import MailAnalyzer
 
-_MIN_BATCHES = 3  # with fewer, starting processes takes longer than it saves
+_MIN_BATCHES = 12  # with fewer, starting processes takes longer than it saves
 _AHEAD = 2  # batches waiting for each process
 
 

@@ -40,7 +40,8 @@ MAX_POSITION = NO_POSITION - 1_000
 MAX_PAIRS = 1 << 15
 """Messages of one inbox in a segment, at most."""
 _POSITION_BITS = 16
-_CHUNK = 4_000_000  # occurrences sorted at once, each 8 bytes
+_CHUNK = 1_000_000  # occurrences sorted at once, each 8 bytes, unless one inbox has more
+_BLOCK = 500_000  # occurrences looked at together, which takes about 100 bytes each
 _MAX_COUNT = 255
 _SUBJECT_WEIGHT = 2  # a word in the subject counts as much as two in the body
 
@@ -196,26 +197,44 @@ def _add_postings(arrays: "_Arrays", pairs: _Pairs, occurrences: _Occurrences, t
     term_starts = [np.zeros(1, np.int64)]
     for first, last in _split_inboxes(pairs.starts, totals, 64 - _POSITION_BITS - rank_bits):
         keys, ordinal_bits = _sort_keys(pairs, occurrences, first, last, rank_bits)
-        found = _split_keys(keys, ordinal_bits, rank_bits)
-        pair = pairs.starts[first + found.inboxes.astype(np.int64)] + found.ordinals
-        counts, weights, positions = _weigh(keys, found.starts, pairs.subjects[pair])
-        new_terms = np.flatnonzero(_differs(found.terms))
-        position_starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-        arrays.append("ordinals", found.ordinals)
-        arrays.append("weights", weights)
-        arrays.append("counts", counts)
-        arrays.append("positions", positions)
-        arrays.append("terms", terms[(found.terms[new_terms] & np.uint64((1 << rank_bits) - 1)).astype(np.int64)])
-        arrays.append("posting_starts", postings + new_terms)
-        arrays.append("position_starts", places + position_starts[new_terms])
-        owners = found.inboxes[new_terms].astype(np.int64)
-        term_starts.append(found_terms + np.searchsorted(owners, np.arange(1, last - first + 1)))
-        postings += len(found.ordinals)
-        places += int(position_starts[-1])
-        found_terms += len(new_terms)
+        owners: list[NDArray[np.int64]] = []  # inbox of each term
+        previous = -1
+        for block in _split_blocks(keys):
+            found = _split_keys(block, ordinal_bits, rank_bits)
+            pair = pairs.starts[first + found.inboxes.astype(np.int64)] + found.ordinals
+            counts, weights, positions = _weigh(block, found.starts, pairs.subjects[pair])
+            is_new = _differs(found.terms)
+            is_new[0] = int(found.terms[0]) != previous
+            new_terms = np.flatnonzero(is_new)
+            position_starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+            arrays.append("ordinals", found.ordinals)
+            arrays.append("weights", weights)
+            arrays.append("counts", counts)
+            arrays.append("positions", positions)
+            arrays.append("terms", terms[(found.terms[new_terms] & np.uint64((1 << rank_bits) - 1)).astype(np.int64)])
+            arrays.append("posting_starts", postings + new_terms)
+            arrays.append("position_starts", places + position_starts[new_terms])
+            owners.append(found.inboxes[new_terms].astype(np.int64))
+            previous = int(found.terms[-1])
+            postings += len(found.ordinals)
+            places += int(position_starts[-1])
+        all_owners = np.concatenate(owners) if owners else np.zeros(0, np.int64)
+        term_starts.append(found_terms + np.searchsorted(all_owners, np.arange(1, last - first + 1)))
+        found_terms += len(all_owners)
     arrays.append("term_starts", np.concatenate(term_starts))
     arrays.append("posting_starts", np.array([postings]))
     arrays.append("position_starts", np.array([places]))
+
+
+def _split_blocks(keys: NDArray[np.uint64]) -> Iterator[NDArray[np.uint64]]:
+    """Yield sorted keys in blocks that do not split a posting: what is computed from a block takes much memory."""
+    start = 0
+    while start < len(keys):
+        end = min(start + _BLOCK, len(keys))
+        after = ((int(keys[end - 1]) >> _POSITION_BITS) + 1) << _POSITION_BITS
+        end = int(np.searchsorted(keys, np.uint64(after))) if after < 1 << 64 else len(keys)
+        yield keys[start:end]
+        start = end
 
 
 def _split_inboxes(starts: Numbers, totals: Numbers, bits: int) -> Iterator[tuple[int, int]]:
@@ -242,11 +261,20 @@ def _sort_keys(
     bases = (inbox << np.uint64(rank_bits + ordinal_bits + _POSITION_BITS)) | (ordinal << np.uint64(_POSITION_BITS))
     parts = occurrences.part_starts[begin : end + 1]
     texts = occurrences.part_texts[parts[0] : parts[-1]]
-    lengths = occurrences.lengths[texts]
-    places = _to_ranges(occurrences.starts[texts], lengths)
-    keys = np.repeat(np.repeat(bases, np.diff(parts)), lengths)
-    keys |= occurrences.ranks[places].astype(np.uint64) << np.uint64(ordinal_bits + _POSITION_BITS)
-    keys |= occurrences.positions[places]
+    part_bases = np.repeat(bases, np.diff(parts))
+    ends = np.cumsum(occurrences.lengths[texts])
+    keys = np.empty(int(ends[-1]) if len(ends) else 0, np.uint64)
+    filled = low = 0
+    while low < len(texts):
+        high = max(low + 1, int(np.searchsorted(ends, filled + _BLOCK)))
+        lengths = occurrences.lengths[texts[low:high]]
+        places = _to_ranges(occurrences.starts[texts[low:high]], lengths)
+        block = keys[filled : int(ends[high - 1])]
+        block[:] = occurrences.ranks[places]
+        block <<= np.uint64(ordinal_bits + _POSITION_BITS)
+        block |= np.repeat(part_bases[low:high], lengths)
+        block |= occurrences.positions[places]
+        filled, low = int(ends[high - 1]), high
     keys.sort()
     return keys[_differs(keys)], ordinal_bits
 
