@@ -85,13 +85,19 @@ class InboxView:
 
     def find_term(self, term: int) -> list[int]:
         """Return the messages that have a term, in the order in which they were indexed."""
-        found: list[int] = []
+        return sorted(number for number, _ in self.find_dated(term))
+
+    def find_dated(self, term: int) -> list[tuple[int, int]]:
+        """Return number and date of the messages that have a term. The date of those without one is `NO_DATE`."""
+        found: list[tuple[int, int]] = []
         for part in self._parts:
             ordinals = part.postings.find(term).ordinals
             if part.alive is not None:
                 ordinals = ordinals[part.alive[ordinals]]
-            found += part.postings.messages[ordinals].tolist()
-        return sorted(found)
+            if len(ordinals):
+                dates = part.postings.sent[ordinals].tolist()
+                found += zip(part.postings.messages[ordinals].tolist(), dates, strict=True)
+        return found
 
     def search(self, query: Query, order: Order, limit: int) -> list[int]:
         """Return the best or newest messages that match a query."""

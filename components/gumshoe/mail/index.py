@@ -38,6 +38,7 @@ from gumshoe.mail.words import MailAnalyzer
 
 _RESULT_CACHE_SIZE = 1_000  # search results, and messages, in memory
 _PHRASE_CACHE_SIZE = 10_000
+_COPIES_CACHE_SIZE = 5_000
 _INBOX_CACHE_SIZE = 256
 _MAX_HITS_PER_THREAD = 5  # that are looked at for a search with one hit per thread
 
@@ -85,6 +86,7 @@ class MailIndex:
         self._hits = lru_cache(_RESULT_CACHE_SIZE)(self._find_hits)
         self._partial = lru_cache(_RESULT_CACHE_SIZE)(self._find_partial)
         self._message = lru_cache(_RESULT_CACHE_SIZE)(self._find_message)
+        self._copies = lru_cache(_COPIES_CACHE_SIZE)(self._read_copies)
         self._phrase = lru_cache(_PHRASE_CACHE_SIZE)(self._analyze_keyword)
         self._thread = lru_cache(_PHRASE_CACHE_SIZE)(self._find_thread)
         self._view = lru_cache(_INBOX_CACHE_SIZE)(self._open_view)
@@ -204,7 +206,7 @@ class MailIndex:
         hits = []
         for number in numbers:
             text = self._segments.read_text(number)
-            first = self._read_copies(view.inbox, number)[0]
+            first = self._copies(view.inbox, number)[0]
             thread = self._thread(view.inbox, number)
             texts = [text.body, *(f"{name}\n{content}" for name, content, _ in text.attachments)]
             hits.append(
@@ -214,7 +216,7 @@ class MailIndex:
                     text.sender,
                     text.subject,
                     make_snippet(self._analyzer, texts, terms),
-                    _shown_id(self._read_copies(view.inbox, thread[0])[0], view.inbox),
+                    _shown_id(self._copies(view.inbox, thread[0])[0], view.inbox),
                     len(thread),
                 )
             )
@@ -247,7 +249,7 @@ class MailIndex:
                     "mail.message-not-found",
                     f"message {exact!r} does not exist in this inbox; use an id from `gumshoe mail search`",
                 )
-            copies = self._read_copies(inbox, number)
+            copies = self._copies(inbox, number)
             text = self._segments.read_text(number)
         first = copies[0]
         recipients = [Recipient(*each) for copy in copies for each in _list_visible(copy, inbox)]  # type: ignore[arg-type]
@@ -267,7 +269,7 @@ class MailIndex:
         bare, named = bare_id(exact), None
         for term in thread_terms(exact):
             for number in self._view(inbox).find_term(term):
-                copies = self._read_copies(inbox, number)
+                copies = self._copies(inbox, number)
                 if bare_id(_shown_id(copies[0], inbox)) == bare:
                     return number
                 if named is None and any(bare_id(each.message_id) == bare for each in copies):
@@ -287,7 +289,7 @@ class MailIndex:
         with self._explain_damage():
             number = self._find_number(owner, first.message_id)
             assert number is not None  # noqa: S101 - it was read
-            ids = [_shown_id(self._read_copies(owner, each)[0], owner) for each in self._thread(owner, number)]
+            ids = [_shown_id(self._copies(owner, each)[0], owner) for each in self._thread(owner, number)]
         messages = [self._message(owner, each) for each in ids]
         return [replace(each, body=fold_quotes(each.body)) if is_reply(each.subject) else each for each in messages]
 
@@ -295,15 +297,14 @@ class MailIndex:
         return ThreadFinder(self._view(inbox), partial(self._read_member, inbox)).find(number)
 
     def _read_member(self, inbox: str, number: int) -> tuple[str, str, list[StoredCopy]]:
-        text = self._segments.read_text(number)
-        return text.sender, text.subject, self._read_copies(inbox, number)
+        return *self._segments.read_head(number), self._copies(inbox, number)
 
     def list_messages(self, inbox: str) -> list[tuple[str, datetime | None]]:
         """Return id and time (UTC) of all messages of an inbox, oldest first. Messages without a date come last."""
         owner = check_address("inbox", inbox)
         with self._explain_damage():
             rows = [
-                (sent is None, sent or 0, _shown_id(self._read_copies(owner, number)[0], owner), sent)
+                (sent is None, sent or 0, _shown_id(self._copies(owner, number)[0], owner), sent)
                 for number, sent in self._view(owner).list_messages()
             ]
         return [(message_id, to_datetime(sent, None)) for *_, message_id, sent in sorted(rows, key=lambda row: row[:3])]

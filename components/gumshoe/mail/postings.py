@@ -376,6 +376,17 @@ class PostingsReader:
         return InboxPostings(self._arrays, number)
 
 
+def _intersect(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the numbers that are in both of two ascending arrays without repetitions."""
+    few, many = (one, other) if len(one) < len(other) else (other, one)
+    if not len(few):
+        return few
+    places = np.searchsorted(many, few)
+    places[places == len(many)] = 0
+    common: NDArray[np.int64] = few[many[places] == few]
+    return common
+
+
 class InboxPostings:
     """The messages of one inbox in one segment, and their words."""
 
@@ -416,7 +427,7 @@ class InboxPostings:
         starts: NDArray[np.int64] | None = None
         for term, offset in terms:
             found = self._find_places(term, common) - offset
-            starts = found if starts is None else np.intersect1d(starts, found, assume_unique=True)
+            starts = found if starts is None else _intersect(starts, found)
         if starts is None or not len(starts):
             return NO_MATCHES
         ordinals, firsts, counts = np.unique(starts >> _POSITION_BITS, return_index=True, return_counts=True)

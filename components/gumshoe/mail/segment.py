@@ -97,6 +97,12 @@ class IndexSegment:
         )
         return StoredText(sender, subject, body, orjson.loads(attachments))
 
+    def read_head(self, message: int) -> tuple[str, str]:
+        """Return sender and subject of a message of this segment."""
+        query = "SELECT sender, subject FROM messages WHERE message = ?"
+        sender, subject = next(self.execute(query, (message,)))
+        return sender, subject
+
     def read_copies(self, message: int) -> list[StoredCopy]:
         """Return the copies of a message that are in this segment."""
         rows = self.execute(
@@ -148,6 +154,10 @@ class IndexSegments:
     def read_text(self, message: int) -> StoredText:
         """Return the text of a message."""
         return next(each for each in self.segments if each.has_message(message)).read_text(message)
+
+    def read_head(self, message: int) -> tuple[str, str]:
+        """Return sender and subject of a message."""
+        return next(each for each in self.segments if each.has_message(message)).read_head(message)
 
     def read_copies(self, message: int) -> list[StoredCopy]:
         """Return the copies of a message, in order, without removed ones."""

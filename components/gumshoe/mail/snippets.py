@@ -1,5 +1,7 @@
 """Show the part of a text that contains the words of a query."""
 
+import itertools
+
 import numpy as np
 
 from gumshoe.mail.words import MailAnalyzer, find_tokens
@@ -13,10 +15,11 @@ def make_snippet(analyzer: MailAnalyzer, texts: list[str], terms: set[int]) -> s
 
     It is the part with the most different terms. Without any, it is the beginning of the first text.
     """
-    wanted = np.fromiter(terms, np.uint64, len(terms))
     for text in texts:
         found = analyzer.analyze(text[:_MAX_TEXT])
-        matches = np.isin(found.terms, wanted)
+        matches = np.zeros(len(found.terms), np.bool_)
+        for term in terms:
+            matches |= found.terms == np.uint64(term)
         if matches.any():
             places = found.positions[matches].tolist()
             return _cut(text[:_MAX_TEXT], _find_best_start(places, found.terms[matches].tolist()), found.tokens)
@@ -41,13 +44,9 @@ def _cut(text: str, start: int, words: int | None) -> str:
     """Return the words of a text from one on, with signs where something is left out."""
     if words is not None:
         start = max(min(start, words - SNIPPET_WORDS), 0)
-    begin, end, number, more = 0, len(text), -1, False
-    for number, match in enumerate(find_tokens(text)):
-        if number == start:
-            begin = match.start() if start else 0
-        if number == start + SNIPPET_WORDS:
-            end, more = match.start(), True
-            break
-    del number
+    shown_words = list(itertools.islice(find_tokens(text), start, start + SNIPPET_WORDS + 1))
+    more = len(shown_words) > SNIPPET_WORDS
+    begin = shown_words[0].start() if start and shown_words else 0
+    end = shown_words[-1].start() if more else len(text)
     shown = " ".join(text[begin:end].split())
     return f"{'… ' if start else ''}{shown}{' …' if more else ''}"

@@ -17,6 +17,8 @@ MAX_MESSAGES = 200
 """Messages of a thread that are listed, at most."""
 _MAX_IDS = 2_000
 _MAX_GAP = 30 * 24 * 3600  # seconds between messages of the same subject
+_MAX_SPAN = 3 * _MAX_GAP  # seconds between the message and others of its subject
+_MAX_CANDIDATES = 40  # messages of the same subject that are looked at
 
 
 class ThreadMember(NamedTuple):
@@ -74,15 +76,16 @@ class ThreadFinder:
         term = subject_term(self._read(first.message)[1])
         if term is None:
             return [first]
-        candidates = [self._describe(each) for each in self._view.find_term(term)[-MAX_MESSAGES:]]
+        nearest = sorted(self._view.find_dated(term), key=lambda each: (abs(each[1] - first.sent), each[0]))
+        near = [number for number, sent in nearest[:_MAX_CANDIDATES] if abs(sent - first.sent) <= _MAX_SPAN]
+        candidates = [self._describe(number) for number in near if number != first.message]
         members, waiting = [first], [first]
-        candidates = [each for each in candidates if each.message != first.message]
         while waiting:
             member = waiting.pop(0)
-            near = [each for each in candidates if _belong_together(member, each)]
-            candidates = [each for each in candidates if each not in near]
-            members += near
-            waiting += near
+            found = [each for each in candidates if _belong_together(member, each)]
+            candidates = [each for each in candidates if each not in found]
+            members += found
+            waiting += found
         return members
 
 
