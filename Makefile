@@ -53,7 +53,7 @@ unit: $(VENV)/installed ## the tests of `make test` alone; PYTEST_ARGS="-k wall"
 	$(PYTEST) $(PYTEST_ARGS)
 
 benchmarks: $(VENV)/installed ## the speeds in docs/results (minutes)
-	$(BIN)/python -m tests.benchmarks.mail
+	$(BIN)/python -m tests.benchmarks.mail --copies 31 --inbox-copies 16 --megabytes 500 --queries 420
 	$(BIN)/python -m tests.benchmarks.documents --sizes 5000 50000
 	$(BIN)/python -m tests.benchmarks.agent
 	$(BIN)/python -m tests.benchmarks.serving
