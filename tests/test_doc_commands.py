@@ -87,6 +87,7 @@ WITH_CLUSTER = [
         replacements={
             "export KFP_NAMESPACE=gumshoe\n": "export KFP_NAMESPACE=gumshoe\n"
             f"gumshoe deploy mail --adapter r1 --namespace agents {' '.join(ACCESS)}\n"
+            "cp -r manifests/overlays/prod manifests/overlays/mine\n"
         },
     ),
 ]
