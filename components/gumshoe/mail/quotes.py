@@ -9,6 +9,9 @@ import re
 from collections.abc import Iterable
 from typing import Literal
 
+from gumshoe.errors import UsageError
+from gumshoe.installation import install_command
+
 _MAX_LENGTH = 200_000
 _MAX_LINES = 1000  # in which introductions of quotes without marks are searched for
 _MAX_LINE_LENGTH = 300  # of introductions
@@ -68,6 +71,9 @@ def fold_quotes(body: str) -> str:
     Quoted lines that it answers one by one stay, cut to the last three before each answer. Forwarded messages stay, and
     so does a message without text of its own, or of more than 200,000 characters. Do not call it for messages that do
     not answer another one: mail programs introduce forwarded messages in the same way as quoted ones.
+
+    Raises:
+        UsageError: if the package quotequail is missing.
     """
     if len(body) > _MAX_LENGTH:
         return body
@@ -131,7 +137,12 @@ def _find_introduction(lines: list[str], last: int) -> tuple[int, _Kind]:
 
 def _classify(text: str) -> _Kind:
     """Return what a line introduces, by its words."""
-    import quotequail
+    try:
+        import quotequail
+    except ImportError:
+        raise UsageError(
+            "mail.not-installed", f"reading threads requires quotequail: {install_command(extra='mail')}"
+        ) from None
 
     if _ORIGINAL.match(text) and text.endswith((":", "-")):
         return "reply"
