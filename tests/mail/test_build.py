@@ -219,6 +219,40 @@ def test_a_build_killed_at_any_point_leaves_no_index(tmp_path: Path) -> None:
         assert {path.name for path in directory.iterdir()} == {FILE_NAME, MARK, *read_state(directory).segments}
 
 
+_STOPPED = """
+import itertools, os, signal, sys
+from pathlib import Path
+from gumshoe.mail import build, message_preparer, segment_writer
+
+build._BATCH, segment_writer.MAX_PAIRS, message_preparer._MIN_BATCHES = 100, 301, 2
+add, calls = build._Build._add_batch, itertools.count(1)
+
+def stop(*arguments):
+    if next(calls) == 6:
+        os.killpg(0, int(sys.argv[3]))  # the processes of the pool too, as Ctrl-C does
+    add(*arguments)
+
+build._Build._add_batch = stop
+build.build_mail_index([sys.argv[1]], Path(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+def test_a_stopped_build_leaves_only_complete_segments_and_goes_on(tmp_path: Path, number: int, status: int) -> None:
+    source = write_jsonl(tmp_path / "m.jsonl", [record(each, body=f"text {each}") for each in range(1000)])
+    directory = tmp_path / "index"
+    command = [sys.executable, "-c", _STOPPED, source, str(directory), str(int(number))]
+    run = subprocess.run(command, start_new_session=True, capture_output=True, text=True, check=False)
+    assert run.returncode == status, run.stderr
+    assert "Process" not in run.stderr
+    left = {path.relative_to(directory).as_posix() for path in directory.rglob("*")}
+    files = {f".partial/segment-1/{name}" for name in ("messages.sqlite", "postings.bin")}
+    assert left == {".partial", ".partial/progress.json", ".partial/segment-1", *files}
+    again = build_mail_index([source], directory)
+    assert again.content == build_mail_index([source], tmp_path / "whole").content
+    assert read_state(directory).segments == ("segment-1", "segment-2")
+
+
 def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path) -> None:
     records = [record(number, body=f"word{number} " * 50) for number in range(5_000)]
     source = write_jsonl(tmp_path / "m.jsonl", records)

@@ -6,6 +6,8 @@ them visible with one last write. A build that was interrupted goes on after its
 
 import itertools
 import shutil
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,6 +17,7 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 from heapq import merge
 from pathlib import Path
+from types import FrameType
 
 import apsw
 import orjson
@@ -41,6 +44,7 @@ from gumshoe.mail.segment_writer import SegmentWriter
 from gumshoe.mail.sources import open_source
 from gumshoe.mail.terms import bare_id
 from gumshoe.mail.words import MailAnalyzer
+from gumshoe.signals import handle_signals
 from gumshoe.terminal import progress
 
 _BATCH = 500
@@ -111,7 +115,8 @@ def _run(
         _remove_leftovers(directory, read_state(directory).segments if exists else ())
         kept = MailBuildOptions.from_dict(old.facts["options"] if old else {})
         build = _Build(directory, owned, opened, options or kept, old, started)
-        report = build.run(remove)
+        with _exit_on_sigterm():
+            report = build.run(remove)
     report.seconds = time.monotonic() - started
     return report
 
@@ -123,6 +128,20 @@ def _remove_leftovers(directory: Path, segments: Sequence[str]) -> None:
             path.unlink()
         elif path.name.startswith(SEGMENT_PREFIX) and path.name not in segments:
             shutil.rmtree(path)
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block like Ctrl-C does, so that unfinished files and other processes are removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    with handle_signals(end, signal.SIGTERM):
+        yield
 
 
 @contextmanager

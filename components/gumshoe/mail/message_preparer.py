@@ -4,6 +4,7 @@ This is the part of a build that needs no order, and most of its time.
 """
 
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -186,6 +187,7 @@ _preparer: Preparer | None = None
 def _start_process(limits: MessageLimits) -> None:
     global _preparer
     _preparer = Preparer(limits)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
