@@ -31,12 +31,12 @@ from gumshoe.mail.inboxes import OwnedSource, OwnerGuess, find_inboxes
 from gumshoe.mail.items import MailSource, RawItem
 from gumshoe.mail.message import normalize_address
 from gumshoe.mail.message_preparer import (
+    BatchPreparer,
     PreparedBatch,
     PreparedMessage,
     TextTerms,
     analyze_text,
     collect_terms,
-    open_preparer,
 )
 from gumshoe.mail.schema import SEGMENT_PREFIX, VERSION, IndexState, index_path, read_state, write_state
 from gumshoe.mail.segment import IndexSegment, IndexSegments
@@ -276,7 +276,7 @@ class _Build:
         measured = None not in totals  # otherwise messages are counted
         with (
             progress("Indexing", total=sum(filter(None, totals)) if measured else None, in_bytes=measured) as advance,
-            open_preparer(self._options.to_limits()) as preparer,
+            BatchPreparer(self._options.to_limits()) as preparer,
         ):
             owners: list[list[int]] = []  # source number of each item, of each batch that is being prepared
             batches = self._read_batches(advance if measured else _ignore_bytes, owners)

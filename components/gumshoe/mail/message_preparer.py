@@ -3,23 +3,21 @@
 This is the part of a build that needs no order, and most of its time.
 """
 
+import itertools
 import os
 import signal
-import threading
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
-from multiprocessing import get_context, parent_process
-from multiprocessing.connection import wait
-from typing import NamedTuple
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.errors import UnavailableError
 from gumshoe.mail.attachments import AttachmentLimits, AttachmentReader
 from gumshoe.mail.items import RawItem, parse_item
 from gumshoe.mail.message import ParsedMessage, clean
@@ -29,6 +27,8 @@ from gumshoe.mail.words import MailAnalyzer
 
 _MIN_BATCHES = 12  # with fewer, starting processes takes longer than it saves
 _AHEAD = 2  # batches waiting for each process
+_MAX_SECONDS = 600  # for one batch
+_END_SECONDS = 5  # for processes to end by themselves
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,73 +181,98 @@ def collect_terms(texts: list[AnalyzedText]) -> NDArray[np.uint64]:
     return in_order[is_new]
 
 
-_preparer: Preparer | None = None
-
-
-def _start_process(limits: MessageLimits) -> None:
-    global _preparer
-    _preparer = Preparer(limits)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    """End this process when the one that started the pool has ended. A killed parent cannot do it."""
-    parent = parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
-
-
-def _prepare_batch(batch: list[RawItem]) -> PreparedBatch:
-    assert _preparer is not None  # noqa: S101 - set by the initializer
-    return _preparer.prepare(batch)
-
-
-@contextmanager
-def open_preparer(limits: MessageLimits) -> Iterator["BatchPreparer"]:
-    """Open what prepares batches. Processes are started when there is enough work, and end with the block."""
-    preparer = BatchPreparer(limits)
-    try:
-        yield preparer
-    finally:
-        preparer.close()
-
-
 class BatchPreparer:
-    """Prepare batches of items, in order."""
+    """Prepare batches of items in order, in this process or in one for each core if there is enough work.
+
+    Example: `with BatchPreparer(limits) as preparer: ...`
+    """
 
     def __init__(self, limits: MessageLimits) -> None:
         self._limits = limits
         self._own = Preparer(limits)
-        self._pool: ProcessPoolExecutor | None = None
-        self._workers = os.process_cpu_count() if hasattr(os, "process_cpu_count") else len(os.sched_getaffinity(0))
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._own.close()
+        for worker in self._workers:
+            worker.connection.close()
+        for worker in self._workers:
+            worker.process.join(_END_SECONDS)
+            worker.process.kill()
+            worker.process.join()
 
     def prepare(self, batches: Iterator[list[RawItem]]) -> Iterator[PreparedBatch]:
-        """Yield the prepared items of each batch, in the order of the batches."""
-        first = [batch for _, batch in zip(range(_MIN_BATCHES), batches, strict=False)]
-        if len(first) < _MIN_BATCHES or self._workers == 1:
-            for batch in (*first, *batches):
-                yield self._own.prepare(batch)
+        """Yield the prepared items of each batch, in the order of the batches.
+
+        Raises:
+            UnavailableError: if a process ended, or did nothing for ten minutes.
+        """
+        first = list(itertools.islice(batches, _MIN_BATCHES))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if len(first) < _MIN_BATCHES or cores == 1:
+            yield from map(self._own.prepare, itertools.chain(first, batches))
             return
-        pool = self._open_pool()
-        waiting: deque[Future[PreparedBatch]] = deque(pool.submit(_prepare_batch, batch) for batch in first)
-        for batch in batches:
-            while len(waiting) >= _AHEAD * self._workers:
-                yield waiting.popleft().result()
-            waiting.append(pool.submit(_prepare_batch, batch))
-        while waiting:
-            yield waiting.popleft().result()
+        for _ in range(cores):
+            self._workers.append(_Worker(self._limits))
+        yield from _share_out([each.connection for each in self._workers], itertools.chain(first, batches))
 
-    def _open_pool(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            # A fork would copy threads and locks of this process; the fork server starts clean.
-            self._pool = ProcessPoolExecutor(
-                self._workers, get_context("forkserver"), initializer=_start_process, initargs=(self._limits,)
-            )
-        return self._pool
 
-    def close(self) -> None:
-        self._own.close()
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
+def _share_out(connections: list["Connection[Any, Any]"], batches: Iterator[list[RawItem]]) -> Iterator[PreparedBatch]:
+    """Give each process one batch at a time, and yield the results in the order of the batches."""
+    idle, busy = list(connections), dict[Any, int]()
+    results: dict[int, PreparedBatch] = {}
+    sent = yielded = 0
+    batch = next(batches, None)
+    while batch is not None or busy or results:
+        while batch is not None and idle and sent - yielded < _AHEAD * len(connections):
+            connection = idle.pop()
+            connection.send(batch)
+            busy[connection] = sent
+            sent += 1
+            batch = next(batches, None)
+        if yielded in results:
+            yield results.pop(yielded)
+            yielded += 1
+            continue
+        ready: list[Any] = list(wait(list(busy), _MAX_SECONDS))
+        if not ready:
+            raise _worker_error(f"did nothing for {_MAX_SECONDS} seconds")
+        for each in ready:
+            try:
+                results[busy.pop(each)] = each.recv()
+            except (EOFError, OSError):
+                raise _worker_error("ended") from None
+            idle.append(each)
+
+
+def _worker_error(what: str) -> UnavailableError:
+    return UnavailableError(
+        "mail.build-process-ended",
+        f"a process that reads messages {what}; start the command again, and it continues where it was",
+    )
+
+
+class _Worker:
+    """A process that prepares batches. It ends when its connection is closed, and so with its parent."""
+
+    def __init__(self, limits: MessageLimits) -> None:
+        context = get_context("forkserver")  # a fork would copy threads and locks of this process
+        self.connection, other = context.Pipe()
+        self.process = context.Process(target=_prepare_batches, args=(other, limits))
+        self.process.start()
+        other.close()
+
+
+def _prepare_batches(connection: "Connection[Any, Any]", limits: MessageLimits) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
+    preparer = Preparer(limits)
+    try:
+        while True:
+            connection.send(preparer.prepare(connection.recv()))
+    except (EOFError, OSError):  # the parent closed the connection, or has ended
+        return
+    finally:
+        preparer.close()
