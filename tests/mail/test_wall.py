@@ -16,7 +16,7 @@ import gumshoe.mail.index
 from gumshoe.mail.audit import MailAudit
 from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
-from gumshoe.mail.message import ADDRESS_MARK, normalize_address
+from gumshoe.mail.message import normalize_address
 from tests.errors import raises
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 
@@ -24,7 +24,7 @@ PEOPLE = [f"{name}@example.com" for name in ("ann", "bob", "carol", "dave", "Eve
 WORDS = ["gas", "power", "secret", "price", "lunch"]
 # Text that imitates the index's own terms, its query language, or somebody's address.
 HOSTILE = [
-    f"{ADDRESS_MARK}1",
+    "\ue0001",
     "fann@example.com",
     '" OR "gas',
     "recipients:gas",

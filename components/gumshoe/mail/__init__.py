@@ -1,11 +1,9 @@
-"""Read mail from its sources, index it, search it, and read single messages.
+"""Read mail from its sources, index it, search it, and read single messages and threads.
 
 Guarantees:
 
-- `MailIndex.search` and `MailIndex.read` see only messages that the inbox sent or received. The restriction is part
-  of the query itself. The results for one inbox do not depend on the content of other inboxes, with two exceptions: a
-  dropped duplicate is found as the kept message, with that message's id and date, and a message with a used id gets a
-  suffix.
+- `MailIndex.search`, `read` and `read_thread` see only messages that the inbox holds. A search reads only the postings
+  of that inbox. Its results do not depend on the content of other inboxes.
 - A message is data: its text cannot reach the query, the index's own terms or the terminal.
-- An index is built beside its final name and renamed when complete. Then it never changes.
+- A build writes complete segments and makes them visible with one last write. A segment never changes.
 """

@@ -12,10 +12,8 @@ ROLES: tuple[Role, ...] = ("to", "cc", "bcc")
 State = Literal["", "deleted", "trash", "spam"]
 """Folder or flag that its owner's mail program gave a message."""
 
-# First character of the index's own terms for addresses. It is removed from all text.
-ADDRESS_MARK = "\ue000"
 _SURROUNDING = re.compile(r"""^[\s<>'"]+|[\s<>'"]+$""")
-_UNWANTED = re.compile(f"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff{ADDRESS_MARK}]")
+_UNWANTED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _CONTROLS = bytes(code for code in (*range(32), 127) if code not in b"\t\n\r")
 _KELVIN = "\u212a"
 _MAX_OFFSET = 24 * 60
@@ -88,7 +86,7 @@ class ParsedMessage:
 
 
 def clean(text: str) -> str:
-    """Normalize line ends, and replace control characters, surrogates and the index's own mark."""
+    """Normalize line ends, and replace control characters and surrogates."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text.isascii():  # most text is ASCII, and this check is five times as fast
