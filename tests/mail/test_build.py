@@ -188,7 +188,7 @@ def kill_at(owner, name, call):
         return really(*arguments, **options)
     setattr(owner, name, called)
 
-build._BATCH, segment_writer.MAX_PAIRS = 100, 301
+build._BATCH, segment_writer._FULL_MESSAGES = 100, 300
 for number, point in enumerate([
     (segment_writer, "_create_database", 1), (build._Build, "_add_batch", 1), (build._Build, "_add_batch", 7),
     (segment_writer, "_create_database", 3), (PostingsWriter, "write", 2), (os, "fsync", 1), (Path, "replace", 1),
@@ -224,7 +224,7 @@ import itertools, os, signal, sys
 from pathlib import Path
 from gumshoe.mail import build, message_preparer, segment_writer
 
-build._BATCH, segment_writer.MAX_PAIRS, message_preparer._MIN_BATCHES = 100, 301, 2
+build._BATCH, segment_writer._FULL_MESSAGES, message_preparer._MIN_BATCHES = 100, 300, 2
 add, calls = build._Build._add_batch, itertools.count(1)
 
 def stop(*arguments):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gumshoe.mail import segment_writer
+from gumshoe.mail import build, segment_writer
 from gumshoe.mail.build import build_mail_index, extend_mail_index
 from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
@@ -113,7 +113,7 @@ def test_small_segments_give_the_same_results(tmp_path: Path, monkeypatch: pytes
         for number in range(120)
     ]
     whole = observe(make_index(tmp_path / "whole", records))
-    monkeypatch.setattr(segment_writer, "MAX_PAIRS", 8)
+    monkeypatch.setattr(segment_writer, "_FULL_MESSAGES", 7)
     monkeypatch.setattr("gumshoe.mail.build._BATCH", 5)
     monkeypatch.setattr("gumshoe.mail.postings._BLOCK", 7)
     monkeypatch.setattr("gumshoe.mail.postings._CHUNK", 50)
@@ -166,3 +166,24 @@ def test_what_was_removed_can_be_added_again(tmp_path: Path) -> None:
     assert observe(MailIndex(index.directory)) == observe(whole)
     names = ("messages", "copies", "without_inbox")
     assert [MailIndex(index.directory).stats()[name] for name in names] == [whole.stats()[name] for name in names]
+
+
+def test_an_interrupted_extension_with_removals_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = make_index(tmp_path, [record(1), record(2)])
+    source = write_jsonl(tmp_path / "new.jsonl", [record(1, body="new"), record(3)])
+    add = build._Build._add_batch
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(build._Build, "_add_batch", stop)
+    with pytest.raises(KeyboardInterrupt):
+        extend_mail_index([source], index.directory, remove=["<1@example.com>"])
+    assert (index.directory / ".partial" / "segment-2").is_dir()
+    monkeypatch.setattr(build._Build, "_add_batch", add)
+    report = extend_mail_index([source], index.directory, remove=["<1@example.com>"])
+    assert (report.messages, report.removed) == (3, 1)
+    assert {message_id for message_id, _ in MailIndex(index.directory).list_messages(BOB)} == {
+        f"<{number}@example.com>" for number in (1, 2, 3)
+    }
+    assert MailIndex(index.directory).read(BOB, "<1@example.com>").body == "new"

@@ -82,3 +82,12 @@ def test_a_thread_of_a_thousand_messages_is_bounded(tmp_path: Path) -> None:
     records = [reply(number, *range(max(number - 3, 1), number)) for number in range(1, 1001)]
     index = make_index(tmp_path, records)
     assert len(index.read_thread(BOB, "<500@example.com>")) == 200
+
+
+def test_a_hidden_blind_copy_does_not_connect_messages(tmp_path: Path) -> None:
+    """Let two messages to Bob, of one subject, share only a person whom Bob may not see."""
+    first = record(1, subject="Budget", sender="ann@example.com", bcc=["zoe@example.com"])
+    second = record(2, subject="Re: Budget", sender="eve@example.com", bcc=["zoe@example.com"])
+    index = make_index(tmp_path, [first, second])
+    assert [thread_of(index, 1), thread_of(index, 2)] == [[1], [2]]
+    assert thread_of(index, 1, inbox="zoe@example.com") == [1, 2]  # both went to Bob

@@ -88,7 +88,7 @@ class _Member(io.RawIOBase):
 def _explain_damage() -> Iterator[None]:
     try:
         yield
-    except (BadZipFile, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+    except (BadZipFile, EOFError, ValueError, RuntimeError) as error:  # RuntimeError: encrypted, or unknown compression
         raise zlib.error(str(error) or type(error).__name__) from None
 
 

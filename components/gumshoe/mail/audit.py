@@ -11,7 +11,7 @@ from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.corpus import LookupResult, QuestionScope
 from gumshoe.mail.message import to_datetime
 from gumshoe.mail.schema import read_state
-from gumshoe.mail.segment import IndexSegments, StoredCopy
+from gumshoe.mail.segment import IndexSegments
 from gumshoe.mail.terms import bare_id
 
 
@@ -63,8 +63,11 @@ class MailAudit:
     def _list_inboxes(self, number: int) -> list[IndexedMessage]:
         """Return a message as each inbox lists it."""
         copies = self._segments.read_copies(number)
-        inboxes = dict.fromkeys(inbox for each in copies for inbox, *_ in each.inboxes)
-        return [_describe(copies, inbox) for inbox in inboxes]
+        first = {entry.address: (each, entry) for each in reversed(copies) for entry in each.inboxes}
+        return [
+            IndexedMessage(entry.shown_id, to_datetime(copy.sent, None), inbox)
+            for inbox, (copy, entry) in first.items()
+        ]
 
     def look_up(self, source_id: str, question: QuestionScope) -> LookupResult:
         """See `gumshoe.corpus.SourceAudit.look_up`."""
@@ -84,12 +87,3 @@ class MailAudit:
             detail = f"is listed as {message.message_id}"
             return LookupResult(message.message_id, "message known under another id", detail)
         return LookupResult(message.message_id)
-
-
-def _describe(copies: list[StoredCopy], inbox: str) -> IndexedMessage:
-    """Return a message as the first of its copies in an inbox shows it."""
-    for copy in copies:
-        for address, _, shown_id in copy.inboxes:
-            if address == inbox:
-                return IndexedMessage(shown_id, to_datetime(copy.sent, None), inbox)
-    raise KeyError(inbox)

@@ -18,6 +18,7 @@ from hashlib import blake2b
 from heapq import merge
 from pathlib import Path
 from types import FrameType
+from typing import Literal
 
 import apsw
 import orjson
@@ -29,7 +30,7 @@ from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport
 from gumshoe.mail.inboxes import OwnedSource, OwnerGuess, find_inboxes
 from gumshoe.mail.items import MailSource, RawItem
-from gumshoe.mail.message import normalize_address
+from gumshoe.mail.message import list_texts, normalize_address
 from gumshoe.mail.message_preparer import (
     BatchPreparer,
     PreparedBatch,
@@ -48,6 +49,7 @@ from gumshoe.signals import handle_signals
 from gumshoe.terminal import progress
 
 _BATCH = 500
+_BATCH_BYTES = 4 << 20
 _PARTIAL = ".partial"
 _PROGRESS_FILE = "progress.json"
 
@@ -93,7 +95,7 @@ def _run(
     directory: Path,
     sources: Iterable[str | OwnedSource],
     options: MailBuildOptions | None,
-    how: str,
+    how: Literal["create", "replace", "extend"],
     remove: Sequence[str] = (),
 ) -> MailBuildReport:
     started = time.monotonic()
@@ -192,10 +194,11 @@ class _Build:
         self._next_segment = 1 + max(int(name.removeprefix(SEGMENT_PREFIX)) for name in names)
 
     def run(self, remove: Sequence[str]) -> MailBuildReport:
-        self._resume(self._describe_build())
+        self._identity = self._describe_build(remove)
+        self._resume()
         self._writer = self._start_segment()
         try:
-            if remove:
+            if remove and not self._done:  # the first segment of an interrupted build has the removals
                 self._remove(remove)
                 self._begin_segment()  # so that what was removed can be added again
             self._add_sources()
@@ -208,26 +211,26 @@ class _Build:
                 shutil.rmtree(self._partial, ignore_errors=True)
         return self._publish()
 
-    def _describe_build(self) -> str:
-        """Return a digest of everything that decides what this build writes."""
+    def _describe_build(self, remove: Sequence[str]) -> str:
+        """Return a digest of everything that decides what this build writes. IMAP sources give a new one each time."""
         parts = [
             VERSION,
             asdict(self._options),
             [each.to_fact() for each in self._owned],
-            digest_of_uris([each.uri for each in self._owned if not each.uri.startswith("imap")]),
+            digest_of_uris([each.uri for each in self._owned]),
             self._old and self._old.version,
+            list(remove),
         ]
         return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
-    def _resume(self, build: str) -> None:
+    def _resume(self) -> None:
         """Take over the complete segments of an interrupted build, if it was the same. Otherwise delete them."""
-        self._identity = build
         try:
             state = orjson.loads((self._partial / _PROGRESS_FILE).read_bytes())
         except (OSError, ValueError):
             state = {}
         complete = all((self._partial / name).is_dir() for name in state.get("segments", ()))
-        if state.get("build") != build or not complete:
+        if state.get("build") != self._identity or not complete:
             shutil.rmtree(self._partial, ignore_errors=True)
             return
         for path in list(self._partial.glob(f"{SEGMENT_PREFIX}*")):
@@ -289,7 +292,7 @@ class _Build:
         """Yield the items of all sources in batches, without those that an interrupted build has indexed."""
         numbered = ((number, item) for number, each in enumerate(self._sources) for item in each.read_raw(advance))
         remaining = itertools.islice(numbered, self._consumed, None)
-        while batch := list(itertools.islice(remaining, _BATCH)):
+        for batch in _split_batches(remaining):
             owners.append([number for number, _ in batch])
             yield [item for _, item in batch]
 
@@ -376,8 +379,7 @@ class _Build:
 
     def _analyze_again(self, number: int) -> TextTerms:
         text = self._segments.read_text(number)
-        texts = [text.body, *(f"{name}\n{content}" for name, content, _ in text.attachments)]
-        analyzed = analyze_text(self._analyzer, text.subject, texts)
+        analyzed = analyze_text(self._analyzer, text.subject, list_texts(text.body, text.attachments))
         self._writer.begin_batch(collect_terms([analyzed]))
         return analyzed.result
 
@@ -408,6 +410,20 @@ class _Build:
         write_state(self._directory, IndexState((self._old.version if self._old else 0) + 1, segments, facts))
         _remove_leftovers(self._directory, segments)
         return report
+
+
+def _split_batches(items: Iterable[tuple[int, RawItem]]) -> Iterator[list[tuple[int, RawItem]]]:
+    """Yield items in batches of at most `_BATCH`, and of about `_BATCH_BYTES` if they are large."""
+    batch: list[tuple[int, RawItem]] = []
+    size = 0
+    for each in items:
+        batch.append(each)
+        size += len(getattr(each[1], "raw", b""))
+        if len(batch) == _BATCH or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _ignore_bytes(_: int) -> None:

@@ -1,4 +1,4 @@
-"""What a build of an index is told, and what it tells."""
+"""Options of the build of an index, and its report."""
 
 from collections import Counter
 from dataclasses import dataclass, field, fields
@@ -11,7 +11,7 @@ from gumshoe.mail.message_preparer import MessageLimits
 
 @dataclass(frozen=True, slots=True)
 class MailBuildOptions:
-    """Which messages are skipped, and whose inboxes are built.
+    """Limits on messages, and the inboxes to build.
 
     The default limits are the published recipe for the public Enron mail (ART-E).
     """

@@ -160,9 +160,7 @@ def _check_index_options(context: typer.Context) -> None:
     if ("directory" in given) == ("extended" in given):
         raise UsageError("mail.option-conflict", "set either --out to build an index, or --into to add to one")
     if {"owner", "aliases"} & given.keys() and "uris" not in given:
-        raise UsageError(
-            "mail.option-conflict", "--owner and --alias apply to SOURCE arguments, and there are none; name a SOURCE"
-        )
+        raise UsageError("mail.option-conflict", "--owner and --alias need a SOURCE argument, got none; name a SOURCE")
     if "directory" in given and "remove" in given:
         raise UsageError("mail.option-conflict", "--remove cannot be used with --out; use it with --into")
     allowed = {"uris", "extended", "owner", "aliases", "source_list", "remove", "json"}

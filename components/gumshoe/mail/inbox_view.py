@@ -2,7 +2,7 @@
 
 import heapq
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -101,60 +101,37 @@ class InboxView:
 
     def search(self, query: Query, order: Order, limit: int) -> list[int]:
         """Return the best or newest messages that match a query."""
-        matched = [self._match(part, query) for part in self._parts]
-        if order == "date":
-            weights = []
-        else:
-            weights = [1.0] if len(query.phrases) == 1 else [self._weigh(phrase) for phrase in query.phrases]
+        found = [_find_phrases(part, query) for part in self._parts]
+        weights = self._weigh(found) if order == "relevance" else []
         best: list[MatchedMessage] = []
-        for part, (ordinals, found) in zip(self._parts, matched, strict=True):
-            best += self._rank(part, ordinals, found, weights, limit)
+        for part, matches in zip(self._parts, found, strict=True):
+            best += self._rank(part, _select(part, query, matches), matches, weights, limit)
         return [each.message for each in heapq.nsmallest(limit, best)]
 
     def count(self, query: Query) -> int:
         """Return the number of messages that match a query."""
-        return sum(len(self._match(part, query)[0]) for part in self._parts)
+        return sum(len(_select(part, query, _find_phrases(part, query))) for part in self._parts)
 
     def search_any(self, query: Query, limit: int) -> list[int]:
         """Return the messages that contain most of a query's phrases, weighted by how rare they are."""
+        found = [_find_phrases(part, query) for part in self._parts]
+        weights = self._weigh(found)
         best: list[MatchedMessage] = []
-        weights = [self._weigh(phrase) for phrase in query.phrases]
-        for part in self._parts:
-            allowed = self._match(part, Query((), query.filters, query.after, query.before))[0]
-            found = [part.postings.find_phrase(list(phrase)) for phrase in query.phrases]
+        for part, matches in zip(self._parts, found, strict=True):
             has_any = np.zeros(len(part.postings), np.bool_)
-            for each in found:
+            for each in matches:
                 has_any[each.ordinals] = True
-            best += self._rank(part, allowed[has_any[allowed]], found, weights, limit)
+            allowed = _select(part, query, ())
+            best += self._rank(part, allowed[has_any[allowed]], matches, weights, limit)
         return [each.message for each in heapq.nsmallest(limit, best)]
 
-    def _match(self, part: _InboxPart, query: Query) -> tuple[NDArray[np.intp], list[TermMatches]]:
-        """Return the ordinals that match, ascending, and the postings of each phrase."""
-        size = len(part.postings)
-        first, last = _find_period(part.postings.sent, query.after, query.before)
-        found: list[TermMatches] = []
-        nothing = np.zeros(0, np.intp), found
-        if first >= last:
-            return nothing
-        selected: NDArray[np.bool_] | None = None
-        for postings in self._find_all(part, query, found):
-            if not len(postings.ordinals):
-                return nothing
-            contains = np.zeros(size, np.bool_)
-            contains[postings.ordinals] = True
-            selected = contains if selected is None else selected & contains
-        if selected is None:
-            selected = np.ones(size, np.bool_)
-        if part.alive is not None:
-            selected &= part.alive
-        return np.flatnonzero(selected[first:last]) + first, found
-
-    def _find_all(self, part: _InboxPart, query: Query, found: list[TermMatches]) -> Iterable[TermMatches]:
-        for term in query.filters:
-            yield part.postings.find(term)
-        for phrase in query.phrases:
-            found.append(part.postings.find_phrase(list(phrase)))
-            yield found[-1]
+    def _weigh(self, found: Sequence[Sequence[TermMatches]]) -> list[float]:
+        """Return the inverse document frequency of each phrase in this inbox, for its matches in each part."""
+        counts = [
+            sum(part.count(each) for part, each in zip(self._parts, matches, strict=True))
+            for matches in zip(*found, strict=True)
+        ]
+        return [max(math.log((self.messages - count + 0.5) / (count + 0.5)), 1e-6) for count in counts]
 
     def _rank(
         self,
@@ -192,10 +169,20 @@ class InboxView:
             scores += weight * frequencies / (frequencies + norms)
         return scores * (_K1 + 1)
 
-    def _weigh(self, phrase: Phrase) -> float:
-        """Return the inverse document frequency of a phrase in this inbox."""
-        count = sum(part.count(part.postings.find_phrase(list(phrase))) for part in self._parts)
-        return max(math.log((self.messages - count + 0.5) / (count + 0.5)), 1e-6)
+
+def _find_phrases(part: _InboxPart, query: Query) -> list[TermMatches]:
+    return [part.postings.find_phrase(phrase) for phrase in query.phrases]
+
+
+def _select(part: _InboxPart, query: Query, found: Sequence[TermMatches]) -> NDArray[np.intp]:
+    """Return the ordinals, ascending, that have all filters of a query and are in all matches `found`."""
+    first, last = _find_period(part.postings.sent, query.after, query.before)
+    selected = np.ones(len(part.postings), np.bool_) if part.alive is None else part.alive
+    for matches in (*map(part.postings.find, query.filters), *found):
+        contains = np.zeros(len(part.postings), np.bool_)
+        contains[matches.ordinals] = True
+        selected = selected & contains
+    return np.flatnonzero(selected[first:last]) + first
 
 
 def _find_period(sent: NDArray[np.int64], after: int | None, before: int | None) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """Decide which inboxes hold a message, and which of its recipients each of them may see."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gumshoe.errors import UsageError
@@ -9,6 +9,7 @@ from gumshoe.mail.message import ParsedMessage, normalize_address
 
 _MIN_MESSAGES = 5  # of a source, to infer its owner
 _MIN_SHARE = 0.5  # of its messages that name the owner
+_MAX_SECOND = 0.8  # messages that name the next address, relative to those that name the owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def find_inboxes(message: ParsedMessage, source: OwnedSource, allowed: frozenset
         if allowed is not None and address not in allowed:
             continue
         mine = own or {address}
-        is_author = message.sender in mine and not (message.sender_is_doubtful and not source.owner)
+        is_author = message.sender in mine and (bool(own) or not message.sender_is_doubtful)
         hidden = [] if is_author else [each for each in blind if message.recipients[each].address not in mine]
         found.append((address, hidden))
     return found
@@ -106,7 +107,6 @@ class OwnerGuess:
             return None
         (first, count), *others = self.named.most_common(2)
         share = count / self.messages
-        second: Sequence[tuple[str, int]] = others
-        if share < _MIN_SHARE or (second and second[0][1] > 0.8 * count):
+        if share < _MIN_SHARE or any(other > _MAX_SECOND * count for _, other in others):
             return None
         return first, share

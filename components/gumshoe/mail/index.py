@@ -15,7 +15,7 @@ from typing import Any
 from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.mail.inbox_view import InboxView, Phrase, Query
-from gumshoe.mail.message import Attachment, Recipient, clean, to_datetime
+from gumshoe.mail.message import Recipient, clean, list_texts, to_datetime
 from gumshoe.mail.quotes import fold_quotes
 from gumshoe.mail.schema import index_path, read_state
 from gumshoe.mail.search_arguments import (
@@ -37,8 +37,7 @@ from gumshoe.mail.threads import ThreadFinder
 from gumshoe.mail.words import MailAnalyzer
 
 _RESULT_CACHE_SIZE = 1_000  # search results, and messages, in memory
-_PHRASE_CACHE_SIZE = 10_000
-_COPIES_CACHE_SIZE = 5_000
+_LOOKUP_CACHE_SIZE = 10_000  # keywords, threads, and copies of messages
 _INBOX_CACHE_SIZE = 256
 _MAX_HITS_PER_THREAD = 5  # that are looked at for a search with one hit per thread
 
@@ -53,13 +52,10 @@ class _Search:
 
     inbox: str
     keywords: tuple[str, ...]
-    sender: str | None
-    recipient: str | None
-    after: int | None
-    before: int | None
+    query: Query
     limit: int
     order: Order
-    one_per_thread: bool = False
+    one_per_thread: bool
 
 
 class MailIndex:
@@ -86,9 +82,9 @@ class MailIndex:
         self._hits = lru_cache(_RESULT_CACHE_SIZE)(self._find_hits)
         self._partial = lru_cache(_RESULT_CACHE_SIZE)(self._find_partial)
         self._message = lru_cache(_RESULT_CACHE_SIZE)(self._find_message)
-        self._copies = lru_cache(_COPIES_CACHE_SIZE)(self._read_copies)
-        self._phrase = lru_cache(_PHRASE_CACHE_SIZE)(self._analyze_keyword)
-        self._thread = lru_cache(_PHRASE_CACHE_SIZE)(self._find_thread)
+        self._copies = lru_cache(_LOOKUP_CACHE_SIZE)(self._read_copies)
+        self._phrase = lru_cache(_LOOKUP_CACHE_SIZE)(self._analyze_keyword)
+        self._thread = lru_cache(_LOOKUP_CACHE_SIZE)(self._find_thread)
         self._view = lru_cache(_INBOX_CACHE_SIZE)(self._open_view)
 
     def search(
@@ -116,9 +112,8 @@ class MailIndex:
             MailSearchError: if an argument is invalid; the message says what to write instead.
             GumshoeError: if the index is damaged.
         """
-        after, before = check_period(sent_after, sent_before)
-        search = self._check(inbox, keywords, sender, recipient, after, before, limit, order)
-        return [*self._hits(replace(search, one_per_thread=one_per_thread))]
+        period = check_period(sent_after, sent_before)
+        return [*self._hits(self._check(inbox, keywords, sender, recipient, period, limit, order, one_per_thread))]
 
     def search_partially(
         self,
@@ -135,9 +130,8 @@ class MailIndex:
 
         This is for a search that found nothing. Arguments and errors are those of `search`.
         """
-        after, before = check_period(sent_after, sent_before)
-        search = self._check(inbox, keywords, sender, recipient, after, before, limit, "relevance")
-        return self._partial(search)
+        period = check_period(sent_after, sent_before)
+        return self._partial(self._check(inbox, keywords, sender, recipient, period, limit))
 
     def _check(
         self,
@@ -145,30 +139,35 @@ class MailIndex:
         keywords: list[str],
         sender: str | None,
         recipient: str | None,
-        after: int | None,
-        before: int | None,
+        period: tuple[int | None, int | None],
         limit: int,
-        order: Order,
+        order: Order = "relevance",
+        one_per_thread: bool = False,
     ) -> _Search:
         words = tuple(check_keywords(keywords))
-        for each in words:
-            self._phrase(each)
+        phrases = tuple(map(self._phrase, words))
         check_choices(limit, order)
-        return _Search(
-            check_address("inbox", inbox),
-            words,
-            None if sender is None else check_person("sender", sender),
-            None if recipient is None else check_person("recipient", recipient),
-            after,
-            before,
-            limit,
-            order,
+        owner = check_address("inbox", inbox)
+        people: tuple[tuple[PersonRole, str, str | None], ...] = (
+            ("from", "sender", sender),
+            ("to", "recipient", recipient),
         )
+        filters = [
+            term
+            for role, name, person in people
+            if person is not None
+            for term in self._find_person(role, check_person(name, person))
+        ]
+        return _Search(owner, words, Query(phrases, tuple(filters), *period), limit, order, one_per_thread)
+
+    def _find_person(self, role: PersonRole, person: str) -> Iterable[int]:
+        if "@" in person:
+            return (address_term(role, person),)
+        return name_terms(role, self._analyzer.analyze_query(person).terms)
 
     def _find_hits(self, search: _Search) -> tuple[Hit, ...]:
         with self._explain_damage():
-            view = self._view(search.inbox)
-            query = self._make_query(search)
+            view, query = self._view(search.inbox), search.query
             if not search.one_per_thread:
                 return self._show(view, view.search(query, search.order, search.limit), query)
             threads: dict[int, int] = {}  # first hit of each thread
@@ -179,27 +178,12 @@ class MailIndex:
 
     def _find_partial(self, search: _Search) -> PartialResult:
         with self._explain_damage():
-            view = self._view(search.inbox)
-            query = self._make_query(search)
+            view, query = self._view(search.inbox), search.query
             counts = {
-                keyword: view.count(Query((phrase,), query.filters, query.after, query.before))
+                keyword: view.count(replace(query, phrases=(phrase,)))
                 for keyword, phrase in zip(search.keywords, query.phrases, strict=True)
             }
             return PartialResult(counts, self._show(view, view.search_any(query, search.limit), query))
-
-    def _make_query(self, search: _Search) -> Query:
-        filters: list[int] = []
-        people: tuple[tuple[PersonRole, str | None], ...] = (("from", search.sender), ("to", search.recipient))
-        for role, person in people:
-            if person is not None:
-                filters += self._find_person(role, person)
-        phrases = tuple(self._phrase(each) for each in search.keywords)
-        return Query(phrases, tuple(filters), search.after, search.before)
-
-    def _find_person(self, role: PersonRole, person: str) -> Iterable[int]:
-        if "@" in person:
-            return (address_term(role, person),)
-        return name_terms(role, tuple(self._analyzer.analyze_query(person).terms))
 
     def _show(self, view: InboxView, numbers: list[int], query: Query) -> tuple[Hit, ...]:
         terms = {term for phrase in query.phrases for term, _ in phrase}
@@ -208,15 +192,14 @@ class MailIndex:
             text = self._segments.read_text(number)
             first = self._copies(view.inbox, number)[0]
             thread = self._thread(view.inbox, number)
-            texts = [text.body, *(f"{name}\n{content}" for name, content, _ in text.attachments)]
             hits.append(
                 Hit(
-                    _shown_id(first, view.inbox),
+                    self._shown_id(view.inbox, number),
                     to_datetime(first.sent, first.utc_offset),
                     text.sender,
                     text.subject,
-                    make_snippet(self._analyzer, texts, terms),
-                    _shown_id(self._copies(view.inbox, thread[0])[0], view.inbox),
+                    make_snippet(self._analyzer, list_texts(text.body, text.attachments), terms),
+                    self._shown_id(view.inbox, thread[0]),
                     len(thread),
                 )
             )
@@ -224,9 +207,12 @@ class MailIndex:
 
     def _read_copies(self, inbox: str, number: int) -> list[StoredCopy]:
         """Return the copies of a message that are in an inbox."""
-        return [
-            each for each in self._segments.read_copies(number) if any(inbox == address for address, *_ in each.inboxes)
-        ]
+        return [each for each in self._segments.read_copies(number) if each.find_entry(inbox)]
+
+    def _shown_id(self, inbox: str, number: int) -> str:
+        """Return the id under which an inbox lists a message: that of its first copy."""
+        entry = self._copies(inbox, number)[0].find_entry(inbox)
+        return entry.shown_id if entry else ""
 
     def read(self, inbox: str, message_id: str) -> Message:
         """Return one message of an inbox, by the id of any copy that the inbox holds.
@@ -244,37 +230,39 @@ class MailIndex:
     def _find_message(self, inbox: str, exact: str) -> Message:
         with self._explain_damage():
             number = self._find_number(inbox, exact)
-            if number is None:
-                raise MessageNotFoundError(
-                    "mail.message-not-found",
-                    f"message {exact!r} does not exist in this inbox; use an id from `gumshoe mail search`",
-                )
             copies = self._copies(inbox, number)
             text = self._segments.read_text(number)
-        first = copies[0]
-        recipients = [Recipient(*each) for copy in copies for each in _list_visible(copy, inbox)]  # type: ignore[arg-type]
+        recipients = [
+            Recipient(*each)  # type: ignore[arg-type]
+            for copy in copies
+            if (entry := copy.find_entry(inbox))
+            for each in copy.list_visible(entry)
+        ]
         return Message(
-            _shown_id(first, inbox),
-            to_datetime(first.sent, first.utc_offset),
+            self._shown_id(inbox, number),
+            to_datetime(copies[0].sent, copies[0].utc_offset),
             text.sender,
-            first.sender_name,
+            copies[0].sender_name,
             tuple(dict.fromkeys(recipients)),
             text.subject,
             text.body.strip(),
-            tuple(Attachment(*each) for each in text.attachments),
+            tuple(text.attachments),
         )
 
-    def _find_number(self, inbox: str, exact: str) -> int | None:
+    def _find_number(self, inbox: str, exact: str) -> int:
         """Return the message that an inbox lists under an id, or otherwise one that has a copy with it."""
-        bare, named = bare_id(exact), None
-        for term in thread_terms(exact):
-            for number in self._view(inbox).find_term(term):
-                copies = self._copies(inbox, number)
-                if bare_id(_shown_id(copies[0], inbox)) == bare:
-                    return number
-                if named is None and any(bare_id(each.message_id) == bare for each in copies):
-                    named = number
-        return named
+        bare = bare_id(exact)
+        found = [number for term in thread_terms(exact) for number in self._view(inbox).find_term(term)]
+        for number in found:
+            if bare_id(self._shown_id(inbox, number)) == bare:
+                return number
+        for number in found:  # others only refer to the id
+            if any(bare_id(each.message_id) == bare for each in self._copies(inbox, number)):
+                return number
+        raise MessageNotFoundError(
+            "mail.message-not-found",
+            f"message {exact!r} does not exist in this inbox; use an id from `gumshoe mail search`",
+        )
 
     def read_thread(self, inbox: str, message_id: str) -> list[Message]:
         """Return the messages of the inbox in the thread of one of them, oldest first.
@@ -283,14 +271,13 @@ class MailIndex:
 
         Raises:
             MessageNotFoundError, MailSearchError, GumshoeError: see `read`.
+            UsageError: if a package for reading threads is missing.
         """
         first = self.read(inbox, message_id)
         owner = check_address("inbox", inbox)
         with self._explain_damage():
-            number = self._find_number(owner, first.message_id)
-            assert number is not None  # noqa: S101 - it was read
-            ids = [_shown_id(self._copies(owner, each)[0], owner) for each in self._thread(owner, number)]
-        messages = [self._message(owner, each) for each in ids]
+            thread = self._thread(owner, self._find_number(owner, first.message_id))
+            messages = [self._message(owner, self._shown_id(owner, number)) for number in thread]
         return [replace(each, body=fold_quotes(each.body)) if is_reply(each.subject) else each for each in messages]
 
     def _find_thread(self, inbox: str, number: int) -> list[int]:
@@ -304,7 +291,7 @@ class MailIndex:
         owner = check_address("inbox", inbox)
         with self._explain_damage():
             rows = [
-                (sent is None, sent or 0, _shown_id(self._copies(owner, number)[0], owner), sent)
+                (sent is None, sent or 0, self._shown_id(owner, number), sent)
                 for number, sent in self._view(owner).list_messages()
             ]
         return [(message_id, to_datetime(sent, None)) for *_, message_id, sent in sorted(rows, key=lambda row: row[:3])]
@@ -351,16 +338,6 @@ class MailIndex:
 
     def _explain_damage(self) -> AbstractContextManager[None]:
         return explain_damage(self.directory)
-
-
-def _shown_id(copy: StoredCopy, inbox: str) -> str:
-    return next(shown for address, _, shown in copy.inboxes if address == inbox)
-
-
-def _list_visible(copy: StoredCopy, inbox: str) -> list[list[str]]:
-    """Return role, address and name of the recipients of a copy that an inbox may see."""
-    hidden = next(numbers for address, numbers, _ in copy.inboxes if address == inbox)
-    return [each for number, each in enumerate(copy.recipients) if number not in hidden]
 
 
 def _is_date(sent: int | None) -> bool:

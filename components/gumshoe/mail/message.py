@@ -1,6 +1,7 @@
 """A message as parsed from a source, and the normalization of its text, addresses and times."""
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
 from functools import lru_cache
@@ -83,6 +84,11 @@ class ParsedMessage:
     attachments: list[Attachment] = field(default_factory=list)
     files: list[AttachedFile] = field(default_factory=list)
     """Attached files, whose text `AttachmentReader` turns into `attachments`."""
+
+
+def list_texts(body: str, attachments: Iterable[Attachment]) -> list[str]:
+    """Return the texts that are searched beside the subject: the body, and each attachment with its name."""
+    return [body, *(f"{each.name}\n{each.text}" for each in attachments)]
 
 
 def clean(text: str) -> str:

@@ -20,7 +20,7 @@ from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.errors import UnavailableError
 from gumshoe.mail.attachments import AttachmentLimits, AttachmentReader
 from gumshoe.mail.items import RawItem, parse_item
-from gumshoe.mail.message import ParsedMessage, clean
+from gumshoe.mail.message import ParsedMessage, clean, list_texts
 from gumshoe.mail.postings import MAX_POSITION, NO_POSITION
 from gumshoe.mail.terms import subject_term
 from gumshoe.mail.words import MailAnalyzer
@@ -33,7 +33,7 @@ _END_SECONDS = 5  # for processes to end by themselves
 
 @dataclass(frozen=True, slots=True)
 class MessageLimits:
-    """Which messages are skipped, and what is read of their attachments."""
+    """Limits on messages and their attachments. A message above a limit is skipped."""
 
     max_body: int | None
     max_recipients: int | None
@@ -108,7 +108,7 @@ class Preparer:
             return PreparedMessage(message, digest, None, reason)
         if files:
             message.attachments = self._reader.read_all(files)
-        texts.append(analyze_text(self._analyzer, message.subject, list_texts(message)))
+        texts.append(analyze_text(self._analyzer, message.subject, list_texts(message.body, message.attachments)))
         return PreparedMessage(message, digest, texts[-1].result)
 
 
@@ -129,11 +129,6 @@ def find_skip_reason(message: ParsedMessage, limits: MessageLimits) -> str:
     if limits.max_recipients is not None and len(message.recipients) > limits.max_recipients:
         return "many recipients"
     return ""
-
-
-def list_texts(message: ParsedMessage) -> list[str]:
-    """Return the texts of a message that are searched beside its subject."""
-    return [message.body, *(f"{each.name}\n{each.text}" for each in message.attachments)]
 
 
 class AnalyzedText(NamedTuple):
@@ -251,7 +246,7 @@ def _share_out(connections: list["Connection[Any, Any]"], batches: Iterator[list
 def _worker_error(what: str) -> UnavailableError:
     return UnavailableError(
         "mail.build-process-ended",
-        f"a process that reads messages {what}; start the command again, and it continues where it was",
+        f"a process that reads messages {what}; start the command again; it resumes after its last complete segment",
     )
 
 

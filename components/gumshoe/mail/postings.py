@@ -1,4 +1,4 @@
-"""TermMatches per inbox: for each term, the messages of one inbox that contain it.
+"""Postings per inbox: for each term, the messages of one inbox that contain it.
 
 A message's words are indexed once for each inbox that holds it, so a search touches only what belongs to its inbox. The
 arrays of a segment are in one file, little-endian, mapped into memory. An inbox owns one range of each array:
@@ -11,7 +11,7 @@ arrays of a segment are in one file, little-endian, mapped into memory. An inbox
 
 import mmap
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,8 +37,6 @@ NO_POSITION = 0xFFFF
 """Position of a term that is not a word of the text, such as an id or an address."""
 MAX_POSITION = NO_POSITION - 1_000
 """Words from this position on are found, but not as parts of phrases. Names of people come after it."""
-MAX_PAIRS = 1 << 15
-"""Messages of one inbox in a segment, at most."""
 _POSITION_BITS = 16
 _CHUNK = 1_000_000  # occurrences sorted at once, each 8 bytes, unless one inbox has more
 _BLOCK = 500_000  # occurrences looked at together, which takes about 100 bytes each
@@ -413,7 +411,7 @@ class InboxPostings:
         part = slice(*self._arrays["posting_starts"][place : place + 2].tolist())
         return TermMatches(self._arrays["ordinals"][part], self._arrays["weights"][part])
 
-    def find_phrase(self, terms: list[tuple[int, int]]) -> TermMatches:
+    def find_phrase(self, terms: Sequence[tuple[int, int]]) -> TermMatches:
         """Return the messages that contain terms at given distances from the start of a phrase."""
         if len(terms) == 1:
             return self.find(terms[0][0])

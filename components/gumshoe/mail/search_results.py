@@ -1,4 +1,4 @@
-"""What searching and reading an inbox returns."""
+"""Results of searching and reading an inbox."""
 
 from dataclasses import dataclass
 from datetime import datetime

@@ -14,6 +14,7 @@ import orjson
 
 from gumshoe.artifacts.sqlite import explain_damage, open_read_only
 from gumshoe.errors import GumshoeError
+from gumshoe.mail.message import Attachment
 from gumshoe.mail.postings import InboxPostings, PostingsReader
 from gumshoe.mail.schema import DATABASE, POSTINGS
 
@@ -22,13 +23,22 @@ _INBOXES_CACHED = 10_000
 
 
 class StoredText(NamedTuple):
-    """What the copies of a message have in common."""
+    """The text that the copies of a message share."""
 
     sender: str
     subject: str
     body: str
-    attachments: list[list[str]]
-    """[name, text, problem] of each."""
+    attachments: list[Attachment]
+
+
+class InboxEntry(NamedTuple):
+    """An inbox that holds a copy of a message."""
+
+    address: str
+    hidden: list[int]
+    """Numbers of the recipients that the inbox may not see."""
+    shown_id: str
+    """Id under which the inbox lists the message."""
 
 
 class StoredCopy(NamedTuple):
@@ -42,8 +52,15 @@ class StoredCopy(NamedTuple):
     recipients: list[list[str]]
     """[role, address, name] of each."""
     references: list[str]
-    inboxes: list[tuple[str, list[int], str]]
-    """Address of each inbox, numbers of the recipients that are hidden from it, and the id that it is shown."""
+    inboxes: list[InboxEntry]
+
+    def find_entry(self, inbox: str) -> InboxEntry | None:
+        """Return the entry of an inbox, or None if it does not hold the copy."""
+        return next((each for each in self.inboxes if each.address == inbox), None)
+
+    def list_visible(self, entry: InboxEntry) -> list[list[str]]:
+        """Return the recipients that the inbox of an entry may see."""
+        return [each for number, each in enumerate(self.recipients) if number not in entry.hidden]
 
 
 class IndexSegment:
@@ -95,7 +112,7 @@ class IndexSegment:
         sender, subject, body, attachments = next(
             self.execute("SELECT sender, subject, body, attachments FROM messages WHERE message = ?", (message,))
         )
-        return StoredText(sender, subject, body, orjson.loads(attachments))
+        return StoredText(sender, subject, body, [Attachment(*each) for each in orjson.loads(attachments)])
 
     def read_head(self, message: int) -> tuple[str, str]:
         """Return sender and subject of a message of this segment."""
@@ -131,8 +148,8 @@ class IndexSegment:
         return connection
 
 
-def _read_inboxes(text: str) -> list[tuple[str, list[int], str]]:
-    return [(address, hidden, shown) for address, hidden, shown in orjson.loads(text)]
+def _read_inboxes(text: str) -> list[InboxEntry]:
+    return [InboxEntry(*each) for each in orjson.loads(text)]
 
 
 def _file_identity(path: Path) -> tuple[int, int] | None:
@@ -153,11 +170,14 @@ class IndexSegments:
 
     def read_text(self, message: int) -> StoredText:
         """Return the text of a message."""
-        return next(each for each in self.segments if each.has_message(message)).read_text(message)
+        return self._find(message).read_text(message)
 
     def read_head(self, message: int) -> tuple[str, str]:
         """Return sender and subject of a message."""
-        return next(each for each in self.segments if each.has_message(message)).read_head(message)
+        return self._find(message).read_head(message)
+
+    def _find(self, message: int) -> IndexSegment:
+        return next(each for each in self.segments if each.has_message(message))
 
     def read_copies(self, message: int) -> list[StoredCopy]:
         """Return the copies of a message, in order, without removed ones."""
@@ -170,7 +190,7 @@ class IndexSegments:
         return sorted(copies, key=lambda each: each.copy)
 
     def find_last_copy(self, message: int) -> int:
-        """Return the number of the last copy of a message, even if it was removed. -1 if there is none."""
+        """Return the number of the last copy of a message, even if it was removed. -1 without copies."""
         query = "SELECT max(copy) FROM copies WHERE message = ?"
         found = self.collect(lambda each: each.execute(query, (message,)))
         return max((number for (number,) in found if number is not None), default=-1)

@@ -17,14 +17,15 @@ from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.mail.inboxes import Inboxes
 from gumshoe.mail.message import ParsedMessage
 from gumshoe.mail.message_preparer import TextTerms
-from gumshoe.mail.postings import MAX_PAIRS, MAX_POSITION, NO_POSITION, PostingsWriter
+from gumshoe.mail.postings import MAX_POSITION, NO_POSITION, PostingsWriter
 from gumshoe.mail.schema import DATABASE, INDEXES, POSTINGS, TABLES
-from gumshoe.mail.segment import IndexSegments, StoredCopy
+from gumshoe.mail.segment import InboxEntry, IndexSegments, StoredCopy
 from gumshoe.mail.terms import name_words, person_terms, thread_terms
 from gumshoe.mail.words import MailAnalyzer
 
 _CACHE_KIB = 20_000
-_MAX_OCCURRENCES = 6_000_000  # words, counted for each inbox: they are sorted in memory
+_FULL_MESSAGES = 1 << 15  # half of what the 16 bits of an ordinal hold, because a batch may exceed it
+_FULL_OCCURRENCES = 6_000_000  # words, counted for each inbox: they are sorted in memory
 
 
 @dataclass(slots=True)
@@ -70,8 +71,8 @@ class SegmentWriter:
 
     @property
     def is_full(self) -> bool:
-        """True if the segment has reached its maximum size."""
-        return len(self._held) >= MAX_PAIRS - 1 or self._postings.occurrences >= _MAX_OCCURRENCES
+        """True if the segment is large enough to be completed."""
+        return len(self._held) >= _FULL_MESSAGES or self._postings.occurrences >= _FULL_OCCURRENCES
 
     @property
     def is_empty(self) -> bool:
@@ -118,8 +119,8 @@ class SegmentWriter:
 
     def add_copy(
         self, number: int, message: ParsedMessage, digest: bytes, terms: TextTerms, inboxes: Inboxes, used_by: list[int]
-    ) -> bool:
-        """Add a copy of a message. Return False if the index has an equal one.
+    ) -> None:
+        """Add a copy of a message, unless the index has an equal one.
 
         `digest` is that of the message, and `used_by` lists the other messages that have a copy with the same id.
         """
@@ -137,45 +138,42 @@ class SegmentWriter:
             message.sender_name,
             recipients,
             message.references,
-            [(inbox, hidden, self._choose_id(message.message_id, digest, inbox, used_by)) for inbox, hidden in inboxes],
+            [
+                InboxEntry(inbox, hidden, self._choose_id(message.message_id, digest, inbox, used_by))
+                for inbox, hidden in inboxes
+            ],
         )
         if any(each[1:] == new[1:] for each in known):
-            return False
+            return
         held = self._hold(number, terms)
         held.copies.append(new)
         if number not in (ids := self._by_id.setdefault(new.message_id, [])):
             ids.append(number)
         self._copies.append(_to_row(number, digest, new))
-        for inbox, *_ in new.inboxes:
-            self._add_to_inbox(number, held, inbox, message.sender, [*earlier], new)
-        return True
-
-    def _add_to_inbox(
-        self, number: int, held: _Held, inbox: str, sender: str, earlier: list[StoredCopy], new: StoredCopy
-    ) -> None:
-        pair = held.pairs.get(inbox)
-        if pair is not None:
-            self._add_envelope(pair, number, inbox, sender, new)
-            return
-        before = [each for each in earlier if any(inbox == address for address, *_ in each.inboxes)]
-        self._add_pair(number, held, inbox, sender, [*before, new])
-        if before:
-            self._removed.append((inbox, number))
+        for entry in new.inboxes:
+            pair = held.pairs.get(entry.address)
+            if pair is not None:
+                self._add_envelope(pair, number, entry, message.sender, new)
+                continue
+            before = [each for each in earlier if each.find_entry(entry.address)]
+            self._add_pair(number, held, entry.address, message.sender, [*before, new])
+            if before:
+                self._removed.append((entry.address, number))
 
     def _add_pair(self, number: int, held: _Held, inbox: str, sender: str, copies: list[StoredCopy]) -> None:
         pair = self._postings.add_pair(inbox, number, copies[0].sent, held.words, held.subject)
         held.pairs[inbox] = pair
         self._postings.add_part(pair, held.text)
         for each in copies:
-            self._add_envelope(pair, number, inbox, sender, each)
+            if entry := each.find_entry(inbox):
+                self._add_envelope(pair, number, entry, sender, each)
 
-    def _add_envelope(self, pair: int, number: int, inbox: str, sender: str, copy: StoredCopy) -> None:
+    def _add_envelope(self, pair: int, number: int, entry: InboxEntry, sender: str, copy: StoredCopy) -> None:
         """Add the terms of a copy that one inbox may see."""
-        hidden, shown_id = next((hidden, shown) for address, hidden, shown in copy.inboxes if address == inbox)
-        key = (number, copy.copy, tuple(hidden), shown_id)
+        key = (number, copy.copy, tuple(entry.hidden), entry.shown_id)
         if key not in self._envelopes:  # most inboxes of a copy see the same
-            visible = [(each[1], each[2]) for place, each in enumerate(copy.recipients) if place not in hidden]
-            terms, positions = self._list_envelope(sender, copy, visible, shown_id)
+            visible = [(address, name) for _, address, name in copy.list_visible(entry)]
+            terms, positions = self._list_envelope(sender, copy, visible, entry.shown_id)
             numbers = self._postings.number_terms(np.array(terms, np.uint64))
             self._envelopes = {key: self._postings.add_text(numbers, np.array(positions, np.uint16))}
         self._postings.add_part(pair, self._envelopes[key])
@@ -213,7 +211,7 @@ class SegmentWriter:
         for number in messages:
             held = self._held.get(number)
             for copy in (*self._earlier.read_copies(number), *(held.copies if held else ())):
-                if any(inbox == address and shown_id == shown for address, _, shown in copy.inboxes):
+                if (entry := copy.find_entry(inbox)) and entry.shown_id == shown_id:
                     return True
         return False
 
@@ -225,11 +223,11 @@ class SegmentWriter:
             "INSERT OR IGNORE INTO removed_copies VALUES (?, ?)", [(number, copy) for copy in sorted(removed)]
         )
         left = [each for each in copies if each.copy not in removed]
-        gone = dict.fromkeys(inbox for each in copies if each.copy in removed for inbox, *_ in each.inboxes)
+        gone = dict.fromkeys(entry.address for each in copies if each.copy in removed for entry in each.inboxes)
         self._removed.extend((inbox, number) for inbox in gone)
         sender = self._earlier.read_text(number).sender
         for inbox in gone:
-            remaining = [each for each in left if any(inbox == address for address, *_ in each.inboxes)]
+            remaining = [each for each in left if each.find_entry(inbox)]
             if remaining:
                 self._add_pair(number, self._hold(number, analyze(number)), inbox, sender, remaining)
 
@@ -265,14 +263,14 @@ class SegmentWriter:
 
 def _to_row(number: int, digest: bytes, copy: StoredCopy) -> tuple[object, ...]:
     content = orjson.dumps(
-        [*copy[1:5], copy.recipients, copy.references, [[inbox, hidden] for inbox, hidden, _ in copy.inboxes]]
+        [*copy[1:5], copy.recipients, copy.references, [[each.address, each.hidden] for each in copy.inboxes]]
     )
     return (
         number,
         copy.copy,
         blake2b(digest + content, digest_size=32).digest(),
         *copy[1:5],
-        *(orjson.dumps(each).decode() for each in (copy.recipients, copy.references, copy.inboxes)),
+        *(orjson.dumps(each).decode() for each in (copy.recipients, copy.references, [*map(list, copy.inboxes)])),
     )
 
 

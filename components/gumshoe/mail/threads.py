@@ -22,15 +22,15 @@ _MAX_CANDIDATES = 40  # messages of the same subject that are looked at
 
 
 class ThreadMember(NamedTuple):
-    """What places a message in a thread."""
+    """The properties of a message that decide its thread."""
 
     message: int
     sent: int
-    """0 without a date."""
+    """Seconds since 1970. 0 without a date."""
     ids: tuple[str, ...]
     """Its own ids and those that it refers to."""
     people: frozenset[str]
-    """Sender and recipients, without the owner of the inbox."""
+    """Sender and visible recipients, without the inbox itself."""
     is_reply: bool
 
 
@@ -50,10 +50,10 @@ class ThreadFinder:
     def _describe(self, message: int) -> ThreadMember:
         sender, subject, copies = self._read(message)
         ids = dict.fromkeys(each for copy in copies for each in (copy.message_id, *copy.references))
-        people = {sender, *(address for copy in copies for _, address, _ in copy.recipients)}
-        return ThreadMember(
-            message, copies[0].sent or 0, tuple(ids), frozenset(people - {self._view.inbox, ""}), is_reply(subject)
-        )
+        inbox = self._view.inbox
+        visible = [each for copy in copies if (entry := copy.find_entry(inbox)) for each in copy.list_visible(entry)]
+        people = frozenset({sender, *(address for _, address, _ in visible)} - {inbox, ""})
+        return ThreadMember(message, copies[0].sent or 0, tuple(ids), people, is_reply(subject))
 
     def _follow_references(self, message: int) -> list[ThreadMember]:
         members = {message: self._describe(message)}
