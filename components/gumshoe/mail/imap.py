@@ -33,7 +33,7 @@ _FIRST_PAUSE = 1.0  # seconds; doubled from try to try
 
 @dataclass(slots=True)
 class ImapProgress:
-    """What reading has found beside the messages. It is complete when reading ends."""
+    """Positions and removed messages that reading found. Complete when reading ends."""
 
     position: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Position to begin after next time."""

@@ -96,7 +96,7 @@ def find_secret(account: ImapAccount) -> ImapSecret:
     variable for all accounts, and a token over a password.
 
     Raises:
-        UsageError: if there is none.
+        UsageError: if neither a password nor a token is set.
     """
     for variable, is_token, value in _list_secrets(account.user):
         if value and value.isprintable():

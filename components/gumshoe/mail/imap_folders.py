@@ -46,7 +46,7 @@ def choose_folders(
     Gmail, where folders are labels, the folder with all mail contains each message once, and the others are left out.
 
     Raises:
-        UsageError: if a wanted folder does not exist, or there is none to read.
+        UsageError: if a wanted folder does not exist, or no folder can be read.
     """
     folders = [each for each in listed if not each.flags & _NOT_FOLDERS]
     states = _find_states(folders)

@@ -33,7 +33,7 @@ _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError
 
 @dataclass(frozen=True, slots=True)
 class MessageFacts:
-    """What the server knows of a message without its content."""
+    """Size, date and flags of a message on the server."""
 
     size: int
     """Bytes, as the server states it."""
@@ -101,7 +101,7 @@ class ImapSession:
             return {uid: _parse_facts(found[uid]) for uid in sorted(found) if b"RFC822.SIZE" in found[uid]}
 
     def fetch(self, uids: Sequence[int], expected: int) -> dict[int, bytes | None]:
-        """Return the content of messages by UID: None if there is none. Messages that no longer exist are missing.
+        """Return the content of messages by UID, None for one without content. Messages that no longer exist are missing.
 
         Args:
             uids: messages to fetch.

@@ -150,7 +150,7 @@ class PartLister:
         return [Leaf(part, is_inline=is_shown)]
 
     def _reopen(self, part: MailMessage, children: list[MailMessage], depth: int) -> list[Leaf] | None:
-        """Return the leaves of a forwarded message whose text is encoded as a whole, or None if it is none."""
+        """Return the leaves of a forwarded message whose text is encoded as a whole, or None for another part."""
         written = BytesIO()
         try:
             BytesGenerator(written, mangle_from_=False, maxheaderlen=0).flatten(children[0])
@@ -163,7 +163,7 @@ class PartLister:
         return None if opened is None else [_forwarded_heading(opened), *self.list_leaves(opened, depth + 1)]
 
     def _open_message(self, data: bytes, part: MailMessage, depth: int) -> MailMessage | None:
-        """Parse the message in a file, or return None if it is none, or too deep inside others."""
+        """Parse the message in a file. Return None if the file is no message, or too deep inside others."""
         if not self._may_open(depth):
             return None
         try:
