@@ -12,9 +12,12 @@ import pytest
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.mail import imap, imap_session
+from gumshoe.mail.build import build_mail_index, extend_mail_index
 from gumshoe.mail.imap import ImapMail
 from gumshoe.mail.imap_account import ImapAccount, parse_imap_uri
 from gumshoe.mail.imap_folders import ListedFolder, choose_folders
+from gumshoe.mail.inboxes import OwnedSource
+from gumshoe.mail.index import MailIndex
 from gumshoe.mail.items import RawMessage
 from tests.certificates import make_certificate
 from tests.conftest import find_free_port, skip_missing
@@ -102,7 +105,7 @@ def test_messages_are_read_as_they_are(server: ImapServer) -> None:
     items = list(source.read_raw(told.append))
     assert [each.raw for each in items if isinstance(each, RawMessage)] == [mail(1), raw, mail(3, "x" * 300_000)]
     assert sum(told) == sum(len(each.raw) for each in items if isinstance(each, RawMessage))
-    validity, last = source.progress.position["INBOX"]
+    validity, last = source.position["INBOX"]
     host = server.uri().removeprefix("imaps://").rstrip("/")
     assert [each.where for each in items] == [f"imap://{host}/INBOX;UIDVALIDITY={validity}/;UID={uid}" for uid in uids]
     assert last == uids[-1]
@@ -139,7 +142,7 @@ def test_names_of_folders(server: ImapServer) -> None:
     wanted = "Entw%C3%BCrfe,a%20b,say%20%22x%5Cy%22,2001,A%26B,x%2Cy"
     source = open_mail(server.uri(wanted))
     assert sorted(contents(source)) == [mail(number) for number in range(1, 7)]
-    assert "Entwürfe" in source.progress.position
+    assert "Entwürfe" in source.position
     with raises("mail.imap-no-folder", "none", "INBOX"):
         open_mail(server.uri("INBOX,none"))
 
@@ -156,7 +159,7 @@ def test_nothing_is_written(fake: FakeImapServer) -> None:
         fake.append("INBOX", mail(number))
     source = open_mail(fake.uri("*"))
     read(source)
-    list(source.read_raw(lambda _: None, source.progress.position, {"INBOX": [1, 2, 3]}))
+    list(source.read_after(dict(source.position), lambda _: None))
     kinds = {re.sub("^(UID )?([A-Z]+).*", r"\1\2", each) for each in fake.commands}
     assert kinds == {"CAPABILITY", "AUTHENTICATE", "LIST", "EXAMINE", "UID SEARCH", "UID FETCH", "LOGOUT"}
     assert all("BODY" not in each or "BODY.PEEK[]" in each for each in fake.commands)
@@ -216,49 +219,44 @@ def test_a_folder_with_a_name_that_is_not_encoded(fake: FakeImapServer) -> None:
 
 
 def test_reading_continues_after_a_position(server: ImapServer) -> None:
-    first, second = server.append("INBOX", mail(1)), server.append("INBOX", mail(2))
+    server.append("INBOX", mail(1))
+    second = server.append("INBOX", mail(2))
     source = open_mail(server.uri())
     assert contents(source) == [mail(1), mail(2)]
-    position = source.progress.position
-    known = {"INBOX": [first, second]}
-
-    assert list(source.read_raw(lambda _: None, position, known)) == []
-    assert (source.progress.position, source.progress.vanished) == (position, [])
-
+    position = dict(source.position)
+    assert position["INBOX"][1] == second
+    assert list(source.read_after(position, lambda _: None)) == []
+    assert source.position == position
     third = server.append("INBOX", mail(3))
-    server.mark("INBOX", first)
-    (item,) = source.read_raw(lambda _: None, position, known)
+    (item,) = source.read_after(position, lambda _: None)
     assert isinstance(item, RawMessage)
     assert item.raw == mail(3)
-    validity = position["INBOX"][0]
-    assert source.progress.position["INBOX"] == (validity, third)
-    gone = source.account.item_uri("INBOX", validity, first)
-    assert (source.progress.vanished, source.progress.deleted) == ([], [gone])
-
-    server.expunge("INBOX")
-    assert list(source.read_raw(lambda _: None, source.progress.position, known)) == []
-    assert (source.progress.vanished, source.progress.deleted) == ([gone], [])
+    assert source.position["INBOX"] == (position["INBOX"][0], third)
 
 
 def test_a_replaced_folder_is_read_again(server: ImapServer) -> None:
     server.create("Work")
-    old = server.append("Work", mail(1))
+    server.append("Work", mail(1))
     source = open_mail(server.uri("Work"))
     read(source)
-    position = source.progress.position
+    position = dict(source.position)
     server.delete("Work")
     server.create("Work")
     server.append("Work", mail(2))
-    items = list(source.read_raw(lambda _: None, position, {"Work": [old]}))
+    items = list(source.read_after(position, lambda _: None))
     assert [each.raw for each in items if isinstance(each, RawMessage)] == [mail(2)]
-    assert source.progress.vanished == [source.account.item_uri("Work", position["Work"][0], old)]
-    assert source.progress.position["Work"][0] != position["Work"][0]
+    assert source.position["Work"][0] != position["Work"][0]
 
 
-def test_messages_of_deleted_folders_vanish(fake: FakeImapServer) -> None:
-    source = open_mail(fake.uri())
-    assert list(source.read_raw(lambda _: None, {"Work": (7, 2)}, {"Work": [1, 2]})) == []
-    assert source.progress.vanished == [source.account.item_uri("Work", 7, uid) for uid in (1, 2)]
+def test_an_index_is_extended_by_new_messages_only(fake: FakeImapServer, tmp_path: Path) -> None:
+    fake.append("INBOX", mail(1))
+    build_mail_index([OwnedSource(fake.uri(), "ann@example.com")], tmp_path / "index")
+    fake.append("INBOX", mail(2))
+    report = extend_mail_index([OwnedSource(fake.uri(), "ann@example.com")], tmp_path / "index")
+    assert (report.read, report.messages) == (2, 2)
+    report = extend_mail_index([OwnedSource(fake.uri(), "ann@example.com")], tmp_path / "index")
+    assert (report.read, report.messages) == (2, 2)
+    assert len(MailIndex(tmp_path / "index").list_messages("ann@example.com")) == 2
 
 
 def test_an_interrupted_reading_continues_where_it_was(fake: FakeImapServer) -> None:
@@ -268,7 +266,7 @@ def test_an_interrupted_reading_continues_where_it_was(fake: FakeImapServer) -> 
     items = source.read_raw(lambda _: None)
     next(items), next(items), next(items)  # the position includes an item when the next one is asked for
     items.close()  # type: ignore[attr-defined]
-    rest = list(source.read_raw(lambda _: None, source.progress.position))
+    rest = list(source.read_after(dict(source.position), lambda _: None))
     assert [each.raw for each in rest if isinstance(each, RawMessage)] == [mail(2), mail(3), mail(4)]
 
 
@@ -520,7 +518,7 @@ def test_a_message_that_the_server_cannot_send(fake: FakeImapServer, action: Cal
     (unreadable,) = [each for each in items if isinstance(each, UnreadableItem)]
     assert unreadable.reason == "cannot be downloaded"
     assert unreadable.where.endswith(";UID=3")
-    assert source.progress.position["INBOX"] == (1, 6)
+    assert source.position["INBOX"] == (1, 6)
 
 
 @pytest.mark.parametrize("action", [drop_in_literal, say_bye, refuse])
@@ -582,14 +580,14 @@ def test_endless_answers_end(fake: FakeImapServer, monkeypatch: pytest.MonkeyPat
 
 
 def test_large_messages_are_not_downloaded(fake: FakeImapServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(imap, "_MAX_MESSAGE_SIZE", 1_000)
+    monkeypatch.setattr(imap, "MAX_MESSAGE_SIZE", 1_000)
     for number, text in enumerate(("", "x" * 2_000, "")):
         fake.append("INBOX", mail(number, text))
     first, large, last = read(open_mail(fake.uri()))
     assert isinstance(first, RawMessage)
     assert isinstance(last, RawMessage)
     assert isinstance(large, UnreadableItem)
-    assert (large.reason, large.where[-6:]) == ("too large", ";UID=2")
+    assert (large.reason, large.where[-6:]) == ("message too large", ";UID=2")
     assert [each for each in fake.commands if "BODY" in each] == ["UID FETCH 1,3 (UID BODY.PEEK[])"]
 
 
@@ -604,12 +602,11 @@ def test_a_folder_that_cannot_be_opened(fake: FakeImapServer) -> None:
     fake.append("INBOX", mail(1))
     source = open_mail(fake.uri())
     fake.delete("Sent")
-    message, folder = source.read_raw(lambda _: None, {"Sent": (2, 9)}, {"Sent": [8, 9]})
+    message, folder = source.read_after({"Sent": (2, 9)}, lambda _: None)
     assert isinstance(message, RawMessage)
     assert isinstance(folder, UnreadableItem)
     assert folder.reason == "folder cannot be opened"
-    assert source.progress.position["Sent"] == (2, 9)
-    assert source.progress.vanished == []
+    assert source.position["Sent"] == (2, 9)
 
 
 def test_messages_deleted_meanwhile_are_skipped(fake: FakeImapServer) -> None:

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import BinaryIO
 
-from gumshoe.artifacts.storage import InvalidUriError, list_uri, open_uri, split_uri
+from gumshoe.artifacts.storage import InvalidUriError, explain_os_errors, list_uri, open_uri, split_uri
 
 GZIP_ERRORS = (EOFError, zlib.error)
 """Errors raised by reading a damaged compressed file, after all content before the damage."""
@@ -49,10 +50,12 @@ def read_lines(uri: str, advance: Callable[[int], object] = lambda _: None) -> I
             yield rest
 
 
-def read_blocks(file: BinaryIO, name: str, advance: Callable[[int], object] = lambda _: None) -> Iterator[bytes]:
-    """Yield the content of an open file in blocks of about 1 MiB. Text in UTF-16 with a byte order mark becomes UTF-8.
+def read_blocks(
+    file: BinaryIO, name: str, advance: Callable[[int], object] = lambda _: None, size: int = _BLOCK
+) -> Iterator[bytes]:
+    """Yield the content of an open file in blocks of about `size` bytes. UTF-16 with a byte order mark becomes UTF-8.
 
-    A name that ends in `.gz`, `.bz2` or `.xz` is decompressed. The next block is read and decompressed while this one
+    A name that ends in `.gz`, `.bz2` or `.xz`, in any case, is decompressed. The next block is read and decompressed while this one
     is used. `advance` is called with the number of bytes read.
 
     Raises:
@@ -60,8 +63,9 @@ def read_blocks(file: BinaryIO, name: str, advance: Callable[[int], object] = la
         NotFoundError, StorageError, UnavailableError: if reading fails.
     """
 
-    def read(size: int) -> bytes:
-        block = file.read(size)
+    def read(number: int) -> bytes:
+        with explain_os_errors(Path(name)):
+            block = file.read(min(number, size))
         advance(len(block))
         return block
 
@@ -88,6 +92,7 @@ def _to_utf8(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _decompress(read: Callable[[int], bytes], name: str) -> Iterator[bytes]:
+    name = name.lower()
     if name.endswith(".gz"):
         return _gunzip(read)
     if name.endswith(".bz2"):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from lzma import LZMAError
 from tempfile import TemporaryFile
 from typing import IO, Any
 from zipfile import BadZipFile, ZipFile, ZipInfo
@@ -37,14 +38,14 @@ class ZipFiles:
         """
         size = file_size(place)
         opened = open_uri(place)
-        if "://" in place:
+        if place.startswith("s3://"):
             with opened:
                 copy = TemporaryFile()  # noqa: SIM115 - open as long as the archive
                 shutil.copyfileobj(opened, copy, 1 << 20)
             opened = copy
         try:
             archive = ZipFile(opened)
-        except (BadZipFile, OSError, ValueError) as error:
+        except (BadZipFile, OSError, ValueError, RuntimeError) as error:
             opened.close()
             raise UsageError("mail.unreadable-archive", f"{uri} is not a zip archive, or damaged: {error}") from None
         weakref.finalize(archive, opened.close)
@@ -54,6 +55,11 @@ class ZipFiles:
         if (total := sum(info.file_size for info in found)) > max(_FREE_SIZE, _MAX_RATIO * size):
             raise UsageError(
                 "mail.unreadable-archive", f"{uri} would unpack from {size:,} to {total:,} bytes; unpack it yourself"
+            )
+        if len({info.filename for info in found}) < len(found):
+            raise UsageError(
+                "mail.unreadable-archive",
+                f"{uri} contains several files of one name; unpack it, and name the directory",
             )
         return cls(place, archive), sorted(map(_to_entry, found), key=lambda entry: entry.key)
 
@@ -88,7 +94,7 @@ class _Member(io.RawIOBase):
 def _explain_damage() -> Iterator[None]:
     try:
         yield
-    except (BadZipFile, EOFError, ValueError, RuntimeError) as error:  # RuntimeError: encrypted, or unknown compression
+    except (BadZipFile, EOFError, OSError, ValueError, RuntimeError, LZMAError) as error:
         raise zlib.error(str(error) or type(error).__name__) from None
 
 

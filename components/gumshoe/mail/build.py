@@ -18,7 +18,7 @@ from hashlib import blake2b
 from heapq import merge
 from pathlib import Path
 from types import FrameType
-from typing import Literal
+from typing import Any, Literal
 
 import apsw
 import orjson
@@ -185,6 +185,8 @@ class _Build:
         self._analyzer = MailAnalyzer()
         self._allowed = frozenset(map(normalize_address, options.inboxes)) or None
         self._report = MailBuildReport.from_dict(old.facts if old else {})
+        self._positions: dict[str, Any] = old.facts.get("positions", {}) if old else {}
+        """Position of each source up to which the index has it, of sources that have positions."""
         self._segments = IndexSegments.open(directory, old.segments if old else ())
         self._done: list[Path] = []  # complete segments of this build
         self._consumed = 0  # raw items in them
@@ -290,7 +292,11 @@ class _Build:
 
     def _read_batches(self, advance: Callable[[int], object], owners: list[list[int]]) -> Iterator[list[RawItem]]:
         """Yield the items of all sources in batches, without those that an interrupted build has indexed."""
-        numbered = ((number, item) for number, each in enumerate(self._sources) for item in each.read_raw(advance))
+        numbered = (
+            (number, item)
+            for number, each in enumerate(self._sources)
+            for item in each.read_after(self._positions.get(each.uri), advance)
+        )
         remaining = itertools.islice(numbered, self._consumed, None)
         for batch in _split_batches(remaining):
             owners.append([number for number, _ in batch])
@@ -404,6 +410,7 @@ class _Build:
             "sources": [*earlier, *(each.to_fact() for each in self._owned)],
             "options": asdict(self._options),
             "built": datetime.now(UTC).isoformat(timespec="seconds"),
+            "positions": self._positions | {each.uri: each.position for each in self._sources if each.position},
             **counts,
         }
         mark_private(self._directory, None)

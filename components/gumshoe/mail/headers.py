@@ -62,7 +62,7 @@ def _split_once(raw: bytes) -> tuple[Fields, bytes]:
         raw = raw.lstrip(_BEFORE_HEADERS)
     if b"\r\r\n" in raw[:2000]:
         raw = re.sub(rb"\r++\n", b"\n", raw)
-    end, begin, newline = _find_blank_line(raw)
+    end, begin, newline = find_blank_line(raw)
     head = raw[:end].decode("ascii", "surrogateescape")
     if "\r" in head:
         head = head.replace("\r\n", "\n").replace("\r", newline)
@@ -71,7 +71,7 @@ def _split_once(raw: bytes) -> tuple[Fields, bytes]:
     return fields, (rest.encode("ascii", "surrogateescape") + b"\n\n" + body if rest else body)
 
 
-def _find_blank_line(raw: bytes) -> tuple[int, int, str]:
+def find_blank_line(raw: bytes) -> tuple[int, int, str]:
     """Return the end of the headers, the start of the body, and what a single carriage return means in the headers."""
     first = raw.find(b"\r")
     if first >= 0 and b"\n" not in raw[: first + 2]:  # lines end with a carriage return alone

@@ -1,7 +1,7 @@
 """Mail on IMAP servers: `imap://USER@HOST/FOLDER`. It is only read, over TLS, and can be read on from a position."""
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import format_datetime
@@ -14,6 +14,7 @@ from gumshoe.mail.imap_account import CommandRefusedError, ConnectionLostError, 
 from gumshoe.mail.imap_folders import ImapFolder, choose_folders
 from gumshoe.mail.items import MailSource, RawMessage
 from gumshoe.mail.message import State
+from gumshoe.mail.message_files import MAX_MESSAGE_SIZE
 
 if TYPE_CHECKING:
     from gumshoe.mail.imap_session import ImapSession, MessageFacts
@@ -22,7 +23,6 @@ Result = TypeVar("Result")
 Position = Mapping[str, tuple[int, int]]
 """UIDVALIDITY and last UID that was read, by folder."""
 
-_MAX_MESSAGE_SIZE = 64 << 20  # bytes; larger messages are not downloaded
 _DESCRIBED_AT_ONCE = 500  # messages; their UIDs fit a command of 8,192 bytes
 _FETCHED_AT_ONCE = 8 << 20  # bytes, unless a message is larger
 _TRIES = 5  # of connecting
@@ -31,26 +31,14 @@ _MAX_FAILURES = 3  # messages in a row that cannot be downloaded
 _FIRST_PAUSE = 1.0  # seconds; doubled from try to try
 
 
-@dataclass(slots=True)
-class ImapProgress:
-    """Positions and removed messages that reading found. Complete when reading ends."""
-
-    position: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Position to begin after next time."""
-    vanished: list[str] = field(default_factory=list)
-    """Locations (`where`) of known messages that no longer exist."""
-    deleted: list[str] = field(default_factory=list)
-    """Locations of known messages that are marked as deleted."""
-
-
 @dataclass(frozen=True, slots=True)
 class ImapMail(MailSource):
     """Folders of an IMAP account."""
 
     account: ImapAccount
     folders: list[ImapFolder]
-    progress: ImapProgress = field(default_factory=ImapProgress)
-    """Progress of the latest `read_raw`."""
+    position: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """See `MailSource.read_after`: UIDVALIDITY and UID of the last message that was read, by folder."""
 
     @classmethod
     def open(cls, uri: str, _: str) -> "ImapMail":
@@ -72,83 +60,57 @@ class ImapMail(MailSource):
         finally:
             connection.close()
 
-    def read_raw(
-        self,
-        advance: Callable[[int], object],
-        resume_from: Position | None = None,
-        known: Mapping[str, Iterable[int]] | None = None,
-    ) -> Iterator[RawMessage | UnreadableItem]:
-        """Yield the messages by folder and UID. `advance` is called with the number of bytes read.
-
-        Args:
-            advance: called with the number of bytes of each message.
-            resume_from: position to begin after. Folders that are not in it, or whose UIDVALIDITY has changed, are read
-                from their start.
-            known: UIDs of the messages read before, by folder, to find those that have vanished.
+    def read_raw(self, advance: Callable[[int], object]) -> Iterator[RawMessage | UnreadableItem]:
+        """Yield the messages by folder and UID. `advance` is called with the number of bytes of each message.
 
         Raises:
             UsageError: if the login is refused.
             UnavailableError: if the server cannot be reached, or fails repeatedly.
         """
-        progress = self.progress
-        progress.position, progress.vanished, progress.deleted = {}, [], []
-        old, known = resume_from or {}, known or {}
-        for title in sorted(known.keys() - {each.title for each in self.folders}):
-            progress.vanished += self._locate(title, old.get(title, (0, 0))[0], known[title])
+        return self.read_after(None, advance)
+
+    def read_after(
+        self, position: Position | None, advance: Callable[[int], object]
+    ) -> Iterator[RawMessage | UnreadableItem]:
+        """Yield the messages after a position. Errors are those of `read_raw`.
+
+        Folders that are not in the position, or whose UIDVALIDITY has changed, are read from their start.
+        """
+        self.position.clear()
         connection = _Connection(self.account, tries=_TRIES)
         try:
             for folder in self.folders:
-                yield from self._read_folder(connection, folder, advance, old, known.get(folder.title, ()))
+                yield from self._read_folder(connection, folder, advance, position or {})
         except (ConnectionLostError, CommandRefusedError) as error:
             raise _unavailable(self.account, error) from None
         finally:
             connection.close()
 
     def _read_folder(
-        self,
-        connection: "_Connection",
-        folder: ImapFolder,
-        advance: Callable[[int], object],
-        old: Position,
-        known: Iterable[int],
+        self, connection: "_Connection", folder: ImapFolder, advance: Callable[[int], object], old: Position
     ) -> Iterator[RawMessage | UnreadableItem]:
         try:
             uidvalidity = connection.examine(folder)
         except CommandRefusedError as error:
             if folder.title in old:
-                self.progress.position[folder.title] = old[folder.title]
+                self.position[folder.title] = old[folder.title]
             where = self.account.folder_uri(folder.title)
             yield UnreadableItem(where, "folder cannot be opened", str(error))
             return
         old_validity, last = old.get(folder.title, (0, 0))
         if uidvalidity == 0 or uidvalidity != old_validity:
-            self.progress.vanished += self._locate(folder.title, old_validity, known)
-            known, last = (), 0
-        uids = self._find_messages(connection, folder.title, uidvalidity, last, set(known))
-        self.progress.position[folder.title] = uidvalidity, last
+            last = 0
+        # The range includes the last message even if its UID is lower.
+        found = connection.run(lambda session: session.search("UID", f"{last + 1}:*"))
+        uids = [uid for uid in found if uid > last]
+        self.position[folder.title] = uidvalidity, last
         for start in range(0, len(uids), _DESCRIBED_AT_ONCE):
             window = uids[start : start + _DESCRIBED_AT_ONCE]
             for uid, item in self._read_window(connection, folder, uidvalidity, window):
                 advance(len(item.raw) if isinstance(item, RawMessage) else 0)
                 yield item
-                self.progress.position[folder.title] = uidvalidity, uid
-            self.progress.position[folder.title] = uidvalidity, window[-1]
-
-    def _find_messages(
-        self, connection: "_Connection", title: str, uidvalidity: int, last: int, known: set[int]
-    ) -> list[int]:
-        """Return the UIDs after the last one, and note which of the known ones have vanished or are marked."""
-        if not known:  # the range includes the last message even if its UID is lower
-            found = connection.run(lambda session: session.search("UID", f"{last + 1}:*"))
-            return [uid for uid in found if uid > last]
-        existing = connection.run(lambda session: session.search("ALL"))
-        marked = connection.run(lambda session: session.search("DELETED"))
-        self.progress.vanished += self._locate(title, uidvalidity, known.difference(existing))
-        self.progress.deleted += self._locate(title, uidvalidity, known.intersection(marked))
-        return [uid for uid in existing if uid > last]
-
-    def _locate(self, title: str, uidvalidity: int, uids: Iterable[int]) -> list[str]:
-        return [self.account.item_uri(title, uidvalidity, uid) for uid in sorted(uids)]
+                self.position[folder.title] = uidvalidity, uid
+            self.position[folder.title] = uidvalidity, window[-1]
 
     def _read_window(
         self, connection: "_Connection", folder: ImapFolder, uidvalidity: int, uids: Sequence[int]
@@ -156,13 +118,13 @@ class ImapMail(MailSource):
         facts = connection.run(lambda session: session.describe(uids))
         missing = set(uids)
         for batch in _divide(facts):
-            sizes = {uid: facts[uid].size for uid in batch if facts[uid].size <= _MAX_MESSAGE_SIZE}
+            sizes = {uid: facts[uid].size for uid in batch if facts[uid].size <= MAX_MESSAGE_SIZE}
             contents = dict(connection.download(sizes))
             for uid in batch:
                 where = self.account.item_uri(folder.title, uidvalidity, uid)
                 if uid not in sizes:
-                    detail = f"{facts[uid].size:,} bytes; the maximum is {_MAX_MESSAGE_SIZE:,}"
-                    yield uid, UnreadableItem(where, "too large", detail)
+                    detail = f"{facts[uid].size:,} bytes; the maximum is {MAX_MESSAGE_SIZE:,}"
+                    yield uid, UnreadableItem(where, "message too large", detail)
                 elif uid in contents:
                     yield uid, _to_item(where, contents[uid], facts[uid], folder.state)
             missing -= {*contents, *(set(batch) - sizes.keys())}
@@ -181,7 +143,7 @@ def _divide(facts: "Mapping[int, MessageFacts]") -> Iterator[list[int]]:
     batch: list[int] = []
     size = 0
     for uid, each in facts.items():
-        costs = each.size if each.size <= _MAX_MESSAGE_SIZE else 0
+        costs = each.size if each.size <= MAX_MESSAGE_SIZE else 0
         if batch and size + costs > _FETCHED_AT_ONCE:
             yield batch
             batch, size = [], 0

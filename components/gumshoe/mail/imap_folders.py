@@ -56,10 +56,7 @@ def choose_folders(
     usual = (everything or titles - views) - states.keys()
     chosen: set[str] = set() if wanted else usual
     for each in wanted:
-        pattern = re.compile(
-            ".*".join(map(re.escape, each.split("*"))), re.S | (re.I if each.upper() == "INBOX" else 0)
-        )
-        found = {folder.title for folder in folders if pattern.fullmatch(folder.title)}
+        found = {title for title in titles if _matches(title, each)}
         if each == "*":
             found = usual | states.keys()
         if not found:

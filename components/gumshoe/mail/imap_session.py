@@ -27,6 +27,7 @@ _COMMAND_BYTES = 32 << 20  # maximum size of an answer, plus twice its expected 
 _LOGOUT_SECONDS, _LOGOUT_BYTES = 5.0, 1 << 20
 _TEMPORARY = ("[UNAVAILABLE]", "[INUSE]", "[LIMIT]", "[SERVERBUG]")  # RFC 5530
 _SPECIAL_USES = {"\\trash", "\\junk", "\\sent", "\\all"}
+_RECOGNIZED = 8  # first characters of a secret by which a part of it is recognized
 _BYTES = re.compile(r"""b(["'])(.*)\1""", re.S)  # as libraries show answers
 _MALFORMED = (ValueError, TypeError, LookupError, AttributeError, RecursionError)  # answers that cannot be parsed
 
@@ -101,7 +102,7 @@ class ImapSession:
             return {uid: _parse_facts(found[uid]) for uid in sorted(found) if b"RFC822.SIZE" in found[uid]}
 
     def fetch(self, uids: Sequence[int], expected: int) -> dict[int, bytes | None]:
-        """Return the content of messages by UID, None for one without content. Messages that no longer exist are missing.
+        """Return the content of messages by UID; None for one without. Messages that no longer exist are missing.
 
         Args:
             uids: messages to fetch.
@@ -309,7 +310,7 @@ def _explain_login(account: ImapAccount, secret: ImapSecret) -> Iterator[None]:
     try:
         yield
     except CommandRefusedError as error:
-        reason = str(error).replace(secret.value, "***")
+        reason = _hide(str(error), secret.value)
         if any(each in reason.upper() for each in _TEMPORARY):
             raise ConnectionLostError(reason) from None
         raise UsageError(
@@ -318,7 +319,14 @@ def _explain_login(account: ImapAccount, secret: ImapSecret) -> Iterator[None]:
             "variable",
         ) from None
     except ConnectionLostError as error:
-        raise ConnectionLostError(str(error).replace(secret.value, "***")) from None
+        raise ConnectionLostError(_hide(str(error), secret.value)) from None
+
+
+def _hide(text: str, secret: str) -> str:
+    """Return a text without the secret, also if the text was cut off within it."""
+    text = text.replace(secret, "***")
+    start = text.find(secret[:_RECOGNIZED]) if len(secret) > _RECOGNIZED else -1
+    return text if start < 0 else f"{text[:start]}***"
 
 
 def _answer_once(content: bytes) -> Callable[[bytes], bytes]:

@@ -98,6 +98,15 @@ class MailSource(ABC):
             UnavailableError, StorageError: if the source itself failed.
         """
 
+    @property
+    def position(self) -> Any:
+        """Position after the last item that was read, as values of JSON. None if the source has no positions."""
+        return None
+
+    def read_after(self, position: Any, advance: Callable[[int], object]) -> Iterator[RawItem]:  # noqa: ARG002
+        """Yield the items after a `position` of an earlier reading, or all if the source has no positions."""
+        return self.read_raw(advance)
+
     def read(self, advance: Callable[[int], object]) -> Iterator[ParsedMessage | UnreadableItem]:
         """Yield all items, parsed in this process."""
         return map(parse_item, self.read_raw(advance))

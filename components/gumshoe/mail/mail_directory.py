@@ -1,7 +1,7 @@
 """Directories of mail, and `.zip` archives of them: files with one message each, and mbox files."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
@@ -11,7 +11,8 @@ from gumshoe.artifacts.storage import Entry, StorageError
 from gumshoe.errors import UsageError
 from gumshoe.mail.archives import ZipFiles
 from gumshoe.mail.items import MailSource, RawFile, RawItem, RawMessage
-from gumshoe.mail.mbox import MboxFile, MboxSource, split_mbox, starts_like_mbox
+from gumshoe.mail.mbox import START_SIZE, MboxFile, MboxSource, split_mbox, starts_like_mbox
+from gumshoe.mail.message import State
 from gumshoe.mail.states import find_file_state, find_folder_state
 
 _SERVER_FILE_PREFIXES = (
@@ -72,7 +73,7 @@ class DirectorySource(MailSource):
             path = PurePosixPath(entry.key)
             state = find_file_state(path.name) or find_folder_state(str(path.parent))
             if raw.startswith(b"From "):
-                yield from _read_mbox_file(RawFile(where, raw, state))
+                yield from _read_mbox_file(where, raw, state)
             else:
                 yield RawFile(where, raw, state)
 
@@ -121,7 +122,7 @@ def _is_mbox(files: Files, entry: Entry) -> bool:
         return True
     try:
         with files.open(entry.key) as file:
-            return starts_like_mbox(next(read_blocks(file, name), b""))
+            return starts_like_mbox(next(read_blocks(file, name, size=START_SIZE), b""))
     except (StorageError, OSError, *GZIP_ERRORS):
         return False
 
@@ -137,11 +138,11 @@ def _strip_packing(name: str) -> str:
     return name
 
 
-def _read_mbox_file(file: RawFile) -> Iterator[RawItem]:
+def _read_mbox_file(where: str, raw: bytes, state: State) -> Iterator[RawItem]:
     """Yield the messages of a file of a tree that begins like an mbox. A single one keeps the name of the file."""
-    items = list(split_mbox([file.raw], file.where, file.state))
+    items = list(split_mbox([raw], where, state))
     if len(items) == 1 and isinstance(item := items[0], RawMessage):
-        items = [RawMessage(file.where, item.raw, item.fallback_date, item.state)]
+        items = [replace(item, where=where)]
     yield from items
 
 

@@ -51,6 +51,10 @@ class MboxSource(MailSource):
                 yield UnreadableItem(file.where, "damaged file", str(error))
 
 
+START_SIZE = 4096
+"""Bytes of a file that are enough for `starts_like_mbox`."""
+
+
 def starts_like_mbox(data: bytes) -> bool:
     """Return True if the first bytes of a file are those of an mbox."""
     return data.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n").startswith((b"From ", b"From\n", b"From\r"))

@@ -5,8 +5,6 @@ import lzma
 import re
 import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
-from contextlib import suppress
-from io import BytesIO
 
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.mail.message import State
@@ -17,6 +15,7 @@ MAX_MESSAGE_SIZE = 64 << 20
 """Bytes. A larger message is not read."""
 
 _MAX_MEMORY = 128 << 20  # bytes that a file may ask for to be unpacked
+_ZSTD_BLOCK = 1024  # bytes, which unpack to at most 32 MiB
 _GZIP, _BZIP2, _XZ, _ZSTD = b"\x1f\x8b", b"BZh", b"\xfd7zXZ\0", b"\x28\xb5\x2f\xfd"
 _UNKNOWN_PACKING = {b"Dovecot-LZ4": "packed with lz4", b"CRYPTED\x03\x07": "encrypted by Dovecot"}
 _THUNDERBIRD = (b"From - ", b"X-Mozilla-", b"X-Account-Key:", b"X-UIDL:")
@@ -43,6 +42,8 @@ def read_message_file(raw: bytes, where: str) -> tuple[bytes, State] | Unreadabl
         if isinstance(unpacked, UnreadableItem):
             return unpacked
         raw = unpacked
+    if len(raw) > MAX_MESSAGE_SIZE:
+        return UnreadableItem(where, "message too large", f"{len(raw):,} bytes; the maximum is {MAX_MESSAGE_SIZE:,}")
     if raw.startswith(OLE_MAGIC):
         converted = convert_msg(raw, where)
         return converted if isinstance(converted, UnreadableItem) else (converted, "")
@@ -84,14 +85,18 @@ def _unpack_zstd(raw: bytes, where: str) -> bytes | UnreadableItem:
         import zstandard
     except ImportError:
         return UnreadableItem(where, "packed with zstd", "to read it: pip install zstandard")
+    unpack = zstandard.ZstdDecompressor(max_window_size=_MAX_MEMORY).decompressobj()
+    data = bytearray()
     try:
-        with zstandard.ZstdDecompressor(max_window_size=_MAX_MEMORY).stream_reader(BytesIO(raw)) as reader:
-            data = reader.read(MAX_MESSAGE_SIZE + 1)
+        for start in range(0, len(raw), _ZSTD_BLOCK):
+            data += unpack.decompress(raw[start : start + _ZSTD_BLOCK])
+            if len(data) > MAX_MESSAGE_SIZE:
+                raise _TooLargeError
+            if unpack.eof:
+                return bytes(data)
     except zstandard.ZstdError as error:
         return UnreadableItem(where, "damaged file", str(error))
-    if len(data) > MAX_MESSAGE_SIZE:
-        raise _TooLargeError
-    return data
+    raise EOFError("it ends before its content does")
 
 
 def _read_emlx(raw: bytes, start: int, length: int) -> tuple[bytes, State]:
@@ -102,7 +107,6 @@ def _read_emlx(raw: bytes, start: int, length: int) -> tuple[bytes, State]:
         end = end if end >= 0 else len(raw)
     state: State = ""
     if found := _EMLX_FLAGS.search(raw, end):
-        with suppress(ValueError):
-            flags = int(found[1])
-            state = "deleted" if flags & _EMLX_DELETED else "spam" if flags & _EMLX_JUNK else ""
+        flags = int(found[1])
+        state = "deleted" if flags & _EMLX_DELETED else "spam" if flags & _EMLX_JUNK else ""
     return raw[start:end], state

@@ -57,7 +57,7 @@ def _list_headers(message: "Message") -> bytes:
     came_with = _text(properties, _HEADERS).replace("\r\n", "\n").strip("\n\0 ")
     lines = []
     if came_with:
-        came_with = re.sub(r"\n\n.*", "", came_with, flags=re.S)
+        came_with = came_with.partition("\n\n")[0]
         lines.append(_STRUCTURE.sub("", came_with + "\n").rstrip("\n"))
     names = {name.lower() for name in re.findall(r"^([!-9;-~]{1,76}):", came_with, re.M)}
     lines += [f"{name}: {_one_line(value)}" for name, value in _fields(message) if name.lower() not in names and value]

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from gumshoe.artifacts.lines import file_size, read_blocks
 from gumshoe.artifacts.source_files import UnreadableItem
-from gumshoe.artifacts.storage import open_uri
+from gumshoe.artifacts.storage import open_uri, split_uri
 from gumshoe.errors import UsageError
 from gumshoe.mail.items import MailSource, RawItem
 from gumshoe.mail.mbox import split_mbox
@@ -47,11 +47,11 @@ class PstSource(MailSource):
         with TemporaryDirectory(prefix="gumshoe-pst-") as directory:
             mailbox, target = Path(directory, "mailbox.pst"), Path(directory, "mail")
             target.mkdir()
-            if "://" in self.place:
+            if self.place.startswith("s3://"):
                 with open_uri(self.place) as opened, mailbox.open("wb") as copy:
                     shutil.copyfileobj(opened, copy, 1 << 20)
             else:
-                mailbox.symlink_to(Path(self.place).absolute())
+                mailbox.symlink_to(Path(split_uri(self.place)[2]).absolute())
             problem = _run_readpst(mailbox, target, self.total or 0)
             for box in sorted(path for path in target.rglob("mbox") if path.is_file() and not path.is_symlink()):
                 folder = box.parent.relative_to(target).as_posix()
@@ -66,7 +66,7 @@ class PstSource(MailSource):
 
 def _run_readpst(mailbox: Path, target: Path, size: int) -> str:
     """Write the mail of a mailbox to one mbox file per folder. Return what went wrong, or an empty string."""
-    command = ["readpst", "-r", "-q", "-8", "-b", "-t", "e", "-o", str(target), str(mailbox)]
+    command = ["readpst", "-j", "0", "-r", "-q", "-8", "-b", "-t", "e", "-o", str(target), str(mailbox)]
     timeout = _MIN_SECONDS + size / _BYTES_PER_SECOND
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False)  # noqa: S603

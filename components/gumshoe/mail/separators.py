@@ -157,6 +157,8 @@ def _header_names(data: bytearray, start: int, needs_all: bool) -> set[bytes]:
         header = _HEADER.match(data, start, stop)
         if header:
             name = header[1].lower()
+            if name in names and data.startswith((b"From ", b"From\t"), start):
+                break  # the next line to judge: looking beyond it from each of many would take quadratic time
             names.add(name)
             if not needs_all and name in _IDENTIFYING and len(names & _KNOWN) > 1:
                 break

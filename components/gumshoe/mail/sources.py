@@ -14,9 +14,9 @@ from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.artifacts.storage import InvalidUriError, open_uri
 from gumshoe.errors import UsageError
 from gumshoe.mail.imap import ImapMail
-from gumshoe.mail.items import MailSource, RawItem, RawLine, RawRecord, parse_item
+from gumshoe.mail.items import MailSource, RawItem, RawLine, RawRecord
 from gumshoe.mail.mail_directory import DirectorySource, open_mbox_directory
-from gumshoe.mail.mbox import MboxFile, MboxSource, starts_like_mbox
+from gumshoe.mail.mbox import START_SIZE, MboxFile, MboxSource, starts_like_mbox
 from gumshoe.mail.outlook import OLE_MAGIC
 from gumshoe.mail.pst import PstSource
 from gumshoe.mail.states import find_folder_state
@@ -25,7 +25,6 @@ FORMS = (
     "maildir:DIR, mbox:FILE[.gz], mbox:DIR, eml:DIR, pst:FILE, jsonl:FILE[.gz] (each a path, file:// or s3://; a DIR "
     "may be a .zip file), imap://USER@HOST[:PORT]/[FOLDER,...] or hf:DATASET[@SPLIT], such as hf:corbt/enron-emails"
 )
-_KINDS = ("maildir", "mbox", "eml", "pst", "jsonl", "hf", "imap", "imaps")
 # First bytes of files that are given as an mbox by mistake, and what to do.
 _OTHER_FORMATS = {
     b"PK\x03\x04": "; it is a zip archive: give it a name that ends in .zip",
@@ -36,10 +35,6 @@ _OTHER_FORMATS = {
     b"SQLite format 3": "; it is a database; export the mail as mbox",
 }
 
-__all__ = ["FORMS", "RawItem", "Source", "open_source", "parse_item", "split_source"]
-
-Source = MailSource
-
 
 def open_source(uri: str) -> MailSource:
     """Open the source that a URI names.
@@ -48,17 +43,7 @@ def open_source(uri: str) -> MailSource:
         UsageError: if the URI has no known form, or nothing of that kind exists there.
         StorageError, UnavailableError: if the source cannot be listed.
     """
-    openers: dict[str, Callable[[str, str], MailSource]] = {
-        "maildir": DirectorySource.open_maildir,
-        "eml": DirectorySource.open_eml,
-        "mbox": _open_mbox,
-        "pst": PstSource.open,
-        "jsonl": _JsonlMail.open,
-        "hf": _DatasetMail.open,
-        "imap": ImapMail.open,
-        "imaps": ImapMail.open,
-    }
-    return source_files.open_source(uri, openers, "mail", FORMS)
+    return source_files.open_source(uri, _OPENERS, "mail", FORMS)
 
 
 def split_source(uri: str) -> tuple[str, str]:
@@ -67,7 +52,7 @@ def split_source(uri: str) -> tuple[str, str]:
     Raises:
         UsageError: if the URI has no known form.
     """
-    return source_files.split_source(uri, _KINDS, "mail", FORMS)
+    return source_files.split_source(uri, _OPENERS, "mail", FORMS)
 
 
 def _open_mbox(uri: str, place: str) -> MailSource:
@@ -82,7 +67,7 @@ def _open_mbox(uri: str, place: str) -> MailSource:
         return open_mbox_directory(uri, place)
     try:
         with open_uri(place) as file:
-            first = next(read_blocks(file, place), b"")
+            first = next(read_blocks(file, place, size=START_SIZE), b"")
     except GZIP_ERRORS as error:
         raise UsageError("mail.not-gzip", f"{uri}: cannot unpack the file: {error}; check the file") from None
     if total and not starts_like_mbox(first):
@@ -127,3 +112,15 @@ class _DatasetMail(MailSource):
         with explain_dataset_errors(self.uri):
             for number, record in enumerate(self.records, 1):
                 yield RawRecord(f"{self.uri}#{number}", record)
+
+
+_OPENERS: dict[str, Callable[[str, str], MailSource]] = {
+    "maildir": DirectorySource.open_maildir,
+    "eml": DirectorySource.open_eml,
+    "mbox": _open_mbox,
+    "pst": PstSource.open,
+    "jsonl": _JsonlMail.open,
+    "hf": _DatasetMail.open,
+    "imap": ImapMail.open,
+    "imaps": ImapMail.open,
+}

@@ -5,7 +5,7 @@ import unicodedata
 from functools import lru_cache
 from pathlib import PurePosixPath
 
-from gumshoe.mail.headers import decode_header_text
+from gumshoe.mail.headers import decode_header_text, find_blank_line
 from gumshoe.mail.message import State
 
 # Names of folders and labels in mail programs, in lower case. Punctuation counts as a space.
@@ -34,7 +34,6 @@ _LABEL = re.compile(r'"[^"]*"|[^,"]+')
 _SYSTEM_LABEL = re.compile(r"\A\[[\w ]{1,20}\]/")  # e.g. `[Gmail]/`
 _FLAGS = re.compile(rb"[A-Z]{1,10}\s*")
 _MAILDIR_FLAGS = re.compile(r"[:;!][12],([A-Za-z]*)(?:\.\w+)?\Z")
-_FOLDER_SUFFIXES = (".mbox", ".mbx", ".sbd", ".gz", ".bz2", ".xz")
 # A header, and lines that continue it. Written by mail programs and archives, with these letters.
 _HEADER = re.compile(rb"^(X-Mozilla-Status2?|X-Gmail-Labels|X-Status|Status):[ \t]*([^\n]*(?:\n[ \t][^\n]*)*)", re.M)
 _BELOW = {b"Status", b"X-Status"}  # stand below the headers of mail servers, and replace those that came by mail
@@ -51,9 +50,7 @@ def find_folder_state(folder: str) -> State:
 @lru_cache(4096)
 def _state_of_names(parts: tuple[str, ...]) -> State:
     for part in parts:
-        for suffix in _FOLDER_SUFFIXES:
-            part = part.removesuffix(suffix)
-        for name in (part, *part.split(".")):
+        for name in part.split("."):  # e.g. `.INBOX.Trash` or `Trash.mbox.gz`
             if state := _state_of_name(_IMAP_WORD.sub(_decode_imap_word, name)):
                 return state
     return ""
@@ -85,9 +82,8 @@ def find_header_state(raw: bytes) -> State:
 
     Those of Thunderbird and Google Takeout stand above the headers of mail servers: what stands below came by mail.
     """
-    end = raw.find(b"\n\n", 0, _MAX_HEADERS)
-    end = end if end >= 0 else raw.find(b"\n\r\n", 0, _MAX_HEADERS)
-    head = raw[: end if end >= 0 else _MAX_HEADERS]
+    head = raw[:_MAX_HEADERS]
+    head = head[: find_blank_line(head)[0]]
     if b"tatus" not in head and b"X-Gmail-Labels:" not in head:
         return ""
     received = 0 if head.startswith(b"Received:") else head.find(b"\nReceived:")
