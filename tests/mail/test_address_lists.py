@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gumshoe.mail import address_lists
 from gumshoe.mail.address_lists import parse_addresses
 from gumshoe.mail.mail_records import parse_record
 from gumshoe.mail.message import ParsedMessage, normalize_address
@@ -102,6 +103,8 @@ def test_only_the_address_of_a_mail_server_counts(text: str) -> None:
         "dave@example.com)eve@example.com",
         "dave@example.com (eve@example.com",
         "(eve@example.com",
+        '"\'eve"@example.com',
+        '<"\'eve"@example.com>',
         '"eve@example.com',
         '"eve@example.com, dave@example.com',
         '"eve@example.com"',
@@ -191,3 +194,9 @@ def test_long_lists_take_linear_time(unit: str) -> None:
     started = time.process_time()
     parse_addresses(unit * 50_000 + ", ann@example.com")
     assert time.process_time() - started < 5
+
+
+def test_a_list_that_is_cut_gives_no_part_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "dave@example.com, eve@example.com.au"
+    monkeypatch.setattr(address_lists, "_MAX_LENGTH", len(text) - len(".au"))
+    assert [each.address for each in parse_addresses(text)] == ["dave@example.com"]

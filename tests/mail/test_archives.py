@@ -1,5 +1,6 @@
 """Archives of mail: read like directories, with limits."""
 
+import random
 import zipfile
 from pathlib import Path
 
@@ -63,6 +64,30 @@ def test_a_damaged_member_is_reported_and_the_others_are_read(tmp_path: Path) ->
     place = pack(tmp_path / "y.zip", {"1.eml": mail(1), "2.eml": mail(2)}, zipfile.ZIP_STORED)
     place.write_bytes(place.read_bytes().replace(b"<2@", b"<9@"))
     assert read(f"eml:{place}") == ([("1", "")], [(f"{place}/2.eml", "cannot be opened")])
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+@pytest.mark.parametrize("form", ["mbox", "eml"])
+def test_damage_of_any_packing_is_reported(method: int, form: str, tmp_path: Path) -> None:
+    names = [f"{number}.{form}" for number in (1, 2)]
+    data = (mbox if form == "mbox" else mail)(2) + random.Random(1).randbytes(5_000).hex().encode()
+    place = pack(tmp_path / "x.zip", {names[0]: data, names[1]: (mbox if form == "mbox" else mail)(3)}, method)
+    with zipfile.ZipFile(place) as archive:
+        start = archive.getinfo(names[0]).header_offset + 60
+    raw = bytearray(place.read_bytes())
+    raw[start : start + 2_000] = b"\xff" * 2_000
+    place.write_bytes(raw)
+    items = list(open_source(f"{form}:{place}").read(lambda _: None))
+    assert [item.subject for item in items if isinstance(item, ParsedMessage)][-1:] == ["3"]
+    assert f"{place}/{names[0]}" in {item.where for item in items if isinstance(item, UnreadableItem)}
+
+
+def test_an_archive_with_two_files_of_one_name_is_rejected(tmp_path: Path) -> None:
+    place = pack(tmp_path / "x.zip", {"a.mbox": mbox(1)})
+    with pytest.warns(UserWarning, match="Duplicate"), zipfile.ZipFile(place, "a") as archive:
+        archive.writestr("a.mbox", mbox(2))
+    with raises("mail.unreadable-archive", f"mbox:{place}"):
+        open_source(f"mbox:{place}")
 
 
 def test_an_archive_that_unpacks_to_too_much_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,13 +135,12 @@ def test_a_file_that_is_not_read_has_a_reason(reader: AttachmentReader, data: by
     assert read(reader, data, name) == Attachment(name, problem=problem)
 
 
+@pytest.mark.timeout(20)
 def test_bombs_are_harmless(reader: AttachmentReader) -> None:
-    started = time.monotonic()
-    big = archive(word__document=" " * (201 << 20))
+    big = archive(word__document=f"<w:document {W}>{paragraph('x')}</w:document>", other=" " * (201 << 20))
     assert read(reader, big).problem == "cannot be read"
     bomb = f"<!DOCTYPE x [{ENTITIES}]><w:document {W}>{paragraph('&e11;')}</w:document>"
     assert read(reader, archive(word__document=bomb)).problem in {"no text", "cannot be read"}
-    assert time.monotonic() - started < 20
 
 
 def test_text_is_cut_to_its_limit(reader: AttachmentReader) -> None:

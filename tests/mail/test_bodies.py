@@ -433,3 +433,49 @@ def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     with AttachmentReader(AttachmentLimits()) as reader:
         assert reader.read(message.files[2]).problem == "extractor missing: icalendar"
+
+
+def test_fields_of_a_report_on_delivery_are_read() -> None:
+    report = (
+        "Content-Type: message/delivery-status\n\nReporting-MTA: dns; mx.example.com\n\n"
+        "Final-Recipient: rfc822; bob@example.com\nDiagnostic-Code: smtp; 550 no such user\n"
+    )
+    assert "Diagnostic-Code: smtp; 550 no such user" in multipart("report", PLAIN, report)
+
+
+def test_a_file_inside_the_richer_alternative_is_kept() -> None:
+    """Send a PDF as Apple Mail does: inline, beside the HTML of an alternative."""
+    pdf = PDF.replace("\nContent-Transfer", "\nContent-Disposition: inline; filename=report.pdf\nContent-Transfer")
+    rich = f"Content-Type: multipart/mixed; boundary=YY\n\n--YY\n{HTML}\n--YY\n{pdf}\n--YY--"
+    message = multipart_message("alternative", PLAIN, rich)
+    assert message.body == "Plain text.\n\n[attachment: report.pdf]"
+    assert [each.name for each in message.files] == ["report.pdf"]
+
+
+@pytest.mark.parametrize("text", ["Hello there, this is not encoded.", "Is it due on Monday? Yes.\nSee you."])
+def test_plain_text_that_is_declared_base64_stays(text: str) -> None:
+    assert body("Content-Type: text/plain\nContent-Transfer-Encoding: base64", text) == text
+
+
+def test_base64_with_spaces_is_decoded() -> None:
+    assert body("Content-Type: text/plain\nContent-Transfer-Encoding: base64", "SGVs bG8g dGhl cmU=") == "Hello there"
+
+
+def test_signed_text_on_the_line_of_its_marks_stays() -> None:
+    signed = "-----BEGIN PGP SIGNED MESSAGE----- Paid. -----BEGIN PGP SIGNATURE-----\nx\n-----END PGP SIGNATURE-----"
+    assert body("Content-Type: text/plain", signed) == "Paid."
+
+
+def test_signed_blocks_without_line_ends_take_linear_memory() -> None:
+    block = "-----BEGIN PGP SIGNED MESSAGE----------BEGIN PGP SIGNATURE----------END PGP SIGNATURE-----"
+    assert len(body("Content-Type: text/plain", "x" * 1_000 + block * 2_000)) < 5_000
+
+
+@pytest.mark.parametrize("kind", ["text/calendar", "text/plain"])
+def test_a_calendar_with_impossible_times_loses_nothing_else(kind: str) -> None:
+    event = (
+        "BEGIN:VCALENDAR\nBEGIN:VEVENT\nSUMMARY:x\nDTSTART;VALUE=DATE:00010101\nDTEND;VALUE=DATE:00010101\n"
+        "END:VEVENT\nEND:VCALENDAR"
+    )
+    assert "x" in body(f"Content-Type: {kind}", event)
+    assert multipart("mixed", PLAIN, f"Content-Type: {kind}; name=a.ics\n\n{event}").startswith("Plain text.")

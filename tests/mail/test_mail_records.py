@@ -67,6 +67,7 @@ def test_dates_are_read_in_every_form(written: Any, sent: int | None, offset: in
         "frozenset({'ann@example.com', 'Bob <bob@example.com>'})",
         "{'ann@example.com', \"Bob <bob@example.com>\"}",
         "['ann@example.com', 'Bob <bob@example.com>']",
+        str(["ann@example.com,\n\tBob <bob@example.com>"]),
         '["ann@example.com", "\\"Bob\\" <bob@example.com>"]',
         ["ann@example.com", None, NAN, "", "nan", "=?utf-8?Q?Bob?= <bob@example.com>"],
     ],
@@ -162,3 +163,17 @@ def test_a_wrong_type_is_reported(fields: dict[str, Any]) -> None:
     assert isinstance(item, UnreadableItem)
     assert item.reason == "wrong type of field"
     assert next(iter(fields)) in item.detail
+
+
+@pytest.mark.parametrize(
+    ("fields", "state"),
+    [
+        ({"state": "deleted"}, "deleted"),
+        ({"state": "Deleted"}, "deleted"),
+        ({"labels": ["deleted"]}, "trash"),
+        ({"labels": ["Trash"]}, "trash"),
+        ({"state": "spam", "labels": ["deleted"]}, "spam"),
+    ],
+)
+def test_only_the_state_of_a_record_is_a_flag(fields: dict[str, Any], state: str) -> None:
+    assert parse(**fields).state == state

@@ -7,6 +7,7 @@ import random
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.mail import mbox as mbox_module
+from gumshoe.mail import separators
 from gumshoe.mail.items import RawMessage
 from gumshoe.mail.mbox import split_mbox
 from gumshoe.mail.sources import open_source
@@ -234,3 +236,23 @@ def test_compressed_files_and_utf_16_are_read(suffix: str, pack: type, tmp_path:
 def test_quoted_lines_lose_one_quote_in_every_message() -> None:
     messages, _ = split(DATED + b"\n" + mail(1, b">From here on it is dry.\n>>From a reply.\n> From x\n"))
     assert messages == [mail(1, b"From here on it is dry.\n>From a reply.\n> From x\n")]
+
+
+@pytest.mark.parametrize("line", [b"From :\n", b"From\t:\n", b"From :\nTo: a\n"])
+def test_each_line_that_looks_like_a_separator_is_judged_by_few_lines(
+    line: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Count the lines that are compared with a header: their number must not grow with the square of the body."""
+    compared = 0
+    pattern = separators._HEADER
+
+    class CountingPattern:
+        def match(self, *arguments: Any) -> Any:
+            nonlocal compared
+            compared += 1
+            return pattern.match(*arguments)
+
+    monkeypatch.setattr(separators, "_HEADER", CountingPattern())
+    lines = 2_000
+    list(split_mbox([DATED + b"\n" + mail(1, line * lines)], "box"))
+    assert 0 < compared < 20 * lines

@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import lzma
+import random
 from collections.abc import Callable
 
 import pytest
@@ -47,7 +48,7 @@ def test_compressed_messages_are_read(pack: Callable[[bytes], bytes]) -> None:
 @pytest.mark.parametrize("pack", PACKERS)
 def test_damaged_messages_are_reported(pack: Callable[[bytes], bytes]) -> None:
     packed = pack(MAIL * 20)
-    assert parse_unreadable(packed[:20]) in (("dir/1", "damaged file"), ("dir/1", "empty"))
+    assert parse_unreadable(packed[:20]) == ("dir/1", "damaged file")
     assert parse_unreadable(packed[:12] + b"\xff" * 40)[0] == "dir/1"
 
 
@@ -115,3 +116,14 @@ def test_flags_count_more_than_folders_only_if_they_say_deleted() -> None:
 )
 def test_no_content_fails(start: bytes, rest: bytes) -> None:
     assert isinstance(parse_item(RawFile("x", start + rest)), ParsedMessage | UnreadableItem)
+
+
+@pytest.mark.parametrize("pack", PACKERS)
+def test_a_message_that_is_cut_is_not_taken_for_a_whole_one(pack: Callable[[bytes], bytes]) -> None:
+    packed = pack(MAIL + random.Random(1).randbytes(300_000))
+    assert parse_unreadable(packed[: len(packed) // 2]) == ("dir/1", "damaged file")
+
+
+def test_a_file_above_the_limit_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_files, "MAX_MESSAGE_SIZE", len(MAIL) - 1)
+    assert parse_unreadable(MAIL) == ("dir/1", "message too large")

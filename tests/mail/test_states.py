@@ -100,6 +100,10 @@ def test_headers_of_mail_programs_tell_the_state(head: str, state: State) -> Non
         assert find_header_state(raw.encode()) == state
 
 
+def test_the_body_of_a_message_tells_no_state() -> None:
+    assert find_header_state(b"From: a@b\r\n\r\nbody\r\nX-Status: D\r\n\n\nend") == ""
+
+
 @pytest.mark.parametrize(
     ("labels", "state"),
     [

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gumshoe.mail.thread_subjects import is_forward, is_reply, thread_subject
+from gumshoe.mail.thread_subjects import is_reply, thread_subject
 
 
 @pytest.mark.parametrize(
@@ -54,24 +54,24 @@ def test_what_is_no_prefix_stays(subject: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("subject", "reply", "forward"),
+    ("subject", "reply"),
     [
-        ("Re: lunch", True, False),
-        ("[team] AW: lunch", True, False),
-        ("Fwd: Re: lunch", False, True),
-        ("[Fwd: lunch]", False, True),
-        ("Re: lunch (fwd)", True, False),
-        ("lunch", False, False),
-        ("", False, False),
+        ("Re: lunch", True),
+        ("[team] AW: lunch", True),
+        ("Fwd: Re: lunch", False),
+        ("[Fwd: lunch]", False),
+        ("Re: lunch (fwd)", True),
+        ("lunch", False),
+        ("", False),
     ],
 )
-def test_replies_and_forwards_are_told_by_their_first_prefix(subject: str, reply: bool, forward: bool) -> None:
-    assert (is_reply(subject), is_forward(subject)) == (reply, forward)
+def test_replies_are_told_by_their_first_prefix(subject: str, reply: bool) -> None:
+    assert is_reply(subject) is reply
 
 
 @pytest.mark.parametrize("part", ["Re: ", "[a] ", "(fwd)", "[Fwd: ", "re [", " ", "a\u0301\u0323", "]"])
 def test_hostile_subjects_take_little_time(part: str) -> None:
     started = time.process_time()
     thread_subject(part * (1_000_000 // len(part)))
-    is_forward(part * (1_000_000 // len(part)))
+    is_reply(part * (1_000_000 // len(part)))
     assert time.process_time() - started < 1

@@ -55,8 +55,8 @@ def read_blocks(
 ) -> Iterator[bytes]:
     """Yield the content of an open file in blocks of about `size` bytes. UTF-16 with a byte order mark becomes UTF-8.
 
-    A name that ends in `.gz`, `.bz2` or `.xz`, in any case, is decompressed. The next block is read and decompressed while this one
-    is used. `advance` is called with the number of bytes read.
+    A name that ends in `.gz`, `.bz2` or `.xz`, in any case, is decompressed. The next block is read and decompressed
+    while this one is used. `advance` is called with the number of bytes read.
 
     Raises:
         EOFError, zlib.error (`GZIP_ERRORS`): if the rest cannot be decompressed.

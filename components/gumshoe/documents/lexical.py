@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gumshoe.errors import UsageError
-from gumshoe.mail.stems import Stemmer
+from gumshoe.mail.stems import Stemmer, remove_accents
 
 K1, B = 1.2, 0.75
 _WORD = re.compile(r"[^\W_]+")
@@ -56,14 +56,8 @@ class Analyzer:
         return [word for each in _WORD.findall(lowered) if (word := self._word(each))]
 
     def _stem(self, lowered: str) -> str:
-        word = _strip_accents(lowered)
+        word = remove_accents(lowered)
         return "" if word in self._stop_words else self._stemmer.stem(word)
-
-
-def _strip_accents(word: str) -> str:
-    if word.isascii():
-        return word
-    return "".join(each for each in unicodedata.normalize("NFKD", word) if not unicodedata.combining(each))
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ class PdfText:
 def extract_pdf(data: bytes, max_characters: int | None = None) -> PdfText:
     """Return the text of a PDF file, of no more pages than `max_characters` needs.
 
-    Raises whatever error pypdf raises if the file as a whole cannot be read, e.g. `FileNotDecryptedError`.
+    Raises:
+        pypdf.errors.PyPdfError and others: if the file as a whole cannot be read.
     """
     from pypdf import PdfReader
 

@@ -66,6 +66,8 @@ class _RtfReader:
             self.add(_SYMBOLS[word])
         elif word in _HIDDEN_GROUPS:
             self.states[-1].hidden = True
+        elif word == b"shptxt":  # the text of a box, in groups that are hidden
+            self.states[-1].hidden = False
         elif word == b"htmlrtf":  # text that repeats HTML for programs without it
             self.flush()
             self.states[-1].hidden = number != 0

@@ -65,7 +65,9 @@ def parse_addresses(text: str) -> tuple[Mailbox, ...]:
     >>> parse_addresses('Meyer, Greg <greg@example.com>; "eve@example.com" <dave@example.com>')
     (Mailbox(name='Meyer, Greg', address='greg@example.com', is_doubtful=False), Mailbox(name='eve@example.com', ...
     """
-    return _parse_cached(text) if len(text) <= _MAX_CACHED else _parse(text[:_MAX_LENGTH])
+    if len(text) > _MAX_LENGTH:
+        text = text[:_MAX_LENGTH].rpartition(",")[0]  # a part of an address may be another one
+    return _parse_cached(text) if len(text) <= _MAX_CACHED else _parse(text)
 
 
 def _parse(text: str) -> tuple[Mailbox, ...]:
@@ -262,7 +264,8 @@ def _read_address(text: str) -> str:
     quoted = _QUOTED_LOCAL.fullmatch(text)
     if quoted is None:
         return ""
-    return quoted[1] + quoted[2] if _ATOM.fullmatch(quoted[1]) else text
+    is_plain = _ATOM.fullmatch(quoted[1]) and not quoted[1].startswith("'")  # quotes are stripped from the ends
+    return quoted[1] + quoted[2] if is_plain else text
 
 
 def _read_bare(parts: list[_Part]) -> Mailbox:

@@ -15,6 +15,7 @@ from gumshoe.extraction.processes import BoundedProcesses, ExtractionFailure, op
 from gumshoe.extraction.rtf import extract_rtf
 from gumshoe.mail.calendar_text import calendar_to_text
 from gumshoe.mail.message import AttachedFile, Attachment, clean
+from gumshoe.mail.parts import CALENDAR_TYPES
 from gumshoe.mail.text import decode, decode_html, remove_invisible
 
 Kind = Literal["pdf", "office", "rtf", "html", "calendar", "text", ""]
@@ -26,7 +27,6 @@ _TEXT_SUFFIXES = {
 }
 _TEXT_TYPES = {"application/json", "application/xml", "application/x-yaml", "application/yaml", "application/csv"}
 _HTML_TYPES = {"text/html", "application/xhtml+xml"}
-_CALENDAR_TYPES = {"text/calendar", "application/ics"}
 _BOMS = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")
 _PDF_MAGIC_BYTES = 1024  # a PDF may begin behind some junk
 _BYTES_PER_CHARACTER = 4  # at most, of text
@@ -143,7 +143,7 @@ def find_kind(file: AttachedFile) -> Kind:
         return "rtf"
     if b"\0" in data[:4096] and not data.startswith(_BOMS):
         return ""
-    if file.media_type in _CALENDAR_TYPES or suffix == ".ics" or _CALENDAR_START.match(data):
+    if file.media_type in CALENDAR_TYPES or suffix == ".ics" or _CALENDAR_START.match(data):
         return "calendar"
     if file.media_type in _HTML_TYPES or suffix in {".htm", ".html", ".xhtml"}:
         return "html"

@@ -39,15 +39,15 @@ def calendar_to_text(text: str) -> str:
 
     if len(text) > _MAX_CALENDAR:
         raise ValueError(f"larger than {_MAX_CALENDAR} characters")
+    blocks = []
     try:
         calendars: list[Any] = list(Calendar.from_ical(text.strip(), multiple=True))
-    except (ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError) as error:
+        for calendar in calendars:
+            method = clean_line(str(calendar.get("METHOD", ""))).upper()
+            entries = [each for each in calendar.walk() if each.name in _KINDS]
+            blocks += ["\n".join(_describe(entry, method)) for entry in entries[:_MAX_EVENTS]]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a calendar ({error})"[:200]) from error
-    blocks = []
-    for calendar in calendars:
-        method = clean_line(str(calendar.get("METHOD", ""))).upper()
-        entries = [each for each in calendar.walk() if each.name in _KINDS]
-        blocks += ["\n".join(_describe(entry, method)) for entry in entries[:_MAX_EVENTS]]
     return clean("\n\n".join(blocks))
 
 
@@ -92,10 +92,7 @@ def _describe_time(entry: Any) -> str:
     start, end, due = (_moment(entry, name) for name in ("DTSTART", "DTEND", "DUE"))
     length = _moment(entry, "DURATION")
     if end is None and isinstance(length, timedelta) and isinstance(start, date):
-        try:
-            end = start + length
-        except OverflowError:
-            end = None
+        end = start + length
     if not isinstance(start, date):
         return f"due {_format_moment(due, '')}" if isinstance(due, date) else ""
     zone = _zone(entry, "DTSTART")

@@ -29,6 +29,7 @@ _MAX_GARBAGE = 1 << 16  # bytes before the headers
 # Encoded words (RFC 2047): one, or several separated only by whitespace.
 _WORD = r"=\?[^?\s]{1,80}\?[bq]\?.{0,2000}?\?="
 _WORDS = re.compile(rf"{_WORD}(?:\s*+{_WORD})*", re.I)
+_MAX_TEXT_LENGTH = 1 << 20  # characters of one header
 _WORD_PARTS = re.compile(r"=\?([^?*\s]{1,80})[^?\s]{0,80}\?([bq])\?(.{0,2000}?)\?=", re.I)
 _NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/=]")
 
@@ -114,8 +115,8 @@ def collect_headers(fields: Fields) -> dict[str, list[str]]:
 
 
 def decode_header_text(raw: str) -> str:
-    """Return a header's text: decode encoded words, and raw bytes that were never encoded."""
-    text = repair_bytes(raw)
+    """Return a header's text: decode encoded words, and raw bytes that were never encoded. The text is cut at 1 MiB."""
+    text = repair_bytes(raw[:_MAX_TEXT_LENGTH])
     return _WORDS.sub(_decode_words, text.replace("\r", "").replace("\n", " ")) if "=?" in text else text
 
 
@@ -139,11 +140,11 @@ def _decode_transfer(words: list[tuple[str, str, str]]) -> list[bytes]:
     """
     pieces: list[bytes] = []
     encoded = b""
-    for _, encoding, text in words:
+    for number, (_, encoding, text) in enumerate(words, 1):
         data = text.encode("utf-8", "surrogatepass")
         if encoding == "b":
             encoded += _NOT_BASE64.sub(b"", data)
-            if len(encoded.rstrip(b"=")) % 4 and not encoded.endswith(b"=") and (encoding, text) != words[-1][1:]:
+            if len(encoded.rstrip(b"=")) % 4 and not encoded.endswith(b"=") and number < len(words):
                 continue  # the next word continues the group
         pieces += [_decode_base64(group) for group in encoded.split(b"=") if group]
         encoded = b""

@@ -90,8 +90,10 @@ def _add_optional_fields(message: ParsedMessage, record: dict[str, Any]) -> None
         references, replied = (_list_texts(record.get(name)) for name in ("references", "in_reply_to"))
         message.references = parse_references(references, replied, message.message_id)
     if "state" in record or "labels" in record:
-        labels = [*_list_texts(record.get("state")), *_list_texts(record.get("labels"))]
-        message.state = "deleted" if labels[:1] == ["deleted"] else find_label_state(",".join(labels))
+        states = _list_texts(record.get("state"))
+        is_deleted = [each.lower() for each in states] == ["deleted"]
+        labels = ",".join([*states, *_list_texts(record.get("labels"))])
+        message.state = "deleted" if is_deleted else find_label_state(labels)
 
 
 def _is_missing(value: Any) -> bool:
@@ -197,6 +199,7 @@ def _parse_text(role: Role, text: str) -> tuple[Recipient, ...]:
     return tuple(Recipient(role, entry.address, entry.name, entry.is_doubtful) for entry in entries)
 
 
+_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
 _parse_cached = lru_cache(1 << 16)(_parse_text)  # a few people receive most mail
 
 
@@ -204,4 +207,6 @@ def _split_collection(text: str) -> list[str] | None:
     """Return the items of a list or set as Python writes it, or None if the text is not one."""
     if not text.lstrip().startswith(("[", "{", "set(", "frozenset(")) or not _COLLECTION.fullmatch(text.strip()):
         return None
-    return [re.sub(r"\\(.)", r"\1", item[1:-1]) for item in _ITEM.findall(text)]
+    return [
+        re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), item[1:-1]) for item in _ITEM.findall(text)
+    ]

@@ -16,6 +16,7 @@ State = Literal["", "deleted", "trash", "spam"]
 _SURROUNDING = re.compile(r"""^[\s<>'"]+|[\s<>'"]+$""")
 _UNWANTED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _CONTROLS = bytes(code for code in (*range(32), 127) if code not in b"\t\n\r")
+_MAX_CACHED = 320  # characters; longer addresses are no real ones
 _KELVIN = "\u212a"
 _MAX_OFFSET = 24 * 60
 _FIRST, _LAST = -62135510400, 253402214400  # years 1 to 9999, less a day for time zones
@@ -109,11 +110,17 @@ def clean_line(text: str) -> str:
     return " ".join(clean(text).split())
 
 
-@lru_cache(1 << 16)  # a few people write most mail
 def normalize_address(address: str) -> str:
     """Return an address for comparison: lower case, without surrounding brackets, quotes or whitespace."""
+    return _normalize_cached(address) if len(address) <= _MAX_CACHED else _normalize(address)
+
+
+def _normalize(address: str) -> str:
     # The Kelvin sign stays: it is the only letter outside ASCII with a lower case in ASCII, and names somebody else.
     return _KELVIN.join(part.lower() for part in _SURROUNDING.sub("", clean(address)).split(_KELVIN))
+
+
+_normalize_cached = lru_cache(1 << 16)(_normalize)  # a few people write most mail
 
 
 def to_utc(moment: datetime) -> tuple[int, int | None]:

@@ -130,6 +130,10 @@ class PartLister:
             return reopened
         if kind in {"message/rfc822", "message/global"} and children:
             return [_forwarded_heading(children[0]), *self.list_leaves(children[0], depth)]
+        if kind.startswith("message/"):  # e.g. a report on delivery, which is blocks of fields
+            blocks = ([f"{name}: {clean_line(str(value))}" for name, value in each.raw_items()] for each in children)
+            fields = Leaf(fixed_text="\n\n".join(map("\n".join, blocks)), is_inline=True, is_extra=True)
+            return [fields, *(leaf for child in children for leaf in self.list_leaves(child, depth))]
         if kind == "multipart/alternative":
             return _choose_alternative([self.list_leaves(child, depth) for child in children])
         return [leaf for child in children for leaf in self.list_leaves(child, depth)]
@@ -225,10 +229,17 @@ def _choose_alternative(choices: list[list[Leaf]]) -> list[Leaf]:
     others = [leaf for choice in choices if choice is not best for leaf in choice if not leaf.is_inline]
     kept = []
     for leaf in others:  # some programs put attachments into one of the alternatives
-        leaf.is_named = leaf.part is None or leaf.part.get_content_disposition() == "attachment"
+        leaf.is_named = leaf.part is None or _is_attached(leaf.part)
         if leaf.is_named or leaf.is_calendar:
             kept.append(leaf)
     return [*best, *kept]
+
+
+def _is_attached(part: MailMessage) -> bool:
+    """Return True for an attachment, and for a file that is shown inline, but not for a picture."""
+    disposition = part.get_content_disposition()
+    is_file = part.get_content_maintype() not in {"text", *_NEVER_TEXT} and bool(read_name(part))
+    return disposition == "attachment" or (disposition == "inline" and is_file)
 
 
 def _is_plain(choice: list[Leaf]) -> bool:

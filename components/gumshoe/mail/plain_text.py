@@ -50,8 +50,9 @@ def _open_signed(text: str) -> str:
     """Return a text with the content of signed blocks, without their headers, signatures and escaped dashes."""
     pieces, position = [], 0
     while (start := text.find(_SIGNED, position)) >= 0 and (signature := text.find(_SIGNATURE, start)) >= 0:
-        headers = _HASH_HEADERS.match(text, text.find("\n", start) + 1)
-        content = text[headers.end() if headers else start : signature]
+        line_end = text.find("\n", start, signature)
+        headers = _HASH_HEADERS.match(text, line_end + 1, signature) if line_end >= 0 else None
+        content = text[headers.end() if headers else start + len(_SIGNED) : signature]
         pieces += [text[position:start], *(line.removeprefix("- ") for line in content.splitlines(keepends=True))]
         end = text.find(_SIGNATURE_END, signature)
         position = end + len(_SIGNATURE_END) if end >= 0 else len(text)

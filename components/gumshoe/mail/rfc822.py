@@ -44,6 +44,7 @@ _DELIVERY_HEADERS = (
 _COMMENT = re.compile(r"\([^()]*+\)")
 _RECEIVED_FOR = re.compile(r"\sfor\s+(<[^<>\s]++>|[^\s<>();,]++)(?=\s|;|$)", re.I)
 _MAX_COMMENT_DEPTH = 5
+_MAX_RECEIVED = 2000  # characters
 
 
 def parse_message(raw: bytes, where: str, fallback_date: str = "") -> ParsedMessage | UnreadableItem:
@@ -123,7 +124,7 @@ def _find_delivery_addresses(headers: dict[str, list[str]]) -> list[str]:
 
 def _find_received_for(received: str) -> str:
     """Return the address in `Received: ... for <address>; date`. Comments in it may be the sender's."""
-    text = received[:2000]
+    text = received if len(received) <= _MAX_RECEIVED else ""
     for _ in range(_MAX_COMMENT_DEPTH):
         if "(" not in text:
             break

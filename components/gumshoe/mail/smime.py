@@ -2,7 +2,7 @@
 
 import zlib
 
-_MAX_UNPACKED = 50 << 20  # bytes of a compressed message
+_MAX_UNPACKED = 5 << 20  # bytes of a compressed message
 
 
 class EncryptedMessageError(ValueError):

@@ -1,6 +1,7 @@
 """Stems of words, by the Snowball algorithms (https://snowballstem.org/algorithms/)."""
 
 import threading
+import unicodedata
 
 import snowballstemmer
 
@@ -12,6 +13,13 @@ _ALGORITHMS = {
     "ne": "nepali", "nl": "dutch", "no": "norwegian", "pl": "polish", "pt": "portuguese", "ro": "romanian",
     "ru": "russian", "sr": "serbian", "sv": "swedish", "ta": "tamil", "tr": "turkish", "yi": "yiddish",
 }  # fmt: skip
+
+
+def remove_accents(text: str) -> str:
+    """Return a text in compatibility form without accents, e.g. `Zurich` for `Zürich`."""
+    if text.isascii():
+        return text
+    return "".join(each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
 
 
 class Stemmer:

@@ -58,18 +58,7 @@ def thread_subject(subject: str) -> str:
 
 def is_reply(subject: str) -> bool:
     """Return True if the first prefix of a subject is that of a reply, e.g. `AW:`."""
-    return _REPLY_PREFIX.match(_without_tags(subject)) is not None
-
-
-def is_forward(subject: str) -> bool:
-    """Return True if the first prefix of a subject is that of a forwarded message, e.g. `WG:`."""
-    rest = _without_tags(subject)
-    found = _FORWARD_PREFIX.match(rest) or _BRACKETED_FORWARD.fullmatch(rest) or _FORWARD_END.search(rest)
-    return found is not None and not is_reply(subject)
-
-
-def _without_tags(subject: str) -> str:
     rest = _fold(subject)
     while found := _TAG.match(rest):
         rest = rest[found.end() :]
-    return rest
+    return _REPLY_PREFIX.match(rest) is not None

@@ -103,7 +103,7 @@ def _add_to_file(file: TnefFile, attribute: int, value: bytes, codepage: str) ->
         if _MEDIA_TYPE in properties:
             file.media_type = _decode_string(*properties[_MEDIA_TYPE], codepage).lower()
         if _FILE_OBJECT in properties and not file.data:
-            file.data = properties[_FILE_OBJECT][1].removeprefix(properties[_FILE_OBJECT][1][:16])
+            file.data = properties[_FILE_OBJECT][1][16:]  # behind the id of its interface
 
 
 def _split_attributes(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -12,6 +12,7 @@ _COMMENT = re.compile(r"\([^()]*\)")
 _ENCODING = re.compile(r"[\w-]+")
 _UUENCODE = {"uuencode", "x-uuencode", "uue", "x-uue"}
 _NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/]")
+_FOREIGN = re.compile(rb"[^A-Za-z0-9+/=\s]")
 _PADDING = re.compile(rb"=+")
 _BASE64_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2}\s*|\s*")
 _ENCODED_LINE = re.compile(rb"^[A-Za-z0-9+/]{40,}={0,2}\s*$", re.M)
@@ -57,7 +58,7 @@ def decode_base64(raw: bytes) -> bytes:
     encoded, footer = _split_footer(raw)
     pieces = (_NOT_BASE64.sub(b"", piece) for piece in _PADDING.split(encoded))
     decoded = b"".join(b64decode(piece[: len(piece) // 4 * 4] + _complete(piece)) for piece in pieces)
-    return decoded + b"\n" + footer if footer else decoded
+    return b"\n".join(filter(None, (decoded, footer)))
 
 
 def _complete(piece: bytes) -> bytes:
@@ -72,7 +73,8 @@ def _split_footer(raw: bytes) -> tuple[bytes, bytes]:
     for line in raw.splitlines(keepends=True):
         if not _BASE64_LINE.fullmatch(line):
             footer = raw[position:]
-            is_footer = position > 0 and not _ENCODED_LINE.search(footer)
+            is_text = position > 0 or (b" " in line.strip() and _FOREIGN.search(line))  # or the header is wrong
+            is_footer = is_text and not _ENCODED_LINE.search(footer)
             return (raw[:position], footer.strip()) if is_footer else (raw, b"")
         position += len(line)
     return raw, b""

@@ -59,7 +59,7 @@ _CHARACTER = re.compile(f"[{_CHARACTERS}]")
 _TRAILING = "\u1161-\u11ff\ud7b0-\ud7fb\uff9e\uff9f"
 _FILLERS = "\u115f\u1160\u3164\uffa0"  # letters that do not show
 _FRACTIONS = "\u00bc-\u00be\u2150-\u215f\u2189"
-_SUPERSCRIPTS = "\u00b2\u00b3\u00b9\u2070\u2074-\u2079"  # they may be a footnote's number
+_SUPERSCRIPTS = "\u00b2\u00b3\u00b9\u2070\u2074\u2075\u2076\u2077\u2078\u2079"  # they may be a footnote's number
 
 # Marks that only change the letter: of Latin, Greek, Cyrillic, Hebrew and Arabic script. Elsewhere they are vowels.
 _OPTIONAL_MARKS = (
@@ -310,13 +310,8 @@ class _DigestCache(dict[str, bytes]):
         forms = [word]
         if not token.isascii() and len(token) <= _MAX_NORMALIZED_LENGTH:
             composed = unicodedata.normalize("NFKC", token).casefold()
-            forms += normalize_word(composed.translate(_SPELLINGS)), normalize_word(token.rstrip(_superscripts()))
+            forms += normalize_word(composed.translate(_SPELLINGS)), normalize_word(token.rstrip(_SUPERSCRIPTS))
         return b"".join(_digest("w", self._stem(form)) for form in dict.fromkeys(forms) if form)
 
     def _stem(self, word: str) -> str:
         return self._stemmer.stem(word) if word.isalpha() and len(word) <= _MAX_STEMMED_LENGTH else word
-
-
-@cache
-def _superscripts() -> str:
-    return "".join(code for code in map(chr, range(0xB0, 0x2080)) if re.match(f"[{_SUPERSCRIPTS}]", code))

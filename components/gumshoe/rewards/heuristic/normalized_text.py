@@ -1,7 +1,6 @@
 """Prepare texts for comparison: find their values, names and content words."""
 
 import re
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import date
@@ -10,6 +9,7 @@ from itertools import pairwise
 
 from snowballstemmer import stemmer
 
+from gumshoe.mail.stems import remove_accents
 from gumshoe.rewards.heuristic.values import Value, find_values
 
 _WORD = re.compile(r"[^\W\d_]+(?:['&][^\W\d_]+)*")
@@ -67,7 +67,7 @@ class NormalizedText:
         taken = [(each.start, each.end) for each in self.values]
         found: list[Word] = []
         for match in _WORD.finditer(self.text):
-            key = _remove_accents(match[0].casefold().removesuffix("'s"))
+            key = remove_accents(match[0].casefold().removesuffix("'s"))
             key = _ABBREVIATIONS.get(key, key)
             is_name = match[0][0].isupper()
             after_name = bool(found) and found[-1].is_name and self.text[found[-1].end : match.start()] == " "
@@ -123,10 +123,6 @@ class NormalizedText:
     def sentence(self, start: int) -> tuple[int, int]:
         """Return start and end of the sentence at an offset."""
         return next((one, other) for one, other in self.sentences if one <= start < other or other == len(self.text))
-
-
-def _remove_accents(text: str) -> str:
-    return "".join(sign for sign in unicodedata.normalize("NFKD", text) if not unicodedata.combining(sign))
 
 
 _STEMMER = stemmer("english")
