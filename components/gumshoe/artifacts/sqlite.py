@@ -1,19 +1,52 @@
 """Open SQLite files that never change, such as indexes."""
 
-from collections.abc import Iterator
+import os
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import apsw
 
 from gumshoe.errors import GumshoeError, UnavailableError
 
+_CACHE_KIB = 2_000  # per connection; the operating system caches the file for all
+
 
 def open_read_only(path: Path) -> apsw.Connection:
     """Open a file that never changes, without locks, a journal or any other file beside it."""
     uri = f"file:{quote(str(path.absolute()))}?immutable=1"
     return apsw.Connection(uri, flags=apsw.SQLITE_OPEN_READONLY | apsw.SQLITE_OPEN_URI)
+
+
+class ReadOnlyDatabase:
+    """A file that never changes. Each thread has a connection of its own, created on first use and again after a fork.
+
+    `replaced` creates the error to raise if another file has its name when a connection is created.
+    """
+
+    def __init__(self, path: Path, replaced: Callable[[], GumshoeError]) -> None:
+        self._path, self._replaced = path, replaced
+        self._file = _file_identity(path)
+        self._local = threading.local()
+
+    def execute(self, query: str, values: Any = None) -> apsw.Cursor:
+        """Run a query on the connection of this thread."""
+        if getattr(self._local, "process", None) != os.getpid():
+            if _file_identity(self._path) != self._file:
+                raise self._replaced()
+            database = open_read_only(self._path)
+            database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+            self._local.database, self._local.process = database, os.getpid()
+        cursor: apsw.Cursor = self._local.database.execute(query, values)
+        return cursor
+
+
+def _file_identity(path: Path) -> tuple[int, int] | None:
+    """Return device and inode, which distinguish files of the same name."""
+    return (path.stat().st_dev, path.stat().st_ino) if path.exists() else None
 
 
 @contextmanager

@@ -1,7 +1,6 @@
 """Search a collection of documents with dense and lexical retrieval, and read documents."""
 
 import json
-import os
 import re
 import threading
 from collections.abc import Iterator, Mapping
@@ -13,11 +12,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import apsw
 import numpy as np
 from numpy.typing import NDArray
 
-from gumshoe.artifacts.sqlite import explain_damage, open_read_only
+from gumshoe.artifacts.sqlite import ReadOnlyDatabase, explain_damage, open_read_only
 from gumshoe.artifacts.store import fetch_directory
 from gumshoe.documents.document import Document
 from gumshoe.documents.lexical import Analyzer
@@ -37,7 +35,6 @@ _LEAD = 40  # characters shown before the first match
 _ELLIPSIS = "…"
 _MAX_QUERY = 2_000  # characters; the rest is ignored
 _RESULT_CACHE_SIZE = 4_000  # searches whose results are kept in memory
-_CACHE_KIB = 2_000  # per connection; each thread has one, and the operating system caches the file for all
 _MIN_COSINE = 0.98  # between two vectors of one text, if computed by one model on two machines
 
 _ALL = "SELECT document_id, title, text, url, metadata FROM documents"
@@ -93,7 +90,12 @@ class DocumentIndex:
         self._embedder = embedder
         self._queries: QueryEmbedder | None = None
         self._opening = threading.Lock()
-        self._local = threading.local()
+        self._database = ReadOnlyDatabase(
+            self.path,
+            lambda: GumshoeError(
+                "documents.index-replaced", f"{self.path} was replaced since it was opened; open the index again"
+            ),
+        )
         # The index never changes, and episodes of one group often send the same queries.
         self._hits = lru_cache(_RESULT_CACHE_SIZE)(self._find_hits)
         self._allowed = lru_cache(8)(self._find_allowed)
@@ -152,7 +154,7 @@ class DocumentIndex:
             return tuple(self._to_hit(each, frozenset(words)) for each in ranked)
 
     def _to_hit(self, ranked: RankedDocument, words: frozenset[str]) -> DocumentHit:
-        row = self._connection().execute(
+        row = self._database.execute(
             "SELECT document_id, position, title, substr(text, start + 1, stop - start) "
             "FROM chunks JOIN documents USING (document) WHERE chunk = ?",
             (ranked.chunk,),
@@ -185,7 +187,7 @@ class DocumentIndex:
             raise _invalid_argument(f"document_id must be a string, got {document_id!r}")
         wanted = clean(document_id).strip()
         with self._explain_damage():
-            row = next(self._connection().execute(f"{fields} {_WHERE_ID}", {"id": wanted}), None)
+            row = next(self._database.execute(f"{fields} {_WHERE_ID}", {"id": wanted}), None)
         if row is None:
             raise DocumentNotFoundError(
                 "documents.document-not-found",
@@ -199,7 +201,7 @@ class DocumentIndex:
         facts = self._files.facts
         names = "SELECT name, count(DISTINCT document) FROM metadata GROUP BY name ORDER BY name"
         with self._explain_damage():
-            metadata = dict(self._connection().execute(names))
+            metadata = dict(self._database.execute(names))
         return {
             **facts.model_dump(include={"content", "built", "sources", "options"}),
             "schema": facts.schema_version,
@@ -212,15 +214,13 @@ class DocumentIndex:
     def list_unreadable(self) -> list[tuple[str, str, str]]:
         """Return place, reason and detail of each item that the build could not read."""
         with self._explain_damage():
-            return list(self._connection().execute("SELECT place, reason, detail FROM unreadable"))
+            return list(self._database.execute("SELECT place, reason, detail FROM unreadable"))
 
     def _find_allowed(self, wanted: tuple[tuple[str, str], ...]) -> NDArray[np.bool_]:
         """Return which documents have all of the given metadata: [documents]."""
         allowed = np.ones(self._files.facts.counts["documents"], np.bool_)
         for name, value in wanted:
-            rows = self._connection().execute(
-                "SELECT document FROM metadata WHERE name = ? AND value = ?", (name, value)
-            )
+            rows = self._database.execute("SELECT document FROM metadata WHERE name = ? AND value = ?", (name, value))
             having = np.zeros_like(allowed)
             having[[document for (document,) in rows]] = True
             allowed &= having
@@ -232,7 +232,7 @@ class DocumentIndex:
         return allowed
 
     def _find_word(self, word: str) -> int | None:
-        number: int | None = self._connection().execute("SELECT number FROM words WHERE word = ?", (word,)).get
+        number: int | None = self._database.execute("SELECT number FROM words WHERE word = ?", (word,)).get
         return number
 
     def _get_query_embedder(self) -> QueryEmbedder:
@@ -255,19 +255,6 @@ class DocumentIndex:
                 f"{embedder.name} is not the model that built this index ({self._options['embedding']}); restore that "
                 "model under its name, or build the index again with --replace",
             )
-
-    def _connection(self) -> apsw.Connection:
-        """Return this thread's connection, created on first use and again after a fork."""
-        if getattr(self._local, "process", None) != os.getpid():
-            if not self.path.is_file():
-                raise GumshoeError(
-                    "documents.index-replaced", f"{self.path} was replaced since it was opened; open the index again"
-                )
-            database = open_read_only(self.path)
-            database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            self._local.database, self._local.process = database, os.getpid()
-        connection: apsw.Connection = self._local.database
-        return connection
 
     def _explain_damage(self) -> AbstractContextManager[None]:
         return explain_damage(self.path)

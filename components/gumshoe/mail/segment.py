@@ -1,24 +1,20 @@
 """Read a segment of an index: its database, and the postings of its inboxes."""
 
 import json
-import os
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import apsw
 import orjson
 
-from gumshoe.artifacts.sqlite import explain_damage, open_read_only
+from gumshoe.artifacts.sqlite import ReadOnlyDatabase, explain_damage
 from gumshoe.errors import GumshoeError
 from gumshoe.mail.message import Attachment
 from gumshoe.mail.postings import InboxPostings, PostingsReader
 from gumshoe.mail.schema import DATABASE, POSTINGS
 
-_CACHE_KIB = 2_000  # per connection; each thread has one, and the operating system caches the file for all
 _INBOXES_CACHED = 10_000
 
 
@@ -79,8 +75,12 @@ class IndexSegment:
                 "store.index-damaged",
                 f"{directory / missing[0]} does not exist; fetch the index again, or build it again",
             )
-        self._file = _file_identity(self.path)
-        self._local = threading.local()
+        self._database = ReadOnlyDatabase(
+            self.path,
+            lambda: GumshoeError(
+                "mail.index-replaced", f"{self.path} was replaced after it was opened; open the index again"
+            ),
+        )
         with explain_damage(self.path):
             facts = {name: json.loads(value) for name, value in self.execute("SELECT name, value FROM facts")}
             self.first, self.messages = int(facts["first"]), int(facts["messages"])
@@ -89,7 +89,7 @@ class IndexSegment:
 
     def execute(self, query: str, values: Any = None) -> Iterator[tuple[Any, ...]]:
         """Run a query on this thread's connection."""
-        return self._connection().execute(query, values)
+        return self._database.execute(query, values)
 
     def open_inbox(self, address: str) -> InboxPostings | None:
         """Return the messages of an inbox in this segment, or None if there are none."""
@@ -134,27 +134,9 @@ class IndexSegment:
             for copy, own_id, sent, offset, name, people, ids, inboxes in rows
         ]
 
-    def _connection(self) -> apsw.Connection:
-        """Return this thread's connection, created on first use and again after a fork."""
-        if getattr(self._local, "process", None) != os.getpid():
-            if _file_identity(self.path) != self._file:
-                raise GumshoeError(
-                    "mail.index-replaced", f"{self.path} was replaced after it was opened; open the index again"
-                )
-            database = open_read_only(self.path)
-            database.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            self._local.database, self._local.process = database, os.getpid()
-        connection: apsw.Connection = self._local.database
-        return connection
-
 
 def _read_inboxes(text: str) -> list[InboxEntry]:
     return [InboxEntry(*each) for each in orjson.loads(text)]
-
-
-def _file_identity(path: Path) -> tuple[int, int] | None:
-    """Return device and inode, which distinguish files of the same name."""
-    return (path.stat().st_dev, path.stat().st_ino) if path.exists() else None
 
 
 @dataclass(frozen=True, slots=True)
