@@ -6,7 +6,9 @@ import time
 
 import pytest
 
+from gumshoe.extraction import processes as processes_module
 from gumshoe.extraction.processes import MAX_MEMORY, ExtractionFailure, open_processes
+from tests.errors import raises
 
 
 def test_processes_have_a_memory_limit() -> None:
@@ -26,3 +28,9 @@ def test_what_takes_too_long_or_crashes_is_ended_and_the_next_call_answered() ->
             processes.run(os._exit, 3)
         assert processes.run(abs, -1) == 1
     assert (slow.value.kind, crashed.value.kind) == ("timeout", "crash")
+
+
+def test_processes_that_cannot_be_started_are_no_fault_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes_module, "_limit_memory", os.abort)
+    with open_processes(1, 20) as processes, raises("extraction.processes-not-started"):
+        processes.run(abs, -1)

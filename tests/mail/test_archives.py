@@ -1,6 +1,9 @@
 """Archives of mail: read like directories, with limits."""
 
+import gzip
+import io
 import random
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -117,3 +120,55 @@ def test_an_encrypted_archive_is_rejected(tmp_path: Path) -> None:
 def test_a_missing_archive_is_reported(tmp_path: Path) -> None:
     with raises("store.not-found", f"mbox:{tmp_path / 'x.zip'}"):
         open_source(f"mbox:{tmp_path / 'x.zip'}")
+
+
+def pack_tar(place: Path, *members: tuple[str, bytes], kind: bytes = tarfile.REGTYPE) -> Path:
+    with tarfile.open(place, "w:gz") as archive:
+        for name, data in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.type = len(data), kind
+            archive.addfile(info, io.BytesIO(data))
+    return place
+
+
+@pytest.mark.parametrize("name", ["takeout-1.tgz", "mail.TAR.GZ"])
+def test_a_tar_archive_is_read_like_a_zip_archive(name: str, tmp_path: Path) -> None:
+    place = pack_tar(tmp_path / name, *TAKEOUT.items())
+    assert read(f"mbox:{place}") == ([("1", ""), ("2", ""), ("3", "spam")], [])
+    first = next(iter(open_source(f"mbox:{place}").read_raw(lambda _: None)))
+    assert not isinstance(first, UnreadableItem)
+    assert first.where == f"{place}/Takeout/Mail/All mail Including Spam and Trash.mbox#1"
+    place = pack_tar(tmp_path / f"2{name}", ("b/Trash/2.eml", mail(2)), ("a/1.eml", mail(1)), ("/../3.eml", mail(3)))
+    assert read(f"eml:{place}")[0] == [("2", "trash"), ("1", ""), ("3", "")]
+
+
+def test_only_files_of_a_tar_archive_are_read(tmp_path: Path) -> None:
+    place = tmp_path / "x.tgz"
+    with tarfile.open(place, "w:gz") as archive:
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE, tarfile.GNUTYPE_SPARSE):
+            info = tarfile.TarInfo(f"{kind.decode()}.eml")
+            info.type, info.linkname = kind, "/etc/passwd"
+            archive.addfile(info)
+        info = tarfile.TarInfo("1.eml")
+        info.size = len(mail(1))
+        archive.addfile(info, io.BytesIO(mail(1)))
+    assert read(f"eml:{place}") == ([("1", "")], [])
+
+
+def test_a_damaged_or_oversized_tar_archive_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    good = pack_tar(tmp_path / "good.tgz", ("a.eml", mail(1) + random.Random(1).randbytes(100_000))).read_bytes()
+    twice = pack_tar(tmp_path / "twice.tgz", ("a.eml", mail(1)), ("a.eml", mail(2))).read_bytes()
+    big = pack_tar(tmp_path / "big.tgz", ("a.eml", bytes(5 << 20))).read_bytes()
+    header = tarfile.TarInfo("a")
+    header.type, header.size = tarfile.XHDTYPE, 2 << 20
+    name = gzip.compress(header.tobuf() + bytes(3 << 20))
+    monkeypatch.setattr(archives, "_FREE_SIZE", 4 << 20)
+    place = tmp_path / "x.tgz"
+    for data in (b"", b"\x1f\x8b", b"none", gzip.compress(b"x" * 2000), good[:50_000], twice, big, name):
+        place.write_bytes(data)
+        with raises("mail.unreadable-archive", f"eml:{place}"):
+            open_source(f"eml:{place}")
+    monkeypatch.setattr(archives, "_MAX_FILES", 1)
+    place = pack_tar(place, ("a.eml", mail(1)), ("b.eml", mail(2)))
+    with raises("mail.unreadable-archive", f"eml:{place}"):
+        open_source(f"eml:{place}")

@@ -18,6 +18,7 @@ from gumshoe.mail.message import AttachedFile, Attachment
 from tests.documents.pages import pdf
 from tests.mail.raw_messages import PLAIN, multipart_message
 
+OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 W = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
 A = 'xmlns:a="http://schemas.openxmlformats.org/drawingml/2006/main"'
 ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "bomb"}">' for n in range(12))
@@ -121,9 +122,11 @@ def test_text_html_rtf_and_calendars_are_read(reader: AttachmentReader) -> None:
         (pdf(""), "scan.pdf", "no text"),
         (docx(""), "a.docx", "no text"),
         (encrypted_pdf(), "a.pdf", "encrypted"),
-        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + "EncryptedPackage".encode("utf-16-le"), "a.docx", "encrypted"),
+        (OLE + "EncryptedPackage".encode("utf-16-le"), "a.docx", "encrypted"),
         (b"-----BEGIN PGP MESSAGE-----\n", "encrypted.asc", "encrypted"),
-        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1\0", "a.doc", "unknown type"),
+        (OLE + b"\0", "a.doc", "unknown type"),
+        (OLE + "WordDocument".encode("utf-16-le"), "a.doc", "Word before 2007"),
+        (OLE + "Workbook\0".encode("utf-16-le"), "a.xls", "Excel before 2007"),
         (b"\x89PNG\r\n\x1a\n\0", "a.png", "unknown type"),
         (archive(other="<x/>"), "a.zip", "unknown type"),
         (b"%PDF-1.4 broken", "a.pdf", "cannot be read"),
@@ -133,6 +136,41 @@ def test_text_html_rtf_and_calendars_are_read(reader: AttachmentReader) -> None:
 )
 def test_a_file_that_is_not_read_has_a_reason(reader: AttachmentReader, data: bytes, name: str, problem: str) -> None:
     assert read(reader, data, name) == Attachment(name, problem=problem)
+
+
+def open_document(content: str, manifest: str = "", kind: str = "text") -> bytes:
+    names = " ".join(f'xmlns:{name}="urn:{name}"' for name in ("office", "text", "table", "draw"))
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as file:
+        file.writestr("mimetype", f"application/vnd.oasis.opendocument.{kind}")
+        file.writestr("content.xml", f"<office:body {names}>{content}</office:body>")
+        file.writestr("META-INF/manifest.xml", f"<manifest:manifest>{manifest}</manifest:manifest>")
+    return packed.getvalue()
+
+
+def test_the_text_of_an_open_document_is_read(reader: AttachmentReader) -> None:
+    text = (
+        "<text:h>The <text:span>lease</text:span></text:h><!-- note --><text:list><text:list-item>"
+        "<text:p>one<text:tab/>two<text:s/>three<text:line-break/>four</text:p></text:list-item></text:list>"
+        "<draw:frame><text:p>outer <draw:text-box><text:p>inner</text:p></draw:text-box></text:p></draw:frame>"
+    )
+    assert read(reader, open_document(text), "a.odt").text == "The lease\none\ttwo three\nfour\nouter inner"
+    row = "<table:table-row>{}</table:table-row>"
+    cells = "<table:table-cell><text:p>{}</text:p></table:table-cell><table:table-cell/>"
+    rows = "".join(row.format(cells.format(a) + cells.format(b)) for a, b in (("Rent", "900 €"), ("Heat", "80 €")))
+    table = f'<table:table table:name="Costs">{rows}</table:table><text:p>End</text:p>'
+    expected = "Costs\nRent\t900 €\nHeat\t80 €\nEnd"
+    assert read(reader, open_document(table, kind="spreadsheet"), "a.ods").text == expected
+    locked = open_document("x", manifest="<manifest:encryption-data/>")
+    assert read(reader, locked, "a.odt").problem == "encrypted"
+    assert read(reader, open_document("<text:p>"), "a.odt").problem == "cannot be read"
+
+
+@pytest.mark.parametrize("name", ["README", "authors.list", "plan"])
+def test_a_file_with_words_is_text_whatever_its_name(reader: AttachmentReader, name: str) -> None:
+    assert read(reader, "The leasé is signed.\n" * 300, name).text.startswith("The leasé")
+    for data in (b"QUJD" * 500, b"\xe9t\xe9 et hiver", b"a \x01 b", b"12 34 56"):
+        assert read(reader, data, name).problem == "unknown type"
 
 
 @pytest.mark.timeout(20)

@@ -457,6 +457,11 @@ def test_plain_text_that_is_declared_base64_stays(text: str) -> None:
     assert body("Content-Type: text/plain\nContent-Transfer-Encoding: base64", text) == text
 
 
+def test_words_that_are_declared_base64_stay() -> None:
+    text = "We found three old chairs\nand one good table there\n"
+    assert body("Content-Transfer-Encoding: base64", text) == text.strip()
+
+
 def test_base64_with_spaces_is_decoded() -> None:
     assert body("Content-Type: text/plain\nContent-Transfer-Encoding: base64", "SGVs bG8g dGhl cmU=") == "Hello there"
 
@@ -479,3 +484,59 @@ def test_a_calendar_with_impossible_times_loses_nothing_else(kind: str) -> None:
     )
     assert "x" in body(f"Content-Type: {kind}", event)
     assert multipart("mixed", PLAIN, f"Content-Type: {kind}; name=a.ics\n\n{event}").startswith("Plain text.")
+
+
+def test_encoded_reports_and_messages_are_read() -> None:
+    report = base64.encodebytes(b"Reporting-MTA: dns; mx.example.com\n\nAction: failed\n").decode()
+    kind = "Content-Transfer-Encoding: base64\nContent-Type: message/"
+    assert multipart("report", PLAIN, f"{kind}delivery-status\n\n{report}") == (
+        "Plain text.\n\nReporting-MTA: dns; mx.example.com\n\nAction: failed"
+    )
+    inner = base64.encodebytes(b"Content-Type: text/html\n\n<p>The <b>lease</b></p>").decode()
+    assert body(f"{kind}rfc822", inner) == "---- Forwarded message ----\n\nThe lease"
+
+
+def test_a_message_attached_inside_a_winmail_dat_is_read() -> None:
+    inner = mapi((0x1E, 0x0C1A, b"Ann\0"), (0x1E, 0x0037, b"The lease\0"), (0x1E, 0x1000, b"It is signed.\0"))
+    files = ((0x9002, b""), (0x8010, b"plan.txt\0"), (0x800F, b"Dig here."))
+    raw = base64.b64decode(tnef((0x9003, inner), *files).partition("\n\n")[2])
+    attached = mapi((0x1E, 0x3001, b"The lease\0"), (0x0D, 0x3701, b"i" * 16 + raw))
+    outer = ((0x9002, b""), (0x8010, b"Untitled\0"), (0x800F, b"a MAPI 1.0 object"), (0x9005, attached))
+    message = multipart_message("mixed", PLAIN, tnef(*outer))
+    heading = "---- Forwarded message ----\nFrom: Ann\nSubject: The lease\n\n"
+    assert message.body == f"Plain text.\n\n{heading}It is signed.\n\n[attachment: plan.txt]"
+    for _ in range(60):  # deeper than is opened
+        attached = mapi((0x0D, 0x3701, b"i" * 16 + raw))
+        raw = base64.b64decode(tnef((0x9002, b""), (0x9005, attached)).partition("\n\n")[2])
+    assert multipart("mixed", PLAIN, tnef((0x9002, b""), (0x800F, raw))).startswith("Plain text.")
+
+
+def test_an_attachment_that_is_only_declared_text_is_not_shown() -> None:
+    data = base64.encodebytes(bytes(range(256))).decode()
+    headers = "Content-Type: text/pgp; name=a.pgp\nContent-Disposition: attachment\nContent-Transfer-Encoding: base64"
+    assert multipart("mixed", f"{headers}\n\n{data}") == "[attachment: a.pgp]"
+
+
+@pytest.mark.parametrize(
+    ("broken", "line"),
+    [
+        ("DTSTART;TZID=Europe/Berlin:20240314T140000", "DTSTART:soon"),
+        ("LOCATION:Room 4\\, second floor", "LOCATION;Room:4"),
+        ("LOCATION:Room 4\\, second floor", "in Room 4"),
+        ("RRULE:FREQ=WEEKLY", "RRULE:FREQ=SOMETIMES"),
+        ("END:VEVENT\nEND:VCALENDAR\n", ""),
+        ("END:VCALENDAR", "END:VTODO"),
+    ],
+)
+def test_a_broken_line_of_a_calendar_loses_nothing_else(broken: str, line: str) -> None:
+    calendar = EVENT.format(method="REQUEST", more="")
+    assert broken in calendar
+    text = body("Content-Type: text/calendar", calendar.replace(broken, line))
+    assert text.startswith("Invitation: Budget review for the northern site\n")
+    assert "Organizer: Pat <pat@example.com>\nAttendees: Ann <ann@example.com> (accepted)" in text
+
+
+def test_an_encrypted_message_with_several_parts_is_told() -> None:
+    control = "Content-Type: application/pgp-encrypted\n\nVersion: 1\n"
+    secret = "Content-Type: application/octet-stream; name=a.asc\n\n-----BEGIN PGP MESSAGE-----\n"
+    assert multipart("encrypted", control, secret) == "[encrypted: PGP]\n\n[attachment: a.asc]"

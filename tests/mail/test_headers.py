@@ -73,6 +73,14 @@ def test_a_carriage_return_in_a_line_begins_no_header() -> None:
     assert (message.recipients, message.subject) == ([], "one To: eve@example.com")
 
 
+@pytest.mark.parametrize("blank", [" ", "\t", " \n \t "])
+def test_a_blank_line_inside_a_folded_field_loses_nothing(blank: str) -> None:
+    message = parse(f"From: ann@example.com\nSubject: The lease\n{blank}\n of the flat\nTo: bob@example.com\n\nText.")
+    assert (message.subject, message.recipients[0].address) == ("The lease of the flat", "bob@example.com")
+    message = parse(f"From: ann@example.com\nSubject: The lease\n{blank}\n  An indented text.")
+    assert (message.subject, message.body.strip()) == ("The lease", "An indented text.")
+
+
 def test_fields_are_unfolded_with_their_continuation() -> None:
     fields, body = split_message(b"From: pat@example.com\nSubject: a\n b\n\tc\nTo: ann@example.com\n\nText.")
     assert fields == [("from", "pat@example.com"), ("subject", "a\n b\n\tc"), ("to", "ann@example.com")]
@@ -104,6 +112,7 @@ def test_fields_are_unfolded_with_their_continuation() -> None:
         ("=?utf-8?Q?really??=", "really?"),
         ("=?us-ascii?Q?Gr=C3=BC=C3=9Fe?=", "Grüße"),
         ("=?utf-8?Q?Gr=FC=DFe?=", "Grüße"),
+        ("=??Q?Gr=C3=BC=C3=9Fe?=", "Grüße"),
         ("=?x-nonsense?Q?Gr=C3=BC=C3=9Fe?=", "Grüße"),
         ("=?unicode_escape?Q?=5Cu0041?=", r"\u0041"),
         ("=?ISO-2022-JP?B?GyRCMnE1RBsoQg==?=\n =?ISO-2022-JP?B?GyRCMnE1RBsoQg==?=", "会議会議"),
@@ -211,3 +220,25 @@ def test_references_are_bounded_and_have_the_form_of_the_own_id() -> None:
     assert (len(many), many[0], many[-1]) == (100, "<0@x>", "<4999@x>")
     assert parse_references(["<" + "1" * 5000 + "@x>"], [], "") == []
     assert parse_references(["<1@x> 2@x"], [], "own@x") == ["1@x", "2@x"]
+
+
+@pytest.mark.parametrize("declared", ["; charset=windows-1255", ";\n charset = 'windows-1255'"])
+def test_raw_bytes_in_headers_have_the_charset_of_the_text(declared: str) -> None:
+    raw = f"From: דוד <david@example.com>\nSubject: חשבון\nContent-Type: text/plain{declared}\n\nText."
+    message = parse(raw.encode("windows-1255"))
+    assert (message.sender_name, message.sender, message.subject) == ("דוד", "david@example.com", "חשבון")
+    part = (
+        "Content-Type: multipart/mixed; boundary=x\n\n--x\nContent-Type: text/plain; charset=koi8-r\n\nText.\n--x--\n"
+    )
+    assert parse(f"From: ann@example.com\nSubject: Счёт\n{part}".encode("koi8-r")).subject == "Счёт"
+
+
+def test_raw_bytes_keep_an_address_whatever_the_charset() -> None:
+    for charset in ("shift_jis", "gb18030", "cp037", "utf-7", "mac-arabic", "hz", "big5"):
+        raw = b'From: ann@example.com\nTo: \x81"eve@example.com\x81 <dave@example.com>\xa2\n'
+        for each in (raw, b"\xe4" + raw):
+            message = parse_message(each + f"Content-Type: text/plain; charset={charset}\n\nText.".encode(), "here")
+            expected = parse_message(each + b"\nText.", "here")
+            assert isinstance(message, ParsedMessage)
+            assert isinstance(expected, ParsedMessage)
+            assert message.recipients == expected.recipients

@@ -99,6 +99,21 @@ def test_mbox_files_in_a_tree_of_messages_are_split(tmp_path: Path) -> None:
     ]
 
 
+def test_a_large_message_in_a_file_of_its_own_is_no_problem(tmp_path: Path) -> None:
+    write(tmp_path, {"1.eml": mbox(1) + b"A long line of text.\n" * 60_000})
+    assert read(f"eml:{tmp_path}") == ([("1", "")], [])
+    assert read(f"mbox:{tmp_path / '1.eml'}")[1] == [(str(tmp_path / "1.eml"), "one large message")]
+
+
+def test_a_message_that_begins_with_a_space_before_a_colon_is_no_mbox(tmp_path: Path) -> None:
+    write(
+        tmp_path, {"1.eml": mail(1).replace(b"From:", b"From :"), "2.eml": b"From : ann@example.com\nSubject: 2\n\nx"}
+    )
+    assert read(f"eml:{tmp_path}") == ([("1", ""), ("2", "")], [])
+    with raises("mail.unreadable-mbox", str(tmp_path / "2.eml")):
+        open_source(f"mbox:{tmp_path / '2.eml'}")
+
+
 def test_eml_reads_files_of_apple_mail_and_compressed_files(tmp_path: Path) -> None:
     apple = b"%d\n" % len(mail(2)) + mail(2)
     files = {

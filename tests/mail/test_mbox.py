@@ -122,6 +122,7 @@ BODIES = [
     b"From 1a2b3c4 Mon Sep 17 00:00:00 2001\nFrom: Bob <bob@example.com>\nMessage-ID: <x@y>\nDate: x\n\nx\n",
     b"--limit\nContent-Type: message/rfc822\n\nFrom bob@example.com Tue Mar  5 09:30:00 2024\n"
     b"From: bob@example.com\nDate: x\nMessage-ID: <x@y>\n\nattached\n--limit--\n",
+    b"\nFrom  : Bob <bob@example.com>\nDate: x\nMessage-ID: <x@y>\nTo: me\n\nForwarded.\n",
     b"Fromage\nFromm: x\n From x\nFrom\xc2\xa0x\n",
 ]
 

@@ -1,7 +1,9 @@
 """Messages of Outlook (`.msg`), written here as small compound files."""
 
+import base64
 import itertools
 import struct
+import uuid
 from datetime import UTC, datetime
 
 import pytest
@@ -12,6 +14,7 @@ from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.mail.items import RawFile, parse_item
 from gumshoe.mail.message import ParsedMessage
 from gumshoe.mail.outlook import convert_msg
+from tests.mail.raw_messages import PDF, PLAIN, mixed, multipart
 
 pytest.importorskip("oxmsg")
 Tree = dict[str, "bytes | Tree"]
@@ -143,6 +146,13 @@ def test_the_headers_of_a_received_message_are_kept() -> None:
     assert message.body.startswith("Text.")
 
 
+def test_addresses_that_the_headers_lack_are_read_from_the_properties() -> None:
+    headers = "From: Pat\r\nTo: Ann Lee\r\nCc: Cy <cy@example.com>\r\nSubject: x\r\n"
+    message = parse(SENT_MESSAGE | properties(32, {0x007D: headers, 0x0C1A: "Pat", 0x5D01: "pat@example.com"}))
+    assert message.sender == "pat@example.com"
+    assert [each.address for each in message.recipients] == ["ann@example.com", "cy@example.com", "eve@example.com"]
+
+
 def test_html_is_read_if_there_is_no_plain_text() -> None:
     html = b"<p>The <b>pump</b> costs 250 euros.</p>"
     assert "The pump costs 250 euros." in parse(properties(32, {0x0037: "x", 0x1013: html, 0x3FDE: 65001})).body
@@ -159,7 +169,7 @@ def test_header_injection_is_not_possible() -> None:
 def test_other_files_of_office_and_broken_files_are_reported() -> None:
     data = compound_file(SENT_MESSAGE)
     for raw, reason in (
-        (compound_file({"WordDocument": b"x" * 100}), ("no message", "broken beyond reading")),
+        (compound_file({"WordDocument": b"x" * 100}), ("no message",)),
         (data[:600], ("broken beyond reading",)),
         (data[:8], ("broken beyond reading",)),
     ):
@@ -187,3 +197,65 @@ def test_no_damage_fails(changes: list[tuple[int, int]]) -> None:
     for place, value in changes:
         data[8 + place % (len(data) - 8)] = value
     assert isinstance(parse_item(RawFile("x", bytes(data))), ParsedMessage | UnreadableItem)
+
+
+def attach(tree: Tree) -> Tree:
+    """Return an attachment that is a message of Outlook."""
+    return properties(8, {0x3001: "The lease", 0x3705: 5}) | {"__substg1.0_3701000D": tree}
+
+
+def test_messages_attached_to_a_message_are_read() -> None:
+    inner = properties(24, {0x001A: "IPM.Note", 0x0037: "The lease", 0x1000: "It is signed."})
+    inner["__attach_version1.0_#00000000"] = properties(8, {0x3707: "plan.txt", 0x370E: "text/plain", 0x3701: b"dig"})
+    outer = properties(32, {0x001A: "IPM.Note", 0x0037: "See below", 0x1000: "Look."})
+    message = parse(outer | {"__attach_version1.0_#00000000": attach(inner)})
+    assert message.body == (
+        "Look.\n\n---- Forwarded message ----\nSubject: The lease\n\nIt is signed.\n\n[attachment: plan.txt]"
+    )
+    assert [(file.name, file.data) for file in message.files] == [("plan.txt", b"dig")]
+    for _ in range(8):  # deeper than is opened
+        inner = properties(24, {0x0037: "Deeper"}) | {"__attach_version1.0_#00000000": attach(inner)}
+    assert parse(outer | {"__attach_version1.0_#00000000": attach(inner)}).body.startswith("Look.")
+
+
+@pytest.mark.parametrize("kind", ["application/vnd.ms-outlook", "application/octet-stream; name=lease.msg"])
+def test_a_message_of_outlook_attached_to_another_message_is_read(kind: str) -> None:
+    for data, expected in (
+        (compound_file(SENT_MESSAGE), "The pump costs 250 €."),
+        (compound_file({"WordDocument": b"x" * 100}), "[attachment: "),
+    ):
+        encoded = base64.encodebytes(data).decode()
+        text = multipart("mixed", PLAIN, f"Content-Type: {kind}\nContent-Transfer-Encoding: base64\n\n{encoded}")
+        assert text.startswith("Plain text.")
+        assert expected in text
+
+
+def test_texts_in_code_pages_are_decoded() -> None:
+    for page in ({0x3FFD: 932}, {0x3FDE: 50220}):
+        tree = properties(32, {0x001A: "IPM.Note", **page})
+        tree |= {"__substg1.0_0037001E": "見積もり".encode("cp932"), "__substg1.0_1000001E": "本文です".encode("cp932")}
+        assert (parse(tree).subject, parse(tree).body) == ("見積もり", "本文です")
+    tree = properties(32, {0x001A: "IPM.Note", 0x3FFD: 99999}) | {"__substg1.0_0037001E": b"caf\xe9"}
+    assert parse(tree).subject == "café"
+
+
+def test_a_signed_message_is_read_as_it_was_sent() -> None:
+    signed = 'Content-Type: multipart/signed; boundary="XX"\r\n\r\n' + mixed(PLAIN, PDF).replace("\n", "\r\n")
+    tree = properties(32, {0x001A: "IPM.Note.SMIME.MultipartSigned", 0x0037: "x", 0x1000: "Plain text."})
+    tree["__attach_version1.0_#00000000"] = properties(8, {0x3707: "smime.p7m", 0x3701: signed.encode()})
+    assert parse(tree).body == "Plain text.\n\n[attachment: report.pdf]"
+
+
+def test_time_and_place_of_an_appointment_are_read() -> None:
+    names: Tree = {
+        "__substg1.0_00020102": uuid.UUID("00062002-0000-0000-c000-000000000046").bytes_le,
+        "__substg1.0_00030102": b"".join(
+            struct.pack("<IHH", name, 3 << 1, number) for number, name in enumerate((0x820D, 0x820E, 0x8208))
+        ),
+    }
+    times: dict[int, str | bytes | int | datetime] = {0x8000: SENT, 0x8001: SENT.replace(hour=10)}
+    tree = properties(32, {0x001A: "IPM.Appointment", 0x0037: "Review", 0x1000: "Bring it.", 0x8002: "Room 4", **times})
+    expected = "Bring it.\n\nWhen: Tue 2024-03-05 08:30 to Tue 2024-03-05 10:30 UTC\nWhere: Room 4"
+    assert parse(tree | {"__nameid_version1.0": names}).body == expected
+    assert parse(tree).body == "Bring it."
+    assert parse(tree | {"__nameid_version1.0": {"__substg1.0_00030102": b"x" * 99}}).body == "Bring it."

@@ -177,6 +177,21 @@ def test_an_unreadable_message_has_a_reason(raw: bytes, reason: str) -> None:
     assert (parse_unreadable(raw).where, parse_unreadable(raw).reason) == ("here", reason)
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        "MIME-Version: 1.0\nContent-Type: text/plain",
+        "Content-Type: text/plain",
+        "Received: from a by b; Tue, 5 Mar 2024 09:30:00 +0100",
+        "Return-Path: <ann@example.com>\nX-Other: x",
+        "Bcc: ann@example.com",
+    ],
+)
+def test_a_message_with_headers_of_its_content_or_delivery_alone_is_read(headers: str) -> None:
+    assert parse(f"{headers}\n\nThe text.").body == "The text."
+    assert parse_unreadable(f"A note\n{headers}\n\nThe text.".encode()).reason == "no mail headers"
+
+
 @settings(QUICK)
 @given(st.binary())
 def test_parsing_bytes_never_fails(raw: bytes) -> None:

@@ -131,6 +131,31 @@ def test_text_wrongly_declared_as_utf_16_is_decoded(text: str, declared: str) ->
     assert decode(text.encode(), declared) == text
 
 
+def test_japanese_text_of_windows_in_iso_2022_jp_is_decoded() -> None:
+    data = b"\x1b$B4A;z-!-j-b\x1b(B end \x1b(I1234\x1b(B\n\x1b$B4A;z\x1b(J"
+    assert decode(data, "iso-2022-jp") == "漢字①㈱№ end ｱｲｳｴ\n漢字"
+    assert decode(b"\x1b$B-", "iso-2022-jp") == ""
+    assert "text" in decode(b"\x1b$B-!\x1b$Z text \x1b", "iso-2022-jp")
+
+
+@pytest.mark.parametrize(
+    ("text", "charset", "declared"),
+    [
+        ("メール、日本語", "cp932", "iso-2022-jp"),
+        ("メール、日本語", "euc_jp", "iso-2022-jp"),
+        ("メール、日本語", "cp932", "euc-jp"),
+        ("한국어 메일", "cp949", "iso-2022-kr"),
+        ("电子邮件", "gb18030", "hz-gb-2312"),
+    ],
+)
+def test_text_in_another_charset_of_the_same_language_is_decoded(text: str, charset: str, declared: str) -> None:
+    assert decode(text.encode(charset), declared) == text
+
+
+def test_truncated_utf_16_is_decoded() -> None:
+    assert decode("\ufeffThe lease.".encode("utf-16-le") + b"x", "utf-16") == "The lease.\ufffd"
+
+
 def test_a_byte_order_mark_is_removed() -> None:
     assert decode(b"\xef\xbb\xbfText", "utf-8") == decode(b"\xef\xbb\xbfText") == "Text"
     assert decode("Grüße".encode("utf-8-sig"), "iso-8859-1") == "Grüße"

@@ -1,10 +1,10 @@
-"""Extract the text of Office files: DOCX, PPTX and XLSX."""
+"""Extract the text of Office files: DOCX, PPTX and XLSX, and the OpenDocument formats ODT, ODS and ODP."""
 
 import io
 import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import date, datetime, time
-from typing import IO
+from typing import IO, Any
 from zipfile import ZipFile
 
 _MAX_UNPACKED = 200 << 20  # bytes of all parts of one file
@@ -12,12 +12,23 @@ _MAX_PARTS = 20_000
 _WORD_PART = re.compile(r"word/(document|header|footer|footnotes|endnotes|comments)(\d*)\.xml")
 _WORD_ORDER = ("document", "header", "footer", "footnotes", "endnotes", "comments")
 _SLIDE_PART = re.compile(r"ppt/(slides|notesSlides)/(?:slide|notesSlide)(\d+)\.xml")
+_OPEN_DOCUMENT = {"mimetype", "content.xml", "META-INF/manifest.xml"}
+_OPEN_DOCUMENT_TYPE = b"application/vnd.oasis.opendocument."
+_ENCRYPTION = b":encryption-data"
+_SPACES = {"tab": "\t", "line-break": "\n", "s": " "}
 _ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
+_OLD_STREAMS = [
+    (name, stream.encode("utf-16-le"))
+    for name, stream in (
+        *(("Word", "WordDocument"), ("PowerPoint", "PowerPoint Document")),
+        *(("Excel", "Workbook\0"), ("Excel", "Book\0")),
+    )
+]
 _OLE_MAGIC = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 
 
 class UnknownOfficeTypeError(ValueError):
-    """The archive is not a DOCX, PPTX or XLSX file."""
+    """The archive is not a file of Microsoft Office or OpenDocument."""
 
 
 def is_encrypted_office_file(data: bytes) -> bool:
@@ -25,12 +36,22 @@ def is_encrypted_office_file(data: bytes) -> bool:
     return data.startswith(_OLE_MAGIC) and _ENCRYPTED_PACKAGE in data
 
 
+def find_old_office_format(data: bytes) -> str:
+    """Return the format of a file of Office 97 to 2003, e.g. `Word before 2007`, or "" for another file.
+
+    No library that is well kept reads these formats. LibreOffice converts them.
+    """
+    if not data.startswith(_OLE_MAGIC):
+        return ""
+    return next((f"{name} before 2007" for name, stream in _OLD_STREAMS if stream in data), "")
+
+
 def extract_office(data: bytes, max_characters: int) -> str:
-    """Return the first `max_characters` of the text of a DOCX, PPTX or XLSX file, whose kind its parts tell.
+    """Return the first `max_characters` of the text of an Office file, whose kind its parts tell.
 
     Raises:
         UnknownOfficeTypeError: if it is another kind of archive.
-        ValueError: if it unpacks to too much.
+        ValueError: if it unpacks to too much, or is encrypted.
         Other errors of zipfile, lxml or openpyxl: if it is damaged.
     """
     with ZipFile(io.BytesIO(data)) as archive:
@@ -44,6 +65,10 @@ def extract_office(data: bytes, max_characters: int) -> str:
             lines = _read_parts(archive, word)
         elif slides := _sort_parts(names, _SLIDE_PART, lambda kind, number: (number, kind != "slides")):
             lines = _read_parts(archive, slides)
+        elif set(names) >= _OPEN_DOCUMENT and archive.read("mimetype").startswith(_OPEN_DOCUMENT_TYPE):
+            if _ENCRYPTION in archive.read("META-INF/manifest.xml"):
+                raise ValueError("encrypted")
+            lines = _read_open_document(archive)
         else:
             raise UnknownOfficeTypeError("neither a document, nor slides, nor a workbook")
         return _join(lines, max_characters)
@@ -109,6 +134,45 @@ def _read_paragraphs(stream: IO[bytes]) -> Iterator[str]:
         elif name == "tr" and not open_cells:
             yield "\t".join(filter(None, cells))
             cells.clear()
+
+
+def _read_open_document(archive: ZipFile) -> Iterator[str]:
+    """Yield the paragraphs of an OpenDocument file, the names of sheets, and each table row as one line with tabs."""
+    from lxml.etree import iterparse
+
+    cells: list[str] = []
+    open_paragraphs = open_cells = 0
+    with archive.open("content.xml") as stream:
+        events = iterparse(stream, events=("start", "end"), resolve_entities=False, no_network=True, load_dtd=False)
+        for event, element in events:
+            name = element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
+            step = 1 if event == "start" else -1
+            if name in {"p", "h"}:
+                open_paragraphs += step
+            elif name == "table-cell":
+                open_cells += step
+            if event == "start":
+                if name == "table" and not open_cells:
+                    yield next((value for key, value in element.items() if key.endswith("}name")), "")
+            elif name in {"p", "h"} and not open_paragraphs:
+                paragraph = _join_text(element)
+                if open_cells:
+                    cells.append(paragraph)
+                else:
+                    yield paragraph
+                element.clear()
+            elif name == "table-row" and not open_cells:
+                yield "\t".join(filter(None, cells))
+                cells.clear()
+                element.clear()
+
+
+def _join_text(element: Any) -> str:
+    """Return the text of a paragraph, in which spaces may be elements."""
+    for each in element.iter():
+        if isinstance(each.tag, str) and (space := _SPACES.get(each.tag.rpartition("}")[2])):
+            each.text = space
+    return "".join(element.itertext()).strip()
 
 
 def _read_workbook(data: bytes) -> Iterator[str]:

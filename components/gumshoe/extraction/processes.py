@@ -8,8 +8,11 @@ import multiprocessing
 import resource
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TypeVar
+
+from gumshoe.errors import UnavailableError
 
 if TYPE_CHECKING:
     from pebble import ProcessPool
@@ -42,6 +45,7 @@ class BoundedProcesses:
 
         Raises:
             ExtractionFailure: if it takes too long, runs out of memory, or crashes its process.
+            UnavailableError: if no process can be started.
         """
         with self._explain_errors():
             return self._submit(function, *args).result()
@@ -68,6 +72,12 @@ class BoundedProcesses:
             raise ExtractionFailure("crash", f"the process that extracts its text crashed ({error})") from None
         except MemoryError:
             raise ExtractionFailure("memory", "text extraction ran out of memory") from None
+        except BrokenProcessPool:
+            raise UnavailableError(
+                "extraction.processes-not-started",
+                "the processes that read files cannot be started; see what they printed, and if this is a script, put "
+                'what it does under `if __name__ == "__main__":`',
+            ) from None
 
 
 @contextmanager

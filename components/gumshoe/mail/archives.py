@@ -1,4 +1,4 @@
-"""Read the files in a `.zip` archive, e.g. of Google Takeout, like those of a directory, without unpacking it."""
+"""Read the files in an archive (`.zip`, `.tgz`), e.g. of Google Takeout, like those of a directory."""
 
 import io
 import shutil
@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from gzip import GzipFile
 from lzma import LZMAError
+from tarfile import TarError, TarFile, TarInfo
 from tempfile import TemporaryFile
 from typing import IO, Any
 from zipfile import BadZipFile, ZipFile, ZipInfo
@@ -19,6 +21,24 @@ from gumshoe.errors import UsageError
 
 _MAX_RATIO = 100  # unpacked to packed size
 _FREE_SIZE = 1 << 30  # bytes that may be unpacked whatever the ratio
+_MAX_FILES = 500_000  # of a `.tgz` archive; all its headers are kept in memory
+_BLOCK = 1 << 20  # bytes
+_TAR_SUFFIXES = (".tgz", ".tar.gz")
+
+
+def is_archive(place: str) -> bool:
+    """Return True if the name of a file is that of an archive."""
+    return place.lower().endswith((".zip", *_TAR_SUFFIXES))
+
+
+def open_archive(uri: str, place: str) -> "tuple[ZipFiles | TarFiles, list[Entry]]":
+    """Open an archive and list its files.
+
+    Raises:
+        UsageError: if it is damaged or encrypted, or would be too large when unpacked.
+        NotFoundError, StorageError, UnavailableError: if it cannot be read.
+    """
+    return (TarFiles if place.lower().endswith(_TAR_SUFFIXES) else ZipFiles).open_archive(uri, place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,18 +50,16 @@ class ZipFiles:
 
     @classmethod
     def open_archive(cls, uri: str, place: str) -> "tuple[ZipFiles, list[Entry]]":
-        """Open an archive and list its files, sorted by path. One on S3 is first copied to a temporary file.
+        """Open an archive and list its files, sorted by path. See `open_archive`.
 
-        Raises:
-            UsageError: if it is damaged or encrypted, or would be too large when unpacked.
-            NotFoundError, StorageError, UnavailableError: if it cannot be read.
+        One on S3 is first copied to a temporary file.
         """
         size = file_size(place)
         opened = open_uri(place)
         if place.startswith("s3://"):
             with opened:
                 copy = TemporaryFile()  # noqa: SIM115 - open as long as the archive
-                shutil.copyfileobj(opened, copy, 1 << 20)
+                shutil.copyfileobj(opened, copy, _BLOCK)
             opened = copy
         try:
             archive = ZipFile(opened)
@@ -66,7 +84,77 @@ class ZipFiles:
     def open(self, key: str) -> io.BufferedReader:
         """Open a file of the archive. Reading raises `zlib.error` if it is damaged."""
         with _explain_damage():
-            return io.BufferedReader(_Member(self.archive.open(key)), 1 << 20)
+            return io.BufferedReader(_Member(self.archive.open(key)), _BLOCK)
+
+
+@dataclass(frozen=True, slots=True)
+class TarFiles:
+    """The files in a `.tgz` archive. They are read fastest in its order, because it can only be unpacked forwards."""
+
+    uri: str
+    archive: TarFile
+    members: dict[str, TarInfo]
+
+    @classmethod
+    def open_archive(cls, uri: str, place: str) -> "tuple[TarFiles, list[Entry]]":
+        """Open an archive and list its files, in its order. See `open_archive`."""
+        size = file_size(place)
+        if "://" in place and not place.startswith("file://"):
+            raise UsageError("mail.unreadable-archive", f"{uri}: copy the archive to a disk to read it")
+        opened = open_uri(place)
+        try:
+            archive = TarFile(fileobj=_SmallReads(fileobj=opened), encoding="utf-8", errors="replace")
+            members = _list_members(uri, archive, max(_FREE_SIZE, _MAX_RATIO * size))
+        except UsageError:
+            opened.close()
+            raise
+        except (TarError, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
+            opened.close()
+            raise UsageError("mail.unreadable-archive", f"{uri} is not a .tgz archive, or damaged: {error}") from None
+        weakref.finalize(archive, opened.close)
+        return cls(place, archive, members), [_to_entry_of_tar(info) for info in members.values()]
+
+    def open(self, key: str) -> io.BufferedReader:
+        """Open a file of the archive. Reading raises `zlib.error` if it is damaged."""
+        with _explain_damage():
+            member = self.archive.extractfile(self.members[key])
+            if member is None:
+                raise ValueError("not a file")
+            return io.BufferedReader(_Member(member), _BLOCK)
+
+
+def _list_members(uri: str, archive: TarFile, max_size: int) -> dict[str, TarInfo]:
+    """Return the files of an archive by their names. What is no file, e.g. a link, is left out.
+
+    Raises:
+        UsageError: if there are too many or too large ones, or two of one name.
+        TarError, zlib.error, EOFError, OSError, ValueError: if the archive is damaged.
+    """
+    members: dict[str, TarInfo] = {}
+    total = 0
+    for number, info in enumerate(archive):
+        total += info.size
+        if total > max_size or number >= _MAX_FILES:
+            detail = f"would unpack to more than {max_size:,} bytes or {_MAX_FILES:,} files"
+            raise UsageError("mail.unreadable-archive", f"{uri} {detail}; unpack it yourself")
+        if not info.isreg() or info.issparse() or info.name.startswith("__MACOSX/"):
+            continue
+        if info.name in members:
+            raise UsageError(
+                "mail.unreadable-archive",
+                f"{uri} contains several files of one name; unpack it, and name the directory",
+            )
+        members[info.name] = info
+    return members
+
+
+class _SmallReads(GzipFile):
+    """A compressed file of which no header is read that is too large for memory."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        if size is None or not 0 <= size <= _BLOCK:
+            raise ValueError(f"a header of {size} bytes")
+        return super().read(size)
 
 
 class _Member(io.RawIOBase):
@@ -81,7 +169,7 @@ class _Member(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
         with _explain_damage():
-            block = self._member.read(len(view))
+            block = self._member.read(min(len(view), _BLOCK))
         view[: len(block)] = block
         return len(block)
 
@@ -94,7 +182,7 @@ class _Member(io.RawIOBase):
 def _explain_damage() -> Iterator[None]:
     try:
         yield
-    except (BadZipFile, EOFError, OSError, ValueError, RuntimeError, LZMAError) as error:
+    except (BadZipFile, TarError, EOFError, OSError, ValueError, RuntimeError, LZMAError) as error:
         raise zlib.error(str(error) or type(error).__name__) from None
 
 
@@ -104,3 +192,11 @@ def _to_entry(info: ZipInfo) -> Entry:
     except ValueError:
         modified = datetime.fromtimestamp(0, UTC)
     return Entry(info.filename, info.file_size, modified)
+
+
+def _to_entry_of_tar(info: TarInfo) -> Entry:
+    try:
+        modified = datetime.fromtimestamp(info.mtime, UTC)
+    except (ValueError, OverflowError, OSError):
+        modified = datetime.fromtimestamp(0, UTC)
+    return Entry(info.name, info.size, modified)

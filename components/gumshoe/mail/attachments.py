@@ -1,6 +1,7 @@
 """Read the text of attached files, within limits on size, number and time."""
 
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -9,7 +10,12 @@ from pathlib import PurePosixPath
 from types import TracebackType
 from typing import Literal, Self
 
-from gumshoe.extraction.office import UnknownOfficeTypeError, extract_office, is_encrypted_office_file
+from gumshoe.extraction.office import (
+    UnknownOfficeTypeError,
+    extract_office,
+    find_old_office_format,
+    is_encrypted_office_file,
+)
 from gumshoe.extraction.pdf import extract_pdf
 from gumshoe.extraction.processes import BoundedProcesses, ExtractionFailure, open_processes
 from gumshoe.extraction.rtf import extract_rtf
@@ -29,6 +35,9 @@ _TEXT_TYPES = {"application/json", "application/xml", "application/x-yaml", "app
 _HTML_TYPES = {"text/html", "application/xhtml+xml"}
 _BOMS = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")
 _PDF_MAGIC_BYTES = 1024  # a PDF may begin behind some junk
+_SAMPLE = 4096  # bytes
+_CONTROL = re.compile(r"[\0-\x08\x0e-\x1a\x1c-\x1f]")
+_MAX_WORD = 20  # characters, on average
 _BYTES_PER_CHARACTER = 4  # at most, of text
 _CALENDAR_START = re.compile(rb"\s*BEGIN:VCALENDAR", re.I)
 _PGP_START = re.compile(rb"\s*-----BEGIN PGP MESSAGE-----")
@@ -80,8 +89,8 @@ class AttachmentReader:
     def read(self, file: AttachedFile) -> Attachment:
         """Return a file's text, or why it was not read.
 
-        The problem is `too large`, `no text`, `encrypted`, `unknown type`, `cannot be read`, `timeout`, or
-        `extractor missing: ` with the names of the packages to install.
+        The problem is `too large`, `no text`, `encrypted`, `unknown type`, `cannot be read`, `timeout`, an old format
+        like `Word before 2007`, or `extractor missing: ` with the names of the packages to install.
         """
         text, problem = self._read_text(file)
         shown = remove_invisible(clean(text)).strip()[: self._limits.max_characters]
@@ -99,6 +108,8 @@ class AttachmentReader:
             return "", "no text"
         if _PGP_START.match(file.data) or is_encrypted_office_file(file.data):
             return "", "encrypted"
+        if old_format := find_old_office_format(file.data):
+            return "", old_format
         kind = find_kind(file)
         if not kind:
             return "", "unknown type"
@@ -148,7 +159,18 @@ def find_kind(file: AttachedFile) -> Kind:
     if file.media_type in _HTML_TYPES or suffix in {".htm", ".html", ".xhtml"}:
         return "html"
     is_text = file.media_type.startswith(("text/", "message/")) or file.media_type in _TEXT_TYPES
-    return "text" if is_text or suffix in _TEXT_SUFFIXES else ""
+    is_unknown = file.media_type == "application/octet-stream"
+    return "text" if is_text or suffix in _TEXT_SUFFIXES or (is_unknown and _has_words(data[:_SAMPLE])) else ""
+
+
+def _has_words(data: bytes) -> bool:
+    """Return True for the beginning of a text in UTF-8, and not of numbers, keys or other codes."""
+    try:
+        text = getincrementaldecoder("utf-8")().decode(data)
+    except UnicodeDecodeError:
+        return False
+    words = text.split()
+    return _CONTROL.search(text) is None and len(text) < _MAX_WORD * len(words) and any(map(str.isalpha, words))
 
 
 def extract_file(data: bytes, kind: Kind, max_characters: int) -> tuple[str, str]:

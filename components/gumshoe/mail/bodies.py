@@ -10,6 +10,9 @@ from gumshoe.mail.message import AttachedFile
 from gumshoe.mail.parts import Leaf, PartLister
 
 _WORD = re.compile(r"\w+")
+_CONTROLS = re.compile(r"[\0-\x08\x0e-\x1a\x1c-\x1f\ufffd]")
+_MAX_SAMPLE = 4096  # characters
+_CHARACTERS_PER_CONTROL = 20
 _MAX_EXTRAS = 20  # calendars and other texts that are compared with the body
 _KNOWN_SHARE = 0.9  # of the words of a text that repeats the body
 
@@ -35,8 +38,14 @@ def extract_body(message: Message[str, str]) -> tuple[str, list[AttachedFile]]:
             files.append(leaf.file)
         if not lines and leaf.part is not None and leaf.part.get_content_maintype() == "text":
             attached.append(leaf)
-    body = body or "\n\n".join(filter(None, (leaf.text for leaf in attached)))
+    body = body or "\n\n".join(leaf.text for leaf in attached if leaf.text and not _is_binary(leaf.text))
     return "\n\n".join(filter(None, [body, *(f"[attachment: {file.name}]" for file in files)])), files
+
+
+def _is_binary(text: str) -> bool:
+    """Return True for a file that is only declared to be text, e.g. an encrypted one."""
+    start = text[:_MAX_SAMPLE]
+    return len(_CONTROLS.findall(start)) * _CHARACTERS_PER_CONTROL > len(start)
 
 
 def _is_file(leaf: Leaf) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings, simplefilter
 
 from gumshoe.mail.message import clean, clean_line
 from gumshoe.mail.text import html_to_text
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _MAX_CALENDAR = 1 << 20  # characters
+_MAX_REPAIRED = 1 << 17  # characters of a broken calendar
 _MAX_EVENTS = 200
 _MAX_PEOPLE = 100
 _KINDS = {"VEVENT": "Event", "VTODO": "Task", "VJOURNAL": "Journal"}
@@ -25,6 +28,10 @@ _UNITS = {
     "SECONDLY": "second", "MINUTELY": "minute", "HOURLY": "hour", "DAILY": "day", "WEEKLY": "week",
     "MONTHLY": "month", "YEARLY": "year",
 }  # fmt: skip
+_ENTRY = re.compile(r"^BEGIN:V(?:EVENT|TODO|JOURNAL)\b", re.I | re.M)
+_FOLD = re.compile(r"\n[ \t]")
+_VALUE = r"(?:\"[^\"\n]*+\"|[^\";:,\n]*+)"
+_LINE = re.compile(rf"[\w-]++(?:;[\w-]++={_VALUE}(?:,{_VALUE})*+)*+:")
 _DAY = re.compile(r"([+-]?\d{1,2})?([A-Z]{2})")
 
 
@@ -35,13 +42,30 @@ def calendar_to_text(text: str) -> str:
         ValueError: if it is not a calendar, or is too large.
         ImportError: if icalendar is not installed.
     """
-    from icalendar import Calendar
-
     if len(text) > _MAX_CALENDAR:
         raise ValueError(f"larger than {_MAX_CALENDAR} characters")
+    with catch_warnings():
+        simplefilter("ignore")  # the package warns about time zones that it guesses
+        try:
+            if lines := _read_entries(text.strip()):
+                return lines
+        except ValueError:
+            if not _may_be_repaired(text):
+                raise
+        return _read_entries(_repair(text)) if _may_be_repaired(text) else ""
+
+
+def _read_entries(text: str) -> str:
+    """Return the events and tasks of a calendar as lines.
+
+    Raises:
+        ValueError: if it is not a calendar.
+    """
+    from icalendar import Calendar
+
     blocks = []
     try:
-        calendars: list[Any] = list(Calendar.from_ical(text.strip(), multiple=True))
+        calendars: list[Any] = list(Calendar.from_ical(text, multiple=True))
         for calendar in calendars:
             method = clean_line(str(calendar.get("METHOD", ""))).upper()
             entries = [each for each in calendar.walk() if each.name in _KINDS]
@@ -49,6 +73,29 @@ def calendar_to_text(text: str) -> str:
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a calendar ({error})"[:200]) from error
     return clean("\n\n".join(blocks))
+
+
+def _may_be_repaired(text: str) -> bool:
+    return len(text) <= _MAX_REPAIRED and _ENTRY.search(text) is not None
+
+
+def _repair(text: str) -> str:
+    """Return a calendar without its broken lines, and with the ends that it lacks, e.g. because it is cut off."""
+    lines: list[str] = []
+    parts: list[str] = []
+    for line in _FOLD.sub("", clean(text)).split("\n"):
+        name, _, value = line.partition(":")
+        value = value.strip().upper()
+        if name.upper() == "BEGIN":
+            parts.append(value)
+        elif name.upper() == "END":
+            if value not in parts[-1:]:
+                continue
+            parts.pop()
+        elif not _LINE.match(line):
+            continue
+        lines.append(line)
+    return "\r\n".join([*lines, *(f"END:{part}" for part in reversed(parts))])
 
 
 def _describe(entry: Any, method: str) -> Iterator[str]:
@@ -59,10 +106,10 @@ def _describe(entry: Any, method: str) -> Iterator[str]:
     if kind == "Invitation" and _text(entry, "SEQUENCE") not in {"", "0"}:
         kind = "Updated invitation"
     yield f"{kind}: {_text(entry, 'SUMMARY') or 'no title'}"
-    if when := _describe_time(entry):
-        yield f"When: {when}"
-    if repeats := _describe_repetition(entry):
-        yield f"Repeats: {repeats}"
+    for label, describe in (("When", _describe_time), ("Repeats", _describe_repetition)):
+        with suppress(ValueError):  # a property that is broken
+            if value := describe(entry):
+                yield f"{label}: {value}"
     for label, name in (("Where", "LOCATION"), ("Status", "STATUS"), ("Link", "URL")):
         if value := _text(entry, name):
             yield f"{label}: {value}"

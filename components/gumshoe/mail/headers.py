@@ -9,14 +9,20 @@ from itertools import groupby
 
 from gumshoe.mail.dates import parse_date
 from gumshoe.mail.message import clean_line
-from gumshoe.mail.text import decode
+from gumshoe.mail.text import decode, extends_ascii
 
 Fields = list[tuple[str, str]]
 """Names, in lower case, and values of header fields, in order. Bytes outside ASCII are surrogates."""
 
 _MAIL_HEADERS = {"from", "to", "cc", "subject", "date", "message-id"}
+# Headers of a message, or of the delivery of one, that other text with colons may have, too.
+_MINOR_HEADERS = {
+    *("bcc", "sender", "reply-to", "received", "return-path", "delivered-to"),
+    *("mime-version", "content-type", "content-transfer-encoding"),
+}
 _BEFORE_HEADERS = b"\xef\xbb\xbf\0 \t\r\n"  # byte order mark, padding, blank lines
 _FIELD = re.compile(r"([!-9;-~]++)[ \t]*+:[ \t]*+([^\n]*+(?:\n[ \t]++[^ \t\n][^\n]*+)*+)(?:\n|$)")
+_BLANK_FOLD = re.compile(r"\n[ \t]++(?=\n[ \t])")  # a blank line inside a folded field
 _KNOWN_FIELD = re.compile(
     r"^(?:(?:from|to|cc|bcc|subject|date|message-id|received|sender|reply-to|return-path|references|in-reply-to"
     r"|mime-version|status|delivered-to|envelope-to|x-[!-9;-~]{1,80}|(?:content|list|resent|arc|dkim)-[!-9;-~]{1,80})"
@@ -24,13 +30,14 @@ _KNOWN_FIELD = re.compile(
     re.I | re.M,
 )
 _FIRST_FIELD = re.compile(rb"^(?:from|to|date|message-id|received|return-path|delivered-to)[ \t]*+:", re.I | re.M)
+_CHARSET = re.compile(rb"charset\s{0,9}=\s{0,9}[\"']?([\w.:-]{1,40})", re.I)
 _MAX_GARBAGE = 1 << 16  # bytes before the headers
 
 # Encoded words (RFC 2047): one, or several separated only by whitespace.
-_WORD = r"=\?[^?\s]{1,80}\?[bq]\?.{0,2000}?\?="
+_WORD = r"=\?[^?\s]{0,80}\?[bq]\?.{0,2000}?\?="
 _WORDS = re.compile(rf"{_WORD}(?:\s*+{_WORD})*", re.I)
 _MAX_TEXT_LENGTH = 1 << 20  # characters of one header
-_WORD_PARTS = re.compile(r"=\?([^?*\s]{1,80})[^?\s]{0,80}\?([bq])\?(.{0,2000}?)\?=", re.I)
+_WORD_PARTS = re.compile(r"=\?([^?*\s]{0,80})[^?\s]{0,80}\?([bq])\?(.{0,2000}?)\?=", re.I)
 _NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/=]")
 
 _ID = re.compile(r"<([^<>]*+)>|([^\s<>,;]++)")
@@ -58,6 +65,15 @@ def has_mail_headers(fields: Fields) -> bool:
     return any(name in _MAIL_HEADERS for name, _ in fields)
 
 
+def begins_with_headers(raw: bytes, fields: Fields) -> bool:
+    """Return True if a message without the usual headers begins with others, e.g. of its content or its delivery."""
+    if not any(name in _MINOR_HEADERS for name, _ in fields):
+        return False
+    start = raw[:_MAX_GARBAGE].lstrip(_BEFORE_HEADERS)
+    first = fields[0][0].encode("ascii")
+    return start[: len(first)].lower() == first
+
+
 def _split_once(raw: bytes) -> tuple[Fields, bytes]:
     if not raw[:1].isalpha():
         raw = raw.lstrip(_BEFORE_HEADERS)
@@ -67,6 +83,9 @@ def _split_once(raw: bytes) -> tuple[Fields, bytes]:
     head = raw[:end].decode("ascii", "surrogateescape")
     if "\r" in head:
         head = head.replace("\r\n", "\n").replace("\r", newline)
+    if _BLANK_FOLD.search(head):
+        last_known = max((found.start() for found in _KNOWN_FIELD.finditer(head)), default=0)
+        head = _BLANK_FOLD.sub("", head[:last_known]) + head[last_known:]
     fields, rest = _read_fields(head)
     body = raw[begin:]
     return fields, (rest.encode("ascii", "surrogateescape") + b"\n\n" + body if rest else body)
@@ -157,9 +176,23 @@ def _decode_base64(encoded: bytes) -> bytes:
     return a2b_base64(encoded + b"=" * (-len(encoded) % 4))
 
 
-def repair_bytes(raw: str) -> str:
-    """Decode bytes outside ASCII, which the parser stores as surrogates."""
-    return raw if raw.isascii() else decode(raw.encode("utf-8", "surrogateescape"))
+def repair_bytes(raw: str, charset: str | None = None) -> str:
+    """Decode bytes outside ASCII, which the parser stores as surrogates. `charset` is that of the message."""
+    return raw if raw.isascii() else decode(raw.encode("utf-8", "surrogateescape"), charset)
+
+
+def repair_fields(fields: Fields, content: bytes) -> Fields:
+    """Decode bytes outside ASCII that were never encoded, with the charset that the message declares for its text.
+
+    In other fields than the subject, only bytes outside ASCII may change, so that no charset makes other addresses.
+    """
+    if all(value.isascii() for _, value in fields):
+        return fields
+    declared = next((value for name, value in fields if name == "content-type"), "")
+    found = _CHARSET.search(declared.encode("ascii", "replace")) or _CHARSET.search(content[:_MAX_GARBAGE])
+    charset = found[1].decode("ascii") if found else None
+    is_safe = extends_ascii(charset)
+    return [(name, repair_bytes(value, charset) if is_safe or name == "subject" else value) for name, value in fields]
 
 
 def find_date(headers: dict[str, list[str]], fallback: str) -> tuple[int | None, int | None]:

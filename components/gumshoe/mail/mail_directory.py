@@ -1,4 +1,4 @@
-"""Directories of mail, and `.zip` archives of them: files with one message each, and mbox files."""
+"""Directories of mail, and archives of them: files with one message each, and mbox files."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -9,9 +9,9 @@ from gumshoe.artifacts.lines import GZIP_ERRORS, read_blocks
 from gumshoe.artifacts.source_files import Files, UnreadableItem, list_files, read_files
 from gumshoe.artifacts.storage import Entry, StorageError
 from gumshoe.errors import UsageError
-from gumshoe.mail.archives import ZipFiles
+from gumshoe.mail.archives import is_archive, open_archive
 from gumshoe.mail.items import MailSource, RawFile, RawItem, RawMessage
-from gumshoe.mail.mbox import START_SIZE, MboxFile, MboxSource, split_mbox, starts_like_mbox
+from gumshoe.mail.mbox import ONE_LARGE_MESSAGE, START_SIZE, MboxFile, MboxSource, split_mbox, starts_like_mbox
 from gumshoe.mail.message import State
 from gumshoe.mail.states import find_file_state, find_folder_state
 
@@ -72,7 +72,7 @@ class DirectorySource(MailSource):
                 continue
             path = PurePosixPath(entry.key)
             state = find_file_state(path.name) or find_folder_state(str(path.parent))
-            if raw.startswith(b"From "):
+            if raw.startswith(b"From ") and starts_like_mbox(raw[:START_SIZE]):
                 yield from _read_mbox_file(where, raw, state)
             else:
                 yield RawFile(where, raw, state)
@@ -96,8 +96,8 @@ def open_mbox_directory(uri: str, place: str) -> MboxSource:
 
 
 def _list_mail(uri: str, place: str) -> tuple[Files, list[Entry]]:
-    if place.lower().endswith(".zip") and ("://" in place or not Path(place).is_dir()):
-        return ZipFiles.open_archive(uri, place)
+    if is_archive(place) and ("://" in place or not Path(place).is_dir()):
+        return open_archive(uri, place)
     if "://" not in place and Path(place).is_file():
         raise UsageError(
             "sources.no-such-directory",
@@ -141,8 +141,9 @@ def _strip_packing(name: str) -> str:
 def _read_mbox_file(where: str, raw: bytes, state: State) -> Iterator[RawItem]:
     """Yield the messages of a file of a tree that begins like an mbox. A single one keeps the name of the file."""
     items = list(split_mbox([raw], where, state))
-    if len(items) == 1 and isinstance(item := items[0], RawMessage):
-        items = [replace(item, where=where)]
+    problems = {item.reason for item in items if isinstance(item, UnreadableItem)}
+    if len(items) - len(problems) == 1 and problems <= {ONE_LARGE_MESSAGE} and isinstance(items[0], RawMessage):
+        items = [replace(items[0], where=where)]  # one message is what such a file should have, whatever its size
     yield from items
 
 

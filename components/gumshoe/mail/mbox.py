@@ -51,13 +51,18 @@ class MboxSource(MailSource):
                 yield UnreadableItem(file.where, "damaged file", str(error))
 
 
+ONE_LARGE_MESSAGE = "one large message"
+"""Reason that is counted for a file whose separators may be unknown."""
+
 START_SIZE = 4096
 """Bytes of a file that are enough for `starts_like_mbox`."""
 
 
 def starts_like_mbox(data: bytes) -> bool:
     """Return True if the first bytes of a file are those of an mbox."""
-    return data.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n").startswith((b"From ", b"From\n", b"From\r"))
+    start = data.removeprefix(b"\xef\xbb\xbf").lstrip(b"\r\n")
+    is_header = start[4:START_SIZE].lstrip(b" \t").startswith(b":")
+    return start.startswith((b"From ", b"From\n", b"From\r")) and not is_header
 
 
 def split_mbox(blocks: Iterable[bytes], where: str, state: State = "") -> Iterator[RawItem]:
@@ -82,7 +87,7 @@ def split_mbox(blocks: Iterable[bytes], where: str, state: State = "") -> Iterat
         yield UnreadableItem(where, "damaged file", damage[0])
     if number == 1 and size > _LARGE:
         detail = f"{size:,} bytes in one message; check that its messages are separated by lines that start with From"
-        yield UnreadableItem(where, "one large message", detail)
+        yield UnreadableItem(where, ONE_LARGE_MESSAGE, detail)
     if separators.rejected and separators.rejected >= number:
         detail = f"{separators.rejected} lines look like separators of messages, but no headers follow them"
         yield UnreadableItem(where, "unclear separators", detail)

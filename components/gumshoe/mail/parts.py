@@ -15,15 +15,18 @@ from typing import TypeAlias
 from gumshoe.mail.alternatives import is_html_better, may_be_incomplete
 from gumshoe.mail.headers import decode_header_text
 from gumshoe.mail.message import AttachedFile, clean_line
+from gumshoe.mail.outlook import OLE_MAGIC, convert_msg
 from gumshoe.mail.plain_text import strip_pgp, unwrap_flowed
 from gumshoe.mail.smime import EncryptedMessageError, open_smime
 from gumshoe.mail.text import decode, find_html_charset, html_to_text, remove_invisible
-from gumshoe.mail.tnef import read_tnef
+from gumshoe.mail.tnef import is_tnef, read_tnef
 from gumshoe.mail.transfer import decode_payload, find_transfer_encoding, read_raw_payload, split_uuencoded
 
 CALENDAR_TYPES = {"text/calendar", "application/ics"}
 _FILE_TYPES = {"text/csv", "text/vcard", "text/x-vcard"}  # text, but not shown inline
 _SMIME_TYPES = {"application/pkcs7-mime", "application/x-pkcs7-mime"}
+_PGP_CONTROL = "application/pgp-encrypted"  # a part that only says that the next one is encrypted
+_MESSAGE_FILES = (".eml", ".msg")
 _TNEF_TYPES = {"application/ms-tnef", "application/vnd.ms-tnef"}
 _NEVER_TEXT = {"image", "audio", "video", "font"}
 _MAX_OPENED = 50  # messages inside files of one message
@@ -136,6 +139,10 @@ class PartLister:
             return [fields, *(leaf for child in children for leaf in self.list_leaves(child, depth))]
         if kind == "multipart/alternative":
             return _choose_alternative([self.list_leaves(child, depth) for child in children])
+        if kind == "multipart/encrypted" and any(child.get_content_type() == _PGP_CONTROL for child in children):
+            children = [child for child in children if child.get_content_type() != _PGP_CONTROL]
+            note = [Leaf(fixed_text="[encrypted: PGP]", is_inline=True)]
+            return [*note, *(leaf for child in children for leaf in self.list_leaves(child, depth))]
         return [leaf for child in children for leaf in self.list_leaves(child, depth)]
 
     def _list_single(self, part: MailMessage, depth: int) -> list[Leaf]:
@@ -146,15 +153,16 @@ class PartLister:
         if kind in _SMIME_TYPES or name.endswith(".p7m"):
             return self._open_smime(part, depth)
         if kind in _TNEF_TYPES or name == "winmail.dat":
-            return _open_tnef(part)
-        if name.endswith(".eml") and (opened := self._open_message(decode_payload(part), part, depth)) is not None:
-            return [_forwarded_heading(opened), *self.list_leaves(opened, depth + 1)]
+            return self._open_tnef(decode_payload(part), read_name(part) or "winmail.dat", part, depth)
+        is_message = name.endswith(_MESSAGE_FILES) or kind == "application/vnd.ms-outlook"
+        if is_message and (opened := self._open_file(decode_payload(part), part, depth)) is not None:
+            return opened
         is_text = part.get_content_maintype() in {"text", "multipart"}  # a multipart without parts is mislabeled text
         is_shown = is_text and not is_attached and kind not in CALENDAR_TYPES | _FILE_TYPES
         return [Leaf(part, is_inline=is_shown)]
 
     def _reopen(self, part: MailMessage, children: list[MailMessage], depth: int) -> list[Leaf] | None:
-        """Return the leaves of a forwarded message whose text is encoded as a whole, or None for another part."""
+        """Return the leaves of a message or report that is encoded as a whole, or None if it cannot be read."""
         written = BytesIO()
         try:
             BytesGenerator(written, mangle_from_=False, maxheaderlen=0).flatten(children[0])
@@ -163,16 +171,28 @@ class PartLister:
         whole = Message()
         whole["Content-Transfer-Encoding"] = find_transfer_encoding(part)
         whole.set_payload(written.getvalue().decode("ascii", "surrogateescape").lstrip("\n"))
-        opened = self._open_message(decode_payload(whole), part, depth)
-        return None if opened is None else [_forwarded_heading(opened), *self.list_leaves(opened, depth + 1)]
+        data = decode_payload(whole)
+        if part.get_content_type() not in {"message/rfc822", "message/global"}:
+            report = b"Content-Type: %s\n\n" % part.get_content_type().encode() + data
+            return self.list_leaves(_parse(report, part), depth + 1) if self._may_open(depth) else None
+        return self._open_message(data, part, depth, _MESSAGE_HEADERS | {"content-type"})
 
-    def _open_message(self, data: bytes, part: MailMessage, depth: int) -> MailMessage | None:
-        """Parse the message in a file. Return None if the file is no message, or too deep inside others."""
+    def _open_file(self, data: bytes, like: MailMessage, depth: int) -> list[Leaf] | None:
+        """Return the leaves of a message in a file, or None if the file is no message, or too deep inside others."""
+        if data.startswith(OLE_MAGIC):
+            converted = convert_msg(data, "") if depth < _MAX_DEPTH and self._opened < _MAX_OPENED else b""
+            data = converted if isinstance(converted, bytes) else b""
+        return self._open_message(data, like, depth, _MESSAGE_HEADERS)
+
+    def _open_message(self, data: bytes, like: MailMessage, depth: int, headers: set[str]) -> list[Leaf] | None:
+        """Return the leaves of a message that has one of some headers. Return None if it is none, or too deep."""
         if not self._may_open(depth):
             return None
         try:
-            message = _parse(data.lstrip(b"\r\n"), part)
-            return message if _MESSAGE_HEADERS & {name.lower() for name in message} else None
+            message = _parse(data.lstrip(b"\r\n"), like)
+            if headers.isdisjoint(name.lower() for name in message):
+                return None
+            return [_forwarded_heading(message), *self.list_leaves(message, depth + 1)]
         except _OPENING_ERRORS:
             return None
 
@@ -195,6 +215,38 @@ class PartLister:
         file = AttachedFile(name, part.get_content_type(), data, problem=problem)
         note = [Leaf(fixed_text="[encrypted: S/MIME]", is_inline=True)] if problem == "encrypted" else []
         return [*note, Leaf(fixed_file=file)]
+
+    def _open_tnef(
+        self, data: bytes, name: str, part: MailMessage, depth: int, is_attached: bool = False
+    ) -> list[Leaf]:
+        """Return the text and files in a winmail.dat, also those of messages that are attached inside it.
+
+        `is_attached` is True for such a message.
+        """
+        try:
+            found = read_tnef(data)
+        except ValueError:
+            return [Leaf(fixed_file=AttachedFile(name, part.get_content_type(), data, problem="cannot be read"))]
+        text = found.plain
+        if found.html and (not text.strip() or is_html_better(text, found.html)):
+            text = found.html
+        shown = remove_invisible(text.strip() or found.rtf).strip()
+        if is_attached:
+            shown = "\n".join(["---- Forwarded message ----", *found.heading, "", shown]).strip()
+        leaves = [Leaf(fixed_text=shown, is_inline=True, is_extra=True)] if shown else []
+        for each in found.files:
+            file_name = clean_line(each.name) or "attachment"
+            media_type = each.media_type or "application/octet-stream"
+            opened = None
+            if is_tnef(each.data) and self._may_open(depth):
+                opened = self._open_tnef(each.data, file_name, part, depth + 1, is_attached=True)
+            elif file_name.lower().endswith(_MESSAGE_FILES):
+                opened = self._open_file(each.data, part, depth)
+            leaves += opened or [Leaf(fixed_file=AttachedFile(file_name, media_type, each.data))]
+        if found.missing_library and not shown:
+            problem = f"extractor missing: {found.missing_library}"
+            leaves.append(Leaf(fixed_file=AttachedFile(name, part.get_content_type(), data, problem=problem)))
+        return leaves
 
 
 def _parse(data: bytes, like: MailMessage) -> MailMessage:
@@ -263,25 +315,3 @@ def _forwarded_heading(forwarded: MailMessage) -> Leaf:
             if header.lower() == name.lower():
                 lines.append(f"{name}: {clean_line(decode_header_text(str(value)))}")
     return Leaf(fixed_text="\n".join(lines), is_inline=True)
-
-
-def _open_tnef(part: MailMessage) -> list[Leaf]:
-    """Return the text and files in a winmail.dat."""
-    data, name = decode_payload(part), read_name(part) or "winmail.dat"
-    try:
-        found = read_tnef(data)
-    except ValueError:
-        return [Leaf(fixed_file=AttachedFile(name, part.get_content_type(), data, problem="cannot be read"))]
-    text = found.plain
-    if found.html and (not text.strip() or is_html_better(text, found.html)):
-        text = found.html
-    files = [
-        AttachedFile(clean_line(each.name) or "attachment", each.media_type or "application/octet-stream", each.data)
-        for each in found.files
-    ]
-    shown = remove_invisible(text.strip() or found.rtf).strip()
-    if found.missing_library and not shown:
-        problem = f"extractor missing: {found.missing_library}"
-        files.append(AttachedFile(name, part.get_content_type(), data, problem=problem))
-    texts = [Leaf(fixed_text=shown, is_inline=True, is_extra=True)] if shown else []
-    return [*texts, *(Leaf(fixed_file=file) for file in files)]

@@ -12,6 +12,7 @@ from gumshoe.mail.address_lists import Mailbox, parse_address_headers, parse_add
 from gumshoe.mail.bodies import extract_body
 from gumshoe.mail.headers import (
     Fields,
+    begins_with_headers,
     collect_headers,
     decode_header_text,
     find_date,
@@ -19,6 +20,7 @@ from gumshoe.mail.headers import (
     parse_message_id,
     parse_references,
     repair_bytes,
+    repair_fields,
     shorten_name,
     split_message,
 )
@@ -56,9 +58,9 @@ def parse_message(raw: bytes, where: str, fallback_date: str = "") -> ParsedMess
         return UnreadableItem(where, "empty")
     try:
         fields, content = split_message(raw)
-        if not has_mail_headers(fields):
+        if not has_mail_headers(fields) and not begins_with_headers(raw, fields):
             return UnreadableItem(where, "no mail headers", f"{len(raw)} bytes")
-        headers = collect_headers(fields)
+        headers = collect_headers(repair_fields(fields, content))
         body, files = extract_body(_parse_content(fields, content))
         text = clean(body)
     except _PARSER_ERRORS as error:

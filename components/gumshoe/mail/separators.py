@@ -65,7 +65,7 @@ class Separators:
         """
         end = _line_end(data, start)
         line = bytes(data[start + 4 : min(end, start + _MAX_LINE)]).strip()
-        if line and data[start + 4] not in b" \t":
+        if line and (data[start + 4] not in b" \t" or line.startswith(b":")):  # another word, or a header
             return -1
         after = _skip_envelope_lines(data, end)
         is_broken = bool(data[after : after + 1].strip()) and not _HEADER.match(data, after)

@@ -20,10 +20,20 @@ _ALIASES = {
     "shift_jis": "cp932",
     "utf_8": "utf_8_sig",
 }
+# Charsets that are confused with a declared one, because they are for the same language.
+_RELATIVES = {
+    "iso2022_jp": ("euc_jp", "cp932"),
+    "euc_jp": ("cp932",),
+    "iso2022_kr": ("cp949",),
+    "hz": ("gb18030",),
+}
 _NOT_CHARSETS = {"unicode_escape", "raw_unicode_escape", "idna", "punycode", "undefined", "mbcs", "oem"}
+# Escape sequences of ISO-2022-JP behind the escape character, and the bytes of a character, or 0 for ASCII.
+_JAPANESE_RUNS = {b"$B": 2, b"$@": 2, b"$(B": 2, b"$(@": 2, b"(I": 1, b"(B": 0, b"(J": 0, b"(H": 0}
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset=[\"']?([A-Za-z0-9_.:-]{1,40})", re.I)
 _MULTI_BYTE_UTF_8 = re.compile(rb"(?:[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3})")
 _WORD_WITH_ACCENTS = re.compile(rb"(?:[A-Za-z][\xc3-\xc5][\x80-\xbf]|[\xc3-\xc5][\x80-\xbf][a-z])")
+_ASCII = bytes(range(128))
 _UTF_16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CHARACTERS_PER_ERROR = 4  # one in this many characters outside ASCII may be broken
 _TARGET, _TEXT, _END = "\ue001", "\ue002", "\ue003"  # mark a link: before its target, before its text, behind it
@@ -74,7 +84,7 @@ def decode(data: bytes, declared: str | None = None) -> str:
         return data.decode("utf_16", "replace")
     if trusted and not name.startswith("utf") and _is_probably_utf_8(data):
         trusted = False
-    for charset in (name, "utf_8") if trusted else ("utf_8", name):
+    for charset in (*((name, "utf_8") if trusted else ("utf_8", name)), *_RELATIVES.get(name, ())):
         if charset and (text := _decode_if_valid(data, _ALIASES.get(charset, charset))) is not None:
             return text
     if sum(byte > 127 for byte in data[:65536]) >= _MIN_BYTES_TO_GUESS:
@@ -82,6 +92,15 @@ def decode(data: bytes, declared: str | None = None) -> str:
         if guess is not None:
             return data.decode(guess.encoding, "replace")
     return data.decode("cp1252", "replace")
+
+
+def extends_ascii(declared: str | None) -> bool:
+    """Return True if a declared charset has one byte per character, and ASCII exactly in the lower half."""
+    name = _find_codec(declared)
+    if name is None or name.startswith(_MULTI_BYTE):
+        return False
+    upper = bytes(range(128, 256)).decode(name, "replace")
+    return _ASCII.decode(name, "replace").encode("utf-8") == _ASCII and not any(map(str.isascii, upper))
 
 
 def _is_probably_utf_8(data: bytes) -> bool:
@@ -101,9 +120,47 @@ def _decode_if_valid(data: bytes, charset: str) -> str | None:
     try:
         return data.decode(charset)
     except ValueError:
+        if charset == "iso2022_jp":
+            return _decode_iso_2022_jp(data)
         text = data.decode(charset, "replace")
-    foreign = len(text) - len(text.encode("ascii", "ignore"))
+    is_wide = charset.startswith(_WIDE)
+    foreign = len(text) if is_wide else len(text) - len(text.encode("ascii", "ignore"))
     return text if text.count("\ufffd") * _CHARACTERS_PER_ERROR <= foreign else None
+
+
+def _decode_iso_2022_jp(data: bytes) -> str | None:
+    """Decode ISO-2022-JP as mail programs write it, with characters of Windows. Return None if it is something else.
+
+    Each escape sequence begins a run of characters: one byte each, or two as in EUC-JP without the high bits.
+    """
+    if not data.isascii():
+        return None
+    pieces = []
+    first, *runs = data.split(b"\x1b")
+    for run in runs:
+        escape = next((each for each in _JAPANESE_RUNS if run.startswith(each)), b"")
+        content = run[len(escape) :]
+        if _JAPANESE_RUNS.get(escape):
+            lines = (_to_cp932(line, _JAPANESE_RUNS[escape]) for line in content.split(b"\n"))
+            pieces.append(b"\n".join(lines).decode("cp932", "replace"))
+        else:
+            pieces.append(content.decode("ascii"))
+    return first.decode("ascii") + "".join(pieces)
+
+
+def _to_cp932(content: bytes, size: int) -> bytes:
+    """Return characters of JIS X 0201 (size 1) or JIS X 0208 (size 2) in Windows-932."""
+    if size == 1:
+        return bytes(byte | 0x80 for byte in content)
+    converted = bytearray()
+    for high, low in zip(content[::2], content[1::2], strict=False):
+        if not (0x21 <= high <= 0x7E and 0x21 <= low <= 0x7E):
+            converted += bytes((high, low))
+            continue
+        lead = (high + 1) // 2 + (0x70 if high < 0x5F else 0xB0)
+        trail = low + (0x7E if high % 2 == 0 else 0x1F if low < 0x60 else 0x20)
+        converted += bytes((lead, trail))
+    return bytes(converted)
 
 
 def _find_codec(declared: str | None) -> str | None:

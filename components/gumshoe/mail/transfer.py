@@ -18,6 +18,7 @@ _BASE64_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2}\s*|\s*")
 _ENCODED_LINE = re.compile(rb"^[A-Za-z0-9+/]{40,}={0,2}\s*$", re.M)
 _UU_BEGIN = re.compile(r"begin(-base64)? [0-7]{3,4} (\S.*)")
 _UU_LINE_BYTES = 45
+_MAX_WORD = 20  # characters, on average
 
 
 def find_transfer_encoding(part: Message[str, str]) -> str:
@@ -68,16 +69,25 @@ def _complete(piece: bytes) -> bytes:
 
 
 def _split_footer(raw: bytes) -> tuple[bytes, bytes]:
-    """Return the base64 and the text behind it. Odd characters between lines of base64 are no footer."""
+    """Return the base64 and the text behind it. Odd characters between lines of base64 are no footer.
+
+    All is text if the first line has words: then the header is wrong.
+    """
     position = 0
     for line in raw.splitlines(keepends=True):
         if not _BASE64_LINE.fullmatch(line):
             footer = raw[position:]
-            is_text = position > 0 or (b" " in line.strip() and _FOREIGN.search(line))  # or the header is wrong
+            is_text = position > 0 or (b" " in line.strip() and (_FOREIGN.search(line) or _has_words(line)))
             is_footer = is_text and not _ENCODED_LINE.search(footer)
             return (raw[:position], footer.strip()) if is_footer else (raw, b"")
         position += len(line)
     return raw, b""
+
+
+def _has_words(line: bytes) -> bool:
+    """Return True if the pieces of a line are as short as words, and not groups of four as in base64."""
+    pieces = line.split()
+    return sum(map(len, pieces)) < _MAX_WORD * len(pieces) and any(len(piece) % 4 for piece in pieces[:-1])
 
 
 def split_uuencoded(text: str) -> tuple[str, list[tuple[str, bytes]]]:
