@@ -28,8 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gumshoe.documents.lexical import Analyzer, Postings, PostingsBuilder
-from gumshoe.documents.vectors import DenseRetriever, sign_bits, top_k
 from gumshoe.embeddings.embedder import OFFLINE_MODEL, SentenceEmbedder, Vectors
+from gumshoe.embeddings.vectors import DenseRetriever, sign_bits, top_k
 from tests.benchmarks.documents import DATA, NOISE, CachingEmbedder, own_memory, show
 from tests.benchmarks.scifact import SciFact
 from tests.documents.collection import read_documents

@@ -31,11 +31,12 @@ from rich.table import Table
 from gumshoe.artifacts.response_cache import Cache, default_cache_path
 from gumshoe.artifacts.sqlite import open_read_only
 from gumshoe.documents.build import DocumentBuildOptions, build_document_index
-from gumshoe.documents.chunking import chunk_document
 from gumshoe.documents.document import Document
 from gumshoe.documents.index import DocumentIndex
-from gumshoe.documents.schema import DATABASE, VECTORS, chunk_texts, open_index_files
+from gumshoe.documents.schema import DATABASE, chunk_texts, open_index_files
+from gumshoe.embeddings.chunking import MAX_TOKENS, make_token_counter, split_text
 from gumshoe.embeddings.embedder import OFFLINE_MODEL, CachedEmbedder, SentenceEmbedder, Use, Vectors
+from gumshoe.embeddings.vectors import VECTORS
 from tests.benchmarks.scifact import Quality, SciFact
 from tests.documents.collection import read_documents
 
@@ -234,7 +235,7 @@ def grow(scifact: SciFact, model: CachingEmbedder, size: int, pages: int) -> Ite
     """Yield documents of SciFact, and then repeated pages of MedQuAD, until there are about `size` chunks."""
 
     def chunks(document: Document) -> int:
-        return len(chunk_document(document, 256, lambda texts: model.count_tokens(texts, "passage")).chunks)
+        return len(split_text(document.text, document.list_context(), MAX_TOKENS, make_token_counter(model)).chunks)
 
     right = {each for listed in scifact.right.values() for each in listed}
     documents = sorted(read_documents(scifact.source), key=lambda each: each.document_id not in right)

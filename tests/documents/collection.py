@@ -1,19 +1,15 @@
-"""Small collections to index, and an embedder that needs no model."""
+"""Small collections to index."""
 
 import json
-import re
-from collections.abc import Iterable, Sequence
-from hashlib import sha256
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from gumshoe.documents.build import DocumentBuildOptions, build_document_index
 from gumshoe.documents.document import Document
 from gumshoe.documents.index import DocumentIndex
 from gumshoe.documents.sources import open_source
-from gumshoe.embeddings.embedder import Use, Vectors
+from tests.embeddings.word_vectors import WordVectors
 
 LEXICAL = DocumentBuildOptions("none")
 DISEASES: list[dict[str, Any]] = [
@@ -41,30 +37,6 @@ DISEASES: list[dict[str, Any]] = [
         "category": "infection",
     },
 ]
-
-
-class WordVectors:
-    """Embed a text as the sum of fixed random vectors of its words: real cosines without a model."""
-
-    dimensions = 96
-
-    def __init__(self, name: str = "word-vectors") -> None:
-        self.name = name
-        self.asked: list[list[str]] = []
-
-    def embed(self, texts: Sequence[str], use: Use) -> Vectors:  # noqa: ARG002 - the same for every use
-        self.asked.append(list(texts))
-        return np.stack([self._vector(text) for text in texts]) if texts else np.empty((0, 0), np.float32)
-
-    def _vector(self, text: str) -> Vectors:
-        found = np.full(self.dimensions, 1e-3, np.float32)
-        for word in re.findall(r"\w+", text.lower()):
-            seed = int.from_bytes(sha256(f"{self.name} {word}".encode()).digest()[:8])
-            found += np.random.default_rng(seed).normal(size=self.dimensions).astype(np.float32)
-        return found / np.linalg.norm(found)
-
-    def close(self) -> None:
-        """Do nothing."""
 
 
 def write_jsonl(path: Path, records: Iterable[Any]) -> str:

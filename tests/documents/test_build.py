@@ -16,9 +16,9 @@ from gumshoe.artifacts.storage import lock_directory
 from gumshoe.documents.build import DocumentBuildOptions, build_document_index
 from gumshoe.documents.index import DocumentIndex
 from gumshoe.documents.schema import is_document_index, read_facts
-from gumshoe.embeddings.embedder import EmbeddingError
 from gumshoe.errors import GumshoeError
-from tests.documents.collection import DISEASES, LEXICAL, WordVectors, make_index, plain_records, write_jsonl
+from tests.documents.collection import DISEASES, LEXICAL, make_index, plain_records, write_jsonl
+from tests.embeddings.word_vectors import FailingVectors, ShortVectors, WordVectors
 from tests.errors import check_error, raises
 
 DENSE = DocumentBuildOptions("word-vectors")
@@ -135,7 +135,7 @@ _KILLED = """
 import os, signal, sys
 from pathlib import Path
 from gumshoe.documents import build
-from tests.documents.collection import WordVectors
+from tests.embeddings.word_vectors import WordVectors
 
 class Killed(WordVectors):
     def embed(self, texts, use):
@@ -210,13 +210,6 @@ def test_vectors_of_other_documents_are_not_reused(many: tuple[str, Path], tmp_p
     (partial / "vectors.f2").write_bytes(b"x" * 192 * MANY)
     assert build_document_index([source], tmp_path / "index", DENSE, embedder=WordVectors()).resumed == 0
     assert digests(tmp_path / "index") == digests(whole)
-
-
-class FailingVectors(WordVectors):
-    def embed(self, texts, use):  # type: ignore[no-untyped-def]
-        if len(self.asked) == 1:
-            raise EmbeddingError("embeddings.unreachable", "of the test")
-        return super().embed(texts, use)
 
 
 def test_a_failed_build_keeps_its_vectors_and_the_old_index(many: tuple[str, Path], tmp_path: Path) -> None:
@@ -306,6 +299,13 @@ def test_invalid_arguments_are_rejected_before_reading(
     good = write_jsonl(tmp_path / "d.jsonl", DISEASES)
     with raises(code, *values):
         build_document_index([each.format(good=good) for each in sources], tmp_path / "index", options)
+    assert not list(tmp_path.glob("index/*"))
+
+
+def test_chunks_that_the_model_cannot_read_are_rejected(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "d.jsonl", DISEASES)
+    with raises("documents.invalid-chunk-size", 40, 12):
+        build_document_index([source], tmp_path / "index", DocumentBuildOptions("short", 40), embedder=ShortVectors())
     assert not list(tmp_path.glob("index/*"))
 
 

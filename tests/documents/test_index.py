@@ -20,7 +20,8 @@ from gumshoe.documents.index import MAX_RESULTS, DocumentIndex, DocumentNotFound
 from gumshoe.documents.schema import is_document_index
 from gumshoe.embeddings.embedder import OFFLINE_MODEL
 from tests.benchmarks.scifact import SciFact
-from tests.documents.collection import DISEASES, WordVectors, make_index, plain_records, write_jsonl
+from tests.documents.collection import DISEASES, make_index, plain_records, write_jsonl
+from tests.embeddings.word_vectors import WordVectors
 from tests.errors import check_error, raises
 
 DENSE = DocumentBuildOptions("word-vectors")

@@ -3,16 +3,12 @@
 import math
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 from gumshoe.documents.index import MAX_SNIPPET, make_snippet
 from gumshoe.documents.lexical import Analyzer, PostingsBuilder, check_language
-from gumshoe.documents.ranking import RetrieverScores, find_ranks, fuse
-from gumshoe.documents.vectors import MIN_COMPARED, DenseRetriever, sign_bits, top_k
 from tests.errors import raises
 
 QUICK = settings(derandomize=True, deadline=None, database=None)
@@ -57,75 +53,6 @@ def test_stemming_is_thread_safe() -> None:
     analyzer = Analyzer("en")
     with ThreadPoolExecutor(16) as pool:
         assert list(pool.map(analyzer.split_words, words)) == expected
-
-
-# Vectors
-
-
-def make_retriever(count: int, dimensions: int = 100, offset: float = 0) -> tuple[DenseRetriever, np.ndarray]:
-    rng = np.random.default_rng(1)
-    vectors = rng.normal(size=(count, dimensions)).astype(np.float32) + offset
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    center = vectors.mean(axis=0)
-    return DenseRetriever(vectors.astype(np.float16), sign_bits(vectors - center), center), vectors
-
-
-@pytest.mark.parametrize("offset", [0, 3])
-def test_the_nearest_vectors_are_found(offset: float) -> None:
-    for count in (MIN_COMPARED // 2, MIN_COMPARED * 5):
-        dense, vectors = make_retriever(count, offset=offset)
-        query = vectors[17] + 0.5 * (vectors[3] - vectors.mean(axis=0))
-        query /= np.linalg.norm(query)
-        cosines = vectors @ query
-        nearest = dense.find_nearest(query, 10, None)
-        assert nearest.tolist() == np.argsort(-cosines)[:10].tolist()
-        assert dense.score(query, nearest) == pytest.approx(cosines[nearest], abs=2e-3)
-
-
-def test_only_allowed_chunks_are_found() -> None:
-    for count in (50, MIN_COMPARED * 3):
-        dense, vectors = make_retriever(count)
-        allowed = np.arange(count) % 3 == 1
-        found = dense.find_nearest(vectors[0], 20, allowed)
-        few = dense.find_nearest(vectors[0], 20, np.arange(count) < 2)
-        expected = np.argsort(np.where(allowed, -(vectors @ vectors[0]), np.inf), kind="stable")
-        assert set(found[:3].tolist()) <= set(expected[:6].tolist())
-        assert (found % 3 == 1).all()
-        assert len(found) == min(20, allowed.sum())
-        assert sorted(few.tolist()) == [0, 1]
-        assert dense.find_nearest(vectors[0], 20, np.zeros(count, np.bool_)).tolist() == []
-
-
-@QUICK
-@given(arrays.arrays(np.float32, st.integers(0, 30), elements=st.integers(-3, 3).map(float)), st.integers(1, 12))
-def test_top_k_equals_a_stable_sort(scores: np.ndarray, k: int) -> None:
-    assert top_k(scores, k).tolist() == np.argsort(-scores, kind="stable")[:k].tolist()
-
-
-# Fusion
-
-
-def test_ranks_are_positions_in_the_list() -> None:
-    assert find_ranks(np.array([2, 5, 5, 9]), np.array([9, 4, 5])).tolist() == [0, 3, 3, 1]
-    assert find_ranks(np.array([2]), np.array([], np.int64)).tolist() == [0]
-
-
-def test_fusion_by_score_scales_and_weighs_each_retriever() -> None:
-    dense = RetrieverScores(0.8, np.array([0.9, 0.5, 0.7], np.float32), np.array([1, 3, 2]))
-    lexical = RetrieverScores(0.2, np.array([0.0, 12.0, 3.0], np.float32), np.array([0, 1, 2]))
-    # dense: 1, 0, 0.5; lexical: 0, 1, 0.25
-    assert fuse([dense, lexical], "score") == pytest.approx([0.8, 0.2, 0.8 * 0.5 + 0.2 * 0.25])
-    alone = RetrieverScores(1.0, np.array([4.0], np.float32), np.array([1]))
-    assert fuse([alone], "score").tolist() == [1.0]
-    unknown = RetrieverScores(0.2, np.zeros(2, np.float32), np.zeros(2, np.int64))
-    assert fuse([unknown], "score").tolist() == [0.0, 0.0]
-
-
-def test_fusion_by_rank_sums_weighted_reciprocals() -> None:
-    dense = RetrieverScores(0.8, np.zeros(3, np.float32), np.array([1, 0, 2]))
-    lexical = RetrieverScores(0.2, np.zeros(3, np.float32), np.array([0, 1, 5]))
-    expected = [0.8 / 61, 0.2 / 61, 0.8 / 62 + 0.2 / 65]
-    assert fuse([dense, lexical], "rank") == pytest.approx(expected)
 
 
 # Snippets

@@ -21,7 +21,7 @@ from gumshoe.embeddings.embedder import (
     Vectors,
     open_embedder,
 )
-from tests.documents.collection import WordVectors
+from tests.embeddings.word_vectors import WordVectors
 from tests.errors import raises
 from tests.inference import fake_vllm
 from tests.inference.fake_vllm import FakeVLLM, altered, status

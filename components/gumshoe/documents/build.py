@@ -18,7 +18,6 @@ import apsw
 from gumshoe.artifacts.manifest import file_digest
 from gumshoe.artifacts.sqlite import open_read_only
 from gumshoe.artifacts.storage import explain_os_errors, lock_directory, write_atomically
-from gumshoe.documents.chunking import CountTokens, estimate_tokens
 from gumshoe.documents.document_writer import DocumentCounts, DocumentWriter
 from gumshoe.documents.lexical import check_language
 from gumshoe.documents.schema import (
@@ -35,12 +34,13 @@ from gumshoe.documents.schema import (
 )
 from gumshoe.documents.scraping.extraction import check_installed
 from gumshoe.documents.sources import Source, open_source
-from gumshoe.documents.vectors import PLAN, write_vectors
+from gumshoe.embeddings.chunking import MAX_TOKENS, CountTokens, make_token_counter
 from gumshoe.embeddings.embedder import DEFAULT_MODEL, Embedder, TokenCounter, open_embedder
+from gumshoe.embeddings.search_options import NO_EMBEDDING
+from gumshoe.embeddings.vectors import CENTER, PLAN, SIGNS, VECTORS, compute_center, write_signs, write_vectors
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.terminal import progress
 
-NO_EMBEDDING = "none"
 MIN_CHUNK_TOKENS = 32
 """Minimum number of tokens per chunk."""
 _LIBRARIES = ("bm25s", "pebble", "pypdf", "rensa", "sentencex", "trafilatura")
@@ -53,7 +53,7 @@ class DocumentBuildOptions:
 
     embedding: str = DEFAULT_MODEL
     """Embedding model, as for `open_embedder`. "none" builds an index without vectors."""
-    tokens: int = 256
+    tokens: int = MAX_TOKENS
     """Maximum tokens per chunk, including the context line, counted by the model's tokenizer."""
     language: str = "en"
     """ISO 639 code of the documents' language, for sentence splitting and stemming."""
@@ -116,7 +116,8 @@ def build_document_index(
             )
         if embedder is None and options.embedding != NO_EMBEDDING:
             embedder = open_embedder(options.embedding)
-        count = _make_token_counter(options, embedder)
+        _check_input_limit(options, embedder)
+        count = make_token_counter(embedder)
         partial = _prepare_partial(directory)
         facts, report = _build(opened, partial, options, embedder, count)
         _make_visible(directory, partial, facts)
@@ -158,22 +159,18 @@ def _list_folders(directory: Path) -> list[Path]:
     return sorted(found)
 
 
-def _make_token_counter(options: DocumentBuildOptions, embedder: object) -> CountTokens:
-    """Return the function that counts tokens: the model's tokenizer, or an estimate.
+def _check_input_limit(options: DocumentBuildOptions, embedder: object) -> None:
+    """Check that a model can read chunks of that many tokens.
 
     Raises:
-        UsageError: if the model cannot read that many tokens.
+        UsageError: if it cannot.
     """
-    if not isinstance(embedder, TokenCounter):
-        return estimate_tokens
-    if options.tokens > embedder.max_tokens:
+    if isinstance(embedder, TokenCounter) and options.tokens > embedder.max_tokens:
         raise UsageError(
             "documents.invalid-chunk-size",
             f"tokens per chunk must be <= {embedder.max_tokens} (the input limit of {options.embedding}), got "
             f"{options.tokens}",
         )
-    counting = embedder
-    return lambda texts: counting.count_tokens(texts, "passage")
 
 
 def _build(
@@ -198,10 +195,11 @@ def _build(
     if embedder is not None:
         with closing(open_read_only(path)) as reader, progress("Embedding", total=report.counts.chunks) as advance:
             plan = blake2b(f"{report.content} {embedder.name}".encode(), digest_size=16).hexdigest()
-            vector_arrays, report.resumed = write_vectors(
+            vectors, report.resumed = write_vectors(
                 partial, plan, lambda chunk: chunk_texts(reader, chunk), report.counts.chunks, embedder, advance
             )
-            arrays |= vector_arrays
+            center = compute_center(vectors)
+            arrays |= {VECTORS: vectors, SIGNS: write_signs(partial, vectors, center), CENTER: center}
     forms = {name: ArrayForm(dtype=each.dtype.str, shape=each.shape) for name, each in arrays.items()}
     files = {
         name: FileFacts(size=(partial / name).stat().st_size, sha256=file_digest(partial / name), array=forms.get(name))

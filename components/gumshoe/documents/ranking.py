@@ -2,40 +2,24 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gumshoe.documents.lexical import Postings
-from gumshoe.documents.schema import CENTER, CHUNK_POSTINGS, DOCUMENT_POSTINGS, OWNERS, SIGNS, VECTORS, IndexFiles
-from gumshoe.documents.vectors import DenseRetriever, top_k
+from gumshoe.documents.schema import CHUNK_POSTINGS, DOCUMENT_POSTINGS, OWNERS, IndexFiles
 from gumshoe.embeddings.embedder import Vectors
+from gumshoe.embeddings.fusion import Numbers, RetrieverScores, find_ranks, fuse
+from gumshoe.embeddings.search_options import Fusion
+from gumshoe.embeddings.vectors import CENTER, SIGNS, VECTORS, DenseRetriever, top_k
 
-Fusion = Literal["score", "rank"]
-"""Fuse the scores of both retrievers, or only their ranks."""
-DENSE_WEIGHT = 0.8
-RANK_OFFSET = 60
-"""Constant of reciprocal rank fusion: Cormack, Clarke and Büttcher, SIGIR 2009."""
 DOCUMENT_WEIGHT = 3
 """Weight of the BM25 score of the whole document, relative to that of its best chunk."""
 _MIN_LISTED = 200  # minimum number of documents that each retriever lists
 _CHUNKS_PER_DOCUMENT = 4  # chunks that dense retrieval fetches per listed document
 
-Numbers = NDArray[np.int64]
 Allowed = NDArray[np.bool_] | None
 """[documents]: True for documents that may be found. None means all."""
-
-
-@dataclass(frozen=True, slots=True)
-class RetrieverScores:
-    """Scores and ranks of one retriever for all candidates."""
-
-    weight: float
-    scores: NDArray[np.float32]
-    """[candidates]: including those that only the other retriever listed."""
-    ranks: Numbers
-    """[candidates]: from 1; 0 if this retriever did not list it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,33 +129,3 @@ class _RetrieverResult:
 
     def align(self, candidates: Numbers, owners: NDArray[np.int32]) -> RetrieverScores:
         return RetrieverScores(self.weight, self.score(candidates), find_ranks(owners[candidates], owners[self.listed]))
-
-
-def find_ranks(documents: NDArray[Any], listed: NDArray[Any]) -> Numbers:
-    """Return each document's position in a list without repetitions, from 1, or 0 if not listed: [documents]."""
-    if not len(listed):
-        return np.zeros(len(documents), np.int64)
-    order = np.argsort(listed)
-    places = np.searchsorted(listed, documents, sorter=order).clip(max=len(listed) - 1)
-    return np.where(listed[order[places]] == documents, order[places] + 1, 0)
-
-
-def fuse(retrievers: list[RetrieverScores], fusion: Fusion) -> NDArray[np.float64]:
-    """Return the weighted sum of the retrievers' scores: [candidates].
-
-    With "score", each retriever's scores are min-max scaled over the candidates (Bruch et al., "An Analysis of Fusion
-    Functions for Hybrid Retrieval", TOIS 2023). With "rank", each contributes 1 / (60 + rank).
-    """
-    if fusion == "rank":
-        parts = [np.where(side.ranks > 0, 1.0 / (RANK_OFFSET + side.ranks), 0.0) for side in retrievers]
-    else:
-        parts = [_min_max_scale(side.scores.astype(np.float64)) for side in retrievers]
-    fused: NDArray[np.float64] = np.einsum("s,sc->c", np.array([side.weight for side in retrievers]), np.stack(parts))
-    return fused
-
-
-def _min_max_scale(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    lowest, highest = scores.min(initial=np.inf), scores.max(initial=-np.inf)
-    # All scores are equal for a single candidate, or for a query without a known word.
-    even = np.full(len(scores), float(highest > 0))
-    return np.asarray((scores - lowest) / (highest - lowest)) if highest > lowest else even

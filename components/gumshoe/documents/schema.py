@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gumshoe.artifacts.manifest import file_digest
+from gumshoe.embeddings.chunking import add_context
+from gumshoe.embeddings.vectors import CENTER, SIGNS, VECTORS
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.model_validation import describe_validation_error
 
@@ -66,8 +68,6 @@ OWNERS = "owners.i4"
 DOCUMENT_POSTINGS = ("document-starts.i8", "document-texts.i4", "document-scores.f4")
 CHUNK_POSTINGS = ("chunk-starts.i8", "chunk-texts.i4", "chunk-scores.f4")
 """The arrays of `lexical.Postings`, for whole documents and for chunks."""
-VECTORS, SIGNS, CENTER = "vectors.f2", "signs.u8", "center.f4"
-"""The arrays of `vectors.DenseRetriever`."""
 INDEX_FILES = {
     FACTS: "Content digest, sources, options, counts, and size and SHA-256 of every other file. It is written last.",
     f"data-*/{DATABASE}": "Documents, chunks, metadata, words, and what could not be read.",
@@ -193,9 +193,4 @@ def read_facts(directory: Path) -> IndexFacts:
 def chunk_texts(database: apsw.Connection, first: int) -> Iterator[str]:
     """Yield the text to embed of each chunk, from a number on: its context line and its text."""
     rows = database.execute(f"{CHUNK} WHERE chunk >= ? ORDER BY chunk", (first,))
-    return (chunk_text(context, text[start:stop]) for context, text, start, stop in rows)
-
-
-def chunk_text(context: str, text: str) -> str:
-    """Return the text of a chunk for embedding and lexical search: its context line and its text."""
-    return f"{context}\n{text}" if context else text
+    return (add_context(context, text[start:stop]) for context, text, start, stop in rows)

@@ -1,1 +1,1 @@
-"""Text embeddings, for documents and for similarity."""
+"""Text embeddings, for documents, mail and similarity: chunks, models, dense retrieval, and fusion with words."""

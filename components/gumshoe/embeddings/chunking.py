@@ -1,18 +1,20 @@
-"""Split documents into chunks: whole sentences up to a token budget, under a context line."""
+"""Split text into chunks to embed: whole sentences up to a token budget, under a context line."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import pairwise
 
-from gumshoe.documents.document import Document
-from gumshoe.documents.schema import chunk_text
+from gumshoe.embeddings.embedder import TokenCounter
+from gumshoe.errors import UsageError
+from gumshoe.installation import install_command
 
 CountTokens = Callable[[Sequence[str]], list[int]]
 """Return the number of tokens of each text for the embedding model, including prefixes and special tokens."""
 
-CONTEXT_FIELDS = ("category", "synonyms")
-"""Metadata in the context line of a chunk, after the title."""
+MAX_TOKENS = 256
+"""Maximum number of tokens per chunk, unless it is set."""
 _CONTEXT_SHARE = 3  # the context line gets at most 1/3 of the budget
 _BYTES_PER_TOKEN = 4
 _BREAKS = re.compile(r"\n+|\s+")
@@ -20,9 +22,9 @@ _BREAKS = re.compile(r"\n+|\s+")
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A part of a document's text: characters from `start` to `stop`, and its tokens.
+    """A part of a text: characters from `start` to `stop`, and its tokens.
 
-    Only whitespace lies between two chunks of a document.
+    Only whitespace lies between two chunks of a text.
     """
 
     start: int
@@ -32,11 +34,21 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class ChunkedDocument:
-    """The chunks of a document, and the context line above each."""
+class ChunkedText:
+    """The chunks of a text, and the context line above each."""
 
     context: str
     chunks: list[Chunk]
+
+
+def check_splitter() -> None:
+    """Check that the library that splits text into sentences is installed.
+
+    Raises:
+        UsageError: if it is not.
+    """
+    if find_spec("sentencex") is None:
+        raise UsageError("embeddings.not-installed", f"vectors require sentencex: {install_command('sentencex')}")
 
 
 def estimate_tokens(texts: Sequence[str]) -> list[int]:
@@ -44,31 +56,49 @@ def estimate_tokens(texts: Sequence[str]) -> list[int]:
     return [-(-len(text.encode()) // _BYTES_PER_TOKEN) for text in texts]
 
 
-def chunk_document(document: Document, budget: int, count: CountTokens, language: str = "en") -> ChunkedDocument:
-    """Split a document into chunks of at most `budget` tokens, including the context line.
+def make_token_counter(embedder: object) -> CountTokens:
+    """Return the function that counts tokens: the model's tokenizer, or an estimate if it is not known."""
+    if not isinstance(embedder, TokenCounter):
+        return estimate_tokens
+    counting = embedder
+    return lambda texts: counting.count_tokens(texts, "passage")
 
-    A sentence is split only if it alone is longer than a chunk: at a line end, else between words, else anywhere.
+
+def add_context(context: str, text: str) -> str:
+    """Return the text of a chunk for embedding and lexical search: its context line and its text."""
+    return f"{context}\n{text}" if context else text
+
+
+def join_context(parts: Iterable[str]) -> str:
+    """Return the whole context line with some parts. `split_text` may shorten it."""
+    return " | ".join(dict.fromkeys(filter(None, parts)))
+
+
+def split_text(
+    text: str, context_parts: Sequence[str], budget: int, count: CountTokens, language: str = "en"
+) -> ChunkedText:
+    """Split a text into chunks of at most `budget` tokens, including the context line.
+
+    The context line has the parts given, the most important first, as far as they fit into a third of the budget. It is
+    the beginning of what `join_context` returns. A sentence is split only if it alone is longer than a chunk: at a line
+    end, else between words, else anywhere.
     """
-    context, room = _build_context(document, budget, count)
+    context, room = _build_context(context_parts, budget, count)
     (overhead,) = count([""])
-    cutter = _Chunker(document.text, context, budget, room, overhead, count)
-    return ChunkedDocument(context, list(cutter.make_chunks(_split_sentences(document.text, language))))
+    cutter = _Chunker(text, context, budget, room, overhead, count)
+    return ChunkedText(context, list(cutter.make_chunks(_split_sentences(text, language))))
 
 
-def _build_context(document: Document, budget: int, count: CountTokens) -> tuple[str, int]:
+def _build_context(parts: Sequence[str], budget: int, count: CountTokens) -> tuple[str, int]:
     """Return the context line, shortened to its share of the budget, and the tokens left for the chunk itself."""
-    parts = [document.title]
-    for name in CONTEXT_FIELDS:
-        value = document.metadata.get(name) or []
-        parts += value if isinstance(value, list) else [value]
     words = list(dict.fromkeys(filter(None, parts)))
     while True:
-        line = " | ".join(words)
-        (used,) = count([chunk_text(line, "")])
+        line = join_context(words)
+        (used,) = count([add_context(line, "")])
         if not words or used <= budget // _CONTEXT_SHARE:
             return line, budget - used
-        # Drop the least important parts first. A title that is too long is cut.
-        words = words[:-1] if len(words) > 1 else [words[0][: len(words[0]) // 2].strip()]
+        # Drop the least important parts first. A part that is too long is cut.
+        words = words[:-1] if len(words) > 1 else [words[0][: len(words[0]) // 2].rstrip()]
         words = list(filter(None, words))
 
 
@@ -118,7 +148,7 @@ class _Chunker:
             first = last
 
     def _make_chunk(self, start: int, stop: int) -> Chunk:
-        (tokens,) = self.count([chunk_text(self.context, self.text[start:stop])])
+        (tokens,) = self.count([add_context(self.context, self.text[start:stop])])
         return Chunk(start, stop, tokens)
 
     def _split_if_too_long(self, chunk: Chunk) -> Iterator[Chunk]:

@@ -1,8 +1,7 @@
-"""Dense retrieval: a float16 vector for each chunk, and one sign bit per dimension.
+"""Dense retrieval: a float16 vector for each chunk of text, and one sign bit per dimension.
 
 A search first compares sign bits, which is fast, and then the vectors of the chunks with the nearest bits. Bits are
-signs relative to the collection's mean: models such as E5 place all texts close together, so plain signs would hardly
-differ.
+signs relative to a center: models such as E5 place all texts close together, so plain signs would hardly differ.
 """
 
 import os
@@ -16,17 +15,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gumshoe.artifacts.storage import write_atomically
-from gumshoe.documents.schema import CENTER, SIGNS, VECTORS
 from gumshoe.embeddings.embedder import Embedder, Vectors
 
+VECTORS, SIGNS, CENTER = "vectors.f2", "signs.u8", "center.f4"
+"""Files of the arrays of `DenseRetriever`."""
 PLAN = "vectors.plan"
 """File beside unfinished vectors: what they were computed from, and their dimensions."""
 MIN_COMPARED = 1000
-"""Number of chunks whose vectors are compared, in collections of up to 400 times as many chunks."""
-_SHARE = 400  # in larger collections, 1/400 of the chunks are compared
+"""Number of chunks whose vectors are compared, among up to 400 times as many chunks."""
+_SHARE = 400  # among more, 1/400 of the chunks are compared
 _WINDOW = 1024  # chunks per batch on disk; a killed build resumes after the last complete batch
 _ROWS = 1 << 16
 _WORD = 64
+_MIN_COSINE = 0.98  # between two vectors of one text, if computed by one model on two machines
 
 
 def top_k(scores: NDArray[Any], k: int) -> NDArray[np.int64]:
@@ -45,7 +46,6 @@ class DenseRetriever:
     def __init__(self, vectors: NDArray[np.float16], signs: NDArray[np.uint64], center: NDArray[np.float32]) -> None:
         """Use `vectors` [chunks, dimensions], `signs` [dimensions / 64, chunks] and `center` [dimensions]."""
         self._vectors, self._signs, self._center = vectors, signs, np.array(center)
-        self._compared = max(MIN_COMPARED, len(vectors) // _SHARE)
 
     @property
     def dimensions(self) -> int:
@@ -53,7 +53,7 @@ class DenseRetriever:
 
     def find_nearest(self, query: Vectors, k: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int64]:
         """Return the chunks nearest to a query vector [dimensions], nearest first, among those allowed: [k]."""
-        chunks = self._shortlist(query, max(self._compared, k), allowed)
+        chunks = self._shortlist(query, max(count_compared(len(self._vectors)), k), allowed)
         scores = self.score(query, chunks)
         return chunks[top_k(scores, k)]
 
@@ -64,17 +64,31 @@ class DenseRetriever:
         cosines: Vectors = np.einsum("ij,j->i", rows, query)
         return cosines
 
+    def measure(self, query: Vectors, chunks: NDArray[np.int64] | None = None) -> NDArray[np.uint16]:
+        """Return in how many sign bits a query vector differs from each chunk, or from each of all: [chunks]."""
+        query_bits = sign_bits(query[None, :] - self._center)[:, 0]
+        distances = np.zeros(len(self._vectors) if chunks is None else len(chunks), np.uint16)
+        for row, word in zip(self._signs, query_bits, strict=True):
+            distances += np.bitwise_count((row if chunks is None else row[chunks]) ^ word)
+        return distances
+
+    def is_from_model(self, vector: Vectors, chunk: int) -> bool:
+        """Return True if a vector [dimensions] can be the same model's of the same text as that of a chunk."""
+        return len(vector) == self.dimensions and bool(self.score(vector, np.array([chunk]))[0] >= _MIN_COSINE)
+
     def _shortlist(self, query: Vectors, k: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int64]:
         chunks = np.arange(len(self._vectors)) if allowed is None else np.flatnonzero(allowed)
         if len(chunks) <= k:
             return chunks
-        query_bits = sign_bits(query[None, :] - self._center)[:, 0]
-        distances = np.zeros(len(self._vectors), np.uint16)
-        for row, word in zip(self._signs, query_bits, strict=True):
-            distances += np.bitwise_count(row ^ word)
+        distances = self.measure(query)
         if allowed is not None:
             distances[~allowed] = np.iinfo(np.uint16).max
         return np.sort(np.argpartition(distances, k)[:k])
+
+
+def count_compared(chunks: int) -> int:
+    """Return how many of some chunks are compared by their vectors, after all were compared by their sign bits."""
+    return max(MIN_COMPARED, chunks // _SHARE)
 
 
 def write_vectors(
@@ -84,41 +98,15 @@ def write_vectors(
     chunks: int,
     embedder: Embedder,
     advance: Callable[[int], object],
-) -> tuple[dict[str, NDArray[Any]], int]:
-    """Embed chunks, and write their vectors, sign bits and mean into `partial`.
+) -> tuple[NDArray[np.float16], int]:
+    """Embed chunks, one window at a time, and append their vectors to the file `VECTORS` in `partial`.
 
-    Return the array of each file, and the number of chunks that an earlier, killed run with the same plan had embedded.
-    `texts` yields the texts from a chunk number on.
+    Return all vectors [chunks, dimensions], and the number of those that an earlier, killed run with the same plan had
+    written. `texts` yields the texts from a chunk number on. The windows do not depend on interruptions, so the vectors
+    are always identical to the bit.
 
     Raises:
         EmbeddingError: if the chunks cannot be embedded.
-    """
-    existing = _embed(partial, plan, texts, chunks, embedder, advance)
-    vectors = np.memmap(partial / VECTORS, np.float16, "r").reshape(chunks, -1)
-    center = sum(
-        vectors[start : start + _ROWS].astype(np.float64).sum(axis=0) for start in range(0, chunks, _ROWS)
-    ) / np.float64(chunks)
-    center = np.asarray(center, np.float32)
-    signs = np.concatenate(
-        [sign_bits(vectors[start : start + _ROWS].astype(np.float32) - center) for start in range(0, chunks, _ROWS)],
-        axis=1,
-    )
-    signs.tofile(partial / SIGNS)
-    center.tofile(partial / CENTER)
-    return {VECTORS: vectors, SIGNS: signs, CENTER: center}, existing
-
-
-def _embed(
-    partial: Path,
-    plan: str,
-    texts: Callable[[int], Iterator[str]],
-    chunks: int,
-    embedder: Embedder,
-    advance: Callable[[int], object],
-) -> int:
-    """Append the missing vectors to their file, one window at a time, and return how many existed before.
-
-    The windows do not depend on interruptions, so the vectors are always identical to the bit.
     """
     existing = _count_complete_windows(partial, plan, chunks)
     advance(existing)
@@ -132,7 +120,27 @@ def _embed(
             file.flush()
             os.fsync(file.fileno())
         advance(len(window))
-    return existing
+    return np.memmap(partial / VECTORS, np.float16, "r").reshape(chunks, -1), existing
+
+
+def write_signs(partial: Path, vectors: NDArray[np.float16], center: Vectors) -> NDArray[np.uint64]:
+    """Write sign bits of vectors [chunks, dimensions] and their center into `partial`, and return the bits."""
+    signs = np.concatenate(
+        [
+            sign_bits(vectors[start : start + _ROWS].astype(np.float32) - center)
+            for start in range(0, len(vectors), _ROWS)
+        ],
+        axis=1,
+    )
+    signs.tofile(partial / SIGNS)
+    center.tofile(partial / CENTER)
+    return signs
+
+
+def compute_center(vectors: NDArray[np.float16]) -> Vectors:
+    """Return the mean of vectors [chunks, dimensions]."""
+    sums = [vectors[start : start + _ROWS].astype(np.float64).sum(axis=0) for start in range(0, len(vectors), _ROWS)]
+    return np.asarray(sum(sums) / np.float64(len(vectors)), np.float32)
 
 
 def _count_complete_windows(partial: Path, plan: str, chunks: int) -> int:
