@@ -95,7 +95,8 @@ def test_schemas_come_from_signatures_and_docstrings(index: MailIndex) -> None:
     search = schemas["search_inbox"]
     assert search["description"].startswith("Search the inbox: up to ten messages")
     assert search["parameters"]["required"] == ["keywords"]
-    assert list(search["parameters"]["properties"]) == ["keywords", "sender", "recipient", "sent_after", "sent_before"]
+    names = ["keywords", "sender", "recipient", "sent_after", "sent_before", "one_per_thread"]
+    assert list(search["parameters"]["properties"]) == names
     assert search["parameters"]["properties"]["keywords"]["type"] == "array"
     assert search["parameters"]["properties"]["keywords"]["items"] == {"type": "string"}
     assert search["parameters"]["properties"]["sent_after"] == {
@@ -200,7 +201,7 @@ def test_a_validation_error_inside_a_tool_is_not_the_model_s_fault() -> None:
 def test_a_search_lists_ids_dates_senders_subjects_and_snippets(index: MailIndex) -> None:
     shown = environment(index).toolbox.run(Call("search_inbox", {"keywords": ["price"]}))
     assert shown == "2001-05-01 ann@example.com: Gas price\n  The gas price is 42.\n  id: <1@example.com>"
-    assert environment(index).toolbox.run(Call("search_inbox", {"keywords": ["price", "oil"]})) == "Nothing found."
+    assert environment(index).toolbox.run(Call("search_inbox", {"keywords": ["oil"]})) == "Nothing found."
 
 
 def test_a_search_lists_the_newest_first(index: MailIndex) -> None:
@@ -283,7 +284,8 @@ def test_inaccessible_messages_look_like_missing_ones(index: MailIndex, number: 
 
 
 ARGUMENTS = st.dictionaries(
-    st.sampled_from(["keywords", "sender", "recipient", "sent_after", "sent_before", "message_id", "answer", "inbox"]),
+    st.sampled_from(["keywords", "sender", "recipient", "sent_after", "sent_before", "one_per_thread"])
+    | st.sampled_from(["message_id", "whole_thread", "answer", "inbox"]),
     st.lists(st.sampled_from(["gas", SECRET, '" OR "gas', "*", ""]) | st.text(max_size=3), max_size=3)
     | st.sampled_from([f"{each}@example.com" for each in ("ann", "dave", "eve")])
     | st.sampled_from([f"<{number}@example.com>" for number in range(10)])
@@ -291,6 +293,7 @@ ARGUMENTS = st.dictionaries(
     | st.datetimes(timezones=st.timezones() | st.none()).map(lambda moment: moment.isoformat())
     | st.text()
     | st.none()
+    | st.booleans()
     | st.integers(),
     max_size=4,
 )
@@ -307,6 +310,8 @@ def test_no_call_shows_inaccessible_messages(index: MailIndex, name: str, argume
         shown = place.toolbox.run(Call(name, arguments))
     except (ToolError, BadArgumentsError):
         return
+    if shown.startswith("No message"):
+        shown = shown.partition("\n")[2]  # after the keywords themselves
     assert SECRET not in shown
     assert place.finished == (name == "return_final_answer")
 

@@ -208,6 +208,8 @@ def test_the_gate_requires_the_whole_split() -> None:
     one, other = result(answers("++", "new")), result(answers("--", "old"))
     with raises("gate.partial-split", "new", "--limit"):
         decide_gate((evaluation(one, is_whole=False), one), (evaluation(other), other), GateSettings())
+    with raises("gate.partial-split", "old", "--limit"):
+        decide_gate((evaluation(one), one), (evaluation(other, is_whole=False), other), GateSettings())
 
 
 @pytest.mark.nightly

@@ -94,17 +94,23 @@ def test_an_mcp_client_learns_what_the_server_and_its_tools_do(protected_server:
 
 
 def test_an_mcp_client_searches_reads_and_asks(protected_server: AgentProcess, model: FakeVLLM) -> None:
-    found, read, asked = call_tools(
+    partial = {"keywords": ["body", "7", "zebra"], "one_per_thread": True, "query_date": DAY}
+    blamed, thread, found, read, asked = call_tools(
         protected_server,
+        ("search_inbox", partial),
+        ("read_email", {"message_id": "<7@example.com>", "whole_thread": True}),
         ("search_inbox", {"keywords": ["body", "7"], "query_date": DAY}),
         ("read_email", {"message_id": "<7@example.com>"}),
         ("ask", {"question": "What is in 7?", "query_date": DAY}),
     )
+    assert '"7" 1, "zebra" 0.' in blamed[1].partition("\n")[0]
+    assert "id: <7@example.com>" in blamed[1]
+    assert "Body of message 7" in thread[1]
     assert "id: <7@example.com>" in found[1]
     assert "Body of message 7" in read[1]
     assert '"answer": "Body of message 7"' in asked[1]
     assert '"policy": "adapter"' in asked[1]
-    assert not any(each[0] for each in (found, read, asked))
+    assert not any(each[0] for each in (blamed, thread, found, read, asked))
     assert len(model.requests) == 3
 
 

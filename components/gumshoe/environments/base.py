@@ -24,8 +24,9 @@ Event = Literal[
 ]
 """Effect of a tool call.
 
-"searched again": the same search was made before. "in vain": a search found nothing. "found": a search listed a correct
-source for the first time. "read": a correct source was read. "read another": another source was read."""
+"searched again": the same search was made before. "in vain": a search found nothing, or only partial matches
+without a correct source. "found": a search listed a correct source for the first time. "read": a correct source was
+read for the first time. "read again": nothing was read for the first time. "read another": other sources were read."""
 
 
 @dataclass(slots=True)
@@ -38,7 +39,7 @@ class EpisodeState:
     repeated_searches: int = 0
     """Searches with exactly the arguments of an earlier one."""
     empty_searches: int = 0
-    """Searches that found nothing."""
+    """Searches that found nothing, or only partial matches without a correct source."""
     tool_errors: int = 0
     """Calls that raised a ToolError, whose message the model received."""
     found: list[str] = field(default_factory=list)
@@ -48,7 +49,7 @@ class EpisodeState:
     read: list[str] = field(default_factory=list)
     """Correct sources that were read."""
     read_others: int = 0
-    """Number of other sources that were read."""
+    """Number of calls that read only other sources."""
     invalid_ids: int = 0
     """Number of ids that were read, or given as sources, and do not exist."""
     answer: str | None = None

@@ -1,9 +1,18 @@
 """Environment for mail: search one inbox, read messages, answer."""
 
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, ClassVar
 
-from gumshoe.environments.base import MessageSource, SourceText
+from gumshoe.environments.base import Event, MessageSource, SourceText
+from gumshoe.environments.mail_results import (
+    explain_no_match,
+    format_hit,
+    format_message,
+    format_thread,
+    format_threaded_hit,
+    header_fields,
+)
 from gumshoe.environments.search import SearchEnvironment, bare_id
 from gumshoe.environments.tools import Toolbox, ToolError
 from gumshoe.mail.corpus import MailCorpus
@@ -22,22 +31,29 @@ _USER = """\
 I am {inbox}. Today is {today}.
 
 {question}"""
-_MIN_TIMESTAMP = -62135596800  # year 1, UTC: the earliest datetime
 
 
 class EmailEnvironment(SearchEnvironment):
     """Answer one scenario from its inbox, as it was on the query date.
 
     Inbox and date come from the scenario and are part of every query. Neither the model nor the text of a message can
-    change them. The index is shared and read-only.
+    change them. The index is shared and read-only. With `threads`, hits name their thread, whole threads can be read,
+    and a search that no message matches lists partial matches. With `meaning`, there is a tool that searches by meaning
+    if the index has vectors. Turn either off for policies that were trained without it.
 
     Raises:
         ScenarioError: if the scenario is not about mail.
     """
 
     has_inboxes = MailCorpus.has_inboxes
+    for_tiny: ClassVar[Mapping[str, Any]] = {"threads": False, "meaning": False}
+    """Settings that the tiny policy was trained with."""
+    for_calls: ClassVar[Mapping[str, Any]] = {"threads": True, "meaning": True}
+    """Settings for single tool calls, e.g. of an MCP client, even if the server's own policy is the tiny one."""
 
-    def __init__(self, index: MailIndex, scenario: Scenario, max_turns: int) -> None:
+    def __init__(
+        self, index: MailIndex, scenario: Scenario, max_turns: int, *, threads: bool = True, meaning: bool = True
+    ) -> None:
         if scenario.document_ids:
             raise ScenarioError(
                 "environments.not-about-mail", f"scenario {scenario.id} is not about mail: its sources are documents"
@@ -46,8 +62,10 @@ class EmailEnvironment(SearchEnvironment):
             raise ScenarioError(
                 "environments.no-inbox", f"scenario {scenario.id} is not about mail: it has no inbox or no date"
             )
-        self.toolbox = Toolbox([self.search_inbox, self.read_email, self.return_final_answer])
-        self._index, self._max_turns = index, max_turns
+        tools = self if threads else _ToolsWithoutThreads(self)
+        by_meaning = [self.search_by_meaning] if meaning and index.has_vectors else []
+        self.toolbox = Toolbox([tools.search_inbox, *by_meaning, tools.read_email, self.return_final_answer])
+        self._index, self._max_turns, self._threads = index, max_turns, threads
         self._inbox, self._until = scenario.inbox_address, scenario.visible_before
         super().__init__(scenario)
 
@@ -61,6 +79,12 @@ class EmailEnvironment(SearchEnvironment):
         return MailIndex(directory)
 
     @staticmethod
+    def get_ready(index: MailIndex) -> None:
+        """Load the model that embeds queries, if the index has vectors."""
+        if index.has_vectors:
+            index.search_by_meaning("nobody@example.com", "What is there?", limit=1)
+
+    @staticmethod
     def find_source(index: MailIndex, scenario: Scenario, source_id: str) -> MessageSource | None:
         """Return a message of the scenario's inbox that was sent before its date, or None."""
         found = _read_visible(index, scenario, source_id)
@@ -70,7 +94,7 @@ class EmailEnvironment(SearchEnvironment):
     def read_source(index: MailIndex, scenario: Scenario, source_id: str) -> SourceText | None:
         """Return a message with its text. It must be in the scenario's inbox and sent before its date, or else None."""
         found = _read_visible(index, scenario, source_id)
-        return SourceText(_to_source(found), _header_fields(found), found.body) if found else None
+        return SourceText(_to_source(found), header_fields(found), found.body) if found else None
 
     def system_prompt(self) -> str:
         """Return the task and the turn limit. They are the same for every scenario, so a server computes them once."""
@@ -88,47 +112,96 @@ class EmailEnvironment(SearchEnvironment):
         recipient: str | None = None,
         sent_after: str | None = None,
         sent_before: str | None = None,
+        one_per_thread: bool = False,
     ) -> str:
         """Search the inbox: up to ten messages that contain every keyword, the newest first.
 
+        If no message does, messages that contain some of them are listed, the best first.
+
         Args:
             keywords: Words that all must appear in a message; several words in one keyword are a phrase.
-            sender: Only messages from this address.
-            recipient: Only messages to this address.
+            sender: Only messages from this address or name.
+            recipient: Only messages to this address or name.
+            sent_after: Only messages sent on this day or later, as YYYY-MM-DD.
+            sent_before: Only messages sent before this day, as YYYY-MM-DD.
+            one_per_thread: List only the first match of each thread.
+        """
+        where = {"sender": sender, "recipient": recipient, "sent_after": sent_after, "sent_before": sent_before}
+        events = self.begin_search(keywords, *where.values(), one_per_thread)
+        within: dict[str, Any] = {**where, "one_per_thread": one_per_thread, "visible_before": self._until}
+        try:
+            self._check_period(sent_after, sent_before)
+            hits = self._index.search(self._inbox, keywords, **within, order="date")
+            if self._threads and not hits and len(keywords) > 1:
+                return self._search_partially(events, keywords, within, limited=any(where.values()))
+        except MailSearchError as error:
+            raise ToolError(str(error)) from None
+        return self._list_hits(events, hits)
+
+    def _search_partially(
+        self, events: list[Event], keywords: list[str], within: Mapping[str, Any], *, limited: bool
+    ) -> str:
+        found = self._index.search_partially(self._inbox, keywords, **within)
+        ids = [hit.message_id for hit in found.hits]
+        why = explain_no_match(found.counts, limited=limited, has_partial=bool(ids))
+        listed = self.end_search(events, ids, map(format_threaded_hit, found.hits), partial=True)
+        return f"{why}\n{listed}" if ids else f"{listed} {why}"
+
+    def search_by_meaning(
+        self,
+        query: str,
+        sender: str | None = None,
+        recipient: str | None = None,
+        sent_after: str | None = None,
+        sent_before: str | None = None,
+    ) -> str:
+        """Search the inbox by meaning: up to ten messages, the best first. They need not contain the words.
+
+        Args:
+            query: What to look for, in a few words or a sentence.
+            sender: Only messages from this address or name.
+            recipient: Only messages to this address or name.
             sent_after: Only messages sent on this day or later, as YYYY-MM-DD.
             sent_before: Only messages sent before this day, as YYYY-MM-DD.
         """
-        events = self.begin_search(keywords, sender, recipient, sent_after, sent_before)
+        where = {"sender": sender, "recipient": recipient, "sent_after": sent_after, "sent_before": sent_before}
+        events = self.begin_search(query, *where.values())
+        within: dict[str, Any] = {**where, "visible_before": self._until}
         try:
-            after, before = check_period(sent_after, sent_before)
-            end = int(self._until.timestamp())
-            before = end if before is None else min(before, end)
-            if after is not None and after >= before:
-                raise ToolError(f"sent_after {sent_after} is later than today; write an earlier day")
-            hits = self._index.search(
-                self._inbox,
-                keywords,
-                sender=sender,
-                recipient=recipient,
-                sent_after=None if after is None else _to_datetime(after),
-                sent_before=_to_datetime(before),
-                order="date",
-            )
+            self._check_period(sent_after, sent_before)
+            hits = self._index.search_by_meaning(self._inbox, query, **within)
         except MailSearchError as error:
             raise ToolError(str(error)) from None
-        return self.end_search(events, [hit.message_id for hit in hits], map(_format_hit, hits))
+        return self._list_hits(events, hits)
 
-    def read_email(self, message_id: str) -> str:
+    def _check_period(self, sent_after: str | None, sent_before: str | None) -> None:
+        after, _ = check_period(sent_after, sent_before)
+        if after is not None and after >= int(self._until.timestamp()):
+            raise ToolError(f"sent_after {sent_after} is later than today; write an earlier day")
+
+    def _list_hits(self, events: list[Event], hits: Sequence[Hit]) -> str:
+        formatted = map(format_threaded_hit if self._threads else format_hit, hits)
+        return self.end_search(events, [hit.message_id for hit in hits], formatted)
+
+    def read_email(self, message_id: str, whole_thread: bool = False) -> str:
         """Read one message of the inbox.
 
         Args:
             message_id: The id of a message, as a search lists it.
+            whole_thread: Show all messages of its thread, oldest first, without quoted repetitions.
         """
         message = _read_visible(self._index, self.scenario, message_id)
         if message is None:
             raise self.unknown_id_error(f"message {message_id!r} in this inbox")
+        if whole_thread:
+            thread = self._index.read_thread(self._inbox, message.message_id, visible_before=self._until)
+            if len(thread) > 1:
+                ids = [each.message_id for each in thread]
+                text, shown = format_thread(thread, ids.index(message.message_id))
+                self.record_reading(*ids[shown.start : shown.stop])
+                return text
         self.record_reading(message.message_id)
-        return _format_message(message)
+        return format_message(message)
 
     def return_final_answer(self, answer: str, message_ids: list[str]) -> str:
         """Give the answer to the question. This ends the conversation.
@@ -149,41 +222,49 @@ class EmailEnvironment(SearchEnvironment):
         return bare_id(source_id)
 
 
+class _ToolsWithoutThreads:
+    """The tools in the form that the tiny policy was trained with."""
+
+    def __init__(self, environment: EmailEnvironment) -> None:
+        self._environment = environment
+
+    def search_inbox(
+        self,
+        keywords: list[str],
+        sender: str | None = None,
+        recipient: str | None = None,
+        sent_after: str | None = None,
+        sent_before: str | None = None,
+    ) -> str:
+        """Search the inbox: up to ten messages that contain every keyword, the newest first.
+
+        Args:
+            keywords: Words that all must appear in a message; several words in one keyword are a phrase.
+            sender: Only messages from this address.
+            recipient: Only messages to this address.
+            sent_after: Only messages sent on this day or later, as YYYY-MM-DD.
+            sent_before: Only messages sent before this day, as YYYY-MM-DD.
+        """
+        return self._environment.search_inbox(keywords, sender, recipient, sent_after, sent_before)
+
+    def read_email(self, message_id: str) -> str:
+        """Read one message of the inbox.
+
+        Args:
+            message_id: The id of a message, as a search lists it.
+        """
+        return self._environment.read_email(message_id)
+
+
 def _read_visible(index: MailIndex, scenario: Scenario, message_id: str) -> Message | None:
     """Return a message of the scenario's inbox, or None if it does not exist or was sent after the scenario's date."""
-    until = scenario.visible_before
+    if scenario.visible_before is None:
+        return None
     try:
-        message = index.read(str(scenario.inbox_address), message_id)
+        return index.read(str(scenario.inbox_address), message_id, visible_before=scenario.visible_before)
     except (MessageNotFoundError, MailSearchError):
         return None
-    return message if message.sent is not None and until is not None and message.sent < until else None
-
-
-def _to_datetime(seconds: int) -> datetime:
-    """Convert seconds since 1970 to a datetime; earlier times become the earliest datetime."""
-    return datetime.fromtimestamp(max(seconds, _MIN_TIMESTAMP), UTC)
-
-
-def _format_hit(hit: Hit) -> str:
-    """Format a hit for the model. The id comes last, so that a causal model knows what it identifies."""
-    sent = f"{hit.sent:%Y-%m-%d}" if hit.sent else "no date"
-    return f"{sent} {hit.sender}: {hit.subject}\n  {hit.snippet}\n  id: {hit.message_id}"
 
 
 def _to_source(message: Message) -> MessageSource:
     return MessageSource(message.message_id, message.sent, message.sender, message.subject)
-
-
-def _header_fields(message: Message) -> dict[str, str]:
-    """Return sender, recipients and date of a message, as they are shown."""
-    fields = {"From": f"{message.sender_name} <{message.sender}>".lstrip()}
-    for role in ("to", "cc"):
-        listed = ", ".join(each.address for each in message.recipients if each.role == role)
-        if listed:
-            fields[role.capitalize()] = listed
-    return {**fields, "Date": f"{message.sent:%A, %Y-%m-%d %H:%M}"}
-
-
-def _format_message(message: Message) -> str:
-    lines = [f"{name}: {value}" for name, value in _header_fields(message).items()]
-    return "\n".join([*lines, f"Subject: {message.subject}", "", message.body])

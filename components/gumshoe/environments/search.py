@@ -52,30 +52,38 @@ class SearchEnvironment(ABC):
         self._searched.add(key)
         return self._record_call("searched again" if again else "searched")
 
-    def end_search(self, events: list[Event], ids: Sequence[str], listed: Iterable[str]) -> str:
-        """Record the ids that a search found [hits], and return the tool's result: the lines in `listed` [hits]."""
-        record = self.record
-        if not ids:
-            record.empty_searches += 1
-            events.append("in vain")
-            return NOTHING_FOUND
-        before = len(record.found)
+    def end_search(
+        self, events: list[Event], ids: Sequence[str], listed: Iterable[str], *, partial: bool = False
+    ) -> str:
+        """Record the ids that a search listed [hits], and return the tool's result: the lines in `listed` [hits].
+
+        `partial` is True if the hits match the search only in part. It is then in vain without a correct source.
+        """
+        record, before = self.record, len(self.record.found)
         right = [rank for rank, source_id in enumerate(ids, 1) if self._record_source(record.found, source_id)]
         if right:
             record.best_rank = min(right[0], record.best_rank or right[0])
+        elif partial or not ids:
+            record.empty_searches += 1
+            events.append("in vain")
         if len(record.found) > before:
             events.append("found")
-        return "\n".join(listed)
+        return "\n".join(listed) if ids else NOTHING_FOUND
 
-    def record_reading(self, source_id: str) -> None:
-        """Record that a source is read. `source_id` is the id under which searches list it."""
-        events = self._record_call()
-        right = self._record_source(self.record.read, source_id)
+    def record_reading(self, *source_ids: str) -> None:
+        """Record that a call shows sources, e.g. a thread. They have the ids under which searches list them.
+
+        If a correct source is among them, the others do not count as other sources that were read.
+        """
+        events, before = self._record_call(), len(self.record.read)
+        right = [source_id for source_id in source_ids if self._record_source(self.record.read, source_id)]
         if not right:
             self.record.read_others += 1
-        again = source_id in self._read_ids
-        events.append("read again" if again else "read" if right else "read another")
-        self._read_ids.add(source_id)
+        if self._read_ids.issuperset(source_ids):
+            events.append("read again")
+        else:
+            events += ["read"] * (len(self.record.read) - before) or ["read another"]
+        self._read_ids.update(source_ids)
 
     def unknown_id_error(self, wanted: str) -> ToolError:
         """Record an attempt to read something that does not exist, and return the error for the model."""

@@ -26,7 +26,7 @@ from gumshoe.rollouts.trajectory import Segment, Trajectory
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 
 _ERROR = re.compile(r"(?:\A|<tool_response>\n)Error: ")
-_HIT = re.compile(r"[^\n]*\n  [^\n]*\n  id: (\S+)")
+_HIT = re.compile(r"[^\n]*\n  [^\n]*\n  id: (\S+)[^\n]*")
 _STEPS = ("found", "read", "source_accuracy", "accuracy")
 _ENDINGS = ("unusable", "out_of_turns", "context_full", "does_not_know")
 

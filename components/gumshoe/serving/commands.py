@@ -361,5 +361,8 @@ def _format_step(step: "AnswerStep") -> str:
     if not step.tool:
         return " ".join(step.text.split())
     values = ", ".join(f"{name}={value!r}" for name, value in step.arguments.items() if value is not None)
-    hits = f": {(step.result or '').count(chr(10) + '  id: ')} found" if step.tool.startswith("search") else ""
-    return f"{step.tool}({values}){hits}"
+    if not step.tool.startswith("search"):
+        return f"{step.tool}({values})"
+    result = step.result or ""
+    kind = "found in part" if result.startswith("No message ") else "found"
+    return f"{step.tool}({values}): {result.count(chr(10) + '  id: ')} {kind}"

@@ -48,7 +48,9 @@ _EXAMPLES: dict[str, Any] = {
     "recipient": "ann@example.com",
     "sent_after": "2024-04-01",
     "sent_before": "2024-05-01",
+    "one_per_thread": True,
     "message_id": "<1@example.com>",
+    "whole_thread": True,
     "query": "What helps against asthma?",
     "document_id": "asthma",
 }
@@ -103,7 +105,7 @@ class ToolServer(MCPServer[Any]):
 
 def create_mcp_server(service: AnswerService) -> MCPServer[Any]:
     """Create the MCP server. Its requests must have a principal in their state."""
-    tools, has_inboxes = service.env_factory.list_tools(), service.env_factory.has_inboxes
+    tools, has_inboxes = service.env_factory.for_calls().list_tools(), service.env_factory.has_inboxes
     more = [_INBOX, _DAY] if has_inboxes else []
 
     async def run(

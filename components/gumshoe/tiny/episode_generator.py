@@ -305,7 +305,7 @@ class EpisodeGenerator:
                     question, about = found
                     changed = {"question": question, "message_ids": (message["message_id"],)}
                     scenario = last[inbox].model_copy(update=changed)
-                    environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
+                    environment = EmailEnvironment(company.index, scenario, MAX_TURNS, **EmailEnvironment.for_tiny)
                     expert = ScriptedExpert(
                         scenario, QuestionBackground(about, "", (), ()), anything, MAIL, rng, makes_errors=False
                     )
@@ -358,7 +358,7 @@ class EpisodeGenerator:
             others = {to_document_id(source): answer for source, answer in company.answers.items()}
             expert = ScriptedExpert(scenario, background, right, DOCUMENTS, rng, makes_errors, others)
             return MailboxAsDocuments.environment(company.index, scenario), expert
-        environment = EmailEnvironment(company.index, scenario, MAX_TURNS)
+        environment = EmailEnvironment(company.index, scenario, MAX_TURNS, **EmailEnvironment.for_tiny)
         right = frozenset(scenario.message_ids)
         return environment, ScriptedExpert(scenario, background, right, MAIL, rng, makes_errors, company.answers)
 
@@ -470,11 +470,11 @@ def iterate_episode_texts(company: PracticeCompany) -> Iterator[str]:
                 tools.answer_call(scenario.answer, source),
             )
             yield from map(format_call, calls)
-        mailbox = EmailEnvironment(company.index, scenario, MAX_TURNS)
+        mailbox = EmailEnvironment(company.index, scenario, MAX_TURNS, **EmailEnvironment.for_tiny)
         yield mailbox.toolbox.run(MAIL.search_call(scenario.question.rstrip("?").split()[-1:]))[:_HITS_LENGTH]
     first = company.mail.scenarios.scenarios[0]
     for environment in (
-        EmailEnvironment(company.index, first, MAX_TURNS),
+        EmailEnvironment(company.index, first, MAX_TURNS, **EmailEnvironment.for_tiny),
         MailboxAsDocuments.environment(company.index, first),
     ):
         prompts = environment.system_prompt(), environment.user_prompt()

@@ -15,9 +15,10 @@ const asList = (value) => [].concat(value ?? []).map(String).filter(Boolean);
 const SEARCH = ["Searching for", "Searched for", "Tried to search for"];
 const READ = ["Reading", "Read", "Tried to read"];
 const TOOLS = {
-  search_inbox: { verbs: SEARCH, object: describeMailSearch, outcome: (result) => countHits(result, "message") },
+  search_inbox: { verbs: SEARCH, object: describeMailSearch, outcome: countMessages },
+  search_by_meaning: { verbs: SEARCH, object: describeMailSearch, outcome: countMessages },
   search_documents: { verbs: SEARCH, object: ({ query }) => `“${query}”`, outcome: (result) => countHits(result, "passage") },
-  read_email: { verbs: READ, object: ({ message_id }) => String(message_id), objectRead: describeMessage },
+  read_email: { verbs: READ, object: nameMessage, objectRead: describeMessage },
   read_document: { verbs: READ, object: ({ document_id }) => String(document_id), objectRead: describeDocument },
   return_final_answer: {
     verbs: ["Answering", "Answered", "Tried to answer"],
@@ -28,9 +29,20 @@ const TOOLS = {
   },
 };
 
-function describeMailSearch({ keywords, sender, recipient, sent_after, sent_before }) {
+function describeMailSearch({ keywords, query, sender, recipient, sent_after, sent_before, one_per_thread }) {
   const filters = [[sender, "from"], [recipient, "to"], [sent_after, "since"], [sent_before, "before"]];
-  return (asList(keywords).join(", ") || "anything") + filters.filter(([value]) => value).map(([value, word]) => `, ${word} ${value}`).join("");
+  const limits = filters.filter(([value]) => value).map(([value, word]) => `, ${word} ${value}`).join("");
+  return `${(query ? `“${query}”` : asList(keywords).join(", ")) || "anything"}${limits}${one_per_thread ? ", one per thread" : ""}`;
+}
+
+// If no message has all keywords, one line explains it before the hits.
+function countMessages(result) {
+  if (!result.startsWith("No message ")) return countHits(result, "message");
+  return `nothing with all of these, ${countHits(result.slice(result.indexOf("\n") + 1), "message")} with some`;
+}
+
+function nameMessage({ message_id, whole_thread }) {
+  return `${whole_thread ? "the thread of " : ""}${message_id}`;
 }
 
 function countHits(result, noun) {
@@ -39,6 +51,8 @@ function countHits(result, noun) {
 }
 
 function describeMessage(result) {
+  const thread = result.match(/^Thread of (\d+) messages/);
+  if (thread) return `a thread of ${thread[1]} messages`;
   const [header] = result.split("\n\n", 1);
   const field = (name) => header.split("\n").find((line) => line.startsWith(`${name}: `))?.slice(name.length + 2).trim();
   const sender = field("From")?.replace(/(.+) <.*>$/, "$1").replace(/^<(.*)>$/, "$1");

@@ -1,0 +1,97 @@
+"""Format messages, search results and threads for the model."""
+
+from collections.abc import Sequence
+
+from gumshoe.mail.search_results import Hit, Message
+
+MAX_THREAD = 12_000
+"""Characters of a thread that are shown. The wanted message is always shown whole."""
+_MAX_OTHER = 2_000  # characters shown of the text of another message of the thread
+_MAX_PEOPLE = 10  # recipients shown of each message of a thread, for each role
+
+
+def format_hit(hit: Hit) -> str:
+    """Format a hit on three lines. The id comes last, so that a causal model knows what it identifies."""
+    sent = f"{hit.sent:%Y-%m-%d}" if hit.sent else "no date"
+    return f"{sent} {hit.sender}: {hit.subject}\n  {hit.snippet}\n  id: {hit.message_id}"
+
+
+def format_threaded_hit(hit: Hit) -> str:
+    """Format a hit with its thread, if that has other messages."""
+    thread = f" (thread {hit.thread}, {hit.thread_size} messages)" if hit.thread_size > 1 else ""
+    return f"{format_hit(hit)}{thread}"
+
+
+def explain_no_match(counts: dict[str, int], *, limited: bool, has_partial: bool) -> str:
+    """Say on one line why no message has all keywords, given how many messages have each of them.
+
+    `limited` is True if only some messages were searched, e.g. those of one sender; `has_partial` if hits follow.
+    """
+    message = "message within these limits" if limited else "message"
+    if not has_partial:
+        return f"No {message} has any of the keywords."
+    listed = ", ".join(f'"{" ".join(keyword.split())}" {count:,}' for keyword, count in counts.items())
+    return f"No {message} has all keywords. Messages with each: {listed}. The best with only some of them:"
+
+
+def header_fields(message: Message, most: int | None = None) -> dict[str, str]:
+    """Return sender, recipients and date of a message, as they are shown, with at most `most` recipients a role."""
+    fields = {"From": f"{message.sender_name} <{message.sender}>".lstrip()}
+    for role in ("to", "cc"):
+        people = [each.address for each in message.recipients if each.role == role]
+        if most is not None and len(people) > most:
+            people[most:] = [f"and {len(people) - most} more"]
+        if people:
+            fields[role.capitalize()] = ", ".join(people)
+    return {**fields, "Date": f"{message.sent:%A, %Y-%m-%d %H:%M}"}
+
+
+def format_message(message: Message) -> str:
+    """Format a message with its header."""
+    return f"{_format_header(message)}\n\n{message.body}"
+
+
+def _format_header(message: Message, most: int | None = None) -> str:
+    fields = {**header_fields(message, most), "Subject": message.subject}
+    return "\n".join(f"{name}: {value}" for name, value in fields.items())
+
+
+def format_thread(thread: Sequence[Message], wanted: int) -> tuple[str, range]:
+    """Format the messages of a thread around the wanted one, oldest first. Return the text, and which are shown.
+
+    It has about `MAX_THREAD` characters at most, unless the wanted message alone is longer.
+    """
+    parts = [
+        _format_part(each, number, len(thread), None if number == wanted + 1 else _MAX_OTHER)
+        for number, each in enumerate(thread, 1)
+    ]
+    shown = _select_around([len(part) for part in parts], wanted)
+    head = f"Thread of {len(thread)} messages, oldest first."
+    left_out = {"earlier": shown.start, "later": len(thread) - shown.stop}
+    if len(shown) < len(thread):
+        listed = " and ".join(f"{count} {when}" for when, count in left_out.items() if count)
+        head += f" Left out: {listed} ones. To see them, read the whole thread of the first or last message shown here."
+    return "\n\n".join([head, *(parts[number] for number in shown)]), shown
+
+
+def _format_part(message: Message, number: int, size: int, longest: int | None) -> str:
+    """Format a message of a thread, with at most `longest` characters of its text."""
+    body = message.body.strip()
+    if longest is not None and len(body) > longest:
+        body = f"{body[:longest]} […]\n[{len(body) - longest:,} more characters: read this message alone to see them]"
+    return f"[{number} of {size}]\n{_format_header(message, _MAX_PEOPLE)}\nId: {message.message_id}\n\n{body}"
+
+
+def _select_around(lengths: Sequence[int], wanted: int) -> range:
+    """Return the range of items around the wanted one that has at most `MAX_THREAD` characters."""
+    first, last = wanted, wanted
+    room = MAX_THREAD - lengths[wanted]
+    open_ends = [-1, 1]  # directions, the next one first
+    while open_ends:
+        direction = open_ends.pop(0)
+        place = first - 1 if direction < 0 else last + 1
+        if 0 <= place < len(lengths) and lengths[place] <= room:
+            room -= lengths[place]
+            first, last = min(first, place), max(last, place)
+            open_ends.append(direction)
+    return range(first, last + 1)
