@@ -145,8 +145,9 @@ def render_mcp() -> str:
 
 
 def _render_tools(name: str, kind: Any) -> Iterator[str]:
+    index = SimpleNamespace(has_vectors=True)
     service = SimpleNamespace(
-        env_factory=EnvFactory(name, kind, None, {}), settings=_SETTINGS
+        env_factory=EnvFactory(name, kind, index, {}), settings=_SETTINGS
     )  # enough for a description
     tools = asyncio.run(create_mcp_server(cast(AnswerService, service)).list_tools())
     yield from [f"## With an index of {name}", ""]

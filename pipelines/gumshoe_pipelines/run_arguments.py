@@ -12,7 +12,7 @@ from gumshoe.artifacts.hub import find_local_dataset
 from gumshoe.artifacts.storage import NotFoundError, open_uri, split_uri
 from gumshoe.artifacts.store import Store
 from gumshoe.cluster.trainjob import TrainJobSpec
-from gumshoe.corpus import CORPORA, DEFAULT_ENVIRONMENT, find_corpus
+from gumshoe.corpus import CORPORA, DEFAULT_ENVIRONMENT, Corpus, find_corpus
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import ParameterModel, validate_model
 from gumshoe_pipelines.graphs import combine_errors
@@ -123,23 +123,31 @@ def _check_sources(arguments: Mapping[str, Any], is_local: bool) -> None:
             corpus.check_source(source)
 
 
-def _check_index(arguments: Mapping[str, Any], _: bool) -> None:
+def _check_index(arguments: Mapping[str, Any], is_local: bool) -> None:
     corpus = find_corpus(arguments.get("environment", DEFAULT_ENVIRONMENT))
     if corpus is not None:  # otherwise reported by the check of `environment`
         corpus.check_options(arguments["index"])
+        _check_embedding(corpus, arguments, is_local)
 
 
 def _check_environment(arguments: Mapping[str, Any], is_local: bool) -> None:
-    environment, embedding = arguments["environment"], arguments.get("embedding", EMBEDDING)
+    environment = arguments["environment"]
     corpus = find_corpus(environment)
     if corpus is None:
         raise UsageError(
             "pipelines.unknown-environment",
             f"environment {environment!r} does not exist; use one of {', '.join(CORPORA)}",
         )
+    if "index" not in arguments:  # otherwise checked with it
+        _check_embedding(corpus, arguments, is_local)
+
+
+def _check_embedding(corpus: Corpus, arguments: Mapping[str, Any], is_local: bool) -> None:
+    """Check that the image of steps without a GPU can run the embedding model."""
     image = arguments.get("worker_image", "")
+    embedding = corpus.choose_embedding(arguments.get("embedding", EMBEDDING), arguments.get("index", {}))
     embeds = embedding != "none" and not embedding.startswith("openai:")
-    if corpus.uses_embedding and embeds and not is_local and _WORKER.search(image):
+    if embeds and not is_local and _WORKER.search(image):
         raise UsageError(
             "pipelines.image-cannot-embed",
             f"the image {image} cannot embed {corpus.content} with {embedding}; set worker_image to the trainer's "

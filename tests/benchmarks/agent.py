@@ -327,9 +327,9 @@ class TimedIndex(MailIndex):
         with timing(self._seconds, "search"):
             return super().search(*arguments, **named)
 
-    def read(self, inbox: str, message_id: str) -> Message:
+    def read(self, *arguments: Any, **named: Any) -> Message:
         with timing(self._seconds, "read"):
-            return super().read(inbox, message_id)
+            return super().read(*arguments, **named)
 
 
 class TimedFormat(ChatFormat):

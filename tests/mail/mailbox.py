@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from gumshoe.embeddings.embedder import Embedder
 from gumshoe.mail.build import build_mail_index
 from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index import MailIndex
@@ -36,9 +37,13 @@ def write_jsonl(path: Path, records: Iterable[dict[str, Any]]) -> str:
 
 
 def make_index(
-    directory: Path, records: Iterable[dict[str, Any]], options: MailBuildOptions | None = None
+    directory: Path,
+    records: Iterable[dict[str, Any]],
+    options: MailBuildOptions | None = None,
+    embedder: Embedder | None = None,
 ) -> MailIndex:
     """Build an index of some records."""
     directory.mkdir(parents=True, exist_ok=True)
-    build_mail_index([write_jsonl(directory / "mail.jsonl", records)], directory / "index", options)
-    return MailIndex(directory / "index")
+    source = write_jsonl(directory / "mail.jsonl", records)
+    build_mail_index([source], directory / "index", options, embedder=embedder)
+    return MailIndex(directory / "index", embedder)

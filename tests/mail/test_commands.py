@@ -10,6 +10,7 @@ import pytest
 from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.schema import read_state
 from tests.conftest import CommandResult
+from tests.embeddings.word_vectors import WordVectors
 from tests.mail.mailbox import make_index, record, write_jsonl
 
 ANN, BOB = "ann@example.com", "bob@example.com"
@@ -186,6 +187,41 @@ def test_the_output_directory_cannot_be_a_file(run: Run, tmp_path: Path) -> None
     assert (ran.status, ran.code) == (1, "store.not-a-directory")
     assert "Traceback" not in ran.err
     assert str(tmp_path / "m.jsonl") in ran.err
+
+
+def test_a_search_by_meaning_shows_the_ranks_of_both_retrievers(run: Run, tmp_path: Path) -> None:
+    options = MailBuildOptions(embedding="word-vectors")
+    records = [record(1, body="The roof leaks"), record(2, body="Lunch"), record(3, body="A leaking roof", to=[ANN])]
+    make_index(tmp_path, records, options, WordVectors())
+    search = ("mail", "search", "--index", tmp_path / "index", "--inbox", BOB, "--meaning", "the roofs")
+    by_words = run(*search, "--dense-weight", "0")
+    assert "<1@example.com>  (dense -, lexical 1)" in by_words.out
+    assert by_words.out.count("@example.com>") == 1
+    found = json.loads(run(*search, "--dense-weight", "0", "--fusion", "rank", "--json").out)
+    assert [(hit["message_id"], hit["dense_rank"], hit["lexical_rank"]) for hit in found] == [
+        ("<1@example.com>", None, 1)
+    ]
+    nothing = run(*search[:-1], "umbrella", "--dense-weight", "0")
+    assert (nothing.status, nothing.out, nothing.err) == (0, "", "No messages found.\n")
+    assert "3 vectors of 96 dimensions" in run("mail", "stats", "--index", tmp_path / "index").out
+
+
+@pytest.mark.parametrize(
+    ("options", "value"),
+    [
+        ([], "keywords"),
+        (["roof", "--meaning", "roof"], "--meaning"),
+        (["--meaning", "roof", "--order", "date"], "--order"),
+        (["--meaning", "roof", "--threads"], "--threads"),
+        (["roof", "--fusion", "rank"], "--fusion"),
+        (["roof", "--dense-weight", "0"], "--dense-weight"),
+    ],
+)
+def test_options_of_search_that_conflict_are_rejected(run: Run, index: str, options: list[str], value: str) -> None:
+    ran = run("mail", "search", "--index", index, "--inbox", BOB, *options)
+    assert ran.status == 2
+    assert "mail.option-conflict" in ran.err
+    assert value in ran.err
 
 
 def test_search_shows_id_sender_date_and_snippet(run: Run, index: str) -> None:

@@ -10,44 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gumshoe.mail import build, segment_writer
+from gumshoe.mail import index_build, segment_writer
 from gumshoe.mail.build import build_mail_index, extend_mail_index
 from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from tests.errors import raises
 from tests.mail.mailbox import make_index, record, write_jsonl
-
-BOB = "bob@example.com"
-PEOPLE = [f"{name}@example.com" for name in ("ann", "bob", "carol")]
-WORDS = ["gas", "power", "price"]
-
-people = st.sampled_from(PEOPLE)
-messages = st.fixed_dictionaries(
-    {
-        "message_id": st.sampled_from([f"<{number}@example.com>" for number in range(6)]),
-        "from": people,
-        "to": st.lists(people, min_size=1, max_size=2),
-        "bcc": st.lists(people, max_size=1),
-        "subject": st.sampled_from(WORDS),
-        "body": st.lists(st.sampled_from(WORDS), min_size=1, max_size=3).map(" ".join),
-    }
-)
-mailboxes = st.lists(messages, min_size=1, max_size=8).map(
-    lambda records: [record(number, **each) for number, each in enumerate(records)]
-)
-
-
-def observe(index: MailIndex) -> dict[str, Any]:
-    """Return everything that the inboxes show."""
-    shown: dict[str, Any] = {"content": index.stats()["content"]}
-    for inbox in PEOPLE:
-        listed = index.list_messages(inbox)
-        shown[inbox] = listed, [index.read(inbox, message_id) for message_id, _ in listed]
-        for word in WORDS:
-            choices: tuple[dict[str, Any], ...] = ({}, {"order": "date"}, {"sender": BOB}, {"recipient": "carol"})
-            for options in choices:
-                shown[f"{inbox} {word} {options}"] = index.search(inbox, [word], **options)
-    return shown
+from tests.mail.small_mailboxes import BOB, IDS, PEOPLE, WORDS, mailboxes, observe
 
 
 @settings(max_examples=30)
@@ -68,7 +37,7 @@ def test_an_extended_index_equals_one_build_of_the_same_mail(
 
 
 @settings(max_examples=30)
-@given(records=mailboxes, removed=st.sampled_from([f"<{number}@example.com>" for number in range(6)]))
+@given(records=mailboxes, removed=st.sampled_from(IDS))
 def test_an_index_without_a_message_equals_a_build_without_it(records: list[dict[str, Any]], removed: str) -> None:
     left = [each for each in records if each["message_id"] != removed]
     if not left or len(left) == len(records):
@@ -114,7 +83,7 @@ def test_small_segments_give_the_same_results(tmp_path: Path, monkeypatch: pytes
     ]
     whole = observe(make_index(tmp_path / "whole", records))
     monkeypatch.setattr(segment_writer, "_FULL_MESSAGES", 7)
-    monkeypatch.setattr("gumshoe.mail.build._BATCH", 5)
+    monkeypatch.setattr("gumshoe.mail.source_batches._BATCH", 5)
     monkeypatch.setattr("gumshoe.mail.postings._BLOCK", 7)
     monkeypatch.setattr("gumshoe.mail.postings._CHUNK", 50)
     index = make_index(tmp_path / "small", records)
@@ -171,16 +140,16 @@ def test_what_was_removed_can_be_added_again(tmp_path: Path) -> None:
 def test_an_interrupted_extension_with_removals_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = make_index(tmp_path, [record(1), record(2)])
     source = write_jsonl(tmp_path / "new.jsonl", [record(1, body="new"), record(3)])
-    add = build._Build._add_batch
+    add = index_build.IndexBuild._add_batch
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(build._Build, "_add_batch", stop)
+    monkeypatch.setattr(index_build.IndexBuild, "_add_batch", stop)
     with pytest.raises(KeyboardInterrupt):
         extend_mail_index([source], index.directory, remove=["<1@example.com>"])
     assert (index.directory / ".partial" / "segment-2").is_dir()
-    monkeypatch.setattr(build._Build, "_add_batch", add)
+    monkeypatch.setattr(index_build.IndexBuild, "_add_batch", add)
     report = extend_mail_index([source], index.directory, remove=["<1@example.com>"])
     assert (report.messages, report.removed) == (3, 1)
     assert {message_id for message_id, _ in MailIndex(index.directory).list_messages(BOB)} == {

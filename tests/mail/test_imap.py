@@ -259,6 +259,20 @@ def test_an_index_is_extended_by_new_messages_only(fake: FakeImapServer, tmp_pat
     assert len(MailIndex(tmp_path / "index").list_messages("ann@example.com")) == 2
 
 
+def test_a_sync_removes_what_the_server_no_longer_has(fake: FakeImapServer, tmp_path: Path) -> None:
+    fake.create("Work")
+    fake.append("INBOX", mail(1))
+    fake.append("Work", mail(2))
+    sources = [OwnedSource(fake.uri(), "ann@example.com")]
+    build_mail_index(sources, tmp_path / "index")
+    fake.delete("Work")
+    fake.append("INBOX", mail(3))
+    report = extend_mail_index(sources, tmp_path / "index", sync=True)
+    assert (report.read, report.messages, report.just_removed) == (2, 2, 1)
+    fake.append("INBOX", mail(4))
+    assert extend_mail_index(sources, tmp_path / "index").read == 3  # only the new message
+
+
 def test_an_interrupted_reading_continues_where_it_was(fake: FakeImapServer) -> None:
     for number in range(5):
         fake.append("INBOX", mail(number))

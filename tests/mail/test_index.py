@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.mail.build import build_mail_index
 from gumshoe.mail.index import MailIndex
-from gumshoe.mail.schema import FILE_NAME
+from gumshoe.mail.schema import FILE_NAME, VERSION
 from gumshoe.mail.search_arguments import MailSearchError
 from tests.errors import raises
 from tests.mail.mailbox import KEEP_ALL, make_index, record
@@ -373,7 +373,7 @@ def test_a_disk_error_is_temporary(tmp_path: Path) -> None:
 def test_an_index_with_another_schema_is_rejected(tmp_path: Path) -> None:
     index = make_index(tmp_path, [record(1)])
     index.path.write_text(json.dumps({**json.loads(index.path.read_text()), "schema": 1}))
-    with raises("mail.index-version", index.path, "schema 1, not 2"):
+    with raises("mail.index-version", index.path, f"schema 1, not {VERSION}"):
         MailIndex(index.directory)
 
 

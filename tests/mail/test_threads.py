@@ -1,12 +1,19 @@
 """Threads: what belongs together in an inbox, and how a thread is shown."""
 
+import itertools
+from datetime import UTC, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gumshoe.mail.index import MailIndex
-from tests.mail.mailbox import make_index, record
+from gumshoe.mail.search_arguments import Order
+from tests.errors import raises
+from tests.mail.mailbox import KEEP_ALL, make_index, record
 
 ANN, BOB = "ann@example.com", "bob@example.com"
 
@@ -91,3 +98,67 @@ def test_a_hidden_blind_copy_does_not_connect_messages(tmp_path: Path) -> None:
     index = make_index(tmp_path, [first, second])
     assert [thread_of(index, 1), thread_of(index, 2)] == [[1], [2]]
     assert thread_of(index, 1, inbox="zoe@example.com") == [1, 2]  # both went to Bob
+
+
+timed_messages = st.lists(
+    st.fixed_dictionaries(
+        {
+            "day": st.none() | st.integers(1, 9),
+            "references": st.lists(st.integers(0, 9), max_size=2),
+            "subject": st.sampled_from(["Budget", "Re: Budget"]),
+            "body": st.lists(st.sampled_from(["gas", "power", "price"]), min_size=1, max_size=4).map(" ".join),
+        }
+    ),
+    min_size=1,
+    max_size=10,
+)
+
+
+@settings(max_examples=40)
+@given(messages=timed_messages, keywords=st.lists(st.sampled_from(["gas", "power"]), min_size=1, max_size=2))
+def test_an_inbox_is_shown_as_it_was_before_a_time(messages: list[dict[str, Any]], keywords: list[str]) -> None:
+    """Check that searches, counts, threads and messages are as if no later message were in the index."""
+    records = [
+        reply(number, *each["references"], subject=each["subject"], body=each["body"], date=_date(each["day"]))
+        for number, each in enumerate(messages)
+    ]
+    visible = [number for number, each in enumerate(messages) if each["day"] is not None and each["day"] < 5]
+    until = datetime(2001, 5, 5, tzinfo=UTC)
+    with TemporaryDirectory() as directory:
+        whole = make_index(Path(directory) / "whole", records, KEEP_ALL)
+        before = make_index(Path(directory) / "before", [records[number] for number in visible], KEEP_ALL)
+        for number in range(len(messages)):
+            whole.read_thread(BOB, f"<{number}@example.com>")  # fills caches that must not be used below
+        orders: tuple[Order, ...] = ("date", "relevance")
+        for grouped, order in itertools.product((False, True), orders):
+            bounded = whole.search(BOB, keywords, order=order, one_per_thread=grouped, visible_before=until)
+            assert bounded == before.search(BOB, keywords, order=order, one_per_thread=grouped)
+            partly = whole.search_partially(BOB, [*keywords, "zebra"], one_per_thread=grouped, visible_before=until)
+            assert partly == before.search_partially(BOB, [*keywords, "zebra"], one_per_thread=grouped)
+        for number in range(len(messages)):
+            name = f"<{number}@example.com>"
+            if number in visible:
+                assert whole.read(BOB, name, visible_before=until) == before.read(BOB, name)
+                assert whole.read_thread(BOB, name, visible_before=until) == before.read_thread(BOB, name)
+            else:
+                with raises("mail.message-not-found", name):
+                    whole.read_thread(BOB, name, visible_before=until)
+
+
+def _date(day: int | None) -> str:
+    return "" if day is None else f"2001-05-{day:02}T00:00:00+00:00"
+
+
+def test_a_later_copy_of_a_message_is_not_visible(tmp_path: Path) -> None:
+    """Let a copy of the first message, sent later to others, refer to the second message."""
+    first = reply(1, body="same", subject="Plan", date=_date(1))
+    later = reply(2, 3, body="same", subject="Plan", date=_date(8), cc=["zoe@example.com"])
+    index = make_index(tmp_path, [first, later, reply(3, body="other", date=_date(2))])
+    until = datetime(2001, 5, 5, tzinfo=UTC)
+    message = index.read(BOB, "<1@example.com>", visible_before=until)
+    assert [each.address for each in message.recipients] == [BOB]
+    assert len(index.read(BOB, "<1@example.com>").recipients) == 2
+    (hit,) = index.search(BOB, ["same"], visible_before=until)
+    assert (hit.thread, hit.thread_size) == ("<1@example.com>", 1)
+    with raises("mail.message-not-found", "<2@example.com>"):
+        index.read(BOB, "<2@example.com>", visible_before=until)

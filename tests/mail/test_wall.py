@@ -240,13 +240,14 @@ def test_the_index_cannot_be_read_without_an_inbox() -> None:
     assert set(methods) == {
         "search",
         "search_partially",
+        "search_by_meaning",
         "read",
         "read_thread",
         "list_messages",
         "stats",
         "list_unreadable",
     }
-    for name in ("search", "search_partially", "read", "read_thread", "list_messages"):
+    for name in ("search", "search_partially", "search_by_meaning", "read", "read_thread", "list_messages"):
         assert list(inspect.signature(methods[name]).parameters)[1] == "inbox"
     imported = ast.dump(ast.parse(Path(gumshoe.mail.index.__file__).read_text()))
     assert "audit" not in imported

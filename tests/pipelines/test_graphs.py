@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,12 @@ def check_arguments(arguments: dict[str, Any], *, is_local: bool) -> None:
     check(arguments, is_local=is_local)
 
 
+compile_once = cache(compile_graph)
+
+
 @pytest.fixture(scope="module", params=list(PIPELINES))
 def graph(request: pytest.FixtureRequest) -> Graph:
-    return compile_graph(request.param)
+    return compile_once(request.param)
 
 
 def list_components(spec: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -136,13 +140,13 @@ def test_steps_install_nothing_and_images_are_parameters(graph: Graph) -> None:
 @pytest.mark.parametrize("name", list(PIPELINES))
 def test_the_committed_pipelines_are_up_to_date(name: str) -> None:
     """`make pipelines` compiles them again."""
-    graph = compile_graph(name)
+    graph = compile_once(name)
     assert (COMPILED / f"{name}.yaml").read_text(encoding="utf-8") == graph.text
     assert (COMPILED / f"{name}.k8s.yaml").read_text(encoding="utf-8") == compile_manifests(graph)
 
 
 def test_each_entry_of_a_sweep_has_its_own_checkpoints() -> None:
-    spec = compile_graph("sweep-agent").spec
+    spec = compile_once("sweep-agent").spec
     (loop,) = [
         part
         for name, part in list_components(spec)
@@ -155,7 +159,7 @@ def test_each_entry_of_a_sweep_has_its_own_checkpoints() -> None:
 
 
 def test_a_version_name_depends_on_the_content() -> None:
-    graph = compile_graph("evaluate-agent")
+    graph = compile_once("evaluate-agent")
     names = [
         [each["metadata"]["name"] for each in read_documents(compile_manifests(Graph(graph.name, text)))]
         for text in (graph.text, graph.text + "# other")
@@ -203,7 +207,7 @@ def test_unreadable_parameters_are_refused(
 
 
 def test_a_missing_parameter_is_described() -> None:
-    graph = compile_graph("train-agent")
+    graph = compile_once("train-agent")
     description = graph.parameters["scenarios"]["description"].rstrip(".")
     with raises("pipelines.missing-parameter", "scenarios", description):
         graph.check({"sources": ["a"], "store": "s", **IMAGES})
@@ -212,14 +216,14 @@ def test_a_missing_parameter_is_described() -> None:
 def test_an_unquoted_date_is_refused() -> None:
     given = {"sources": ["a"], "scenarios": "b", "store": "s", **IMAGES}
     with raises("pipelines.unquoted-date", "run", "2024-05-03"):
-        compile_graph("train-agent").check({**given, **read_values(["run=2024-05-03"], None)})
+        compile_once("train-agent").check({**given, **read_values(["run=2024-05-03"], None)})
 
 
 def test_all_wrong_parameters_are_reported_with_their_codes() -> None:
     given = {"scenarios": "b", "store": "s", "run": "r", "gpus": True, "colour": "blue", **IMAGES}
     each = ("[pipelines.missing-parameter]", "[pipelines.wrong-parameter-type]", "[pipelines.unknown-parameter]")
     with raises("pipelines.several-faults", "3", "sources", "gpus", "colour", *each):
-        compile_graph("train-agent").check(given)
+        compile_once("train-agent").check(given)
 
 
 @pytest.mark.parametrize(
@@ -349,6 +353,8 @@ def test_an_unknown_pipeline_is_refused() -> None:
         ({"sources": [{"source": "maildir:x", "owner": ANN}]}, "pipelines.not-readable-from-pods", "read x;"),
         ({"index": {"max_bdy": 0}}, "mail.invalid-index-options", "max_bdy: "),
         ({"index": {"skip": ["old"]}}, "mail.invalid-index-options", "'old'"),
+        ({"index": {"embedding": 3}}, "mail.invalid-index-options", "embedding: "),
+        ({"index": {"embedding": EMBEDDING}, "worker_image": "worker:1"}, "pipelines.image-cannot-embed", EMBEDDING),
     ],
 )
 def test_invalid_mail_arguments_are_refused_before_anything_starts(

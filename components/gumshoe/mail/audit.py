@@ -10,7 +10,6 @@ from pathlib import Path
 from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.corpus import LookupResult, QuestionScope
 from gumshoe.mail.message import to_datetime
-from gumshoe.mail.schema import read_state
 from gumshoe.mail.segment import IndexSegments
 from gumshoe.mail.terms import bare_id
 
@@ -38,7 +37,7 @@ class MailAudit:
         from gumshoe.mail.index import MailIndex
 
         self._directory = MailIndex(index).directory
-        self._segments = IndexSegments.open(index, read_state(index).segments)
+        _, self._segments = IndexSegments.open_present(index)
 
     def find(self, message_id: str) -> list[IndexedMessage]:
         """Return the messages with an id, given with or without brackets, in each inbox that holds them.

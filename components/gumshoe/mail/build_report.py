@@ -1,9 +1,11 @@
 """Options of the build of an index, and its report."""
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import Any, Self
 
+from gumshoe.embeddings.search_options import NO_EMBEDDING
 from gumshoe.mail.attachments import AttachmentLimits
 from gumshoe.mail.message import State
 from gumshoe.mail.message_preparer import MessageLimits
@@ -32,6 +34,8 @@ class MailBuildOptions:
     """Maximum size of an attachment whose text is read."""
     max_attachment_characters: int = 200_000
     """Maximum length of an attachment's text. The rest is cut off."""
+    embedding: str = NO_EMBEDDING
+    """Embedding model, as for `open_embedder`, for searches by meaning. "none" builds an index without vectors."""
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -73,6 +77,12 @@ class MailBuildReport:
     """Messages that were removed on request."""
     owners: dict[str, tuple[str, float]] = field(default_factory=dict)
     """For sources without an owner, the address that most of their messages name, and the share that names it."""
+    just_removed: int = 0
+    """Those that were removed by this extension."""
+    missing: int = 0
+    """With sync, copies of messages that are in no source any more, and that were kept because of `doubtful` items."""
+    doubtful: list[str] = field(default_factory=list)
+    """With sync, some places of items that cannot be read, and that may be messages of the index."""
     content: str = ""
     """Digest of the index's content. Equal input and options give an equal digest, in one build or in several."""
     seconds: float = 0
@@ -81,6 +91,11 @@ class MailBuildReport:
         """Return the report as values of JSON."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         return {name: dict(value) if isinstance(value, Counter) else value for name, value in values.items()}
+
+    def to_facts(self) -> dict[str, Any]:
+        """Return what an index records of a report."""
+        passing = {"seconds", "owners", "just_removed", "missing", "doubtful"}
+        return {name: value for name, value in self.to_dict().items() if name not in passing}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Self:
@@ -91,3 +106,8 @@ class MailBuildReport:
             if (value := values.get(each.name)) is not None
         }
         return cls(**counts)
+
+
+def count_attachments(problems: Iterable[str]) -> Counter[str]:
+    """Return the number of attachments that were read, and of others by reason. A problem of "" means that it was."""
+    return Counter((each or "read").partition(":")[0] for each in problems)

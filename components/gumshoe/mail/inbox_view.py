@@ -2,19 +2,22 @@
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import reduce
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gumshoe.mail.postings import NO_DATE, InboxPostings, TermMatches
+from gumshoe.mail.postings import NO_DATE
+from gumshoe.mail.postings_reader import FEW, InboxPostings, TermMatches, intersect
 from gumshoe.mail.search_arguments import Order
-from gumshoe.mail.segment import IndexSegments
+from gumshoe.mail.segment import IndexSegment, IndexSegments, OwnCopy
 
 # Okapi BM25 (Robertson and Zaragoza, "The Probabilistic Relevance Framework", 2009), over subject and body.
 _K1, _B = 1.2, 0.75
+_BLOCK, _GROWTH = 64, 4  # messages looked at first in a search for the newest, and how many times more then
 
 Phrase = tuple[tuple[int, int], ...]
 """Terms that must appear together, each with its distance from the first."""
@@ -28,6 +31,17 @@ class MatchedMessage(NamedTuple):
     age: int
     """The negative date."""
     message: int
+
+
+class ScoredMessages(NamedTuple):
+    """Messages of an inbox, with their scores for some words."""
+
+    messages: NDArray[np.int64]
+    """[messages], ascending."""
+    sent: NDArray[np.int64]
+    """[messages]: `NO_DATE` without a date."""
+    scores: NDArray[np.float64]
+    """[messages]: BM25. 0 if the message has none of the words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,69 +62,150 @@ class _InboxPart:
     postings: InboxPostings
     alive: NDArray[np.bool_] | None
     """[messages]: False for those that a later segment removed. None means that all count."""
+    first: int
+    last: int
+    """Range of the ordinals that are visible."""
 
-    def count(self, found: TermMatches) -> int:
-        return len(found.ordinals) if self.alive is None else int(self.alive[found.ordinals].sum())
+    @property
+    def messages(self) -> int:
+        visible = slice(self.first, self.last)
+        return self.last - self.first if self.alive is None else int(self.alive[visible].sum())
+
+    @property
+    def words(self) -> int:
+        if self.alive is None and self.last - self.first == len(self.postings):
+            return self.postings.words
+        visible = slice(self.first, self.last)
+        lengths = self.postings.lengths[visible]
+        return int(lengths.sum() if self.alive is None else lengths[self.alive[visible]].sum())
+
+    @property
+    def newest(self) -> int:
+        """Date of the newest visible message. `NO_DATE` without one."""
+        return int(self.postings.sent[self.last - 1]) if self.last > self.first else NO_DATE
+
+    def keep_visible(self, ordinals: NDArray[Any]) -> NDArray[Any]:
+        """Return those of some ordinals, ascending, that are visible and count."""
+        ordinals = _cut(ordinals, self.first, self.last)
+        return ordinals if self.alive is None else ordinals[self.alive[ordinals]]
+
+    def locate(self, messages: Mapping[int, int]) -> dict[int, int]:
+        """Return the messages that are in this part, by their ordinals. They are given with their dates."""
+        sent, numbers = self.postings.sent, self.postings.messages
+        dates = list(messages.values())
+        starts, ends = (np.searchsorted(sent, dates, side).tolist() for side in ("left", "right"))
+        found: dict[int, int] = {}
+        for message, start, end in zip(messages, starts, ends, strict=True):
+            for ordinal in np.flatnonzero(numbers[start:end] == message).tolist() if start < end else ():
+                found[start + ordinal] = message
+        return found if self.alive is None else {each: found[each] for each in found if self.alive[each]}
+
+
+class DatedMessages(NamedTuple):
+    """Messages of an inbox."""
+
+    messages: NDArray[np.int64]
+    """[messages]"""
+    sent: NDArray[np.int64]
+    """[messages]: `NO_DATE` without a date."""
 
 
 class InboxView:
-    """The messages of one inbox. Thread-safe."""
+    """The messages of one inbox, or those that were sent before a time. Thread-safe.
 
-    def __init__(self, segments: IndexSegments, inbox: str) -> None:
-        self.inbox = inbox
+    `until` is in seconds since 1970. With it, no statistic counts a later message or one without a date.
+    """
+
+    def __init__(self, segments: IndexSegments, inbox: str, until: int | None = None) -> None:
+        self.inbox, self.until = inbox, until
         self._parts: list[_InboxPart] = []
+        own: list[IndexSegment] = []
         removed: list[int] = []
         for segment in reversed(segments.segments):
-            postings = segment.open_inbox(inbox)
+            postings, gone = segment.open_inbox(inbox), segment.list_removed(inbox)
             if postings is not None:
                 alive = ~np.isin(postings.messages, removed) if removed else None
-                self._parts.append(_InboxPart(postings, None if alive is None or alive.all() else alive))
-            removed += segment.list_removed(inbox)
+                period = _find_period(postings.sent, None, until)
+                self._parts.append(_InboxPart(postings, None if alive is None or alive.all() else alive, *period))
+            if postings is not None or gone:
+                own.append(segment)
+            removed += gone
         self._parts.reverse()
-        self.messages = sum(len(each.postings) if each.alive is None else int(each.alive.sum()) for each in self._parts)
-        words = sum(
-            each.postings.words if each.alive is None else int(each.postings.lengths[each.alive].sum())
-            for each in self._parts
-        )
-        self._average = max(words / max(self.messages, 1), 1.0)
+        self._own, self._split = IndexSegments(tuple(reversed(own))), frozenset(removed)
+        self.messages = sum(each.messages for each in self._parts)
+        self._average = max(sum(each.words for each in self._parts) / max(self.messages, 1), 1.0)
+
+    def read_copies(self, messages: Iterable[int]) -> dict[int, list[OwnCopy]]:
+        """Return the copies of messages that the inbox holds, in order, from its own segments only."""
+        return self._own.read_own_copies(self.inbox, messages, self._split)
 
     def list_messages(self) -> Iterator[tuple[int, int | None]]:
         """Yield number and date of all messages."""
         for part in self._parts:
-            numbers, dates = part.postings.messages, part.postings.sent
-            if part.alive is not None:
-                numbers, dates = numbers[part.alive], dates[part.alive]
-            for number, sent in zip(numbers.tolist(), dates.tolist(), strict=True):
+            visible = part.keep_visible(np.arange(len(part.postings)))
+            numbers, dates = part.postings.messages[visible].tolist(), part.postings.sent[visible].tolist()
+            for number, sent in zip(numbers, dates, strict=True):
                 yield number, None if sent == NO_DATE else sent
 
     def find_term(self, term: int) -> list[int]:
         """Return the messages that have a term, in the order in which they were indexed."""
-        return sorted(number for number, _ in self.find_dated(term))
+        return sorted(self.find_terms([term])[term].messages.tolist())
 
-    def find_dated(self, term: int) -> list[tuple[int, int]]:
-        """Return number and date of the messages that have a term. The date of those without one is `NO_DATE`."""
-        found: list[tuple[int, int]] = []
+    def find_terms(self, terms: Iterable[int]) -> dict[int, DatedMessages]:
+        """Return the messages that have each term."""
+        wanted = list(dict.fromkeys(terms))
+        found: dict[int, list[tuple[NDArray[Any], NDArray[Any]]]] = {term: [] for term in wanted}
         for part in self._parts:
-            ordinals = part.postings.find(term).ordinals
-            if part.alive is not None:
-                ordinals = ordinals[part.alive[ordinals]]
-            if len(ordinals):
-                dates = part.postings.sent[ordinals].tolist()
-                found += zip(part.postings.messages[ordinals].tolist(), dates, strict=True)
+            for term, ordinals in part.postings.find_each(wanted):
+                visible = part.keep_visible(ordinals)
+                found[term].append((part.postings.messages[visible], part.postings.sent[visible]))
+        nothing = (np.zeros(0, np.int64), np.zeros(0, np.int64))
+        return {
+            term: DatedMessages(*map(np.concatenate, zip(*several, strict=True)) if len(several) > 1 else several[0])
+            for term, several in ((term, several or [nothing]) for term, several in found.items())
+        }
+
+    def find_occurrences(self, messages: Mapping[int, int], terms: Iterable[int]) -> dict[int, list[tuple[int, int]]]:
+        """Return where some terms are in messages, given with their dates. See `InboxPostings.find_occurrences`.
+
+        Words are numbered from the first one after the subject.
+        """
+        found: dict[int, list[tuple[int, int]]] = {}
+        wanted = set(terms)
+        for part in self._parts:
+            ordinals = part.locate(messages)
+            if not ordinals:
+                continue
+            for ordinal, places in part.postings.find_occurrences(wanted, ordinals).items():
+                first = part.postings.count_subject(ordinal) + 1
+                found[ordinals[ordinal]] = [(place - first, term) for place, term in places if place >= first]
         return found
 
     def search(self, query: Query, order: Order, limit: int) -> list[int]:
         """Return the best or newest messages that match a query."""
+        if order == "date":
+            return self._find_newest(query, limit)
         found = [_find_phrases(part, query) for part in self._parts]
-        weights = self._weigh(found) if order == "relevance" else []
+        weights = self._weigh(found)
         best: list[MatchedMessage] = []
         for part, matches in zip(self._parts, found, strict=True):
             best += self._rank(part, _select(part, query, matches), matches, weights, limit)
         return [each.message for each in heapq.nsmallest(limit, best)]
 
+    def _find_newest(self, query: Query, limit: int) -> list[int]:
+        best: list[MatchedMessage] = []
+        for part in sorted(self._parts, key=lambda each: each.newest, reverse=True):
+            if len(best) == limit and part.newest < -best[-1].age:
+                break
+            ordinals = _match(part, query, limit)
+            dates, numbers = part.postings.sent[ordinals].tolist(), part.postings.messages[ordinals].tolist()
+            best += [MatchedMessage(0.0, -sent, number) for sent, number in zip(dates, numbers, strict=True)]
+            best = heapq.nsmallest(limit, best)
+        return [each.message for each in best]
+
     def count(self, query: Query) -> int:
         """Return the number of messages that match a query."""
-        return sum(len(_select(part, query, _find_phrases(part, query))) for part in self._parts)
+        return sum(len(_match(part, query)) for part in self._parts)
 
     def search_any(self, query: Query, limit: int) -> list[int]:
         """Return the messages that contain most of a query's phrases, weighted by how rare they are."""
@@ -125,10 +220,23 @@ class InboxView:
             best += self._rank(part, allowed[has_any[allowed]], matches, weights, limit)
         return [each.message for each in heapq.nsmallest(limit, best)]
 
+    def score_all(self, query: Query) -> ScoredMessages:
+        """Return all messages that pass a query's filters, each scored for those of its phrases that it has."""
+        found = [_find_phrases(part, query) for part in self._parts]
+        weights = self._weigh(found)
+        rows: list[tuple[NDArray[Any], ...]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
+        for part, matches in zip(self._parts, found, strict=True):
+            ordinals = _select(part, query, ())
+            scores = self._score(part.postings, ordinals, matches, weights)
+            rows.append((part.postings.messages[ordinals], part.postings.sent[ordinals], scores))
+        messages, sent, scores = map(np.concatenate, zip(*rows, strict=True))
+        order = np.argsort(messages)
+        return ScoredMessages(messages[order].astype(np.int64), sent[order], scores[order])
+
     def _weigh(self, found: Sequence[Sequence[TermMatches]]) -> list[float]:
         """Return the inverse document frequency of each phrase in this inbox, for its matches in each part."""
         counts = [
-            sum(part.count(each) for part, each in zip(self._parts, matches, strict=True))
+            sum(len(part.keep_visible(each.ordinals)) for part, each in zip(self._parts, matches, strict=True))
             for matches in zip(*found, strict=True)
         ]
         return [max(math.log((self.messages - count + 0.5) / (count + 0.5)), 1e-6) for count in counts]
@@ -141,20 +249,16 @@ class InboxView:
         weights: list[float],
         limit: int,
     ) -> list[MatchedMessage]:
-        """Return the best of some messages: by score if there are weights, otherwise the newest."""
+        """Return the best of some messages."""
         postings = part.postings
-        scores: NDArray[np.float64] = np.zeros(0)
-        if not weights:
-            ordinals = ordinals[-limit:]
-        elif len(ordinals):
-            scores = self._score(postings, ordinals, found, weights)
-            if len(ordinals) > limit:
-                worst = np.partition(scores, len(scores) - limit)[len(scores) - limit]
-                kept = np.flatnonzero(scores >= worst)  # all with an equal score: the date decides between them
-                ordinals, scores = ordinals[kept], scores[kept]
-        dates, numbers = postings.sent[ordinals].tolist(), postings.messages[ordinals].tolist()
-        negative = (-scores).tolist() if weights else [0.0] * len(numbers)
-        rows = zip(negative, dates, numbers, strict=True)
+        scores = self._score(postings, ordinals, found, weights)
+        if len(ordinals) > limit:
+            worst = np.partition(scores, len(scores) - limit)[len(scores) - limit]
+            kept = np.flatnonzero(scores >= worst)  # all with an equal score: the date decides between them
+            ordinals, scores = ordinals[kept], scores[kept]
+        dates, numbers = postings.sent[ordinals], postings.messages[ordinals]
+        best = np.lexsort((numbers, ~dates, -scores))[:limit]  # there may be many with an equal score
+        rows = zip((-scores[best]).tolist(), dates[best].tolist(), numbers[best].tolist(), strict=True)
         return [MatchedMessage(score, -sent, number) for score, sent, number in rows]
 
     def _score(
@@ -163,9 +267,7 @@ class InboxView:
         norms = _K1 * (1 - _B) + (_K1 * _B / self._average) * postings.lengths[ordinals]
         scores = np.zeros(len(ordinals))
         for each, weight in zip(found, weights, strict=True):
-            all_frequencies = np.zeros(len(postings))
-            all_frequencies[each.ordinals] = each.weights
-            frequencies = all_frequencies[ordinals]
+            frequencies = _find_weights(each, ordinals, len(postings)).astype(np.float64)
             scores += weight * frequencies / (frequencies + norms)
         return scores * (_K1 + 1)
 
@@ -176,13 +278,61 @@ def _find_phrases(part: _InboxPart, query: Query) -> list[TermMatches]:
 
 def _select(part: _InboxPart, query: Query, found: Sequence[TermMatches]) -> NDArray[np.intp]:
     """Return the ordinals, ascending, that have all filters of a query and are in all matches `found`."""
+    period = _find_visible_period(part, query)
+    lists = [*(part.postings.find(each).ordinals for each in query.filters), *(each.ordinals for each in found)]
+    if not lists:
+        return part.keep_visible(np.arange(*period))
+    selected = reduce(intersect, (_cut(each, *period) for each in sorted(lists, key=len)))
+    return part.keep_visible(selected)
+
+
+def _match(part: _InboxPart, query: Query, limit: int | None = None) -> NDArray[np.uint16]:
+    """Return the ordinals, ascending, of the messages that match a query: all, or at least some of the newest.
+
+    With a limit, messages are looked at in blocks, the newest first.
+    """
+    period = _find_visible_period(part, query)
+    terms = {*query.filters, *(term for phrase in query.phrases for term, _ in phrase)}
+    rarest, *others = sorted((_cut(part.postings.find(term).ordinals, *period) for term in terms), key=len)
+    found: list[NDArray[np.uint16]] = [rarest[:0]]
+    end, size, count = len(rarest), _BLOCK if limit else len(rarest), 0
+    while end > 0 and (limit is None or count < limit):
+        block = part.keep_visible(reduce(intersect, others, rarest[max(end - size, 0) : end]))
+        for phrase in query.phrases:
+            if len(phrase) > 1:
+                block = part.postings.find_phrase(phrase, block).ordinals
+        found.append(block)
+        end, size, count = end - size, size * _GROWTH, count + len(block)
+    matched = np.concatenate(found[::-1])
+    return matched if limit is None else matched[-limit:]
+
+
+def _cut(ordinals: NDArray[Any], first: int, last: int) -> NDArray[Any]:
+    """Return those of some ordinals, ascending, that are in a range."""
+    if not len(ordinals):
+        return ordinals
+    number = ordinals.dtype.type  # comparing with another type would convert all
+    end = len(ordinals) if ordinals[-1] < last else int(np.searchsorted(ordinals, number(last)))
+    start = 0 if ordinals[0] >= first else int(np.searchsorted(ordinals, number(first)))
+    return ordinals[start:end]
+
+
+def _find_weights(matches: TermMatches, ordinals: NDArray[Any], size: int) -> NDArray[np.uint8]:
+    """Return how often some messages [ordinals] contain what is matched. `size` is the number of all messages."""
+    if len(ordinals) * FEW < len(matches.ordinals):
+        places = np.searchsorted(matches.ordinals, ordinals.astype(np.uint16))
+        found = matches.ordinals.take(places, mode="clip") == ordinals
+        return np.where(found, matches.weights.take(places, mode="clip"), 0).astype(np.uint8)
+    weights = np.zeros(size, np.uint8)
+    weights[matches.ordinals] = matches.weights
+    chosen: NDArray[np.uint8] = weights[ordinals]
+    return chosen
+
+
+def _find_visible_period(part: _InboxPart, query: Query) -> tuple[int, int]:
+    """Return the range of ordinals that are visible and in the period of a query."""
     first, last = _find_period(part.postings.sent, query.after, query.before)
-    selected = np.ones(len(part.postings), np.bool_) if part.alive is None else part.alive
-    for matches in (*map(part.postings.find, query.filters), *found):
-        contains = np.zeros(len(part.postings), np.bool_)
-        contains[matches.ordinals] = True
-        selected = selected & contains
-    return np.flatnonzero(selected[first:last]) + first
+    return max(first, part.first), min(last, part.last)
 
 
 def _find_period(sent: NDArray[np.int64], after: int | None, before: int | None) -> tuple[int, int]:

@@ -4,7 +4,8 @@ Every query runs on the postings of one inbox. Ranking uses the statistics of th
 find them, are therefore the same as if the inbox were alone in the index.
 """
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import date, datetime
@@ -13,32 +14,39 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.artifacts.sqlite import explain_damage
+from gumshoe.embeddings.embedder import Embedder
+from gumshoe.embeddings.search_options import NO_EMBEDDING, Fusion
 from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.mail.hits import HitReader
 from gumshoe.mail.inbox_view import InboxView, Phrase, Query
-from gumshoe.mail.message import Recipient, clean, list_texts, to_datetime
+from gumshoe.mail.meaning import MeaningQuery, MeaningSearch
+from gumshoe.mail.message import Recipient, clean, to_datetime, to_utc
+from gumshoe.mail.message_vectors import MessageChunk
 from gumshoe.mail.quotes import fold_quotes
-from gumshoe.mail.schema import index_path, read_state
+from gumshoe.mail.schema import index_path
 from gumshoe.mail.search_arguments import (
     MAX_KEYWORD_LENGTH,
+    MEANING_WEIGHT,
     MailSearchError,
     Order,
     check_address,
     check_choices,
+    check_fusion,
     check_keywords,
     check_period,
     check_person,
+    check_query,
 )
 from gumshoe.mail.search_results import Hit, Message, PartialResult
-from gumshoe.mail.segment import IndexSegments, StoredCopy
-from gumshoe.mail.snippets import make_snippet
+from gumshoe.mail.segment import IndexSegments
 from gumshoe.mail.terms import PersonRole, address_term, bare_id, name_terms, thread_terms
 from gumshoe.mail.thread_subjects import is_reply
-from gumshoe.mail.threads import ThreadFinder
 from gumshoe.mail.words import MailAnalyzer
 
 _RESULT_CACHE_SIZE = 1_000  # search results, and messages, in memory
-_LOOKUP_CACHE_SIZE = 10_000  # keywords, threads, and copies of messages
+_LOOKUP_CACHE_SIZE = 10_000  # keywords
 _INBOX_CACHE_SIZE = 256
+_MAX_QUERY_TERMS = 64  # words of a query by meaning that are compared
 _MAX_HITS_PER_THREAD = 5  # that are looked at for a search with one hit per thread
 
 
@@ -56,36 +64,45 @@ class _Search:
     limit: int
     order: Order
     one_per_thread: bool
+    until: int | None
+    """Only messages sent before this time, in seconds since 1970, are visible."""
 
 
 class MailIndex:
     """Search and read an index, opened read-only. Thread-safe and fork-safe.
 
-    It shows the index as it was when it was opened, also after it was extended.
+    It shows the index as it was when it was opened, also after it was extended. The embedding model is loaded by the
+    first search that needs it. `embedder` replaces the model that the index names.
 
     Raises on opening:
         UsageError: if there is no index.
         GumshoeError: if it is damaged, or another version of Gumshoe built it.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, embedder: Embedder | None = None) -> None:
         self.directory = directory
         self.path = index_path(directory)
         if not self.path.is_file():
             raise UsageError(
                 "mail.no-index", f"{directory} contains no mail index; build one with `gumshoe mail index`"
             )
-        self._state = read_state(directory)
-        self._segments = IndexSegments.open(directory, self._state.segments)
+        self._state, self._segments = IndexSegments.open_present(directory)
+        embedding = self._state.facts.get("options", {}).get("embedding", NO_EMBEDDING)
+        self._meaning = MeaningSearch(self._segments, embedding, embedder)
         self._analyzer = MailAnalyzer()
+        self._reader = HitReader(self._segments, self._analyzer)
         # The files never change, and episodes of one group often send the same queries.
         self._hits = lru_cache(_RESULT_CACHE_SIZE)(self._find_hits)
+        self._meant = lru_cache(_RESULT_CACHE_SIZE)(self._find_meant)
         self._partial = lru_cache(_RESULT_CACHE_SIZE)(self._find_partial)
         self._message = lru_cache(_RESULT_CACHE_SIZE)(self._find_message)
-        self._copies = lru_cache(_LOOKUP_CACHE_SIZE)(self._read_copies)
         self._phrase = lru_cache(_LOOKUP_CACHE_SIZE)(self._analyze_keyword)
-        self._thread = lru_cache(_LOOKUP_CACHE_SIZE)(self._find_thread)
         self._view = lru_cache(_INBOX_CACHE_SIZE)(self._open_view)
+
+    @property
+    def has_vectors(self) -> bool:
+        """True if searches by meaning compare vectors."""
+        return self._meaning.vectors > 0
 
     def search(
         self,
@@ -99,6 +116,7 @@ class MailIndex:
         limit: int = 10,
         order: Order = "relevance",
         one_per_thread: bool = False,
+        visible_before: datetime | None = None,
     ) -> list[Hit]:
         """Return the messages of an inbox that contain every keyword, sorted by relevance or newest first.
 
@@ -107,13 +125,17 @@ class MailIndex:
         `recipient` are whole addresses, or names, of which all words must match. `sent_after` is inclusive and
         `sent_before` is exclusive; a day (YYYY-MM-DD) begins at midnight UTC. A message without a date is found only if
         neither is given. `limit` is 1 to 10. With `one_per_thread`, only the first hit of each thread is returned.
+        With `visible_before`, the result is as if the inbox held only messages sent before that time: threads, counts
+        and ranking too. Messages without a date are then left out.
 
         Raises:
             MailSearchError: if an argument is invalid; the message says what to write instead.
             GumshoeError: if the index is damaged.
         """
         period = check_period(sent_after, sent_before)
-        return [*self._hits(self._check(inbox, keywords, sender, recipient, period, limit, order, one_per_thread))]
+        until = _to_seconds(visible_before)
+        checked = self._check(inbox, keywords, sender, recipient, period, limit, until, order, one_per_thread)
+        return [*self._hits(checked)]
 
     def search_partially(
         self,
@@ -125,13 +147,66 @@ class MailIndex:
         sent_after: str | date | None = None,
         sent_before: str | date | None = None,
         limit: int = 10,
+        one_per_thread: bool = False,
+        visible_before: datetime | None = None,
     ) -> PartialResult:
         """Return how many messages contain each keyword, and the messages that contain most of them.
 
         This is for a search that found nothing. Arguments and errors are those of `search`.
         """
         period = check_period(sent_after, sent_before)
-        return self._partial(self._check(inbox, keywords, sender, recipient, period, limit))
+        until = _to_seconds(visible_before)
+        checked = self._check(inbox, keywords, sender, recipient, period, limit, until, one_per_thread=one_per_thread)
+        return self._partial(checked)
+
+    def search_by_meaning(
+        self,
+        inbox: str,
+        query: str,
+        *,
+        sender: str | None = None,
+        recipient: str | None = None,
+        sent_after: str | date | None = None,
+        sent_before: str | date | None = None,
+        limit: int = 10,
+        dense_weight: float = MEANING_WEIGHT,
+        fusion: Fusion = "score",
+        visible_before: datetime | None = None,
+    ) -> list[Hit]:
+        """Return the messages of an inbox that fit a query best, by their vectors and by any of its words.
+
+        Any text is a query; an empty one finds nothing. `dense_weight` is from 0 (only words) to 1 (only vectors);
+        without vectors, words are always used. `fusion` is "score" or "rank" (see `fuse`). Other arguments are those of
+        `search`.
+
+        Raises:
+            MailSearchError: if an argument is invalid; the message says what to write instead.
+            UsageError: if the embedding model is missing, or is not the one that the index was built with.
+            EmbeddingError: if the query cannot be embedded.
+            GumshoeError: if the index is damaged.
+        """
+        period = check_period(sent_after, sent_before)
+        check_choices(limit, "relevance")
+        check_fusion(dense_weight, fusion)
+        text = check_query(query)
+        owner, filters = self._check_people(inbox, sender, recipient)
+        terms = dict.fromkeys(self._analyzer.analyze_query(text).terms)
+        phrases = tuple(((term, 0),) for term in itertools.islice(terms, _MAX_QUERY_TERMS))
+        until, weight = _to_seconds(visible_before), dense_weight if self.has_vectors else 0.0
+        checked = MeaningQuery(owner, text, Query(phrases, filters, *period), limit, weight, fusion, until)
+        return [*self._meant(checked)] if text else []
+
+    def _find_meant(self, search: MeaningQuery) -> tuple[Hit, ...]:
+        with self._explain_damage():
+            view, weight = self._view(search.inbox, search.until), search.dense_weight
+            vector = self._meaning.embed(search.text) if weight else None
+            found = self._meaning.rank(view.score_all(search.query), vector, weight, search.limit, search.fusion)
+            chunks = {each.message: each.chunk for each in found if each.chunk}
+            hits = self._show(view, [each.message for each in found], search.query, chunks)
+            return tuple(
+                replace(hit, dense_rank=each.dense_rank, lexical_rank=each.lexical_rank)
+                for hit, each in zip(hits, found, strict=True)
+            )
 
     def _check(
         self,
@@ -141,12 +216,18 @@ class MailIndex:
         recipient: str | None,
         period: tuple[int | None, int | None],
         limit: int,
+        until: int | None,
         order: Order = "relevance",
         one_per_thread: bool = False,
     ) -> _Search:
         words = tuple(check_keywords(keywords))
         phrases = tuple(map(self._phrase, words))
         check_choices(limit, order)
+        owner, filters = self._check_people(inbox, sender, recipient)
+        return _Search(owner, words, Query(phrases, filters, *period), limit, order, one_per_thread, until)
+
+    def _check_people(self, inbox: str, sender: str | None, recipient: str | None) -> tuple[str, tuple[int, ...]]:
+        """Return the inbox, and the terms of sender and recipient."""
         owner = check_address("inbox", inbox)
         people: tuple[tuple[PersonRole, str, str | None], ...] = (
             ("from", "sender", sender),
@@ -158,7 +239,7 @@ class MailIndex:
             if person is not None
             for term in self._find_person(role, check_person(name, person))
         ]
-        return _Search(owner, words, Query(phrases, tuple(filters), *period), limit, order, one_per_thread)
+        return owner, tuple(filters)
 
     def _find_person(self, role: PersonRole, person: str) -> Iterable[int]:
         if "@" in person:
@@ -167,55 +248,41 @@ class MailIndex:
 
     def _find_hits(self, search: _Search) -> tuple[Hit, ...]:
         with self._explain_damage():
-            view, query = self._view(search.inbox), search.query
-            if not search.one_per_thread:
-                return self._show(view, view.search(query, search.order, search.limit), query)
-            threads: dict[int, int] = {}  # first hit of each thread
-            for number in view.search(query, search.order, search.limit * _MAX_HITS_PER_THREAD):
-                if len(threads) < search.limit:
-                    threads.setdefault(self._thread(search.inbox, number)[0], number)
-            return self._show(view, list(threads.values()), query)
+            view, query = self._view(search.inbox, search.until), search.query
+            return self._show(view, self._select(search, partial(view.search, query, search.order)), query)
+
+    def _select(self, search: _Search, find: Callable[[int], list[int]]) -> list[int]:
+        """Return the first messages of those that `find` returns up to a number: at most one per thread, if asked."""
+        if not search.one_per_thread:
+            return find(search.limit)
+        view = self._view(search.inbox, search.until)
+        threads: dict[int, int] = {}  # first hit of each thread
+        numbers = find(search.limit * _MAX_HITS_PER_THREAD)
+        while numbers and len(threads) < search.limit:
+            some, numbers = numbers[: search.limit], numbers[search.limit :]
+            for number, thread in self._reader.find_threads(view, some).items():
+                threads.setdefault(thread[0], number)
+        return list(threads.values())[: search.limit]
 
     def _find_partial(self, search: _Search) -> PartialResult:
         with self._explain_damage():
-            view, query = self._view(search.inbox), search.query
+            view, query = self._view(search.inbox, search.until), search.query
             counts = {
                 keyword: view.count(replace(query, phrases=(phrase,)))
                 for keyword, phrase in zip(search.keywords, query.phrases, strict=True)
             }
-            return PartialResult(counts, self._show(view, view.search_any(query, search.limit), query))
+            return PartialResult(counts, self._show(view, self._select(search, partial(view.search_any, query)), query))
 
-    def _show(self, view: InboxView, numbers: list[int], query: Query) -> tuple[Hit, ...]:
+    def _show(
+        self, view: InboxView, numbers: list[int], query: Query, chunks: Mapping[int, MessageChunk] | None = None
+    ) -> tuple[Hit, ...]:
         terms = {term for phrase in query.phrases for term, _ in phrase}
-        hits = []
-        for number in numbers:
-            text = self._segments.read_text(number)
-            first = self._copies(view.inbox, number)[0]
-            thread = self._thread(view.inbox, number)
-            hits.append(
-                Hit(
-                    self._shown_id(view.inbox, number),
-                    to_datetime(first.sent, first.utc_offset),
-                    text.sender,
-                    text.subject,
-                    make_snippet(self._analyzer, list_texts(text.body, text.attachments), terms),
-                    self._shown_id(view.inbox, thread[0]),
-                    len(thread),
-                )
-            )
-        return tuple(hits)
+        return self._reader.read_hits(view, numbers, terms, chunks)
 
-    def _read_copies(self, inbox: str, number: int) -> list[StoredCopy]:
-        """Return the copies of a message that are in an inbox."""
-        return [each for each in self._segments.read_copies(number) if each.find_entry(inbox)]
-
-    def _shown_id(self, inbox: str, number: int) -> str:
-        """Return the id under which an inbox lists a message: that of its first copy."""
-        entry = self._copies(inbox, number)[0].find_entry(inbox)
-        return entry.shown_id if entry else ""
-
-    def read(self, inbox: str, message_id: str) -> Message:
+    def read(self, inbox: str, message_id: str, *, visible_before: datetime | None = None) -> Message:
         """Return one message of an inbox, by the id of any copy that the inbox holds.
+
+        `visible_before` is as for `search`.
 
         Raises:
             MessageNotFoundError: if the inbox does not contain the message, even if another inbox does.
@@ -225,21 +292,17 @@ class MailIndex:
         owner = check_address("inbox", inbox)
         if not isinstance(message_id, str):
             raise MailSearchError("mail.invalid-message-id", "message_id is not text; write an id as a search shows it")
-        return self._message(owner, clean(message_id).strip())
+        return self._message(owner, _to_seconds(visible_before), clean(message_id).strip())
 
-    def _find_message(self, inbox: str, exact: str) -> Message:
+    def _find_message(self, inbox: str, until: int | None, exact: str) -> Message:
         with self._explain_damage():
-            number = self._find_number(inbox, exact)
-            copies = self._copies(inbox, number)
+            number = self._find_number(inbox, until, exact)
+            view = self._view(inbox, until)
+            copies = self._reader.read_copies(view, [number])[number]
             text = self._segments.read_text(number)
-        recipients = [
-            Recipient(*each)  # type: ignore[arg-type]
-            for copy in copies
-            if (entry := copy.find_entry(inbox))
-            for each in copy.list_visible(entry)
-        ]
+        recipients = [Recipient(*each) for copy in copies for each in copy.recipients]  # type: ignore[arg-type]
         return Message(
-            self._shown_id(inbox, number),
+            copies[0].shown_id,
             to_datetime(copies[0].sent, copies[0].utc_offset),
             text.sender,
             copies[0].sender_name,
@@ -249,51 +312,53 @@ class MailIndex:
             tuple(text.attachments),
         )
 
-    def _find_number(self, inbox: str, exact: str) -> int:
+    def _find_number(self, inbox: str, until: int | None, exact: str) -> int:
         """Return the message that an inbox lists under an id, or otherwise one that has a copy with it."""
         bare = bare_id(exact)
-        found = [number for term in thread_terms(exact) for number in self._view(inbox).find_term(term)]
-        for number in found:
-            if bare_id(self._shown_id(inbox, number)) == bare:
+        view = self._view(inbox, until)
+        found = [number for term in thread_terms(exact) for number in view.find_term(term)]
+        for number, copies in self._reader.read_each(view, found):
+            if bare_id(copies[0].shown_id) == bare:
                 return number
-        for number in found:  # others only refer to the id
-            if any(bare_id(each.message_id) == bare for each in self._copies(inbox, number)):
+        for number, copies in self._reader.read_each(view, found):  # others only refer to the id
+            if any(bare_id(each.message_id) == bare for each in copies):
                 return number
         raise MessageNotFoundError(
             "mail.message-not-found",
             f"message {exact!r} does not exist in this inbox; use an id from `gumshoe mail search`",
         )
 
-    def read_thread(self, inbox: str, message_id: str) -> list[Message]:
+    def read_thread(self, inbox: str, message_id: str, *, visible_before: datetime | None = None) -> list[Message]:
         """Return the messages of the inbox in the thread of one of them, oldest first.
 
-        Each body is without what it repeats of earlier messages.
+        Each body is without what it repeats of earlier messages. `visible_before` is as for `search`.
 
         Raises:
             MessageNotFoundError, MailSearchError, GumshoeError: see `read`.
             UsageError: if a package for reading threads is missing.
         """
-        first = self.read(inbox, message_id)
-        owner = check_address("inbox", inbox)
+        wanted = self.read(inbox, message_id, visible_before=visible_before)
+        owner, until = check_address("inbox", inbox), _to_seconds(visible_before)
         with self._explain_damage():
-            thread = self._thread(owner, self._find_number(owner, first.message_id))
-            messages = [self._message(owner, self._shown_id(owner, number)) for number in thread]
-        return [replace(each, body=fold_quotes(each.body)) if is_reply(each.subject) else each for each in messages]
-
-    def _find_thread(self, inbox: str, number: int) -> list[int]:
-        return ThreadFinder(self._view(inbox), partial(self._read_member, inbox)).find(number)
-
-    def _read_member(self, inbox: str, number: int) -> tuple[str, str, list[StoredCopy]]:
-        return *self._segments.read_head(number), self._copies(inbox, number)
+            view, number = self._view(owner, until), self._find_number(owner, until, wanted.message_id)
+            thread = self._reader.find_threads(view, [number])[number]
+            copies = self._reader.read_copies(view, thread)
+            messages = [self._message(owner, until, copies[each][0].shown_id) for each in thread]
+        # Nothing that the inbox holds came before the first message, so what it quotes is no repetition.
+        first, *later = messages
+        return [
+            first,
+            *(replace(each, body=fold_quotes(each.body)) if is_reply(each.subject) else each for each in later),
+        ]
 
     def list_messages(self, inbox: str) -> list[tuple[str, datetime | None]]:
         """Return id and time (UTC) of all messages of an inbox, oldest first. Messages without a date come last."""
         owner = check_address("inbox", inbox)
         with self._explain_damage():
-            rows = [
-                (sent is None, sent or 0, self._shown_id(owner, number), sent)
-                for number, sent in self._view(owner).list_messages()
-            ]
+            view = self._view(owner, None)
+            dates = dict(view.list_messages())
+            ids = ((number, copies[0].shown_id) for number, copies in self._reader.read_each(view, list(dates)))
+            rows = [((sent := dates[number]) is None, sent or 0, shown_id, sent) for number, shown_id in ids]
         return [(message_id, to_datetime(sent, None)) for *_, message_id, sent in sorted(rows, key=lambda row: row[:3])]
 
     def stats(self) -> dict[str, Any]:
@@ -310,6 +375,7 @@ class MailIndex:
             facts["inboxes"] = len(set(addresses))
             query = "SELECT (SELECT count(*) FROM copies) - (SELECT count(*) FROM removed_copies)"
             facts["copies"] = sum(count for (count,) in self._segments.collect(lambda each: each.execute(query)))
+            facts["vectors"], facts["dimensions"] = self._meaning.vectors, self._meaning.dimensions
             facts["segments"] = len(self._state.segments)
             facts["bytes"] = sum(path.stat().st_size for path in self.directory.rglob("*") if path.is_file())
         return facts
@@ -317,7 +383,7 @@ class MailIndex:
     def list_unreadable(self) -> list[tuple[str, str, str]]:
         """Return place, reason and detail of each item that the build could not read."""
         with self._explain_damage():
-            return self._segments.collect(lambda each: each.execute("SELECT place, reason, detail FROM unreadable"))
+            return self._segments.list_unreadable()
 
     def _analyze_keyword(self, keyword: str) -> Phrase:
         """Return the terms of a keyword. No character of it is an operator."""
@@ -333,11 +399,15 @@ class MailIndex:
             )
         return tuple(zip(phrase.terms, phrase.offsets, strict=True))
 
-    def _open_view(self, inbox: str) -> InboxView:
-        return InboxView(self._segments, inbox)
+    def _open_view(self, inbox: str, until: int | None) -> InboxView:
+        return InboxView(self._segments, inbox, until)
 
     def _explain_damage(self) -> AbstractContextManager[None]:
         return explain_damage(self.directory)
+
+
+def _to_seconds(moment: datetime | None) -> int | None:
+    return None if moment is None else to_utc(moment)[0]
 
 
 def _is_date(sent: int | None) -> bool:

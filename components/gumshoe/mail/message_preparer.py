@@ -3,31 +3,32 @@
 This is the part of a build that needs no order, and most of its time.
 """
 
+import gc
 import itertools
 import os
 import signal
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
-from typing import Any, NamedTuple, Self
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Self
 
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.errors import UnavailableError
 from gumshoe.mail.attachments import AttachmentLimits, AttachmentReader
+from gumshoe.mail.inboxes import list_people
 from gumshoe.mail.items import RawItem, parse_item
-from gumshoe.mail.message import ParsedMessage, clean, list_texts
-from gumshoe.mail.postings import MAX_POSITION, NO_POSITION
-from gumshoe.mail.terms import subject_term
+from gumshoe.mail.message import Attachment, ParsedMessage, clean, list_texts
+from gumshoe.mail.prepared_messages import PreparedBatch, PreparedItem, PreparedMessage
+from gumshoe.mail.term_collector import TermCollector
 from gumshoe.mail.words import MailAnalyzer
 
 _MIN_BATCHES = 12  # with fewer, starting processes takes longer than it saves
 _AHEAD = 2  # batches waiting for each process
 _MAX_SECONDS = 600  # for one batch
+_GARBAGE_THRESHOLDS = (5_000, 20, 100)  # see gc.set_threshold
 _END_SECONDS = 5  # for processes to end by themselves
 
 
@@ -41,50 +42,12 @@ class MessageLimits:
     attachments: AttachmentLimits
 
 
-@dataclass(slots=True)
-class TextTerms:
-    """The words of a message, of subject, body and attachments, and the term of its subject's thread."""
-
-    places: NDArray[np.uint32]
-    """[occurrences]: place of each term in the `terms` of its batch."""
-    positions: NDArray[np.uint16]
-    """[occurrences]"""
-    subject: int
-    """Number of words of the subject, which come first."""
-    words: int
-    """Number of words."""
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedMessage:
-    """A parsed message, with its words unless it is skipped."""
-
-    message: ParsedMessage
-    digest: bytes
-    """Of subject, body, sender and attachments, 16 bytes."""
-    terms: TextTerms | None
-    skipped: str = ""
-    """Reason for skipping it."""
-
-
-PreparedItem = PreparedMessage | UnreadableItem
-
-
-@dataclass(frozen=True, slots=True)
-class PreparedBatch:
-    """The items of a batch, in order."""
-
-    items: list[PreparedItem]
-    terms: NDArray[np.uint64]
-    """[terms]: the different terms of all items."""
-
-
 class Preparer:
     """Parse and analyze messages. Create one per process."""
 
     def __init__(self, limits: MessageLimits) -> None:
         self._limits = limits
-        self._analyzer = MailAnalyzer()
+        self._collector = TermCollector(MailAnalyzer())
         self._reader = AttachmentReader(limits.attachments)
 
     def close(self) -> None:
@@ -93,23 +56,43 @@ class Preparer:
 
     def prepare(self, batch: Iterable[RawItem]) -> PreparedBatch:
         """Parse items of a source and find their words."""
-        texts: list[AnalyzedText] = []
-        items = [self._prepare_item(item, texts) for item in batch]
-        return PreparedBatch(items, collect_terms(texts))
+        items = [self._prepare_item(item) for item in batch]
+        return PreparedBatch(items, self._collector.finish())
 
-    def _prepare_item(self, item: RawItem, texts: "list[AnalyzedText]") -> PreparedItem:
+    def _prepare_item(self, item: RawItem) -> PreparedItem:
         message = parse_item(item)
         if isinstance(message, UnreadableItem):
             return UnreadableItem(clean(message.where), message.reason, clean(message.detail))
         digest = _digest(message)
-        files, message.files = message.files, []
-        reason = find_skip_reason(message, self._limits)
-        if reason:
-            return PreparedMessage(message, digest, None, reason)
-        if files:
-            message.attachments = self._reader.read_all(files)
-        texts.append(analyze_text(self._analyzer, message.subject, list_texts(message.body, message.attachments)))
-        return PreparedMessage(message, digest, texts[-1].result)
+        skipped = find_skip_reason(message, self._limits)
+        terms = envelope = None
+        attachments: list[Attachment] = []
+        recipients = [[each.role, each.address, each.name] for each in message.recipients]
+        if not skipped:
+            attachments = self._reader.read_all(message.files) if message.files else message.attachments
+            terms = self._collector.add_text(message.subject, list_texts(message.body, attachments))
+            envelope = self._collector.add_envelope(
+                message.message_id, message.references, message.sender, message.sender_name, recipients
+            )
+        return PreparedMessage(
+            message.message_id,
+            message.has_generated_id,
+            message.sent,
+            message.utc_offset,
+            message.sender,
+            message.sender_name,
+            message.sender_is_doubtful,
+            recipients,
+            list_people(message),
+            message.references,
+            message.subject,
+            "" if skipped else message.body,
+            [[each.name, each.text, each.problem] for each in attachments],
+            digest,
+            terms,
+            envelope,
+            skipped,
+        )
 
 
 def _digest(message: ParsedMessage) -> bytes:
@@ -129,51 +112,6 @@ def find_skip_reason(message: ParsedMessage, limits: MessageLimits) -> str:
     if limits.max_recipients is not None and len(message.recipients) > limits.max_recipients:
         return "many recipients"
     return ""
-
-
-class AnalyzedText(NamedTuple):
-    """A text whose terms are not collected yet."""
-
-    terms: NDArray[np.uint64]
-    """[occurrences]"""
-    result: TextTerms
-
-
-def analyze_text(analyzer: MailAnalyzer, subject: str, texts: Iterable[str]) -> AnalyzedText:
-    """Find the words of a subject and of other texts, with a gap between each two, so that no phrase spans them."""
-    found = [analyzer.analyze(subject), *map(analyzer.analyze, texts)]
-    positions, start = [], 0
-    for each in found:
-        positions.append(np.minimum(each.positions + np.uint32(start), MAX_POSITION).astype(np.uint16))
-        start += each.tokens + 1
-    thread = subject_term(subject)
-    no_words = np.array([] if thread is None else [thread], np.uint64)
-    positions.append(np.full(len(no_words), NO_POSITION, np.uint16))
-    result = TextTerms(
-        np.zeros(0, np.uint32),
-        np.concatenate(positions),
-        subject=min(found[0].tokens, MAX_POSITION),
-        words=sum(each.tokens for each in found),
-    )
-    return AnalyzedText(np.concatenate([*(each.terms for each in found), no_words]), result)
-
-
-def collect_terms(texts: list[AnalyzedText]) -> NDArray[np.uint64]:
-    """Return the different terms of some texts, and set the places of each text's terms in them."""
-    if not texts:
-        return np.zeros(0, np.uint64)
-    all_terms = np.concatenate([each.terms for each in texts])
-    order = np.argsort(all_terms)  # numpy.unique sorts with a slower algorithm
-    in_order = all_terms[order]
-    is_new = np.ones(len(in_order), np.bool_)
-    np.not_equal(in_order[1:], in_order[:-1], out=is_new[1:])
-    places = np.empty(len(in_order), np.uint32)
-    places[order] = np.cumsum(is_new) - 1
-    start = 0
-    for each in texts:
-        each.result.places = places[start : start + len(each.terms)]
-        start += len(each.terms)
-    return in_order[is_new]
 
 
 class BatchPreparer:
@@ -265,9 +203,25 @@ def _prepare_batches(connection: "Connection[Any, Any]", limits: MessageLimits) 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     preparer = Preparer(limits)
     try:
-        while True:
-            connection.send(preparer.prepare(connection.recv()))
+        with collect_garbage_rarely():
+            while True:
+                connection.send(preparer.prepare(connection.recv()))
     except (EOFError, OSError):  # the parent closed the connection, or has ended
         return
     finally:
         preparer.close()
+
+
+@contextmanager
+def collect_garbage_rarely() -> Iterator[None]:
+    """Look at all objects for garbage only rarely while the block runs.
+
+    Preparing and indexing messages creates many objects and no cycles, and keeps more and more of them. With Python's
+    thresholds, looking at them takes a third of the time.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(*_GARBAGE_THRESHOLDS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)

@@ -9,17 +9,14 @@ arrays of a segment are in one file, little-endian, mapped into memory. An inbox
 - `positions` [occurrences]: for each posting, `counts` positions of the term, ascending.
 """
 
-import mmap
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from gumshoe.errors import GumshoeError
 
 ARRAYS = {
     "pair_starts": "<i8", "term_starts": "<i8", "inbox_words": "<i8",  # [inboxes + 1], [inboxes + 1], [inboxes]
@@ -29,7 +26,7 @@ ARRAYS = {
     "positions": "<u2",
 }  # fmt: skip
 """Type of each array."""
-_ORDER = sorted(ARRAYS, key=lambda name: -np.dtype(ARRAYS[name]).itemsize)
+ARRAY_ORDER = sorted(ARRAYS, key=lambda name: -np.dtype(ARRAYS[name]).itemsize)
 """Order of the arrays in their file."""
 NO_DATE = -(1 << 63)
 """`pair_sent` of a message without a date."""
@@ -37,25 +34,14 @@ NO_POSITION = 0xFFFF
 """Position of a term that is not a word of the text, such as an id or an address."""
 MAX_POSITION = NO_POSITION - 1_000
 """Words from this position on are found, but not as parts of phrases. Names of people come after it."""
-_POSITION_BITS = 16
+POSITION_BITS = 16
 _CHUNK = 1_000_000  # occurrences sorted at once, each 8 bytes, unless one inbox has more
-_BLOCK = 500_000  # occurrences looked at together, which takes about 100 bytes each
+_BLOCK = 250_000  # occurrences looked at together, which takes about 100 bytes each
 _MAX_COUNT = 255
-_SUBJECT_WEIGHT = 2  # a word in the subject counts as much as two in the body
+_MAX_ARRAYS = 10_000  # kept apart while a segment is collected; each small one takes 100 bytes more
+SUBJECT_WEIGHT = 2  # a word in the subject counts as much as two in the body
 
 Numbers = NDArray[np.int64]
-
-
-class TermMatches(NamedTuple):
-    """The messages of an inbox that contain a term or a phrase."""
-
-    ordinals: NDArray[np.uint16]
-    """[matches], ascending."""
-    weights: NDArray[np.uint8]
-    """[matches]: how often the message contains it; occurrences in the subject count twice."""
-
-
-NO_MATCHES = TermMatches(np.zeros(0, np.uint16), np.zeros(0, np.uint8))
 
 
 class PostingsWriter:
@@ -66,7 +52,8 @@ class PostingsWriter:
         """Words collected, counted once for each inbox."""
         self.addresses: dict[str, int] = {}
         """Number of each inbox. `write` renumbers them."""
-        self._numbers_of_terms: dict[int, int] = {}
+        self._terms = np.zeros(0, np.uint64)  # ascending
+        self._numbers_of_terms = np.zeros(0, np.uint32)
         self._numbers: list[NDArray[np.uint32]] = []
         self._positions: list[NDArray[np.uint16]] = []
         self._lengths = array("q")  # of each text, in occurrences
@@ -75,13 +62,24 @@ class PostingsWriter:
 
     def number_terms(self, terms: NDArray[np.uint64]) -> NDArray[np.uint32]:
         """Return the numbers [terms] by which this segment knows different terms. Numbers take half the memory."""
-        known = self._numbers_of_terms
-        return np.array([known.setdefault(term, len(known)) for term in terms.tolist()], np.uint32)
+        places = np.searchsorted(self._terms, terms)
+        is_new = np.ones(len(terms), np.bool_)
+        if len(self._terms):
+            np.not_equal(self._terms[np.minimum(places, len(self._terms) - 1)], terms, out=is_new)
+        new = np.sort(terms[is_new])
+        added = np.searchsorted(self._terms, new)
+        numbers = np.arange(len(self._terms), len(self._terms) + len(new), dtype=np.uint32)
+        self._terms = np.insert(self._terms, added, new)
+        self._numbers_of_terms = np.insert(self._numbers_of_terms, added, numbers)
+        found: NDArray[np.uint32] = self._numbers_of_terms[np.searchsorted(self._terms, terms)]
+        return found
 
     def add_text(self, numbers: NDArray[np.uint32], positions: NDArray[np.uint16]) -> int:
         """Add a text, given by the numbers and the positions [occurrences] of its terms. Return its number."""
         self._numbers.append(numbers)
         self._positions.append(positions)
+        if len(self._numbers) >= _MAX_ARRAYS:
+            self._numbers, self._positions = [_join(self._numbers, np.uint32)], [_join(self._positions, np.uint16)]
         self._lengths.append(len(numbers))
         return len(self._lengths) - 1
 
@@ -105,27 +103,26 @@ class PostingsWriter:
 
     def write(self, path: Path) -> dict[str, int]:
         """Write all arrays into a file, and return the size of each in bytes."""
-        terms = np.fromiter(self._numbers_of_terms, np.uint64, len(self._numbers_of_terms))
-        order = np.argsort(terms)
-        ranks = np.empty(len(terms), np.uint32)
-        ranks[order] = np.arange(len(terms), dtype=np.uint32)
+        ranks = np.empty(len(self._terms), np.uint32)
+        ranks[self._numbers_of_terms] = np.arange(len(ranks), dtype=np.uint32)
         pairs = self._sort_pairs()
         part_pairs = pairs.new_numbers[_to_array(self._part_pairs)]
         by_pair = np.argsort(part_pairs, kind="stable")
         lengths = _to_array(self._lengths)
+        numbers, positions = _join(self._numbers, np.uint32), _join(self._positions, np.uint16)
+        for start in range(0, len(numbers), _BLOCK):  # in place
+            numbers[start : start + _BLOCK] = ranks[numbers[start : start + _BLOCK]]
         occurrences = _Occurrences(
-            ranks=ranks[np.concatenate(self._numbers)] if self._numbers else np.zeros(0, np.uint32),
-            positions=np.concatenate(self._positions) if self._positions else np.zeros(0, np.uint16),
+            ranks=numbers,
+            positions=positions,
             starts=np.cumsum(lengths) - lengths,
             lengths=lengths,
             part_starts=np.searchsorted(part_pairs[by_pair], np.arange(len(pairs.messages) + 1)),
             part_texts=_to_array(self._part_texts)[by_pair],
         )
-        self._numbers.clear()
-        self._positions.clear()
         arrays = _Arrays()
         _add_pairs(arrays, pairs)
-        _add_postings(arrays, pairs, occurrences, terms[order])
+        _add_postings(arrays, pairs, occurrences, self._terms)
         return arrays.write(path)
 
     def _sort_pairs(self) -> "_Pairs":
@@ -143,6 +140,13 @@ class PostingsWriter:
         new_numbers[order] = np.arange(len(order))
         starts = np.concatenate([[0], np.cumsum(sizes[by_size])]).astype(np.int64)
         return _Pairs(starts, message[order], sent[order], words[order], subjects[order], new_numbers)
+
+
+def _join(parts: list[NDArray[Any]], kind: type[Any]) -> NDArray[Any]:
+    """Join arrays, and clear their list."""
+    joined = np.concatenate(parts) if parts else np.zeros(0, kind)
+    parts.clear()
+    return joined
 
 
 def _to_array(values: "array[int]") -> Numbers:
@@ -193,7 +197,7 @@ def _add_postings(arrays: "_Arrays", pairs: _Pairs, occurrences: _Occurrences, t
     rank_bits = max(len(terms).bit_length(), 1)
     postings = places = found_terms = 0
     term_starts = [np.zeros(1, np.int64)]
-    for first, last in _split_inboxes(pairs.starts, totals, 64 - _POSITION_BITS - rank_bits):
+    for first, last in _split_inboxes(pairs.starts, totals, 64 - POSITION_BITS - rank_bits):
         keys, ordinal_bits = _sort_keys(pairs, occurrences, first, last, rank_bits)
         owners: list[NDArray[np.int64]] = []  # inbox of each term
         previous = -1
@@ -201,7 +205,7 @@ def _add_postings(arrays: "_Arrays", pairs: _Pairs, occurrences: _Occurrences, t
             found = _split_keys(block, ordinal_bits, rank_bits)
             pair = pairs.starts[first + found.inboxes.astype(np.int64)] + found.ordinals
             counts, weights, positions = _weigh(block, found.starts, pairs.subjects[pair])
-            is_new = _differs(found.terms)
+            is_new = differs(found.terms)
             is_new[0] = int(found.terms[0]) != previous
             new_terms = np.flatnonzero(is_new)
             position_starts = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
@@ -225,13 +229,17 @@ def _add_postings(arrays: "_Arrays", pairs: _Pairs, occurrences: _Occurrences, t
 
 
 def _split_blocks(keys: NDArray[np.uint64]) -> Iterator[NDArray[np.uint64]]:
-    """Yield sorted keys in blocks that do not split a posting: what is computed from a block takes much memory."""
+    """Yield the different ones of sorted keys, in blocks that do not split a posting.
+
+    What is computed from a block takes much memory.
+    """
     start = 0
     while start < len(keys):
         end = min(start + _BLOCK, len(keys))
-        after = ((int(keys[end - 1]) >> _POSITION_BITS) + 1) << _POSITION_BITS
+        after = ((int(keys[end - 1]) >> POSITION_BITS) + 1) << POSITION_BITS
         end = int(np.searchsorted(keys, np.uint64(after))) if after < 1 << 64 else len(keys)
-        yield keys[start:end]
+        block = keys[start:end]
+        yield block[differs(block)]
         start = end
 
 
@@ -250,13 +258,16 @@ def _split_inboxes(starts: Numbers, totals: Numbers, bits: int) -> Iterator[tupl
 def _sort_keys(
     pairs: _Pairs, occurrences: _Occurrences, first: int, last: int, rank_bits: int
 ) -> tuple[NDArray[np.uint64], int]:
-    """Return the sorted keys (inbox, term, ordinal, position) of some inboxes, and the number of bits of an ordinal."""
+    """Return the sorted keys (inbox, term, ordinal, position) of some inboxes, and the number of bits of an ordinal.
+
+    A key may occur several times.
+    """
     begin, end = int(pairs.starts[first]), int(pairs.starts[last])
     ordinal_bits = max(int(pairs.starts[first + 1] - begin).bit_length(), 1)
     sizes = np.diff(pairs.starts[first : last + 1])
     inbox = np.repeat(np.arange(last - first, dtype=np.uint64), sizes)
     ordinal = (np.arange(begin, end) - np.repeat(pairs.starts[first:last], sizes)).astype(np.uint64)
-    bases = (inbox << np.uint64(rank_bits + ordinal_bits + _POSITION_BITS)) | (ordinal << np.uint64(_POSITION_BITS))
+    bases = (inbox << np.uint64(rank_bits + ordinal_bits + POSITION_BITS)) | (ordinal << np.uint64(POSITION_BITS))
     parts = occurrences.part_starts[begin : end + 1]
     texts = occurrences.part_texts[parts[0] : parts[-1]]
     part_bases = np.repeat(bases, np.diff(parts))
@@ -266,18 +277,18 @@ def _sort_keys(
     while low < len(texts):
         high = max(low + 1, int(np.searchsorted(ends, filled + _BLOCK)))
         lengths = occurrences.lengths[texts[low:high]]
-        places = _to_ranges(occurrences.starts[texts[low:high]], lengths)
+        places = to_ranges(occurrences.starts[texts[low:high]], lengths)
         block = keys[filled : int(ends[high - 1])]
         block[:] = occurrences.ranks[places]
-        block <<= np.uint64(ordinal_bits + _POSITION_BITS)
+        block <<= np.uint64(ordinal_bits + POSITION_BITS)
         block |= np.repeat(part_bases[low:high], lengths)
         block |= occurrences.positions[places]
         filled, low = int(ends[high - 1]), high
     keys.sort()
-    return keys[_differs(keys)], ordinal_bits
+    return keys, ordinal_bits
 
 
-def _to_ranges(starts: Numbers, lengths: Numbers) -> Numbers:
+def to_ranges(starts: Numbers, lengths: Numbers) -> Numbers:
     """Return the concatenation of the ranges that begin at `starts`."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
@@ -285,7 +296,7 @@ def _to_ranges(starts: Numbers, lengths: Numbers) -> Numbers:
     return ranges
 
 
-def _differs(values: NDArray[Any]) -> NDArray[np.bool_]:
+def differs(values: NDArray[Any]) -> NDArray[np.bool_]:
     """Return True for each value that differs from the one before it."""
     changed = np.ones(len(values), np.bool_)
     np.not_equal(values[1:], values[:-1], out=changed[1:])
@@ -303,8 +314,8 @@ class _SplitKeys:
 
 
 def _split_keys(keys: NDArray[np.uint64], ordinal_bits: int, rank_bits: int) -> _SplitKeys:
-    postings = keys >> np.uint64(_POSITION_BITS)
-    firsts = np.flatnonzero(_differs(postings))
+    postings = keys >> np.uint64(POSITION_BITS)
+    firsts = np.flatnonzero(differs(postings))
     postings = postings[firsts]
     terms = postings >> np.uint64(ordinal_bits)
     ordinals = (postings & np.uint64((1 << ordinal_bits) - 1)).astype(np.int64)
@@ -319,7 +330,7 @@ def _weigh(
     sizes = np.diff(starts)
     is_word = positions != NO_POSITION
     in_subject = (positions < np.repeat(subjects, sizes)) & is_word
-    extra = (_SUBJECT_WEIGHT - 1) * np.add.reduceat(in_subject, starts[:-1], dtype=np.int64) if len(sizes) else 0
+    extra = (SUBJECT_WEIGHT - 1) * np.add.reduceat(in_subject, starts[:-1], dtype=np.int64) if len(sizes) else 0
     weights = np.minimum(sizes + extra, 255).astype(np.uint8)
     if len(sizes) and sizes.max() > _MAX_COUNT:
         within = np.arange(len(keys)) - np.repeat(starts[:-1], sizes)
@@ -340,113 +351,6 @@ class _Arrays:
     def write(self, path: Path) -> dict[str, int]:
         """Write all arrays, the widest numbers first, so that each is aligned. Return the size of each in bytes."""
         with path.open("wb") as file:
-            for name in _ORDER:
+            for name in ARRAY_ORDER:
                 file.writelines(self._parts[name])
-        return {name: sum(map(len, self._parts[name])) for name in _ORDER}
-
-
-class PostingsReader:
-    """The arrays of a segment, mapped into memory. Thread-safe, and not affected by a fork.
-
-    Raises on opening:
-        GumshoeError: if the file does not have the size that it was written with.
-        OSError: if it cannot be opened.
-    """
-
-    def __init__(self, path: Path, sizes: dict[str, int]) -> None:
-        found, expected = path.stat().st_size, sum(sizes.values())
-        if found != expected:
-            raise GumshoeError(
-                "store.index-damaged",
-                f"{path} is damaged: it has {found} bytes, not {expected}; fetch the index again, or build it again",
-            )
-        with path.open("rb") as file:
-            data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self._arrays: dict[str, NDArray[Any]] = {}
-        start = 0
-        for name in _ORDER:
-            kind = np.dtype(ARRAYS[name])
-            self._arrays[name] = np.frombuffer(data, kind, sizes[name] // kind.itemsize, start)
-            start += sizes[name]
-
-    def open_inbox(self, number: int) -> "InboxPostings":
-        """Return the part of one inbox."""
-        return InboxPostings(self._arrays, number)
-
-
-def _intersect(one: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the numbers that are in both of two ascending arrays without repetitions."""
-    few, many = (one, other) if len(one) < len(other) else (other, one)
-    if not len(few):
-        return few
-    places = np.searchsorted(many, few)
-    places[places == len(many)] = 0
-    common: NDArray[np.int64] = few[many[places] == few]
-    return common
-
-
-class InboxPostings:
-    """The messages of one inbox in one segment, and their words."""
-
-    def __init__(self, arrays: dict[str, NDArray[Any]], number: int) -> None:
-        pairs = slice(*arrays["pair_starts"][number : number + 2].tolist())
-        self.messages: NDArray[np.int32] = arrays["pair_messages"][pairs]
-        self.sent: NDArray[np.int64] = arrays["pair_sent"][pairs]
-        self.lengths: NDArray[np.int32] = arrays["pair_words"][pairs]
-        self.words = int(arrays["inbox_words"][number])
-        """Total number of words."""
-        self._subjects: NDArray[np.uint16] = arrays["pair_subjects"][pairs]
-        self._first, last = arrays["term_starts"][number : number + 2].tolist()
-        self._terms: NDArray[np.uint64] = arrays["terms"][self._first : last]
-        self._arrays = arrays
-
-    def __len__(self) -> int:
-        return len(self.messages)
-
-    def find(self, term: int) -> TermMatches:
-        """Return the messages that contain a term."""
-        place = self._find_term(term)
-        if place is None:
-            return NO_MATCHES
-        part = slice(*self._arrays["posting_starts"][place : place + 2].tolist())
-        return TermMatches(self._arrays["ordinals"][part], self._arrays["weights"][part])
-
-    def find_phrase(self, terms: Sequence[tuple[int, int]]) -> TermMatches:
-        """Return the messages that contain terms at given distances from the start of a phrase."""
-        if len(terms) == 1:
-            return self.find(terms[0][0])
-        common = np.ones(len(self), np.bool_)
-        for term, _ in terms:
-            has_term = np.zeros(len(self), np.bool_)
-            has_term[self.find(term).ordinals] = True
-            common &= has_term
-        if not common.any():
-            return NO_MATCHES
-        starts: NDArray[np.int64] | None = None
-        for term, offset in terms:
-            found = self._find_places(term, common) - offset
-            starts = found if starts is None else _intersect(starts, found)
-        if starts is None or not len(starts):
-            return NO_MATCHES
-        ordinals, firsts, counts = np.unique(starts >> _POSITION_BITS, return_index=True, return_counts=True)
-        in_subject = (starts & NO_POSITION) < self._subjects[starts >> _POSITION_BITS]
-        weights = counts + (_SUBJECT_WEIGHT - 1) * np.add.reduceat(in_subject, firsts, dtype=np.int64)
-        return TermMatches(ordinals.astype(np.uint16), np.minimum(weights, 255).astype(np.uint8))
-
-    def _find_term(self, term: int) -> int | None:
-        place = int(np.searchsorted(self._terms, np.uint64(term)))
-        found = place < len(self._terms) and int(self._terms[place]) == term
-        return self._first + place if found else None
-
-    def _find_places(self, term: int, allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
-        """Return ordinal and position of each occurrence of a term in the allowed messages, as one ascending number."""
-        place = self._find_term(term)
-        if place is None:
-            return np.zeros(0, np.int64)
-        postings = slice(*self._arrays["posting_starts"][place : place + 2].tolist())
-        part = slice(*self._arrays["position_starts"][place : place + 2].tolist())
-        ordinals = np.repeat(self._arrays["ordinals"][postings], self._arrays["counts"][postings])
-        kept = allowed[ordinals]
-        positions = self._arrays["positions"][part][kept]
-        places: NDArray[np.int64] = (ordinals[kept].astype(np.int64) << _POSITION_BITS) | positions
-        return places
+        return {name: sum(map(len, self._parts[name])) for name in ARRAY_ORDER}

@@ -12,20 +12,24 @@ from typing import Any
 
 from gumshoe.artifacts.private_data import MARK
 from gumshoe.artifacts.storage import write_atomically
+from gumshoe.embeddings.vectors import CENTER, SIGNS, VECTORS
 from gumshoe.errors import GumshoeError
 
 FILE_NAME = "mail-index.json"
 SEGMENT_PREFIX = "segment-"
 DATABASE = "messages.sqlite"
 POSTINGS = "postings.bin"
+CHUNKS = "chunks.i4"
 INDEX_FILES = {
     FILE_NAME: "How the index was built, and its segments.",
     f"{SEGMENT_PREFIX}N/{DATABASE}": "Messages, recipients, attachments, and what could not be read.",
     f"{SEGMENT_PREFIX}N/{POSTINGS}": "Words of the messages of each inbox.",
+    f"{SEGMENT_PREFIX}N/{CHUNKS}": "Parts of messages that have a vector. Missing with `--embedding none`.",
+    f"{SEGMENT_PREFIX}N/{', '.join((VECTORS, SIGNS, CENTER))}": "Vectors of the messages. Missing as above.",
     MARK: "Marks the index as private, for `gumshoe artifacts forget`.",
 }
 """Description of each file of an index of mail."""
-VERSION = 2
+VERSION = 3
 
 # `message` counts the different messages of an index through all segments, from 1. A copy is a message as somebody
 # received or sent it, with its own id, date and recipients. Copies of a message may be in later segments.

@@ -4,12 +4,16 @@ import re
 from datetime import UTC, datetime
 from typing import Any, Literal, get_args
 
+from gumshoe.embeddings.search_options import Fusion
 from gumshoe.errors import UsageError
 from gumshoe.mail.message import clean_line, normalize_address, to_utc
 
 MAX_LIMIT = 10
 MAX_KEYWORDS = 32
 MAX_KEYWORD_LENGTH = 200  # characters
+MEANING_WEIGHT = 0.2
+"""Weight of vectors in a search by meaning, less than for documents: questions about mail use its names and words."""
+MAX_QUERY_LENGTH = 2_000  # characters; the rest is ignored
 Order = Literal["relevance", "date"]
 
 
@@ -23,6 +27,21 @@ def check_choices(limit: Any, order: Any) -> None:
         raise MailSearchError("mail.invalid-limit", f"limit is {limit!r}; write a whole number from 1 to {MAX_LIMIT}")
     if order not in get_args(Order):
         raise MailSearchError("mail.invalid-order", f"order is {order!r}; write 'relevance' or 'date'")
+
+
+def check_query(query: Any) -> str:
+    """Return a query in words as one line, without what is too long."""
+    if not isinstance(query, str):
+        raise MailSearchError("mail.invalid-query", f"query is {query!r}; write a text")
+    return clean_line(query[:MAX_QUERY_LENGTH])
+
+
+def check_fusion(dense_weight: Any, fusion: Any) -> None:
+    """Raise MailSearchError if the weight of vectors or the way to fuse both rankings is invalid."""
+    if not isinstance(dense_weight, int | float) or not 0 <= dense_weight <= 1:
+        raise MailSearchError("mail.invalid-fusion", f"dense_weight is {dense_weight!r}; write a number from 0 to 1")
+    if fusion not in get_args(Fusion):
+        raise MailSearchError("mail.invalid-fusion", f"fusion is {fusion!r}; write 'score' or 'rank'")
 
 
 def check_keywords(keywords: Any) -> list[str]:

@@ -21,6 +21,10 @@ class Hit:
     """Id of the first message of its thread, as the inbox lists it."""
     thread_size: int
     """Number of messages of its thread in the inbox."""
+    dense_rank: int | None = None
+    """Rank by vectors, from 1, in a search by meaning. None if they did not list it."""
+    lexical_rank: int | None = None
+    """Rank by words, from 1, in a search by meaning. None if they did not list it."""
 
 
 @dataclass(frozen=True, slots=True)

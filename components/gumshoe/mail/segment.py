@@ -1,21 +1,27 @@
 """Read a segment of an index: its database, and the postings of its inboxes."""
 
+import fcntl
 import json
-from collections.abc import Callable, Iterable, Iterator
+import os
+import weakref
+from bisect import bisect_right
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import orjson
 
 from gumshoe.artifacts.sqlite import ReadOnlyDatabase, explain_damage
 from gumshoe.errors import GumshoeError
 from gumshoe.mail.message import Attachment
-from gumshoe.mail.postings import InboxPostings, PostingsReader
-from gumshoe.mail.schema import DATABASE, POSTINGS
+from gumshoe.mail.postings_reader import InboxPostings, PostingsReader
+from gumshoe.mail.schema import DATABASE, POSTINGS, IndexState, read_state
 
 _INBOXES_CACHED = 10_000
+_DECODER = json.JSONDecoder()
 
 
 class StoredText(NamedTuple):
@@ -50,6 +56,11 @@ class StoredCopy(NamedTuple):
     references: list[str]
     inboxes: list[InboxEntry]
 
+    def is_equal(self, other: "StoredCopy") -> bool:
+        """Return True if two copies are equal, whatever their numbers and the ids under which inboxes list them."""
+        mine, others = ([each[:2] for each in copy.inboxes] for copy in (self, other))
+        return self[1:7] == other[1:7] and mine == others
+
     def find_entry(self, inbox: str) -> InboxEntry | None:
         """Return the entry of an inbox, or None if it does not hold the copy."""
         return next((each for each in self.inboxes if each.address == inbox), None)
@@ -57,6 +68,21 @@ class StoredCopy(NamedTuple):
     def list_visible(self, entry: InboxEntry) -> list[list[str]]:
         """Return the recipients that the inbox of an entry may see."""
         return [each for number, each in enumerate(self.recipients) if number not in entry.hidden]
+
+
+class OwnCopy(NamedTuple):
+    """A copy of a message as one of its inboxes may see it."""
+
+    copy: int
+    message_id: str
+    sent: int | None
+    utc_offset: int | None
+    sender_name: str
+    recipients: list[list[str]]
+    """[role, address, name] of each that the inbox may see."""
+    references: list[str]
+    shown_id: str
+    """Id under which the inbox lists the message."""
 
 
 class IndexSegment:
@@ -84,8 +110,17 @@ class IndexSegment:
         with explain_damage(self.path):
             facts = {name: json.loads(value) for name, value in self.execute("SELECT name, value FROM facts")}
             self.first, self.messages = int(facts["first"]), int(facts["messages"])
-        self._postings = PostingsReader(directory / POSTINGS, facts["sizes"])
+            self._has_removed = bool(list(self.execute("SELECT 1 FROM removed LIMIT 1")))
+            self.replaces_unreadable = bool(facts.get("replaces_unreadable"))
+        self.postings = PostingsReader(directory / POSTINGS, facts["sizes"])
         self._inbox = lru_cache(_INBOXES_CACHED)(self._find_inbox)
+
+    def hold(self) -> None:
+        """Keep the files from being deleted by an extension of the index, as long as this object exists."""
+        descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        weakref.finalize(self, os.close, descriptor)
+        with suppress(OSError):  # some file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def execute(self, query: str, values: Any = None) -> Iterator[tuple[Any, ...]]:
         """Run a query on this thread's connection."""
@@ -97,10 +132,12 @@ class IndexSegment:
 
     def _find_inbox(self, address: str) -> InboxPostings | None:
         number = next(self.execute("SELECT number FROM inboxes WHERE address = ?", (address,)), None)
-        return None if number is None else self._postings.open_inbox(number[0])
+        return None if number is None else self.postings.open_inbox(number[0])
 
     def list_removed(self, inbox: str) -> list[int]:
         """Return the messages that earlier segments hold for an inbox, and that no longer count."""
+        if not self._has_removed:
+            return []
         return [message for (message,) in self.execute("SELECT message FROM removed WHERE inbox = ?", (inbox,))]
 
     def has_message(self, message: int) -> bool:
@@ -114,11 +151,43 @@ class IndexSegment:
         )
         return StoredText(sender, subject, body, [Attachment(*each) for each in orjson.loads(attachments)])
 
-    def read_head(self, message: int) -> tuple[str, str]:
-        """Return sender and subject of a message of this segment."""
-        query = "SELECT sender, subject FROM messages WHERE message = ?"
-        sender, subject = next(self.execute(query, (message,)))
-        return sender, subject
+    def read_texts(self, messages: list[int]) -> dict[int, StoredText]:
+        """Return the text of some messages of this segment."""
+        rows = self.execute(
+            "SELECT message, sender, subject, body, attachments "
+            "FROM json_each(?) CROSS JOIN messages ON message = value",
+            (str(messages),),
+        )
+        return {
+            message: StoredText(sender, subject, body, [Attachment(*each) for each in orjson.loads(attachments)])
+            for message, sender, subject, body, attachments in rows
+        }
+
+    def read_heads(self, messages: list[int]) -> dict[int, tuple[str, str]]:
+        """Return sender and subject of some messages of this segment."""
+        query = "SELECT message, sender, subject FROM json_each(?) CROSS JOIN messages ON message = value"
+        return {message: (sender, subject) for message, sender, subject in self.execute(query, (str(messages),))}
+
+    def read_own_copies(self, inbox: str, messages: list[int]) -> dict[int, list[OwnCopy]]:
+        """Return the copies of some messages that are in this segment and in an inbox. Others are left out."""
+        rows = self.execute(
+            "SELECT message, copy, message_id, sent, utc_offset, sender_name, recipients, refs, inboxes "
+            "FROM json_each(?) CROSS JOIN copies ON message = value",
+            (str(messages),),
+        )
+        start = f"[{orjson.dumps(inbox).decode()},"
+        found: dict[int, list[OwnCopy]] = {}
+        for message, copy, own_id, sent, offset, name, recipients, references, inboxes in rows:
+            place = inboxes.find(start)
+            if place >= 0:
+                _, hidden, shown_id = _DECODER.raw_decode(inboxes, place)[
+                    0
+                ]  # only this entry is parsed: others may be many
+                people = orjson.loads(recipients)
+                visible = [each for number, each in enumerate(people) if number not in hidden] if hidden else people
+                own = OwnCopy(copy, own_id, sent, offset, name, visible, orjson.loads(references), shown_id)
+                found.setdefault(message, []).append(own)
+        return found
 
     def read_copies(self, message: int) -> list[StoredCopy]:
         """Return the copies of a message that are in this segment."""
@@ -150,24 +219,87 @@ class IndexSegments:
         """Open the segments with some names."""
         return cls(tuple(IndexSegment(directory / name) for name in names))
 
+    @classmethod
+    def open_present(cls, directory: Path) -> "tuple[IndexState, IndexSegments]":
+        """Return the present state of an index, and its segments. An extension does not delete them while they exist.
+
+        Raises:
+            GumshoeError: if the index is damaged, or another version of Gumshoe built it.
+        """
+        while True:
+            state = read_state(directory)
+            try:
+                opened = cls.open(directory, state.segments)
+                for each in opened.segments:
+                    each.hold()
+            except (GumshoeError, OSError):
+                if read_state(directory) == state:
+                    raise
+                continue
+            if read_state(directory) == state:  # otherwise segments may have been deleted before they were held
+                return state, opened
+
     def read_text(self, message: int) -> StoredText:
         """Return the text of a message."""
         return self._find(message).read_text(message)
 
-    def read_head(self, message: int) -> tuple[str, str]:
-        """Return sender and subject of a message."""
-        return self._find(message).read_head(message)
+    def read_digest(self, message: int) -> bytes:
+        """Return the digest of a message."""
+        (digest,) = next(self._find(message).execute("SELECT digest FROM messages WHERE message = ?", (message,)))
+        return bytes(digest)
+
+    def read_texts(self, messages: Iterable[int]) -> dict[int, StoredText]:
+        """Return the text of some messages."""
+        return {
+            number: text
+            for segment, numbers in self._group(messages)
+            for number, text in segment.read_texts(numbers).items()
+        }
+
+    def read_heads(self, messages: Iterable[int]) -> dict[int, tuple[str, str]]:
+        """Return sender and subject of some messages."""
+        return {
+            number: head
+            for segment, numbers in self._group(messages)
+            for number, head in segment.read_heads(numbers).items()
+        }
+
+    def _group(self, messages: Iterable[int]) -> Iterator[tuple[IndexSegment, list[int]]]:
+        """Yield segments, each with those of some messages whose text it has."""
+        starts = [each.first for each in self.segments]
+        groups: dict[int, list[int]] = {}
+        for message in messages:
+            groups.setdefault(max(bisect_right(starts, message) - 1, 0), []).append(message)
+        for number, several in groups.items() if self.segments else ():
+            yield self.segments[number], several
+
+    def read_own_copies(self, inbox: str, messages: Iterable[int], split: Container[int]) -> dict[int, list[OwnCopy]]:
+        """Return the copies of some messages that an inbox holds, in order, without removed ones.
+
+        `split` has the messages that a segment removed from an earlier one for this inbox, see `list_removed`. All
+        copies of others are in one segment, mostly that of the text.
+        """
+        wanted = list(messages)
+        found: dict[int, list[OwnCopy]] = {}
+        for segment, numbers in self._group(each for each in wanted if each not in split):
+            found |= segment.read_own_copies(inbox, numbers)
+        for message in wanted:
+            if message not in found:
+                removed = self._list_removed_copies(message)
+                several = [each.read_own_copies(inbox, [message]).get(message, []) for each in self.segments]
+                found[message] = [copy for each in several for copy in each if copy.copy not in removed]
+        return {message: sorted(found[message], key=lambda each: each.copy) for message in wanted}
+
+    def _list_removed_copies(self, message: int) -> set[int]:
+        query = "SELECT copy FROM removed_copies WHERE message = ?"
+        return {copy for (copy,) in self.collect(lambda each: each.execute(query, (message,)))}
 
     def _find(self, message: int) -> IndexSegment:
         return next(each for each in self.segments if each.has_message(message))
 
     def read_copies(self, message: int) -> list[StoredCopy]:
         """Return the copies of a message, in order, without removed ones."""
-        removed = {
-            copy
-            for each in self.segments
-            for (copy,) in each.execute("SELECT copy FROM removed_copies WHERE message = ?", (message,))
-        }
+        removed = self._list_removed_copies(message)
         copies = [copy for each in self.segments for copy in each.read_copies(message) if copy.copy not in removed]
         return sorted(copies, key=lambda each: each.copy)
 
@@ -196,6 +328,15 @@ class IndexSegments:
     def _lookup(self, query: str, values: str) -> Iterator[tuple[Any, ...]]:
         for each in self.segments:
             yield from each.execute(query, (values,))
+
+    def list_unreadable(self) -> list[tuple[str, str, str]]:
+        """Return place, reason and detail of each item that could not be read."""
+        found: list[tuple[str, str, str]] = []
+        for each in self.segments:
+            if each.replaces_unreadable:
+                found.clear()
+            found += cast(Iterator[tuple[str, str, str]], each.execute("SELECT place, reason, detail FROM unreadable"))
+        return found
 
     def collect(self, read: Callable[[IndexSegment], Iterable[Any]]) -> list[Any]:
         """Return what `read` returns for each segment, as one list."""

@@ -3,10 +3,12 @@
 import itertools
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import NamedTuple
 
 import apsw
 import numpy as np
@@ -14,18 +16,26 @@ import orjson
 from numpy.typing import NDArray
 
 from gumshoe.artifacts.source_files import UnreadableItem
-from gumshoe.mail.inboxes import Inboxes
-from gumshoe.mail.message import ParsedMessage
-from gumshoe.mail.message_preparer import TextTerms
-from gumshoe.mail.postings import MAX_POSITION, NO_POSITION, PostingsWriter
+from gumshoe.mail.inboxes import Inboxes, drop_hidden_recipients
+from gumshoe.mail.postings import PostingsWriter
+from gumshoe.mail.prepared_messages import BatchTerms, PreparedMessage, TermRange, TextTerms
 from gumshoe.mail.schema import DATABASE, INDEXES, POSTINGS, TABLES
 from gumshoe.mail.segment import InboxEntry, IndexSegments, StoredCopy
-from gumshoe.mail.terms import name_words, person_terms, thread_terms
+from gumshoe.mail.term_collector import TermCollector
 from gumshoe.mail.words import MailAnalyzer
 
 _CACHE_KIB = 20_000
 _FULL_MESSAGES = 1 << 15  # half of what the 16 bits of an ordinal hold, because a batch may exceed it
 _FULL_OCCURRENCES = 6_000_000  # words, counted for each inbox: they are sorted in memory
+
+
+class _HeldCopy(NamedTuple):
+    """A copy of a message in this segment, without its recipients, which take much memory."""
+
+    digest: bytes
+    inboxes: tuple[str, ...]
+    shown_ids: tuple[str, ...]
+    """Id under which each inbox lists it."""
 
 
 @dataclass(slots=True)
@@ -37,8 +47,9 @@ class _Held:
     subject: int
     pairs: dict[str, int]
     """Number of the pair of each inbox."""
-    copies: list[StoredCopy]
-    """Copies in this segment."""
+    copies: list[_HeldCopy]
+    """Copies in this segment, whose numbers follow each other."""
+    next_copy: int
 
 
 class SegmentWriter:
@@ -54,15 +65,16 @@ class SegmentWriter:
         self._by_digest: dict[bytes, int] = {}
         self._by_id: dict[str, list[int]] = {}
         self._removed: list[tuple[str, int]] = []
-        self._has_removals = False
+        self._has_removals = self._replaces_unreadable = False
         self._messages: list[tuple[object, ...]] = []
         self._copies: list[tuple[object, ...]] = []
         self._unreadable: list[tuple[str, str, str]] = []
         self._postings = PostingsWriter()
         self._numbers: NDArray[np.uint32] = np.zeros(0, np.uint32)
-        self._envelopes: dict[tuple[int, int, tuple[int, ...], str], int] = {}
+        """Number of the term of each occurrence in the current batch."""
+        self._positions: NDArray[np.uint16] = np.zeros(0, np.uint16)
         directory.mkdir(parents=True)
-        self._database = _create_database(directory / DATABASE)
+        self._database = create_database(directory / DATABASE)
 
     @property
     def next_message(self) -> int:
@@ -77,7 +89,8 @@ class SegmentWriter:
     @property
     def is_empty(self) -> bool:
         """True if nothing was added."""
-        return self._next == self._first and not (self._held or self._has_removals or self._unreadable)
+        changes = self._held, self._has_removals, self._unreadable, self._replaces_unreadable
+        return self._next == self._first and not any(changes)
 
     def find_digest(self, digest: bytes) -> int | None:
         """Return the message of this segment with a digest."""
@@ -96,105 +109,106 @@ class SegmentWriter:
         """Record an item that could not be read."""
         self._unreadable.append((item.where, item.reason, item.detail))
 
-    def begin_batch(self, terms: NDArray[np.uint64]) -> None:
-        """Take the different terms of the messages that are added next. See `TextTerms.places`."""
-        self._numbers = self._postings.number_terms(terms)
+    def replace_unreadable(self) -> None:
+        """Let the unreadable items of this segment replace those of all earlier ones."""
+        self._replaces_unreadable = True
 
-    def add_message(self, message: ParsedMessage, digest: bytes, terms: TextTerms) -> int:
+    def begin_batch(self, terms: BatchTerms) -> None:
+        """Take the terms of the messages that are added next."""
+        self._numbers = self._postings.number_terms(terms.terms)[terms.places]
+        self._positions = terms.positions
+
+    def add_message(self, message: PreparedMessage, digest: bytes) -> int:
         """Add a message that no segment has, without a copy, and return its number."""
         number = self._next
         self._next += 1
         self._by_digest[digest] = number
-        attachments = orjson.dumps([[each.name, each.text, each.problem] for each in message.attachments]).decode()
+        attachments = orjson.dumps(message.attachments).decode()
         self._messages.append((number, digest, message.sender, message.subject, message.body, attachments))
-        self._hold(number, terms)
         return number
 
     def _hold(self, number: int, terms: TextTerms) -> _Held:
         held = self._held.get(number)
         if held is None:
-            text = self._postings.add_text(self._numbers[terms.places], terms.positions)
-            held = self._held[number] = _Held(text, terms.words, terms.subject, {}, [])
+            text = self._add_text(terms.occurrences)
+            next_copy = 0 if number >= self._first else 1 + self._earlier.find_last_copy(number)
+            held = self._held[number] = _Held(text, terms.words, terms.subject, {}, [], next_copy)
         return held
 
+    def _add_text(self, occurrences: TermRange) -> int:
+        chosen = slice(*occurrences)
+        return self._postings.add_text(self._numbers[chosen], self._positions[chosen])
+
     def add_copy(
-        self, number: int, message: ParsedMessage, digest: bytes, terms: TextTerms, inboxes: Inboxes, used_by: list[int]
+        self, number: int, message: PreparedMessage, digest: bytes, inboxes: Inboxes, used_by: list[int]
     ) -> None:
         """Add a copy of a message, unless the index has an equal one.
 
-        `digest` is that of the message, and `used_by` lists the other messages that have a copy with the same id.
+        `digest` is that of `add_message`, and `used_by` lists the other messages that have a copy with the same id.
         """
-        is_new = number >= self._first
-        earlier = [] if is_new else self._earlier.read_copies(number)
-        last = -1 if is_new else self._earlier.find_last_copy(number)
+        if message.terms is None or message.envelope is None:
+            raise ValueError("a skipped message cannot be added")
+        earlier = [] if number >= self._first else self._earlier.read_copies(number)
+        new = to_copy(message, inboxes)
+        copy_digest = digest_copy(digest, new)
         held = self._held.get(number)
-        known = [*earlier, *(held.copies if held else ())]
-        recipients = [[each.role, each.address, each.name] for each in message.recipients]
-        new = StoredCopy(
-            1 + max((each.copy for each in held.copies) if held else (), default=last),
-            message.message_id,
-            message.sent,
-            message.utc_offset,
-            message.sender_name,
-            recipients,
-            message.references,
-            [
-                InboxEntry(inbox, hidden, self._choose_id(message.message_id, digest, inbox, used_by))
-                for inbox, hidden in inboxes
+        if any(each.is_equal(new) for each in earlier) or (
+            held and any(each.digest == copy_digest for each in held.copies)
+        ):
+            return
+        held = self._hold(number, message.terms)
+        new = new._replace(
+            copy=held.next_copy,
+            inboxes=[
+                InboxEntry(inbox, hidden, self._choose_id(message.message_id, message.digest, inbox, used_by))
+                for inbox, hidden, _ in new.inboxes
             ],
         )
-        if any(each[1:] == new[1:] for each in known):
-            return
-        held = self._hold(number, terms)
-        held.copies.append(new)
+        held.next_copy += 1
+        addresses = tuple(map(sys.intern, (each.address for each in new.inboxes)))
+        held.copies.append(_HeldCopy(copy_digest, addresses, tuple(each.shown_id for each in new.inboxes)))
         if number not in (ids := self._by_id.setdefault(new.message_id, [])):
             ids.append(number)
-        self._copies.append(_to_row(number, digest, new))
-        for entry in new.inboxes:
+        self._copies.append(to_row(number, copy_digest, new))
+        texts: dict[TermRange, int] = {}
+        for entry, (_, hidden) in zip(new.inboxes, inboxes, strict=True):
             pair = held.pairs.get(entry.address)
-            if pair is not None:
-                self._add_envelope(pair, number, entry, message.sender, new)
-                continue
-            before = [each for each in earlier if each.find_entry(entry.address)]
-            self._add_pair(number, held, entry.address, message.sender, [*before, new])
-            if before:
-                self._removed.append((entry.address, number))
+            if pair is None:
+                pair = self._add_pair(number, held, entry.address, message.sender, earlier, new.sent)
+            for occurrences in message.envelope.select(hidden):
+                if occurrences not in texts:
+                    texts[occurrences] = self._add_text(occurrences)
+                self._postings.add_part(pair, texts[occurrences])
+            if entry.shown_id != new.message_id:
+                self._add_envelope(pair, message.sender, new, entry)
 
-    def _add_pair(self, number: int, held: _Held, inbox: str, sender: str, copies: list[StoredCopy]) -> None:
-        pair = self._postings.add_pair(inbox, number, copies[0].sent, held.words, held.subject)
-        held.pairs[inbox] = pair
+    def _add_pair(
+        self, number: int, held: _Held, inbox: str, sender: str, copies: list[StoredCopy], sent: int | None = None
+    ) -> int:
+        """Put a message into an inbox that this segment has not put it into, with the copies of earlier segments.
+
+        `sent` is the date if none of the copies is in the inbox.
+        """
+        before = [(each, entry) for each in copies if (entry := each.find_entry(inbox))]
+        if before:
+            self._removed.append((inbox, number))
+            sent = before[0][0].sent
+        pair = self._postings.add_pair(inbox, number, sent, held.words, held.subject)
+        held.pairs[sys.intern(inbox)] = pair
         self._postings.add_part(pair, held.text)
-        for each in copies:
-            if entry := each.find_entry(inbox):
-                self._add_envelope(pair, number, entry, sender, each)
+        for copy, entry in before:
+            self._add_envelope(pair, sender, copy, entry)
+        return pair
 
-    def _add_envelope(self, pair: int, number: int, entry: InboxEntry, sender: str, copy: StoredCopy) -> None:
-        """Add the terms of a copy that one inbox may see."""
-        key = (number, copy.copy, tuple(entry.hidden), entry.shown_id)
-        if key not in self._envelopes:  # most inboxes of a copy see the same
-            visible = [(address, name) for _, address, name in copy.list_visible(entry)]
-            terms, positions = self._list_envelope(sender, copy, visible, entry.shown_id)
-            numbers = self._postings.number_terms(np.array(terms, np.uint64))
-            self._envelopes = {key: self._postings.add_text(numbers, np.array(positions, np.uint16))}
-        self._postings.add_part(pair, self._envelopes[key])
-
-    def _list_envelope(
-        self, sender: str, copy: StoredCopy, visible: list[tuple[str, str]], shown_id: str
-    ) -> tuple[list[int], list[int]]:
-        """Return the terms of people, ids and threads, and the words of people's names, with their positions."""
-        terms = dict.fromkeys(thread_terms(copy.message_id, [shown_id, *copy.references]))
-        terms.update(dict.fromkeys(person_terms("from", sender, copy.sender_name, self._analyzer)))
-        for address, name in visible:
-            terms.update(dict.fromkeys(person_terms("to", address, name, self._analyzer)))
-        positions = [NO_POSITION] * len(terms)
-        words: list[int] = []
-        place = MAX_POSITION + 1
-        for name, address in dict.fromkeys([(copy.sender_name, sender), *((name, each) for each, name in visible)]):
-            found = name_words(name, address, self._analyzer)
-            words += found
-            positions += [min(place + offset, NO_POSITION - 1) for offset in range(len(found))]
-            place += len(found) + 1
-        return [*terms, *words], positions
+    def _add_envelope(self, pair: int, sender: str, copy: StoredCopy, entry: InboxEntry) -> None:
+        """Add the terms of a stored copy that its inbox may see."""
+        collector = TermCollector(self._analyzer)
+        references = [entry.shown_id, *copy.references]
+        envelope = collector.add_envelope(copy.message_id, references, sender, copy.sender_name, copy.recipients)
+        found = collector.finish()
+        numbers = self._postings.number_terms(found.terms)[found.places]
+        for first, end in envelope.select(entry.hidden):
+            self._postings.add_part(pair, self._postings.add_text(numbers[first:end], found.positions[first:end]))
 
     def _choose_id(self, message_id: str, digest: bytes, inbox: str, used_by: list[int]) -> str:
         """Return the id under which an inbox lists a message: its own, unless the inbox has another with that id."""
@@ -208,11 +222,14 @@ class SegmentWriter:
 
     def _holds(self, inbox: str, shown_id: str, messages: Iterable[int]) -> bool:
         """Return True if an inbox lists one of some messages under an id."""
+        wanted = (inbox, shown_id)
         for number in messages:
+            entries = [entry for copy in self._earlier.read_copies(number) if (entry := copy.find_entry(inbox))]
+            if any(entry.shown_id == shown_id for entry in entries):
+                return True
             held = self._held.get(number)
-            for copy in (*self._earlier.read_copies(number), *(held.copies if held else ())):
-                if (entry := copy.find_entry(inbox)) and entry.shown_id == shown_id:
-                    return True
+            if held and any(wanted in zip(each.inboxes, each.shown_ids, strict=True) for each in held.copies):
+                return True
         return False
 
     def remove_copies(self, number: int, removed: set[int], analyze: Callable[[int], TextTerms]) -> None:
@@ -227,9 +244,8 @@ class SegmentWriter:
         self._removed.extend((inbox, number) for inbox in gone)
         sender = self._earlier.read_text(number).sender
         for inbox in gone:
-            remaining = [each for each in left if each.find_entry(inbox)]
-            if remaining:
-                self._add_pair(number, self._hold(number, analyze(number)), inbox, sender, remaining)
+            if any(each.find_entry(inbox) for each in left):
+                self._add_pair(number, self._hold(number, analyze(number)), inbox, sender, left)
 
     def flush(self) -> None:
         """Write collected rows to the database."""
@@ -243,32 +259,69 @@ class SegmentWriter:
     def finish(self) -> None:
         """Write everything to the disk, and close the segment."""
         self.flush()
-        sizes = self._postings.write(self.directory / POSTINGS)
-        insert = self._database.executemany
-        insert("INSERT INTO inboxes VALUES (?, ?)", sorted(self._postings.addresses.items()))
-        insert("INSERT OR IGNORE INTO removed VALUES (?, ?)", self._removed)
-        facts = {"first": self._first, "messages": self._next - self._first, "sizes": sizes}
-        insert("INSERT INTO facts VALUES (?, ?)", [(name, json.dumps(value)) for name, value in facts.items()])
-        self._database.execute(INDEXES)
-        self._database.execute("COMMIT")
-        self._database.close()
-        for path in self.directory.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+        self._database.executemany("INSERT OR IGNORE INTO removed VALUES (?, ?)", self._removed)
+        numbers = self._first, self._next - self._first
+        complete_segment(self.directory, self._database, self._postings, numbers, self._replaces_unreadable)
 
     def close(self) -> None:
         """Close the database. A segment that was not finished is of no use."""
         self._database.close()
 
 
-def _to_row(number: int, digest: bytes, copy: StoredCopy) -> tuple[object, ...]:
+def complete_segment(
+    directory: Path,
+    database: apsw.Connection,
+    postings: PostingsWriter,
+    numbers: tuple[int, int],
+    replaces_unreadable: bool,
+) -> None:
+    """Write the postings and the facts of a segment, and everything to the disk. Closes the database.
+
+    `numbers` are the number of the first message of the segment, and the number of its messages.
+    """
+    sizes = postings.write(directory / POSTINGS)
+    insert = database.executemany
+    insert("INSERT INTO inboxes VALUES (?, ?)", sorted(postings.addresses.items()))
+    first, messages = numbers
+    facts = {"first": first, "messages": messages, "sizes": sizes, "replaces_unreadable": replaces_unreadable}
+    insert("INSERT INTO facts VALUES (?, ?)", [(name, json.dumps(value)) for name, value in facts.items()])
+    database.execute(INDEXES)
+    database.execute("COMMIT")
+    database.close()
+    for path in directory.iterdir():
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
+def to_copy(message: PreparedMessage, inboxes: Inboxes) -> StoredCopy:
+    """Return a message as it is stored, but without the number of the copy and the ids under which inboxes list it."""
+    recipients, visible = drop_hidden_recipients(message.recipients, inboxes)
+    return StoredCopy(
+        0,
+        message.message_id,
+        message.sent,
+        message.utc_offset,
+        message.sender_name,
+        recipients,
+        message.references,
+        [InboxEntry(inbox, hidden, "") for inbox, hidden in visible],
+    )
+
+
+def digest_copy(digest: bytes, copy: StoredCopy) -> bytes:
+    """Return a digest of a copy and its message, without the ids under which inboxes list it."""
     content = orjson.dumps(
         [*copy[1:5], copy.recipients, copy.references, [[each.address, each.hidden] for each in copy.inboxes]]
     )
+    return blake2b(digest + content, digest_size=32).digest()
+
+
+def to_row(number: int, digest: bytes, copy: StoredCopy) -> tuple[object, ...]:
+    """Return the row of a copy in the table `copies`. `digest` is that of the copy."""
     return (
         number,
         copy.copy,
-        blake2b(digest + content, digest_size=32).digest(),
+        digest,
         *copy[1:5],
         *(orjson.dumps(each).decode() for each in (copy.recipients, copy.references, [*map(list, copy.inboxes)])),
     )
@@ -280,7 +333,7 @@ def _generate_alternative_ids(message_id: str, digest: bytes) -> Iterable[str]:
     yield from (f"{message_id}#{digest.hex()}-{count}" for count in itertools.count(2))
 
 
-def _create_database(path: Path) -> apsw.Connection:
+def create_database(path: Path) -> apsw.Connection:
     """Create a database file without a journal: nobody else reads it before it is renamed."""
     database = apsw.Connection(str(path))
     for setting in (

@@ -1,52 +1,61 @@
 """Show the part of a text that contains the words of a query."""
 
 import itertools
+from collections.abc import Collection
 
 import numpy as np
 
 from gumshoe.mail.words import MailAnalyzer, find_tokens
 
 SNIPPET_WORDS = 24
-_MAX_TEXT = 100_000  # characters of a text that are looked at
+_MAX_TEXT = 1_000_000  # characters of a text that are looked at
+
+Places = list[tuple[int, int]]
+"""Numbers of words of one or several texts, with a gap of one between texts, and the term that is there, ascending."""
 
 
-def make_snippet(analyzer: MailAnalyzer, texts: list[str], terms: set[int]) -> str:
-    """Return at most `SNIPPET_WORDS` words on one line, from the first text that contains one of the terms.
+def find_places(analyzer: MailAnalyzer, text: str, terms: Collection[int]) -> Places:
+    """Return where some terms are in a text."""
+    found = analyzer.analyze(text)
+    is_wanted = np.isin(found.terms, np.array(list(terms), np.uint64))
+    return list(zip(found.positions[is_wanted].tolist(), found.terms[is_wanted].tolist(), strict=True))
+
+
+def make_snippet(texts: list[str], places: Places) -> str:
+    """Return at most `SNIPPET_WORDS` words on one line, from the first text with one of the places.
 
     It is the part with the most different terms. Without any, it is the beginning of the first text.
     """
-    for text in texts:
-        found = analyzer.analyze(text[:_MAX_TEXT])
-        matches = np.zeros(len(found.terms), np.bool_)
-        for term in terms:
-            matches |= found.terms == np.uint64(term)
-        if matches.any():
-            places = found.positions[matches].tolist()
-            return _cut(text[:_MAX_TEXT], _find_best_start(places, found.terms[matches].tolist()), found.tokens)
-    return _cut(texts[0][:_MAX_TEXT] if texts else "", 0, None)
+    first = 0  # number of the first word of a text
+    for text in texts if places else ():
+        words = sum(1 for _ in find_tokens(text[:_MAX_TEXT])) if len(texts) > 1 else places[-1][0] + 1
+        inside = [(place - first, term) for place, term in places if first <= place < first + words]
+        if inside:
+            return _cut(text[:_MAX_TEXT], _find_best_start(inside))
+        first += words + 1
+    return _cut(texts[0][:_MAX_TEXT] if texts else "", 0)
 
 
-def _find_best_start(places: list[int], terms: list[int]) -> int:
+def _find_best_start(places: Places) -> int:
     """Return the word at which a window with the most different terms begins, with some words before the first."""
-    best, best_place = 0, places[0]
+    best, best_place = 0, places[0][0]
     first = 0
-    for last, place in enumerate(places):
-        while place - places[first] >= SNIPPET_WORDS:
+    for last, (place, _) in enumerate(places):
+        while place - places[first][0] >= SNIPPET_WORDS:
             first += 1
-        different = len(set(terms[first : last + 1]))
+        different = len({term for _, term in places[first : last + 1]})
         if different > best:
-            best, best_place, best_last = different, places[first], place
+            best, best_place, best_last = different, places[first][0], place
     before = max(SNIPPET_WORDS - 1 - (best_last - best_place), 0) // 2
     return max(best_place - before, 0)
 
 
-def _cut(text: str, start: int, words: int | None) -> str:
-    """Return the words of a text from one on, with signs where something is left out."""
-    if words is not None:
-        start = max(min(start, words - SNIPPET_WORDS), 0)
-    shown_words = list(itertools.islice(find_tokens(text), start, start + SNIPPET_WORDS + 1))
-    more = len(shown_words) > SNIPPET_WORDS
-    begin = shown_words[0].start() if start and shown_words else 0
-    end = shown_words[-1].start() if more else len(text)
+def _cut(text: str, start: int) -> str:
+    """Return the words of a text from one on, or its last ones, with signs where something is left out."""
+    words = list(itertools.islice(find_tokens(text), start + SNIPPET_WORDS + 1))
+    start = max(min(start, len(words) - SNIPPET_WORDS), 0)
+    more = len(words) > start + SNIPPET_WORDS
+    begin = words[start].start() if start else 0
+    end = words[start + SNIPPET_WORDS].start() if more else len(text)
     shown = " ".join(text[begin:end].split())
     return f"{'… ' if start else ''}{shown}{' …' if more else ''}"

@@ -13,6 +13,7 @@ from gumshoe.artifacts.lines import GZIP_ERRORS, file_size, read_blocks, read_li
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.artifacts.storage import InvalidUriError, open_uri
 from gumshoe.errors import UsageError
+from gumshoe.mail.archives import is_archive
 from gumshoe.mail.imap import ImapMail
 from gumshoe.mail.items import MailSource, RawItem, RawLine, RawRecord
 from gumshoe.mail.mail_directory import DirectorySource, open_mbox_directory
@@ -23,12 +24,13 @@ from gumshoe.mail.states import find_folder_state
 
 FORMS = (
     "maildir:DIR, mbox:FILE[.gz], mbox:DIR, eml:DIR, pst:FILE, jsonl:FILE[.gz] (each a path, file:// or s3://; a DIR "
-    "may be a .zip file), imap://USER@HOST[:PORT]/[FOLDER,...] or hf:DATASET[@SPLIT], such as hf:corbt/enron-emails"
+    "may be a .zip or .tgz file), imap://USER@HOST[:PORT]/[FOLDER,...] or hf:DATASET[@SPLIT], such as "
+    "hf:corbt/enron-emails"
 )
 # First bytes of files that are given as an mbox by mistake, and what to do.
 _OTHER_FORMATS = {
     b"PK\x03\x04": "; it is a zip archive: give it a name that ends in .zip",
-    b"\x1f\x8b": "; it is compressed: give it a name that ends in .gz, or unpack it if it is a .tgz",
+    b"\x1f\x8b": "; it is compressed: give it a name that ends in .gz, or in .tgz if it is an archive",
     b"!BDN": "; it is a mailbox of Outlook: use pst:FILE",
     OLE_MAGIC: "; it is a message of Outlook: use eml:DIR for its directory",
     b"{": "; it looks like JSON: use jsonl:FILE",
@@ -56,8 +58,8 @@ def split_source(uri: str) -> tuple[str, str]:
 
 
 def _open_mbox(uri: str, place: str) -> MailSource:
-    """Open one mbox file, or the mbox files of a directory or `.zip` archive."""
-    if place.lower().endswith(".zip") or ("://" not in place and Path(place).is_dir()):
+    """Open one mbox file, or the mbox files of a directory or archive."""
+    if is_archive(place) or ("://" not in place and Path(place).is_dir()):
         return open_mbox_directory(uri, place)
     try:
         total = file_size(place)

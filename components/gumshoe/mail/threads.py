@@ -5,11 +5,15 @@ such references belongs with those of the same subject that share a person with 
 of the inbox count, so its threads do not depend on other inboxes.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from gumshoe.mail.inbox_view import InboxView
-from gumshoe.mail.segment import StoredCopy
+import numpy as np
+
+from gumshoe.mail.inbox_view import DatedMessages, InboxView
+from gumshoe.mail.postings import NO_DATE
+from gumshoe.mail.segment import OwnCopy
 from gumshoe.mail.terms import subject_term, thread_terms
 from gumshoe.mail.thread_subjects import is_reply
 
@@ -19,6 +23,10 @@ _MAX_IDS = 2_000
 _MAX_GAP = 30 * 24 * 3600  # seconds between messages of the same subject
 _MAX_SPAN = 3 * _MAX_GAP  # seconds between the message and others of its subject
 _MAX_CANDIDATES = 40  # messages of the same subject that are looked at
+
+
+MessageHead = tuple[str, str, list[OwnCopy]]
+"""Sender, subject and an inbox's copies of a message."""
 
 
 class ThreadMember(NamedTuple):
@@ -31,32 +39,67 @@ class ThreadMember(NamedTuple):
     """Its own ids and those that it refers to."""
     people: frozenset[str]
     """Sender and visible recipients, without the inbox itself."""
+    subject: str
     is_reply: bool
 
 
 class ThreadFinder:
-    """Find threads of one inbox. `read` returns the sender, the subject and the inbox's copies of a message."""
+    """Find threads of one inbox.
 
-    def __init__(self, view: InboxView, read: Callable[[int], tuple[str, str, list[StoredCopy]]]) -> None:
+    `read` returns the sender, the subject and the inbox's copies of each of some messages.
+    """
+
+    def __init__(self, view: InboxView, read: Callable[[list[int]], Mapping[int, MessageHead]]) -> None:
         self._view, self._read = view, read
+        self._members: dict[int, ThreadMember] = {}
+        self._having: dict[int, DatedMessages] = {}  # by term
+        self._terms: dict[str, int] = {}  # of ids
 
-    def find(self, message: int) -> list[int]:
-        """Return the messages of a message's thread, oldest first, at most `MAX_MESSAGES`."""
-        found = self._follow_references(message)
-        if len(found) == 1 and len(found[0].ids) == 1:
-            found = self._follow_subject(found[0])
-        return [each.message for each in sorted(found, key=lambda each: (each.sent, each.message))]
+    def find_all(self, messages: list[int]) -> dict[int, list[int]]:
+        """Return the thread of each message: its messages, oldest first, at most `MAX_MESSAGES`.
 
-    def _describe(self, message: int) -> ThreadMember:
-        sender, subject, copies = self._read(message)
-        ids = dict.fromkeys(each for copy in copies for each in (copy.message_id, *copy.references))
-        inbox = self._view.inbox
-        visible = [each for copy in copies if (entry := copy.find_entry(inbox)) for each in copy.list_visible(entry)]
-        people = frozenset({sender, *(address for _, address, _ in visible)} - {inbox, ""})
-        return ThreadMember(message, copies[0].sent or 0, tuple(ids), people, is_reply(subject))
+        What the threads need is read together, which is faster than one by one.
+        """
+        self._find_having(self._term(each) for member in self._describe(messages) for each in member.ids)
+        found = {message: self._follow_references(message) for message in messages}
+        alone = [members[0] for members in found.values() if len(members) == 1 and len(members[0].ids) == 1]
+        terms = {each.message: subject_term(each.subject) for each in alone}
+        self._find_having(term for term in terms.values() if term is not None)
+        near = {
+            each.message: [] if (term := terms[each.message]) is None else self._list_near(each, term) for each in alone
+        }
+        self._describe(itertools.chain.from_iterable(near.values()))
+        for each in alone:
+            found[each.message] = _follow_subject(each, self._describe(near[each.message]))
+        return {
+            message: [each.message for each in sorted(members, key=lambda each: (each.sent, each.message))]
+            for message, members in found.items()
+        }
+
+    def _term(self, message_id: str) -> int:
+        term = self._terms.get(message_id)
+        if term is None:
+            (term,) = thread_terms(message_id)
+            self._terms[message_id] = term
+        return term
+
+    def _describe(self, messages: Iterable[int]) -> list[ThreadMember]:
+        wanted = list(dict.fromkeys(messages))
+        missing = [each for each in wanted if each not in self._members]
+        for message, head in (self._read(missing) if missing else {}).items():
+            self._members[message] = _to_member(self._view.inbox, message, head)
+        return [self._members[each] for each in wanted]
+
+    def _find_having(self, terms: Iterable[int]) -> list[DatedMessages]:
+        """Return the messages that have each term."""
+        wanted = list(terms)
+        missing = [each for each in wanted if each not in self._having]
+        if missing:
+            self._having.update(self._view.find_terms(missing))
+        return [self._having[each] for each in wanted]
 
     def _follow_references(self, message: int) -> list[ThreadMember]:
-        members = {message: self._describe(message)}
+        members = {each.message: each for each in self._describe([message])}
         waiting = [members[message]]
         seen: set[str] = set()
         while waiting and len(members) < MAX_MESSAGES and len(seen) < _MAX_IDS:
@@ -64,29 +107,44 @@ class ThreadFinder:
                 if message_id in seen:
                     continue
                 seen.add(message_id)
-                (term,) = thread_terms(message_id)
-                for number in self._view.find_term(term)[:MAX_MESSAGES]:
-                    if number not in members and len(members) < MAX_MESSAGES:
-                        members[number] = self._describe(number)
-                        waiting.append(members[number])
+                (having,) = self._find_having([self._term(message_id)])
+                numbers = sorted(having.messages.tolist())[:MAX_MESSAGES]
+                new = [each for each in numbers if each not in members][: MAX_MESSAGES - len(members)]
+                found = self._describe(new)
+                members.update((each.message, each) for each in found)
+                waiting += found
         return list(members.values())
 
-    def _follow_subject(self, first: ThreadMember) -> list[ThreadMember]:
-        """Return the messages of the same subject that are connected by people and time. One of each two is a reply."""
-        term = subject_term(self._read(first.message)[1])
-        if term is None:
-            return [first]
-        nearest = sorted(self._view.find_dated(term), key=lambda each: (abs(each[1] - first.sent), each[0]))
-        near = [number for number, sent in nearest[:_MAX_CANDIDATES] if abs(sent - first.sent) <= _MAX_SPAN]
-        candidates = [self._describe(number) for number in near if number != first.message]
-        members, waiting = [first], [first]
-        while waiting:
-            member = waiting.pop(0)
-            found = [each for each in candidates if _belong_together(member, each)]
-            candidates = [each for each in candidates if each not in found]
-            members += found
-            waiting += found
-        return members
+    def _list_near(self, first: ThreadMember, term: int) -> list[int]:
+        """Return other messages of the subject of one, given by its term, those first that are nearest in time."""
+        (having,) = self._find_having([term])
+        if len(having.messages) == 1:
+            return []
+        near = np.flatnonzero(
+            (having.sent >= max(first.sent - _MAX_SPAN, NO_DATE + 1)) & (having.sent <= first.sent + _MAX_SPAN)
+        )
+        distances = np.abs(having.sent[near] - first.sent)
+        order = np.lexsort((having.messages[near], distances))[:_MAX_CANDIDATES]
+        return [each for each in having.messages[near[order]].tolist() if each != first.message]
+
+
+def _follow_subject(first: ThreadMember, candidates: list[ThreadMember]) -> list[ThreadMember]:
+    """Return those messages of one subject that people and time connect with the first. One of each two is a reply."""
+    members, waiting = [first], [first]
+    while waiting:
+        member = waiting.pop(0)
+        found = [each for each in candidates if _belong_together(member, each)]
+        candidates = [each for each in candidates if each not in found]
+        members += found
+        waiting += found
+    return members
+
+
+def _to_member(inbox: str, message: int, head: MessageHead) -> ThreadMember:
+    sender, subject, copies = head
+    ids = dict.fromkeys(each for copy in copies for each in (copy.message_id, *copy.references))
+    people = {sender, *(address for copy in copies for _, address, _ in copy.recipients)} - {inbox, ""}
+    return ThreadMember(message, copies[0].sent or 0, tuple(ids), frozenset(people), subject, is_reply(subject))
 
 
 def _belong_together(one: ThreadMember, other: ThreadMember) -> bool:

@@ -17,7 +17,7 @@ Terms depend on the Unicode version of Python (`unicodedata.unidata_version`) in
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -38,6 +38,7 @@ _SEPARATORS = {"ascii": ",.'", "any": ",.'\u2019\uff0c\u066c\u00a0\u2007\u2009\u
 _LOWER_OR_SPACE = bytes(code if chr(code).isalnum() or code > 127 else 32 for code in range(256)).lower()
 # UTF-8 bytes: digits become 0, and bytes of characters that may separate digits a comma.
 _SHAPE = bytes(44 if code > 127 or code in b",.'" else 48 if chr(code).isdecimal() else 32 for code in range(256))
+_ASCII_SEPARATORS = dict.fromkeys(map(ord, _SEPARATORS["ascii"] + " "))
 _COMMON_MARKS = [mark.encode() for mark in "\u2018\u2019\u201c\u201d\u2013\u2014\u2022\u2026\u00a0"]
 _GROUPED_SHAPES = (b"0,000", b"0,,000", b"0,,,000")
 
@@ -139,10 +140,19 @@ def _pattern() -> re.Pattern[str]:
 
 
 @cache
-def _find_codes(*categories: str) -> tuple[int, ...]:
-    """Return the code points of some Unicode categories, below the planes for Chinese characters and in the last."""
+def _codes_by_category() -> dict[str, list[int]]:
+    """Return the code points of each Unicode category, below the planes for Chinese characters and in the last."""
     codes = (*range(128, 0x1FFFF), *range(0xE0000, 0xE01F0))
-    return tuple(code for code in codes if unicodedata.category(chr(code)) in categories)
+    found: dict[str, list[int]] = {}
+    for code, category in zip(codes, map(unicodedata.category, map(chr, codes)), strict=True):
+        found.setdefault(category, []).append(code)
+    return found
+
+
+def _find_codes(*categories: str) -> list[int]:
+    """Return the code points of some Unicode categories, ascending."""
+    by_category = _codes_by_category()
+    return sorted(code for category in categories for code in by_category[category])
 
 
 def _write_ranges(codes: Iterable[int]) -> str:
@@ -173,6 +183,8 @@ def normalize_word(token: str) -> str:
     """
     if len(token) > _MAX_NORMALIZED_LENGTH:
         return token.casefold()
+    if token.isascii():  # mostly, and what follows needs tables that take a while to make
+        return token.lower().translate(_ASCII_SEPARATORS)
     folded = unicodedata.normalize("NFKD", token).casefold().translate(_folding())
     return folded if folded.isascii() else unicodedata.normalize("NFC", folded)
 
@@ -213,15 +225,16 @@ class MailAnalyzer:
 
     def analyze(self, text: str) -> TokenTerms:
         """Return the terms of a text."""
-        if text.isascii() or _OTHER_SCRIPTS.search(text) is None:
-            digests = list(map(self._digests.__getitem__, _split_lowered(text)))
-        else:
-            digests = self._digest_with_pairs(text)
+        digests = _look_up(text, self._digests)
         terms = np.frombuffer(b"".join(digests), "<u8")
         positions = np.arange(len(digests), dtype=np.uint32)
         if len(terms) != len(digests):
             positions = np.repeat(positions, [len(each) // 8 for each in digests])
         return TokenTerms(terms, positions, len(digests))
+
+    def digest(self, token: str) -> bytes:
+        """Return the terms of a token, or of two characters that follow each other, 8 bytes each."""
+        return self._digests[token]
 
     def analyze_query(self, keyword: str) -> QueryPhrase:
         """Return what a keyword searches for: its words, or pairs of characters, in this order."""
@@ -232,15 +245,63 @@ class MailAnalyzer:
                 terms[position - 1 if pair else position] = int.from_bytes(digest[:8], "little")
         return QueryPhrase(tuple(terms.values()), tuple(terms))
 
-    def _digest_with_pairs(self, text: str) -> list[bytes]:
-        """Return the digests of each token of a text, those of pairs of characters with the first character."""
-        digests: list[bytes] = []
-        cached = self._digests
-        for token, pair in _find_pairs(text):
-            if pair:
-                digests[-1] += cached[pair]
-            digests.append(cached[token])
-        return digests
+
+class TermNumbers(dict[str, bytes]):
+    """Number the terms of tokens from 0, so that the different terms of many texts are found without sorting them.
+
+    Maps a token to the numbers of its terms, 4 bytes each. Not thread-safe.
+    """
+
+    def __init__(self, analyzer: MailAnalyzer) -> None:
+        super().__init__()
+        self._analyzer = analyzer
+        self._numbers: dict[bytes, bytes] = {}
+        self._terms = bytearray()
+
+    @property
+    def terms(self) -> int:
+        """Number of terms that have a number."""
+        return len(self._numbers)
+
+    def __missing__(self, token: str) -> bytes:
+        digests = self._analyzer.digest(token)
+        numbers = b"".join([self.number(digests[start : start + 8]) for start in range(0, len(digests), 8)])
+        if len(token) <= _MAX_CACHED_LENGTH:
+            self[token] = numbers
+        return numbers
+
+    def number(self, digest: bytes) -> bytes:
+        """Return the number, in 4 bytes, of a term, given as 8 bytes."""
+        number = self._numbers.get(digest)
+        if number is None:
+            number = self._numbers[digest] = len(self._numbers).to_bytes(4, "little")
+            self._terms += digest
+        return number
+
+    def look_up(self, text: str) -> list[bytes]:
+        """Return the numbers of each token of a text."""
+        return _look_up(text, self)
+
+    def collect(self, numbers: NDArray[np.uint32]) -> tuple[NDArray[np.uint64], NDArray[np.uint32]]:
+        """Return the different terms of some occurrences, and the place [occurrences] of each occurrence among them."""
+        used = np.zeros(self.terms, np.bool_)
+        used[numbers] = True
+        different = np.flatnonzero(used)
+        places = np.empty(self.terms, np.uint32)
+        places[different] = np.arange(len(different), dtype=np.uint32)
+        return np.frombuffer(bytes(self._terms), "<u8")[different], places[numbers]
+
+
+def _look_up(text: str, known: Mapping[str, bytes]) -> list[bytes]:
+    """Return what is known of each token of a text, with what is known of pairs of characters at the first one."""
+    if text.isascii() or _OTHER_SCRIPTS.search(text) is None:
+        return list(map(known.__getitem__, _split_lowered(text)))
+    found: list[bytes] = []
+    for token, pair in _find_pairs(text):
+        if pair:
+            found[-1] += known[pair]
+        found.append(known[token])
+    return found
 
 
 def _find_pairs(text: str) -> Iterator[tuple[str, str]]:

@@ -1,0 +1,361 @@
+"""Write the segments of a build or an extension of an index, and publish them."""
+
+import itertools
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import asdict, astuple, dataclass
+from datetime import UTC, datetime
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from gumshoe.artifacts.private_data import mark_private
+from gumshoe.artifacts.source_files import UnreadableItem, digest_of_uris
+from gumshoe.embeddings.embedder import Embedder
+from gumshoe.errors import UsageError
+from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport, count_attachments
+from gumshoe.mail.inboxes import Inboxes, OwnedSource, OwnerGuess, find_inboxes
+from gumshoe.mail.index_directory import (
+    PARTIAL,
+    digest_content,
+    remove_leftovers,
+)
+from gumshoe.mail.items import MailSource
+from gumshoe.mail.meaning import MeaningSearch
+from gumshoe.mail.message import list_texts, normalize_address
+from gumshoe.mail.posting_texts import measure_size
+from gumshoe.mail.prepared_messages import PreparedBatch, PreparedMessage, TextTerms
+from gumshoe.mail.schema import SEGMENT_PREFIX, VERSION, IndexState, write_state
+from gumshoe.mail.segment import IndexSegment, IndexSegments
+from gumshoe.mail.segment_rewriter import SegmentRewriter, choose_merge
+from gumshoe.mail.segment_writer import SegmentWriter
+from gumshoe.mail.source_batches import NumberedItem, prepare_items
+from gumshoe.mail.term_collector import TermCollector
+from gumshoe.mail.terms import bare_id
+from gumshoe.mail.vector_writer import embed_segments
+from gumshoe.mail.words import MailAnalyzer
+
+_PROGRESS_FILE = "progress.json"
+
+
+@dataclass(frozen=True, slots=True)
+class IndexChanges:
+    """What to do with the present content of an index. See `extend_mail_index`."""
+
+    remove: Sequence[str] = ()
+    sync: bool = False
+    allow_missing: bool = False
+    compact: bool = False
+
+
+class IndexBuild:
+    """One build or extension of an index."""
+
+    def __init__(
+        self,
+        directory: Path,
+        owned: list[OwnedSource],
+        sources: list[MailSource],
+        options: MailBuildOptions,
+        old: IndexState | None,
+        started: float,
+        embedder: Embedder | None,
+        changes: IndexChanges,
+    ) -> None:
+        self._directory, self._owned, self._sources, self._options = directory, owned, sources, options
+        self._old, self._started, self._embedder, self._changes = old, started, embedder, changes
+        self._partial = directory / PARTIAL
+        self._analyzer = MailAnalyzer()
+        self._allowed = frozenset(map(normalize_address, options.inboxes)) or None
+        facts = old.facts if old else {}
+        self._earlier_facts = facts
+        """Facts of the index that this build adds to."""
+        self._report = MailBuildReport.from_dict(facts)
+        self._positions: dict[str, Any] = facts.get("positions", {})
+        """Position of each source up to which the index has it, of sources that have positions."""
+        self._segments = IndexSegments.open(directory, old.segments if old else ())
+        self._done: list[Path] = []  # complete segments of this build
+        self._consumed = 0  # raw items in them
+        self._guesses = [OwnerGuess() for _ in owned]
+        self._next = 1 + max((each.first + each.messages - 1 for each in self._segments.segments), default=0)
+        names = [*(path.name for path in directory.glob(f"{SEGMENT_PREFIX}*")), f"{SEGMENT_PREFIX}0"]
+        self._next_segment = 1 + max(int(name.removeprefix(SEGMENT_PREFIX)) for name in names)
+
+    def run(self) -> MailBuildReport:
+        remove = self._changes.remove
+        if self._embedder:
+            MeaningSearch(self._segments, self._options.embedding).check_same_model(self._embedder)
+        self._identity = self._describe_build()
+        self._resume()
+        self._writer = self._start_segment()
+        try:
+            if remove and not self._done:  # the first segment of an interrupted build has the removals
+                self._remove(remove)
+                self._begin_segment()  # so that what was removed can be added again
+            self._add_sources()
+            self._finish_segment()
+        finally:
+            self._writer.close()
+            if self._writer.directory not in self._done:
+                shutil.rmtree(self._writer.directory, ignore_errors=True)
+            if not self._done:
+                shutil.rmtree(self._partial, ignore_errors=True)
+        if self._embedder:
+            embed_segments([IndexSegment(path) for path in self._done], self._embedder)
+        return self._publish(self._merge())
+
+    def _describe_build(self) -> str:
+        """Return a digest of everything that decides what this build writes. IMAP sources give a new one each time."""
+        parts = [
+            VERSION,
+            asdict(self._options),
+            self._embedder and self._embedder.name,
+            [each.to_fact() for each in self._owned],
+            digest_of_uris([each.uri for each in self._owned]),
+            self._old and self._old.version,
+            astuple(self._changes),
+        ]
+        return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+    def _resume(self) -> None:
+        """Take over the complete segments of an interrupted build, if it was the same. Otherwise delete them."""
+        try:
+            state = orjson.loads((self._partial / _PROGRESS_FILE).read_bytes())
+        except (OSError, ValueError):
+            state = {}
+        complete = all((self._partial / name).is_dir() for name in state.get("segments", ()))
+        if state.get("build") != self._identity or not complete:
+            shutil.rmtree(self._partial, ignore_errors=True)
+            return
+        for path in list(self._partial.glob(f"{SEGMENT_PREFIX}*")):
+            if path.name not in state["segments"]:
+                shutil.rmtree(path)
+        self._done = [self._partial / name for name in state["segments"]]
+        self._segments = IndexSegments((*self._segments.segments, *map(IndexSegment, self._done)))
+        self._consumed, self._next = state["consumed"], state["next"]
+        self._report = MailBuildReport.from_dict(state["report"])
+        self._guesses = [OwnerGuess(each["messages"], Counter(each["named"])) for each in state["guesses"]]
+        self._next_segment += len(self._done)
+
+    def _start_segment(self) -> SegmentWriter:
+        directory = self._partial / f"{SEGMENT_PREFIX}{self._next_segment}"
+        self._next_segment += 1
+        shutil.rmtree(directory, ignore_errors=True)
+        return SegmentWriter(directory, self._segments, self._analyzer, self._next)
+
+    def _finish_segment(self) -> None:
+        """Complete the current segment. Afterwards the build can go on from here."""
+        if self._writer.is_empty:
+            return
+        self._next = self._writer.next_message
+        self._writer.finish()
+        self._done.append(self._writer.directory)
+        state = {
+            "build": self._identity,
+            "segments": [path.name for path in self._done],
+            "consumed": self._consumed,
+            "next": self._next,
+            "report": self._report.to_dict(),
+            "guesses": [{"messages": each.messages, "named": each.named} for each in self._guesses],
+        }
+        temporary = self._partial / f"{_PROGRESS_FILE}.new"
+        temporary.write_bytes(orjson.dumps(state))
+        temporary.replace(self._partial / _PROGRESS_FILE)
+
+    def _begin_segment(self) -> None:
+        """Complete the current segment, and start another."""
+        self._finish_segment()
+        self._segments = IndexSegments((*self._segments.segments, IndexSegment(self._done[-1])))
+        self._writer = self._start_segment()
+
+    def _add_sources(self) -> None:
+        self._handle_items(self._read_sources, self._measure_sources(), self._add_batch)
+
+    def _measure_sources(self) -> int | None:
+        """Return the size of all sources in bytes, if it is known."""
+        totals = [source.total for source in self._sources]
+        return None if None in totals else sum(filter(None, totals))
+
+    def _handle_items(
+        self,
+        read: Callable[[Callable[[int], object]], Iterator[NumberedItem]],
+        total: int | None,
+        handle: Callable[[PreparedBatch, list[NumberedItem]], None],
+    ) -> None:
+        with closing(prepare_items(read, total, self._options.to_limits(), self._describe_progress)) as batches:
+            for batch, items in batches:
+                handle(batch, items)
+
+    def _describe_progress(self) -> str:
+        pace = self._report.read / max(time.monotonic() - self._started, 1e-9)
+        return f"{self._report.read:,} messages, {pace:,.0f}/s"
+
+    def _read_sources(self, advance: Callable[[int], object]) -> Iterator[NumberedItem]:
+        """Yield the items of all sources, without those that an interrupted build has indexed."""
+        numbered = (
+            (number, item)
+            for number, each in enumerate(self._sources)
+            for item in each.read_after(self._positions.get(each.uri), advance)
+        )
+        return itertools.islice(numbered, self._consumed, None)
+
+    def _add_batch(self, batch: PreparedBatch, numbered: list[NumberedItem]) -> None:
+        items = batch.items
+        self._writer.begin_batch(batch.terms)
+        new = [each for each in items if isinstance(each, PreparedMessage) and not each.skipped]
+        digests = self._segments.find_digests([self._identify(each) for each in new])
+        ids = self._segments.find_ids([each.message_id for each in new])
+        for item, (number, _) in zip(items, numbered, strict=True):
+            if isinstance(item, UnreadableItem):
+                self._report.unreadable[item.reason] += 1
+                self._writer.add_unreadable(item)
+            else:
+                self._add_message(item, number, digests, ids)
+        self._consumed += len(items)
+        self._writer.flush()
+        if self._writer.is_full:
+            self._begin_segment()
+
+    def _identify(self, message: PreparedMessage) -> bytes:
+        """Return the digest by which messages are equal."""
+        if self._options.drop_duplicates:
+            return message.digest
+        return blake2b(message.digest + message.message_id.encode(), digest_size=16).digest()
+
+    def _add_message(
+        self, message: PreparedMessage, source: int, digests: dict[bytes, int], ids: dict[str, list[int]]
+    ) -> None:
+        inboxes = self._count_read(message, source)
+        if inboxes is None:
+            return
+        digest = self._identify(message)
+        number = self._writer.find_digest(digest) or digests.get(digest)
+        is_new = number is None or (self._report.removed > 0 and not self._is_alive(number))
+        if number is None:
+            number = self._writer.add_message(message, digest)
+        self._count_indexed(message, inboxes, is_new)
+        used_by = {*self._writer.find_id(message.message_id), *ids.get(message.message_id, ())} - {number}
+        self._writer.add_copy(number, message, digest, inboxes, sorted(used_by))
+
+    def _find_inboxes(self, message: PreparedMessage, source: int) -> Inboxes | None:
+        """Return the inboxes that hold a message, or None if it is skipped."""
+        if message.skipped:
+            return None
+        inboxes = find_inboxes(message, self._owned[source], self._allowed)
+        return inboxes if inboxes or self._allowed is None else None
+
+    def _count_read(self, message: PreparedMessage, source: int) -> Inboxes | None:
+        """Count a message that could be read, and return the inboxes that hold it, or None if it is skipped."""
+        self._report.read += 1
+        self._report.without_id += message.has_generated_id
+        self._report.without_date += message.sent is None
+        self._guesses[source].add(message.people)
+        inboxes = self._find_inboxes(message, source)
+        if inboxes is None:
+            self._report.kept_out[message.skipped or "other inbox"] += 1
+        return inboxes
+
+    def _count_indexed(self, message: PreparedMessage, inboxes: Inboxes, is_new: bool) -> None:
+        if is_new:
+            self._report.messages += 1
+            self._report.without_inbox += not inboxes
+            self._report.attachments.update(count_attachments(problem for _, _, problem in message.attachments))
+        else:
+            self._report.kept_out["duplicate"] += 1
+
+    def _is_alive(self, number: int) -> bool:
+        """Return True if a copy of a message is left."""
+        return self._writer.has_copies(number) or bool(self._segments.read_copies(number))
+
+    def _remove(self, ids: Sequence[str]) -> None:
+        """Remove all copies of messages with some ids."""
+        copies: dict[int, set[int]] = {}
+        for given in ids:
+            bare = bare_id(given)
+            names = {given, bare, f"<{bare}>"}
+            messages = {number for found in self._segments.find_ids(sorted(names)).values() for number in found}
+            matching = {
+                number: {each.copy for each in self._segments.read_copies(number) if each.message_id in names}
+                for number in messages
+            }
+            if not any(matching.values()):
+                raise UsageError(
+                    "mail.nothing-to-remove", f"no message of the index has the id {given!r}; check the id"
+                )
+            for number, found in matching.items():
+                if found:  # otherwise they were removed before
+                    copies.setdefault(number, set()).update(found)
+        for number, found in sorted(copies.items()):
+            self._writer.remove_copies(number, found, self._analyze_again)
+            self._count_removed(found)
+            known = self._segments.read_copies(number)
+            if len(found) == len(known):
+                self._report.messages -= 1
+                self._report.without_inbox -= not any(each.inboxes for each in known)
+
+    def _count_removed(self, copies: set[int]) -> None:
+        self._report.removed += len(copies)
+        self._report.just_removed += len(copies)
+
+    def _analyze_again(self, number: int) -> TextTerms:
+        text = self._segments.read_text(number)
+        collector = TermCollector(self._analyzer)
+        terms = collector.add_text(text.subject, list_texts(text.body, text.attachments))
+        self._writer.begin_batch(collector.finish())
+        return terms
+
+    def _merge(self) -> list[Path]:
+        """Merge the last segments if they are small, or write all anew to compact the index. Return all segments."""
+        paths = [*(self._directory / name for name in (self._old.segments if self._old else ())), *self._done]
+        segments = IndexSegments(tuple(map(IndexSegment, paths)))
+        sizes = [measure_size(each.postings.arrays["pair_words"]) for each in segments.segments]
+        first = 0 if self._changes.compact else len(paths) - choose_merge(sizes)
+        if first == len(paths) or not self._old:
+            return paths
+        rewriter = SegmentRewriter(segments, first)
+        merged: list[Path] = []
+        try:
+            for group in rewriter.list_groups():
+                merged.append(self._partial / f"{SEGMENT_PREFIX}{self._next_segment}")
+                self._next_segment += 1
+                rewriter.write(group, merged[-1])
+        except BaseException:
+            for path in merged if self._done else [self._partial]:
+                shutil.rmtree(path, ignore_errors=True)
+            raise
+        return [*paths[:first], *merged]
+
+    def _publish(self, paths: list[Path]) -> MailBuildReport:
+        """Move the segments to their place, and make the new state visible."""
+        report = self._report
+        for path in paths:
+            if path.parent == self._partial:
+                path.replace(self._directory / path.name)
+        shutil.rmtree(self._partial, ignore_errors=True)
+        segments = tuple(path.name for path in paths)
+        opened = IndexSegments.open(self._directory, segments)
+        report.content = digest_content(opened, self._options)
+        for source, guess in zip(self._owned, self._guesses, strict=True):
+            if not source.owner and (suggestion := guess.suggest()):
+                report.owners[source.uri] = suggestion
+        old = self._earlier_facts
+        messages = Counter(old.get("source_messages", {}))
+        for source, guess in zip(self._owned, self._guesses, strict=True):
+            messages[source.uri] += guess.messages
+        facts = {
+            "sources": [*old.get("sources", []), *(each.to_fact() for each in self._owned)],
+            "source_messages": dict(messages),
+            "options": asdict(self._options),
+            "built": datetime.now(UTC).isoformat(timespec="seconds"),
+            "positions": self._positions | {each.uri: each.position for each in self._sources if each.position},
+            **report.to_facts(),
+        }
+        mark_private(self._directory, None)
+        write_state(self._directory, IndexState((self._old.version if self._old else 0) + 1, segments, facts))
+        remove_leftovers(self._directory, segments, at_once=self._old is None or self._changes.compact)
+        return report

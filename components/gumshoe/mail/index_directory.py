@@ -1,0 +1,127 @@
+"""Write to the directory of an index of mail: its lock, its leftovers, and what its content is."""
+
+import fcntl
+import os
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from heapq import merge
+from pathlib import Path
+from types import FrameType
+
+import apsw
+
+from gumshoe.artifacts.storage import is_partial, lock_directory
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.mail.build_report import MailBuildOptions
+from gumshoe.mail.schema import SEGMENT_PREFIX, VERSION, index_path
+from gumshoe.mail.segment import IndexSegments
+from gumshoe.signals import handle_signals
+
+PARTIAL = ".partial"
+"""Directory of the segments that are being written."""
+
+
+def check_exists(directory: Path) -> None:
+    """Check that a directory contains an index.
+
+    Raises:
+        UsageError: if it does not.
+    """
+    if not index_path(directory).is_file():
+        raise UsageError("mail.no-index", f"{directory} contains no mail index; build one with `gumshoe mail index`")
+
+
+def check_is_new(directory: Path) -> None:
+    """Check that a directory contains no index.
+
+    Raises:
+        UsageError: if it does.
+    """
+    if index_path(directory).exists():
+        raise UsageError(
+            "mail.index-exists",
+            f"{directory} contains an index already; choose another directory, replace it with `gumshoe mail index "
+            "--replace`, or add to it with `--into`",
+        )
+
+
+def remove_leftovers(directory: Path, segments: Sequence[str], *, at_once: bool) -> None:
+    """Delete what a killed build left, other than its complete segments, and segments that the index does not list.
+
+    The latter stay as long as a reader has them open, unless `at_once` is set.
+    """
+    for path in list(directory.iterdir()):
+        if is_partial(path.name):
+            path.unlink()
+        elif path.name.startswith(SEGMENT_PREFIX) and path.name not in segments and (at_once or not _is_held(path)):
+            shutil.rmtree(path)
+
+
+def _is_held(directory: Path) -> bool:
+    """Return True if a reader has a segment open. See `IndexSegment.hold`."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+@contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM end the block like Ctrl-C does, so that unfinished files and other processes are removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, _: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    with handle_signals(end, signal.SIGTERM):
+        yield
+
+
+@contextmanager
+def lock_index(directory: Path) -> Iterator[None]:
+    """Hold the lock of an index while the block runs.
+
+    Raises:
+        UnavailableError: if another process holds it.
+    """
+    with lock_directory(directory, wait=None) as lock:
+        if lock is None:
+            raise UnavailableError(
+                "mail.index-busy",
+                f"another process is building an index in {directory}; wait for it, or choose another directory",
+            )
+        yield
+
+
+@contextmanager
+def explain_sqlite_errors(directory: Path) -> Iterator[None]:
+    """Turn SQLite's errors of writing into a GumshoeError."""
+    try:
+        yield
+    except (apsw.FullError, apsw.IOError, apsw.CantOpenError) as error:
+        raise GumshoeError(
+            "mail.index-not-written", f"cannot write {directory}: {error}; free space on its disk, then try again"
+        ) from None
+
+
+def digest_content(segments: IndexSegments, options: MailBuildOptions) -> str:
+    """Return a digest of all copies of messages, in an order that does not depend on how the index was built."""
+    removed = set(segments.collect(lambda each: each.execute("SELECT message, copy FROM removed_copies")))
+    digest = blake2b(repr((VERSION, options)).encode(), digest_size=32)
+    rows = [each.execute("SELECT digest, message, copy FROM copies ORDER BY digest") for each in segments.segments]
+    for content, message, copy in merge(*rows):
+        if (message, copy) not in removed:
+            digest.update(content)
+    return digest.hexdigest()

@@ -1,0 +1,61 @@
+"""Read the items of sources in batches, and prepare them."""
+
+from collections.abc import Callable, Generator, Iterable, Iterator
+
+from gumshoe.mail.items import RawItem
+from gumshoe.mail.message_preparer import BatchPreparer, MessageLimits
+from gumshoe.mail.prepared_messages import PreparedBatch
+from gumshoe.terminal import progress
+
+_BATCH = 500
+_BATCH_BYTES = 4 << 20
+
+NumberedItem = tuple[int, RawItem]
+"""An item, and the number of its source."""
+
+
+def prepare_items(
+    read: Callable[[Callable[[int], object]], Iterator[NumberedItem]],
+    total: int | None,
+    limits: MessageLimits,
+    describe: Callable[[], str],
+) -> Generator[tuple[PreparedBatch, list[NumberedItem]]]:
+    """Yield the items that `read` yields in batches, prepared and as they are. Close the iterator.
+
+    Args:
+        read: is called with a function that takes the number of bytes read.
+        total: size of all items in bytes, if known.
+        limits: limits on messages.
+        describe: returns a note on the progress.
+    """
+    measured = total is not None  # otherwise messages are counted
+    waiting: list[list[NumberedItem]] = []  # batches that are being prepared
+
+    def read_batches() -> Iterator[list[RawItem]]:
+        for batch in _split_batches(read(advance if measured else _ignore_bytes)):
+            waiting.append(batch)
+            yield [item for _, item in batch]
+
+    with progress("Indexing", total=total, in_bytes=measured) as advance, BatchPreparer(limits) as preparer:
+        for prepared in preparer.prepare(read_batches()):
+            items = waiting.pop(0)
+            yield prepared, items
+            advance(0 if measured else len(items), note=describe())
+
+
+def _split_batches(items: Iterable[NumberedItem]) -> Iterator[list[NumberedItem]]:
+    """Yield items in batches of at most `_BATCH`, and of about `_BATCH_BYTES` if they are large."""
+    batch: list[NumberedItem] = []
+    size = 0
+    for each in items:
+        batch.append(each)
+        size += len(getattr(each[1], "raw", b""))
+        if len(batch) == _BATCH or size >= _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _ignore_bytes(_: int) -> None:
+    """Ignore the number of bytes."""

@@ -1,0 +1,93 @@
+"""Make an index hold exactly what some sources hold."""
+
+import shutil
+from collections import Counter
+from functools import partial
+from typing import Any
+
+from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.mail.build_report import MailBuildReport, count_attachments
+from gumshoe.mail.index_build import IndexBuild
+from gumshoe.mail.prepared_messages import PreparedBatch
+from gumshoe.mail.segment_writer import digest_copy, to_copy
+from gumshoe.mail.source_batches import NumberedItem
+from gumshoe.mail.source_comparison import SourceComparison
+
+_NEW_ITEMS = "new-items"
+_DOUBTFUL_LISTED = 10
+
+
+class SyncBuild(IndexBuild):
+    """An extension that adds what sources have and the index does not, and removes what no source has.
+
+    If it was interrupted, it begins again, since it must see all items.
+    """
+
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._report = MailBuildReport(removed=self._earlier_facts["removed"])
+        self._positions = {}
+        self._earlier_facts = {}
+
+    def _resume(self) -> None:
+        shutil.rmtree(self._partial, ignore_errors=True)
+
+    def _add_sources(self) -> None:
+        with SourceComparison(self._segments, self._partial / _NEW_ITEMS) as comparison:
+            self._handle_items(self._read_sources, self._measure_sources(), partial(self._compare_batch, comparison))
+            self._remove_missing(comparison)
+            self._handle_items(comparison.read_new, None, self._add_batch)
+
+    def _compare_batch(self, comparison: SourceComparison, batch: PreparedBatch, numbered: list[NumberedItem]) -> None:
+        """Find the messages of a batch that the index has, and set the others aside."""
+        digests: list[bytes | None] = []
+        for item, (source, _) in zip(batch.items, numbered, strict=True):
+            inboxes = None if isinstance(item, UnreadableItem) else self._find_inboxes(item, source)
+            digests.append(
+                None
+                if inboxes is None or isinstance(item, UnreadableItem)
+                else digest_copy(self._identify(item), to_copy(item, inboxes))
+            )
+        known = comparison.find([each for each in digests if each])
+        for item, each, digest in zip(batch.items, numbered, digests, strict=True):
+            if isinstance(item, UnreadableItem):
+                self._report.unreadable[item.reason] += 1
+                comparison.unreadable.append(item)
+                continue
+            comparison.messages[each[0]] += 1
+            if digest and digest not in known:
+                comparison.set_aside(each)
+                continue
+            inboxes = self._count_read(item, each[0])
+            if digest and inboxes is not None:
+                self._count_indexed(item, inboxes, is_new=comparison.mark(*known[digest]))
+
+    def _remove_missing(self, comparison: SourceComparison) -> None:
+        """Remove the copies that no source has, unless items that cannot be read may be those."""
+        report, old = self._report, self._old.facts if self._old else {}
+        if not self._changes.allow_missing:
+            comparison.check_sources(self._owned, old)
+        missing = comparison.find_missing()
+        doubtful = comparison.list_newly_unreadable() if missing and not self._changes.allow_missing else []
+        if doubtful:
+            report.missing = sum(map(len, missing.values()))
+            report.doubtful = [each.where for each in doubtful[:_DOUBTFUL_LISTED]]
+            report.unreadable = Counter(old["unreadable"])
+            for number in missing:
+                if not comparison.has_message(number):
+                    report.messages += 1
+                    report.without_inbox += not any(each.inboxes for each in self._segments.read_copies(number))
+                    attachments = self._segments.read_text(number).attachments
+                    report.attachments.update(count_attachments(each.problem for each in attachments))
+            return
+        for number, copies in missing.items():
+            self._writer.remove_copies(number, copies, self._analyze_again)
+            self._count_removed(copies)
+            if self._writer.is_full:
+                self._begin_segment()
+        if comparison.has_other_unreadable():
+            self._writer.replace_unreadable()
+            for each in comparison.unreadable:
+                self._writer.add_unreadable(each)
+        if not self._writer.is_empty:
+            self._begin_segment()  # so that what was removed can be added again

@@ -1,0 +1,138 @@
+"""Embed the messages of segments, when their text is complete."""
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gumshoe.artifacts.storage import write_atomically
+from gumshoe.embeddings.chunking import MAX_TOKENS, CountTokens, add_context, make_token_counter, split_text
+from gumshoe.embeddings.embedder import Embedder, TokenCounter, Vectors
+from gumshoe.embeddings.vectors import CENTER, PLAN, SIGNS, write_signs, write_vectors
+from gumshoe.mail.message_vectors import MessageChunk, cut_chunk, list_parts
+from gumshoe.mail.schema import CHUNKS
+from gumshoe.mail.segment import IndexSegment, StoredText
+from gumshoe.terminal import progress
+
+MAX_CHUNKS = 200
+"""Chunks of a message that are embedded, at most. Words find the rest of a long message."""
+# Sign bits are relative to the mean of these, which depends on the model only: the mean of a collection would depend on
+# the mail of all inboxes.
+_ORDINARY_TEXTS = (
+    "Can we move the meeting to Thursday afternoon?",
+    "Thanks, that works for me.",
+    "Please find the signed contract attached.",
+    "The invoice for March has not been paid yet.",
+    "Your order has been shipped and will arrive on Monday.",
+    "Happy birthday! I hope you have a wonderful day.",
+    "The server was down for two hours last night.",
+    "I am out of the office until the end of the month.",
+    "Here are the numbers for the second quarter.",
+    "Could you send me the address of the hotel?",
+    "The flight from Paris leaves at 7:45 in the morning.",
+    "We regret to inform you that your application was not successful.",
+    "Who is responsible for the budget of this project?",
+    "Click here to unsubscribe from this newsletter.",
+    "The doctor says that she can go home tomorrow.",
+    "Prices of gas and power rose by four percent.",
+    "Reset your password with the link below.",
+    "The children have a football match on Saturday.",
+    "I do not agree with the changes to section 3.",
+    "Legal has reviewed the draft and has some comments.",
+    "What is the temperature of the water in the lake?",
+    "The new version fixes a bug in the search.",
+    "Dinner at our place on Friday at eight?",
+    "The committee will vote on the proposal next week.",
+    "She plays the violin in an orchestra.",
+    "The rent includes heating and electricity.",
+    "Our train is late, please start without us.",
+    "This is an automatic reply. Please do not answer it.",
+    "Il prossimo incontro si terrà a Roma.",
+    "Vielen Dank für Ihre schnelle Antwort.",
+    "¿Cuándo empieza la reunión de mañana?",
+    "明日の会議は午後三時からです。",
+)
+
+
+def embed_segments(segments: Sequence[IndexSegment], embedder: Embedder) -> None:
+    """Write the vectors of all segments that have messages and no vectors yet.
+
+    If it was interrupted, it goes on after the last window of vectors that was complete.
+
+    Raises:
+        EmbeddingError: if the texts cannot be embedded.
+    """
+    waiting = [each for each in segments if each.messages and not _is_complete(each.directory)]
+    if not waiting:
+        return
+    count = make_token_counter(embedder)
+    budget = min(MAX_TOKENS, embedder.max_tokens) if isinstance(embedder, TokenCounter) else MAX_TOKENS
+    chunks = [_split_messages(each, budget, count) for each in waiting]
+    with progress("Embedding", total=sum(each.shape[1] for each in chunks)) as advance:
+        center: Vectors | None = None
+        for segment, placed in zip(waiting, chunks, strict=True):
+            content = placed.tobytes()
+            write_atomically(segment.directory / CHUNKS, io.BytesIO(content))
+            if not content:
+                continue
+            plan = blake2b(f"{embedder.name}\0".encode() + content, digest_size=16).hexdigest()
+            texts = _TextReader(segment, placed)
+            vectors, _ = write_vectors(segment.directory, plan, texts.read, placed.shape[1], embedder, advance)
+            if center is None:
+                center = embedder.embed(_ORDINARY_TEXTS, "passage").mean(axis=0)
+            write_signs(segment.directory, vectors, center)
+            for name in (SIGNS, CENTER):
+                with (segment.directory / name).open("rb") as file:
+                    os.fsync(file.fileno())
+            (segment.directory / PLAN).unlink()
+
+
+def _is_complete(directory: Path) -> bool:
+    if not (directory / CHUNKS).exists() or (directory / PLAN).exists():
+        return False
+    return (directory / CENTER).exists() or (directory / CHUNKS).stat().st_size == 0
+
+
+def _split_messages(segment: IndexSegment, budget: int, count: CountTokens) -> NDArray[np.int32]:
+    """Return the chunks of all messages of a segment: [5, chunks]."""
+    rows = [
+        each
+        for (number,) in segment.execute("SELECT message FROM messages ORDER BY message")
+        for each in _split_message(number, segment.read_text(number), budget, count)
+    ]
+    return np.ascontiguousarray(np.array(rows, "<i4").reshape(-1, len(MessageChunk._fields)).T)
+
+
+def _split_message(number: int, text: StoredText, budget: int, count: CountTokens) -> list[MessageChunk]:
+    """Return the chunks of a message. One without a body has its subject as the only chunk of it."""
+    found: list[MessageChunk] = []
+    for part, (context, content) in enumerate(list_parts(text)):
+        split = split_text(content, context, budget, count)
+        length = len(split.context)
+        found += [MessageChunk(number, part, length, each.start, each.stop) for each in split.chunks]
+        if not part and not found and length:
+            found.append(MessageChunk(number, part, length, 0, 0))
+        if len(found) >= MAX_CHUNKS:
+            break
+    return found[:MAX_CHUNKS]
+
+
+class _TextReader:
+    """Read the texts of the chunks of a segment."""
+
+    def __init__(self, segment: IndexSegment, chunks: NDArray[np.int32]) -> None:
+        self._segment, self._chunks = segment, chunks
+
+    def read(self, first: int) -> Iterator[str]:
+        """Yield the texts of all chunks from one on."""
+        text: StoredText | None = None
+        message = -1
+        for row in self._chunks[:, first:].T.tolist():
+            chunk = MessageChunk(*row)
+            if text is None or chunk.message != message:
+                text, message = self._segment.read_text(chunk.message), chunk.message
+            yield add_context(*cut_chunk(text, chunk))

@@ -1,0 +1,270 @@
+"""Sync an index with its sources: it holds what they hold, and no mistake empties it."""
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gumshoe.artifacts.private_data import MARK
+from gumshoe.mail import segment_rewriter, segment_writer, source_batches
+from gumshoe.mail.build import build_mail_index, extend_mail_index
+from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport
+from gumshoe.mail.inboxes import OwnedSource
+from gumshoe.mail.index import MailIndex
+from gumshoe.mail.schema import FILE_NAME, read_state
+from tests.conftest import CommandResult
+from tests.errors import raises
+from tests.mail.mailbox import make_index, record, write_jsonl
+from tests.mail.small_mailboxes import BOB, PEOPLE, mailboxes, observe
+
+COUNTS = ("messages", "copies", "read", "kept_out", "unreadable", "attachments", "without_id", "sources")
+
+
+def sync(directory: Path, records: list[dict[str, Any]], **options: Any) -> MailBuildReport:
+    """Sync an index with a source of some records, which always has the same name."""
+    source = write_jsonl(directory.parent / "mail.jsonl", records)
+    return extend_mail_index([source], directory, sync=True, **options)
+
+
+def strip_suffixes(shown: dict[str, Any]) -> dict[str, Any]:
+    """Return what inboxes list, in any order, without the suffixes of ids that are used twice."""
+    return {
+        inbox: sorted((message_id.partition("#")[0], str(sent)) for message_id, sent in shown[inbox][0])
+        for inbox in PEOPLE
+    } | {"content": shown["content"]}
+
+
+@settings(max_examples=20)
+@given(
+    before=mailboxes,
+    after=mailboxes,
+    kept=st.integers(0, 8),
+    options=st.sampled_from([None, MailBuildOptions(drop_duplicates=False), MailBuildOptions(inboxes=(BOB,))]),
+)
+def test_a_synced_index_holds_what_the_source_holds(
+    before: list[dict[str, Any]], after: list[dict[str, Any]], kept: int, options: MailBuildOptions | None
+) -> None:
+    """Sync with some of the old records and some new ones, and then with the old ones again."""
+    with TemporaryDirectory() as name:
+        directory = Path(name)
+        index = make_index(directory, before, options)
+        for number, records in enumerate(([*before[:kept], *after], before)):
+            sync(index.directory, records)
+            synced = MailIndex(index.directory)
+            built = make_index(directory / str(number), records, options)
+            assert strip_suffixes(observe(synced)) == strip_suffixes(observe(built))
+            names = [name for name in COUNTS if name != "sources"]
+            assert [synced.stats()[name] for name in names] == [built.stats()[name] for name in names]
+        extend_mail_index([], index.directory, compact=True)
+        assert observe(MailIndex(index.directory)) == observe(synced)
+
+
+def test_a_sync_without_changes_writes_no_segment(tmp_path: Path) -> None:
+    records = [record(1), record(1, body="used id"), record(2, sender="x", to=["y"]), record(3, body="z" * 6000)]
+    index = make_index(tmp_path, records)
+    before = observe(index)
+    report = sync(index.directory, records)
+    assert (report.just_removed, report.read, report.messages) == (0, 4, 3)
+    assert observe(MailIndex(index.directory)) == before
+    assert read_state(index.directory).segments == ("segment-1",)
+
+
+def test_an_edited_message_keeps_its_id(tmp_path: Path) -> None:
+    index = make_index(tmp_path, [record(1, body="draft"), record(2)])
+    report = sync(index.directory, [record(1, body="final"), record(2)])
+    assert report.just_removed == 1
+    assert MailIndex(index.directory).read(BOB, "<1@example.com>").body == "final"
+    assert {message_id for message_id, _ in MailIndex(index.directory).list_messages(BOB)} == {
+        "<1@example.com>",
+        "<2@example.com>",
+    }
+
+
+def test_messages_that_are_skipped_now_are_removed(tmp_path: Path) -> None:
+    mailbox = tmp_path / "box"
+    for name in ("cur", "new", "tmp"):
+        (mailbox / name).mkdir(parents=True)
+    for number in range(3):
+        text = f"From: ann@example.com\nTo: bob@example.com\nMessage-ID: <{number}@x>\nSubject: s\n\nText {number}\n"
+        (mailbox / "cur" / f"{number}:2,S").write_text(text)
+    source = OwnedSource(f"maildir:{mailbox}", BOB)
+    build_mail_index([source], tmp_path / "index")
+    (mailbox / "cur" / "1:2,S").rename(mailbox / "cur" / "1:2,ST")
+    (mailbox / "cur" / "2:2,S").unlink()
+    report = extend_mail_index([source], tmp_path / "index", sync=True)
+    assert (report.just_removed, report.kept_out) == (2, {"deleted": 1})
+    assert [message_id for message_id, _ in MailIndex(tmp_path / "index").list_messages(BOB)] == ["<0@x>"]
+    assert report.content == build_mail_index([source], tmp_path / "built").content
+
+
+def test_what_other_sources_held_is_removed(tmp_path: Path) -> None:
+    """Copies of one message in two mailboxes: the other owner loses hers."""
+    sources = [OwnedSource(write_jsonl(tmp_path / f"{name}.jsonl", [record(1)]), name) for name in PEOPLE[:2]]
+    build_mail_index(sources, tmp_path / "index")
+    report = extend_mail_index(sources[:1], tmp_path / "index", sync=True)
+    index = MailIndex(tmp_path / "index")
+    assert (report.just_removed, index.list_messages(BOB), len(index.list_messages(PEOPLE[0]))) == (1, [], 1)
+    assert index.stats()["sources"] == [sources[0].to_fact()]
+
+
+def test_an_empty_source_is_refused(tmp_path: Path) -> None:
+    index = make_index(tmp_path, [record(1)])
+    before = (index.directory / FILE_NAME).read_bytes()
+    with raises("mail.source-empty", tmp_path / "mail.jsonl"):
+        sync(index.directory, [])
+    assert (index.directory / FILE_NAME).read_bytes() == before
+    assert {path.name for path in index.directory.iterdir()} == {FILE_NAME, MARK, "segment-1"}
+    assert sync(index.directory, [], allow_missing=True).messages == 0
+    assert sync(index.directory, []).messages == 0  # was empty before
+    with raises("mail.no-sources"):
+        extend_mail_index([], index.directory, sync=True)
+
+
+def test_unreadable_items_keep_what_they_may_be(tmp_path: Path) -> None:
+    index = make_index(tmp_path, [record(1), record(2), record(3)])
+    source, path = f"jsonl:{tmp_path / 'mail.jsonl'}", tmp_path / "mail.jsonl"
+
+    def write(*lines: str) -> None:
+        path.write_text("".join(line + "\n" for line in lines))
+
+    def sync_again(**options: Any) -> MailBuildReport:
+        return extend_mail_index([source], index.directory, sync=True, **options)
+
+    one, two, four = (json.dumps(record(number)) for number in (1, 2, 4))
+    write(one, "no json", four)
+    for _ in range(2):
+        report = sync_again()
+        assert (report.just_removed, report.missing, report.messages, report.unreadable) == (0, 2, 4, {})
+        assert report.doubtful == [f"{path}:2"]
+    report = sync_again(allow_missing=True)
+    assert (report.just_removed, report.missing, report.messages) == (2, 0, 2)
+    assert report.unreadable == {"not JSON": 1}
+    write(one, "no json", two)  # the same item is still unreadable, and hides nothing
+    report = sync_again()
+    assert (report.just_removed, report.missing, report.messages) == (1, 0, 2)
+    write(one, "no json", two, "nor this")  # nothing is missing
+    assert sync_again().unreadable == {"not JSON": 2}
+    assert len(MailIndex(index.directory).list_unreadable()) == 2
+    write(one, two)
+    assert sync_again().unreadable == {}
+    assert MailIndex(index.directory).list_unreadable() == []
+    extend_mail_index([], index.directory, compact=True)
+    assert MailIndex(index.directory).list_unreadable() == []
+    assert report.content == build_mail_index([source], tmp_path / "built").content
+
+
+def test_a_source_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    index = make_index(tmp_path, [record(1), record(2)])
+    before = (index.directory / FILE_NAME).read_bytes()
+
+    def fail(*_: object) -> None:
+        raise OSError("lost")
+
+    monkeypatch.setattr("gumshoe.mail.sources.read_lines", fail)
+    with pytest.raises(Exception, match="lost"):
+        sync(index.directory, [record(1)])
+    assert (index.directory / FILE_NAME).read_bytes() == before
+    assert {path.name for path in index.directory.iterdir()} == {FILE_NAME, MARK, "segment-1"}
+
+
+_KILLED = """
+import itertools, os, shutil, signal, sys
+from pathlib import Path
+from gumshoe.mail import build, index_build, segment_rewriter, segment_writer, source_batches, sync_build
+from gumshoe.mail.postings import PostingsWriter
+
+def kill_at(owner, name, call):
+    really, calls = getattr(owner, name), itertools.count(1)
+    def called(*arguments, **options):
+        if next(calls) == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return really(*arguments, **options)
+    setattr(owner, name, called)
+
+source_batches._BATCH, segment_writer._FULL_MESSAGES, segment_rewriter._MERGED_TOGETHER = 100, 150, 2
+how = {"compact": {"sync": True, "compact": True}, "merge": {}}[sys.argv[3]]
+points = [
+    (sync_build.SyncBuild, "_compare_batch", 2), (sync_build.SyncBuild, "_remove_missing", 1),
+    (index_build.IndexBuild, "_add_batch", 2),
+    (segment_writer, "create_database", 2), (PostingsWriter, "write", 1), (PostingsWriter, "write", 2),
+    (segment_rewriter, "create_database", 1), (segment_rewriter, "complete_segment", 1), (os, "fsync", 4),
+    (Path, "replace", 1), (Path, "replace", 2), (index_build, "mark_private", 1), (index_build, "write_state", 1),
+    (index_build, "remove_leftovers", 1),
+]
+for number, (owner, name, call) in enumerate(points):
+    directory = Path(sys.argv[2], str(number))
+    shutil.copytree(Path(sys.argv[2], "index"), directory)
+    child = os.fork()  # a new process would take a second to import its modules
+    if not child:
+        kill_at(owner, name, call)
+        build.extend_mail_index([sys.argv[1]], directory, **how)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.parametrize("how", ["compact", "merge"])
+def test_a_run_killed_at_any_point_changes_nothing_or_all(tmp_path: Path, how: str) -> None:
+    before = [record(number, body=f"gas {number % 7} text {number}") for number in range(400)]
+    index = make_index(tmp_path, before)
+    for number in range(3):  # more segments, to merge
+        extend_mail_index([write_jsonl(tmp_path / "mail.jsonl", [record(500 + number)])], index.directory)
+    old = MailIndex(index.directory).stats()["content"]
+    source = write_jsonl(tmp_path / "mail.jsonl", [*before[200:], *(record(number) for number in range(600, 900))])
+    options: dict[str, Any] = {"merge": {}, "compact": {"sync": True, "compact": True}}[how]
+    expected = build_mail_index([source], tmp_path / "built").content
+    if how == "merge":
+        everything = [
+            *before,
+            *(record(500 + number) for number in range(3)),
+            *(record(each) for each in range(600, 900)),
+        ]
+        expected = make_index(tmp_path / "all", everything).stats()["content"]
+    command = [sys.executable, "-c", _KILLED, source, str(tmp_path), how]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    results = ended.stdout.split()
+    assert results.count(str(-signal.SIGKILL)) >= 8
+    for number in range(len(results)):
+        directory = tmp_path / str(number)
+        assert MailIndex(directory).stats()["content"] in {old, expected}
+        assert extend_mail_index([source], directory, **options).content == expected
+        assert {path.name for path in directory.iterdir()} == {FILE_NAME, MARK, *read_state(directory).segments}
+
+
+def test_many_removals_are_written_in_several_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_writer, "_FULL_MESSAGES", 10)
+    monkeypatch.setattr(source_batches, "_BATCH", 5)
+    monkeypatch.setattr(segment_rewriter, "_MERGED_TOGETHER", 99)
+    texts = {number: {"body": f"gas {number}", "subject": "s"} for number in range(25)}
+    first = [record(number, **text) for number, text in texts.items()]
+    second = [record(100 + number, **text, to=[BOB, "carol@example.com"]) for number, text in texts.items()]
+    index = make_index(tmp_path, [*first, *second])
+    sync(index.directory, second)
+    built = make_index(tmp_path / "built", second)
+    assert strip_suffixes(observe(MailIndex(index.directory))) == strip_suffixes(observe(built))
+
+
+def test_the_command_syncs(run: Callable[..., CommandResult], tmp_path: Path) -> None:
+    index = make_index(tmp_path, [record(1), record(2)])
+    source = write_jsonl(tmp_path / "mail.jsonl", [record(2), record(3)])
+    ran = run("mail", "index", source, "--into", index.directory, "--sync")
+    assert "1 removed" in ran.out
+    (tmp_path / "mail.jsonl").write_text(json.dumps(record(2)) + "\nno json\n")
+    ran = run("mail", "index", source, "--into", index.directory, "--sync")
+    assert "1 messages were found in no source" in ran.out
+    assert "removed" not in run("mail", "index", source, "--into", index.directory, "--compact").out
+    for arguments in (
+        ["--out", tmp_path / "new", "--sync"],
+        ["--out", tmp_path / "new", "--compact"],
+        ["--into", index.directory, "--allow-missing"],
+        ["--into", index.directory, "--sync", "--remove", "<2@example.com>"],
+    ):
+        assert run("mail", "index", source, *arguments).code == "mail.option-conflict"
