@@ -47,7 +47,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["SPT_NOENV"] = "1"
 os.environ.pop("COLUMNS", None)  # set by pytest-xdist; a console that is created now would keep it
 # No deadlines: benchmarks measure speed. `make test-all` uses the second profile, which prints how to repeat failures.
-hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True, database=None)
+hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True, database=None, max_examples=50)
 hypothesis.settings.register_profile("random", deadline=None, print_blob=True)
 hypothesis.settings.load_profile("fixed")
 

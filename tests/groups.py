@@ -1,11 +1,12 @@
 """Tiers of tests, and their distribution to workers: by group, the longest group first.
 
-The group of a test is named by the marker `group`, else it is the file. The tests of a group run in one worker, one
-after another, and share module fixtures. The times of groups come from the last run (`tests.times`). Without one, tests
-marked `nightly` and `ci` come first, and the many small groups of the other tests fill up the end.
+The group of a test is named by the marker `group`, else by `DIRECTORIES`, else it is the file. The tests of a group run
+in one worker, one after another, and share module fixtures. The times of groups come from the last run (`tests.times`).
+Without one, tests marked `nightly` and `ci` come first, and the many small groups of the other tests fill up the end.
 """
 
 import json
+import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -21,6 +22,10 @@ TIERS = ("nightly", "ci")
 """Markers, the longest first; a test without one belongs to the quick tier."""
 NEEDS_MARKER = {"vllm", "browser"}
 """Fixtures that no quick test may use."""
+SLOW_IMPORTS = {"datasets", "fastapi", "kfp", "mcp", "peft", "torch", "transformers", "trl", "vllm"}
+"""Packages that test modules import in fixtures and tests only, because each worker collects all tests."""
+DIRECTORIES = {"tests/serving": "serving", "tests/tiny": "torch", "tests/training": "torch"}
+"""Groups of whole directories, whose tests share slow imports and fixtures of the session."""
 _ESTIMATES = {"nightly": 60.0, "ci": 10.0, "quick": 0.1}  # seconds of a test without a measured time
 
 
@@ -41,7 +46,8 @@ def tier_of(item: pytest.Item) -> str:
 def group_of(item: pytest.Item) -> str:
     """Return the name of the group that a test runs in."""
     marker = item.get_closest_marker("group")
-    return str(marker.args[0]) if marker else item.nodeid.partition("::")[0]
+    file = item.nodeid.partition("::")[0]
+    return str(marker.args[0]) if marker else DIRECTORIES.get(file.rpartition("/")[0], file)
 
 
 def sort_longest_first(items: Iterable[pytest.Item], seconds: dict[str, float]) -> list[pytest.Item]:
@@ -81,10 +87,17 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "group(name): run with the tests of that group, instead of with its file's")
 
 
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if found := SLOW_IMPORTS.intersection(sys.modules):
+        raise pytest.UsageError(f"{report.nodeid} imports {', '.join(sorted(found))}; import it in a fixture or a test")
+
+
 @pytest.hookimpl(trylast=True)  # after tests were deselected
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     last = config.rootpath / LAST
     items[:] = sort_longest_first(items, read_times(last).tests if last.exists() else {})
+    for item in items:
+        item.user_properties.append(("tier", tier_of(item)))  # for `tests.times`
     worker = getattr(config, "workerinput", None)
     if worker:  # all workers write the same content
         path = Path(worker[_GROUPS])

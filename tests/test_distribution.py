@@ -43,7 +43,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
 
 
 def test_groups_run_in_one_worker_and_the_longest_first(project: pytest.Pytester) -> None:
-    project.makepyfile(test_some=FILES, test_other="def test_last(): ...")
+    project.makepyfile(**{"test_some": FILES, "ci/test_other": "def test_last(): ..."})
     ran = project.runpytest_subprocess("-n", "2", "-v", "--times=times.json")
     ran.assert_outcomes(passed=5)
     times = read_times(project.path / "times.json")
@@ -52,7 +52,7 @@ def test_groups_run_in_one_worker_and_the_longest_first(project: pytest.Pytester
         "test_some.py::test_slow": "nightly",
         "test_some.py::test_two": "quick",
         "test_some.py::test_three": "ci",
-        "test_other.py::test_last": "quick",
+        "ci/test_other.py::test_last": "quick",
     }
     workers = {line.split()[-1]: line.split()[0] for line in ran.outlines if "PASSED" in line}
     assert workers["test_some.py::test_one"] == workers["test_some.py::test_three"]
@@ -65,11 +65,11 @@ def test_groups_run_in_one_worker_and_the_longest_first(project: pytest.Pytester
         "test_some.py::test_two",
         "test_some.py::test_one",
         "test_some.py::test_three",
-        "test_other.py::test_last",
+        "ci/test_other.py::test_last",
     ]
-    write_times(Times(tests={"test_other.py::test_last": 1000.0}), project.path / "outputs" / "test-times.json")
+    write_times(Times(tests={"ci/test_other.py::test_last": 1000.0}), project.path / "outputs" / "test-times.json")
     order = [line for line in project.runpytest_subprocess("--collect-only", "-q").outlines if "::" in line]
-    assert order[0] == "test_other.py::test_last"
+    assert order[0] == "ci/test_other.py::test_last"
 
 
 @pytest.mark.parametrize("fixture", ["vllm", "browser"])
@@ -78,6 +78,13 @@ def test_a_quick_test_uses_no_model_server_and_no_browser(project: pytest.Pytest
     ran = project.runpytest_subprocess()
     assert ran.ret == pytest.ExitCode.USAGE_ERROR
     assert f"uses {fixture}; mark it ci or nightly" in ran.stderr.str()
+
+
+def test_slow_packages_are_not_imported_during_collection(project: pytest.Pytester) -> None:
+    project.makepyfile(kfp="", test_slow="import kfp\ndef test_a(): ...")
+    ran = project.runpytest_subprocess("--collect-only")
+    assert ran.ret == pytest.ExitCode.USAGE_ERROR
+    assert "test_slow.py imports kfp" in ran.stderr.str()
 
 
 def test_times_are_summarized_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

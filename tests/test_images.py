@@ -1,10 +1,12 @@
 """Test the images: Dockerfile rules, and that each image contains what its code imports."""
 
 import ast
+import json
 import os
 import re
 import subprocess
 import sys
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -25,10 +27,9 @@ IN_BASE_IMAGE = {
     "agent-documents": {"torch"},
 }
 IN_IMAGE = """
-import importlib, re, sys
-from importlib.metadata import packages_distributions
+import importlib, json, re, sys
 
-held, owners = set(sys.argv[1].split(",")), packages_distributions()
+held, owners = set(sys.argv[1].split(",")), json.load(sys.stdin)
 
 class Image:
     def find_spec(self, name, path=None, target=None):
@@ -46,10 +47,28 @@ def normalize(distribution: str) -> str:
     return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
+@cache
+def find_owners() -> dict[str, list[str]]:
+    """Return the distributions that contain each package of this environment."""
+    return dict(packages_distributions())
+
+
 def list_distributions(image: str) -> set[str]:
     """Return the distributions in an image."""
     locked = re.findall(r"^([A-Za-z0-9._-]+)(?:\[.*\])?==", (ROOT / LOCKS[image]).read_text(), re.M)
     return {normalize(each) for each in locked} | IN_BASE_IMAGE[image] | {"gumshoe-agents"}
+
+
+def import_in_image(image: str, *names: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """Import modules in a process in which only the distributions of an image are visible."""
+    return subprocess.run(
+        [sys.executable, "-c", IN_IMAGE, ",".join(list_distributions(image)), *names],
+        env={**os.environ, **environment},
+        input=json.dumps(find_owners()),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 def instructions(image: str) -> list[tuple[str, str]]:
@@ -109,17 +128,10 @@ def test_images_are_locked_labelled_and_not_run_as_root(image: str) -> None:
 
 @pytest.mark.parametrize("image", ["trainer", "worker"])
 def test_an_image_contains_the_imports_of_its_steps(image: str) -> None:
-    """Import them while no other distributions are visible."""
     found = {step: names for step, (base, names) in find_steps().items() if base == image}
     assert found
     imported = sorted({name for names in found.values() for name in names})
-    run = subprocess.run(
-        [sys.executable, "-c", IN_IMAGE, ",".join(list_distributions(image)), "kfp.dsl.executor_main", *imported],
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = import_in_image(image, "kfp.dsl.executor_main", *imported, PYTHONDONTWRITEBYTECODE="1")
     assert run.returncode == 0, f"{found}: {run.stderr[-2000:]}"
 
 
@@ -137,28 +149,18 @@ def test_the_agent_image_contains_the_imports_of_the_server(image: str) -> None:
         "gumshoe.artifacts.s3",
         "openai",
     ]
-    run = subprocess.run(
-        [sys.executable, "-c", IN_IMAGE, ",".join(list_distributions(image)), *names, *lazy_imports],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = import_in_image(image, *names, *lazy_imports)
     assert run.returncode == 0, run.stderr[-2000:]
 
 
 def test_a_missing_distribution_is_detected() -> None:
-    run = subprocess.run(
-        [sys.executable, "-c", IN_IMAGE, ",".join(list_distributions("worker")), "gumshoe.cli", "peft"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    run = import_in_image("worker", "gumshoe.cli", "peft")
     assert "No module named 'peft'" in run.stderr
 
 
 def find_missing_imports(image: str, part: str, *excluded: str) -> set[str]:
     """Return the imports in a part of the code, lazy ones included, that an image does not contain."""
-    owners, have = packages_distributions(), list_distributions(image)
+    owners, have = find_owners(), list_distributions(image)
     optional = {
         *("gumshoe", "gumshoe_pipelines"),  # our own
         *("wandb", "mlflow", "deepspeed"),  # optional: a setting requires them, and they are checked then

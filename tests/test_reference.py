@@ -9,16 +9,14 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
-from docs.generate.__main__ import PAGES, REFERENCE, generate_files
-from docs.generate.command_line import list_commands
-from docs.generate.environment_variables import READ
-from docs.generate.settings import SCHEMAS, build_schema
+from docs.generate.settings import build_schema
 
 from gumshoe.cli import COMMANDS
 from gumshoe.training.records import EvaluationRecord, StepRecord
 from gumshoe.training.settings_sources import CONFIGS
 
 ROOT = Path(__file__).parents[1]
+REFERENCE = ROOT / "docs" / "reference"
 INTERNAL = {
     "GUMSHOE_VLLM_PLUGIN": "set for the vLLM servers that Gumshoe starts",
     "KFP_POD_NAME": "set by Kubeflow Pipelines",
@@ -42,12 +40,14 @@ ELSEWHERE = {
 
 @pytest.fixture(scope="module")
 def files() -> dict[Path, str]:
+    from docs.generate.__main__ import generate_files
+
     return generate_files()
 
 
-@pytest.mark.parametrize("name", [*PAGES, *(f"schemas/{name}.schema.json" for name in SCHEMAS)])
-def test_the_reference_is_as_generated(files: dict[Path, str], name: str) -> None:
-    assert (REFERENCE / name).read_text(encoding="utf-8") == files[REFERENCE / name], "run `make docs`"
+def test_the_reference_is_as_generated(files: dict[Path, str]) -> None:
+    outdated = [path for path, text in files.items() if path.read_text(encoding="utf-8") != text]
+    assert outdated == [], "run `make docs`"
 
 
 def test_nothing_else_is_in_the_reference(files: dict[Path, str]) -> None:
@@ -95,6 +95,9 @@ def test_every_column_of_the_metrics_is_described(record: type[StepRecord | Eval
 
 
 def test_every_environment_variable_that_the_code_reads_is_listed() -> None:
+    from docs.generate.command_line import list_commands
+    from docs.generate.environment_variables import READ
+
     read = {name for path in _sources() for name in _variables_read(ast.parse(path.read_text(encoding="utf-8")))}
     listed = {name for names in READ.values() for each in names for name in each.split(", ")}
     options = {each.envvar for _, command in list_commands() for each in command.params if each.envvar}
@@ -132,7 +135,7 @@ def _variables_read(tree: ast.Module) -> Iterator[str]:
                 pass
             case _:
                 continue
-        if ast.unparse(source) in ("os.environ", "environ"):
+        if "environ" in (getattr(source, "id", ""), getattr(source, "attr", "")):  # `environ` or `os.environ`
             value = name.value if isinstance(name, ast.Constant) else constants.get(ast.unparse(name))
             if isinstance(value, str):
                 yield value

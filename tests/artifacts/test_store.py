@@ -511,6 +511,13 @@ def test_an_empty_directory_can_be_fetched_into(store: Store, source: Path, out:
     assert read_files(out) == SMALL
 
 
+def test_files_of_another_interrupted_fetch_are_removed(store: Store, source: Path, out: Path) -> None:
+    store.publish(source, "adapters", "1")
+    write_files(out.with_name(".out.partial") / "files", {"other.bin": b"x", "notes.txt/folder": b"x"})
+    store.fetch("adapters/1", out)
+    assert read_files(out) == SMALL
+
+
 def test_a_destination_with_other_files_is_rejected(store: Store, source: Path, out: Path) -> None:
     store.publish(source, "adapters", "1")
     mine = {"notes.txt": b"My own notes.", "deep/down/x": b"1"}

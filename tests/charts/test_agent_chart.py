@@ -122,6 +122,19 @@ def test_pods_are_restricted_and_no_secret_is_rendered(mode: str) -> None:
             assert container["resources"]["limits"]["memory"]
 
 
+@pytest.mark.parametrize("mode", ["standard", "llmisvc"])
+def test_vllm_is_restricted_whatever_its_security_context(mode: str) -> None:
+    objects = render(merge(values_of(mode), {"serving": {"securityContext": {"runAsUser": 10001}}}))
+    spec = of_kind(objects, {"standard": "ServingRuntime", "llmisvc": "LLMInferenceService"}[mode])["spec"]
+    for container in spec.get("template", spec)["containers"]:
+        assert container["securityContext"] == {
+            "runAsUser": 10001,
+            "allowPrivilegeEscalation": False,
+            "capabilities": {"drop": ["ALL"]},
+            "seccompProfile": {"type": "RuntimeDefault"},
+        }
+
+
 @pytest.mark.parametrize("mode", ["standard", "everything"])
 def test_the_inference_service_passes_kserve_s_webhook_rules(mode: str) -> None:
     values = values_of(mode)

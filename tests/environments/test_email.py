@@ -1,5 +1,6 @@
 """Threads and partial matches in the mail environment, all as they were before the date of the question."""
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index import MailIndex
 from gumshoe.training.sft.scripted_expert import parse_hits
 from tests.embeddings.word_vectors import WordVectors
-from tests.mail.mailbox import make_index, record
+from tests.mail.mailbox import KEEP_ALL, make_index, record
 from tests.scenarios.questions import scenario
 
 # Bob's inbox. The question is asked on 10 May: later messages, and those without a date, do not exist.
@@ -179,9 +180,37 @@ def test_a_long_thread_is_shown_around_the_wanted_message(tmp_path: Path) -> Non
     assert len(shown) < 14_000
     assert "\nId: <75@example.com>\n" in shown
     assert shown.count("\nId: <") == 11
-    assert shown.startswith("Thread of 150 messages, oldest first. Left out: 69 earlier and 70 later ones.")
+    assert shown.startswith(
+        "Thread of 150 messages, oldest first. Left out: 69 earlier and 70 later ones. "
+        "To see them, read the whole thread of <69@example.com> or <81@example.com>.\n"
+    )
     assert place.record.read == ["<70@example.com>"]
     assert "[2,999 more characters" in read(place, 74, whole_thread=True)
+
+
+def test_every_message_of_a_long_thread_can_be_reached(tmp_path: Path) -> None:
+    """Follow the ids that a part of a thread names, through messages that leave no room for others."""
+    records = [
+        message(1, date="2001-05-01T12:00:00+00:00"),
+        *(message(number, 1, date=f"2001-05-0{number}T12:00:00+00:00", body="word " * 3_000) for number in range(2, 5)),
+    ]
+    place = environment(make_index(tmp_path, records, KEEP_ALL))
+    heads = {}
+    number = 4
+    while number not in heads:
+        heads[number], _, _ = read(place, number, whole_thread=True).partition("\n")
+        number = min(map(int, re.findall(r"<(\d+)@", heads[number])), default=number)
+    assert list(heads) == [4, 3, 2, 1]
+    assert heads[4].endswith(" Left out: 3 earlier ones. To see them, read the whole thread of <3@example.com>.")
+    assert heads[1] == "Thread of 4 messages, oldest first."
+
+
+def test_a_long_subject_is_cut_unless_its_message_is_read_alone(tmp_path: Path) -> None:
+    subject = "word " * 1_000
+    place = environment(make_index(tmp_path, [message(1), message(2, 1, subject=subject)]))
+    assert len(search(place, "message", "2")) < 700
+    assert len(read(place, 1, whole_thread=True)) < 1_000
+    assert subject.strip() in read(place, 2)
 
 
 # By meaning

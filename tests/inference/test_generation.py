@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from gumshoe.inference.generation import PastKeyValues, PendingTurn
 
+pytestmark = pytest.mark.group("torch")  # which other tests of the group have imported
 VOCABULARY, STOP = 50, 7
 
 

@@ -155,6 +155,17 @@ def test_only_files_of_a_tar_archive_are_read(tmp_path: Path) -> None:
     assert read(f"eml:{place}") == ([("1", "")], [])
 
 
+def build_header(size: int, kind: str) -> bytes:
+    """Return the header of a file in a tar archive, of any size."""
+    info = tarfile.TarInfo(f"{size}{kind}.eml")
+    info.type = kind.encode()
+    header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    header[124:136] = b"\xff" + size.to_bytes(11, "big", signed=True) if size < 0 else header[124:136]
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return bytes(header)
+
+
 def test_a_damaged_or_oversized_tar_archive_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = pack_tar(tmp_path / "good.tgz", ("a.eml", mail(1) + random.Random(1).randbytes(100_000))).read_bytes()
     twice = pack_tar(tmp_path / "twice.tgz", ("a.eml", mail(1)), ("a.eml", mail(2))).read_bytes()
@@ -167,6 +178,12 @@ def test_a_damaged_or_oversized_tar_archive_is_rejected(tmp_path: Path, monkeypa
     for data in (b"", b"\x1f\x8b", b"none", gzip.compress(b"x" * 2000), good[:50_000], twice, big, name):
         place.write_bytes(data)
         with raises("mail.unreadable-archive", f"eml:{place}"):
+            open_source(f"eml:{place}")
+    backwards = gzip.compress(b"".join(map(build_header, (0, 0, -1024), "050")) + bytes(1024))
+    hidden = gzip.compress(b"".join(map(build_header, (0, 0, -1024), "05S")) + bytes(1024))
+    for data in (backwards, hidden):
+        place.write_bytes(data)
+        with raises("mail.unreadable-archive", f"eml:{place}", "negative"):
             open_source(f"eml:{place}")
     monkeypatch.setattr(archives, "_MAX_FILES", 1)
     place = pack_tar(place, ("a.eml", mail(1)), ("b.eml", mail(2)))

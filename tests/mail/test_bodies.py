@@ -193,16 +193,33 @@ def test_plain_text_is_kept_if_it_says_what_the_html_says() -> None:
 # Transfer encodings
 
 
-@pytest.mark.parametrize("encoding", ["base64 ", "BASE64;", "base64 (by hand)", "(by hand) base64", '"base64"'])
+@pytest.mark.parametrize(
+    "encoding", ["base64 ", "BASE64;", "base64 (by hand)", "(by hand) base64", '"base64"', "base-64", "utf-8, base64"]
+)
 def test_a_transfer_encoding_with_something_added_is_read(encoding: str) -> None:
     assert body(f"Content-Transfer-Encoding: {encoding}", "R3LDvMOfZQ==") == "Grüße"
 
 
-@pytest.mark.parametrize("footer", ["____\ndev mailing list", "-- \ndev, a list", "This is a list."])
+@pytest.mark.parametrize(
+    "footer", ["____\ndev mailing list", "-- \ndev, a list", "This is a list.", "Unsubscribe\nhttps://example.com/u"]
+)
 def test_a_footer_behind_base64_is_kept(footer: str) -> None:
     encoded = base64.encodebytes("Die Pumpe läuft wieder, und alle Leute am Ort wissen das.".encode()).decode()
     text = body("Content-Transfer-Encoding: base64", encoded + footer)
     assert text == "Die Pumpe läuft wieder, und alle Leute am Ort wissen das.\n" + footer
+
+
+@pytest.mark.parametrize("text", ["Grüße, die Pumpe.", "Die Pumpe läuft wieder, und alle Leute am Ort wissen das."])
+def test_a_warning_above_base64_is_kept(text: str) -> None:
+    encoded = base64.encodebytes(text.encode()).decode()
+    warning = "[EXTERNAL] Take care, this is from outside.\nDo not click."
+    assert body("Content-Transfer-Encoding: base64", f"{warning}\n\n{encoded}") == f"{warning}\n{text}"
+    assert body("Content-Transfer-Encoding: base64", f"{warning}\n\nabcdefghijklmnopq\n\nPat").startswith(warning)
+
+
+@pytest.mark.parametrize("encoding", ["quoted_printable", "QuotedPrintable", "quoted printable;"])
+def test_a_misspelt_transfer_encoding_is_read(encoding: str) -> None:
+    assert body(f"Content-Transfer-Encoding: {encoding}", "Gr=C3=BC=C3=9Fe") == "Grüße"
 
 
 def test_odd_characters_and_padding_inside_base64_are_skipped() -> None:
@@ -223,6 +240,7 @@ def test_uuencoded_text_becomes_a_file() -> None:
     assert [(file.name, file.data) for file in message.files] == [("report.txt", b"The report.\n")]
     assert body("Content-Type: text/plain", "begin-base64 644 a.txt\nVGV4dA==\n====\n") == "[attachment: a.txt]"
     assert body("Content-Transfer-Encoding: x-uuencode", UUENCODED) == "The report."
+    assert body("Content-Type: text/plain", UUENCODED.replace("644", "100644")) == "[attachment: report.txt]"
     assert body("Content-Type: text/plain", "begin 644 times\nwe met, again.") == "begin 644 times\nwe met, again."
 
 
@@ -474,6 +492,22 @@ def test_signed_text_on_the_line_of_its_marks_stays() -> None:
 def test_signed_blocks_without_line_ends_take_linear_memory() -> None:
     block = "-----BEGIN PGP SIGNED MESSAGE----------BEGIN PGP SIGNATURE----------END PGP SIGNATURE-----"
     assert len(body("Content-Type: text/plain", "x" * 1_000 + block * 2_000)) < 5_000
+
+
+def test_a_calendar_in_another_form_becomes_lines() -> None:
+    event = EVENT.format(method="REQUEST", more="")
+    assert body("Content-Type: text/plain", event) == f"Invitation: {LINES}"
+    assert multipart("mixed", PLAIN, f"Content-Type: text/plain\n\n{event}") == f"Plain text.\n\nInvitation: {LINES}"
+    assert body("Content-Type: text/x-vcalendar", event) == f"Invitation: {LINES}"
+    start = b"BEGIN:VCALENDAR\r\nBEGIN:VEVENT\r\nSUMMARY:Gr\xc3\r\n \xbc\xc3\x9fe\r\n"
+    end = b"END:VEVENT\r\nEND:VCALENDAR\r\n"
+    assert body("Content-Type: text/calendar; charset=utf-8", start + end) == "Event: Grüße"
+    more = b"X-ALT-DESC;FMTTYPE=text/html:Bring <b>it</b>\r\nCONFERENCE;VALUE=URI:https://example.com/j\r\n"
+    lines = "Event: Grüße\nJoin: https://example.com/j\nBring it"
+    assert body("Content-Type: text/calendar; charset=utf-8", start + more + end) == lines
+    with AttachmentReader(AttachmentLimits()) as reader:
+        attached = parse(b"From: a@b\nContent-Type: application/ics; name=a.ics\n\n" + start + end)
+        assert reader.read(attached.files[0]).text == "Event: Grüße"
 
 
 @pytest.mark.parametrize("kind", ["text/calendar", "text/plain"])

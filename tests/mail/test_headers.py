@@ -168,6 +168,8 @@ def test_the_first_address_of_the_authors_is_the_sender(headers: str, sender: tu
         ("Received: from a by b; now\nReceived: from c by a for <eve@example.com>; now", []),
         ("Received: from a for <eve@example.com> by b for <ann@example.com>; now", []),
         ("Received: from a (x for <eve@example.com> by b; now", []),
+        ("Received: from a for <eve@example.com> by b; now", []),
+        ("Received: by b id 1 for <ann@example.com>; now", ["ann@example.com"]),
         ('Delivered-To: "eve@example.com', []),
         ("Delivered-To: ann@example.com\nX-Original-To: ann@example.com", ["ann@example.com"]),
         ("Delivered-To: mailing list", []),
@@ -242,3 +244,23 @@ def test_raw_bytes_keep_an_address_whatever_the_charset() -> None:
             assert isinstance(message, ParsedMessage)
             assert isinstance(expected, ParsedMessage)
             assert message.recipients == expected.recipients
+
+
+def test_a_guessed_charset_makes_no_addresses() -> None:
+    hidden = "Dear Ann, we would like to meet you at nine in the office. <eve@example.com>, ".encode("cp037")
+    message = parse(b"From: ann@example.com\nTo: " + hidden + b" <dave@example.com>\n\nText.")
+    assert not any("eve@example.com" in each.address for each in message.recipients)
+    quoted = "数字来週の会議は金曜日です。表".encode("cp932") * 4 + b'" <eve@example.com>, "'
+    for charset in ("", "\nContent-Type: text/plain; charset=shift_jis"):
+        raw = b'From: ann@example.com\nTo: "' + quoted + b" <dave@example.com>" + charset.encode() + b"\n\nText."
+        assert [each.address for each in parse(raw).recipients if not each.is_doubtful] == ["dave@example.com"]
+
+
+def test_the_first_subject_that_is_not_blank_counts() -> None:
+    message = parse("From: ann@example.com\nSubject: \nSubject: one\nSubject: two\nMessage-ID:\nMessage-ID: <1@x>\n\nb")
+    assert (message.subject, message.message_id) == ("one", "<1@x>")
+
+
+def test_an_encoded_date_is_read() -> None:
+    message = parse("From: ann@example.com\nDate: =?utf-8?q?Tue,_5_Mar_2024_09:30:00?= =?utf-8?q?_+0100?=\n\nb")
+    assert (message.sent, message.utc_offset) == (1709627400, 60)

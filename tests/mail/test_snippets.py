@@ -1,5 +1,6 @@
 """The part of a text that is shown for the words of a query."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,15 @@ def test_a_snippet_has_the_most_different_words_of_the_query() -> None:
 def test_a_match_late_in_a_long_text_is_shown() -> None:
     text = f"{FILLER}\n" * 400 + "gas" + " and more" * 30
     assert " gas and more " in make_snippet([text], find_places(ANALYZER, text, {GAS}))
+
+
+@pytest.mark.parametrize("long", ["x" * 100_000, "- " * 50_000, "=" * 100_000])
+def test_a_snippet_is_short_whatever_is_between_the_words(long: str) -> None:
+    for text in (long, f"{long} gas", f"gas {long}", f"one {long} two gas three {long} four"):
+        places = find_places(ANALYZER, text, {GAS})
+        snippet = make_snippet([text], places)
+        assert len(snippet) <= 1_004
+        assert ("gas" in snippet) == bool(places)
 
 
 @given(st.lists(st.sampled_from(["gas", "oil", "word", "a,b", "Zürich", "1,250,000", "東京"]), max_size=80), st.data())

@@ -107,6 +107,29 @@ def test_an_unknown_charset_is_ignored(declared: str | None) -> None:
     assert decode("Grüße".encode(), declared) == decode("Grüße".encode("cp1252"), declared) == "Grüße"
 
 
+@pytest.mark.parametrize(
+    ("text", "charset", "declared"),
+    [
+        ("日本語①", "cp932", "windows-31j"),
+        ("日本語", "cp932", "x-sjis"),
+        ("电子邮件", "gbk", "x-gbk"),
+        ("电子邮件", "gbk", "GB_2312-80"),
+        ("การประชุม", "cp874", "windows-874"),
+        ("שלום", "iso8859-8", "iso-8859-8-i"),
+        ("läuft", "cp850", "cp-850"),
+        ("läuft", "mac-roman", "x-mac-roman"),
+    ],
+)
+def test_charsets_are_known_by_their_names_in_mail(text: str, charset: str, declared: str) -> None:
+    assert decode(text.encode(charset), declared) == text
+
+
+@pytest.mark.parametrize("declared", [None, "us-ascii", "utf-8", "iso-8859-1"])
+def test_japanese_text_without_its_charset_is_decoded(declared: str | None) -> None:
+    assert decode(JAPANESE.encode("iso-2022-jp"), declared) == JAPANESE
+    assert decode(b"\x1b[1mbold\x1b[0m", declared).endswith("bold\x1b[0m")
+
+
 def test_the_charset_of_long_text_is_guessed() -> None:
     text = " ".join([RUSSIAN] * 5)
     assert decode(text.encode("koi8-r")) == text

@@ -150,15 +150,21 @@ def _date(day: int | None) -> str:
 
 
 def test_a_later_copy_of_a_message_is_not_visible(tmp_path: Path) -> None:
-    """Let a copy of the first message, sent later to others, refer to the second message."""
+    """Let a copy of the first message, sent later to others, refer to another message."""
     first = reply(1, body="same", subject="Plan", date=_date(1))
     later = reply(2, 3, body="same", subject="Plan", date=_date(8), cc=["zoe@example.com"])
-    index = make_index(tmp_path, [first, later, reply(3, body="other", date=_date(2))])
+    undated = reply(4, body="same", subject="Plan", date="", cc=["carol@example.com"])
+    index = make_index(tmp_path, [first, later, undated, reply(3, body="other", date=_date(2))])
     until = datetime(2001, 5, 5, tzinfo=UTC)
     message = index.read(BOB, "<1@example.com>", visible_before=until)
     assert [each.address for each in message.recipients] == [BOB]
-    assert len(index.read(BOB, "<1@example.com>").recipients) == 2
+    assert len(index.read(BOB, "<1@example.com>").recipients) == 3
     (hit,) = index.search(BOB, ["same"], visible_before=until)
     assert (hit.thread, hit.thread_size) == ("<1@example.com>", 1)
-    with raises("mail.message-not-found", "<2@example.com>"):
-        index.read(BOB, "<2@example.com>", visible_before=until)
+    (other,) = index.search(BOB, ["other"], visible_before=until)
+    assert (other.thread, other.thread_size) == ("<3@example.com>", 1)
+    (other,) = index.search(BOB, ["other"])
+    assert (other.thread, other.thread_size) == ("<1@example.com>", 2)
+    for hidden in ("<2@example.com>", "<4@example.com>"):
+        with raises("mail.message-not-found", hidden):
+            index.read(BOB, hidden, visible_before=until)

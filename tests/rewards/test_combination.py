@@ -92,8 +92,8 @@ def test_identical_scores_give_identical_rewards(way: Combination, expected: flo
 def test_a_function_that_does_not_apply_has_no_effect(way: Combination) -> None:
     """It counts as the mean of the group. A function that applies to no trajectory is ignored."""
     assert combine([[1, 4], [0, NAN], [2, 8]], way) == pytest.approx(combine([[1, 4], [0, 6], [2, 8]], way))
-    weights = [1.0, 1.0, 1.0] if way == "weights" else []
-    assert combine([[1, NAN, 4], [0, NAN, 2]], way, weights) == pytest.approx(combine([[1, 4], [0, 2]], way))
+    weights, kept = ([1.0, 2.0, 3.0], [1.0, 3.0]) if way == "weights" else ([], [])
+    assert combine([[1, NAN, 4], [0, NAN, 2]], way, weights) == pytest.approx(combine([[1, 4], [0, 2]], way, kept))
     assert combine([[NAN], [NAN]], way) == [0, 0]
 
 

@@ -432,7 +432,7 @@ def check_invariants(made: Trajectory, limits: EpisodeLimits) -> None:
     assert Trajectory.from_json(made.to_json().encode(), "here") == made
 
 
-TIGHT = EpisodeLimits(max_turns=3, max_context=1500)
+TIGHT = EpisodeLimits(max_turns=3, max_context=1660)
 
 
 @QUICK

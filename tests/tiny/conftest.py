@@ -34,7 +34,7 @@ class PracticeEpisodes:
 def practice(tmp_path_factory: pytest.TempPathFactory) -> PracticeEpisodes:
     from gumshoe.tiny.maker import practice_texts, train_tokenizer
 
-    company = PracticeCompany.invent(5, "normal", tmp_path_factory.mktemp("company"), mailboxes=12, messages=3600)
+    company = PracticeCompany.invent(5, "normal", tmp_path_factory.mktemp("company"), mailboxes=12, messages=1200)
     tokenizer = train_tokenizer(practice_texts([company]), 2048)
     generator = EpisodeGenerator(tokenizer, 1)
     episodes = list(generator.generate(company, EPISODES, makes_errors=True))

@@ -20,8 +20,6 @@ from gumshoe.tiny.pretraining import PretrainingSettings, pretrain
 from tests.conftest import CommandResult
 from tests.tiny.conftest import PracticeEpisodes
 
-pytestmark = pytest.mark.group("practice")  # generating the episodes takes seconds
-
 
 @cache
 def small() -> Any:

@@ -47,7 +47,7 @@ def scenarios(mail: Path) -> ScenarioSet:
 
 
 def environment(mail: Path, scenario: Scenario, turns: int = TURNS) -> EmailEnvironment:
-    return EmailEnvironment(MailIndex(mail / "index"), scenario, turns)
+    return EmailEnvironment(MailIndex(mail / "index"), scenario, turns, **EmailEnvironment.for_tiny)
 
 
 def record_episodes(
@@ -90,7 +90,7 @@ def record_expert_episodes(company: PracticeCompany, count: int, turns: int = MA
             return call(asked.name, **asked.arguments)
 
         open_session = token_chat_sessions(ScriptedPolicy(tokenizer, script), chat, Sampling(0, max_tokens=300), 8192)
-        found = EmailEnvironment(company.index, scenario, turns)
+        found = EmailEnvironment(company.index, scenario, turns, **EmailEnvironment.for_tiny)
         async with ToolThreads() as threads:
             with open_session(found, scenario.id) as session:
                 return await run_episode(session, found, 0, EpisodeLimits(turns), threads)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -19,13 +19,15 @@ from gumshoe.artifacts.adapter_layout import ADAPTERS, STATUS
 from gumshoe.artifacts.store import Store
 from gumshoe.cluster.adapter_loader import AdapterLoader, PollInterval
 from gumshoe.cluster.adapter_loader_http import serve_status
-from gumshoe.training.grpo.sampler import RemoteVLLMSampler
 from gumshoe.training.launch.adapter_transfer import AdapterTransfer, check_adapter_transfer
 from tests.cluster.conftest import PACE, overwrite
 from tests.conftest import find_free_port
 from tests.errors import raises
 from tests.inference.fake_vllm import FakeVLLM, stall
 from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from gumshoe.training.grpo.sampler import RemoteVLLMSampler
 
 HOSTS = "127.0.0.1", "127.0.0.2", "127.0.0.3"
 
@@ -84,8 +86,10 @@ class Cluster:
 
         return reported
 
-    def sampler(self, directory: Path) -> RemoteVLLMSampler:
+    def sampler(self, directory: Path) -> "RemoteVLLMSampler":
         """Make a sampler with a deadline of an hour."""
+        from gumshoe.training.grpo.sampler import RemoteVLLMSampler
+
         chat: Any = None  # no session is opened
         transfer = AdapterTransfer(self.uri, (f"http://rollout.test:{self.port}",), 1000, 3600.0, self.loader_port)
         return RemoteVLLMSampler(transfer, chat, 1000, directory)

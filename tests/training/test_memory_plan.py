@@ -250,7 +250,7 @@ MORE = {
 
 
 class TestPlans:
-    @settings(deadline=None, max_examples=60)
+    @settings(deadline=None, max_examples=30)
     @given(given=sizes, more=st.sampled_from(sorted(MORE)), gpus=st.integers(0, 3))
     def test_larger_settings_need_no_less_memory(
         self, large: ModelShape, given: dict[str, Any], more: str, gpus: int

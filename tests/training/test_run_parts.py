@@ -252,7 +252,10 @@ def test_a_run_without_progress_is_ended_after_its_state_is_written(
             looked.wait()
 
     monkeypatch.setattr(os, "_exit", leave)
-    with Watchdog(HOUR, look, lambda: "after step 3", path):
+    watchdog = Watchdog(HOUR, look, lambda: "after step 3", path)
+    wait = watchdog._over.wait
+    monkeypatch.setattr(watchdog._over, "wait", lambda seconds: wait(min(seconds, 0.01)))
+    with watchdog:
         for _ in range(2):
             clock.advance(HOUR - 60)
             seen.append(seen[-1] + 1)

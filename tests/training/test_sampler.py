@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from gumshoe.training.grpo.sampler import VLLMSampler
 from tests.conftest import find_free_port
 from tests.errors import raises
 
@@ -16,6 +15,8 @@ MODEL = SimpleNamespace(save_pretrained=lambda place: Path(place).mkdir(parents=
 
 
 def test_a_lost_server_is_retried_until_the_run_is_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gumshoe.training.grpo.sampler import VLLMSampler
+
     monkeypatch.setattr("gumshoe.training.grpo.sampler._PAUSE", 0.0)
     chat: Any = None  # no session is opened
     address = f"http://127.0.0.1:{find_free_port()}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
@@ -498,6 +499,26 @@ def test_off_policy_groups_are_dropped(tmp_path: Path) -> None:
     assert all((each == 0).all() for each in found[:first])
     assert all((each != 0).all() for each in found[first:])
     assert bench.hooks.latest.off_policy == 1
+
+
+@pytest.mark.parametrize("difference", [0.8, -0.8, math.nan])
+def test_one_off_policy_episode_drops_its_group(difference: float) -> None:
+    import torch
+
+    from gumshoe.training.grpo.trainer import AgentTrainer, StepMetrics
+
+    trainer: Any = SimpleNamespace(
+        num_generations=GENERATIONS,
+        accelerator=SimpleNamespace(gather=lambda each: each),
+        _hooks=SimpleNamespace(most_difference=0.5, latest=StepMetrics()),
+    )
+    ones, sampled = torch.ones(4, 3, dtype=torch.long), torch.full((4, 3), -1.0)
+    batch = dict.fromkeys(("prompt_mask", "completion_mask", "tool_mask"), ones)
+    batch |= {"sampling_per_token_logps": sampled, "old_per_token_logps": sampled.clone()}
+    batch["old_per_token_logps"][1] += difference
+    AgentTrainer._drop_off_policy_groups(trainer, batch)
+    assert batch["tool_mask"].sum(1).tolist() == [0, 0, 3, 3]
+    assert trainer._hooks.latest.off_policy == 1
 
 
 def test_ratios_above_and_below_1_do_not_cancel_out(tmp_path: Path) -> None:

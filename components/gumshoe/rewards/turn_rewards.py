@@ -24,7 +24,7 @@ class TurnRewardValues:
     """A new search, with or without results."""
     repeated_search: float = -0.05
     in_vain: float = -0.02
-    """A search found nothing. A repeated search without results gets both penalties."""
+    """A search found nothing, or only partial matches without a correct source. A repeated one gets both values."""
     invalid_id: float = -0.1
     right: float = 1.0
     """The answer is correct. "I don't know" is neither correct nor wrong."""

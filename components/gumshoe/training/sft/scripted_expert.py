@@ -19,7 +19,7 @@ ErrorKind = Literal[
 ]
 
 UNKNOWN = "I don't know"
-_HIT = re.compile(r"^(.*)\n  (.*)\n  id: (\S+)$", re.M)
+_HIT = re.compile(r"^(.*)\n  (.*)\n  id: (\S+)(?: \(thread .*\))?$", re.M)
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _STOP_WORDS = frozenset(
     {"a", "an", "and", "at", "by", "for", "from", "in", "of", "on", "or", "that", "the", "to", "with"}
