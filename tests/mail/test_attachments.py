@@ -166,6 +166,21 @@ def test_the_text_of_an_open_document_is_read(reader: AttachmentReader) -> None:
     assert read(reader, open_document("<text:p>"), "a.odt").problem == "cannot be read"
 
 
+def test_notes_of_an_open_document_stay_apart_and_deleted_text_is_left_out(reader: AttachmentReader) -> None:
+    note = "<text:note><text:note-citation>1</text:note-citation><text:p>See below</text:p></text:note>"
+    deleted = "<text:tracked-changes><text:deletion><text:p>gone</text:p></text:deletion></text:tracked-changes>"
+    text = f"{deleted}<text:p>The lease{note}ends</text:p>"
+    assert read(reader, open_document(text), "a.odt").text == "The lease 1 See below ends"
+
+
+@pytest.mark.parametrize("kind", ["application/msword", "application/vnd.ms-excel"])
+def test_html_and_text_named_as_an_office_file_are_read(reader: AttachmentReader, kind: str) -> None:
+    for data in (b"<html><p>The lease ends", b"\xef\xbb\xbf<TABLE><tr><td>The lease ends", b"The lease ends"):
+        assert reader.read(AttachedFile("a.xls", kind, data)).text == "The lease ends"
+    assert reader.read(AttachedFile("a.doc", kind, b"\x01" * 100)).problem == "unknown type"
+    assert reader.read(AttachedFile("a", "plain/text", b"The lease")).text == "The lease"
+
+
 @pytest.mark.parametrize("name", ["README", "authors.list", "plan"])
 def test_a_file_with_words_is_text_whatever_its_name(reader: AttachmentReader, name: str) -> None:
     assert read(reader, "The leasé is signed.\n" * 300, name).text.startswith("The leasé")

@@ -35,6 +35,7 @@ def test_truncated_base64_is_decoded() -> None:
 
 def test_an_unknown_transfer_encoding_keeps_the_text() -> None:
     assert body("Content-Transfer-Encoding: x-what", "Text.") == "Text."
+    assert body("Content-Transfer-Encoding: 7bit, was base64", "R3LDvMOfZQ==") == "R3LDvMOfZQ=="
 
 
 def test_a_wrong_charset_of_a_part_is_corrected() -> None:
@@ -361,6 +362,8 @@ def test_the_text_and_files_in_winmail_dat_are_read() -> None:
     html = b"<p>The <b>lease</b></p>"
     assert multipart("mixed", tnef((0x9003, mapi((0x102, 0x1013, html))))) == "The lease"
     assert multipart("mixed", PLAIN, tnef((0x800C, b"Plain text."))) == "Plain text."
+    renamed = tnef((0x800C, b"The lease.")).replace("winmail", "att1").replace("ms-tnef", "octet-stream")
+    assert multipart("mixed", renamed) == "The lease."
 
 
 def test_a_winmail_dat_that_claims_too_much_is_harmless() -> None:
@@ -574,3 +577,19 @@ def test_an_encrypted_message_with_several_parts_is_told() -> None:
     control = "Content-Type: application/pgp-encrypted\n\nVersion: 1\n"
     secret = "Content-Type: application/octet-stream; name=a.asc\n\n-----BEGIN PGP MESSAGE-----\n"
     assert multipart("encrypted", control, secret) == "[encrypted: PGP]\n\n[attachment: a.asc]"
+
+
+def test_spaces_before_the_colons_of_part_headers_are_skipped() -> None:
+    part = "Content-Type : text/plain\nContent-Transfer-Encoding\t: base64\n\nR3LDvMOfZQ=="
+    assert multipart("mixed", part) == "Grüße"
+    message = f"From : carol@example.com\nSubject : Old\n{part}"
+    for kind in ("application/octet-stream; name=a.eml", "application/eml"):
+        text = multipart("mixed", PLAIN, f"Content-Type: {kind}\n\n{message}")
+        assert text == "Plain text.\n\n---- Forwarded message ----\nFrom: carol@example.com\nSubject: Old\n\nGrüße"
+
+
+@pytest.mark.parametrize("html", ["<div dir=ltr>One <b>two</b></div>", "\n<p>One</p><table><tr><td>two</table>\n"])
+def test_html_that_is_declared_plain_text_is_converted(html: str) -> None:
+    assert body("Content-Type: text/plain", html).split() == ["One", "two"]
+    for text in ("<div>\nis a tag of HTML", "<patrick@example.com> wrote </div>", "Use <p>x</p>"):
+        assert body("Content-Type: text/plain", text) == text

@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 
 from gumshoe.artifacts.private_data import MARK
+from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.artifacts.storage import lock_directory
-from gumshoe.mail.build import build_mail_index
-from gumshoe.mail.build_report import MailBuildOptions
+from gumshoe.mail import index_build, segment_rewriter, source_batches
+from gumshoe.mail.build import build_mail_index, extend_mail_index
+from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport
 from gumshoe.mail.index import MailIndex
+from gumshoe.mail.items import RawLine, RawRecord
 from gumshoe.mail.schema import FILE_NAME, VERSION, read_state
 from tests.errors import raises
 from tests.mail.mailbox import KEEP_ALL, make_index, record, write_jsonl
@@ -158,6 +161,52 @@ def test_an_existing_index_is_replaced_only_on_request(tmp_path: Path) -> None:
     with ThreadPoolExecutor(1) as thread, raises("mail.index-replaced", old.directory):
         thread.submit(old.search, BOB, ["body"]).result()  # a new thread would have to open the old file
     assert {path.name for path in (tmp_path / "index").iterdir()} == {FILE_NAME, "segment-2", MARK}
+
+
+def test_an_index_of_another_version_can_be_replaced(tmp_path: Path) -> None:
+    index = make_index(tmp_path, [record(1)])
+    content = index.stats()["content"]
+    for damaged in ('{"schema": 1, "segments": []}', "{"):
+        (index.directory / FILE_NAME).write_text(damaged)
+        assert build_mail_index([f"jsonl:{tmp_path / 'mail.jsonl'}"], index.directory, replace=True).content == content
+        assert {path.name for path in index.directory.iterdir()} == {
+            FILE_NAME,
+            MARK,
+            *read_state(index.directory).segments,
+        }
+
+
+@pytest.mark.parametrize("is_extended", [False, True])
+def test_a_build_that_is_stopped_before_it_is_published_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_extended: bool
+) -> None:
+    index = make_index(tmp_path, [record(1)])
+    source = write_jsonl(tmp_path / "more.jsonl", [record(2)])
+    directory = index.directory if is_extended else tmp_path / "new"
+
+    def build() -> MailBuildReport:
+        return extend_mail_index([source], directory) if is_extended else build_mail_index([source], directory)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(segment_rewriter, "_MERGED_TOGETHER", 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(index_build, "digest_content", stop)
+        with pytest.raises(KeyboardInterrupt):
+            build()
+    assert len(list((directory / ".partial").glob("segment-*"))) == 1  # not the merged one
+    monkeypatch.setattr(index_build.IndexBuild, "_add_batch", stop)
+    assert build().messages == 1 + is_extended
+    assert not (directory / ".partial").exists()
+
+
+def test_batches_of_large_items_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_batches, "_BATCH_BYTES", 100)
+    items: list[source_batches.NumberedItem]
+    line, fields = RawLine("x", b"y" * 60), RawRecord("x", {"body": "z" * 60, "to": ["a"]})
+    items = [(0, line), (0, line), (0, fields), (0, fields), (0, RawRecord("x", None)), (0, UnreadableItem("x", "y"))]
+    assert [len(batch) for batch in source_batches._split_batches(items)] == [2, 2, 2]
 
 
 def test_a_missing_source_is_rejected_before_the_build(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from gumshoe.mail import index_build, segment_writer
 from gumshoe.mail.build import build_mail_index, extend_mail_index
 from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
+from gumshoe.mail.segment import IndexSegments, StoredCopy
 from tests.errors import raises
 from tests.mail.mailbox import make_index, record, write_jsonl
 from tests.mail.small_mailboxes import BOB, IDS, PEOPLE, WORDS, mailboxes, observe
@@ -156,3 +157,38 @@ def test_an_interrupted_extension_with_removals_goes_on(tmp_path: Path, monkeypa
         f"<{number}@example.com>" for number in (1, 2, 3)
     }
     assert MailIndex(index.directory).read(BOB, "<1@example.com>").body == "new"
+
+
+def test_unreadable_items_are_listed_even_if_nothing_is_new(tmp_path: Path) -> None:
+    index = make_index(tmp_path, [record(1)])
+    source, path = write_jsonl(tmp_path / "more.jsonl", [record(1)]), tmp_path / "more.jsonl"
+    path.write_text(path.read_text() + "no json\n")
+    assert extend_mail_index([source], index.directory).unreadable == {"not JSON": 1}
+    assert [each[:2] for each in MailIndex(index.directory).list_unreadable()] == [(f"{path}:2", "not JSON")]
+
+
+def test_the_copies_of_a_message_are_not_all_read_for_each_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that always writes the same text makes thousands of copies of one message."""
+    same = [record(number, subject="done", body="no errors") for number in range(20)]
+    index = make_index(tmp_path, same[:10])
+    extend_mail_index([], index.directory, remove=["<0@example.com>"])
+    read, reads = IndexSegments.read_copies, list[int]()
+
+    def count(segments: IndexSegments, message: int) -> list[StoredCopy]:
+        reads.append(message)
+        return read(segments, message)
+
+    monkeypatch.setattr(IndexSegments, "read_copies", count)
+    extend_mail_index([write_jsonl(tmp_path / "more.jsonl", same[1:])], index.directory)
+    assert len(reads) <= len(PEOPLE)  # once for each inbox
+    assert len(MailIndex(index.directory)._segments.read_copies(1)) == 19
+
+
+def test_a_segment_is_completed_if_a_message_has_many_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segment_writer, "_FULL_COPIES", 10)
+    monkeypatch.setattr("gumshoe.mail.source_batches._BATCH", 5)
+    records = [record(number, subject="s", body="gas", sender="", to=[]) for number in range(40)]
+    index = make_index(tmp_path, records)
+    assert (index.stats()["segments"], index.stats()["copies"], index.stats()["messages"]) == (4, 40, 1)

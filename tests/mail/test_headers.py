@@ -169,6 +169,7 @@ def test_the_first_address_of_the_authors_is_the_sender(headers: str, sender: tu
         ("Received: from a for <eve@example.com> by b for <ann@example.com>; now", []),
         ("Received: from a (x for <eve@example.com> by b; now", []),
         ("Received: from a for <eve@example.com> by b; now", []),
+        ("Received: from a by x for <eve@example.com> by b; now", []),
         ("Received: by b id 1 for <ann@example.com>; now", ["ann@example.com"]),
         ('Delivered-To: "eve@example.com', []),
         ("Delivered-To: ann@example.com\nX-Original-To: ann@example.com", ["ann@example.com"]),
@@ -264,3 +265,15 @@ def test_the_first_subject_that_is_not_blank_counts() -> None:
 def test_an_encoded_date_is_read() -> None:
     message = parse("From: ann@example.com\nDate: =?utf-8?q?Tue,_5_Mar_2024_09:30:00?= =?utf-8?q?_+0100?=\n\nb")
     assert (message.sent, message.utc_offset) == (1709627400, 60)
+
+
+@pytest.mark.parametrize("kind", ["", "Content-Type: text/plain; charset=iso-2022-jp\n", "X-Note: \xe9\n"])
+def test_a_subject_in_iso_2022_jp_that_was_never_encoded_is_decoded(kind: str) -> None:
+    subject = "日本語のメール".encode("iso-2022-jp")
+    assert (
+        parse(b"From: ann@example.com\nSubject: " + subject + b"\n" + kind.encode() + b"\nb").subject
+        == "日本語のメール"
+    )
+    raw = "From: ann@example.com\nX-Note: \xe9\nSubject: a+b-c ~{x~}\nContent-Type: text/plain; charset={}\n\nb"
+    for charset in ("utf-7", "hz"):
+        assert parse(raw.replace("{}", charset)).subject == "a+b-c ~{x~}"

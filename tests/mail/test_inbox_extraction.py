@@ -164,3 +164,18 @@ def test_an_interrupted_extraction_leaves_nothing(tmp_path: Path, monkeypatch: p
     assert not (index.directory / ".partial").exists()
     monkeypatch.setattr(segment_rewriter, "complete_segment", complete)
     assert extract_inboxes(index.directory, [BOB], tmp_path / "bob").messages == 1
+
+
+def test_a_damaged_index_is_reported_and_nothing_is_left(tmp_path: Path) -> None:
+    index = make_index(tmp_path, [record(number, body=f"words {number} " * 300) for number in range(200)])
+    database = index.directory / "segment-1" / "messages.sqlite"
+    content = bytearray(database.read_bytes())
+    for page in range(len(content) // 4096 // 4, len(content) // 4096 // 2):
+        content[page * 4096 : page * 4096 + 200] = b"\xff" * 200
+    database.write_bytes(content)
+    with raises("store.index-damaged", index.directory):
+        extract_inboxes(index.directory, [BOB], tmp_path / "bob")
+    with raises("store.index-damaged", index.directory):
+        extend_mail_index([], index.directory, compact=True)
+    assert list((tmp_path / "bob").iterdir()) == []
+    assert not (index.directory / ".partial").exists()

@@ -12,7 +12,7 @@ from gumshoe.mail import inbox_view, segment_writer
 from gumshoe.mail.build import extend_mail_index
 from gumshoe.mail.inbox_view import InboxView, Query
 from gumshoe.mail.schema import read_state
-from gumshoe.mail.segment import IndexSegments
+from gumshoe.mail.segment import InboxEntry, IndexSegments, StoredCopy
 from gumshoe.mail.terms import address_term
 from gumshoe.mail.words import MailAnalyzer
 from tests.mail.mailbox import KEEP_ALL, make_index, record, write_jsonl
@@ -63,6 +63,10 @@ def open_segments(directory: Path) -> IndexSegments:
     return IndexSegments.open(directory, read_state(directory).segments)
 
 
+def visible(copy: StoredCopy, entry: InboxEntry) -> list[list[str]]:
+    return [each for number, each in enumerate(copy.recipients) if number not in entry.hidden]
+
+
 def make_query(keywords: list[str], sender: str | None, after: int | None, before: int | None) -> Query:
     found = map(MailAnalyzer().analyze_query, keywords)
     phrases = tuple(tuple(zip(each.terms, each.offsets, strict=True)) for each in found)
@@ -106,6 +110,22 @@ def test_filters_do_not_change_the_order_by_relevance(mail: list[dict[str, Any]]
         assert found == [each for each in everything if each in expected]
 
 
+def test_scores_do_not_depend_on_later_messages(mail: list[dict[str, Any]], tmp_path: Path) -> None:
+    """Let the later messages be longer, and have other words, than those before the time."""
+    until = FIRST + 10 * DAY
+    rows = list(
+        zip(mail, (each["date"] and datetime.fromisoformat(each["date"]).timestamp() for each in mail), strict=True)
+    )
+    before = [each for each, sent in rows if sent is not None and sent < until]
+    later = [{**each, "body": f"{each['body']} gas" * 20} for each, sent in rows if sent is None or sent >= until]
+    whole = open_segments(make_index(tmp_path / "whole", [*before, *later], KEEP_ALL).directory)
+    alone = open_segments(make_index(tmp_path / "alone", before, KEEP_ALL).directory)
+    for keywords in SEARCHES:
+        query = make_query(keywords, None, None, None)
+        bounded, expected = InboxView(whole, BOB, until).score_all(query), InboxView(alone, BOB).score_all(query)
+        assert [each.tolist() for each in bounded] == [each.tolist() for each in expected]
+
+
 def test_an_inbox_reads_its_own_copies_of_any_segment(tmp_path: Path) -> None:
     """Compare with what all inboxes hold, after copies were added and removed."""
     same = {"body": "same", "subject": "s"}
@@ -125,7 +145,7 @@ def test_an_inbox_reads_its_own_copies_of_any_segment(tmp_path: Path) -> None:
         found = InboxView(segments, inbox).read_copies(range(1, 5))
         for number in range(1, 5):
             expected = [
-                (*each[:5], each.list_visible(entry), each.references, entry.shown_id)
+                (*each[:5], visible(each, entry), each.references, entry.shown_id)
                 for each in segments.read_copies(number)
                 if (entry := each.find_entry(inbox))
             ]

@@ -67,6 +67,7 @@ def test_dates_are_read_in_every_form(written: Any, sent: int | None, offset: in
         "frozenset({'ann@example.com', 'Bob <bob@example.com>'})",
         "{'ann@example.com', \"Bob <bob@example.com>\"}",
         "['ann@example.com', 'Bob <bob@example.com>']",
+        "('ann@example.com', 'Bob <bob@example.com>')",
         str(["ann@example.com,\n\tBob <bob@example.com>"]),
         '["ann@example.com", "\\"Bob\\" <bob@example.com>"]',
         ["ann@example.com", None, NAN, "", "nan", "=?utf-8?Q?Bob?= <bob@example.com>"],

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from email.message import EmailMessage
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,10 +16,12 @@ from hypothesis import strategies as st
 
 from gumshoe.artifacts.private_data import MARK
 from gumshoe.mail import segment_rewriter, segment_writer, source_batches
+from gumshoe.mail.attachments import AttachmentReader
 from gumshoe.mail.build import build_mail_index, extend_mail_index
 from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport
 from gumshoe.mail.inboxes import OwnedSource
 from gumshoe.mail.index import MailIndex
+from gumshoe.mail.message import AttachedFile, Attachment
 from gumshoe.mail.schema import FILE_NAME, read_state
 from tests.conftest import CommandResult
 from tests.errors import raises
@@ -105,6 +108,29 @@ def test_messages_that_are_skipped_now_are_removed(tmp_path: Path) -> None:
     assert report.content == build_mail_index([source], tmp_path / "built").content
 
 
+def test_attachments_of_known_messages_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mail").mkdir()
+    for number in range(3):
+        message = EmailMessage()
+        message["From"], message["To"], message["Subject"] = PEOPLE[0], BOB, f"file {number}"
+        message.set_content("see the file")
+        message.add_attachment(f"gas {number}", filename="a.txt")
+        (tmp_path / "mail" / f"{number}.eml").write_bytes(bytes(message))
+        if number == 1:
+            build_mail_index([f"eml:{tmp_path / 'mail'}"], tmp_path / "index")
+    (tmp_path / "mail" / "0.eml").unlink()
+    read, names = AttachmentReader.read, list[str]()
+
+    def count(reader: AttachmentReader, file: AttachedFile) -> Attachment:
+        names.append(file.name)
+        return read(reader, file)
+
+    monkeypatch.setattr(AttachmentReader, "read", count)
+    report = extend_mail_index([f"eml:{tmp_path / 'mail'}"], tmp_path / "index", sync=True)
+    assert (names, report.attachments, report.just_removed) == (["a.txt"], {"read": 2}, 1)
+    assert len(MailIndex(tmp_path / "index").search(BOB, ["gas"])) == 2
+
+
 def test_what_other_sources_held_is_removed(tmp_path: Path) -> None:
     """Copies of one message in two mailboxes: the other owner loses hers."""
     sources = [OwnedSource(write_jsonl(tmp_path / f"{name}.jsonl", [record(1)]), name) for name in PEOPLE[:2]]
@@ -159,6 +185,22 @@ def test_unreadable_items_keep_what_they_may_be(tmp_path: Path) -> None:
     extend_mail_index([], index.directory, compact=True)
     assert MailIndex(index.directory).list_unreadable() == []
     assert report.content == build_mail_index([source], tmp_path / "built").content
+
+
+def test_what_an_extension_could_not_read_hides_nothing(tmp_path: Path) -> None:
+    """An item that was indexed, and that a later extension could not read, is not known to be nothing."""
+    index = make_index(tmp_path, [record(1), record(2)])
+    path = tmp_path / "mail.jsonl"
+    path.write_text(json.dumps(record(1)) + "\nno json\n")
+    source = f"jsonl:{path}"
+    extend_mail_index([source], index.directory)
+    for _ in range(2):
+        extend_mail_index([], index.directory, compact=True)
+        report = extend_mail_index([source], index.directory, sync=True)
+        assert (report.just_removed, report.missing, report.doubtful) == (0, 1, [f"{path}:2"])
+    assert extend_mail_index([source], index.directory, sync=True, allow_missing=True).just_removed == 1
+    path.write_text("\nno json\n" + json.dumps(record(3)) + "\n")
+    assert extend_mail_index([source], index.directory, sync=True).just_removed == 1  # known now
 
 
 def test_a_source_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

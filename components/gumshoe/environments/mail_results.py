@@ -7,13 +7,14 @@ from gumshoe.mail.search_results import Hit, Message
 MAX_THREAD = 12_000
 """Characters of a thread that are shown. The wanted message is always shown whole."""
 _MAX_OTHER = 2_000  # characters shown of the text of another message of the thread
+_MAX_SUBJECT = 500  # characters, except of a message that is read alone
 _MAX_PEOPLE = 10  # recipients shown of each message of a thread, for each role
 
 
 def format_hit(hit: Hit) -> str:
     """Format a hit on three lines. The id comes last, so that a causal model knows what it identifies."""
     sent = f"{hit.sent:%Y-%m-%d}" if hit.sent else "no date"
-    return f"{sent} {hit.sender}: {hit.subject}\n  {hit.snippet}\n  id: {hit.message_id}"
+    return f"{sent} {hit.sender}: {_cut_subject(hit.subject)}\n  {hit.snippet}\n  id: {hit.message_id}"
 
 
 def format_threaded_hit(hit: Hit) -> str:
@@ -52,8 +53,13 @@ def format_message(message: Message) -> str:
 
 
 def _format_header(message: Message, most: int | None = None) -> str:
-    fields = {**header_fields(message, most), "Subject": message.subject}
+    subject = message.subject if most is None else _cut_subject(message.subject)
+    fields = {**header_fields(message, most), "Subject": subject}
     return "\n".join(f"{name}: {value}" for name, value in fields.items())
+
+
+def _cut_subject(subject: str) -> str:
+    return subject if len(subject) <= _MAX_SUBJECT else f"{subject[:_MAX_SUBJECT]} […]"
 
 
 def format_thread(thread: Sequence[Message], wanted: int) -> tuple[str, range]:
@@ -67,10 +73,10 @@ def format_thread(thread: Sequence[Message], wanted: int) -> tuple[str, range]:
     ]
     shown = _select_around([len(part) for part in parts], wanted)
     head = f"Thread of {len(thread)} messages, oldest first."
-    left_out = {"earlier": shown.start, "later": len(thread) - shown.stop}
-    if len(shown) < len(thread):
-        listed = " and ".join(f"{count} {when}" for when, count in left_out.items() if count)
-        head += f" Left out: {listed} ones. To see them, read the whole thread of the first or last message shown here."
+    sides = (shown.start, "earlier", shown.start - 1), (len(thread) - shown.stop, "later", shown.stop)
+    if left_out := [(f"{count} {when}", thread[nearest].message_id) for count, when, nearest in sides if count]:
+        counts, ids = zip(*left_out, strict=True)
+        head += f" Left out: {' and '.join(counts)} ones. To see them, read the whole thread of {' or '.join(ids)}."
     return "\n\n".join([head, *(parts[number] for number in shown)]), shown
 
 

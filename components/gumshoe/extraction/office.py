@@ -15,6 +15,7 @@ _SLIDE_PART = re.compile(r"ppt/(slides|notesSlides)/(?:slide|notesSlide)(\d+)\.x
 _OPEN_DOCUMENT = {"mimetype", "content.xml", "META-INF/manifest.xml"}
 _OPEN_DOCUMENT_TYPE = b"application/vnd.oasis.opendocument."
 _ENCRYPTION = b":encryption-data"
+_NOTES = {"p", "h", "note", "note-citation", "annotation", "creator", "date"}  # inside a paragraph
 _SPACES = {"tab": "\t", "line-break": "\n", "s": " "}
 _ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
 _OLD_STREAMS = [
@@ -141,7 +142,7 @@ def _read_open_document(archive: ZipFile) -> Iterator[str]:
     from lxml.etree import iterparse
 
     cells: list[str] = []
-    open_paragraphs = open_cells = 0
+    open_paragraphs = open_cells = deleted = 0
     with archive.open("content.xml") as stream:
         events = iterparse(stream, events=("start", "end"), resolve_entities=False, no_network=True, load_dtd=False)
         for event, element in events:
@@ -151,6 +152,10 @@ def _read_open_document(archive: ZipFile) -> Iterator[str]:
                 open_paragraphs += step
             elif name == "table-cell":
                 open_cells += step
+            elif name == "tracked-changes":  # what was deleted
+                deleted += step
+            if deleted:
+                continue
             if event == "start":
                 if name == "table" and not open_cells:
                     yield next((value for key, value in element.items() if key.endswith("}name")), "")
@@ -168,11 +173,14 @@ def _read_open_document(archive: ZipFile) -> Iterator[str]:
 
 
 def _join_text(element: Any) -> str:
-    """Return the text of a paragraph, in which spaces may be elements."""
-    for each in element.iter():
-        if isinstance(each.tag, str) and (space := _SPACES.get(each.tag.rpartition("}")[2])):
-            each.text = space
-    return "".join(element.itertext()).strip()
+    """Return the text of a paragraph, in which spaces may be elements, and which may contain notes."""
+    for each in element.iterdescendants():
+        name = each.tag.rpartition("}")[2] if isinstance(each.tag, str) else ""
+        if name in _SPACES:
+            each.text = _SPACES[name]
+        elif name in _NOTES:
+            each.text, each.tail = f" {each.text or ''}", f" {each.tail or ''}"
+    return re.sub(" {2,}", " ", "".join(element.itertext())).strip()
 
 
 def _read_workbook(data: bytes) -> Iterator[str]:

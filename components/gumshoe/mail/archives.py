@@ -92,6 +92,7 @@ class TarFiles:
     """The files in a `.tgz` archive. They are read fastest in its order, because it can only be unpacked forwards."""
 
     uri: str
+    """Path without `file://`, because files below a URI are read concurrently, and those of this archive cannot be."""
     archive: TarFile
     members: dict[str, TarInfo]
 
@@ -112,7 +113,9 @@ class TarFiles:
             opened.close()
             raise UsageError("mail.unreadable-archive", f"{uri} is not a .tgz archive, or damaged: {error}") from None
         weakref.finalize(archive, opened.close)
-        return cls(place, archive, members), [_to_entry_of_tar(info) for info in members.values()]
+        return cls(place.removeprefix("file://"), archive, members), [
+            _to_entry_of_tar(info) for info in members.values()
+        ]
 
     def open(self, key: str) -> io.BufferedReader:
         """Open a file of the archive. Reading raises `zlib.error` if it is damaged."""
@@ -133,6 +136,8 @@ def _list_members(uri: str, archive: TarFile, max_size: int) -> dict[str, TarInf
     members: dict[str, TarInfo] = {}
     total = 0
     for number, info in enumerate(archive):
+        if info.size < 0 or archive.offset <= info.offset:  # tarfile would go backwards, and never end
+            raise TarError("a file of negative size")
         total += info.size
         if total > max_size or number >= _MAX_FILES:
             detail = f"would unpack to more than {max_size:,} bytes or {_MAX_FILES:,} files"

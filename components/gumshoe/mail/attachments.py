@@ -19,7 +19,7 @@ from gumshoe.extraction.office import (
 from gumshoe.extraction.pdf import extract_pdf
 from gumshoe.extraction.processes import BoundedProcesses, ExtractionFailure, open_processes
 from gumshoe.extraction.rtf import extract_rtf
-from gumshoe.mail.calendar_text import calendar_to_text
+from gumshoe.mail.calendar_text import calendar_to_text, decode_calendar
 from gumshoe.mail.message import AttachedFile, Attachment, clean
 from gumshoe.mail.parts import CALENDAR_TYPES
 from gumshoe.mail.text import decode, decode_html, remove_invisible
@@ -31,7 +31,13 @@ _TEXT_SUFFIXES = {
     *(".asc", ".cfg", ".conf", ".csv", ".diff", ".ini", ".json", ".jsonl", ".log", ".markdown", ".md", ".patch"),
     *(".rst", ".srt", ".tex", ".toml", ".tsv", ".txt", ".vcf", ".vtt", ".xml", ".yaml", ".yml"),
 }
-_TEXT_TYPES = {"application/json", "application/xml", "application/x-yaml", "application/yaml", "application/csv"}
+_TEXT_TYPES = {
+    *("application/json", "application/xml", "application/x-yaml", "application/yaml", "application/csv"),
+    *("application/text", "plain/text"),
+}
+# Programs write HTML and tables as text into files that they name .doc and .xls.
+_UNCERTAIN_TYPES = {"application/octet-stream", "application/msword", "application/vnd.ms-excel"}
+_HTML_START = re.compile(rb"(?:\xef\xbb\xbf)?\s*<(?:html|!doctype html|table)\b", re.I)
 _HTML_TYPES = {"text/html", "application/xhtml+xml"}
 _BOMS = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf")
 _PDF_MAGIC_BYTES = 1024  # a PDF may begin behind some junk
@@ -123,7 +129,7 @@ class AttachmentReader:
             return decode_html(file.data, file.charset), ""
         if kind == "text":
             return decode(file.data[: self._limits.max_characters * _BYTES_PER_CHARACTER], file.charset), ""
-        text = decode(file.data, file.charset)
+        text = decode_calendar(file.data, file.charset)
         try:
             return calendar_to_text(text) or text, ""
         except ImportError:
@@ -156,11 +162,12 @@ def find_kind(file: AttachedFile) -> Kind:
         return ""
     if file.media_type in CALENDAR_TYPES or suffix == ".ics" or _CALENDAR_START.match(data):
         return "calendar"
-    if file.media_type in _HTML_TYPES or suffix in {".htm", ".html", ".xhtml"}:
+    is_uncertain = file.media_type in _UNCERTAIN_TYPES
+    is_html = file.media_type in _HTML_TYPES or (is_uncertain and _HTML_START.match(data) is not None)
+    if is_html or suffix in {".htm", ".html", ".xhtml"}:
         return "html"
     is_text = file.media_type.startswith(("text/", "message/")) or file.media_type in _TEXT_TYPES
-    is_unknown = file.media_type == "application/octet-stream"
-    return "text" if is_text or suffix in _TEXT_SUFFIXES or (is_unknown and _has_words(data[:_SAMPLE])) else ""
+    return "text" if is_text or suffix in _TEXT_SUFFIXES or (is_uncertain and _has_words(data[:_SAMPLE])) else ""
 
 
 def _has_words(data: bytes) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
 
+from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.artifacts.storage import explain_os_errors
 from gumshoe.embeddings.chunking import check_splitter
 from gumshoe.embeddings.embedder import Embedder, open_embedder
@@ -26,7 +27,7 @@ from gumshoe.mail.index_directory import (
     lock_index,
     remove_leftovers,
 )
-from gumshoe.mail.schema import index_path, read_state
+from gumshoe.mail.schema import read_state
 from gumshoe.mail.sources import open_source
 from gumshoe.mail.sync_build import SyncBuild
 
@@ -105,12 +106,17 @@ def _run(
         raise UsageError("mail.no-sources", "no source was given; name one or more sources to index")
     if how == "extend":
         check_exists(directory)
-    with explain_os_errors(directory), explain_sqlite_errors(directory), lock_index(directory):
+    with (
+        explain_damage(directory),
+        explain_os_errors(directory),
+        explain_sqlite_errors(directory),
+        lock_index(directory),
+    ):
         if how == "create":
             check_is_new(directory)
-        exists = index_path(directory).exists()
-        old = read_state(directory) if exists and how == "extend" else None
-        remove_leftovers(directory, read_state(directory).segments if exists else (), at_once=how != "extend")
+        old = read_state(directory) if how == "extend" else None
+        if how != "replace":  # otherwise the old index stays until the new one is complete
+            remove_leftovers(directory, old.segments if old else (), at_once=how == "create")
         kept = MailBuildOptions.from_dict(old.facts["options"] if old else {})
         options = options or kept
         if options.embedding == NO_EMBEDDING or not opened:

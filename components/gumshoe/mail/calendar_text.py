@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, simplefilter
 
 from gumshoe.mail.message import clean, clean_line
-from gumshoe.mail.text import html_to_text
+from gumshoe.mail.text import decode, html_to_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,9 +30,15 @@ _UNITS = {
 }  # fmt: skip
 _ENTRY = re.compile(r"^BEGIN:V(?:EVENT|TODO|JOURNAL)\b", re.I | re.M)
 _FOLD = re.compile(r"\n[ \t]")
+_FOLDED_BYTES = re.compile(rb"\r?\n[ \t]")
 _VALUE = r"(?:\"[^\"\n]*+\"|[^\";:,\n]*+)"
 _LINE = re.compile(rf"[\w-]++(?:;[\w-]++={_VALUE}(?:,{_VALUE})*+)*+:")
 _DAY = re.compile(r"([+-]?\d{1,2})?([A-Z]{2})")
+
+
+def decode_calendar(data: bytes, charset: str | None = None) -> str:
+    """Return a calendar with its folded lines joined, which may be folded inside a character."""
+    return decode(_FOLDED_BYTES.sub(b"", data), charset)
 
 
 def calendar_to_text(text: str) -> str:
@@ -110,17 +116,17 @@ def _describe(entry: Any, method: str) -> Iterator[str]:
         with suppress(ValueError):  # a property that is broken
             if value := describe(entry):
                 yield f"{label}: {value}"
-    for label, name in (("Where", "LOCATION"), ("Status", "STATUS"), ("Link", "URL")):
+    for label, name in (("Where", "LOCATION"), ("Status", "STATUS"), ("Link", "URL"), ("Join", "CONFERENCE")):
         if value := _text(entry, name):
             yield f"{label}: {value}"
     if organizers := _people(entry, "ORGANIZER"):
         yield f"Organizer: {organizers[0]}"
     if attendees := _people(entry, "ATTENDEE"):
         yield f"Attendees: {', '.join(attendees)}"
-    for name in ("DESCRIPTION", "COMMENT"):
+    for name in ("DESCRIPTION" if _text(entry, "DESCRIPTION") else "X-ALT-DESC", "COMMENT"):
         for value in _list(entry, name):
             text = str(value)
-            if text.lstrip()[:200].lower().startswith(("<html", "<!doctype", "<p", "<br")):
+            if name == "X-ALT-DESC" or text.lstrip()[:200].lower().startswith(("<html", "<!doctype", "<p", "<br")):
                 text = html_to_text(text)
             if text.strip():
                 yield text.strip()

@@ -60,10 +60,11 @@ _TOKEN = re.compile(
     r"|(?P<date>\d{1,4}(?P<mark>[/.-])\d{1,2}(?P=mark)\d{1,4})(?!\d)"
     r"|(?P<zone>[+-](?:\d{1,2}:\d\d(?::\d\d)?|\d{1,6})(?![\d/]))"
     r"|(?P<number>\d+)"
-    r"|(?P<word>[A-Za-z]+)"
+    r"|(?P<word>[A-Za-z]+(?:\d[A-Za-z]+)?)"  # also EST5EDT
 )
 _SECONDS_PER_UNIT = (1, 1_000, 1_000_000, 1_000_000_000)
 _MAX_SECONDS = 10**11  # year 5138; larger numbers are milliseconds, and so on
+_SECONDS_PER_DAY = 86_400
 _NOON = 12
 _CENTURY_LIMIT = 50  # years 00 to 49 are 2000 to 2049; other years of two or three digits count from 1900
 _LONG_YEAR = 4  # digits
@@ -130,9 +131,10 @@ def _to_seconds(
     Raises:
         ValueError: if the day or the time does not exist.
     """
-    hour, minute, second = time
+    is_end_of_day = time == (24, 0, 0)
+    hour, minute, second = (0, 0, 0) if is_end_of_day else time
     moment = datetime(*day, hour, minute, 59 if second == 60 else second, tzinfo=UTC)
-    sent = int(moment.timestamp())
+    sent = int(moment.timestamp()) + is_end_of_day * _SECONDS_PER_DAY
     valid = validate_date(sent, offset)
     return valid if valid[1] is None else validate_date(sent - valid[1] * 60, valid[1])
 
@@ -212,7 +214,8 @@ class _DateReader:
     def _find_zone(self) -> int | None:
         if self._zone is not None or self._time is None:
             return self._zone
-        return next((_ZONES[name] for name in self._zone_names if name in _ZONES), None)
+        names = (re.split(r"\d", name)[0] for name in self._zone_names)
+        return next((_ZONES[name] for name in names if name in _ZONES), None)
 
 
 def _read_numeric_day(text: str) -> tuple[int, int, int]:

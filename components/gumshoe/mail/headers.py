@@ -9,7 +9,7 @@ from itertools import groupby
 
 from gumshoe.mail.dates import parse_date
 from gumshoe.mail.message import clean_line
-from gumshoe.mail.text import decode, extends_ascii
+from gumshoe.mail.text import decode
 
 Fields = list[tuple[str, str]]
 """Names, in lower case, and values of header fields, in order. Bytes outside ASCII are surrogates."""
@@ -30,6 +30,7 @@ _KNOWN_FIELD = re.compile(
     re.I | re.M,
 )
 _FIRST_FIELD = re.compile(rb"^(?:from|to|date|message-id|received|return-path|delivered-to)[ \t]*+:", re.I | re.M)
+_SPACED_FIELD = re.compile(rb"^(Content-[A-Za-z-]{1,40})[ \t]++:", re.I | re.M)
 _CHARSET = re.compile(rb"charset\s{0,9}=\s{0,9}[\"']?([\w.:-]{1,40})", re.I)
 _MAX_GARBAGE = 1 << 16  # bytes before the headers
 
@@ -58,6 +59,11 @@ def split_message(raw: bytes) -> tuple[Fields, bytes]:
     names = {name for name, _ in later_fields}
     is_message = "from" in names and not names.isdisjoint(("date", "message-id", "to", "subject"))
     return (later_fields, later_body) if is_message else (fields, body)
+
+
+def repair_part_headers(content: bytes) -> bytes:
+    """Remove spaces before the colons of fields that describe parts. The email package ends their headers there."""
+    return _SPACED_FIELD.sub(rb"\1:", content) if b" :" in content or b"\t:" in content else content
 
 
 def has_mail_headers(fields: Fields) -> bool:
@@ -177,22 +183,35 @@ def _decode_base64(encoded: bytes) -> bytes:
 
 
 def repair_bytes(raw: str, charset: str | None = None) -> str:
-    """Decode bytes outside ASCII, which the parser stores as surrogates. `charset` is that of the message."""
-    return raw if raw.isascii() else decode(raw.encode("utf-8", "surrogateescape"), charset)
+    """Decode bytes outside ASCII, which the parser stores as surrogates. `charset` is that of the message.
+
+    Only these bytes change, so that no charset, whether declared or guessed, makes other addresses.
+    """
+    if raw.isascii():
+        return raw
+    data = raw.encode("utf-8", "surrogateescape")
+    text = decode(data, charset)
+    is_safe = text.encode("ascii", "ignore") == raw.encode("ascii", "ignore")
+    return text if is_safe else data.decode("cp1252", "replace")
 
 
 def repair_fields(fields: Fields, content: bytes) -> Fields:
-    """Decode bytes outside ASCII that were never encoded, with the charset that the message declares for its text.
-
-    In other fields than the subject, only bytes outside ASCII may change, so that no charset makes other addresses.
-    """
-    if all(value.isascii() for _, value in fields):
+    """Decode bytes outside ASCII that were never encoded, with the charset that the message declares for its text."""
+    if all(value.isascii() and "\x1b" not in value for _, value in fields):
         return fields
     declared = next((value for name, value in fields if name == "content-type"), "")
     found = _CHARSET.search(declared.encode("ascii", "replace")) or _CHARSET.search(content[:_MAX_GARBAGE])
     charset = found[1].decode("ascii") if found else None
-    is_safe = extends_ascii(charset)
-    return [(name, repair_bytes(value, charset) if is_safe or name == "subject" else value) for name, value in fields]
+    return [
+        (name, _decode_subject(value, charset) if name == "subject" else repair_bytes(value, charset))
+        for name, value in fields
+    ]
+
+
+def _decode_subject(value: str, charset: str | None) -> str:
+    """Decode the bytes of a text without addresses, which may be in any charset, e.g. ISO-2022-JP."""
+    is_plain = value.isascii() and "\x1b" not in value
+    return value if is_plain else decode(value.encode("utf-8", "surrogateescape"), charset)
 
 
 def find_date(headers: dict[str, list[str]], fallback: str) -> tuple[int | None, int | None]:
@@ -200,7 +219,7 @@ def find_date(headers: dict[str, list[str]], fallback: str) -> tuple[int | None,
     for name in ("date", "delivery-date", "received"):
         for value in headers.get(name, ()):
             text = value.rpartition(";")[2] if name == "received" else value
-            sent, offset = parse_date(repair_bytes(text))
+            sent, offset = parse_date(decode_header_text(text))
             if sent is not None:
                 return sent, offset
     return parse_date(fallback) if fallback else (None, None)

@@ -25,15 +25,15 @@ class HitReader:
         self._threads: dict[tuple[str, int | None, int], list[int]] = {}  # by inbox, time and message
 
     def read_copies(self, view: InboxView, messages: Iterable[int]) -> dict[int, list[OwnCopy]]:
-        """Return the copies of visible messages that are in the inbox, without those sent at the view's time or later.
+        """Return the copies of visible messages that are in the inbox and, with a time, were sent before it.
 
-        The first one decides id and date.
+        The first one decides id and date. With a time, copies without a date are left out.
         """
         found, until = view.read_copies(messages), view.until
         if until is None:
             return found
         return {
-            message: [each for each in copies if each.sent is None or each.sent < until]
+            message: [each for each in copies if each.sent is not None and each.sent < until]
             for message, copies in found.items()
         }
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.artifacts.private_data import mark_private
+from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.artifacts.storage import explain_os_errors
 from gumshoe.errors import UsageError
 from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport
@@ -44,7 +45,13 @@ def extract_inboxes(directory: Path, inboxes: Iterable[str], target: Path) -> Ma
     started = time.monotonic()
     chosen = tuple(sorted({check_address("inbox", each) for each in inboxes}))
     check_exists(directory)
-    with explain_os_errors(target), explain_sqlite_errors(target), lock_index(target), exit_on_sigterm():
+    with (
+        explain_damage(directory),
+        explain_os_errors(target),
+        explain_sqlite_errors(target),
+        lock_index(target),
+        exit_on_sigterm(),
+    ):
         check_is_new(target)
         state, segments = IndexSegments.open_present(directory)
         indexed = set(segments.collect(lambda each: each.execute("SELECT address FROM inboxes")))
@@ -67,8 +74,6 @@ def _write(segments: IndexSegments, inboxes: tuple[str, ...], old: dict[str, Any
     for number, group in enumerate(rewriter.list_groups(), 1):
         names.append(f"{SEGMENT_PREFIX}{number}")
         rewriter.write(group, target / PARTIAL / names[-1])
-    for name in names:
-        (target / PARTIAL / name).replace(target / name)
     options = replace(MailBuildOptions.from_dict(old["options"]), inboxes=inboxes)
     copies = rewriter.counts["copies"]
     report = MailBuildReport(
@@ -77,7 +82,7 @@ def _write(segments: IndexSegments, inboxes: tuple[str, ...], old: dict[str, Any
         kept_out=Counter({"duplicate": copies - rewriter.messages}),
         attachments=rewriter.attachments,
         without_date=rewriter.counts["without date"],
-        content=digest_content(IndexSegments.open(target, names), options),
+        content=digest_content(IndexSegments.open(target / PARTIAL, names), options),
     )
     sources = [each for each in old["sources"] if isinstance(each, dict) and each["owner"] in inboxes]
     uris = {each["source"] for each in sources}
@@ -89,6 +94,8 @@ def _write(segments: IndexSegments, inboxes: tuple[str, ...], old: dict[str, Any
         "positions": {uri: position for uri, position in old.get("positions", {}).items() if uri in uris},
         **report.to_facts(),
     }
+    for name in names:
+        (target / PARTIAL / name).replace(target / name)
     mark_private(target, None)
     write_state(target, IndexState(1, tuple(names), facts))
     return report

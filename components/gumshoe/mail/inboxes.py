@@ -56,7 +56,7 @@ def is_address(text: str) -> bool:
 
 
 Inboxes = list[tuple[str, list[int]]]
-"""Addresses of inboxes, each with the numbers of the recipients that it may not see."""
+"""Addresses of inboxes, sorted, each with the numbers of the recipients that it may not see."""
 
 
 def find_inboxes(message: PreparedMessage, source: OwnedSource, allowed: frozenset[str] | None) -> Inboxes:
@@ -77,7 +77,7 @@ def find_inboxes(message: PreparedMessage, source: OwnedSource, allowed: frozens
         is_author = message.sender in mine and (bool(own) or not message.sender_is_doubtful)
         hidden = [] if is_author else [number for number in blind if message.recipients[number][1] not in mine]
         found.append((address, hidden))
-    return found
+    return sorted(found)
 
 
 def drop_hidden_recipients(recipients: list[list[str]], inboxes: Inboxes) -> tuple[list[list[str]], Inboxes]:

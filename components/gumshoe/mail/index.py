@@ -44,10 +44,10 @@ from gumshoe.mail.thread_subjects import is_reply
 from gumshoe.mail.words import MailAnalyzer
 
 _RESULT_CACHE_SIZE = 1_000  # search results, and messages, in memory
-_LOOKUP_CACHE_SIZE = 10_000  # keywords
+_LOOKUP_CACHE_SIZE = 10_000  # keywords, and ids
 _INBOX_CACHE_SIZE = 256
 _MAX_QUERY_TERMS = 64  # words of a query by meaning that are compared
-_MAX_HITS_PER_THREAD = 5  # that are looked at for a search with one hit per thread
+_GROUPED_HITS = (50, 1_000)  # that are looked at for a search with one hit per thread, first and if these do not do
 
 
 class MessageNotFoundError(GumshoeError):
@@ -95,7 +95,8 @@ class MailIndex:
         self._hits = lru_cache(_RESULT_CACHE_SIZE)(self._find_hits)
         self._meant = lru_cache(_RESULT_CACHE_SIZE)(self._find_meant)
         self._partial = lru_cache(_RESULT_CACHE_SIZE)(self._find_partial)
-        self._message = lru_cache(_RESULT_CACHE_SIZE)(self._find_message)
+        self._message = lru_cache(_RESULT_CACHE_SIZE)(self._read_message)
+        self._number = lru_cache(_LOOKUP_CACHE_SIZE)(self._find_number)
         self._phrase = lru_cache(_LOOKUP_CACHE_SIZE)(self._analyze_keyword)
         self._view = lru_cache(_INBOX_CACHE_SIZE)(self._open_view)
 
@@ -256,13 +257,20 @@ class MailIndex:
         if not search.one_per_thread:
             return find(search.limit)
         view = self._view(search.inbox, search.until)
-        threads: dict[int, int] = {}  # first hit of each thread
-        numbers = find(search.limit * _MAX_HITS_PER_THREAD)
-        while numbers and len(threads) < search.limit:
-            some, numbers = numbers[: search.limit], numbers[search.limit :]
-            for number, thread in self._reader.find_threads(view, some).items():
-                threads.setdefault(thread[0], number)
-        return list(threads.values())[: search.limit]
+        chosen: list[int] = []
+        seen: set[int] = set()  # messages of their threads
+        for count in _GROUPED_HITS:
+            numbers = found = find(count)
+            while len(chosen) < search.limit and (numbers := [each for each in numbers if each not in seen]):
+                some, numbers = numbers[: search.limit], numbers[search.limit :]
+                threads = self._reader.find_threads(view, some)
+                for number in some:
+                    if number not in seen:
+                        chosen.append(number)
+                        seen.update(threads[number])
+            if len(chosen) >= search.limit or len(found) < count:
+                break
+        return chosen[: search.limit]
 
     def _find_partial(self, search: _Search) -> PartialResult:
         with self._explain_damage():
@@ -289,17 +297,20 @@ class MailIndex:
             MailSearchError: if an argument is invalid.
             GumshoeError: if the index is damaged.
         """
+        with self._explain_damage():
+            return self._message(*self._locate(inbox, message_id, visible_before))
+
+    def _locate(self, inbox: str, message_id: str, visible_before: datetime | None) -> tuple[str, int | None, int]:
+        """Check the arguments of `read`. Return the inbox, the time before which messages count, and the message."""
         owner = check_address("inbox", inbox)
         if not isinstance(message_id, str):
             raise MailSearchError("mail.invalid-message-id", "message_id is not text; write an id as a search shows it")
-        return self._message(owner, _to_seconds(visible_before), clean(message_id).strip())
+        until = _to_seconds(visible_before)
+        return owner, until, self._number(owner, until, clean(message_id).strip())
 
-    def _find_message(self, inbox: str, until: int | None, exact: str) -> Message:
-        with self._explain_damage():
-            number = self._find_number(inbox, until, exact)
-            view = self._view(inbox, until)
-            copies = self._reader.read_copies(view, [number])[number]
-            text = self._segments.read_text(number)
+    def _read_message(self, inbox: str, until: int | None, number: int) -> Message:
+        copies = self._reader.read_copies(self._view(inbox, until), [number])[number]
+        text = self._segments.read_text(number)
         recipients = [Recipient(*each) for copy in copies for each in copy.recipients]  # type: ignore[arg-type]
         return Message(
             copies[0].shown_id,
@@ -337,13 +348,10 @@ class MailIndex:
             MessageNotFoundError, MailSearchError, GumshoeError: see `read`.
             UsageError: if a package for reading threads is missing.
         """
-        wanted = self.read(inbox, message_id, visible_before=visible_before)
-        owner, until = check_address("inbox", inbox), _to_seconds(visible_before)
         with self._explain_damage():
-            view, number = self._view(owner, until), self._find_number(owner, until, wanted.message_id)
-            thread = self._reader.find_threads(view, [number])[number]
-            copies = self._reader.read_copies(view, thread)
-            messages = [self._message(owner, until, copies[each][0].shown_id) for each in thread]
+            owner, until, number = self._locate(inbox, message_id, visible_before)
+            thread = self._reader.find_threads(self._view(owner, until), [number])[number]
+            messages = [self._message(owner, until, each) for each in thread]
         # Nothing that the inbox holds came before the first message, so what it quotes is no repetition.
         first, *later = messages
         return [

@@ -4,7 +4,7 @@ import itertools
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, astuple, dataclass
 from datetime import UTC, datetime
@@ -28,6 +28,7 @@ from gumshoe.mail.index_directory import (
 from gumshoe.mail.items import MailSource
 from gumshoe.mail.meaning import MeaningSearch
 from gumshoe.mail.message import list_texts, normalize_address
+from gumshoe.mail.message_preparer import MessageLimits
 from gumshoe.mail.posting_texts import measure_size
 from gumshoe.mail.prepared_messages import PreparedBatch, PreparedMessage, TextTerms
 from gumshoe.mail.schema import SEGMENT_PREFIX, VERSION, IndexState, write_state
@@ -41,6 +42,8 @@ from gumshoe.mail.vector_writer import embed_segments
 from gumshoe.mail.words import MailAnalyzer
 
 _PROGRESS_FILE = "progress.json"
+IS_UNSURE = "unreadable_is_unsure"
+"""Fact of an index: its unreadable items may be messages that it has. A sync does not rely on them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,11 @@ class IndexBuild:
                 shutil.rmtree(self._partial, ignore_errors=True)
         if self._embedder:
             embed_segments([IndexSegment(path) for path in self._done], self._embedder)
-        return self._publish(self._merge())
+        try:
+            return self._publish(self._merge())
+        except BaseException:
+            self._remove_merged()
+            raise
 
     def _describe_build(self) -> str:
         """Return a digest of everything that decides what this build writes. IMAP sources give a new one each time."""
@@ -174,7 +181,7 @@ class IndexBuild:
         self._writer = self._start_segment()
 
     def _add_sources(self) -> None:
-        self._handle_items(self._read_sources, self._measure_sources(), self._add_batch)
+        self._handle_items(self._read_sources, self._measure_sources(), self._options.to_limits(), self._add_batch)
 
     def _measure_sources(self) -> int | None:
         """Return the size of all sources in bytes, if it is known."""
@@ -185,9 +192,10 @@ class IndexBuild:
         self,
         read: Callable[[Callable[[int], object]], Iterator[NumberedItem]],
         total: int | None,
+        limits: MessageLimits,
         handle: Callable[[PreparedBatch, list[NumberedItem]], None],
     ) -> None:
-        with closing(prepare_items(read, total, self._options.to_limits(), self._describe_progress)) as batches:
+        with closing(prepare_items(read, total, limits, self._describe_progress)) as batches:
             for batch, items in batches:
                 handle(batch, items)
 
@@ -238,7 +246,7 @@ class IndexBuild:
         is_new = number is None or (self._report.removed > 0 and not self._is_alive(number))
         if number is None:
             number = self._writer.add_message(message, digest)
-        self._count_indexed(message, inboxes, is_new)
+        self._count_indexed((problem for _, _, problem in message.attachments), inboxes, is_new)
         used_by = {*self._writer.find_id(message.message_id), *ids.get(message.message_id, ())} - {number}
         self._writer.add_copy(number, message, digest, inboxes, sorted(used_by))
 
@@ -260,17 +268,18 @@ class IndexBuild:
             self._report.kept_out[message.skipped or "other inbox"] += 1
         return inboxes
 
-    def _count_indexed(self, message: PreparedMessage, inboxes: Inboxes, is_new: bool) -> None:
+    def _count_indexed(self, problems: Iterable[str], inboxes: Inboxes, is_new: bool) -> None:
+        """Count a message of the index. `problems` are those of its attachments."""
         if is_new:
             self._report.messages += 1
             self._report.without_inbox += not inboxes
-            self._report.attachments.update(count_attachments(problem for _, _, problem in message.attachments))
+            self._report.attachments.update(count_attachments(problems))
         else:
             self._report.kept_out["duplicate"] += 1
 
     def _is_alive(self, number: int) -> bool:
         """Return True if a copy of a message is left."""
-        return self._writer.has_copies(number) or bool(self._segments.read_copies(number))
+        return self._writer.has_copies(number) or self._segments.has_copies(number)
 
     def _remove(self, ids: Sequence[str]) -> None:
         """Remove all copies of messages with some ids."""
@@ -319,27 +328,27 @@ class IndexBuild:
             return paths
         rewriter = SegmentRewriter(segments, first)
         merged: list[Path] = []
-        try:
-            for group in rewriter.list_groups():
-                merged.append(self._partial / f"{SEGMENT_PREFIX}{self._next_segment}")
-                self._next_segment += 1
-                rewriter.write(group, merged[-1])
-        except BaseException:
-            for path in merged if self._done else [self._partial]:
-                shutil.rmtree(path, ignore_errors=True)
-            raise
+        for group in rewriter.list_groups():
+            merged.append(self._partial / f"{SEGMENT_PREFIX}{self._next_segment}")
+            self._next_segment += 1
+            rewriter.write(group, merged[-1])
         return [*paths[:first], *merged]
+
+    def _remove_merged(self) -> None:
+        """Delete merged segments that were not published. What the build added stays, so that it can go on."""
+        for path in list(self._partial.glob(f"{SEGMENT_PREFIX}*")) if self._done else [self._partial]:
+            if path not in self._done:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def _is_unsure(self) -> bool:
+        """Return True if an extension could not read items, which an earlier build may have read."""
+        old = self._earlier_facts
+        return bool(old) and (IS_UNSURE in old or dict(self._report.unreadable) != old["unreadable"])
 
     def _publish(self, paths: list[Path]) -> MailBuildReport:
         """Move the segments to their place, and make the new state visible."""
         report = self._report
-        for path in paths:
-            if path.parent == self._partial:
-                path.replace(self._directory / path.name)
-        shutil.rmtree(self._partial, ignore_errors=True)
-        segments = tuple(path.name for path in paths)
-        opened = IndexSegments.open(self._directory, segments)
-        report.content = digest_content(opened, self._options)
+        report.content = digest_content(IndexSegments(tuple(map(IndexSegment, paths))), self._options)
         for source, guess in zip(self._owned, self._guesses, strict=True):
             if not source.owner and (suggestion := guess.suggest()):
                 report.owners[source.uri] = suggestion
@@ -354,7 +363,13 @@ class IndexBuild:
             "built": datetime.now(UTC).isoformat(timespec="seconds"),
             "positions": self._positions | {each.uri: each.position for each in self._sources if each.position},
             **report.to_facts(),
-        }
+        } | ({IS_UNSURE: True} if self._is_unsure() else {})
+        # Until here, a build that is interrupted can go on.
+        for path in paths:
+            if path.parent == self._partial:
+                path.replace(self._directory / path.name)
+        shutil.rmtree(self._partial, ignore_errors=True)
+        segments = tuple(path.name for path in paths)
         mark_private(self._directory, None)
         write_state(self._directory, IndexState((self._old.version if self._old else 0) + 1, segments, facts))
         remove_leftovers(self._directory, segments, at_once=self._old is None or self._changes.compact)

@@ -41,10 +41,10 @@ _PEOPLE_FIELDS = ("from", *ROLES, "delivered_to")
 _NO_VALUE = {"", "None", "null", "nan", "NaN", "<NA>"}  # as text, in tables that were exported
 _NOBODY = Recipient("to", "")
 _MAX_CACHED = 300  # characters of a list of addresses that is kept in the cache
-# What Python writes for a list or a set of texts: frozenset({'ann@example.com', "Bob <bob@example.com>"})
+# What Python writes for a list, a tuple or a set of texts: frozenset({'ann@example.com', "Bob <bob@example.com>"})
 _QUOTED_ITEM = r"(?:'(?:[^'\\]|\\.)*+'|\"(?:[^\"\\]|\\.)*+\")"
 _COLLECTION = re.compile(
-    rf"(?:(?:frozen)?set\()?[\[{{]\s*({_QUOTED_ITEM}(?:[\s,]++{_QUOTED_ITEM})*+)?[\s,]*+[\]}}]\)?|(?:frozen)?set\(\)",
+    rf"(?:(?:frozen)?set\()?[(\[{{]\s*({_QUOTED_ITEM}(?:[\s,]++{_QUOTED_ITEM})*+)?[\s,]*+[)\]}}]\)?|(?:frozen)?set\(\)",
     re.S,
 )
 _ITEM = re.compile(_QUOTED_ITEM, re.S)
@@ -204,8 +204,8 @@ _parse_cached = lru_cache(1 << 16)(_parse_text)  # a few people receive most mai
 
 
 def _split_collection(text: str) -> list[str] | None:
-    """Return the items of a list or set as Python writes it, or None if the text is not one."""
-    if not text.lstrip().startswith(("[", "{", "set(", "frozenset(")) or not _COLLECTION.fullmatch(text.strip()):
+    """Return the items of a list, a tuple or a set as Python writes it, or None if the text is not one."""
+    if not text.lstrip().startswith(("[", "(", "{", "set(", "frozenset(")) or not _COLLECTION.fullmatch(text.strip()):
         return None
     return [
         re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), item[1:-1]) for item in _ITEM.findall(text)

@@ -40,6 +40,8 @@ class MessageLimits:
     max_recipients: int | None
     skipped_states: frozenset[str]
     attachments: AttachmentLimits
+    only_compares: bool = False
+    """Leave out terms and the text of attachments, which are not needed to find a message in an index."""
 
 
 class Preparer:
@@ -68,7 +70,7 @@ class Preparer:
         terms = envelope = None
         attachments: list[Attachment] = []
         recipients = [[each.role, each.address, each.name] for each in message.recipients]
-        if not skipped:
+        if not skipped and not self._limits.only_compares:
             attachments = self._reader.read_all(message.files) if message.files else message.attachments
             terms = self._collector.add_text(message.subject, list_texts(message.body, attachments))
             envelope = self._collector.add_envelope(

@@ -13,7 +13,8 @@ from io import BytesIO
 from typing import TypeAlias
 
 from gumshoe.mail.alternatives import is_html_better, may_be_incomplete
-from gumshoe.mail.headers import decode_header_text
+from gumshoe.mail.calendar_text import decode_calendar
+from gumshoe.mail.headers import decode_header_text, repair_part_headers, split_message
 from gumshoe.mail.message import AttachedFile, clean_line
 from gumshoe.mail.outlook import OLE_MAGIC, convert_msg
 from gumshoe.mail.plain_text import strip_pgp, unwrap_flowed
@@ -22,11 +23,17 @@ from gumshoe.mail.text import decode, find_html_charset, html_to_text, remove_in
 from gumshoe.mail.tnef import is_tnef, read_tnef
 from gumshoe.mail.transfer import decode_payload, find_transfer_encoding, read_raw_payload, split_uuencoded
 
-CALENDAR_TYPES = {"text/calendar", "application/ics"}
+CALENDAR_TYPES = {"text/calendar", "text/x-vcalendar", "application/ics"}
+_HTML_START = re.compile(r"\s*<(?:html|!doctype html)", re.I)
+_TAG_START = re.compile(r"\s*<(?:body|center|div|font|meta|p|span|style|table)\b[^<>]{0,500}>", re.I)
+_TAG_END = re.compile(r"</(?:body|center|div|font|p|span|table)>\s*\Z", re.I)
+_MAX_TAG = 100  # characters
+_CALENDAR_START = re.compile(r"\s*BEGIN:VCALENDAR\b", re.I)
 _FILE_TYPES = {"text/csv", "text/vcard", "text/x-vcard"}  # text, but not shown inline
 _SMIME_TYPES = {"application/pkcs7-mime", "application/x-pkcs7-mime"}
 _PGP_CONTROL = "application/pgp-encrypted"  # a part that only says that the next one is encrypted
 _MESSAGE_FILES = (".eml", ".msg")
+_MESSAGE_TYPES = {"application/vnd.ms-outlook", "application/eml", "application/x-eml"}
 _TNEF_TYPES = {"application/ms-tnef", "application/vnd.ms-tnef"}
 _NEVER_TEXT = {"image", "audio", "video", "font"}
 _MAX_OPENED = 50  # messages inside files of one message
@@ -61,7 +68,8 @@ class Leaf:
 
     @cached_property
     def is_calendar(self) -> bool:
-        return self.media_type in CALENDAR_TYPES
+        is_text = self.is_inline and self.media_type == "text/plain"
+        return self.media_type in CALENDAR_TYPES or (is_text and _CALENDAR_START.match(self.source) is not None)
 
     @cached_property
     def source(self) -> str:
@@ -70,6 +78,8 @@ class Leaf:
             return self.fixed_text
         data = decode_payload(self.part)
         charset = read_parameter(self.part.get_content_charset)
+        if self.media_type in CALENDAR_TYPES:
+            return decode_calendar(data, charset)
         return decode(data, charset or (find_html_charset(data) if self.media_type == "text/html" else None))
 
     @cached_property
@@ -78,7 +88,7 @@ class Leaf:
         if self.part is None:
             return self.fixed_text
         source = self.source
-        if self.media_type == "text/html" or source[:200].lstrip().lower().startswith(("<html", "<!doctype html")):
+        if self.media_type == "text/html" or _is_html(source):
             return html_to_text(source).strip()
         if str(read_parameter(lambda: self._parameter("format"))).lower() == "flowed":
             delete_space = str(read_parameter(lambda: self._parameter("delsp"))).lower() == "yes"
@@ -152,14 +162,17 @@ class PartLister:
             return self.list_leaves(repaired, depth)
         if kind in _SMIME_TYPES or name.endswith(".p7m"):
             return self._open_smime(part, depth)
-        if kind in _TNEF_TYPES or name == "winmail.dat":
+        is_renamed = name.endswith(".dat") and is_tnef(decode_payload(part))
+        if kind in _TNEF_TYPES or name == "winmail.dat" or is_renamed:
             return self._open_tnef(decode_payload(part), read_name(part) or "winmail.dat", part, depth)
-        is_message = name.endswith(_MESSAGE_FILES) or kind == "application/vnd.ms-outlook"
+        is_message = name.endswith(_MESSAGE_FILES) or kind in _MESSAGE_TYPES
         if is_message and (opened := self._open_file(decode_payload(part), part, depth)) is not None:
             return opened
         is_text = part.get_content_maintype() in {"text", "multipart"}  # a multipart without parts is mislabeled text
         is_shown = is_text and not is_attached and kind not in CALENDAR_TYPES | _FILE_TYPES
-        return [Leaf(part, is_inline=is_shown)]
+        leaf = Leaf(part, is_inline=is_shown)
+        leaf.is_inline = is_shown and not leaf.is_calendar
+        return [leaf]
 
     def _reopen(self, part: MailMessage, children: list[MailMessage], depth: int) -> list[Leaf] | None:
         """Return the leaves of a message or report that is encoded as a whole, or None if it cannot be read."""
@@ -189,9 +202,11 @@ class PartLister:
         if not self._may_open(depth):
             return None
         try:
-            message = _parse(data.lstrip(b"\r\n"), like)
-            if headers.isdisjoint(name.lower() for name in message):
+            fields, content = split_message(data)
+            if headers.isdisjoint(name for name, _ in fields):
                 return None
+            lines = "".join(f"{name}: {value}\n" for name, value in fields).encode("ascii", "surrogateescape")
+            message = _parse(lines + b"\n" + content, like)
             return [_forwarded_heading(message), *self.list_leaves(message, depth + 1)]
         except _OPENING_ERRORS:
             return None
@@ -249,8 +264,15 @@ class PartLister:
         return leaves
 
 
+def _is_html(text: str) -> bool:
+    """Return True for HTML that is declared to be plain text."""
+    return _HTML_START.match(text) is not None or (
+        _TAG_START.match(text) is not None and _TAG_END.search(text[-_MAX_TAG:]) is not None
+    )
+
+
 def _parse(data: bytes, like: MailMessage) -> MailMessage:
-    message: MailMessage = BytesParser(policy=like.policy).parsebytes(data)
+    message: MailMessage = BytesParser(policy=like.policy).parsebytes(repair_part_headers(data))
     return message
 
 

@@ -66,7 +66,7 @@ class PreparedMessage(NamedTuple):
     digest: bytes
     """Of subject, body, sender and attachments, 16 bytes."""
     terms: TextTerms | None
-    """None if the message is skipped."""
+    """None if the message is skipped or only compared."""
     envelope: EnvelopeTerms | None
     skipped: str
     """Reason for skipping it."""

@@ -21,6 +21,7 @@ from gumshoe.mail.headers import (
     parse_references,
     repair_bytes,
     repair_fields,
+    repair_part_headers,
     shorten_name,
     split_message,
 )
@@ -45,6 +46,7 @@ _DELIVERY_HEADERS = (
 )
 _COMMENT = re.compile(r"\([^()]*+\)")
 _RECEIVED_FOR = re.compile(r"\sfor\s+(<[^<>\s]++>|[^\s<>();,]++)(?=\s|;|$)", re.I)
+_RECEIVED_BY = re.compile(r"(?:^|\s)by(?=\s)", re.I)
 _MAX_COMMENT_DEPTH = 5
 _MAX_RECEIVED = 2000  # characters
 
@@ -67,8 +69,8 @@ def parse_message(raw: bytes, where: str, fallback_date: str = "") -> ParsedMess
         return UnreadableItem(where, "broken beyond reading", f"{type(error).__name__}: {error}"[:200])
     sender = _find_sender(headers)
     sent, offset = find_date(headers, fallback_date)
-    subject = clean_line(decode_header_text(headers.get("subject", [""])[0]))
-    message_id = parse_message_id(headers.get("message-id", [""])[0])
+    subject = clean_line(decode_header_text(_find_first(headers, "subject")))
+    message_id = parse_message_id(_find_first(headers, "message-id"))
     return ParsedMessage(
         message_id=message_id or generate_id(sender.address, str(sent), subject, text),
         sent=sent,
@@ -97,12 +99,17 @@ def _parse_content(fields: Fields, content: bytes) -> Message[str, str]:
     kind = next((value for name, value in described if name == "content-type"), "")
     if kind.lstrip().lower().startswith(("multipart/", "message/")):
         lines = "".join(f"{name}: {value}\n" for name, value in described)
-        return _PARSER.parsebytes(lines.encode("ascii", "surrogateescape") + b"\n" + content)
+        return _PARSER.parsebytes(lines.encode("ascii", "surrogateescape") + b"\n" + repair_part_headers(content))
     message: Message[str, str] = Message(_POLICY)
     message.set_payload(content.decode("ascii", "surrogateescape"))
     for name, value in described:
         message.set_raw(name, value)
     return message
+
+
+def _find_first(headers: dict[str, list[str]], name: str) -> str:
+    """Return the first value of a header that is not blank, or ""."""
+    return next(filter(str.strip, headers.get(name, [])), "")
 
 
 def _find_sender(headers: dict[str, list[str]]) -> Mailbox:
@@ -131,5 +138,7 @@ def _find_received_for(received: str) -> str:
         if "(" not in text:
             break
         text = _COMMENT.sub(" ", text)
-    found = _RECEIVED_FOR.findall(text) if "(" not in text else []
-    return found[0] if len(found) == 1 else ""
+    # Above `by`, the sender's computer names itself, with any words.
+    start = max((by.end() for by in _RECEIVED_BY.finditer(text)), default=len(text))
+    found = list(_RECEIVED_FOR.finditer(text)) if "(" not in text else []
+    return found[0][1] if len(found) == 1 and found[0].start() >= start else ""

@@ -46,15 +46,23 @@ CREATE TABLE messages (
 CREATE TABLE copies (
     message INTEGER NOT NULL,
     copy INTEGER NOT NULL,
-    digest BLOB NOT NULL,  -- of the message and everything below, except shown ids
+    digest BLOB NOT NULL,  -- of the message, everything below, and the inboxes without shown ids
     message_id TEXT NOT NULL,
     sent INTEGER,        -- seconds since 1970, UTC
     utc_offset INTEGER,  -- minutes east of UTC on the sender's clock
     sender_name TEXT NOT NULL,
     recipients TEXT NOT NULL,  -- JSON [[role, address, name], ...]
     refs TEXT NOT NULL,        -- JSON [id, ...]
-    inboxes TEXT NOT NULL,     -- JSON [[address, [numbers of hidden recipients], shown id], ...]
     PRIMARY KEY (message, copy)
+) WITHOUT ROWID;
+-- The inboxes that hold a copy. In this order, what an inbox reads does not depend on how many others have the message.
+CREATE TABLE entries (
+    message INTEGER NOT NULL,
+    inbox TEXT NOT NULL,
+    copy INTEGER NOT NULL,
+    hidden TEXT NOT NULL,    -- JSON [number of a recipient that the inbox may not see, ...]
+    shown_id TEXT NOT NULL,  -- id under which the inbox lists the message
+    PRIMARY KEY (message, inbox, copy)
 ) WITHOUT ROWID;
 CREATE TABLE inboxes (address TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
 -- Of earlier segments: messages that an inbox has no longer, or that this segment holds for it with more copies.

@@ -21,7 +21,6 @@ from gumshoe.mail.postings_reader import InboxPostings, PostingsReader
 from gumshoe.mail.schema import DATABASE, POSTINGS, IndexState, read_state
 
 _INBOXES_CACHED = 10_000
-_DECODER = json.JSONDecoder()
 
 
 class StoredText(NamedTuple):
@@ -55,19 +54,11 @@ class StoredCopy(NamedTuple):
     """[role, address, name] of each."""
     references: list[str]
     inboxes: list[InboxEntry]
-
-    def is_equal(self, other: "StoredCopy") -> bool:
-        """Return True if two copies are equal, whatever their numbers and the ids under which inboxes list them."""
-        mine, others = ([each[:2] for each in copy.inboxes] for copy in (self, other))
-        return self[1:7] == other[1:7] and mine == others
+    """Sorted by address."""
 
     def find_entry(self, inbox: str) -> InboxEntry | None:
         """Return the entry of an inbox, or None if it does not hold the copy."""
         return next((each for each in self.inboxes if each.address == inbox), None)
-
-    def list_visible(self, entry: InboxEntry) -> list[list[str]]:
-        """Return the recipients that the inbox of an entry may see."""
-        return [each for number, each in enumerate(self.recipients) if number not in entry.hidden]
 
 
 class OwnCopy(NamedTuple):
@@ -171,41 +162,37 @@ class IndexSegment:
     def read_own_copies(self, inbox: str, messages: list[int]) -> dict[int, list[OwnCopy]]:
         """Return the copies of some messages that are in this segment and in an inbox. Others are left out."""
         rows = self.execute(
-            "SELECT message, copy, message_id, sent, utc_offset, sender_name, recipients, refs, inboxes "
-            "FROM json_each(?) CROSS JOIN copies ON message = value",
-            (str(messages),),
+            "SELECT message, copy, message_id, sent, utc_offset, sender_name, recipients, refs, hidden, shown_id "
+            "FROM json_each(?) CROSS JOIN entries ON message = value AND inbox = ? "
+            "CROSS JOIN copies USING (message, copy)",
+            (str(messages), inbox),
         )
-        start = f"[{orjson.dumps(inbox).decode()},"
         found: dict[int, list[OwnCopy]] = {}
-        for message, copy, own_id, sent, offset, name, recipients, references, inboxes in rows:
-            place = inboxes.find(start)
-            if place >= 0:
-                _, hidden, shown_id = _DECODER.raw_decode(inboxes, place)[
-                    0
-                ]  # only this entry is parsed: others may be many
-                people = orjson.loads(recipients)
-                visible = [each for number, each in enumerate(people) if number not in hidden] if hidden else people
-                own = OwnCopy(copy, own_id, sent, offset, name, visible, orjson.loads(references), shown_id)
-                found.setdefault(message, []).append(own)
+        for message, copy, own_id, sent, offset, name, recipients, references, hidden, shown_id in rows:
+            invisible, people = orjson.loads(hidden), orjson.loads(recipients)
+            visible = [each for number, each in enumerate(people) if number not in invisible]
+            own = OwnCopy(copy, own_id, sent, offset, name, visible, orjson.loads(references), shown_id)
+            found.setdefault(message, []).append(own)
         return found
 
     def read_copies(self, message: int) -> list[StoredCopy]:
         """Return the copies of a message that are in this segment."""
-        rows = self.execute(
-            "SELECT copy, message_id, sent, utc_offset, sender_name, recipients, refs, inboxes FROM copies "
-            "WHERE message = ? ORDER BY copy",
-            (message,),
+        entries: dict[int, list[InboxEntry]] = {}
+        query = "SELECT copy, inbox, hidden, shown_id FROM entries WHERE message = ? ORDER BY inbox"
+        for copy, inbox, hidden, shown_id in self.execute(query, (message,)):
+            entries.setdefault(copy, []).append(InboxEntry(inbox, orjson.loads(hidden), shown_id))
+        query = (
+            "SELECT copy, message_id, sent, utc_offset, sender_name, recipients, refs FROM copies "
+            "WHERE message = ? ORDER BY copy"
         )
         return [
-            StoredCopy(
-                copy, own_id, sent, offset, name, orjson.loads(people), orjson.loads(ids), _read_inboxes(inboxes)
-            )
-            for copy, own_id, sent, offset, name, people, ids, inboxes in rows
+            StoredCopy(copy, own_id, sent, offset, name, orjson.loads(people), orjson.loads(ids), entries.get(copy, []))
+            for copy, own_id, sent, offset, name, people, ids in self.execute(query, (message,))
         ]
 
 
-def _read_inboxes(text: str) -> list[InboxEntry]:
-    return [InboxEntry(*each) for each in orjson.loads(text)]
+def _to_hex(digests: list[bytes]) -> str:
+    return orjson.dumps([each.hex() for each in digests]).decode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,6 +290,12 @@ class IndexSegments:
         copies = [copy for each in self.segments for copy in each.read_copies(message) if copy.copy not in removed]
         return sorted(copies, key=lambda each: each.copy)
 
+    def has_copies(self, message: int) -> bool:
+        """Return True if a copy of a message was not removed."""
+        removed = self._list_removed_copies(message)
+        copies = self.collect(lambda each: each.execute("SELECT copy FROM copies WHERE message = ?", (message,)))
+        return any(copy not in removed for (copy,) in copies)
+
     def find_last_copy(self, message: int) -> int:
         """Return the number of the last copy of a message, even if it was removed. -1 without copies."""
         query = "SELECT max(copy) FROM copies WHERE message = ?"
@@ -313,9 +306,18 @@ class IndexSegments:
         """Return the message with each digest. Digests that no message has are left out."""
         query = "SELECT digest, message FROM json_each(?) CROSS JOIN messages ON digest = unhex(value)"
         found: dict[bytes, int] = {}
-        for row in self._lookup(query, orjson.dumps([each.hex() for each in digests]).decode()):
+        for row in self._lookup(query, _to_hex(digests)):
             found.setdefault(*row)
         return found
+
+    def find_copies(self, digests: list[bytes]) -> dict[bytes, tuple[int, int]]:
+        """Return message and number of the copy with each digest. Digests that no copy has any more are left out."""
+        query = "SELECT digest, message, copy FROM json_each(?) CROSS JOIN copies ON digest = unhex(value)"
+        rows = list(self._lookup(query, _to_hex(digests)))
+        messages = orjson.dumps([message for _, message, _ in rows]).decode()
+        query = "SELECT message, copy FROM json_each(?) CROSS JOIN removed_copies ON message = value"
+        removed = set(self._lookup(query, messages)) if rows else set()
+        return {digest: (message, copy) for digest, message, copy in rows if (message, copy) not in removed}
 
     def find_ids(self, ids: list[str]) -> dict[str, list[int]]:
         """Return the messages of which a copy has each id."""

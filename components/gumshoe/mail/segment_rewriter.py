@@ -18,7 +18,7 @@ from gumshoe.mail.posting_texts import measure_size, read_texts
 from gumshoe.mail.postings import NO_DATE, PostingsWriter
 from gumshoe.mail.schema import DATABASE
 from gumshoe.mail.segment import InboxEntry, IndexSegment, IndexSegments, StoredCopy
-from gumshoe.mail.segment_writer import complete_segment, create_database, digest_copy, to_row
+from gumshoe.mail.segment_writer import complete_segment, create_database, digest_copy, to_entry_rows, to_row
 from gumshoe.mail.vector_copies import copy_vectors
 
 MAX_SIZE = 6_000_000
@@ -57,7 +57,7 @@ def _count_last(sizes: Sequence[int], limit: int) -> int:
     return len(sizes) - 1 - (large[-1] if large else -1)
 
 
-class _Part(NamedTuple):
+class _KeptSegment(NamedTuple):
     """What is left of a segment."""
 
     segment: IndexSegment
@@ -133,7 +133,9 @@ class SegmentRewriter:
         try:
             insert = database.executemany
             insert("INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?)", self._read_messages(parts, numbers))
-            insert("INSERT INTO copies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", self._read_copies(parts))
+            entries: list[Row] = []
+            insert("INSERT INTO copies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._read_copies(parts, entries))
+            insert("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", entries)
             if self._inboxes is None:
                 unreadable = IndexSegments(tuple(each.segment for each in parts)).list_unreadable()
                 insert("INSERT INTO unreadable VALUES (?, ?, ?)", unreadable)
@@ -152,7 +154,7 @@ class SegmentRewriter:
         """Return the numbers of messages in the new segments."""
         return numbers if self._inboxes is None else 1 + np.searchsorted(self._messages, numbers)
 
-    def _read_messages(self, parts: list[_Part], numbers: Numbers) -> Iterator[Row]:
+    def _read_messages(self, parts: list[_KeptSegment], numbers: Numbers) -> Iterator[Row]:
         query = (
             "SELECT message, digest, sender, subject, body, attachments FROM json_each(?) "
             "CROSS JOIN messages ON message = value"
@@ -168,19 +170,28 @@ class SegmentRewriter:
                         self.attachments.update(count_attachments(problem for _, _, problem in orjson.loads(row[5])))
                     yield number, *row[1:]
 
-    def _read_copies(self, parts: list[_Part]) -> Iterator[Row]:
+    def _read_copies(self, parts: list[_KeptSegment], entries: list[Row]) -> Iterator[Row]:
+        """Yield the rows of copies, and add those of their entries to `entries`."""
         query = "SELECT * FROM copies ORDER BY message, copy"
         for part in parts:
+            if self._inboxes is None:
+                rows = part.segment.execute("SELECT * FROM entries ORDER BY message, inbox, copy")
+                entries += (row for row in rows if (row[0], row[2]) not in self._removed)
             for row in part.segment.execute(query):
                 if row[:2] not in self._removed:
-                    yield from (row,) if self._inboxes is None else self._select_copy(row)
+                    yield from (row,) if self._inboxes is None else self._select_copy(part.segment, row, entries)
 
-    def _select_copy(self, row: Row) -> Iterator[Row]:
+    def _select_copy(self, segment: IndexSegment, row: Row, all_entries: list[Row]) -> Iterator[Row]:
         """Yield the row of a copy as the chosen inboxes see it, if they hold it and have no equal one."""
-        entries = [InboxEntry(*each) for each in orjson.loads(row[9]) if each[0] in (self._inboxes or ())]
+        number, place_in_message, _, message_id, sent, offset, name, people, references = row
+        query = "SELECT inbox, hidden, shown_id FROM entries WHERE message = ? AND copy = ? ORDER BY inbox"
+        entries = [
+            InboxEntry(inbox, orjson.loads(hidden), shown_id)
+            for inbox, hidden, shown_id in segment.execute(query, (number, place_in_message))
+            if inbox in (self._inboxes or ())
+        ]
         if not entries:
             return
-        number, _, _, message_id, sent, offset, name, people, references, _ = row
         recipients, visible = drop_hidden_recipients(orjson.loads(people), [(each[0], each[1]) for each in entries])
         inboxes = [each._replace(hidden=hidden) for each, (_, hidden) in zip(entries, visible, strict=True)]
         copy = StoredCopy(0, message_id, sent, offset, name, recipients, orjson.loads(references), inboxes)
@@ -190,10 +201,12 @@ class SegmentRewriter:
         self.counts["without date"] += sent is None
         if digest not in known:
             (place,) = self._renumber(np.array([number])).tolist()
-            yield to_row(place, digest, copy._replace(copy=len(known)))
+            copy = copy._replace(copy=len(known))
+            yield to_row(place, digest, copy)
+            all_entries += to_entry_rows(place, copy)
             known.append(digest)
 
-    def _copy_removals(self, parts: list[_Part], insert: Any) -> None:
+    def _copy_removals(self, parts: list[_KeptSegment], insert: Any) -> None:
         """Keep the removals that concern segments before these."""
         if self._first == 1:
             return
@@ -204,7 +217,7 @@ class SegmentRewriter:
             copies = part.segment.execute("SELECT message, copy FROM removed_copies WHERE message < ?", (self._first,))
             insert("INSERT OR IGNORE INTO removed_copies VALUES (?, ?)", [row for row in copies if row not in known])
 
-    def _copy_postings(self, part: _Part, postings: PostingsWriter) -> None:
+    def _copy_postings(self, part: _KeptSegment, postings: PostingsWriter) -> None:
         arrays = part.segment.postings.arrays
         owners = np.repeat(np.arange(len(part.addresses)), np.diff(arrays["pair_starts"]))
         for text in read_texts(arrays, part.pairs, postings.number_terms):
@@ -221,9 +234,9 @@ class SegmentRewriter:
             postings.add_part(new, postings.add_text(text.numbers, text.positions))
 
 
-def _find_parts(segments: Sequence[IndexSegment], inboxes: frozenset[str] | None) -> list[_Part]:
+def _find_parts(segments: Sequence[IndexSegment], inboxes: frozenset[str] | None) -> list[_KeptSegment]:
     """Return what is left of the last segments of an index, of some inboxes or of all."""
-    parts: list[_Part] = []
+    parts: list[_KeptSegment] = []
     removed: dict[str, list[int]] = {}  # by later segments
     for segment in reversed(segments):
         starts, messages = (segment.postings.arrays[name] for name in ("pair_starts", "pair_messages"))
@@ -236,7 +249,7 @@ def _find_parts(segments: Sequence[IndexSegment], inboxes: frozenset[str] | None
             if address in numbers:
                 its = slice(*starts[numbers[address] : numbers[address] + 2].tolist())
                 kept[its] &= ~np.isin(messages[its], gone)
-        parts.append(_Part(segment, sorted(numbers, key=numbers.__getitem__), kept))
+        parts.append(_KeptSegment(segment, sorted(numbers, key=numbers.__getitem__), kept))
         for address, message in segment.execute("SELECT inbox, message FROM removed"):
             removed.setdefault(address, []).append(message)
     return parts[::-1]

@@ -26,13 +26,13 @@ from gumshoe.mail.words import MailAnalyzer
 
 _CACHE_KIB = 20_000
 _FULL_MESSAGES = 1 << 15  # half of what the 16 bits of an ordinal hold, because a batch may exceed it
+_FULL_COPIES = 1 << 17  # their digests and ids are kept in memory
 _FULL_OCCURRENCES = 6_000_000  # words, counted for each inbox: they are sorted in memory
 
 
 class _HeldCopy(NamedTuple):
     """A copy of a message in this segment, without its recipients, which take much memory."""
 
-    digest: bytes
     inboxes: tuple[str, ...]
     shown_ids: tuple[str, ...]
     """Id under which each inbox lists it."""
@@ -64,10 +64,13 @@ class SegmentWriter:
         self._held: dict[int, _Held] = {}
         self._by_digest: dict[bytes, int] = {}
         self._by_id: dict[str, list[int]] = {}
+        self._copy_digests: set[bytes] = set()
         self._removed: list[tuple[str, int]] = []
-        self._has_removals = self._replaces_unreadable = False
+        self._has_changes = False  # other than messages and copies
+        self._replaces_unreadable = False
         self._messages: list[tuple[object, ...]] = []
         self._copies: list[tuple[object, ...]] = []
+        self._entries: list[tuple[object, ...]] = []
         self._unreadable: list[tuple[str, str, str]] = []
         self._postings = PostingsWriter()
         self._numbers: NDArray[np.uint32] = np.zeros(0, np.uint32)
@@ -84,13 +87,16 @@ class SegmentWriter:
     @property
     def is_full(self) -> bool:
         """True if the segment is large enough to be completed."""
-        return len(self._held) >= _FULL_MESSAGES or self._postings.occurrences >= _FULL_OCCURRENCES
+        return (
+            len(self._held) >= _FULL_MESSAGES
+            or len(self._copy_digests) >= _FULL_COPIES
+            or self._postings.occurrences >= _FULL_OCCURRENCES
+        )
 
     @property
     def is_empty(self) -> bool:
         """True if nothing was added."""
-        changes = self._held, self._has_removals, self._unreadable, self._replaces_unreadable
-        return self._next == self._first and not any(changes)
+        return self._next == self._first and not self._held and not self._has_changes
 
     def find_digest(self, digest: bytes) -> int | None:
         """Return the message of this segment with a digest."""
@@ -107,11 +113,12 @@ class SegmentWriter:
 
     def add_unreadable(self, item: UnreadableItem) -> None:
         """Record an item that could not be read."""
+        self._has_changes = True
         self._unreadable.append((item.where, item.reason, item.detail))
 
     def replace_unreadable(self) -> None:
         """Let the unreadable items of this segment replace those of all earlier ones."""
-        self._replaces_unreadable = True
+        self._has_changes = self._replaces_unreadable = True
 
     def begin_batch(self, terms: BatchTerms) -> None:
         """Take the terms of the messages that are added next."""
@@ -147,15 +154,13 @@ class SegmentWriter:
         `digest` is that of `add_message`, and `used_by` lists the other messages that have a copy with the same id.
         """
         if message.terms is None or message.envelope is None:
-            raise ValueError("a skipped message cannot be added")
-        earlier = [] if number >= self._first else self._earlier.read_copies(number)
+            raise ValueError("a message without terms cannot be added")
+        is_earlier = number < self._first
         new = to_copy(message, inboxes)
         copy_digest = digest_copy(digest, new)
-        held = self._held.get(number)
-        if any(each.is_equal(new) for each in earlier) or (
-            held and any(each.digest == copy_digest for each in held.copies)
-        ):
+        if copy_digest in self._copy_digests or (is_earlier and self._earlier.find_copies([copy_digest])):
             return
+        self._copy_digests.add(copy_digest)
         held = self._hold(number, message.terms)
         new = new._replace(
             copy=held.next_copy,
@@ -166,11 +171,14 @@ class SegmentWriter:
         )
         held.next_copy += 1
         addresses = tuple(map(sys.intern, (each.address for each in new.inboxes)))
-        held.copies.append(_HeldCopy(copy_digest, addresses, tuple(each.shown_id for each in new.inboxes)))
+        held.copies.append(_HeldCopy(addresses, tuple(each.shown_id for each in new.inboxes)))
         if number not in (ids := self._by_id.setdefault(new.message_id, [])):
             ids.append(number)
         self._copies.append(to_row(number, copy_digest, new))
+        self._entries += to_entry_rows(number, new)
         texts: dict[TermRange, int] = {}
+        is_listed = all(entry.address in held.pairs for entry in new.inboxes)
+        earlier = self._earlier.read_copies(number) if is_earlier and not is_listed else []
         for entry, (_, hidden) in zip(new.inboxes, inboxes, strict=True):
             pair = held.pairs.get(entry.address)
             if pair is None:
@@ -224,7 +232,8 @@ class SegmentWriter:
         """Return True if an inbox lists one of some messages under an id."""
         wanted = (inbox, shown_id)
         for number in messages:
-            entries = [entry for copy in self._earlier.read_copies(number) if (entry := copy.find_entry(inbox))]
+            copies = self._earlier.read_copies(number) if number < self._first else []
+            entries = [entry for copy in copies if (entry := copy.find_entry(inbox))]
             if any(entry.shown_id == shown_id for entry in entries):
                 return True
             held = self._held.get(number)
@@ -234,7 +243,7 @@ class SegmentWriter:
 
     def remove_copies(self, number: int, removed: set[int], analyze: Callable[[int], TextTerms]) -> None:
         """Remove copies of a message of an earlier segment."""
-        self._has_removals = True
+        self._has_changes = True
         copies = self._earlier.read_copies(number)
         self._database.executemany(
             "INSERT OR IGNORE INTO removed_copies VALUES (?, ?)", [(number, copy) for copy in sorted(removed)]
@@ -246,20 +255,22 @@ class SegmentWriter:
         for inbox in gone:
             if any(each.find_entry(inbox) for each in left):
                 self._add_pair(number, self._hold(number, analyze(number)), inbox, sender, left)
+        self.flush()
 
     def flush(self) -> None:
         """Write collected rows to the database."""
         insert = self._database.executemany
         insert("INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?)", self._messages)
-        insert("INSERT INTO copies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", self._copies)
+        insert("INSERT INTO copies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._copies)
+        insert("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", self._entries)
         insert("INSERT INTO unreadable VALUES (?, ?, ?)", self._unreadable)
-        for rows in (self._messages, self._copies, self._unreadable):
+        insert("INSERT OR IGNORE INTO removed VALUES (?, ?)", self._removed)
+        for rows in (self._messages, self._copies, self._entries, self._unreadable, self._removed):
             rows.clear()
 
     def finish(self) -> None:
         """Write everything to the disk, and close the segment."""
         self.flush()
-        self._database.executemany("INSERT OR IGNORE INTO removed VALUES (?, ?)", self._removed)
         numbers = self._first, self._next - self._first
         complete_segment(self.directory, self._database, self._postings, numbers, self._replaces_unreadable)
 
@@ -323,8 +334,17 @@ def to_row(number: int, digest: bytes, copy: StoredCopy) -> tuple[object, ...]:
         copy.copy,
         digest,
         *copy[1:5],
-        *(orjson.dumps(each).decode() for each in (copy.recipients, copy.references, [*map(list, copy.inboxes)])),
+        orjson.dumps(copy.recipients).decode(),
+        orjson.dumps(copy.references).decode(),
     )
+
+
+def to_entry_rows(number: int, copy: StoredCopy) -> list[tuple[object, ...]]:
+    """Return the rows of a copy in the table `entries`."""
+    return [
+        (number, address, copy.copy, orjson.dumps(hidden).decode(), shown_id)
+        for address, hidden, shown_id in copy.inboxes
+    ]
 
 
 def _generate_alternative_ids(message_id: str, digest: bytes) -> Iterable[str]:

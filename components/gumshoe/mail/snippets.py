@@ -8,6 +8,7 @@ import numpy as np
 from gumshoe.mail.words import MailAnalyzer, find_tokens
 
 SNIPPET_WORDS = 24
+_MAX_LENGTH = 1_000  # characters of a snippet: a word, and what is between two, may be of any length
 _MAX_TEXT = 1_000_000  # characters of a text that are looked at
 
 Places = list[tuple[int, int]]
@@ -31,13 +32,13 @@ def make_snippet(texts: list[str], places: Places) -> str:
         words = sum(1 for _ in find_tokens(text[:_MAX_TEXT])) if len(texts) > 1 else places[-1][0] + 1
         inside = [(place - first, term) for place, term in places if first <= place < first + words]
         if inside:
-            return _cut(text[:_MAX_TEXT], _find_best_start(inside))
+            return _cut(text[:_MAX_TEXT], *_find_best_window(inside))
         first += words + 1
-    return _cut(texts[0][:_MAX_TEXT] if texts else "", 0)
+    return _cut(texts[0][:_MAX_TEXT] if texts else "", 0, 0)
 
 
-def _find_best_start(places: Places) -> int:
-    """Return the word at which a window with the most different terms begins, with some words before the first."""
+def _find_best_window(places: Places) -> tuple[int, int]:
+    """Return the first word with a term in a window with the most different terms, and the word where that begins."""
     best, best_place = 0, places[0][0]
     first = 0
     for last, (place, _) in enumerate(places):
@@ -47,15 +48,22 @@ def _find_best_start(places: Places) -> int:
         if different > best:
             best, best_place, best_last = different, places[first][0], place
     before = max(SNIPPET_WORDS - 1 - (best_last - best_place), 0) // 2
-    return max(best_place - before, 0)
+    return best_place, max(best_place - before, 0)
 
 
-def _cut(text: str, start: int) -> str:
-    """Return the words of a text from one on, or its last ones, with signs where something is left out."""
+def _cut(text: str, wanted: int, start: int) -> str:
+    """Return the words of a text from `start` on, or its last ones, with signs where something is left out.
+
+    If they are longer than `_MAX_LENGTH`, only what is around the word `wanted` is shown.
+    """
     words = list(itertools.islice(find_tokens(text), start + SNIPPET_WORDS + 1))
     start = max(min(start, len(words) - SNIPPET_WORDS), 0)
-    more = len(words) > start + SNIPPET_WORDS
     begin = words[start].start() if start else 0
-    end = words[start + SNIPPET_WORDS].start() if more else len(text)
+    end = words[start + SNIPPET_WORDS].start() if len(words) > start + SNIPPET_WORDS else len(text)
     shown = " ".join(text[begin:end].split())
-    return f"{'… ' if start else ''}{shown}{' …' if more else ''}"
+    if len(shown) > _MAX_LENGTH:
+        place = words[min(wanted, len(words) - 1)].start() if words else 0
+        begin = max(begin, place - _MAX_LENGTH // 2)
+        end = min(end, begin + _MAX_LENGTH)
+        shown = " ".join(text[begin:end].split())
+    return f"{'… ' if begin else ''}{shown}{' …' if end < len(text) else ''}"

@@ -1,8 +1,9 @@
 """Read the items of sources in batches, and prepare them."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
-from gumshoe.mail.items import RawItem
+from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.mail.items import RawItem, RawRecord
 from gumshoe.mail.message_preparer import BatchPreparer, MessageLimits
 from gumshoe.mail.prepared_messages import PreparedBatch
 from gumshoe.terminal import progress
@@ -49,12 +50,20 @@ def _split_batches(items: Iterable[NumberedItem]) -> Iterator[list[NumberedItem]
     size = 0
     for each in items:
         batch.append(each)
-        size += len(getattr(each[1], "raw", b""))
+        size += _measure(each[1])
         if len(batch) == _BATCH or size >= _BATCH_BYTES:
             yield batch
             batch, size = [], 0
     if batch:
         yield batch
+
+
+def _measure(item: RawItem) -> int:
+    """Return about how many bytes an item takes."""
+    if isinstance(item, RawRecord):
+        values = item.fields.values() if isinstance(item.fields, Mapping) else ()
+        return sum(len(each) for each in values if isinstance(each, str | bytes))
+    return 0 if isinstance(item, UnreadableItem) else len(item.raw)
 
 
 def _ignore_bytes(_: int) -> None:

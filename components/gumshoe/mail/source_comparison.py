@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import orjson
 
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.errors import UsageError
@@ -30,7 +29,6 @@ class SourceComparison:
         """Messages that could be read, by number of the source."""
         self.unreadable: list[UnreadableItem] = []
         self._segments, self._path = segments, path
-        self._removed = set(segments.collect(lambda each: each.execute("SELECT message, copy FROM removed_copies")))
         self._seen = array("q")
         self._has_message = bytearray(1 + max((each.first + each.messages for each in segments.segments), default=0))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,13 +40,6 @@ class SourceComparison:
     def __exit__(self, *_: object) -> None:
         self._file.close()
         self._path.unlink(missing_ok=True)
-
-    def find(self, digests: list[bytes]) -> dict[bytes, tuple[int, int]]:
-        """Return message and number of the copy with each digest. Digests that the index does not have are left out."""
-        query = "SELECT digest, message, copy FROM json_each(?) CROSS JOIN copies ON digest = unhex(value)"
-        values = (orjson.dumps([each.hex() for each in digests]).decode(),)
-        rows = self._segments.collect(lambda each: each.execute(query, values))
-        return {digest: (message, copy) for digest, message, copy in rows if (message, copy) not in self._removed}
 
     def mark(self, message: int, copy: int) -> bool:
         """Record that a source has a copy. Return True for the first copy of its message."""
@@ -72,13 +63,14 @@ class SourceComparison:
 
     def find_missing(self) -> dict[int, set[int]]:
         """Return the copies that no source has, by message."""
+        removed = set(self._segments.collect(lambda each: each.execute("SELECT message, copy FROM removed_copies")))
         seen = np.unique(np.array(self._seen, np.int64))
         missing: dict[int, set[int]] = {}
         for segment in self._segments.segments:
             rows = np.array(list(segment.execute("SELECT message, copy FROM copies")), np.int64).reshape(-1, 2)
             keys = rows[:, 0] << _COPY_BITS | rows[:, 1]
             for message, copy in rows[~np.isin(keys, seen)].tolist():
-                if (message, copy) not in self._removed:
+                if (message, copy) not in removed:
                     missing.setdefault(message, set()).add(copy)
         return dict(sorted(missing.items()))
 

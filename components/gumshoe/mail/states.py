@@ -10,7 +10,7 @@ from gumshoe.mail.message import State
 
 # Names of folders and labels in mail programs, in lower case. Punctuation counts as a space.
 _TRASH = frozenset(
-    """trash|bin|deleted|deleted items|deleted messages|wastebasket|papierkorb|gelöscht|gelöschte elemente
+    """trash|bin|deleted|deleted items|deleteditems|deleted messages|wastebasket|papierkorb|gelöscht|gelöschte elemente
     gelöschte objekte|gelöschte nachrichten|corbeille|éléments supprimés|messages supprimés|supprimés|papelera
     elementos eliminados|mensajes eliminados|eliminados|cestino|posta eliminata|elementi eliminati|eliminata|lixeira
     itens excluídos|itens eliminados|excluídos|lixo|reciclagem|ゴミ箱|削除済みアイテム|削除済みメール|prullenbak
@@ -20,7 +20,7 @@ _TRASH = frozenset(
     .replace("\n    ", "|").split("|")
 )  # fmt: skip
 _SPAM = frozenset(
-    """spam|junk|junk mail|junk e mail|junk email|bulk|bulk mail|spamverdacht|unerwünscht|unerwünschte werbung
+    """spam|junk|junk mail|junkemail|junk e mail|junk email|bulk|bulk mail|spamverdacht|unerwünscht|unerwünschte werbung
     courrier indésirable|indésirables|indésirable|pourriel|correo no deseado|no deseado|correo basura
     posta indesiderata|indesiderata|lixo eletrônico|lixo eletrónico|correio eletrônico não solicitado|迷惑メール
     ongewenste e mail|ongewenst|wiadomości śmieci|niechciane|skräppost|søppelpost|uønsket e mail|uønsket mail
@@ -33,9 +33,12 @@ _IMAP_WORD = re.compile(r"&([A-Za-z0-9+,]*)-")  # modified UTF-7 of IMAP folders
 _LABEL = re.compile(r'"[^"]*"|[^,"]+')
 _SYSTEM_LABEL = re.compile(r"\A\[[\w ]{1,20}\]/")  # e.g. `[Gmail]/`
 _FLAGS = re.compile(rb"[A-Z]{1,10}\s*")
-_MAILDIR_FLAGS = re.compile(r"[:;!][12],([A-Za-z]*)(?:\.\w+)?\Z")
+# The colon as systems replace it that do not allow it in names.
+_MAILDIR_FLAGS = re.compile(r"(?:[:;!_\uf022\uf03a]|%3A)[12],([A-Za-z]*)(?:\.\w+)?\Z")
 # A header, and lines that continue it. Written by mail programs and archives, with these letters.
-_HEADER = re.compile(rb"^(X-Mozilla-Status2?|X-Gmail-Labels|X-Status|Status):[ \t]*([^\n]*(?:\n[ \t][^\n]*)*)", re.M)
+_HEADER = re.compile(
+    rb"^(X-Mozilla-Status2?|X-Mozilla-Keys|X-Gmail-Labels|X-Status|Status):[ \t]*([^\n]*(?:\n[ \t][^\n]*)*)", re.M
+)
 _BELOW = {b"Status", b"X-Status"}  # stand below the headers of mail servers, and replace those that came by mail
 _MOZILLA_DELETED = 0x0008
 _MOZILLA_DELETED_ON_SERVER = 0x0020_0000
@@ -84,7 +87,7 @@ def find_header_state(raw: bytes) -> State:
     """
     head = raw[:_MAX_HEADERS]
     head = head[: find_blank_line(head)[0]]
-    if b"tatus" not in head and b"X-Gmail-Labels:" not in head:
+    if not any(name in head for name in (b"tatus", b"X-Mozilla-Keys:", b"X-Gmail-Labels:")):
         return ""
     received = 0 if head.startswith(b"Received:") else head.find(b"\nReceived:")
     state: State = ""
@@ -102,6 +105,8 @@ def find_header_state(raw: bytes) -> State:
 def _state_of_header(name: bytes, value: bytes) -> State:
     if name == b"X-Gmail-Labels":
         return find_label_state(value.decode("utf-8", "surrogateescape"))
+    if name == b"X-Mozilla-Keys":
+        return "spam" if b"junk" in value.lower().split() else ""
     if name in _BELOW:
         return "deleted" if b"D" in value and _FLAGS.fullmatch(value) else ""
     mask = _MOZILLA_DELETED if name == b"X-Mozilla-Status" else _MOZILLA_DELETED_ON_SERVER

@@ -2,12 +2,14 @@
 
 import shutil
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.mail.build_report import MailBuildReport, count_attachments
-from gumshoe.mail.index_build import IndexBuild
+from gumshoe.mail.index_build import IS_UNSURE, IndexBuild
 from gumshoe.mail.prepared_messages import PreparedBatch
 from gumshoe.mail.segment_writer import digest_copy, to_copy
 from gumshoe.mail.source_batches import NumberedItem
@@ -34,9 +36,11 @@ class SyncBuild(IndexBuild):
 
     def _add_sources(self) -> None:
         with SourceComparison(self._segments, self._partial / _NEW_ITEMS) as comparison:
-            self._handle_items(self._read_sources, self._measure_sources(), partial(self._compare_batch, comparison))
+            limits, compare = self._options.to_limits(), partial(self._compare_batch, comparison)
+            only_compares = replace(limits, only_compares=True)
+            self._handle_items(self._read_sources, self._measure_sources(), only_compares, compare)
             self._remove_missing(comparison)
-            self._handle_items(comparison.read_new, None, self._add_batch)
+            self._handle_items(comparison.read_new, None, limits, self._add_batch)
 
     def _compare_batch(self, comparison: SourceComparison, batch: PreparedBatch, numbered: list[NumberedItem]) -> None:
         """Find the messages of a batch that the index has, and set the others aside."""
@@ -48,7 +52,7 @@ class SyncBuild(IndexBuild):
                 if inboxes is None or isinstance(item, UnreadableItem)
                 else digest_copy(self._identify(item), to_copy(item, inboxes))
             )
-        known = comparison.find([each for each in digests if each])
+        known = self._segments.find_copies([each for each in digests if each])
         for item, each, digest in zip(batch.items, numbered, digests, strict=True):
             if isinstance(item, UnreadableItem):
                 self._report.unreadable[item.reason] += 1
@@ -60,7 +64,16 @@ class SyncBuild(IndexBuild):
                 continue
             inboxes = self._count_read(item, each[0])
             if digest and inboxes is not None:
-                self._count_indexed(item, inboxes, is_new=comparison.mark(*known[digest]))
+                message, copy = known[digest]
+                is_first = comparison.mark(message, copy)
+                self._count_indexed(self._list_problems(message), inboxes, is_new=is_first)
+
+    def _list_problems(self, message: int) -> Iterator[str]:
+        """Yield the problem of each attachment of a message of the index."""
+        yield from (each.problem for each in self._segments.read_text(message).attachments)
+
+    def _is_unsure(self) -> bool:
+        return self._old is not None and IS_UNSURE in self._old.facts and bool(self._report.doubtful)
 
     def _remove_missing(self, comparison: SourceComparison) -> None:
         """Remove the copies that no source has, unless items that cannot be read may be those."""
@@ -68,7 +81,9 @@ class SyncBuild(IndexBuild):
         if not self._changes.allow_missing:
             comparison.check_sources(self._owned, old)
         missing = comparison.find_missing()
-        doubtful = comparison.list_newly_unreadable() if missing and not self._changes.allow_missing else []
+        doubtful: list[UnreadableItem] = []
+        if missing and not self._changes.allow_missing:
+            doubtful = comparison.unreadable if IS_UNSURE in old else comparison.list_newly_unreadable()
         if doubtful:
             report.missing = sum(map(len, missing.values()))
             report.doubtful = [each.where for each in doubtful[:_DOUBTFUL_LISTED]]
@@ -77,8 +92,7 @@ class SyncBuild(IndexBuild):
                 if not comparison.has_message(number):
                     report.messages += 1
                     report.without_inbox += not any(each.inboxes for each in self._segments.read_copies(number))
-                    attachments = self._segments.read_text(number).attachments
-                    report.attachments.update(count_attachments(each.problem for each in attachments))
+                    report.attachments.update(count_attachments(self._list_problems(number)))
             return
         for number, copies in missing.items():
             self._writer.remove_copies(number, copies, self._analyze_again)

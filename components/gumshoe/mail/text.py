@@ -27,13 +27,20 @@ _RELATIVES = {
     "iso2022_kr": ("cp949",),
     "hz": ("gb18030",),
 }
+# Names of charsets in mail that Python does not know.
+_LABEL_PREFIX = re.compile(r"^(?:windows|cp|dos|ibm)[-_]?(?=\d)")
+_LABELS = {
+    "windows-31j": "cp932", "x-ms-cp932": "cp932", "x-windows-949": "cp949", "gb_2312-80": "gb2312",
+    "csgb2312": "gb2312", "x-x-big5": "big5", "cn-big5": "big5", "iso-8859-6-i": "iso8859_6",
+    "iso-8859-8-i": "iso8859_8", "iso-8859-8-e": "iso8859_8", "x-mac-ce": "mac_latin2",
+}  # fmt: skip
 _NOT_CHARSETS = {"unicode_escape", "raw_unicode_escape", "idna", "punycode", "undefined", "mbcs", "oem"}
 # Escape sequences of ISO-2022-JP behind the escape character, and the bytes of a character, or 0 for ASCII.
 _JAPANESE_RUNS = {b"$B": 2, b"$@": 2, b"$(B": 2, b"$(@": 2, b"(I": 1, b"(B": 0, b"(J": 0, b"(H": 0}
+_JAPANESE_START = re.compile(rb"\x1b\$[B@]")
 _META_CHARSET = re.compile(rb"<meta[^>]{0,200}charset=[\"']?([A-Za-z0-9_.:-]{1,40})", re.I)
 _MULTI_BYTE_UTF_8 = re.compile(rb"(?:[\xe0-\xef][\x80-\xbf]{2}|[\xf0-\xf4][\x80-\xbf]{3})")
 _WORD_WITH_ACCENTS = re.compile(rb"(?:[A-Za-z][\xc3-\xc5][\x80-\xbf]|[\xc3-\xc5][\x80-\xbf][a-z])")
-_ASCII = bytes(range(128))
 _UTF_16_BOMS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _CHARACTERS_PER_ERROR = 4  # one in this many characters outside ASCII may be broken
 _TARGET, _TEXT, _END = "\ue001", "\ue002", "\ue003"  # mark a link: before its target, before its text, behind it
@@ -77,6 +84,8 @@ def decode(data: bytes, declared: str | None = None) -> str:
     characters. If no charset fits, it is guessed; the last resort is Windows-1252.
     """
     name = _find_codec(declared) or ""
+    if not name.startswith(_STATEFUL) and _JAPANESE_START.search(data) and (text := _decode_iso_2022_jp(data)):
+        return text  # programs leave the charset out, because all of its bytes are ASCII
     trusted = b"\0" in data if name.startswith(_WIDE) else name.startswith(_MULTI_BYTE)
     if data.isascii() and not (trusted and name.startswith(_STATEFUL)):
         return data.decode("ascii")
@@ -92,15 +101,6 @@ def decode(data: bytes, declared: str | None = None) -> str:
         if guess is not None:
             return data.decode(guess.encoding, "replace")
     return data.decode("cp1252", "replace")
-
-
-def extends_ascii(declared: str | None) -> bool:
-    """Return True if a declared charset has one byte per character, and ASCII exactly in the lower half."""
-    name = _find_codec(declared)
-    if name is None or name.startswith(_MULTI_BYTE):
-        return False
-    upper = bytes(range(128, 256)).decode(name, "replace")
-    return _ASCII.decode(name, "replace").encode("utf-8") == _ASCII and not any(map(str.isascii, upper))
 
 
 def _is_probably_utf_8(data: bytes) -> bool:
@@ -166,12 +166,15 @@ def _to_cp932(content: bytes, size: int) -> bytes:
 def _find_codec(declared: str | None) -> str | None:
     if not declared:
         return None
-    try:
-        name = codecs.lookup(declared.strip("\"' ")).name.replace("-", "_")
-        "".encode(name)  # some codecs are not charsets
-    except (LookupError, ValueError):
-        return None
-    return None if name in _NOT_CHARSETS else name
+    label = declared.strip("\"' ").lower()
+    for spelling in (label, _LABEL_PREFIX.sub("cp", label).removeprefix("x-"), _LABELS.get(label, "")):
+        try:
+            name = codecs.lookup(spelling).name.replace("-", "_")
+            "".encode(name)  # some codecs are not charsets
+        except (LookupError, ValueError):
+            continue
+        return None if name in _NOT_CHARSETS else name
+    return None
 
 
 def decode_html(data: bytes, declared: str | None = None) -> str:

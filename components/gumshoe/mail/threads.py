@@ -12,9 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from gumshoe.mail.inbox_view import DatedMessages, InboxView
-from gumshoe.mail.postings import NO_DATE
 from gumshoe.mail.segment import OwnCopy
-from gumshoe.mail.terms import subject_term, thread_terms
+from gumshoe.mail.terms import bare_id, subject_term, thread_terms
 from gumshoe.mail.thread_subjects import is_reply
 
 MAX_MESSAGES = 200
@@ -36,7 +35,7 @@ class ThreadMember(NamedTuple):
     sent: int
     """Seconds since 1970. 0 without a date."""
     ids: tuple[str, ...]
-    """Its own ids and those that it refers to."""
+    """Its own ids and those that it refers to, without angle brackets."""
     people: frozenset[str]
     """Sender and visible recipients, without the inbox itself."""
     subject: str
@@ -110,7 +109,8 @@ class ThreadFinder:
                 (having,) = self._find_having([self._term(message_id)])
                 numbers = sorted(having.messages.tolist())[:MAX_MESSAGES]
                 new = [each for each in numbers if each not in members][: MAX_MESSAGES - len(members)]
-                found = self._describe(new)
+                # A copy that is not visible as of the view's time has terms too.
+                found = [each for each in self._describe(new) if message_id in each.ids]
                 members.update((each.message, each) for each in found)
                 waiting += found
         return list(members.values())
@@ -120,9 +120,7 @@ class ThreadFinder:
         (having,) = self._find_having([term])
         if len(having.messages) == 1:
             return []
-        near = np.flatnonzero(
-            (having.sent >= max(first.sent - _MAX_SPAN, NO_DATE + 1)) & (having.sent <= first.sent + _MAX_SPAN)
-        )
+        near = np.flatnonzero((having.sent >= first.sent - _MAX_SPAN) & (having.sent <= first.sent + _MAX_SPAN))
         distances = np.abs(having.sent[near] - first.sent)
         order = np.lexsort((having.messages[near], distances))[:_MAX_CANDIDATES]
         return [each for each in having.messages[near[order]].tolist() if each != first.message]
@@ -142,7 +140,7 @@ def _follow_subject(first: ThreadMember, candidates: list[ThreadMember]) -> list
 
 def _to_member(inbox: str, message: int, head: MessageHead) -> ThreadMember:
     sender, subject, copies = head
-    ids = dict.fromkeys(each for copy in copies for each in (copy.message_id, *copy.references))
+    ids = dict.fromkeys(bare_id(each) for copy in copies for each in (copy.message_id, *copy.references))
     people = {sender, *(address for copy in copies for _, address, _ in copy.recipients)} - {inbox, ""}
     return ThreadMember(message, copies[0].sent or 0, tuple(ids), frozenset(people), subject, is_reply(subject))
 

@@ -9,23 +9,32 @@ from base64 import b64decode
 from email.message import Message
 
 _COMMENT = re.compile(r"\([^()]*\)")
-_ENCODING = re.compile(r"[\w-]+")
-_UUENCODE = {"uuencode", "x-uuencode", "uue", "x-uue"}
+_ENCODINGS = re.compile(
+    r"(?P<base64>\bb(?:ase[-_ ]?)?64\b)|(?P<quoted>\bquoted[-_ ]?printable\b)|(?P<uuencode>\b(?:x-)?uue(?:ncode)?\b)"
+    r"|\b(?:7-?bit|8-?bit|binary)\b",
+    re.I,
+)
 _NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/]")
 _FOREIGN = re.compile(rb"[^A-Za-z0-9+/=\s]")
 _PADDING = re.compile(rb"=+")
 _BASE64_LINE = re.compile(rb"[A-Za-z0-9+/]+={0,2}\s*|\s*")
 _ENCODED_LINE = re.compile(rb"^[A-Za-z0-9+/]{40,}={0,2}\s*$", re.M)
-_UU_BEGIN = re.compile(r"begin(-base64)? [0-7]{3,4} (\S.*)")
+_ENCODED_PARAGRAPH = re.compile(rb"\n[ \t]*+\r?\n(?=[A-Za-z0-9+/]{16,}={0,2}[ \t]*\r?(?:\n|\Z))")
+_MAX_HEADER = 4096  # bytes
+_UU_BEGIN = re.compile(r"begin(-base64)? [0-7]{3,6} (\S.*)")
 _UU_LINE_BYTES = 45
 _MAX_WORD = 20  # characters, on average
 
 
 def find_transfer_encoding(part: Message[str, str]) -> str:
-    """Return the transfer encoding of a part in lower case, without comments and parameters, or ""."""
+    """Return `base64`, `quoted-printable`, `uuencode`, or "" for a part that is not encoded.
+
+    The header may be misspelt, and have comments and parameters.
+    """
     value = str(part.get("content-transfer-encoding", ""))
-    found = _ENCODING.search(_COMMENT.sub(" ", value[:200]))
-    return found[0].lower() if found else ""
+    found = _ENCODINGS.search(_COMMENT.sub(" ", value[:200]))
+    kind = found.lastgroup or "" if found else ""
+    return "quoted-printable" if kind == "quoted" else kind
 
 
 def read_raw_payload(part: Message[str, str]) -> bytes:
@@ -45,21 +54,22 @@ def decode_payload(part: Message[str, str]) -> bytes:
         return decode_base64(raw)
     if encoding == "quoted-printable":
         return quopri.decodestring(raw)
-    if encoding in _UUENCODE:
+    if encoding == "uuencode":
         _, files = split_uuencoded(raw.decode("latin-1"))
         return files[0][1] if files else raw
     return raw
 
 
 def decode_base64(raw: bytes) -> bytes:
-    """Decode base64 that may be truncated, in several padded pieces, or followed by text, e.g. a mailing list's footer.
+    """Decode base64 that may be truncated, or in several padded pieces.
 
-    The text that follows is appended as it is.
+    Text above or below it stays as it is, e.g. the warning of a mail server, or the footer of a mailing list.
     """
+    header, raw = _split_header(raw)
     encoded, footer = _split_footer(raw)
     pieces = (_NOT_BASE64.sub(b"", piece) for piece in _PADDING.split(encoded))
     decoded = b"".join(b64decode(piece[: len(piece) // 4 * 4] + _complete(piece)) for piece in pieces)
-    return b"\n".join(filter(None, (decoded, footer)))
+    return b"\n".join(filter(None, (header, decoded, footer)))
 
 
 def _complete(piece: bytes) -> bytes:
@@ -68,19 +78,37 @@ def _complete(piece: bytes) -> bytes:
     return rest + b"=" * (4 - len(rest)) if len(rest) > 1 else b""
 
 
+def _split_header(raw: bytes) -> tuple[bytes, bytes]:
+    """Return the text above the base64, which ends with a blank line, and the rest."""
+    if _is_text(raw.lstrip().partition(b"\n")[0]) and (found := _ENCODED_PARAGRAPH.search(raw, 0, _MAX_HEADER)):
+        rest = raw[found.end() :]
+        if len(b"".join(_split_footer(rest)[0].split())) % 4 == 0:
+            return raw[: found.start()].strip(), rest
+    return b"", raw
+
+
+def _is_text(line: bytes) -> bool:
+    """Return True for a line with words, and not of base64 with spaces."""
+    return b" " in line.strip() and (_FOREIGN.search(line) is not None or _has_words(line))
+
+
 def _split_footer(raw: bytes) -> tuple[bytes, bytes]:
     """Return the base64 and the text behind it. Odd characters between lines of base64 are no footer.
 
     All is text if the first line has words: then the header is wrong.
     """
-    position = 0
+    position = paragraph = 0
     for line in raw.splitlines(keepends=True):
         if not _BASE64_LINE.fullmatch(line):
+            if raw[:paragraph].strip() and len(b"".join(raw[paragraph:position].split())) % 4:
+                position = paragraph  # a footer that begins with a single word on a line
             footer = raw[position:]
-            is_text = position > 0 or (b" " in line.strip() and (_FOREIGN.search(line) or _has_words(line)))
+            is_text = position > 0 or _is_text(line)
             is_footer = is_text and not _ENCODED_LINE.search(footer)
             return (raw[:position], footer.strip()) if is_footer else (raw, b"")
         position += len(line)
+        if line.rstrip().endswith(b"=") or not line.strip():
+            paragraph = position
     return raw, b""
 
 
