@@ -1,8 +1,10 @@
 """Limits of the processes that read hostile files."""
 
+import logging
 import os
 import resource
 import time
+import warnings
 
 import pytest
 
@@ -20,6 +22,13 @@ def test_processes_have_a_memory_limit() -> None:
     assert failure.value.kind == "memory"
 
 
+def test_parsers_are_quiet(capfd: pytest.CaptureFixture[str]) -> None:
+    with open_processes(1, 20) as processes:
+        processes.run(logging.error, "broken file")
+        processes.run(warnings.warn, "broken file")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_what_takes_too_long_or_crashes_is_ended_and_the_next_call_answered() -> None:
     with open_processes(1, 0.5) as processes:
         with pytest.raises(ExtractionFailure) as slow:
@@ -31,6 +40,6 @@ def test_what_takes_too_long_or_crashes_is_ended_and_the_next_call_answered() ->
 
 
 def test_processes_that_cannot_be_started_are_no_fault_of_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processes_module, "_limit_memory", os.abort)
+    monkeypatch.setattr(processes_module, "_start_process", os.abort)
     with open_processes(1, 20) as processes, raises("extraction.processes-not-started"):
         processes.run(abs, -1)

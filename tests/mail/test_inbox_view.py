@@ -11,6 +11,7 @@ import pytest
 from gumshoe.mail import inbox_view, segment_writer
 from gumshoe.mail.build import extend_mail_index
 from gumshoe.mail.inbox_view import InboxView, Query
+from gumshoe.mail.postings import sort_key
 from gumshoe.mail.schema import read_state
 from gumshoe.mail.segment import InboxEntry, IndexSegments, StoredCopy
 from gumshoe.mail.terms import address_term
@@ -77,13 +78,13 @@ def list_matches(
     mail: list[dict[str, Any]], keywords: list[str], sender: str | None, after: int | None, before: int | None
 ) -> list[int]:
     """Return the messages that match, the newest first, undated ones last."""
-    found: list[tuple[float, int]] = []
+    found: list[tuple[int, int]] = []
     for number, each in enumerate(mail, 1):
         sent = datetime.fromisoformat(each["date"]).timestamp() if each["date"] else None
         in_period = (sent is not None and (after or 0) <= sent < (before or sent + 1)) or not (after or before)
         has_words = all(f" {keyword} " in f" {each['body']} " for keyword in keywords)
         if in_period and has_words and sender in (None, each["from"]):
-            found.append((float("inf") if sent is None else -sent, number))
+            found.append((-sort_key(None if sent is None else int(sent), each["message_id"]), number))
     return [number for _, number in sorted(found)]
 
 

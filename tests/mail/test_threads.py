@@ -102,9 +102,9 @@ def test_a_hidden_blind_copy_does_not_connect_messages(tmp_path: Path) -> None:
 
 def test_a_long_thread_leaves_room_for_others(tmp_path: Path) -> None:
     """Let the 150 newest matches be of one thread, and list one match of each thread."""
-    records = [reply(number, body="word", date=_date(1)) for number in range(1, 4)]
-    records += [reply(number, 100, body="word", date=_date(9)) for number in range(100, 250)]
-    index = make_index(tmp_path, records, KEEP_ALL)
+    records = [reply(number, body="word", date=_date(4 - number)) for number in range(1, 4)]
+    records += [reply(number, 100, body="word", date=_date(8)) for number in range(101, 250)]
+    index = make_index(tmp_path, [*records, reply(100, body="word", date=_date(9))], KEEP_ALL)
     for limit, expected in ((1, [100]), (3, [100, 1, 2]), (10, [100, 1, 2, 3])):
         hits = index.search(BOB, ["word"], order="date", limit=limit, one_per_thread=True)
         assert [hit.message_id for hit in hits] == [f"<{number}@example.com>" for number in expected]

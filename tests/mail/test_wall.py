@@ -104,6 +104,20 @@ def test_results_are_the_same_as_if_the_inbox_were_alone(
                 assert whole.read(inbox, each["message_id"]) == alone.read(inbox, each["message_id"])
 
 
+def test_the_order_of_messages_of_one_second_does_not_depend_on_others(tmp_path: Path) -> None:
+    same: dict[str, Any] = {"date": "2001-05-05T12:00:00+00:00", "sender": "ann@example.com"}
+    mine = [record(number, body=f"word {number}", **same) for number in range(1, 9)]
+    others = [
+        record(number + 20, body=f"word {number}", subject=f"Subject {number}", **same, to=["carol@example.com"])
+        for number in range(8, 0, -1)
+    ]
+    alone, beside = make_index(tmp_path / "alone", mine), make_index(tmp_path / "beside", [*others, *mine])
+    for order in get_args(Order):
+        expected = find_ids(alone, "bob@example.com", ["word"], order=order)
+        assert len(expected) == 8
+        assert find_ids(beside, "bob@example.com", ["word"], order=order) == expected
+
+
 def test_the_work_does_not_depend_on_what_others_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Count the steps of SQLite: others have copies of the same text, with the same id, and messages with its words."""
     steps: list[int] = []

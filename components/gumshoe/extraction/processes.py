@@ -4,8 +4,10 @@ Hostile files can keep a parser busy for hours, fill the memory or crash the int
 """
 
 import asyncio
+import logging
 import multiprocessing
 import resource
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
@@ -90,12 +92,14 @@ def open_processes(count: int, seconds: float, preload: tuple[str, ...] = ()) ->
 
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, *preload])
-    with ProcessPool(count, max_tasks=_CALLS_PER_PROCESS, initializer=_limit_memory, context=context) as pool:
+    with ProcessPool(count, max_tasks=_CALLS_PER_PROCESS, initializer=_start_process, context=context) as pool:
         yield BoundedProcesses(pool, seconds)
 
 
-def _limit_memory() -> None:
-    """Limit the memory of this process."""
+def _start_process() -> None:
+    """Limit the memory of this process, and let parsers be quiet: what is wrong with a file is in its result."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
     limit = MAX_MEMORY if hard_limit == resource.RLIM_INFINITY else min(MAX_MEMORY, hard_limit)
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
+    logging.disable()
+    warnings.simplefilter("ignore")

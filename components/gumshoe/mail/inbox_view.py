@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gumshoe.mail.postings import NO_DATE
+from gumshoe.mail.postings import NO_DATE, TIE_BITS
 from gumshoe.mail.postings_reader import FEW, InboxPostings, TermMatches, intersect
 from gumshoe.mail.search_arguments import Order
 from gumshoe.mail.segment import IndexSegment, IndexSegments, OwnCopy
@@ -29,7 +29,7 @@ class MatchedMessage(NamedTuple):
     score: float
     """The negative BM25 score; 0 if matches are sorted by date."""
     age: int
-    """The negative date."""
+    """The negative `sort_key`."""
     message: int
 
 
@@ -38,8 +38,8 @@ class ScoredMessages(NamedTuple):
 
     messages: NDArray[np.int64]
     """[messages], ascending."""
-    sent: NDArray[np.int64]
-    """[messages]: `NO_DATE` without a date."""
+    times: NDArray[np.int64]
+    """[messages]: see `sort_key`."""
     scores: NDArray[np.float64]
     """[messages]: BM25. 0 if the message has none of the words."""
 
@@ -81,8 +81,8 @@ class _InboxPart:
 
     @property
     def newest(self) -> int:
-        """Date of the newest visible message. `NO_DATE` without one."""
-        return int(self.postings.sent[self.last - 1]) if self.last > self.first else NO_DATE
+        """`sort_key` of the newest visible message. Less than any if there is none."""
+        return int(self.postings.times[self.last - 1]) if self.last > self.first else (NO_DATE - 1) << TIE_BITS
 
     def keep_visible(self, ordinals: NDArray[Any]) -> NDArray[Any]:
         """Return those of some ordinals, ascending, that are visible and count."""
@@ -91,9 +91,9 @@ class _InboxPart:
 
     def locate(self, messages: Mapping[int, int]) -> dict[int, int]:
         """Return the messages that are in this part, by their ordinals. They are given with their dates."""
-        sent, numbers = self.postings.sent, self.postings.messages
-        dates = list(messages.values())
-        starts, ends = (np.searchsorted(sent, dates, side).tolist() for side in ("left", "right"))
+        times, numbers = self.postings.times, self.postings.messages
+        dates = np.array(list(messages.values()), np.int64)
+        starts, ends = (np.searchsorted(times, each << TIE_BITS).tolist() for each in (dates, dates + 1))
         found: dict[int, int] = {}
         for message, start, end in zip(messages, starts, ends, strict=True):
             for ordinal in np.flatnonzero(numbers[start:end] == message).tolist() if start < end else ():
@@ -106,8 +106,13 @@ class DatedMessages(NamedTuple):
 
     messages: NDArray[np.int64]
     """[messages]"""
-    sent: NDArray[np.int64]
-    """[messages]: `NO_DATE` without a date."""
+    times: NDArray[np.int64]
+    """[messages]: see `sort_key`."""
+
+    def sort(self) -> list[int]:
+        """Return the messages, oldest first."""
+        messages: list[int] = self.messages[np.lexsort((self.messages, self.times))].tolist()
+        return messages
 
 
 class InboxView:
@@ -125,7 +130,7 @@ class InboxView:
             postings, gone = segment.open_inbox(inbox), segment.list_removed(inbox)
             if postings is not None:
                 alive = ~np.isin(postings.messages, removed) if removed else None
-                period = _find_period(postings.sent, None, until)
+                period = _find_period(postings.times, None, until)
                 self._parts.append(_InboxPart(postings, None if alive is None or alive.all() else alive, *period))
             if postings is not None or gone:
                 own.append(segment)
@@ -143,13 +148,14 @@ class InboxView:
         """Yield number and date of all messages."""
         for part in self._parts:
             visible = part.keep_visible(np.arange(len(part.postings)))
-            numbers, dates = part.postings.messages[visible].tolist(), part.postings.sent[visible].tolist()
+            dates = (part.postings.times[visible] >> TIE_BITS).tolist()
+            numbers = part.postings.messages[visible].tolist()
             for number, sent in zip(numbers, dates, strict=True):
                 yield number, None if sent == NO_DATE else sent
 
     def find_term(self, term: int) -> list[int]:
-        """Return the messages that have a term, in the order in which they were indexed."""
-        return sorted(self.find_terms([term])[term].messages.tolist())
+        """Return the messages that have a term, oldest first."""
+        return self.find_terms([term])[term].sort()
 
     def find_terms(self, terms: Iterable[int]) -> dict[int, DatedMessages]:
         """Return the messages that have each term."""
@@ -158,7 +164,7 @@ class InboxView:
         for part in self._parts:
             for term, ordinals in part.postings.find_each(wanted):
                 visible = part.keep_visible(ordinals)
-                found[term].append((part.postings.messages[visible], part.postings.sent[visible]))
+                found[term].append((part.postings.messages[visible], part.postings.times[visible]))
         nothing = (np.zeros(0, np.int64), np.zeros(0, np.int64))
         return {
             term: DatedMessages(*map(np.concatenate, zip(*several, strict=True)) if len(several) > 1 else several[0])
@@ -198,8 +204,8 @@ class InboxView:
             if len(best) == limit and part.newest < -best[-1].age:
                 break
             ordinals = _match(part, query, limit)
-            dates, numbers = part.postings.sent[ordinals].tolist(), part.postings.messages[ordinals].tolist()
-            best += [MatchedMessage(0.0, -sent, number) for sent, number in zip(dates, numbers, strict=True)]
+            times, numbers = part.postings.times[ordinals].tolist(), part.postings.messages[ordinals].tolist()
+            best += [MatchedMessage(0.0, -time, number) for time, number in zip(times, numbers, strict=True)]
             best = heapq.nsmallest(limit, best)
         return [each.message for each in best]
 
@@ -228,10 +234,10 @@ class InboxView:
         for part, matches in zip(self._parts, found, strict=True):
             ordinals = _select(part, query, ())
             scores = self._score(part.postings, ordinals, matches, weights)
-            rows.append((part.postings.messages[ordinals], part.postings.sent[ordinals], scores))
-        messages, sent, scores = map(np.concatenate, zip(*rows, strict=True))
+            rows.append((part.postings.messages[ordinals], part.postings.times[ordinals], scores))
+        messages, times, scores = map(np.concatenate, zip(*rows, strict=True))
         order = np.argsort(messages)
-        return ScoredMessages(messages[order].astype(np.int64), sent[order], scores[order])
+        return ScoredMessages(messages[order].astype(np.int64), times[order], scores[order])
 
     def _weigh(self, found: Sequence[Sequence[TermMatches]]) -> list[float]:
         """Return the inverse document frequency of each phrase in this inbox, for its matches in each part."""
@@ -256,10 +262,10 @@ class InboxView:
             worst = np.partition(scores, len(scores) - limit)[len(scores) - limit]
             kept = np.flatnonzero(scores >= worst)  # all with an equal score: the date decides between them
             ordinals, scores = ordinals[kept], scores[kept]
-        dates, numbers = postings.sent[ordinals], postings.messages[ordinals]
-        best = np.lexsort((numbers, ~dates, -scores))[:limit]  # there may be many with an equal score
-        rows = zip((-scores[best]).tolist(), dates[best].tolist(), numbers[best].tolist(), strict=True)
-        return [MatchedMessage(score, -sent, number) for score, sent, number in rows]
+        times, numbers = postings.times[ordinals], postings.messages[ordinals]
+        best = np.lexsort((numbers, -times, -scores))[:limit]  # there may be many with an equal score
+        rows = zip((-scores[best]).tolist(), times[best].tolist(), numbers[best].tolist(), strict=True)
+        return [MatchedMessage(score, -time, number) for score, time, number in rows]
 
     def _score(
         self, postings: InboxPostings, ordinals: NDArray[np.intp], found: Sequence[TermMatches], weights: list[float]
@@ -331,14 +337,14 @@ def _find_weights(matches: TermMatches, ordinals: NDArray[Any], size: int) -> ND
 
 def _find_visible_period(part: _InboxPart, query: Query) -> tuple[int, int]:
     """Return the range of ordinals that are visible and in the period of a query."""
-    first, last = _find_period(part.postings.sent, query.after, query.before)
+    first, last = _find_period(part.postings.times, query.after, query.before)
     return max(first, part.first), min(last, part.last)
 
 
-def _find_period(sent: NDArray[np.int64], after: int | None, before: int | None) -> tuple[int, int]:
+def _find_period(times: NDArray[np.int64], after: int | None, before: int | None) -> tuple[int, int]:
     """Return the range of ordinals of a period. Messages without a date are in no period."""
     if after is None and before is None:
-        return 0, len(sent)
-    first = int(np.searchsorted(sent, NO_DATE + 1 if after is None else after))
-    last = len(sent) if before is None else int(np.searchsorted(sent, before))
+        return 0, len(times)
+    first = int(np.searchsorted(times, (NO_DATE + 1 if after is None else after) << TIE_BITS))
+    last = len(times) if before is None else int(np.searchsorted(times, before << TIE_BITS))
     return first, last

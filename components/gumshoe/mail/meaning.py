@@ -14,7 +14,6 @@ from gumshoe.embeddings.search_options import NO_EMBEDDING, Fusion
 from gumshoe.errors import UsageError
 from gumshoe.mail.inbox_view import Query, ScoredMessages
 from gumshoe.mail.message_vectors import MessageChunk, MessageVectors, cut_chunk
-from gumshoe.mail.postings import NO_DATE
 from gumshoe.mail.segment import IndexSegments
 
 _LISTED = 200  # messages that each retriever lists, at most
@@ -126,7 +125,7 @@ class MeaningSearch:
         dense = RetrieverScores(weight, scores, find_ranks(candidates, near))
         lexical = RetrieverScores(1 - weight, found.scores[candidates], find_ranks(candidates, by_words))
         fused, by_score = fuse([dense, lexical], fusion), fuse([dense, lexical], "score")
-        order = np.lexsort((found.messages[candidates], -_dates(found)[candidates], -by_score, -fused))[:limit]
+        order = np.lexsort((found.messages[candidates], -found.times[candidates], -by_score, -fused))[:limit]
         return [
             RankedMessage(
                 int(found.messages[candidates[place]]),
@@ -138,12 +137,7 @@ class MeaningSearch:
         ]
 
 
-def _dates(found: ScoredMessages) -> Numbers:
-    """Return the dates of messages, so that they can be negated."""
-    return np.maximum(found.sent, NO_DATE + 1)
-
-
 def _sort(found: ScoredMessages, places: Numbers, scores: NDArray[Any]) -> Numbers:
     """Return the places of some messages, best first. Of equal scores, the newest comes first."""
-    ordered: Numbers = places[np.lexsort((found.messages[places], -_dates(found)[places], -scores))]
+    ordered: Numbers = places[np.lexsort((found.messages[places], -found.times[places], -scores))]
     return ordered

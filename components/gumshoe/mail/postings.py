@@ -12,6 +12,7 @@ arrays of a segment are in one file, little-endian, mapped into memory. An inbox
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 
 ARRAYS = {
     "pair_starts": "<i8", "term_starts": "<i8", "inbox_words": "<i8",  # [inboxes + 1], [inboxes + 1], [inboxes]
-    "pair_messages": "<i4", "pair_sent": "<i8", "pair_words": "<i4", "pair_subjects": "<u2",  # [pairs]
+    "pair_messages": "<i4", "pair_times": "<i8", "pair_words": "<i4", "pair_subjects": "<u2",  # [pairs]
     "terms": "<u8", "posting_starts": "<u4", "position_starts": "<u4",  # [terms], [terms + 1], [terms + 1]
     "ordinals": "<u2", "weights": "u1", "counts": "u1",  # [postings]
     "positions": "<u2",
@@ -28,8 +29,10 @@ ARRAYS = {
 """Type of each array."""
 ARRAY_ORDER = sorted(ARRAYS, key=lambda name: -np.dtype(ARRAYS[name]).itemsize)
 """Order of the arrays in their file."""
-NO_DATE = -(1 << 63)
-"""`pair_sent` of a message without a date."""
+NO_DATE = -(1 << 47)
+"""Stands for the date of a message without one, in seconds since 1970."""
+TIE_BITS = 16
+"""Lower bits of `pair_times`, which sort messages of the same second. See `sort_key`."""
 NO_POSITION = 0xFFFF
 """Position of a term that is not a word of the text, such as an id or an address."""
 MAX_POSITION = NO_POSITION - 1_000
@@ -42,6 +45,16 @@ _MAX_ARRAYS = 10_000  # kept apart while a segment is collected; each small one 
 SUBJECT_WEIGHT = 2  # a word in the subject counts as much as two in the body
 
 Numbers = NDArray[np.int64]
+
+
+def sort_key(sent: int | None, shown_id: str) -> int:
+    """Return the number by which an inbox sorts a message, given its date and the id under which it is listed.
+
+    Messages of the same second are sorted by a digest of the id, so that neither other inboxes nor the way in which the
+    index was built decide.
+    """
+    digest = blake2b(shown_id.encode("utf-8", "surrogatepass"), digest_size=TIE_BITS // 8).digest()
+    return ((NO_DATE if sent is None else sent) << TIE_BITS) | int.from_bytes(digest, "little")
 
 
 class PostingsWriter:
@@ -57,7 +70,7 @@ class PostingsWriter:
         self._numbers: list[NDArray[np.uint32]] = []
         self._positions: list[NDArray[np.uint16]] = []
         self._lengths = array("q")  # of each text, in occurrences
-        self._messages, self._sent, self._inboxes, self._words, self._subjects = (array("q") for _ in range(5))
+        self._messages, self._times, self._inboxes, self._words, self._subjects = (array("q") for _ in range(5))
         self._part_pairs, self._part_texts = array("q"), array("q")
 
     def number_terms(self, terms: NDArray[np.uint64]) -> NDArray[np.uint32]:
@@ -83,14 +96,14 @@ class PostingsWriter:
         self._lengths.append(len(numbers))
         return len(self._lengths) - 1
 
-    def add_pair(self, inbox: str, message: int, sent: int | None, words: int, subject: int) -> int:
+    def add_pair(self, inbox: str, message: int, time: int, words: int, subject: int) -> int:
         """Put a message into an inbox and return the number of the pair. It has no text yet.
 
-        `words` is the number of its words, and `subject` the number of those that belong to the subject.
+        `time` is its `sort_key`, `words` the number of its words, and `subject` that of the words of its subject.
         """
         self._inboxes.append(self.addresses.setdefault(inbox, len(self.addresses)))
         self._messages.append(message)
-        self._sent.append(NO_DATE if sent is None else sent)
+        self._times.append(time)
         self._words.append(words)
         self._subjects.append(subject)
         return len(self._inboxes) - 1
@@ -127,19 +140,19 @@ class PostingsWriter:
 
     def _sort_pairs(self) -> "_Pairs":
         """Sort the messages of each inbox by date, those of one date in reverse order. The largest inbox is first."""
-        inbox, message, sent, words, subjects = map(
-            _to_array, (self._inboxes, self._messages, self._sent, self._words, self._subjects)
+        inbox, message, times, words, subjects = map(
+            _to_array, (self._inboxes, self._messages, self._times, self._words, self._subjects)
         )
         sizes = np.bincount(inbox, minlength=len(self.addresses))
         by_size = np.argsort(-sizes, kind="stable")
         place = np.empty(len(sizes), np.int64)
         place[by_size] = np.arange(len(sizes))
         self.addresses = {address: int(place[number]) for address, number in self.addresses.items()}
-        order = np.lexsort((-message, sent, place[inbox]))
+        order = np.lexsort((-message, times, place[inbox]))
         new_numbers = np.empty(len(order), np.int64)
         new_numbers[order] = np.arange(len(order))
         starts = np.concatenate([[0], np.cumsum(sizes[by_size])]).astype(np.int64)
-        return _Pairs(starts, message[order], sent[order], words[order], subjects[order], new_numbers)
+        return _Pairs(starts, message[order], times[order], words[order], subjects[order], new_numbers)
 
 
 def _join(parts: list[NDArray[Any]], kind: type[Any]) -> NDArray[Any]:
@@ -159,7 +172,7 @@ class _Pairs:
 
     starts: Numbers
     messages: Numbers
-    sent: Numbers
+    times: Numbers
     words: Numbers
     subjects: Numbers
     new_numbers: Numbers
@@ -182,7 +195,7 @@ class _Occurrences:
 def _add_pairs(arrays: "_Arrays", pairs: _Pairs) -> None:
     arrays.append("pair_starts", pairs.starts)
     arrays.append("pair_messages", pairs.messages)
-    arrays.append("pair_sent", pairs.sent)
+    arrays.append("pair_times", pairs.times)
     arrays.append("pair_words", pairs.words)
     arrays.append("pair_subjects", np.minimum(pairs.subjects, NO_POSITION))
     sums = np.concatenate([[0], np.cumsum(pairs.words)])

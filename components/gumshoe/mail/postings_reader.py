@@ -82,7 +82,8 @@ class InboxPostings:
     def __init__(self, arrays: dict[str, NDArray[Any]], number: int) -> None:
         pairs = slice(*arrays["pair_starts"][number : number + 2].tolist())
         self.messages: NDArray[np.int32] = arrays["pair_messages"][pairs]
-        self.sent: NDArray[np.int64] = arrays["pair_sent"][pairs]
+        self.times: NDArray[np.int64] = arrays["pair_times"][pairs]
+        """[messages]: see `sort_key`, ascending."""
         self.lengths: NDArray[np.int32] = arrays["pair_words"][pairs]
         self.words = int(arrays["inbox_words"][number])
         """Total number of words."""

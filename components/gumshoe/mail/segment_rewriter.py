@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from gumshoe.mail.build_report import count_attachments
 from gumshoe.mail.inboxes import drop_hidden_recipients
 from gumshoe.mail.posting_texts import measure_size, read_texts
-from gumshoe.mail.postings import NO_DATE, PostingsWriter
+from gumshoe.mail.postings import PostingsWriter
 from gumshoe.mail.schema import DATABASE
 from gumshoe.mail.segment import InboxEntry, IndexSegment, IndexSegments, StoredCopy
 from gumshoe.mail.segment_writer import complete_segment, create_database, digest_copy, to_entry_rows, to_row
@@ -222,12 +222,11 @@ class SegmentRewriter:
         owners = np.repeat(np.arange(len(part.addresses)), np.diff(arrays["pair_starts"]))
         for text in read_texts(arrays, part.pairs, postings.number_terms):
             pair = text.pair
-            sent = int(arrays["pair_sent"][pair])
             (message,) = self._renumber(arrays["pair_messages"][pair : pair + 1]).tolist()
             new = postings.add_pair(
                 part.addresses[owners[pair]],
                 message,
-                None if sent == NO_DATE else sent,
+                int(arrays["pair_times"][pair]),
                 int(arrays["pair_words"][pair]),
                 int(arrays["pair_subjects"][pair]),
             )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.mail.inboxes import Inboxes, drop_hidden_recipients
-from gumshoe.mail.postings import PostingsWriter
+from gumshoe.mail.postings import PostingsWriter, sort_key
 from gumshoe.mail.prepared_messages import BatchTerms, PreparedMessage, TermRange, TextTerms
 from gumshoe.mail.schema import DATABASE, INDEXES, POSTINGS, TABLES
 from gumshoe.mail.segment import InboxEntry, IndexSegments, StoredCopy
@@ -182,7 +182,7 @@ class SegmentWriter:
         for entry, (_, hidden) in zip(new.inboxes, inboxes, strict=True):
             pair = held.pairs.get(entry.address)
             if pair is None:
-                pair = self._add_pair(number, held, entry.address, message.sender, earlier, new.sent)
+                pair = self._add_pair(number, held, entry, message.sender, earlier, new.sent)
             for occurrences in message.envelope.select(hidden):
                 if occurrences not in texts:
                     texts[occurrences] = self._add_text(occurrences)
@@ -191,17 +191,18 @@ class SegmentWriter:
                 self._add_envelope(pair, message.sender, new, entry)
 
     def _add_pair(
-        self, number: int, held: _Held, inbox: str, sender: str, copies: list[StoredCopy], sent: int | None = None
+        self, number: int, held: _Held, new: InboxEntry, sender: str, copies: list[StoredCopy], sent: int | None
     ) -> int:
         """Put a message into an inbox that this segment has not put it into, with the copies of earlier segments.
 
-        `sent` is the date if none of the copies is in the inbox.
+        `new` and `sent` are the inbox, and the id and the date if none of the copies is in it.
         """
+        inbox, shown_id = new.address, new.shown_id
         before = [(each, entry) for each in copies if (entry := each.find_entry(inbox))]
         if before:
             self._removed.append((inbox, number))
-            sent = before[0][0].sent
-        pair = self._postings.add_pair(inbox, number, sent, held.words, held.subject)
+            sent, shown_id = before[0][0].sent, before[0][1].shown_id
+        pair = self._postings.add_pair(inbox, number, sort_key(sent, shown_id), held.words, held.subject)
         held.pairs[sys.intern(inbox)] = pair
         self._postings.add_part(pair, held.text)
         for copy, entry in before:
@@ -254,7 +255,8 @@ class SegmentWriter:
         sender = self._earlier.read_text(number).sender
         for inbox in gone:
             if any(each.find_entry(inbox) for each in left):
-                self._add_pair(number, self._hold(number, analyze(number)), inbox, sender, left)
+                held = self._hold(number, analyze(number))
+                self._add_pair(number, held, InboxEntry(inbox, [], ""), sender, left, None)
         self.flush()
 
     def flush(self) -> None:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from gumshoe.mail.inbox_view import DatedMessages, InboxView
+from gumshoe.mail.postings import TIE_BITS, sort_key
 from gumshoe.mail.segment import OwnCopy
 from gumshoe.mail.terms import bare_id, subject_term, thread_terms
 from gumshoe.mail.thread_subjects import is_reply
@@ -34,6 +35,8 @@ class ThreadMember(NamedTuple):
     message: int
     sent: int
     """Seconds since 1970. 0 without a date."""
+    time: int
+    """See `sort_key`."""
     ids: tuple[str, ...]
     """Its own ids and those that it refers to, without angle brackets."""
     people: frozenset[str]
@@ -71,7 +74,7 @@ class ThreadFinder:
         for each in alone:
             found[each.message] = _follow_subject(each, self._describe(near[each.message]))
         return {
-            message: [each.message for each in sorted(members, key=lambda each: (each.sent, each.message))]
+            message: [each.message for each in sorted(members, key=lambda each: (each.time, each.message))]
             for message, members in found.items()
         }
 
@@ -107,7 +110,7 @@ class ThreadFinder:
                     continue
                 seen.add(message_id)
                 (having,) = self._find_having([self._term(message_id)])
-                numbers = sorted(having.messages.tolist())[:MAX_MESSAGES]
+                numbers = having.sort()[:MAX_MESSAGES]
                 new = [each for each in numbers if each not in members][: MAX_MESSAGES - len(members)]
                 # A copy that is not visible as of the view's time has terms too.
                 found = [each for each in self._describe(new) if message_id in each.ids]
@@ -120,9 +123,9 @@ class ThreadFinder:
         (having,) = self._find_having([term])
         if len(having.messages) == 1:
             return []
-        near = np.flatnonzero((having.sent >= first.sent - _MAX_SPAN) & (having.sent <= first.sent + _MAX_SPAN))
-        distances = np.abs(having.sent[near] - first.sent)
-        order = np.lexsort((having.messages[near], distances))[:_MAX_CANDIDATES]
+        distances = np.abs((having.times >> TIE_BITS) - first.sent)
+        near = np.flatnonzero(distances <= _MAX_SPAN)
+        order = np.lexsort((having.messages[near], having.times[near], distances[near]))[:_MAX_CANDIDATES]
         return [each for each in having.messages[near[order]].tolist() if each != first.message]
 
 
@@ -142,7 +145,9 @@ def _to_member(inbox: str, message: int, head: MessageHead) -> ThreadMember:
     sender, subject, copies = head
     ids = dict.fromkeys(bare_id(each) for copy in copies for each in (copy.message_id, *copy.references))
     people = {sender, *(address for copy in copies for _, address, _ in copy.recipients)} - {inbox, ""}
-    return ThreadMember(message, copies[0].sent or 0, tuple(ids), frozenset(people), subject, is_reply(subject))
+    first = copies[0]
+    time = sort_key(first.sent, first.shown_id)
+    return ThreadMember(message, first.sent or 0, time, tuple(ids), frozenset(people), subject, is_reply(subject))
 
 
 def _belong_together(one: ThreadMember, other: ThreadMember) -> bool:
