@@ -13,7 +13,7 @@ from gumshoe.mail.build import extend_mail_index
 from gumshoe.mail.inbox_view import InboxView, Query
 from gumshoe.mail.postings import sort_key
 from gumshoe.mail.schema import read_state
-from gumshoe.mail.segment import InboxEntry, IndexSegments, StoredCopy
+from gumshoe.mail.segment import InboxEntry, IndexSegments, StoredCopy, sort_copies
 from gumshoe.mail.terms import address_term
 from gumshoe.mail.words import MailAnalyzer
 from tests.mail.mailbox import KEEP_ALL, make_index, record, write_jsonl
@@ -147,7 +147,7 @@ def test_an_inbox_reads_its_own_copies_of_any_segment(tmp_path: Path) -> None:
         for number in range(1, 5):
             expected = [
                 (*each[:5], visible(each, entry), each.references, entry.shown_id)
-                for each in segments.read_copies(number)
+                for each in sort_copies(segments.read_copies(number))
                 if (entry := each.find_entry(inbox))
             ]
             assert found[number] == expected

@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gumshoe.artifacts.sqlite import explain_damage
-from gumshoe.mail.build import build_mail_index
+from gumshoe.mail.build import build_mail_index, extend_mail_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.schema import FILE_NAME, VERSION
 from gumshoe.mail.search_arguments import MailSearchError
 from tests.errors import raises
-from tests.mail.mailbox import KEEP_ALL, make_index, record
+from tests.mail.mailbox import KEEP_ALL, make_index, record, write_jsonl
 
 BOB = "bob@example.com"
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
@@ -425,3 +425,18 @@ def test_attachments_are_searched_and_read(tmp_path: Path) -> None:
         ("policy 2024.txt", "The deductible is 250 euros.", ""),
         ("drive.bin", "", "unknown type"),
     ]
+
+
+@pytest.mark.parametrize("numbers", [(1, 2, 3), (3, 2, 1), (2, 3, 1)])
+@pytest.mark.parametrize("extended", [False, True])
+def test_the_earliest_copy_decides_id_and_date(tmp_path: Path, numbers: tuple[int, ...], extended: bool) -> None:
+    dates = {1: "2001-05-03T12:00:00Z", 2: "2001-05-20T12:00:00Z", 3: None}
+    copies = [record(number, subject="Same", body="gas", date=dates[number]) for number in numbers]
+    index = make_index(tmp_path, copies[:1] if extended else copies)
+    for place, each in enumerate(copies[1:] if extended else []):
+        extend_mail_index([write_jsonl(tmp_path / f"{place}.jsonl", [each])], index.directory)
+    index = MailIndex(index.directory)
+    for until in (None, datetime(2001, 5, 10, tzinfo=UTC)):
+        (hit,) = index.search("bob@example.com", ["gas"], visible_before=until)
+        assert (hit.message_id, hit.sent) == ("<1@example.com>", datetime(2001, 5, 3, 12, tzinfo=UTC))
+    assert index.search("bob@example.com", ["gas"], visible_before=datetime(2001, 5, 2, tzinfo=UTC)) == []

@@ -32,7 +32,8 @@ def read_postings(mail: Sequence[Text]) -> InboxPostings:
     writer = PostingsWriter()
     for number, text in enumerate(mail, 1):
         places = number_words(text)
-        pair = writer.add_pair("ann@example.com", number, number, len(places), len(text[0]))
+        pair = writer.add_pair("ann@example.com", number, len(places), len(text[0]))
+        writer.add_time(pair, number)
         distinct = np.array(sorted({term for _, term in places}), np.uint64)
         numbers = dict(zip(distinct.tolist(), writer.number_terms(distinct).tolist(), strict=True))
         terms = np.array([numbers[term] for _, term in places], np.uint32)

@@ -10,7 +10,7 @@ from pathlib import Path
 from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.corpus import LookupResult, QuestionScope
 from gumshoe.mail.message import to_datetime
-from gumshoe.mail.segment import IndexSegments
+from gumshoe.mail.segment import IndexSegments, sort_copies
 from gumshoe.mail.terms import bare_id
 
 
@@ -61,7 +61,7 @@ class MailAudit:
 
     def _list_inboxes(self, number: int) -> list[IndexedMessage]:
         """Return a message as each inbox lists it."""
-        copies = self._segments.read_copies(number)
+        copies = sort_copies(self._segments.read_copies(number))
         first = {entry.address: (each, entry) for each in reversed(copies) for entry in each.inboxes}
         return [
             IndexedMessage(entry.shown_id, to_datetime(copy.sent, None), inbox)

@@ -33,6 +33,8 @@ NO_DATE = -(1 << 47)
 """Stands for the date of a message without one, in seconds since 1970."""
 TIE_BITS = 16
 """Lower bits of `pair_times`, which sort messages of the same second. See `sort_key`."""
+_NO_TIME = (1 << 63) - 1
+_FIRST_DATED = (NO_DATE + 1) << TIE_BITS  # less than the key of any message with a date
 NO_POSITION = 0xFFFF
 """Position of a term that is not a word of the text, such as an id or an address."""
 MAX_POSITION = NO_POSITION - 1_000
@@ -96,17 +98,23 @@ class PostingsWriter:
         self._lengths.append(len(numbers))
         return len(self._lengths) - 1
 
-    def add_pair(self, inbox: str, message: int, time: int, words: int, subject: int) -> int:
-        """Put a message into an inbox and return the number of the pair. It has no text yet.
+    def add_pair(self, inbox: str, message: int, words: int, subject: int) -> int:
+        """Put a message into an inbox and return the number of the pair. It has no text and no time yet.
 
-        `time` is its `sort_key`, `words` the number of its words, and `subject` that of the words of its subject.
+        `words` is the number of its words, and `subject` that of the words of its subject.
         """
         self._inboxes.append(self.addresses.setdefault(inbox, len(self.addresses)))
         self._messages.append(message)
-        self._times.append(time)
+        self._times.append(_NO_TIME)
         self._words.append(words)
         self._subjects.append(subject)
         return len(self._inboxes) - 1
+
+    def add_time(self, pair: int, time: int) -> None:
+        """Add the `sort_key` of a copy. That of the earliest copy counts, or of the earliest one with a date."""
+        known = self._times[pair]
+        if known == _NO_TIME or (time < _FIRST_DATED, time) < (known < _FIRST_DATED, known):
+            self._times[pair] = time
 
     def add_part(self, pair: int, text: int) -> None:
         """Give a text to a message of an inbox, beside the texts that it has already."""

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import orjson
 
@@ -191,6 +191,14 @@ class IndexSegment:
         ]
 
 
+Copy = TypeVar("Copy", StoredCopy, OwnCopy)
+
+
+def sort_copies(copies: Iterable[Copy]) -> list[Copy]:
+    """Sort copies of a message. The earliest comes first: its id and date are shown. Copies without a date are last."""
+    return sorted(copies, key=lambda each: (each.sent is None, each.sent or 0, each.copy))
+
+
 def _to_hex(digests: list[bytes]) -> str:
     return orjson.dumps([each.hex() for each in digests]).decode()
 
@@ -261,7 +269,7 @@ class IndexSegments:
             yield self.segments[number], several
 
     def read_own_copies(self, inbox: str, messages: Iterable[int], split: Container[int]) -> dict[int, list[OwnCopy]]:
-        """Return the copies of some messages that an inbox holds, in order, without removed ones.
+        """Return the copies of some messages that an inbox holds, the first to show first, without removed ones.
 
         `split` has the messages that a segment removed from an earlier one for this inbox, see `list_removed`. All
         copies of others are in one segment, mostly that of the text.
@@ -275,7 +283,7 @@ class IndexSegments:
                 removed = self._list_removed_copies(message)
                 several = [each.read_own_copies(inbox, [message]).get(message, []) for each in self.segments]
                 found[message] = [copy for each in several for copy in each if copy.copy not in removed]
-        return {message: sorted(found[message], key=lambda each: each.copy) for message in wanted}
+        return {message: sort_copies(found[message]) for message in wanted}
 
     def _list_removed_copies(self, message: int) -> set[int]:
         query = "SELECT copy FROM removed_copies WHERE message = ?"

@@ -226,10 +226,10 @@ class SegmentRewriter:
             new = postings.add_pair(
                 part.addresses[owners[pair]],
                 message,
-                int(arrays["pair_times"][pair]),
                 int(arrays["pair_words"][pair]),
                 int(arrays["pair_subjects"][pair]),
             )
+            postings.add_time(new, int(arrays["pair_times"][pair]))
             postings.add_part(new, postings.add_text(text.numbers, text.positions))
 
 

@@ -182,7 +182,8 @@ class SegmentWriter:
         for entry, (_, hidden) in zip(new.inboxes, inboxes, strict=True):
             pair = held.pairs.get(entry.address)
             if pair is None:
-                pair = self._add_pair(number, held, entry, message.sender, earlier, new.sent)
+                pair = self._add_pair(number, held, entry.address, message.sender, earlier)
+            self._postings.add_time(pair, sort_key(new.sent, entry.shown_id))
             for occurrences in message.envelope.select(hidden):
                 if occurrences not in texts:
                     texts[occurrences] = self._add_text(occurrences)
@@ -190,22 +191,16 @@ class SegmentWriter:
             if entry.shown_id != new.message_id:
                 self._add_envelope(pair, message.sender, new, entry)
 
-    def _add_pair(
-        self, number: int, held: _Held, new: InboxEntry, sender: str, copies: list[StoredCopy], sent: int | None
-    ) -> int:
-        """Put a message into an inbox that this segment has not put it into, with the copies of earlier segments.
-
-        `new` and `sent` are the inbox, and the id and the date if none of the copies is in it.
-        """
-        inbox, shown_id = new.address, new.shown_id
+    def _add_pair(self, number: int, held: _Held, inbox: str, sender: str, copies: list[StoredCopy]) -> int:
+        """Put a message into an inbox that this segment has not put it into, with its copies of earlier segments."""
         before = [(each, entry) for each in copies if (entry := each.find_entry(inbox))]
         if before:
             self._removed.append((inbox, number))
-            sent, shown_id = before[0][0].sent, before[0][1].shown_id
-        pair = self._postings.add_pair(inbox, number, sort_key(sent, shown_id), held.words, held.subject)
+        pair = self._postings.add_pair(inbox, number, held.words, held.subject)
         held.pairs[sys.intern(inbox)] = pair
         self._postings.add_part(pair, held.text)
         for copy, entry in before:
+            self._postings.add_time(pair, sort_key(copy.sent, entry.shown_id))
             self._add_envelope(pair, sender, copy, entry)
         return pair
 
@@ -256,7 +251,7 @@ class SegmentWriter:
         for inbox in gone:
             if any(each.find_entry(inbox) for each in left):
                 held = self._hold(number, analyze(number))
-                self._add_pair(number, held, InboxEntry(inbox, [], ""), sender, left, None)
+                self._add_pair(number, held, inbox, sender, left)
         self.flush()
 
     def flush(self) -> None:
