@@ -8,7 +8,9 @@ import pytest
 from gumshoe.environments.base import DocumentSource, MessageSource
 from gumshoe.environments.registry import EnvFactory, EnvironmentSettings, open_env
 from gumshoe.environments.tools import Call
+from gumshoe.inference.policy_names import TINY, PolicyName
 from gumshoe.mail.index import MailIndex
+from gumshoe.rollouts.sessions import env_for_policy
 from gumshoe.scenarios.scenario import Scenario
 from tests.documents.pages import make_collection, page
 from tests.errors import raises
@@ -100,6 +102,24 @@ def test_the_tiny_policy_has_no_reasoning_unless_configured(mail: Path, collecti
     assert asks(wanted)
     assert wanted.provenance["environment"]["reasoning"] is True
     assert opened(mail).for_tiny().provenance["environment"]["threads"] is False
+
+
+@pytest.mark.parametrize(
+    ("policy", "tokenizer", "threads"),
+    [
+        ("tiny", None, False),
+        ("tiny#adapter", None, False),
+        ("vllm:http://localhost:8000", str(TINY), False),
+        ("vllm:http://localhost:8000#r1", "tiny", False),
+        ("vllm:http://localhost:8000", "acme/other", True),
+        ("chat:other", "tiny", True),
+    ],
+)
+def test_the_tiny_policy_is_recognized_by_its_tokenizer_on_a_server(
+    mail: Path, policy: str, tokenizer: str | None, threads: bool
+) -> None:
+    found = env_for_policy(opened(mail), PolicyName.parse(policy), tokenizer)
+    assert found.provenance["environment"]["threads"] is threads
 
 
 def test_a_single_call_shows_more_of_a_document_unless_configured(mail: Path, tmp_path: Path) -> None:

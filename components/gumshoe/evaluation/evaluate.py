@@ -114,6 +114,8 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
     scenarios = select_scenarios(settings.rollout)
     unseen = _check(settings, scenarios)
     env_factory = open_env(settings.rollout.index, settings.rollout.environment)
+    for policy in settings.policies:  # evaluate all alike: with the settings of the tiny policy if it is one of them
+        env_factory = env_for_policy(env_factory, PolicyName.parse(policy.word), settings.rollout.tokenizer)
     async with AsyncExitStack() as open_judges:
         judges = []
         for each in settings.judges:
@@ -430,7 +432,7 @@ def _build_result(
                 name=each.name,
                 policy=each.word,
                 version=policy.version,
-                environment=env_for_policy(env_factory, policy).provenance["environment"],
+                environment=env_factory.provenance["environment"],
                 is_unseen=each.name in unseen,
                 episodes=sum(each.chosen.cost.samples if each.chosen else 1 for each in own),
                 run_again=sum(each.chosen.run_again if each.chosen else each.tries - 1 for each in own),

@@ -11,7 +11,7 @@ from gumshoe.environments.base import Environment
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Policy, Sampling
-from gumshoe.inference.policy_names import PolicyName, load_tokenizer, start_local_policy
+from gumshoe.inference.policy_names import PolicyName, is_tiny, load_tokenizer, start_local_policy
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.installation import install_command
 from gumshoe.rollouts.chat_format import ChatFormat
@@ -26,9 +26,13 @@ OpenChatSession = Callable[[Environment, str], AbstractContextManager[ChatSessio
 """Open a conversation in an environment with its own seed. It ends when the context is left."""
 
 
-def env_for_policy(env_factory: EnvFactory, policy: PolicyName) -> EnvFactory:
-    """Return the environments with the settings that a policy was trained with. Settings of the user are kept."""
-    return env_factory.for_tiny() if policy.is_tiny else env_factory
+def env_for_policy(env_factory: EnvFactory, policy: PolicyName, tokenizer: Path | str | None = None) -> EnvFactory:
+    """Return the environments with the settings that a policy was trained with. Settings of the user are kept.
+
+    A policy on a server is the tiny one if its `tokenizer` is.
+    """
+    is_served = policy.takes_tokenizer and tokenizer is not None and is_tiny(tokenizer)
+    return env_factory.for_tiny() if policy.is_tiny or is_served else env_factory
 
 
 @asynccontextmanager

@@ -89,7 +89,8 @@ async def run_to_file(
         )
     name = PolicyName.parse(settings.policy)
     chosen = select_scenarios(settings)
-    env_factory = env_for_policy(env_factory or open_env(settings.index, settings.environment), name)
+    opened_env = env_factory or open_env(settings.index, settings.environment)
+    env_factory = env_for_policy(opened_env, name, settings.tokenizer)
     limits = settings.limits
     env_factory.check(chosen, limits.max_turns)
     recorded = {**settings.episode_settings, **env_factory.provenance, "weights": name.weights_digest}
