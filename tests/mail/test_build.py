@@ -146,7 +146,8 @@ def test_ids_of_dropped_duplicates_read_the_kept_message(tmp_path: Path) -> None
     records = [record(number, body=f"same {number % 5}", subject="s") for number in range(50)]
     index = make_index(tmp_path, records)
     for number in range(50):
-        assert index.read(BOB, f"<{number}@example.com>").message_id == f"<{number % 5}@example.com>"
+        earliest = min(range(number % 5, 50, 5), key=lambda each: records[each]["date"])
+        assert index.read(BOB, f"<{number}@example.com>").message_id == f"<{earliest}@example.com>"
 
 
 def test_an_existing_index_is_replaced_only_on_request(tmp_path: Path) -> None:
