@@ -108,7 +108,8 @@ def test_a_rollout_with_a_real_model_is_complete_and_token_exact(
         check_tokens(each, chat, MAX_TOKENS)
     assert {each.policy for each in found} == {NAME if kind == "vllm" else str(model_directory)}
     distinct = len({tuple(each.ids) for each in found})
-    assert distinct >= COUNT * SAMPLES - 2, "with equal seeds, the samples of every question would be equal"
+    # Requests to vLLM have no seed, so two of its samples may be equal by chance: one pair in eight runs.
+    assert distinct == COUNT * SAMPLES if kind == "transformers" else distinct >= COUNT * SAMPLES - 3
     fields = {name for line in out.read_text().splitlines() for name in json.loads(line)}
     assert fields == set(Trajectory.__slots__)
 
