@@ -1,4 +1,4 @@
-"""What the text of attachments, and vectors, add to the time and the size of an index of mail."""
+"""Measure how much time and disk space attachments and vectors add to an index of mail."""
 
 import io
 import time
@@ -24,8 +24,11 @@ _WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 
 
 def measure_extras(directory: Path, embedding: str) -> tuple[str, list[str], list[list[str]]]:
-    """Return title, header and rows of a table: without, with one attachment of each kind for each message, and with
-    vectors unless `embedding` is "none"."""
+    """Return title, header and rows of a table with the seconds and MiB of each index.
+
+    The first index is of text alone. Each of the next ones has an attachment of one kind for each message. The last one
+    has vectors, unless `embedding` is "none".
+    """
     texts = [message["body"] for message in islice(real_messages(), MESSAGES)]
     options = MailBuildOptions(max_body=None)
     rows = []
@@ -42,7 +45,7 @@ def measure_extras(directory: Path, embedding: str) -> tuple[str, list[str], lis
     base = float(rows[0][1])
     for row in rows[1:]:
         row.append(f"{(float(row[1]) - base) * 1000 / MESSAGES:.1f}")
-    return f"Indexing {MESSAGES:,} raw messages", ["", "seconds", "MiB", "more, ms a message"], rows
+    return f"Indexing {MESSAGES:,} raw messages", ["", "seconds", "MiB", "extra ms per message"], rows
 
 
 def _measure(name: str, mail: Path, out: Path, options: MailBuildOptions) -> list[str]:
@@ -62,7 +65,7 @@ def _write_mail(directory: Path, texts: list[str], ending: str, write: Callable[
         message["Message-ID"], message["Subject"] = f"<{number}@example.com>", f"Report {number}"
         message.set_content(text)
         if write:
-            attached = write(texts[number - 1][:_CHARACTERS])
+            attached = write(texts[number - 1][:_CHARACTERS])  # the text of another message
             message.add_attachment(attached, "application", "octet-stream", filename=f"report{ending}")
         (directory / "cur" / f"{number}:2,S").write_bytes(message.as_bytes())
 

@@ -1,7 +1,6 @@
 """Building an index: duplicates, determinism, and that the index appears only when complete."""
 
 import json
-import os
 import shutil
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from gumshoe.errors import GumshoeError
 from tests.documents.collection import DISEASES, LEXICAL, make_index, plain_records, write_jsonl
 from tests.embeddings.word_vectors import FailingVectors, ShortVectors, WordVectors
 from tests.errors import check_error, raises
+from tests.kills import run_program
 
 DENSE = DocumentBuildOptions("word-vectors")
 MANY = 2500  # chunks: more than two of the windows from which a killed build resumes
@@ -132,26 +132,20 @@ def test_builds_in_other_processes_are_identical(tmp_path: Path) -> None:
 # Interrupted builds
 
 _KILLED = """
-import os, signal, sys
+import sys
 from pathlib import Path
 from gumshoe.documents import build
 from tests.embeddings.word_vectors import WordVectors
+from tests.kills import run_program
+from tests.kills import run_killed
 
-class Killed(WordVectors):
-    def embed(self, texts, use):
-        if str(len(self.asked)) == point:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().embed(texts, use)
+def run():
+    options = build.DocumentBuildOptions("word-vectors")
+    build.build_document_index([sys.argv[1]], Path(sys.argv[2], place), options, embedder=WordVectors())
 
-for point in sys.argv[3:]:
-    child = os.fork()  # a new process would take a second to import its modules
-    if not child:
-        if not point.isdecimal():
-            setattr(build, point, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        options = build.DocumentBuildOptions("word-vectors")
-        build.build_document_index([sys.argv[1]], Path(sys.argv[2], point), options, embedder=Killed())
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+for place in sys.argv[3:]:
+    point = (WordVectors, "embed", int(place) + 1) if place.isdecimal() else (build, place, 1)
+    run_killed(*point, run)
 """
 
 
@@ -168,11 +162,8 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
 def killed(many: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with the files of killed builds, named by the call at which they were killed."""
     place = tmp_path_factory.mktemp("killed")
-    environment = {**os.environ, "PYTHONPATH": ":".join([str(Path(__file__).parents[2]), *sys.path])}
     points = ["0", "1", "2", "file_digest", "write_atomically"]
-    command = [sys.executable, "-c", _KILLED, many[0], str(place), *points]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == [str(-signal.SIGKILL)] * len(points)
+    assert run_program(_KILLED, many[0], place, *points) == [-signal.SIGKILL] * len(points)
     return place
 
 

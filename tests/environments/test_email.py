@@ -188,6 +188,30 @@ def test_a_long_thread_is_shown_around_the_wanted_message(tmp_path: Path) -> Non
     assert "[2,999 more characters" in read(place, 74, whole_thread=True)
 
 
+def test_only_what_is_shown_of_a_thread_is_folded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folded: list[str] = []
+
+    def fold(body: str) -> str:
+        folded.append(body)
+        return body
+
+    monkeypatch.setattr("gumshoe.mail.quotes.fold_quotes", fold)
+    records = [
+        message(
+            number,
+            1,
+            subject="Re: Due",
+            date=f"2001-05-02T12:{number % 60:02}:00+00:00",
+            body=f"{number} {'word ' * 600}",
+        )
+        for number in range(2, 42)
+    ]
+    place = environment(make_index(tmp_path, [MAIL[0], *records]))
+    shown = read(place, 20, whole_thread=True).count("\nId: <")
+    assert 1 < shown < 10
+    assert len(folded) == len(set(folded)) <= shown + 2  # the next one on each side does not fit
+
+
 def test_every_message_of_a_long_thread_can_be_reached(tmp_path: Path) -> None:
     """Follow the ids that a part of a thread names, through messages that leave no room for others."""
     records = [

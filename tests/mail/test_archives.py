@@ -155,10 +155,18 @@ def test_only_files_of_a_tar_archive_are_read(tmp_path: Path) -> None:
             info = tarfile.TarInfo(f"{kind.decode()}.eml")
             info.type, info.linkname = kind, "/etc/passwd"
             archive.addfile(info)
-        info = tarfile.TarInfo("1.eml")
-        info.size = len(mail(1))
-        archive.addfile(info, io.BytesIO(mail(1)))
+        for name in ("1.eml", "__MACOSX/1.eml"):
+            info = tarfile.TarInfo(name)
+            info.size = len(mail(1))
+            archive.addfile(info, io.BytesIO(mail(1)))
     assert read(f"eml:{place}") == ([("1", "")], [])
+
+
+def test_large_files_of_a_tar_archive_are_read_in_pieces(tmp_path: Path) -> None:
+    large = mail(1) + random.Random(1).randbytes(3 << 20)
+    archive, entries = archives.open_archive("x", str(pack_tar(tmp_path / "x.tgz", ("1.eml", large))))
+    with archive.open(entries[0].key) as file:
+        assert file.read(4 << 20) == large
 
 
 def build_header(size: int, kind: str) -> bytes:
@@ -181,10 +189,13 @@ def test_a_damaged_or_oversized_tar_archive_is_rejected(tmp_path: Path, monkeypa
     name = gzip.compress(header.tobuf() + bytes(3 << 20))
     monkeypatch.setattr(archives, "_FREE_SIZE", 4 << 20)
     place = tmp_path / "x.tgz"
-    for data in (b"", b"\x1f\x8b", b"none", gzip.compress(b"x" * 2000), good[:50_000], twice, big, name):
+    for data in (b"", b"\x1f\x8b", b"none", gzip.compress(b"x" * 2000), good[:50_000], twice, big):
         place.write_bytes(data)
         with raises("mail.unreadable-archive", f"eml:{place}"):
             open_source(f"eml:{place}")
+    place.write_bytes(name)
+    with raises("mail.unreadable-archive", f"eml:{place}", 2 << 20):
+        open_source(f"eml:{place}")
     backwards = gzip.compress(b"".join(map(build_header, (0, 0, -1024), "050")) + bytes(1024))
     hidden = gzip.compress(b"".join(map(build_header, (0, 0, -1024), "05S")) + bytes(1024))
     for data in (backwards, hidden):

@@ -6,6 +6,7 @@ import time
 import zipfile
 from collections.abc import Iterator
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -108,6 +109,8 @@ def test_text_html_rtf_and_calendars_are_read(reader: AttachmentReader) -> None:
     assert (
         read(reader, rb"{\rtf1\ansi\ansicpg1252{\fonttbl{\f0 Arial;}}Gr\'fc\'dfe\par \u20320?x}").text == "Grüße\n你x"
     )
+    box = rb"{\rtf1 Text. {\shp{\*\shpinst hidden{\shptxt In a box.}}}}"
+    assert read(reader, box).text == "Text. In a box."
     calendar = "BEGIN:VCALENDAR\nBEGIN:VEVENT\nSUMMARY:Lunch\nDTSTART:20240305T120000Z\nEND:VEVENT\nEND:VCALENDAR\n"
     assert read(reader, calendar, "c.ics").text == "Event: Lunch\nWhen: Tue 2024-03-05 12:00 UTC"
     assert read(reader, "BEGIN:VCALENDAR\nSUMMARY:Lunch", "c.ics").text == "BEGIN:VCALENDAR\nSUMMARY:Lunch"
@@ -161,6 +164,10 @@ def test_the_text_of_an_open_document_is_read(reader: AttachmentReader) -> None:
     table = f'<table:table table:name="Costs">{rows}</table:table><text:p>End</text:p>'
     expected = "Costs\nRent\t900 €\nHeat\t80 €\nEnd"
     assert read(reader, open_document(table, kind="spreadsheet"), "a.ods").text == expected
+    outer = (
+        f'<table:table table:name="Plan">{row.format(f"<table:table-cell>{table}</table:table-cell>")}</table:table>'
+    )
+    assert read(reader, open_document(outer), "a.odt").text == "Plan\nRent\t900 €\tHeat\t80 €\tEnd"
     locked = open_document("x", manifest="<manifest:encryption-data/>")
     assert read(reader, locked, "a.odt").problem == "encrypted"
     assert read(reader, open_document("<text:p>"), "a.odt").problem == "cannot be read"
@@ -184,6 +191,7 @@ def test_html_and_text_named_as_an_office_file_are_read(reader: AttachmentReader
 @pytest.mark.parametrize("name", ["README", "authors.list", "plan"])
 def test_a_file_with_words_is_text_whatever_its_name(reader: AttachmentReader, name: str) -> None:
     assert read(reader, "The leasé is signed.\n" * 300, name).text.startswith("The leasé")
+    assert read(reader, "é " * 3000, name).text.startswith("é é")  # the first 4,096 bytes end inside a letter
     for data in (b"QUJD" * 500, b"\xe9t\xe9 et hiver", b"a \x01 b", b"12 34 56"):
         assert read(reader, data, name).problem == "unknown type"
 
@@ -194,6 +202,13 @@ def test_bombs_are_harmless(reader: AttachmentReader) -> None:
     assert read(reader, big).problem == "cannot be read"
     bomb = f"<!DOCTYPE x [{ENTITIES}]><w:document {W}>{paragraph('&e11;')}</w:document>"
     assert read(reader, archive(word__document=bomb)).problem in {"no text", "cannot be read"}
+
+
+def test_a_document_cannot_include_another_file(reader: AttachmentReader, tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("Secret.")
+    doctype = f'<!DOCTYPE x [<!ENTITY e SYSTEM "{(tmp_path / "secret.txt").as_uri()}">]>'
+    document = f"{doctype}<w:document {W}>{paragraph('Text. &e;')}</w:document>"
+    assert read(reader, archive(word__document=document)).text == "Text."
 
 
 def test_text_is_cut_to_its_limit(reader: AttachmentReader) -> None:

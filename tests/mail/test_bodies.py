@@ -216,6 +216,8 @@ def test_a_warning_above_base64_is_kept(text: str) -> None:
     warning = "[EXTERNAL] Take care, this is from outside.\nDo not click."
     assert body("Content-Transfer-Encoding: base64", f"{warning}\n\n{encoded}") == f"{warning}\n{text}"
     assert body("Content-Transfer-Encoding: base64", f"{warning}\n\nabcdefghijklmnopq\n\nPat").startswith(warning)
+    text = f"{warning}\n\nabcdefghijklmnopq\n\nPat."  # the long word has too few letters for base64
+    assert body("Content-Transfer-Encoding: base64", text) == text
 
 
 @pytest.mark.parametrize("encoding", ["quoted_printable", "QuotedPrintable", "quoted printable;"])
@@ -299,6 +301,8 @@ def test_messages_inside_messages_are_opened_to_a_limited_depth() -> None:
             f"Content-Transfer-Encoding: base64\n\n{encoded}"
         )
     assert parse(message).body.count("---- Forwarded message ----") == 10
+    file = f"Content-Type: application/octet-stream; name=a.eml\n\n{FORWARDED}"
+    assert multipart("mixed", *[file] * 60).count("---- Forwarded message ----") == 50
 
 
 def der(tag: int, *contents: bytes) -> bytes:
@@ -471,6 +475,8 @@ def test_a_file_inside_the_richer_alternative_is_kept() -> None:
     message = multipart_message("alternative", PLAIN, rich)
     assert message.body == "Plain text.\n\n[attachment: report.pdf]"
     assert [each.name for each in message.files] == ["report.pdf"]
+    picture = rich.replace("application/pdf", "image/png")
+    assert multipart("alternative", PLAIN, picture) == "Plain text."
 
 
 @pytest.mark.parametrize("text", ["Hello there, this is not encoded.", "Is it due on Monday? Yes.\nSee you."])
@@ -519,8 +525,10 @@ def test_a_calendar_with_impossible_times_loses_nothing_else(kind: str) -> None:
         "BEGIN:VCALENDAR\nBEGIN:VEVENT\nSUMMARY:x\nDTSTART;VALUE=DATE:00010101\nDTEND;VALUE=DATE:00010101\n"
         "END:VEVENT\nEND:VCALENDAR"
     )
-    assert "x" in body(f"Content-Type: {kind}", event)
+    assert body(f"Content-Type: {kind}", event) == "Event: x"
     assert multipart("mixed", PLAIN, f"Content-Type: {kind}; name=a.ics\n\n{event}").startswith("Plain text.")
+    endless = event.replace("00010101\nDTEND;VALUE=DATE:00010101", "99991231\nDURATION:P5D")
+    assert body(f"Content-Type: {kind}", endless) == "Event: x\nWhen: Fri 9999-12-31"
 
 
 def test_encoded_reports_and_messages_are_read() -> None:
@@ -542,6 +550,8 @@ def test_a_message_attached_inside_a_winmail_dat_is_read() -> None:
     message = multipart_message("mixed", PLAIN, tnef(*outer))
     heading = "---- Forwarded message ----\nFrom: Ann\nSubject: The lease\n\n"
     assert message.body == f"Plain text.\n\n{heading}It is signed.\n\n[attachment: plan.txt]"
+    attached_file = tnef((0x9002, b""), (0x8010, b"lease.EML\0"), (0x800F, FORWARDED.encode()))
+    assert multipart("mixed", PLAIN, attached_file) == f"Plain text.\n\n{SHOWN}"
     for _ in range(60):  # deeper than is opened
         attached = mapi((0x0D, 0x3701, b"i" * 16 + raw))
         raw = base64.b64decode(tnef((0x9002, b""), (0x9005, attached)).partition("\n\n")[2])

@@ -21,6 +21,7 @@ from gumshoe.mail.index import MailIndex
 from gumshoe.mail.items import RawLine, RawRecord
 from gumshoe.mail.schema import FILE_NAME, VERSION, read_state
 from tests.errors import raises
+from tests.kills import run_program
 from tests.mail.mailbox import KEEP_ALL, make_index, record, write_jsonl
 
 BOB = "bob@example.com"
@@ -227,18 +228,11 @@ def test_concurrent_builds_in_one_directory_are_rejected(tmp_path: Path) -> None
 
 
 _KILLED = """
-import itertools, os, signal, sys
+import os, sys
 from pathlib import Path
 from gumshoe.mail import build, index_build, segment_writer, source_batches
 from gumshoe.mail.postings import PostingsWriter
-
-def kill_at(owner, name, call):
-    really, calls = getattr(owner, name), itertools.count(1)
-    def called(*arguments, **options):
-        if next(calls) == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return really(*arguments, **options)
-    setattr(owner, name, called)
+from tests.kills import run_killed
 
 source_batches._BATCH, segment_writer._FULL_MESSAGES = 100, 300
 for number, point in enumerate([
@@ -247,12 +241,7 @@ for number, point in enumerate([
     (segment_writer, "create_database", 3), (PostingsWriter, "write", 2), (os, "fsync", 1), (Path, "replace", 1),
     (Path, "replace", 2), (Path, "replace", 4), (index_build, "mark_private", 1), (index_build, "write_state", 1)
 ]):
-    child = os.fork()  # a new process would take a second to import its modules
-    if not child:
-        kill_at(*point)
-        build.build_mail_index([sys.argv[1]], Path(sys.argv[2], str(number)))
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    run_killed(*point, lambda: build.build_mail_index([sys.argv[1]], Path(sys.argv[2], str(number))))
 """
 
 
@@ -261,9 +250,7 @@ def test_a_build_killed_at_any_point_leaves_no_index(tmp_path: Path) -> None:
     records = [record(number, body=" ".join(rng.choices("abcdefgh", k=60))) for number in range(1000)]
     source = write_jsonl(tmp_path / "m.jsonl", records)
     whole = build_mail_index([source], tmp_path / "whole").content
-    command = [sys.executable, "-c", _KILLED, source, str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert ended.stdout.split() == [str(-signal.SIGKILL)] * 11
+    assert run_program(_KILLED, source, tmp_path) == [-signal.SIGKILL] * 11
     for number in range(11):
         directory = tmp_path / str(number)
         with raises("mail.no-index", directory):

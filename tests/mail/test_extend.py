@@ -159,6 +159,24 @@ def test_an_interrupted_extension_with_removals_goes_on(tmp_path: Path, monkeypa
     assert MailIndex(index.directory).read(BOB, "<1@example.com>").body == "new"
 
 
+def test_an_id_with_a_suffix_is_not_one_that_the_index_has(tmp_path: Path) -> None:
+    first, other = record(1), record(1, body="used id")
+    listed = make_index(tmp_path / "listed", [first, other]).list_messages(BOB)
+    (with_suffix,) = {message_id for message_id, _ in listed} - {"<1@example.com>"}
+    records = [first, record(2, message_id=with_suffix), other]
+    index = make_index(tmp_path / "parts", records[:2])
+    extend_mail_index([write_jsonl(tmp_path / "more.jsonl", [other])], index.directory)
+    assert len({message_id for message_id, _ in MailIndex(index.directory).list_messages(BOB)}) == 3
+    assert observe(MailIndex(index.directory)) == observe(make_index(tmp_path / "whole", records))
+
+
+def test_a_source_that_is_added_again_is_listed_once(tmp_path: Path) -> None:
+    index, more = make_index(tmp_path, [record(1)]), write_jsonl(tmp_path / "more.jsonl", [record(2)])
+    for _ in range(2):
+        extend_mail_index([f"jsonl:{tmp_path / 'mail.jsonl'}", more], index.directory)
+    assert MailIndex(index.directory).stats()["sources"] == [f"jsonl:{tmp_path / 'mail.jsonl'}", more]
+
+
 def test_unreadable_items_are_listed_even_if_nothing_is_new(tmp_path: Path) -> None:
     index = make_index(tmp_path, [record(1)])
     source, path = write_jsonl(tmp_path / "more.jsonl", [record(1)]), tmp_path / "more.jsonl"

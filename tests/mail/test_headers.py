@@ -171,6 +171,7 @@ def test_the_first_address_of_the_authors_is_the_sender(headers: str, sender: tu
         ("Received: from a for <eve@example.com> by b; now", []),
         ("Received: from a by x for <eve@example.com> by b; now", []),
         ("Received: by b id 1 for <ann@example.com>; now", ["ann@example.com"]),
+        (f"Received: by b for <eve@example.com>; {'x' * 2000}", []),
         ('Delivered-To: "eve@example.com', []),
         ("Delivered-To: ann@example.com\nX-Original-To: ann@example.com", ["ann@example.com"]),
         ("Delivered-To: mailing list", []),

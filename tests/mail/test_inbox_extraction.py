@@ -120,12 +120,14 @@ def test_segments_are_written_together_or_apart(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("gumshoe.mail.posting_texts._BLOCK", 7)
     index = make_index(tmp_path / "all", records)
     built = observe(make_index(tmp_path / "built", records, MailBuildOptions(inboxes=(BOB,))), [BOB])
-    for size in (100, 1_000_000):
-        monkeypatch.setattr(segment_rewriter, "MAX_SIZE", size)
-        extract_inboxes(index.directory, [BOB], tmp_path / str(size))
-        assert observe(MailIndex(tmp_path / str(size)), [BOB]) == built
-    segments = [len(read_state(tmp_path / str(size)).segments) for size in (100, 1_000_000)]
-    assert segments[1] == 1 < segments[0]
+    segments = []
+    for number, limits in enumerate([(100, 1_000), (1_000_000, 5), (1_000_000, 1_000)]):
+        for name, limit in zip(("MAX_SIZE", "_MAX_PAIRS"), limits, strict=True):
+            monkeypatch.setattr(segment_rewriter, name, limit)
+        extract_inboxes(index.directory, [BOB], tmp_path / str(number))
+        assert observe(MailIndex(tmp_path / str(number)), [BOB]) == built
+        segments.append(len(read_state(tmp_path / str(number)).segments))
+    assert segments[2] == 1 < min(segments[:2])
 
 
 def test_what_cannot_be_extracted_is_an_error(tmp_path: Path) -> None:
@@ -139,6 +141,15 @@ def test_what_cannot_be_extracted_is_an_error(tmp_path: Path) -> None:
     with raises("mail.no-index", tmp_path / "new"):
         extract_inboxes(tmp_path / "new", [BOB], tmp_path / "newer")
     assert not list((tmp_path / "new").glob("*"))
+
+
+def test_an_inbox_whose_messages_were_all_removed_counts_no_more(tmp_path: Path) -> None:
+    index = make_index(tmp_path, [record(1), record(2, to=[CAROL]), record(3)])
+    extend_mail_index([], index.directory, remove=["<1@example.com>", "<2@example.com>"])
+    assert MailIndex(index.directory).stats()["inboxes"] == 2
+    with raises("mail.inbox-not-indexed", CAROL):
+        extract_inboxes(index.directory, [CAROL], tmp_path / "new")
+    assert extract_inboxes(index.directory, [BOB], tmp_path / "new").messages == 1
 
 
 def test_the_command_extracts_inboxes(run: Callable[..., CommandResult], tmp_path: Path) -> None:

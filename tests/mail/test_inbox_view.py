@@ -13,7 +13,7 @@ from gumshoe.mail.build import extend_mail_index
 from gumshoe.mail.inbox_view import InboxView, Query
 from gumshoe.mail.postings import sort_key
 from gumshoe.mail.schema import read_state
-from gumshoe.mail.segment import InboxEntry, IndexSegments, StoredCopy, sort_copies
+from gumshoe.mail.segment import InboxEntry, IndexSegments, OwnCopy, StoredCopy, sort_copies
 from gumshoe.mail.terms import address_term
 from gumshoe.mail.words import MailAnalyzer
 from tests.mail.mailbox import KEEP_ALL, make_index, record, write_jsonl
@@ -146,7 +146,16 @@ def test_an_inbox_reads_its_own_copies_of_any_segment(tmp_path: Path) -> None:
         found = InboxView(segments, inbox).read_copies(range(1, 5))
         for number in range(1, 5):
             expected = [
-                (*each[:5], visible(each, entry), each.references, entry.shown_id)
+                OwnCopy(
+                    each.copy,
+                    each.message_id,
+                    each.sent,
+                    each.utc_offset,
+                    each.sender_name,
+                    visible(each, entry),
+                    each.references,
+                    entry.shown_id,
+                )
                 for each in sort_copies(segments.read_copies(number))
                 if (entry := each.find_entry(inbox))
             ]

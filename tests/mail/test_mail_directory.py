@@ -169,7 +169,7 @@ def test_an_error_says_what_to_name_instead(kind: str, files: dict[str, bytes], 
     ("data", "hint"),
     [
         (b"PK\x03\x04", ".zip"),
-        (gzip.compress(b"x"), ".gz"),
+        (gzip.compress(b"x", mtime=0), ".gz"),
         (b"!BDN", "pst:FILE"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", "eml:DIR"),
         (b'{"body": "x"}', "jsonl:FILE"),

@@ -6,6 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,9 @@ from gumshoe.embeddings.vectors import MIN_COMPARED, DenseRetriever
 from gumshoe.mail.build import extend_mail_index
 from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index import MailIndex
+from gumshoe.mail.message_vectors import MessageVectors
 from gumshoe.mail.search_results import Hit
+from gumshoe.mail.segment import IndexSegments
 from tests.embeddings.word_vectors import FailingVectors, WordVectors
 from tests.errors import raises
 from tests.mail.mailbox import KEEP_ALL, make_index, record, write_jsonl
@@ -77,6 +80,12 @@ def test_ranks_equal_those_of_each_retriever_alone(index: MailIndex) -> None:
         for hit, number in zip(hits, ids(hits), strict=True):
             for rank, listed in zip((hit.dense_rank, hit.lexical_rank), alone, strict=True):
                 assert rank == (listed.index(number) + 1 if number in listed else None)
+
+
+@pytest.mark.parametrize(("others", "found"), [(63, [0]), (64, [])])
+def test_the_first_words_of_a_long_query_are_compared(index: MailIndex, others: int, found: list[int]) -> None:
+    query = " ".join([*(f"other{number}" for number in range(others)), "roof"])
+    assert ids(index.search_by_meaning(BOB, query, dense_weight=0)) == found
 
 
 def test_filters_apply_to_both_retrievers(tmp_path: Path) -> None:
@@ -261,6 +270,33 @@ def test_sign_bits_find_what_all_vectors_find(tmp_path: Path, monkeypatch: pytes
     exact = MailIndex(tmp_path / "index", WordVectors())
     for query, hits in zip(queries, quick, strict=True):
         assert ids(exact.search_by_meaning(BOB, query, dense_weight=1))[:5] == ids(hits)[:5]
+
+
+def test_messages_are_ranked_by_all_of_their_chunks(index: MailIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the chunks with the nearest sign bits give the messages another order than all chunks."""
+    query = "who repairs the roof"
+    expected = index.search_by_meaning(BOB, query)
+    find_nearest = MessageVectors.find_nearest
+
+    def find_in_reverse(*arguments: Any) -> tuple[Any, Any]:
+        places, scores = find_nearest(*arguments)
+        return places, -scores
+
+    monkeypatch.setattr(MessageVectors, "find_nearest", find_in_reverse)
+    assert MailIndex(index.directory, WordVectors()).search_by_meaning(BOB, query) == expected
+
+
+def test_a_message_without_chunks_is_as_far_as_the_farthest(tmp_path: Path) -> None:
+    """Let a message have no text at all, so that only its sender's name is found."""
+    records = [*numbered(["the roof leaks", "gas prices"]), record(2, subject="", body="", sender="roof@example.com")]
+    index = make_index(tmp_path, records, DENSE, WordVectors())
+    vectors = MessageVectors(IndexSegments.open_present(index.directory)[1])
+    (query,) = WordVectors().embed(["the roof"], "query")
+    scores, chunks = vectors.score(query, np.arange(1, 4))
+    assert [chunk is None for chunk in chunks] == [False, False, True]
+    assert scores[2] == min(scores[:2]) < max(scores[:2])
+    found = {number: hit for hit in index.search_by_meaning(BOB, "the roof") for number in ids([hit])}
+    assert (found[2].dense_rank, found[2].lexical_rank) == (None, 2)
 
 
 @pytest.mark.ci

@@ -26,7 +26,7 @@ from tests.errors import raises
 from tests.mail.mailbox import KEEP_ALL, make_index, record, write_jsonl
 from tests.mail.small_mailboxes import BOB, IDS, mailboxes, observe
 
-COUNTS = ("messages", "copies", "without_inbox", "attachments", "unreadable")
+COUNTS = ("messages", "copies", "inboxes", "without_inbox", "attachments", "unreadable")
 
 
 def read_bytes(directory: Path) -> bytes:

@@ -158,6 +158,11 @@ def test_html_is_read_if_there_is_no_plain_text() -> None:
     assert "The pump costs 250 euros." in parse(properties(32, {0x0037: "x", 0x1013: html, 0x3FDE: 65001})).body
 
 
+def test_rich_text_is_read_if_there_is_no_other() -> None:
+    rich_text = pytest.importorskip("compressed_rtf").compress(rb"{\rtf1 The lease ends.}")
+    assert parse(properties(32, {0x0037: "x", 0x1009: rich_text})).body == "The lease ends."
+
+
 def test_header_injection_is_not_possible() -> None:
     message = parse(
         properties(32, {0x0037: "a\r\nBcc: eve@example.com\r\n\r\nBody", 0x1000: "b", 0x0C1A: "x\nTo: y@z.com"})
@@ -213,9 +218,11 @@ def test_messages_attached_to_a_message_are_read() -> None:
         "Look.\n\n---- Forwarded message ----\nSubject: The lease\n\nIt is signed.\n\n[attachment: plan.txt]"
     )
     assert [(file.name, file.data) for file in message.files] == [("plan.txt", b"dig")]
-    for _ in range(8):  # deeper than is opened
+    for _ in range(8):
         inner = properties(24, {0x0037: "Deeper"}) | {"__attach_version1.0_#00000000": attach(inner)}
-    assert parse(outer | {"__attach_version1.0_#00000000": attach(inner)}).body.startswith("Look.")
+    deep = parse(outer | {"__attach_version1.0_#00000000": attach(inner)})
+    assert deep.body.startswith("Look.")
+    assert deep.body.count("Subject: Deeper") == 5
 
 
 @pytest.mark.parametrize("kind", ["application/vnd.ms-outlook", "application/octet-stream; name=lease.msg"])
@@ -235,8 +242,13 @@ def test_texts_in_code_pages_are_decoded() -> None:
         tree = properties(32, {0x001A: "IPM.Note", **page})
         tree |= {"__substg1.0_0037001E": "見積もり".encode("cp932"), "__substg1.0_1000001E": "本文です".encode("cp932")}
         assert (parse(tree).subject, parse(tree).body) == ("見積もり", "本文です")
-    tree = properties(32, {0x001A: "IPM.Note", 0x3FFD: 99999}) | {"__substg1.0_0037001E": b"caf\xe9"}
-    assert parse(tree).subject == "café"
+    for number, data, text in (
+        (99999, b"caf\xe9", "café"),
+        (28591, b"caf\xe9", "café"),
+        (28595, b"\xb4\xde\xdc", "Дом"),
+    ):
+        tree = properties(32, {0x001A: "IPM.Note", 0x3FFD: number}) | {"__substg1.0_0037001E": data}
+        assert parse(tree).subject == text
 
 
 def test_a_signed_message_is_read_as_it_was_sent() -> None:
@@ -251,7 +263,8 @@ def test_time_and_place_of_an_appointment_are_read() -> None:
         "__substg1.0_00020102": uuid.UUID("00062002-0000-0000-c000-000000000046").bytes_le,
         "__substg1.0_00030102": b"".join(
             struct.pack("<IHH", name, 3 << 1, number) for number, name in enumerate((0x820D, 0x820E, 0x8208))
-        ),
+        )
+        + struct.pack("<IHH", 0x820D, 3 << 1 | 1, 9),  # has a name in text at this position
     }
     times: dict[int, str | bytes | int | datetime] = {0x8000: SENT, 0x8001: SENT.replace(hour=10)}
     tree = properties(32, {0x001A: "IPM.Appointment", 0x0037: "Review", 0x1000: "Bring it.", 0x8002: "Room 4", **times})

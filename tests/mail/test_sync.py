@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 from collections.abc import Callable
 from email.message import EmailMessage
 from pathlib import Path
@@ -25,10 +23,11 @@ from gumshoe.mail.message import AttachedFile, Attachment
 from gumshoe.mail.schema import FILE_NAME, read_state
 from tests.conftest import CommandResult
 from tests.errors import raises
+from tests.kills import run_program
 from tests.mail.mailbox import make_index, record, write_jsonl
 from tests.mail.small_mailboxes import BOB, PEOPLE, mailboxes, observe
 
-COUNTS = ("messages", "copies", "read", "kept_out", "unreadable", "attachments", "without_id", "sources")
+COUNTS = ("messages", "copies", "read", "kept_out", "unreadable", "attachments", "without_id", "inboxes")
 
 
 def sync(directory: Path, records: list[dict[str, Any]], **options: Any) -> MailBuildReport:
@@ -64,8 +63,7 @@ def test_a_synced_index_holds_what_the_source_holds(
             synced = MailIndex(index.directory)
             built = make_index(directory / str(number), records, options)
             assert strip_suffixes(observe(synced)) == strip_suffixes(observe(built))
-            names = [name for name in COUNTS if name != "sources"]
-            assert [synced.stats()[name] for name in names] == [built.stats()[name] for name in names]
+            assert [synced.stats()[name] for name in COUNTS] == [built.stats()[name] for name in COUNTS]
         extend_mail_index([], index.directory, compact=True)
         assert observe(MailIndex(index.directory)) == observe(synced)
 
@@ -218,18 +216,11 @@ def test_a_source_that_fails_changes_nothing(tmp_path: Path, monkeypatch: pytest
 
 
 _KILLED = """
-import itertools, os, shutil, signal, sys
+import os, shutil, sys
 from pathlib import Path
 from gumshoe.mail import build, index_build, segment_rewriter, segment_writer, source_batches, sync_build
 from gumshoe.mail.postings import PostingsWriter
-
-def kill_at(owner, name, call):
-    really, calls = getattr(owner, name), itertools.count(1)
-    def called(*arguments, **options):
-        if next(calls) == call:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return really(*arguments, **options)
-    setattr(owner, name, called)
+from tests.kills import run_killed
 
 source_batches._BATCH, segment_writer._FULL_MESSAGES, segment_rewriter._MERGED_TOGETHER = 100, 150, 2
 how = {"compact": {"sync": True, "compact": True}, "merge": {}}[sys.argv[3]]
@@ -241,15 +232,10 @@ points = [
     (Path, "replace", 1), (Path, "replace", 2), (index_build, "mark_private", 1), (index_build, "write_state", 1),
     (index_build, "remove_leftovers", 1),
 ]
-for number, (owner, name, call) in enumerate(points):
+for number, point in enumerate(points):
     directory = Path(sys.argv[2], str(number))
     shutil.copytree(Path(sys.argv[2], "index"), directory)
-    child = os.fork()  # a new process would take a second to import its modules
-    if not child:
-        kill_at(owner, name, call)
-        build.extend_mail_index([sys.argv[1]], directory, **how)
-        os._exit(0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    run_killed(*point, lambda: build.extend_mail_index([sys.argv[1]], directory, **how))
 """
 
 
@@ -270,10 +256,8 @@ def test_a_run_killed_at_any_point_changes_nothing_or_all(tmp_path: Path, how: s
             *(record(each) for each in range(600, 900)),
         ]
         expected = make_index(tmp_path / "all", everything).stats()["content"]
-    command = [sys.executable, "-c", _KILLED, source, str(tmp_path), how]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    results = ended.stdout.split()
-    assert results.count(str(-signal.SIGKILL)) >= 8
+    results = run_program(_KILLED, source, tmp_path, how)
+    assert results.count(-signal.SIGKILL) >= 8
     for number in range(len(results)):
         directory = tmp_path / str(number)
         assert MailIndex(directory).stats()["content"] in {old, expected}

@@ -61,6 +61,15 @@ def test_without_references_subject_people_and_time_connect(
     assert thread_of(index, 1) == ([1, 2] if together else [1])
 
 
+@pytest.mark.parametrize(("number", "expected"), [(1, range(1, 41)), (60, range(21, 61))])
+def test_of_many_messages_of_a_subject_the_nearest_in_time_are_connected(
+    tmp_path: Path, number: int, expected: range
+) -> None:
+    dates = [f"2001-05-{1 + hour // 24:02}T{hour % 24:02}:00:00Z" for hour in range(1, 61)]
+    records = [record(place, subject="Re: Budget", date=date) for place, date in enumerate(dates, 1)]
+    assert thread_of(make_index(tmp_path, records), number) == list(expected)
+
+
 def test_a_thread_is_read_without_repetitions(tmp_path: Path) -> None:
     quoted = "No, on Friday.\n\nOn Wed, 2 May 2001 at 12:00, Ann <ann@example.com> wrote:\n> Is it due on Monday?\n"
     records = [
@@ -73,6 +82,22 @@ def test_a_thread_is_read_without_repetitions(tmp_path: Path) -> None:
         "No, on Friday.",
     ]
     assert index.read(BOB, "2@example.com").body == quoted.strip()
+
+
+@pytest.mark.parametrize(
+    ("subjects", "is_whole"), [(("Re: Due", "Re: Due"), [True, False]), (("Due", "Fwd: Due"), [True, True])]
+)
+def test_the_first_message_and_forwarded_ones_keep_what_they_quote(
+    tmp_path: Path, subjects: tuple[str, str], is_whole: list[bool]
+) -> None:
+    quoting = "See {}.\n\nOn Tue, 1 May 2001 at 12:00, Eve <eve@example.com> wrote:\n> The gas is due on Monday.\n"
+    records = [
+        reply(number, *range(1, number), body=quoting.format(number), subject=subject)
+        for number, subject in enumerate(subjects, 1)
+    ]
+    thread = make_index(tmp_path, records).read_thread(BOB, "2@example.com")
+    assert ["due on Monday" in each.body for each in thread] == is_whole
+    assert [each.body[:6] for each in thread] == ["See 1.", "See 2."]
 
 
 def test_a_search_can_return_one_hit_of_each_thread(tmp_path: Path) -> None:

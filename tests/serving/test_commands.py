@@ -1,4 +1,4 @@
-"""What `gumshoe ask` prints."""
+"""Output of `gumshoe ask`."""
 
 import pytest
 

@@ -306,6 +306,13 @@ def write_atomically(path: Path, source: BinaryIO, advance: Callable[[int], obje
         raise
 
 
+def flush_to_disk(paths: Iterable[Path]) -> None:
+    """Write complete files to the disk, so that they survive a crash of the machine."""
+    for path in paths:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+
+
 class FileStorage:
     """Store objects as files below a directory. A conditional write locks the directory that it writes to."""
 

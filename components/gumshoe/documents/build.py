@@ -1,7 +1,6 @@
 """Build a document index: read the sources, split into chunks, embed, and publish the result in one step."""
 
 import itertools
-import os
 import re
 import shutil
 import time
@@ -17,7 +16,7 @@ import apsw
 
 from gumshoe.artifacts.manifest import file_digest
 from gumshoe.artifacts.sqlite import open_read_only
-from gumshoe.artifacts.storage import explain_os_errors, lock_directory, write_atomically
+from gumshoe.artifacts.storage import explain_os_errors, flush_to_disk, lock_directory, write_atomically
 from gumshoe.documents.document_writer import DocumentCounts, DocumentWriter
 from gumshoe.documents.lexical import check_language
 from gumshoe.documents.schema import (
@@ -264,8 +263,7 @@ def _make_visible(directory: Path, partial: Path, facts: IndexFacts) -> None:
     folder = next(name for name in names if not (directory / name).exists())
     for path in partial.iterdir():
         if path.name in facts.files:
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
+            flush_to_disk([path])
         elif path.name != PLAN:
             path.unlink()
     partial.rename(directory / folder)

@@ -14,7 +14,7 @@ CountTokens = Callable[[Sequence[str]], list[int]]
 """Return the number of tokens of each text for the embedding model, including prefixes and special tokens."""
 
 MAX_TOKENS = 256
-"""Maximum number of tokens per chunk, unless it is set."""
+"""Default maximum number of tokens per chunk."""
 _CONTEXT_SHARE = 3  # the context line gets at most 1/3 of the budget
 _BYTES_PER_TOKEN = 4
 _BREAKS = re.compile(r"\n+|\s+")

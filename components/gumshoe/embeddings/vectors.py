@@ -65,7 +65,7 @@ class DenseRetriever:
         return cosines
 
     def measure(self, query: Vectors, chunks: NDArray[np.int64] | None = None) -> NDArray[np.uint16]:
-        """Return in how many sign bits a query vector differs from each chunk, or from each of all: [chunks]."""
+        """Return the number of sign bits in which a query vector differs from some chunks, or from all: [chunks]."""
         query_bits = sign_bits(query[None, :] - self._center)[:, 0]
         distances = np.zeros(len(self._vectors) if chunks is None else len(chunks), np.uint16)
         for row, word in zip(self._signs, query_bits, strict=True):

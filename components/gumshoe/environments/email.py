@@ -1,8 +1,8 @@
 """Environment for mail: search one inbox, read messages, answer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from gumshoe.environments.base import Event, MessageSource, SourceText
 from gumshoe.environments.mail_results import (
@@ -31,6 +31,7 @@ _USER = """\
 I am {inbox}. Today is {today}.
 
 {question}"""
+_Found = TypeVar("_Found")
 
 
 class EmailEnvironment(SearchEnvironment):
@@ -128,22 +129,12 @@ class EmailEnvironment(SearchEnvironment):
         """
         where = {"sender": sender, "recipient": recipient, "sent_after": sent_after, "sent_before": sent_before}
         events = self.begin_search(keywords, *where.values(), one_per_thread)
-        within: dict[str, Any] = {**where, "one_per_thread": one_per_thread, "visible_before": self._until}
-        try:
-            self._check_period(sent_after, sent_before)
-            hits = self._index.search(self._inbox, keywords, **within, order="date")
-            if self._threads and not hits and len(keywords) > 1:
-                return self._search_partially(events, keywords, within, limited=any(where.values()))
-        except MailSearchError as error:
-            raise ToolError(str(error)) from None
-        return self._list_hits(events, hits)
-
-    def _search_partially(
-        self, events: list[Event], keywords: list[str], within: Mapping[str, Any], *, limited: bool
-    ) -> str:
-        found = self._index.search_partially(self._inbox, keywords, **within)
+        hits = self._find(self._index.search, keywords, **where, one_per_thread=one_per_thread, order="date")
+        if hits or not self._threads or len(keywords) == 1:
+            return self._list_hits(events, hits)
+        found = self._find(self._index.search_partially, keywords, **where, one_per_thread=one_per_thread)
         ids = [hit.message_id for hit in found.hits]
-        why = explain_no_match(found.counts, limited=limited, has_partial=bool(ids))
+        why = explain_no_match(found.counts, limited=any(where.values()), has_partial=bool(ids))
         listed = self.end_search(events, ids, map(format_threaded_hit, found.hits), partial=True)
         return f"{why}\n{listed}" if ids else f"{listed} {why}"
 
@@ -166,18 +157,21 @@ class EmailEnvironment(SearchEnvironment):
         """
         where = {"sender": sender, "recipient": recipient, "sent_after": sent_after, "sent_before": sent_before}
         events = self.begin_search(query, *where.values())
-        within: dict[str, Any] = {**where, "visible_before": self._until}
+        return self._list_hits(events, self._find(self._index.search_by_meaning, query, **where))
+
+    def _find(self, search: Callable[..., _Found], wanted: list[str] | str, **arguments: Any) -> _Found:
+        """Return the result of a search method of the index, for this inbox as it was on the query date.
+
+        Raises:
+            ToolError: if an argument is invalid.
+        """
         try:
-            self._check_period(sent_after, sent_before)
-            hits = self._index.search_by_meaning(self._inbox, query, **within)
+            after, _ = check_period(arguments["sent_after"], arguments["sent_before"])
+            if after is not None and after >= int(self._until.timestamp()):
+                raise ToolError(f"sent_after {arguments['sent_after']} is later than today; write an earlier day")
+            return search(self._inbox, wanted, **arguments, visible_before=self._until)
         except MailSearchError as error:
             raise ToolError(str(error)) from None
-        return self._list_hits(events, hits)
-
-    def _check_period(self, sent_after: str | None, sent_before: str | None) -> None:
-        after, _ = check_period(sent_after, sent_before)
-        if after is not None and after >= int(self._until.timestamp()):
-            raise ToolError(f"sent_after {sent_after} is later than today; write an earlier day")
 
     def _list_hits(self, events: list[Event], hits: Sequence[Hit]) -> str:
         formatted = map(format_threaded_hit if self._threads else format_hit, hits)
@@ -194,7 +188,7 @@ class EmailEnvironment(SearchEnvironment):
         if message is None:
             raise self.unknown_id_error(f"message {message_id!r} in this inbox")
         if whole_thread:
-            thread = self._index.read_thread(self._inbox, message.message_id, visible_before=self._until)
+            thread = self._index.list_thread(self._inbox, message.message_id, visible_before=self._until)
             if len(thread) > 1:
                 ids = [each.message_id for each in thread]
                 text, shown = format_thread(thread, ids.index(message.message_id))

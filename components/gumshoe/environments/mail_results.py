@@ -1,11 +1,12 @@
 """Format messages, search results and threads for the model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
+from gumshoe.mail.quotes import fold_message
 from gumshoe.mail.search_results import Hit, Message
 
-MAX_THREAD = 12_000
-"""Characters of a thread that are shown. The wanted message is always shown whole."""
+_MAX_THREAD = 12_000  # characters of a thread that are shown; the wanted message is always shown whole
 _MAX_OTHER = 2_000  # characters shown of the text of another message of the thread
 _MAX_SUBJECT = 500  # characters, except of a message that is read alone
 _MAX_PEOPLE = 10  # recipients shown of each message of a thread, for each role
@@ -65,19 +66,25 @@ def _cut_subject(subject: str) -> str:
 def format_thread(thread: Sequence[Message], wanted: int) -> tuple[str, range]:
     """Format the messages of a thread around the wanted one, oldest first. Return the text, and which are shown.
 
-    It has about `MAX_THREAD` characters at most, unless the wanted message alone is longer.
+    They are whole messages, and shown without what they repeat. The text has about `_MAX_THREAD` characters at most,
+    unless the wanted message alone is longer.
+
+    Raises:
+        UsageError: if a package for reading threads is missing.
     """
-    parts = [
-        _format_part(each, number, len(thread), None if number == wanted + 1 else _MAX_OTHER)
-        for number, each in enumerate(thread, 1)
-    ]
-    shown = _select_around([len(part) for part in parts], wanted)
+
+    @cache  # a thread may have many more messages than are shown, and to fold one takes time
+    def format_part(number: int) -> str:
+        longest = None if number == wanted else _MAX_OTHER
+        return _format_part(fold_message(thread, number), number + 1, len(thread), longest)
+
+    shown = _select_around(lambda number: len(format_part(number)), len(thread), wanted)
     head = f"Thread of {len(thread)} messages, oldest first."
     sides = (shown.start, "earlier", shown.start - 1), (len(thread) - shown.stop, "later", shown.stop)
     if left_out := [(f"{count} {when}", thread[nearest].message_id) for count, when, nearest in sides if count]:
         counts, ids = zip(*left_out, strict=True)
         head += f" Left out: {' and '.join(counts)} ones. To see them, read the whole thread of {' or '.join(ids)}."
-    return "\n\n".join([head, *(parts[number] for number in shown)]), shown
+    return "\n\n".join([head, *map(format_part, shown)]), shown
 
 
 def _format_part(message: Message, number: int, size: int, longest: int | None) -> str:
@@ -88,16 +95,19 @@ def _format_part(message: Message, number: int, size: int, longest: int | None) 
     return f"[{number} of {size}]\n{_format_header(message, _MAX_PEOPLE)}\nId: {message.message_id}\n\n{body}"
 
 
-def _select_around(lengths: Sequence[int], wanted: int) -> range:
-    """Return the range of items around the wanted one that has at most `MAX_THREAD` characters."""
+def _select_around(measure: Callable[[int], int], count: int, wanted: int) -> range:
+    """Return the range of items, of `count`, around the wanted one that has at most `_MAX_THREAD` characters.
+
+    `measure` returns the characters of an item, and is called only for these and the next one on each side.
+    """
     first, last = wanted, wanted
-    room = MAX_THREAD - lengths[wanted]
+    room = _MAX_THREAD - measure(wanted)
     open_ends = [-1, 1]  # directions, the next one first
     while open_ends:
         direction = open_ends.pop(0)
         place = first - 1 if direction < 0 else last + 1
-        if 0 <= place < len(lengths) and lengths[place] <= room:
-            room -= lengths[place]
+        if 0 <= place < count and measure(place) <= room:
+            room -= measure(place)
             first, last = min(first, place), max(last, place)
             open_ends.append(direction)
     return range(first, last + 1)

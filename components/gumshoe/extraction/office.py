@@ -40,7 +40,7 @@ def is_encrypted_office_file(data: bytes) -> bool:
 def find_old_office_format(data: bytes) -> str:
     """Return the format of a file of Office 97 to 2003, e.g. `Word before 2007`, or "" for another file.
 
-    No library that is well kept reads these formats. LibreOffice converts them.
+    No maintained library reads these formats. LibreOffice converts them.
     """
     if not data.startswith(_OLE_MAGIC):
         return ""
@@ -104,19 +104,15 @@ def _read_paragraphs(stream: IO[bytes]) -> Iterator[str]:
 
     The libraries for these formats do not return the text of boxes, notes and headers, so this reads the XML itself.
     """
-    from lxml.etree import iterparse
-
     text: list[str] = []
     cells: list[str] = []
     open_cells = skipped = 0
-    events = iterparse(stream, events=("start", "end"), resolve_entities=False, no_network=True, load_dtd=False)
-    for event, element in events:
-        name = element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
+    for step, name, element in _walk(stream):
         if name == "Fallback":  # repeats a text box for old programs
-            skipped += 1 if event == "start" else -1
+            skipped += step
         elif name == "tc":
-            open_cells += 1 if event == "start" else -1
-        if event == "start" or skipped:
+            open_cells += step
+        if step > 0 or skipped:
             continue
         if name == "t":
             text.append(element.text or "")
@@ -137,17 +133,26 @@ def _read_paragraphs(stream: IO[bytes]) -> Iterator[str]:
             cells.clear()
 
 
-def _read_open_document(archive: ZipFile) -> Iterator[str]:
-    """Yield the paragraphs of an OpenDocument file, the names of sheets, and each table row as one line with tabs."""
+def _walk(stream: IO[bytes]) -> Iterator[tuple[int, str, Any]]:
+    """Yield 1 for the start of an XML element and -1 for its end, its name without namespace, and the element."""
     from lxml.etree import iterparse
 
+    events = iterparse(stream, events=("start", "end"), resolve_entities=False, no_network=True, load_dtd=False)
+    for event, element in events:
+        yield 1 if event == "start" else -1, _name(element), element
+
+
+def _name(element: Any) -> str:
+    """Return the name of an XML element without its namespace, or "" for a comment."""
+    return element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
+
+
+def _read_open_document(archive: ZipFile) -> Iterator[str]:
+    """Yield the paragraphs of an OpenDocument file, the names of sheets, and each table row as one line with tabs."""
     cells: list[str] = []
     open_paragraphs = open_cells = deleted = 0
     with archive.open("content.xml") as stream:
-        events = iterparse(stream, events=("start", "end"), resolve_entities=False, no_network=True, load_dtd=False)
-        for event, element in events:
-            name = element.tag.rpartition("}")[2] if isinstance(element.tag, str) else ""
-            step = 1 if event == "start" else -1
+        for step, name, element in _walk(stream):
             if name in {"p", "h"}:
                 open_paragraphs += step
             elif name == "table-cell":
@@ -156,7 +161,7 @@ def _read_open_document(archive: ZipFile) -> Iterator[str]:
                 deleted += step
             if deleted:
                 continue
-            if event == "start":
+            if step > 0:
                 if name == "table" and not open_cells:
                     yield next((value for key, value in element.items() if key.endswith("}name")), "")
             elif name in {"p", "h"} and not open_paragraphs:
@@ -175,7 +180,7 @@ def _read_open_document(archive: ZipFile) -> Iterator[str]:
 def _join_text(element: Any) -> str:
     """Return the text of a paragraph, in which spaces may be elements, and which may contain notes."""
     for each in element.iterdescendants():
-        name = each.tag.rpartition("}")[2] if isinstance(each.tag, str) else ""
+        name = _name(each)
         if name in _SPACES:
             each.text = _SPACES[name]
         elif name in _NOTES:

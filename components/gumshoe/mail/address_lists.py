@@ -66,7 +66,7 @@ def parse_addresses(text: str) -> tuple[Mailbox, ...]:
     (Mailbox(name='Meyer, Greg', address='greg@example.com', is_doubtful=False), Mailbox(name='eve@example.com', ...
     """
     if len(text) > _MAX_LENGTH:
-        text = text[:_MAX_LENGTH].rpartition(",")[0]  # a part of an address may be another one
+        text = text[:_MAX_LENGTH].rpartition(",")[0]  # a cut address may be that of somebody else
     return _parse_cached(text) if len(text) <= _MAX_CACHED else _parse(text)
 
 

@@ -35,10 +35,16 @@ def open_archive(uri: str, place: str) -> "tuple[ZipFiles | TarFiles, list[Entry
     """Open an archive and list its files.
 
     Raises:
-        UsageError: if it is damaged or encrypted, or would be too large when unpacked.
+        UsageError: if it is damaged or encrypted, would be too large when unpacked, or has two files of one name.
         NotFoundError, StorageError, UnavailableError: if it cannot be read.
     """
-    return (TarFiles if place.lower().endswith(_TAR_SUFFIXES) else ZipFiles).open_archive(uri, place)
+    kind = TarFiles if place.lower().endswith(_TAR_SUFFIXES) else ZipFiles
+    files, entries = kind.open_archive(uri, place)
+    if len({entry.key for entry in entries}) < len(entries):
+        raise UsageError(
+            "mail.unreadable-archive", f"{uri} contains several files of one name; unpack it, and name the directory"
+        )
+    return files, entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +80,6 @@ class ZipFiles:
             raise UsageError(
                 "mail.unreadable-archive", f"{uri} would unpack from {size:,} to {total:,} bytes; unpack it yourself"
             )
-        if len({info.filename for info in found}) < len(found):
-            raise UsageError(
-                "mail.unreadable-archive",
-                f"{uri} contains several files of one name; unpack it, and name the directory",
-            )
         return cls(place, archive), sorted(map(_to_entry, found), key=lambda entry: entry.key)
 
     def open(self, key: str) -> io.BufferedReader:
@@ -105,7 +106,7 @@ class TarFiles:
         opened = open_uri(place)
         try:
             archive = TarFile(fileobj=_SmallReads(fileobj=opened), encoding="utf-8", errors="replace")
-            members = _list_members(uri, archive, max(_FREE_SIZE, _MAX_RATIO * size))
+            found = _list_members(uri, archive, max(_FREE_SIZE, _MAX_RATIO * size))
         except UsageError:
             opened.close()
             raise
@@ -113,9 +114,8 @@ class TarFiles:
             opened.close()
             raise UsageError("mail.unreadable-archive", f"{uri} is not a .tgz archive, or damaged: {error}") from None
         weakref.finalize(archive, opened.close)
-        return cls(place.removeprefix("file://"), archive, members), [
-            _to_entry_of_tar(info) for info in members.values()
-        ]
+        files = cls(place.removeprefix("file://"), archive, {info.name: info for info in found})
+        return files, list(map(_to_entry_of_tar, found))
 
     def open(self, key: str) -> io.BufferedReader:
         """Open a file of the archive. Reading raises `zlib.error` if it is damaged."""
@@ -126,14 +126,14 @@ class TarFiles:
             return io.BufferedReader(_Member(member), _BLOCK)
 
 
-def _list_members(uri: str, archive: TarFile, max_size: int) -> dict[str, TarInfo]:
-    """Return the files of an archive by their names. What is no file, e.g. a link, is left out.
+def _list_members(uri: str, archive: TarFile, max_size: int) -> list[TarInfo]:
+    """Return the files of an archive, of at most `max_size` bytes. Links and directories are left out.
 
     Raises:
-        UsageError: if there are too many or too large ones, or two of one name.
+        UsageError: if there are too many or too large files.
         TarError, zlib.error, EOFError, OSError, ValueError: if the archive is damaged.
     """
-    members: dict[str, TarInfo] = {}
+    members = []
     total = 0
     for number, info in enumerate(archive):
         if info.size < 0 or archive.offset <= info.offset:  # tarfile would go backwards, and never end
@@ -142,19 +142,16 @@ def _list_members(uri: str, archive: TarFile, max_size: int) -> dict[str, TarInf
         if total > max_size or number >= _MAX_FILES:
             detail = f"would unpack to more than {max_size:,} bytes or {_MAX_FILES:,} files"
             raise UsageError("mail.unreadable-archive", f"{uri} {detail}; unpack it yourself")
-        if not info.isreg() or info.issparse() or info.name.startswith("__MACOSX/"):
-            continue
-        if info.name in members:
-            raise UsageError(
-                "mail.unreadable-archive",
-                f"{uri} contains several files of one name; unpack it, and name the directory",
-            )
-        members[info.name] = info
+        if info.isreg() and not info.issparse() and not info.name.startswith("__MACOSX/"):
+            members.append(info)
     return members
 
 
 class _SmallReads(GzipFile):
-    """A compressed file of which no header is read that is too large for memory."""
+    """A compressed file that is read in pieces of at most 1 MiB, so that a header cannot fill the memory.
+
+    Reading more raises `ValueError`.
+    """
 
     def read(self, size: int | None = -1) -> bytes:
         if size is None or not 0 <= size <= _BLOCK:

@@ -10,6 +10,7 @@ from pathlib import Path
 from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.corpus import LookupResult, QuestionScope
 from gumshoe.mail.message import to_datetime
+from gumshoe.mail.schema import check_exists
 from gumshoe.mail.segment import IndexSegments, sort_copies
 from gumshoe.mail.terms import bare_id
 
@@ -34,9 +35,8 @@ class MailAudit:
     """
 
     def __init__(self, index: Path) -> None:
-        from gumshoe.mail.index import MailIndex
-
-        self._directory = MailIndex(index).directory
+        check_exists(index)
+        self._directory = index
         _, self._segments = IndexSegments.open_present(index)
 
     def find(self, message_id: str) -> list[IndexedMessage]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Literal
 
 from gumshoe.artifacts.sqlite import explain_damage
-from gumshoe.artifacts.storage import explain_os_errors
 from gumshoe.embeddings.chunking import check_splitter
 from gumshoe.embeddings.embedder import Embedder, open_embedder
 from gumshoe.embeddings.search_options import NO_EMBEDDING
@@ -19,15 +18,8 @@ from gumshoe.errors import UsageError
 from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport
 from gumshoe.mail.inboxes import OwnedSource
 from gumshoe.mail.index_build import IndexBuild, IndexChanges
-from gumshoe.mail.index_directory import (
-    check_exists,
-    check_is_new,
-    exit_on_sigterm,
-    explain_sqlite_errors,
-    lock_index,
-    remove_leftovers,
-)
-from gumshoe.mail.schema import read_state
+from gumshoe.mail.index_directory import change_index, check_is_new, remove_leftovers
+from gumshoe.mail.schema import check_exists, read_state
 from gumshoe.mail.sources import open_source
 from gumshoe.mail.sync_build import SyncBuild
 
@@ -106,12 +98,7 @@ def _run(
         raise UsageError("mail.no-sources", "no source was given; name one or more sources to index")
     if how == "extend":
         check_exists(directory)
-    with (
-        explain_damage(directory),
-        explain_os_errors(directory),
-        explain_sqlite_errors(directory),
-        lock_index(directory),
-    ):
+    with explain_damage(directory), change_index(directory):
         if how == "create":
             check_is_new(directory)
         old = read_state(directory) if how == "extend" else None
@@ -125,8 +112,6 @@ def _run(
             check_splitter()
             embedder = embedder or open_embedder(options.embedding)
         kind = SyncBuild if changes.sync else IndexBuild
-        build = kind(directory, owned, opened, options, old, started, embedder, changes)
-        with exit_on_sigterm():
-            report = build.run()
+        report = kind(directory, owned, opened, options, old, started, embedder, changes).run()
     report.seconds = time.monotonic() - started
     return report

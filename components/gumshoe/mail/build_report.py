@@ -74,11 +74,11 @@ class MailBuildReport:
     without_inbox: int = 0
     """Messages in the index that are in nobody's inbox."""
     removed: int = 0
-    """Messages that were removed on request."""
+    """Copies of messages that were removed since the index was built: on request, or by a sync."""
     owners: dict[str, tuple[str, float]] = field(default_factory=dict)
     """For sources without an owner, the address that most of their messages name, and the share that names it."""
     just_removed: int = 0
-    """Those that were removed by this extension."""
+    """Copies of messages that this run removed: on request or, with sync, because no source has them any more."""
     missing: int = 0
     """With sync, copies of messages that are in no source any more, and that were kept because of `doubtful` items."""
     doubtful: list[str] = field(default_factory=list)

@@ -52,13 +52,12 @@ def calendar_to_text(text: str) -> str:
         raise ValueError(f"larger than {_MAX_CALENDAR} characters")
     with catch_warnings():
         simplefilter("ignore")  # the package warns about time zones that it guesses
-        try:
+        if len(text) > _MAX_REPAIRED or _ENTRY.search(text) is None:
+            return _read_entries(text.strip())
+        with suppress(ValueError):
             if lines := _read_entries(text.strip()):
                 return lines
-        except ValueError:
-            if not _may_be_repaired(text):
-                raise
-        return _read_entries(_repair(text)) if _may_be_repaired(text) else ""
+        return _read_entries(_repair(text))
 
 
 def _read_entries(text: str) -> str:
@@ -79,10 +78,6 @@ def _read_entries(text: str) -> str:
     except (ValueError, TypeError, KeyError, IndexError, AttributeError, OverflowError, RecursionError) as error:
         raise ValueError(f"not a calendar ({error})"[:200]) from error
     return clean("\n\n".join(blocks))
-
-
-def _may_be_repaired(text: str) -> bool:
-    return len(text) <= _MAX_REPAIRED and _ENTRY.search(text) is not None
 
 
 def _repair(text: str) -> str:
@@ -113,7 +108,7 @@ def _describe(entry: Any, method: str) -> Iterator[str]:
         kind = "Updated invitation"
     yield f"{kind}: {_text(entry, 'SUMMARY') or 'no title'}"
     for label, describe in (("When", _describe_time), ("Repeats", _describe_repetition)):
-        with suppress(ValueError):  # a property that is broken
+        with suppress(ValueError, OverflowError):  # a property that is broken
             if value := describe(entry):
                 yield f"{label}: {value}"
     for label, name in (("Where", "LOCATION"), ("Status", "STATUS"), ("Link", "URL"), ("Join", "CONFERENCE")):
@@ -145,7 +140,8 @@ def _describe_time(entry: Any) -> str:
     start, end, due = (_moment(entry, name) for name in ("DTSTART", "DTEND", "DUE"))
     length = _moment(entry, "DURATION")
     if end is None and isinstance(length, timedelta) and isinstance(start, date):
-        end = start + length
+        with suppress(OverflowError):
+            end = start + length
     if not isinstance(start, date):
         return f"due {_format_moment(due, '')}" if isinstance(due, date) else ""
     zone = _zone(entry, "DTSTART")

@@ -320,7 +320,7 @@ def search(
         hits = opened.search(inbox, keywords or [], **where, limit=limit, order=order, one_per_thread=threads)
     if json:
         print_json([asdict(hit) | {"sent": hit.sent and hit.sent.isoformat()} for hit in hits])
-    elif hits:
+    else:
         _print_hits(hits)
     if not hits and keywords is None:
         err.print("No messages found.")

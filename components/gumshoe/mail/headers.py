@@ -185,7 +185,8 @@ def _decode_base64(encoded: bytes) -> bytes:
 def repair_bytes(raw: str, charset: str | None = None) -> str:
     """Decode bytes outside ASCII, which the parser stores as surrogates. `charset` is that of the message.
 
-    Only these bytes change, so that no charset, whether declared or guessed, makes other addresses.
+    ASCII characters stay as they are, so that no charset, whether declared or guessed, changes an address. If it would
+    change one, Windows-1252 is used instead.
     """
     if raw.isascii():
         return raw

@@ -46,16 +46,12 @@ class HitReader:
         self, view: InboxView, messages: list[int], copies: dict[int, list[OwnCopy]] | None = None
     ) -> dict[int, list[int]]:
         """Return the thread of each message, oldest first. Messages that are read on the way are added to `copies`."""
-        found: dict[int, list[int]] = {}
-        for message in messages:
-            thread = self._threads.get((view.inbox, view.until, message))
-            if thread is not None:
-                found[message] = thread
+        known = ((each, self._threads.get((view.inbox, view.until, each))) for each in messages)
+        found = {message: thread for message, thread in known if thread is not None}
         missing = [each for each in messages if each not in found]
         if missing:
-            new = ThreadFinder(view, partial(self._read_heads, view, {} if copies is None else copies)).find_all(
-                missing
-            )
+            read = partial(self._read_heads, view, {} if copies is None else copies)
+            new = ThreadFinder(view, read).find_all(missing)
             if len(self._threads) + len(new) > _MAX_THREADS:
                 self._threads.clear()
             self._threads.update(((view.inbox, view.until, message), thread) for message, thread in new.items())

@@ -11,20 +11,16 @@ from typing import Any
 
 from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.sqlite import explain_damage
-from gumshoe.artifacts.storage import explain_os_errors
 from gumshoe.errors import UsageError
 from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport
 from gumshoe.mail.index_directory import (
     PARTIAL,
-    check_exists,
+    change_index,
     check_is_new,
     digest_content,
-    exit_on_sigterm,
-    explain_sqlite_errors,
-    lock_index,
     remove_leftovers,
 )
-from gumshoe.mail.schema import SEGMENT_PREFIX, IndexState, write_state
+from gumshoe.mail.schema import SEGMENT_PREFIX, IndexState, check_exists, write_state
 from gumshoe.mail.search_arguments import check_address
 from gumshoe.mail.segment import IndexSegments
 from gumshoe.mail.segment_rewriter import SegmentRewriter
@@ -45,17 +41,11 @@ def extract_inboxes(directory: Path, inboxes: Iterable[str], target: Path) -> Ma
     started = time.monotonic()
     chosen = tuple(sorted({check_address("inbox", each) for each in inboxes}))
     check_exists(directory)
-    with (
-        explain_damage(directory),
-        explain_os_errors(target),
-        explain_sqlite_errors(target),
-        lock_index(target),
-        exit_on_sigterm(),
-    ):
+    with explain_damage(directory), change_index(target):
         check_is_new(target)
         state, segments = IndexSegments.open_present(directory)
-        indexed = set(segments.collect(lambda each: each.execute("SELECT address FROM inboxes")))
-        if missing := [each for each in chosen if (each,) not in indexed]:
+        indexed = segments.list_inboxes()
+        if missing := [each for each in chosen if each not in indexed]:
             raise UsageError("mail.inbox-not-indexed", f"{directory} has no inbox {missing[0]}; check the address")
         partial = target / PARTIAL
         shutil.rmtree(partial, ignore_errors=True)
@@ -88,10 +78,10 @@ def _write(segments: IndexSegments, inboxes: tuple[str, ...], old: dict[str, Any
     uris = {each["source"] for each in sources}
     facts = {
         "sources": sources,
-        "source_messages": {uri: count for uri, count in old.get("source_messages", {}).items() if uri in uris},
+        "source_messages": {uri: count for uri, count in old["source_messages"].items() if uri in uris},
         "options": asdict(options),
         "built": datetime.now(UTC).isoformat(timespec="seconds"),
-        "positions": {uri: position for uri, position in old.get("positions", {}).items() if uri in uris},
+        "positions": {uri: position for uri, position in old["positions"].items() if uri in uris},
         **report.to_facts(),
     }
     for name in names:

@@ -81,7 +81,7 @@ class _InboxPart:
 
     @property
     def newest(self) -> int:
-        """`sort_key` of the newest visible message. Less than any if there is none."""
+        """`sort_key` of the newest visible message. If none is visible, smaller than the key of every message."""
         return int(self.postings.times[self.last - 1]) if self.last > self.first else (NO_DATE - 1) << TIE_BITS
 
     def keep_visible(self, ordinals: NDArray[Any]) -> NDArray[Any]:

@@ -15,15 +15,15 @@ from typing import Any
 
 from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.embeddings.embedder import Embedder
-from gumshoe.embeddings.search_options import NO_EMBEDDING, Fusion
-from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.embeddings.search_options import Fusion
+from gumshoe.errors import GumshoeError
 from gumshoe.mail.hits import HitReader
 from gumshoe.mail.inbox_view import InboxView, Phrase, Query
 from gumshoe.mail.meaning import MeaningQuery, MeaningSearch
 from gumshoe.mail.message import Recipient, clean, to_datetime, to_utc
 from gumshoe.mail.message_vectors import MessageChunk
-from gumshoe.mail.quotes import fold_quotes
-from gumshoe.mail.schema import index_path
+from gumshoe.mail.quotes import fold_message
+from gumshoe.mail.schema import check_exists, index_path
 from gumshoe.mail.search_arguments import (
     MAX_KEYWORD_LENGTH,
     MEANING_WEIGHT,
@@ -40,7 +40,6 @@ from gumshoe.mail.search_arguments import (
 from gumshoe.mail.search_results import Hit, Message, PartialResult
 from gumshoe.mail.segment import IndexSegments
 from gumshoe.mail.terms import PersonRole, address_term, bare_id, name_terms, thread_terms
-from gumshoe.mail.thread_subjects import is_reply
 from gumshoe.mail.words import MailAnalyzer
 
 _RESULT_CACHE_SIZE = 1_000  # search results, and messages, in memory
@@ -82,12 +81,9 @@ class MailIndex:
     def __init__(self, directory: Path, embedder: Embedder | None = None) -> None:
         self.directory = directory
         self.path = index_path(directory)
-        if not self.path.is_file():
-            raise UsageError(
-                "mail.no-index", f"{directory} contains no mail index; build one with `gumshoe mail index`"
-            )
+        check_exists(directory)
         self._state, self._segments = IndexSegments.open_present(directory)
-        embedding = self._state.facts.get("options", {}).get("embedding", NO_EMBEDDING)
+        embedding = self._state.facts["options"]["embedding"]
         self._meaning = MeaningSearch(self._segments, embedding, embedder)
         self._analyzer = MailAnalyzer()
         self._reader = HitReader(self._segments, self._analyzer)
@@ -340,24 +336,27 @@ class MailIndex:
         )
 
     def read_thread(self, inbox: str, message_id: str, *, visible_before: datetime | None = None) -> list[Message]:
-        """Return the messages of the inbox in the thread of one of them, oldest first.
-
-        Each body is without what it repeats of earlier messages. `visible_before` is as for `search`.
+        """Return the messages of `list_thread`, each without what it repeats of earlier ones. See `fold_message`.
 
         Raises:
             MessageNotFoundError, MailSearchError, GumshoeError: see `read`.
             UsageError: if a package for reading threads is missing.
         """
+        thread = self.list_thread(inbox, message_id, visible_before=visible_before)
+        return [fold_message(thread, number) for number in range(len(thread))]
+
+    def list_thread(self, inbox: str, message_id: str, *, visible_before: datetime | None = None) -> list[Message]:
+        """Return the whole messages of the inbox in the thread of one of them, oldest first.
+
+        `visible_before` is as for `search`.
+
+        Raises:
+            MessageNotFoundError, MailSearchError, GumshoeError: see `read`.
+        """
         with self._explain_damage():
             owner, until, number = self._locate(inbox, message_id, visible_before)
             thread = self._reader.find_threads(self._view(owner, until), [number])[number]
-            messages = [self._message(owner, until, each) for each in thread]
-        # Nothing that the inbox holds came before the first message, so what it quotes is no repetition.
-        first, *later = messages
-        return [
-            first,
-            *(replace(each, body=fold_quotes(each.body)) if is_reply(each.subject) else each for each in later),
-        ]
+            return [self._message(owner, until, each) for each in thread]
 
     def list_messages(self, inbox: str) -> list[tuple[str, datetime | None]]:
         """Return id and time (UTC) of all messages of an inbox, oldest first. Messages without a date come last."""
@@ -379,8 +378,7 @@ class MailIndex:
             facts["first_sent"], facts["last_sent"] = (
                 moment.isoformat() if (moment := to_datetime(sent, None)) else None for sent in ends
             )
-            addresses = self._segments.collect(lambda each: each.execute("SELECT address FROM inboxes"))
-            facts["inboxes"] = len(set(addresses))
+            facts["inboxes"] = len(self._segments.list_inboxes())
             query = "SELECT (SELECT count(*) FROM copies) - (SELECT count(*) FROM removed_copies)"
             facts["copies"] = sum(count for (count,) in self._segments.collect(lambda each: each.execute(query)))
             facts["vectors"], facts["dimensions"] = self._meaning.vectors, self._meaning.dimensions

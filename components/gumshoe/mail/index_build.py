@@ -20,11 +20,7 @@ from gumshoe.embeddings.embedder import Embedder
 from gumshoe.errors import UsageError
 from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport, count_attachments
 from gumshoe.mail.inboxes import Inboxes, OwnedSource, OwnerGuess, find_inboxes
-from gumshoe.mail.index_directory import (
-    PARTIAL,
-    digest_content,
-    remove_leftovers,
-)
+from gumshoe.mail.index_directory import PARTIAL, digest_content, remove_leftovers
 from gumshoe.mail.items import MailSource
 from gumshoe.mail.meaning import MeaningSearch
 from gumshoe.mail.message import list_texts, normalize_address
@@ -43,7 +39,9 @@ from gumshoe.mail.words import MailAnalyzer
 
 _PROGRESS_FILE = "progress.json"
 IS_UNSURE = "unreadable_is_unsure"
-"""Fact of an index: its unreadable items may be messages that it has. A sync does not rely on them."""
+"""Fact of an index, set if an extension could not read items that may be messages of the index.
+
+As long as it is set, a sync that misses messages treats all unreadable items as doubtful. See `MailBuildReport`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +88,13 @@ class IndexBuild:
         self._next_segment = 1 + max(int(name.removeprefix(SEGMENT_PREFIX)) for name in names)
 
     def run(self) -> MailBuildReport:
+        """Write the segments, or go on with those of an interrupted build, and publish them.
+
+        Raises:
+            UsageError: if a message to remove is not in the index, or the embedding model is another one than before.
+            EmbeddingError: if the messages cannot be embedded.
+            UnavailableError, StorageError: if a source failed.
+        """
         remove = self._changes.remove
         if self._embedder:
             MeaningSearch(self._segments, self._options.embedding).check_same_model(self._embedder)
@@ -238,7 +243,8 @@ class IndexBuild:
     def _add_message(
         self, message: PreparedMessage, source: int, digests: dict[bytes, int], ids: dict[str, list[int]]
     ) -> None:
-        inboxes = self._count_read(message, source)
+        inboxes = self._find_inboxes(message, source)
+        self._count_read(message, source, inboxes)
         if inboxes is None:
             return
         digest = self._identify(message)
@@ -257,16 +263,14 @@ class IndexBuild:
         inboxes = find_inboxes(message, self._owned[source], self._allowed)
         return inboxes if inboxes or self._allowed is None else None
 
-    def _count_read(self, message: PreparedMessage, source: int) -> Inboxes | None:
-        """Count a message that could be read, and return the inboxes that hold it, or None if it is skipped."""
+    def _count_read(self, message: PreparedMessage, source: int, inboxes: Inboxes | None) -> None:
+        """Count a message that could be read. `inboxes` are those that hold it, or None if it is skipped."""
         self._report.read += 1
         self._report.without_id += message.has_generated_id
         self._report.without_date += message.sent is None
         self._guesses[source].add(message.people)
-        inboxes = self._find_inboxes(message, source)
         if inboxes is None:
             self._report.kept_out[message.skipped or "other inbox"] += 1
-        return inboxes
 
     def _count_indexed(self, problems: Iterable[str], inboxes: Inboxes, is_new: bool) -> None:
         """Count a message of the index. `problems` are those of its attachments."""
@@ -349,15 +353,14 @@ class IndexBuild:
         """Move the segments to their place, and make the new state visible."""
         report = self._report
         report.content = digest_content(IndexSegments(tuple(map(IndexSegment, paths))), self._options)
-        for source, guess in zip(self._owned, self._guesses, strict=True):
-            if not source.owner and (suggestion := guess.suggest()):
-                report.owners[source.uri] = suggestion
         old = self._earlier_facts
-        messages = Counter(old.get("source_messages", {}))
+        sources, messages = old.get("sources", []), Counter(old.get("source_messages", {}))
         for source, guess in zip(self._owned, self._guesses, strict=True):
             messages[source.uri] += guess.messages
+            if not source.owner and (suggestion := guess.suggest()):
+                report.owners[source.uri] = suggestion
         facts = {
-            "sources": [*old.get("sources", []), *(each.to_fact() for each in self._owned)],
+            "sources": [*sources, *(fact for each in self._owned if (fact := each.to_fact()) not in sources)],
             "source_messages": dict(messages),
             "options": asdict(self._options),
             "built": datetime.now(UTC).isoformat(timespec="seconds"),

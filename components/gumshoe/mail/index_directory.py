@@ -1,4 +1,4 @@
-"""Write to the directory of an index of mail: its lock, its leftovers, and what its content is."""
+"""Lock, check and clean up the directory of an index of mail, and compute the digest of its content."""
 
 import fcntl
 import os
@@ -14,7 +14,7 @@ from types import FrameType
 
 import apsw
 
-from gumshoe.artifacts.storage import is_partial, lock_directory
+from gumshoe.artifacts.storage import explain_os_errors, is_partial, lock_directory
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.schema import SEGMENT_PREFIX, VERSION, index_path
@@ -23,16 +23,6 @@ from gumshoe.signals import handle_signals
 
 PARTIAL = ".partial"
 """Directory of the segments that are being written."""
-
-
-def check_exists(directory: Path) -> None:
-    """Check that a directory contains an index.
-
-    Raises:
-        UsageError: if it does not.
-    """
-    if not index_path(directory).is_file():
-        raise UsageError("mail.no-index", f"{directory} contains no mail index; build one with `gumshoe mail index`")
 
 
 def check_is_new(directory: Path) -> None:
@@ -50,9 +40,9 @@ def check_is_new(directory: Path) -> None:
 
 
 def remove_leftovers(directory: Path, segments: Sequence[str], *, at_once: bool) -> None:
-    """Delete what a killed build left, other than its complete segments, and segments that the index does not list.
+    """Delete temporary files of killed builds, and segments that are not in `segments`.
 
-    The latter stay as long as a reader has them open, unless `at_once` is set.
+    Segments stay as long as a reader has them open, unless `at_once` is set. The directory `PARTIAL` stays.
     """
     for path in list(directory.iterdir()):
         if is_partial(path.name):
@@ -76,7 +66,29 @@ def _is_held(directory: Path) -> bool:
 
 
 @contextmanager
-def exit_on_sigterm() -> Iterator[None]:
+def change_index(directory: Path) -> Iterator[None]:
+    """Hold the lock of an index while the block writes to its directory. SIGTERM ends the block as Ctrl-C does.
+
+    Raises:
+        UnavailableError: if another process holds the lock.
+        GumshoeError: if the directory cannot be written.
+    """
+    with explain_os_errors(directory), lock_directory(directory, wait=None) as lock, _exit_on_sigterm():
+        if lock is None:
+            raise UnavailableError(
+                "mail.index-busy",
+                f"another process is building an index in {directory}; wait for it, or choose another directory",
+            )
+        try:
+            yield
+        except (apsw.FullError, apsw.IOError, apsw.CantOpenError) as error:
+            raise GumshoeError(
+                "mail.index-not-written", f"cannot write {directory}: {error}; free space on its disk, then try again"
+            ) from None
+
+
+@contextmanager
+def _exit_on_sigterm() -> Iterator[None]:
     """Let SIGTERM end the block like Ctrl-C does, so that unfinished files and other processes are removed."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -87,33 +99,6 @@ def exit_on_sigterm() -> Iterator[None]:
 
     with handle_signals(end, signal.SIGTERM):
         yield
-
-
-@contextmanager
-def lock_index(directory: Path) -> Iterator[None]:
-    """Hold the lock of an index while the block runs.
-
-    Raises:
-        UnavailableError: if another process holds it.
-    """
-    with lock_directory(directory, wait=None) as lock:
-        if lock is None:
-            raise UnavailableError(
-                "mail.index-busy",
-                f"another process is building an index in {directory}; wait for it, or choose another directory",
-            )
-        yield
-
-
-@contextmanager
-def explain_sqlite_errors(directory: Path) -> Iterator[None]:
-    """Turn SQLite's errors of writing into a GumshoeError."""
-    try:
-        yield
-    except (apsw.FullError, apsw.IOError, apsw.CantOpenError) as error:
-        raise GumshoeError(
-            "mail.index-not-written", f"cannot write {directory}: {error}; free space on its disk, then try again"
-        ) from None
 
 
 def digest_content(segments: IndexSegments, options: MailBuildOptions) -> str:

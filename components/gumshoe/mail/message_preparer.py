@@ -44,7 +44,7 @@ class MessageLimits:
     """Leave out terms and the text of attachments, which are not needed to find a message in an index."""
 
 
-class Preparer:
+class _Preparer:
     """Parse and analyze messages. Create one per process."""
 
     def __init__(self, limits: MessageLimits) -> None:
@@ -66,7 +66,7 @@ class Preparer:
         if isinstance(message, UnreadableItem):
             return UnreadableItem(clean(message.where), message.reason, clean(message.detail))
         digest = _digest(message)
-        skipped = find_skip_reason(message, self._limits)
+        skipped = _find_skip_reason(message, self._limits)
         terms = envelope = None
         attachments: list[Attachment] = []
         recipients = [[each.role, each.address, each.name] for each in message.recipients]
@@ -105,7 +105,7 @@ def _digest(message: ParsedMessage) -> bytes:
     return digest.digest()
 
 
-def find_skip_reason(message: ParsedMessage, limits: MessageLimits) -> str:
+def _find_skip_reason(message: ParsedMessage, limits: MessageLimits) -> str:
     """Return why a message is skipped, or an empty text."""
     if message.state in limits.skipped_states:
         return message.state
@@ -124,7 +124,7 @@ class BatchPreparer:
 
     def __init__(self, limits: MessageLimits) -> None:
         self._limits = limits
-        self._own = Preparer(limits)
+        self._own = _Preparer(limits)
         self._workers: list[_Worker] = []
 
     def __enter__(self) -> Self:
@@ -203,9 +203,9 @@ class _Worker:
 
 def _prepare_batches(connection: "Connection[Any, Any]", limits: MessageLimits) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
-    preparer = Preparer(limits)
+    preparer = _Preparer(limits)
     try:
-        with collect_garbage_rarely():
+        with _collect_garbage_rarely():
             while True:
                 connection.send(preparer.prepare(connection.recv()))
     except (EOFError, OSError):  # the parent closed the connection, or has ended
@@ -215,11 +215,11 @@ def _prepare_batches(connection: "Connection[Any, Any]", limits: MessageLimits) 
 
 
 @contextmanager
-def collect_garbage_rarely() -> Iterator[None]:
+def _collect_garbage_rarely() -> Iterator[None]:
     """Look at all objects for garbage only rarely while the block runs.
 
-    Preparing and indexing messages creates many objects and no cycles, and keeps more and more of them. With Python's
-    thresholds, looking at them takes a third of the time.
+    Preparing messages creates many objects and no cycles. With Python's thresholds, looking at them takes a third of
+    the time.
     """
     before = gc.get_threshold()
     gc.set_threshold(*_GARBAGE_THRESHOLDS)

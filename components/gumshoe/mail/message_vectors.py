@@ -21,6 +21,7 @@ from gumshoe.embeddings.embedder import Vectors
 from gumshoe.embeddings.vectors import CENTER, SIGNS, VECTORS, DenseRetriever, count_compared
 from gumshoe.errors import GumshoeError
 from gumshoe.mail.message import clean_line
+from gumshoe.mail.postings import to_ranges
 from gumshoe.mail.schema import CHUNKS
 from gumshoe.mail.segment import IndexSegment, IndexSegments, StoredText
 
@@ -100,9 +101,7 @@ class SegmentVectors:
         places = messages - self.first
         starts = self._starts[places]
         counts = self._starts[places + 1] - starts
-        ends = np.cumsum(counts)
-        total = int(ends[-1]) if len(ends) else 0
-        return np.arange(total) + np.repeat(starts - (ends - counts), counts), np.repeat(np.arange(len(places)), counts)
+        return to_ranges(starts, counts), np.repeat(np.arange(len(places)), counts)
 
 
 def _damaged(path: Path) -> GumshoeError:
@@ -202,7 +201,7 @@ def _best_scores(found: list[_SegmentChunks], query: Vectors) -> tuple[Numbers, 
     scores = np.concatenate([each.segment.dense.score(query, each.chunks) for each in found if each.segment.dense])
     scores = np.round(scores, _DECIMALS)
     owners = np.concatenate([each.owners for each in found])
-    order = np.lexsort((np.arange(len(scores)), -scores, owners))
+    order = np.lexsort((-scores, owners))  # of equal scores, the first chunk
     places, firsts = np.unique(owners[order], return_index=True)
     nearest = order[firsts]
     return places, scores[nearest], nearest

@@ -85,6 +85,10 @@ class _Item:
 
     @classmethod
     def open(cls, storage: "Storage", header_size: int, charset: str = "") -> "_Item":
+        """Read the properties of fixed size, which follow a header of `header_size` bytes.
+
+        Without a charset, that of its code page is used.
+        """
         table = storage.properties_stream_bytes[header_size:]
         numbers = dict(_PROPERTY.iter_unpack(table[: len(table) // _PROPERTY.size * _PROPERTY.size]))
         for which in (_MESSAGE_CODEPAGE, _INTERNET_CODEPAGE):
@@ -107,6 +111,7 @@ class _Item:
         return ""
 
     def data(self, which: int, kind: int = _BINARY) -> bytes:
+        """Return the bytes of a property of variable size, or b"" if it is missing."""
         try:
             return self.storage.property_stream_bytes(which, kind)
         except KeyError:
@@ -126,6 +131,7 @@ class _Item:
 
 
 def _convert(item: _Item, depth: int) -> bytes:
+    """Return a message that is attached inside `depth` others in the format of mail."""
     headers = _list_headers(item)
     attachments = item.open_parts("__attach_version1.0_#")
     if len(attachments) == 1 and _SIGNED.match(content := attachments[0].data(_FILE_DATA)):
@@ -140,7 +146,7 @@ def _list_headers(item: _Item) -> bytes:
     with_address = {name.lower() for name, value in fields if name in _PEOPLE and "@" in value}
 
     def keep(field: re.Match[str]) -> str:
-        """Leave out what the properties tell better: the structure, and people without their addresses."""
+        """Return a field, or "" if the properties are better: for the structure, and people without addresses."""
         name = field[1].lower()
         is_better = name in with_address and "@" not in field[2]
         return "" if is_better or name.startswith("content-") or name == "mime-version" else field[0]
@@ -218,9 +224,10 @@ def _find_names(storage: "Storage") -> dict[int, int]:
 
 
 def _rich_text(item: _Item) -> str:
+    """Return the text of the body in RTF, or "" if it has none, or compressed-rtf is not installed."""
     try:
         return read_compressed_rtf(item.data(_RTF))
-    except Exception:  # noqa: BLE001 - the package that decompresses it raises no other on broken data
+    except ImportError:
         return ""
 
 

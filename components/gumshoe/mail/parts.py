@@ -32,6 +32,8 @@ _CALENDAR_START = re.compile(r"\s*BEGIN:VCALENDAR\b", re.I)
 _FILE_TYPES = {"text/csv", "text/vcard", "text/x-vcard"}  # text, but not shown inline
 _SMIME_TYPES = {"application/pkcs7-mime", "application/x-pkcs7-mime"}
 _PGP_CONTROL = "application/pgp-encrypted"  # a part that only says that the next one is encrypted
+_FORWARDED_TYPES = {"message/rfc822", "message/global"}
+_FORWARDED_HEADING = "---- Forwarded message ----"
 _MESSAGE_FILES = (".eml", ".msg")
 _MESSAGE_TYPES = {"application/vnd.ms-outlook", "application/eml", "application/x-eml"}
 _TNEF_TYPES = {"application/ms-tnef", "application/vnd.ms-tnef"}
@@ -141,19 +143,18 @@ class PartLister:
         is_encoded = kind.startswith("message/") and find_transfer_encoding(part) in {"base64", "quoted-printable"}
         if is_encoded and (reopened := self._reopen(part, children, depth)) is not None:
             return reopened
-        if kind in {"message/rfc822", "message/global"} and children:
+        if kind in _FORWARDED_TYPES and children:
             return [_forwarded_heading(children[0]), *self.list_leaves(children[0], depth)]
-        if kind.startswith("message/"):  # e.g. a report on delivery, which is blocks of fields
-            blocks = ([f"{name}: {clean_line(str(value))}" for name, value in each.raw_items()] for each in children)
-            fields = Leaf(fixed_text="\n\n".join(map("\n".join, blocks)), is_inline=True, is_extra=True)
-            return [fields, *(leaf for child in children for leaf in self.list_leaves(child, depth))]
         if kind == "multipart/alternative":
             return _choose_alternative([self.list_leaves(child, depth) for child in children])
-        if kind == "multipart/encrypted" and any(child.get_content_type() == _PGP_CONTROL for child in children):
+        leaves = []
+        if kind.startswith("message/"):  # e.g. a report on delivery, which is blocks of fields
+            blocks = ([f"{name}: {clean_line(str(value))}" for name, value in each.raw_items()] for each in children)
+            leaves.append(Leaf(fixed_text="\n\n".join(map("\n".join, blocks)), is_inline=True, is_extra=True))
+        elif kind == "multipart/encrypted" and any(child.get_content_type() == _PGP_CONTROL for child in children):
             children = [child for child in children if child.get_content_type() != _PGP_CONTROL]
-            note = [Leaf(fixed_text="[encrypted: PGP]", is_inline=True)]
-            return [*note, *(leaf for child in children for leaf in self.list_leaves(child, depth))]
-        return [leaf for child in children for leaf in self.list_leaves(child, depth)]
+            leaves.append(Leaf(fixed_text="[encrypted: PGP]", is_inline=True))
+        return [*leaves, *(leaf for child in children for leaf in self.list_leaves(child, depth))]
 
     def _list_single(self, part: MailMessage, depth: int) -> list[Leaf]:
         kind, name = part.get_content_type(), read_name(part).lower()
@@ -175,32 +176,39 @@ class PartLister:
         return [leaf]
 
     def _reopen(self, part: MailMessage, children: list[MailMessage], depth: int) -> list[Leaf] | None:
-        """Return the leaves of a message or report that is encoded as a whole, or None if it cannot be read."""
+        """Return the leaves of a message or report that is encoded as a whole.
+
+        Return None if it cannot be read, or too many messages were opened.
+        """
         written = BytesIO()
         try:
             BytesGenerator(written, mangle_from_=False, maxheaderlen=0).flatten(children[0])
         except (IndexError, *_OPENING_ERRORS):
             return None
+        if not self._may_open(depth):
+            return None
         whole = Message()
         whole["Content-Transfer-Encoding"] = find_transfer_encoding(part)
         whole.set_payload(written.getvalue().decode("ascii", "surrogateescape").lstrip("\n"))
         data = decode_payload(whole)
-        if part.get_content_type() not in {"message/rfc822", "message/global"}:
+        if part.get_content_type() not in _FORWARDED_TYPES:
             report = b"Content-Type: %s\n\n" % part.get_content_type().encode() + data
-            return self.list_leaves(_parse(report, part), depth + 1) if self._may_open(depth) else None
+            return self.list_leaves(_parse(report, part), depth + 1)
         return self._open_message(data, part, depth, _MESSAGE_HEADERS | {"content-type"})
 
     def _open_file(self, data: bytes, like: MailMessage, depth: int) -> list[Leaf] | None:
-        """Return the leaves of a message in a file, or None if the file is no message, or too deep inside others."""
+        """Return the leaves of a message in a file. Return None if it is no message, or too many were opened."""
+        if not self._may_open(depth):
+            return None
         if data.startswith(OLE_MAGIC):
-            converted = convert_msg(data, "") if depth < _MAX_DEPTH and self._opened < _MAX_OPENED else b""
-            data = converted if isinstance(converted, bytes) else b""
+            converted = convert_msg(data, "")
+            if not isinstance(converted, bytes):
+                return None
+            data = converted
         return self._open_message(data, like, depth, _MESSAGE_HEADERS)
 
     def _open_message(self, data: bytes, like: MailMessage, depth: int, headers: set[str]) -> list[Leaf] | None:
-        """Return the leaves of a message that has one of some headers. Return None if it is none, or too deep."""
-        if not self._may_open(depth):
-            return None
+        """Return the leaves of a message, or None if it has none of `headers` or cannot be parsed."""
         try:
             fields, content = split_message(data)
             if headers.isdisjoint(name for name, _ in fields):
@@ -212,6 +220,7 @@ class PartLister:
             return None
 
     def _may_open(self, depth: int) -> bool:
+        """Count one more message inside a file. Return False if there are too many, or too deep inside each other."""
         self._opened += 1
         return depth < _MAX_DEPTH and self._opened <= _MAX_OPENED
 
@@ -247,7 +256,7 @@ class PartLister:
             text = found.html
         shown = remove_invisible(text.strip() or found.rtf).strip()
         if is_attached:
-            shown = "\n".join(["---- Forwarded message ----", *found.heading, "", shown]).strip()
+            shown = "\n".join([_FORWARDED_HEADING, *found.heading, "", shown]).strip()
         leaves = [Leaf(fixed_text=shown, is_inline=True, is_extra=True)] if shown else []
         for each in found.files:
             file_name = clean_line(each.name) or "attachment"
@@ -331,7 +340,7 @@ def _is_better(rich: list[list[Leaf]], plain: list[Leaf]) -> bool:
 
 def _forwarded_heading(forwarded: MailMessage) -> Leaf:
     """Return the headers of a message inside a message as text."""
-    lines = ["---- Forwarded message ----"]
+    lines = [_FORWARDED_HEADING]
     for name in ("From", "To", "Date", "Subject"):
         for header, value in forwarded.raw_items():
             if header.lower() == name.lower():

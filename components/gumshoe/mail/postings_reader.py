@@ -34,7 +34,7 @@ class TermMatches(NamedTuple):
     """[matches]: how often the message contains it; occurrences in the subject count twice."""
 
 
-NO_MATCHES = TermMatches(np.zeros(0, np.uint16), np.zeros(0, np.uint8))
+_NO_MATCHES = TermMatches(np.zeros(0, np.uint16), np.zeros(0, np.uint8))
 
 
 class PostingsReader:
@@ -99,7 +99,7 @@ class InboxPostings:
         """Return the messages that contain a term."""
         place = self._find_term(term)
         if place is None:
-            return NO_MATCHES
+            return _NO_MATCHES
         part = slice(*self._arrays["posting_starts"][place : place + 2].tolist())
         return TermMatches(self._arrays["ordinals"][part], self._arrays["weights"][part])
 
@@ -133,7 +133,7 @@ class InboxPostings:
                 candidates = intersect(candidates, np.unique(starts >> POSITION_BITS).astype(np.uint16))
             found = self._find_starts(term, offset - first, candidates)
             starts = found if starts is None else intersect(starts, found)
-        matches = NO_MATCHES if starts is None else self._count_starts(starts)
+        matches = _NO_MATCHES if starts is None else self._count_starts(starts)
         if within is None:
             return matches
         is_within = np.zeros(len(self), np.bool_)
@@ -144,7 +144,7 @@ class InboxPostings:
     def _count_starts(self, starts: NDArray[np.uint32]) -> TermMatches:
         """Return the messages in which a phrase starts, given by ordinal and position."""
         if not len(starts):
-            return NO_MATCHES
+            return _NO_MATCHES
         ordinals = (starts >> POSITION_BITS).astype(np.uint16)
         firsts = np.flatnonzero(differs(ordinals))
         in_subject = (starts & NO_POSITION) < self._subjects[ordinals]

@@ -6,11 +6,14 @@ stay, and forwarded messages too.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Literal
 
 from gumshoe.errors import UsageError
 from gumshoe.installation import install_command
+from gumshoe.mail.search_results import Message
+from gumshoe.mail.thread_subjects import is_reply
 
 _MAX_LENGTH = 200_000
 _MAX_LINES = 1000  # in which introductions of quotes without marks are searched for
@@ -63,6 +66,18 @@ _TO = re.compile(r"\s{0,3}To:")
 _NOTES_TIME = re.compile(r".{0,100}\d/\d{1,2}/\d{2,4} \d{1,2}:\d\d(?::\d\d)? [AP]M\s*$")
 
 _Kind = Literal["", "reply", "forward"]
+
+
+def fold_message(thread: Sequence[Message], number: int) -> Message:
+    """Return one message of a thread, oldest first, with its text as `fold_quotes` returns it if it is a reply.
+
+    The oldest one stays whole: what it quotes is in no other message of the thread.
+
+    Raises:
+        UsageError: see `fold_quotes`.
+    """
+    message = thread[number]
+    return replace(message, body=fold_quotes(message.body)) if number and is_reply(message.subject) else message
 
 
 def fold_quotes(body: str) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from gumshoe.artifacts.private_data import MARK
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.embeddings.vectors import CENTER, SIGNS, VECTORS
-from gumshoe.errors import GumshoeError
+from gumshoe.errors import GumshoeError, UsageError
 
 FILE_NAME = "mail-index.json"
 SEGMENT_PREFIX = "segment-"
@@ -95,6 +95,16 @@ class IndexState:
 def index_path(directory: Path) -> Path:
     """Return the path of the file that makes a directory an index."""
     return directory / FILE_NAME
+
+
+def check_exists(directory: Path) -> None:
+    """Check that a directory contains an index.
+
+    Raises:
+        UsageError: if it does not.
+    """
+    if not index_path(directory).is_file():
+        raise UsageError("mail.no-index", f"{directory} contains no mail index; build one with `gumshoe mail index`")
 
 
 def read_state(directory: Path) -> IndexState:

@@ -42,17 +42,27 @@ class InboxEntry(NamedTuple):
     """Id under which the inbox lists the message."""
 
 
-class StoredCopy(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class MessageCopy:
     """A message as somebody received or sent it."""
 
     copy: int
+    """Number of the copy among those of its message, from 0."""
     message_id: str
     sent: int | None
+    """Seconds since 1970, UTC."""
     utc_offset: int | None
+    """Minutes east of UTC on the sender's clock."""
     sender_name: str
     recipients: list[list[str]]
     """[role, address, name] of each."""
     references: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCopy(MessageCopy):
+    """A copy of a message with all of its recipients, and the inboxes that hold it."""
+
     inboxes: list[InboxEntry]
     """Sorted by address."""
 
@@ -61,17 +71,10 @@ class StoredCopy(NamedTuple):
         return next((each for each in self.inboxes if each.address == inbox), None)
 
 
-class OwnCopy(NamedTuple):
-    """A copy of a message as one of its inboxes may see it."""
+@dataclass(frozen=True, slots=True)
+class OwnCopy(MessageCopy):
+    """A copy of a message as one of its inboxes may see it, with the recipients that are visible to the inbox."""
 
-    copy: int
-    message_id: str
-    sent: int | None
-    utc_offset: int | None
-    sender_name: str
-    recipients: list[list[str]]
-    """[role, address, name] of each that the inbox may see."""
-    references: list[str]
     shown_id: str
     """Id under which the inbox lists the message."""
 
@@ -102,7 +105,7 @@ class IndexSegment:
             facts = {name: json.loads(value) for name, value in self.execute("SELECT name, value FROM facts")}
             self.first, self.messages = int(facts["first"]), int(facts["messages"])
             self._has_removed = bool(list(self.execute("SELECT 1 FROM removed LIMIT 1")))
-            self.replaces_unreadable = bool(facts.get("replaces_unreadable"))
+            self.replaces_unreadable = bool(facts["replaces_unreadable"])
         self.postings = PostingsReader(directory / POSTINGS, facts["sizes"])
         self._inbox = lru_cache(_INBOXES_CACHED)(self._find_inbox)
 
@@ -137,10 +140,7 @@ class IndexSegment:
 
     def read_text(self, message: int) -> StoredText:
         """Return the text of a message of this segment."""
-        sender, subject, body, attachments = next(
-            self.execute("SELECT sender, subject, body, attachments FROM messages WHERE message = ?", (message,))
-        )
-        return StoredText(sender, subject, body, [Attachment(*each) for each in orjson.loads(attachments)])
+        return self.read_texts([message])[message]
 
     def read_texts(self, messages: list[int]) -> dict[int, StoredText]:
         """Return the text of some messages of this segment."""
@@ -191,7 +191,7 @@ class IndexSegment:
         ]
 
 
-Copy = TypeVar("Copy", StoredCopy, OwnCopy)
+Copy = TypeVar("Copy", bound=MessageCopy)
 
 
 def sort_copies(copies: Iterable[Copy]) -> list[Copy]:
@@ -291,6 +291,19 @@ class IndexSegments:
 
     def _find(self, message: int) -> IndexSegment:
         return next(each for each in self.segments if each.has_message(message))
+
+    def list_inboxes(self) -> set[str]:
+        """Return the addresses of all inboxes that hold a message."""
+        found: set[str] = set()
+        removed: dict[str, set[int]] = {}  # by later segments
+        for segment in reversed(self.segments):
+            for (address,) in segment.execute("SELECT address FROM inboxes"):
+                postings = segment.open_inbox(address) if address in removed else None
+                if postings is None or not removed[address].issuperset(postings.messages.tolist()):
+                    found.add(address)
+            for address, message in segment.execute("SELECT inbox, message FROM removed"):
+                removed.setdefault(address, set()).add(message)
+        return found
 
     def read_copies(self, message: int) -> list[StoredCopy]:
         """Return the copies of a message, in order, without removed ones."""

@@ -1,10 +1,11 @@
 """Write segments of an index anew from what they hold: without what was removed, or with some inboxes only.
 
-Nothing is analyzed again: words and vectors are taken over.
+Nothing is analyzed again: words and vectors are copied.
 """
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from gumshoe.mail.segment_writer import complete_segment, create_database, diges
 from gumshoe.mail.vector_copies import copy_vectors
 
 MAX_SIZE = 6_000_000
-"""Size of a segment that is written anew, at most, unless one segment is larger. See `measure_size`."""
+"""Maximum size of a merged segment, unless one of the segments alone is larger. See `measure_size`."""
 _MAX_PAIRS = 1 << 16  # messages of one inbox, whose numbers have 16 bits
 _CLASSES = (30_000, 250_000, 2_000_000)
 """Sizes of segments below which extensions merge them. Merging the largest takes a few seconds."""
@@ -58,17 +59,17 @@ def _count_last(sizes: Sequence[int], limit: int) -> int:
 
 
 class _KeptSegment(NamedTuple):
-    """What is left of a segment."""
+    """A segment, and which of its messages to keep."""
 
     segment: IndexSegment
     addresses: list[str]
     """Address of each inbox."""
     pairs: NDArray[np.bool_]
-    """[pairs]: True for each message of an inbox that still counts."""
+    """[pairs]: True for each pair of inbox and message to keep."""
 
 
 class SegmentRewriter:
-    """Write the last segments of an index anew: from the one with number `first` in the list on.
+    """Write the last segments of an index anew, from index `first` of the list of segments on.
 
     With `inboxes`, only these are kept, with what they may see. Messages and copies then get new numbers, so that
     nothing tells how many there are in other inboxes. All segments must be written anew, in order.
@@ -90,7 +91,7 @@ class SegmentRewriter:
         """Attachments of the chosen inboxes, as in `MailBuildReport`."""
 
     def _find_messages(self) -> Numbers:
-        """Return the numbers of messages that somebody holds, ascending, of those whose text is in these segments."""
+        """Return the numbers of the messages to keep whose text is in these segments: [messages], ascending."""
         if self._inboxes is not None:
             held = [each.segment.postings.arrays["pair_messages"][each.pairs] for each in self._parts]
             return np.unique(np.concatenate([*held, np.zeros(0, np.int32)])).astype(np.int64)
@@ -201,7 +202,7 @@ class SegmentRewriter:
         self.counts["without date"] += sent is None
         if digest not in known:
             (place,) = self._renumber(np.array([number])).tolist()
-            copy = copy._replace(copy=len(known))
+            copy = replace(copy, copy=len(known))
             yield to_row(place, digest, copy)
             all_entries += to_entry_rows(place, copy)
             known.append(digest)
@@ -234,7 +235,7 @@ class SegmentRewriter:
 
 
 def _find_parts(segments: Sequence[IndexSegment], inboxes: frozenset[str] | None) -> list[_KeptSegment]:
-    """Return what is left of the last segments of an index, of some inboxes or of all."""
+    """Return the last segments of an index with the pairs to keep: those of some inboxes or of all, if not removed."""
     parts: list[_KeptSegment] = []
     removed: dict[str, list[int]] = {}  # by later segments
     for segment in reversed(segments):

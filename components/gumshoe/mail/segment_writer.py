@@ -2,10 +2,9 @@
 
 import itertools
 import json
-import os
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +15,7 @@ import orjson
 from numpy.typing import NDArray
 
 from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.artifacts.storage import flush_to_disk
 from gumshoe.mail.inboxes import Inboxes, drop_hidden_recipients
 from gumshoe.mail.postings import PostingsWriter, sort_key
 from gumshoe.mail.prepared_messages import BatchTerms, PreparedMessage, TermRange, TextTerms
@@ -162,7 +162,8 @@ class SegmentWriter:
             return
         self._copy_digests.add(copy_digest)
         held = self._hold(number, message.terms)
-        new = new._replace(
+        new = replace(
+            new,
             copy=held.next_copy,
             inboxes=[
                 InboxEntry(inbox, hidden, self._choose_id(message.message_id, message.digest, inbox, used_by))
@@ -296,9 +297,7 @@ def complete_segment(
     database.execute(INDEXES)
     database.execute("COMMIT")
     database.close()
-    for path in directory.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
+    flush_to_disk(directory.iterdir())
 
 
 def to_copy(message: PreparedMessage, inboxes: Inboxes) -> StoredCopy:
@@ -318,10 +317,14 @@ def to_copy(message: PreparedMessage, inboxes: Inboxes) -> StoredCopy:
 
 def digest_copy(digest: bytes, copy: StoredCopy) -> bytes:
     """Return a digest of a copy and its message, without the ids under which inboxes list it."""
-    content = orjson.dumps(
-        [*copy[1:5], copy.recipients, copy.references, [[each.address, each.hidden] for each in copy.inboxes]]
-    )
+    inboxes = [[each.address, each.hidden] for each in copy.inboxes]
+    content = orjson.dumps([*_list_head(copy), copy.recipients, copy.references, inboxes])
     return blake2b(digest + content, digest_size=32).digest()
+
+
+def _list_head(copy: StoredCopy) -> tuple[object, ...]:
+    """Return the fields of a copy that are no lists."""
+    return copy.message_id, copy.sent, copy.utc_offset, copy.sender_name
 
 
 def to_row(number: int, digest: bytes, copy: StoredCopy) -> tuple[object, ...]:
@@ -330,7 +333,7 @@ def to_row(number: int, digest: bytes, copy: StoredCopy) -> tuple[object, ...]:
         number,
         copy.copy,
         digest,
-        *copy[1:5],
+        *_list_head(copy),
         orjson.dumps(copy.recipients).decode(),
         orjson.dumps(copy.references).decode(),
     )

@@ -21,7 +21,9 @@ def prepare_items(
     limits: MessageLimits,
     describe: Callable[[], str],
 ) -> Generator[tuple[PreparedBatch, list[NumberedItem]]]:
-    """Yield the items that `read` yields in batches, prepared and as they are. Close the iterator.
+    """Yield the items that `read` yields in prepared batches, each with the items themselves.
+
+    Close the generator, e.g. with `closing`, since it may have started processes.
 
     Args:
         read: is called with a function that takes the number of bytes read.

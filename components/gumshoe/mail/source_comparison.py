@@ -5,7 +5,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 
@@ -19,7 +19,7 @@ _COPY_BITS = 32
 
 
 class SourceComparison:
-    """What sources have of the copies of an index. Items that the index does not have are set aside in a file.
+    """Record which copies of an index the sources still have. Items that the index does not have go to a file.
 
     Example: `with SourceComparison(segments, Path("new-items")) as comparison: ...`
     """
@@ -79,7 +79,7 @@ class SourceComparison:
         return bool(self._has_message[message])
 
     def list_newly_unreadable(self) -> list[UnreadableItem]:
-        """Return the items that cannot be read, and that could be read when they were indexed, or are new."""
+        """Return the unreadable items that the index does not list as unreadable: they may be messages that it has."""
         known = {(place, reason) for place, reason, _ in self._segments.list_unreadable()}
         return [each for each in self.unreadable if (each.where, each.reason) not in known]
 
@@ -88,16 +88,16 @@ class SourceComparison:
         found = Counter((each.where, each.reason, each.detail) for each in self.unreadable)
         return found != Counter(self._segments.list_unreadable())
 
-    def check_sources(self, sources: list[OwnedSource], facts: Mapping[str, Any]) -> None:
-        """Check that no source is empty now that had messages, which is rather a mistake than what is meant.
+    def check_sources(self, sources: list[OwnedSource], messages: Mapping[str, int]) -> None:
+        """Check that no source is empty that had messages, since that is more likely a mistake than meant.
+
+        `messages` has the number of messages of each source when it was indexed, by URI.
 
         Raises:
-            UsageError: if one is.
+            UsageError: if a source is empty.
         """
-        listed = {each if isinstance(each, str) else each["source"] for each in facts["sources"]}
-        counts = facts.get("source_messages", {})
         for number, each in enumerate(sources):
-            if each.uri in listed and counts.get(each.uri, 1) and not self.messages[number]:
+            if messages.get(each.uri) and not self.messages[number]:
                 raise UsageError(
                     "mail.source-empty",
                     f"{each.uri} has no messages any more, and all of its mail would be removed from the index; check "

@@ -9,8 +9,9 @@ from typing import Any
 
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.mail.build_report import MailBuildReport, count_attachments
+from gumshoe.mail.inboxes import Inboxes
 from gumshoe.mail.index_build import IS_UNSURE, IndexBuild
-from gumshoe.mail.prepared_messages import PreparedBatch
+from gumshoe.mail.prepared_messages import PreparedBatch, PreparedMessage
 from gumshoe.mail.segment_writer import digest_copy, to_copy
 from gumshoe.mail.source_batches import NumberedItem
 from gumshoe.mail.source_comparison import SourceComparison
@@ -44,26 +45,24 @@ class SyncBuild(IndexBuild):
 
     def _compare_batch(self, comparison: SourceComparison, batch: PreparedBatch, numbered: list[NumberedItem]) -> None:
         """Find the messages of a batch that the index has, and set the others aside."""
-        digests: list[bytes | None] = []
-        for item, (source, _) in zip(batch.items, numbered, strict=True):
-            inboxes = None if isinstance(item, UnreadableItem) else self._find_inboxes(item, source)
-            digests.append(
-                None
-                if inboxes is None or isinstance(item, UnreadableItem)
-                else digest_copy(self._identify(item), to_copy(item, inboxes))
-            )
-        known = self._segments.find_copies([each for each in digests if each])
-        for item, each, digest in zip(batch.items, numbered, digests, strict=True):
+        found: list[tuple[PreparedMessage, NumberedItem, Inboxes | None, bytes]] = []
+        for item, each in zip(batch.items, numbered, strict=True):
             if isinstance(item, UnreadableItem):
                 self._report.unreadable[item.reason] += 1
                 comparison.unreadable.append(item)
                 continue
-            comparison.messages[each[0]] += 1
-            if digest and digest not in known:
+            inboxes = self._find_inboxes(item, each[0])
+            digest = b"" if inboxes is None else digest_copy(self._identify(item), to_copy(item, inboxes))
+            found.append((item, each, inboxes, digest))
+        known = self._segments.find_copies([digest for *_, digest in found if digest])
+        for item, each, inboxes, digest in found:
+            source, _ = each
+            comparison.messages[source] += 1
+            if inboxes is not None and digest not in known:
                 comparison.set_aside(each)
                 continue
-            inboxes = self._count_read(item, each[0])
-            if digest and inboxes is not None:
+            self._count_read(item, source, inboxes)
+            if inboxes is not None:
                 message, copy = known[digest]
                 is_first = comparison.mark(message, copy)
                 self._count_indexed(self._list_problems(message), inboxes, is_new=is_first)
@@ -79,7 +78,7 @@ class SyncBuild(IndexBuild):
         """Remove the copies that no source has, unless items that cannot be read may be those."""
         report, old = self._report, self._old.facts if self._old else {}
         if not self._changes.allow_missing:
-            comparison.check_sources(self._owned, old)
+            comparison.check_sources(self._owned, old["source_messages"])
         missing = comparison.find_missing()
         doubtful: list[UnreadableItem] = []
         if missing and not self._changes.allow_missing:

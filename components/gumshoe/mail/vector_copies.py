@@ -1,6 +1,5 @@
-"""Take over the vectors of messages into another segment."""
+"""Copy the vectors of messages into another segment."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gumshoe.artifacts.storage import flush_to_disk
 from gumshoe.embeddings.vectors import CENTER, SIGNS, VECTORS
 from gumshoe.mail.message_vectors import MessageChunk
 from gumshoe.mail.schema import CHUNKS
@@ -49,7 +49,5 @@ def copy_vectors(segments: Sequence[IndexSegment], messages: Numbers, numbers: N
         (directory / CENTER).write_bytes(center)
     else:
         (directory / VECTORS).unlink()
-    for name in (CHUNKS, VECTORS, SIGNS, CENTER):
-        if (directory / name).exists():
-            with (directory / name).open("rb") as file:
-                os.fsync(file.fileno())
+    paths = [directory / name for name in (CHUNKS, VECTORS, SIGNS, CENTER)]
+    flush_to_disk(each for each in paths if each.exists())

@@ -1,15 +1,15 @@
 """Embed the messages of segments, when their text is complete."""
 
 import io
-import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gumshoe.artifacts.storage import write_atomically
+from gumshoe.artifacts.storage import flush_to_disk, write_atomically
 from gumshoe.embeddings.chunking import MAX_TOKENS, CountTokens, add_context, make_token_counter, split_text
 from gumshoe.embeddings.embedder import Embedder, TokenCounter, Vectors
 from gumshoe.embeddings.vectors import CENTER, PLAN, SIGNS, write_signs, write_vectors
@@ -61,7 +61,7 @@ _ORDINARY_TEXTS = (
 def embed_segments(segments: Sequence[IndexSegment], embedder: Embedder) -> None:
     """Write the vectors of all segments that have messages and no vectors yet.
 
-    If it was interrupted, it goes on after the last window of vectors that was complete.
+    An interrupted run continues after its last complete window of vectors.
 
     Raises:
         EmbeddingError: if the texts cannot be embedded.
@@ -80,14 +80,12 @@ def embed_segments(segments: Sequence[IndexSegment], embedder: Embedder) -> None
             if not content:
                 continue
             plan = blake2b(f"{embedder.name}\0".encode() + content, digest_size=16).hexdigest()
-            texts = _TextReader(segment, placed)
-            vectors, _ = write_vectors(segment.directory, plan, texts.read, placed.shape[1], embedder, advance)
+            texts = partial(_read_chunk_texts, segment, placed)
+            vectors, _ = write_vectors(segment.directory, plan, texts, placed.shape[1], embedder, advance)
             if center is None:
                 center = embedder.embed(_ORDINARY_TEXTS, "passage").mean(axis=0)
             write_signs(segment.directory, vectors, center)
-            for name in (SIGNS, CENTER):
-                with (segment.directory / name).open("rb") as file:
-                    os.fsync(file.fileno())
+            flush_to_disk(segment.directory / name for name in (SIGNS, CENTER))
             (segment.directory / PLAN).unlink()
 
 
@@ -121,18 +119,12 @@ def _split_message(number: int, text: StoredText, budget: int, count: CountToken
     return found[:MAX_CHUNKS]
 
 
-class _TextReader:
-    """Read the texts of the chunks of a segment."""
-
-    def __init__(self, segment: IndexSegment, chunks: NDArray[np.int32]) -> None:
-        self._segment, self._chunks = segment, chunks
-
-    def read(self, first: int) -> Iterator[str]:
-        """Yield the texts of all chunks from one on."""
-        text: StoredText | None = None
-        message = -1
-        for row in self._chunks[:, first:].T.tolist():
-            chunk = MessageChunk(*row)
-            if text is None or chunk.message != message:
-                text, message = self._segment.read_text(chunk.message), chunk.message
-            yield add_context(*cut_chunk(text, chunk))
+def _read_chunk_texts(segment: IndexSegment, chunks: NDArray[np.int32], first: int) -> Iterator[str]:
+    """Yield the texts to embed of the chunks of a segment [5, chunks], from one on."""
+    text: StoredText | None = None
+    message = -1
+    for row in chunks[:, first:].T.tolist():
+        chunk = MessageChunk(*row)
+        if text is None or chunk.message != message:
+            text, message = segment.read_text(chunk.message), chunk.message
+        yield add_context(*cut_chunk(text, chunk))
