@@ -24,7 +24,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from peft import LoraConfig, get_peft_model
+from peft import get_peft_model
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from gumshoe.environments.email import EmailEnvironment
@@ -35,15 +35,17 @@ from gumshoe.inference.vllm_server import ServerOptions, VLLMServer
 from gumshoe.mail.build import build_mail_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.search_results import Hit, Message
-from gumshoe.rollouts.chat_format import ChatFormat, Encoded
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat, Encoded
 from gumshoe.rollouts.engine import RolloutEngine
-from gumshoe.rollouts.episode import EpisodeLimits, TokenChatSession, run_episode
+from gumshoe.rollouts.episode import EpisodeLimits, run_episode
 from gumshoe.rollouts.sessions import open_policy
+from gumshoe.rollouts.token_session import TokenChatSession
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.synthesis.mailboxes import MAIL_FILE, SyntheticMail, synthesize_mail, write_mail
-from gumshoe.training.settings import LoraSettings
+from gumshoe.training.models.lora_model import lora_config
+from gumshoe.training.settings_sections import LoraSettings
 from tests.benchmarks.mail import ratio, show, spread
 from tests.rollouts.conversations import QWEN2_5, call, train
 
@@ -129,11 +131,10 @@ async def run_all(place: Inputs, policy: Callable[[Scenario], Policy], samples: 
 
     async def episode(about: Scenario, sample: int, attempt: int) -> Trajectory:
         environment = EmailEnvironment(index, about, LIMITS.max_turns)
-        prompt = chat.encode_prompt(
-            environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
-        )
+        tools = environment.toolbox.schemas()
+        prompt = chat.encode_prompt(environment.system_prompt(), environment.user_prompt(), tools)
         seed = f"{about.id}/{sample}/{attempt}"
-        session = TokenChatSession(policy(about), chat, prompt, Sampling(), LIMITS.max_context, seed)
+        session = TokenChatSession(policy(about), chat, prompt, tools, Sampling(), LIMITS.max_context, seed)
         return await run_episode(session, environment, sample, LIMITS, threads)
 
     episodes = calls = tokens = 0
@@ -230,8 +231,7 @@ def measure_adapter(place: Inputs, runs: int) -> None:
     with tempfile.TemporaryDirectory() as directory, ExitStack() as servers:
         adapter = Path(directory, "adapter")
         model = AutoModelForCausalLM.from_pretrained(TINY, local_files_only=True)
-        shape = LoraConfig(r=16, target_modules=list(LoraSettings().target_modules), task_type="CAUSAL_LM")
-        get_peft_model(model, shape).save_pretrained(str(adapter))
+        get_peft_model(model, lora_config(LoraSettings(rank=16), model)).save_pretrained(str(adapter))
         served = {}
         for name, options in _SERVERS.items():
             server = servers.enter_context(VLLMServer(TINY, log=Path(directory, "vllm.log"), options=options))
@@ -341,9 +341,9 @@ class TimedFormat(ChatFormat):
         with timing(self._seconds, "encoding"):
             return super().encode_prompt(system, user, tools)
 
-    def encode_tool_result(self, result: str) -> Encoded:
+    def encode_results(self, *arguments: Any, **named: Any) -> Encoded:
         with timing(self._seconds, "encoding"):
-            return super().encode_tool_result(result)
+            return super().encode_results(*arguments, **named)
 
 
 if __name__ == "__main__":

@@ -314,13 +314,14 @@ def _train(case: Case, directory: Path, *, on_gpu: bool = False) -> None:
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
+    model = _load_model(settings)
     trainer: Any = AgentTrainer(
         Hooks(roll_out, optimizer.algorithm.load(), lambda: None, most_difference=1e9),
-        model=_load_model(settings),
+        model=model,
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": [str(each) for each in range(settings.groups)]}),
         processing_class=tokenizer,
-        peft_config=lora_config(settings.lora),
+        peft_config=lora_config(settings.lora, model),
     )
     trainer.train()
 
@@ -329,12 +330,14 @@ def _sample(case: Case, directory: Path) -> None:
     """Sample a turn of every episode, and then one after a tool result that fills the context."""
     from peft import get_peft_model
 
-    from gumshoe.inference.generation import PendingTurn, sample_turns
+    from gumshoe.inference.generation import sample_turns
     from gumshoe.inference.policy import Sampling
+    from gumshoe.inference.turn_batch import PendingTurn
     from gumshoe.training.models.lora_model import lora_config
 
     settings = case.train_settings(directory)
-    model: Any = get_peft_model(_load_model(settings), lora_config(settings.lora)).eval()
+    base = _load_model(settings)
+    model: Any = get_peft_model(base, lora_config(settings.lora, base)).eval()
     at, once = Sampling(max_tokens=case.sampled), range(case.at_once)
     first = case.context - TURN_TOKENS - 2 * case.sampled
     turns = [PendingTurn([10 + (each + place) % 200 for place in range(first)], at, (), each, None) for each in once]
@@ -348,7 +351,7 @@ def _sample(case: Case, directory: Path) -> None:
 def _episodes(case: Case, count: int, group: int) -> Iterator[Any]:
     """Yield episodes of different lengths, the last one with the full context, with sampled tokens at the end."""
     from gumshoe.environments.base import EpisodeState
-    from gumshoe.rollouts.trajectory import Segment, Trajectory
+    from gumshoe.rollouts.trajectory import Span, Trajectory
 
     most = min(case.model["vocab_size"], 256)
     for number in range(count):
@@ -358,11 +361,11 @@ def _episodes(case: Case, count: int, group: int) -> Iterator[Any]:
         rest = [10 + (5 * place + number) % (most - 10) for place in range(length)]
         given, sampled = rest[: length - case.sampled], rest[length - case.sampled :]
         parts = [("prompt", ids), ("sampled", sampled[:8]), ("injected", given), ("sampled", sampled[8:])]
-        segments = [
-            Segment(origin, "", tuple(each), (-5.0,) * len(each) if origin == "sampled" else ())  # type: ignore[arg-type]
+        spans = [
+            Span(origin, "", tuple(each), (-5.0,) * len(each) if origin == "sampled" else ())  # type: ignore[arg-type]
             for origin, each in parts
         ]
-        yield Trajectory("1", number, "policy", "answer", "", segments, EpisodeState(), 2, 0.0, 0.0)
+        yield Trajectory("1", number, "policy", "answer", "", spans, EpisodeState(), 2, 0.0, 0.0)
 
 
 def _status(name: str) -> int:

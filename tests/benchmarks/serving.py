@@ -39,7 +39,7 @@ from gumshoe.environments.registry import open_env
 from gumshoe.inference.policy import Completion, Sampling
 from gumshoe.inference.policy_names import TINY, PolicyName, load_tokenizer
 from gumshoe.mail.build import build_mail_index
-from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.episode import ChatSession
 from gumshoe.rollouts.sessions import token_chat_sessions
 from gumshoe.rollouts.tool_threads import ToolThreads

@@ -12,7 +12,8 @@ from gumshoe.evaluation.predictions import Prediction
 from gumshoe.evaluation.report import write_report
 from gumshoe.evaluation.results import Agreement, EvaluationResult, JudgeResult
 from gumshoe.rewards.scoring import JudgedTrajectory
-from gumshoe.rollouts.trajectory import Segment, TokenUsage, Trajectory
+from gumshoe.rollouts.call_forms import find_form
+from gumshoe.rollouts.trajectory import Span, TokenUsage, Trajectory
 from gumshoe.rollouts.writer import RolloutOptions
 from gumshoe.scenarios.scenario import ScenarioSet
 from tests.evaluation.conftest import Place
@@ -24,13 +25,13 @@ from tests.scenarios.questions import scenario
 SYSTEM = "You answer questions from an inbox. " * 40
 
 
-def sampled(text: str) -> Segment:
+def sampled(text: str) -> Span:
     ids = encoded(text)
-    return Segment("sampled", text, tuple(ids), tuple(logprobs_of(ids)))
+    return Span("sampled", text, tuple(ids), tuple(logprobs_of(ids)), tuple(find_form("hermes").parse(text, [])))
 
 
-def injected(text: str) -> Segment:
-    return Segment("injected", text, tuple(encoded(text)))
+def injected(text: str) -> Span:
+    return Span("injected", text, tuple(encoded(text)))
 
 
 def listing(number: int, hits: int = 10) -> str:
@@ -46,8 +47,8 @@ def episode(number: int, *, correct: bool, policy: str, body: str = "Body", hits
     """Return an episode that searches, reads and answers question `number`."""
     source = f"<{number}@example.com>"
     answer = f"Body of message {number}" if correct else "Something else"
-    segments = [
-        Segment("prompt", f"{SYSTEM}What does message {number} say?", tuple(encoded(SYSTEM))),
+    spans = [
+        Span("prompt", f"{SYSTEM}What does message {number} say?", tuple(encoded(SYSTEM))),
         sampled(call("search_inbox", keywords=[f"Zoë 漢 {number}"])),
         injected(f"<tool_response>\n{listing(number, hits)}\n</tool_response>"),
         sampled(call("read_email", message_id=source)),
@@ -57,7 +58,7 @@ def episode(number: int, *, correct: bool, policy: str, body: str = "Body", hits
     record = EpisodeState(
         searches=1, found=[source], read=[source], answer=answer, sources=[source], right_sources=[source]
     )
-    return Trajectory(f"q{number}", 0, policy, "answer", "", segments, record, 3, 1.0, 0.1, TokenUsage(3000, 90))
+    return Trajectory(f"q{number}", 0, policy, "answer", "", spans, record, 3, 1.0, 0.1, TokenUsage(3000, 90))
 
 
 def invent_evaluation(

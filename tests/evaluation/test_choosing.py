@@ -211,7 +211,7 @@ def test_samples_of_the_tiny_policy_are_reproducible_and_costs_add_up(run: Run, 
         assert sum(each.seconds for each in costs) == pytest.approx(
             sum(each.policy_seconds + each.tool_seconds for each in episodes)
         )
-        texts = {"".join(segment.text for segment in each.segments) for each in episodes if each.scenario == "q1"}
+        texts = {"".join(span.text for span in each.spans) for each in episodes if each.scenario == "q1"}
         assert len(texts) > 1, "at temperature 1 samples differ"
     assert found[0].policies[0].correct_map == found[1].policies[0].correct_map
     one, other = (

@@ -58,7 +58,7 @@ def test_a_rollout_asks_for_reasoning_if_configured(
     found = list(read_trajectories(out))
     assert [(each.ending, each.turns, each.record.best_rank) for each in found] == [("answer", 3, 1)] * 4
     assert all(each.settings["environment"]["reasoning"] is reasoning for each in found)
-    assert all(("<think>" in each.segments[1].text) is reasoning for each in found)
+    assert all(("<think>" in each.spans[1].text) is reasoning for each in found)
     other = run(
         *words("rollout", library, server, out), "--environment", f"{{documents: {{reasoning: {not reasoning}}}}}"
     )

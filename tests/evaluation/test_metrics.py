@@ -18,26 +18,30 @@ def test_worked_examples_of_rates() -> None:
         prediction(7, correct=False, answer=None, ending="context full", right_source=False),
         prediction(8, correct=False, answer=None, ending="unknown tool", right_source=False),
         prediction(9, correct=False, answer=None, ending="bad arguments", right_source=False),
-        prediction(10),
+        prediction(10, mistakes=3),
+        prediction(11, correct=False, answer=None, ending="truncated", right_source=False),
+        prediction(12, correct=False, answer=None, ending="truncated", right_source=False),
     ]
     found = {name: each.value for name, each in compute_metrics(episodes).items()}
     expected = {
-        "accuracy": 0.2,
-        "source_accuracy": 0.2,
-        "found": 0.9,
-        "read": 0.8,
-        "answered": 0.3,
-        "does_not_know": 0.1,
-        "hallucinated_sources": 0.1,
-        "unusable": 0.4,
-        "unparseable_call": 0.1,
-        "no_call": 0.1,
-        "unknown_tool": 0.1,
-        "bad_arguments": 0.1,
-        "out_of_turns": 0.1,
-        "context_full": 0.1,
+        "accuracy": 2,
+        "source_accuracy": 2,
+        "found": 11,
+        "read": 10,
+        "answered": 3,
+        "does_not_know": 1,
+        "hallucinated_sources": 1,
+        "unusable": 6,
+        "unparseable_call": 1,
+        "no_call": 1,
+        "unknown_tool": 1,
+        "bad_arguments": 1,
+        "out_of_turns": 1,
+        "context_full": 1,
+        "truncated": 2,
+        "mistakes": 3,
     }
-    assert {name: found[name] for name in expected} == pytest.approx(expected)
+    assert {name: 12 * found[name] for name in expected} == pytest.approx(expected)
 
 
 def test_worked_examples_of_numbers() -> None:

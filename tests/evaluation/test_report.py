@@ -11,10 +11,12 @@ import pytest
 
 from gumshoe.evaluation.metrics import format_value
 from gumshoe.evaluation.results import EvaluationResult
+from gumshoe.rollouts.trajectory import Span
 from tests.browser_page import OpenPage, find_violations
 from tests.evaluation.conftest import Place
-from tests.evaluation.pages import SYSTEM, invent_evaluation, write_page
+from tests.evaluation.pages import SYSTEM, injected, invent_evaluation, sampled, write_page
 from tests.inference.fake_vllm import encoded, logprobs_of
+from tests.rollouts.conversations import call
 from tests.scenarios.questions import question
 
 if TYPE_CHECKING:
@@ -128,6 +130,40 @@ def test_an_episode_shows_its_turns_with_the_correct_source_marked(report: Repor
     shown.locator("summary").click()
     assert SYSTEM[:30] in shown.inner_text()
     assert asked_about(7) in shown.locator("details pre").inner_text()
+
+
+@pytest.mark.ci
+def test_results_of_several_calls_and_reasoning_that_was_ended_are_named(
+    browser: "Browser", place: Place, tmp_path: Path
+) -> None:
+    evaluated, settings = invent_evaluation(place, 2, [("old", 5)])
+    trajectory = evaluated.trajectories["old"][1]
+    read = "\n".join(call("read_email", message_id=f"<{each}@example.com>") for each in (9, 1))
+    found, answered = injected("<tool_response>\nFound\n</tool_response>"), trajectory.spans[-1]
+    trajectory.spans[1:] = [
+        Span("sampled", "<think>Hm", is_continued=True),
+        Span("injected", "</think>"),
+        sampled(call("search_inbox", keywords=["x"])),
+        found,
+        *(sampled(read), injected("Message 9"), injected("Message 1")),
+        *(sampled(read), found),
+        answered,
+    ]
+    page = ReportPage.open(browser, write_page(tmp_path / "report.html", evaluated, settings)).page
+    page.click("#list li:nth-child(2)")
+    assert page.locator("#episode .turn > small").all_inner_texts() == [
+        "turn 1: sampled",
+        "injected: end of the reasoning, whose budget is used up",
+        "turn 1: continued",
+        "injected: search results",
+        "turn 2: sampled",
+        "injected: source",
+        "injected: source · correct source",
+        "turn 3: sampled",
+        "injected: results of several calls · correct source",
+        "turn 4: sampled",
+    ]
+    page.close()
 
 
 @pytest.mark.ci

@@ -9,7 +9,7 @@ from gumshoe.environments.base import EpisodeState
 from gumshoe.evaluation.predictions import Prediction, read_predictions, write_predictions, write_table
 from gumshoe.evaluation.results import EvaluationResult, read_result
 from gumshoe.rewards.scoring import JudgedTrajectory
-from gumshoe.rollouts.trajectory import Segment, TokenUsage, Trajectory
+from gumshoe.rollouts.trajectory import Span, TokenUsage, Trajectory
 from gumshoe.scenarios.scenario import ScenarioSet
 from tests.errors import raises
 from tests.evaluation.predictions import answers, evaluation, prediction, result
@@ -74,9 +74,7 @@ def test_a_prediction_is_created_from_a_trajectory() -> None:
         sources=["<1@example.com>", "<8@example.com>", "<9@example.com>"],
         right_sources=["<1@example.com>"],
     )
-    episode = Trajectory(
-        "q1", 2, "v", "answer", "", [Segment("prompt", "")], record, 2, 1.5, 0.25, TokenUsage(70, 7), 3
-    )
+    episode = Trajectory("q1", 2, "v", "answer", "", [Span("prompt", "")], record, 2, 1.5, 0.25, TokenUsage(70, 7), 3)
     verdicts = [
         ("heuristic", JudgedTrajectory("q1", 2, "A", True, "so", "words")),
         ("exact", JudgedTrajectory("q1", 2, "A", False, "no")),

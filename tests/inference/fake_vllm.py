@@ -131,7 +131,7 @@ class Exchange:
         self, handler: "_Handler", server: "FakeVLLM", request: dict[str, Any], answer: dict[str, Any]
     ) -> None:
         self._handler, self.server = handler, server
-        self.request, self.answer = request, answer
+        self.request, self.answer, self.status = request, answer, 200
 
     def start_reply(self, status: int, size: int, kind: str = "application/json", **headers: str) -> None:
         self._handler.send_response_only(status)
@@ -179,8 +179,17 @@ Act = Callable[[Exchange], None]
 Change = Callable[[dict[str, Any]], object]
 
 
+class RejectedError(Exception):
+    """Answer to a request that a chat model does not accept, in the format of OpenAI."""
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+        self.status, self.body = 400, {"error": error}
+
+
 def forward(exchange: Exchange) -> None:
-    exchange.reply(exchange.answer)
+    exchange.reply(exchange.answer, exchange.status)
 
 
 def reset(exchange: Exchange) -> None:
@@ -341,7 +350,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif request["model"] not in (*server.models, *server.roots):
             exchange.reply({"error": {"message": f"The model `{request['model']}` does not exist.", "code": 404}}, 404)
         else:
-            exchange.answer = answers[self.path](request)
+            try:
+                exchange.answer = answers[self.path](request)
+            except RejectedError as error:
+                exchange.answer, exchange.status = error.body, error.status
             server.handle(exchange, self.headers.get("Authorization", ""))
 
     def _owner(self) -> "FakeVLLM":
@@ -505,7 +517,7 @@ class FakeVLLM:
     probe: Act = forward
     """Handler of probe requests with top-k 1, which are not turns."""
     chat: Callable[[dict[str, Any]], dict[str, Any]] = chat_completion
-    """Return the answer to a request for a chat turn."""
+    """Return the answer to a request for a chat turn, or raise `RejectedError`. See `tests.inference.fake_chat`."""
     embeddings: Callable[[dict[str, Any]], dict[str, Any]] = letter_counts
     """Return the answer to a request for embeddings."""
     tokenize: Act | None = tokenize

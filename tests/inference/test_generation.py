@@ -10,7 +10,7 @@ from gumshoe.inference.policy import Sampling
 if TYPE_CHECKING:
     import torch
 
-    from gumshoe.inference.generation import PastKeyValues, PendingTurn
+    from gumshoe.inference.turn_batch import PastKeyValues, PendingTurn
 
 pytestmark = pytest.mark.group("torch")  # which other tests of the group have imported
 VOCABULARY, STOP = 50, 7
@@ -42,7 +42,7 @@ def shared_prefix(model: Any, prompts: list[list[int]]) -> "PastKeyValues | None
 
 
 def turn(prompt: list[int], sampling: Sampling, seed: int = 0, past: "PastKeyValues | None" = None) -> "PendingTurn":
-    from gumshoe.inference.generation import PendingTurn
+    from gumshoe.inference.turn_batch import PendingTurn
 
     return PendingTurn(prompt, sampling, (STOP,), seed, past)
 
@@ -66,7 +66,7 @@ def test_a_cached_conversation_samples_the_same_tokens_as_an_uncached_one(model:
         for each in going:
             assert each.past is not None
             assert each.past.ids == [*each.prompt, *each.ids[:-1]]
-            assert each.past.layers[0][0].shape[1] == len(each.past.ids)
+            assert each.past.layers[0].keys.shape[2] == len(each.past.ids)
             anew = turn(each.prompt, sampling, each.seed)
             sample_turns(model, [anew])
             agree(each, anew)

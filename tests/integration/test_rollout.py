@@ -18,7 +18,7 @@ import pytest
 from gumshoe.environments.base import Ending
 from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.inference.vllm_server import ServerOptions, VLLMServer
-from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.writer import read_trajectories
 from tests.conftest import CommandResult, find_free_port
@@ -72,15 +72,15 @@ def check_groups(found: list[Trajectory], report: dict[str, Any], count: int, sa
 def check_tokens(each: Trajectory, chat: ChatFormat, max_tokens: int) -> None:
     """Check that a trajectory consists of the ids that were seen and sampled, with matching texts."""
     assert Trajectory.from_json(each.to_json(), "here") == each
-    assert [segment.origin for segment in each.segments[:2]] == ["prompt", "sampled"]
-    assert len(each.segments) == 2 * each.turns > 0
-    for segment in each.segments:
-        assert segment.text == chat.decode(segment.ids)
-        if segment.origin == "sampled":
-            assert len(segment.logprobs) == len(segment.ids) <= max_tokens
-            assert all(logprob <= 0 for logprob in segment.logprobs)
-            assert not set(segment.ids[:-1]) & set(chat.stop_ids)
-    prompt = each.segments[0].text
+    assert [span.origin for span in each.spans[:2]] == ["prompt", "sampled"]
+    assert len(each.spans) == 2 * each.turns > 0
+    for span in each.spans:
+        assert span.text == chat.decode(span.ids)
+        if span.origin == "sampled":
+            assert len(span.logprobs) == len(span.ids) <= max_tokens
+            assert all(logprob <= 0 for logprob in span.logprobs)
+            assert not set(span.ids[:-1]) & set(chat.stop_ids)
+    prompt = each.spans[0].text
     assert f"What does message {each.scenario[1:]} say?<|im_end|>" in prompt
     assert prompt.endswith("<|im_start|>assistant\n")
     assert sum(each.mask) == each.sampled_tokens

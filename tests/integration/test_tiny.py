@@ -15,7 +15,6 @@ from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import TINY, PolicyName
 from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.exact_match import is_exact
-from gumshoe.rollouts.chat_format import parse_call
 from gumshoe.rollouts.episode import EpisodeLimits, run_episode
 from gumshoe.rollouts.sessions import open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
@@ -119,11 +118,11 @@ def test_it_answers_from_documents(vllm: SharedServer, held_out: Mailboxes) -> N
 
     found = asyncio.run(answer())
     assert sum(each.ending in UNUSABLE for each in found) / len(found) < 0.05
-    texts = [[part.text for part in each.segments if part.origin == "sampled"] for each in found]
+    texts = [[part.text for part in each.spans if part.origin == "sampled"] for each in found]
     for tool, least in (("search_documents", 0.95), ("read_document", 0.4), ("return_final_answer", 0.9)):
         assert sum(f'"name": "{tool}"' in "".join(each) for each in texts) > least * len(found), tool
     answers = [
-        parse_call(turns[-1]).arguments["answer"] if each.ending == "answer" else None
+        each.spans[-1].calls[0].arguments["answer"] if each.ending == "answer" else None
         for each, turns in zip(found, texts, strict=True)
     ]
     right = sum(is_exact(answer, each.answer) for answer, each in zip(answers, asked, strict=True))

@@ -16,7 +16,7 @@ from gumshoe.artifacts.store import Store
 from gumshoe.environments.base import EpisodeState
 from gumshoe.inference.policy_names import TINY
 from gumshoe.mail.index import MailIndex
-from gumshoe.rollouts.trajectory import Segment, Trajectory
+from gumshoe.rollouts.trajectory import Span, Trajectory
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
@@ -172,7 +172,7 @@ def test_a_step_is_kept_if_the_judge_of_its_episodes_fails(
         run = Run(spec_of(training_mail, tmp_path, evaluation__judge=f"openai:base@{judge.address}/v1"))
         scenario = load_scenarios(str(training_mail / "scenarios.jsonl")).scenarios[0]
         record = EpisodeState(answer=scenario.answer)
-        answered = Trajectory(scenario.id, 0, "p", "answer", "", [Segment("prompt", "a", (1,))], record, 1, 0.0, 0.0)
+        answered = Trajectory(scenario.id, 0, "p", "answer", "", [Span("prompt", "a", (1,))], record, 1, 0.0, 0.0)
         found = RolloutBatch(1, scored=[ScoredGroup(scenario, (answered,), (1.0,))])
         assert run._sampled_accuracy(found) is None
         assert "[training.no-verdict]" in capsys.readouterr().err

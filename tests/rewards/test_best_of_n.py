@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gumshoe.inference.policy import PolicyError
 from gumshoe.rewards.best_of_n import Choice, ChoiceSettings, SampledAnswer, answer_with_samples, parse_choice_options
 from gumshoe.rollouts.answer import Answer, Cost
-from gumshoe.rollouts.trajectory import Segment, TokenUsage, Trajectory
+from gumshoe.rollouts.trajectory import Span, TokenUsage, Trajectory
 from tests.errors import raises
 from tests.inference.fake_vllm import FakeVLLM, stall, status
 from tests.rewards.chat_judge import by_length, obey_markup, says, shown, verdict
@@ -33,7 +33,7 @@ def samples(*answers: str, likely: Sequence[float] = (), **noted: Any) -> list[T
         made = episode(answer, sample=number, answer=said, does_not_know=answer == "I don't know", **noted)
         made.ending = "max turns" if said is None else "answer"
         logprob = likely[number] if likely else -1.0
-        made.segments = [replace(each, logprobs=(logprob,)) if each.logprobs else each for each in made.segments]
+        made.spans = [replace(each, logprobs=(logprob,)) if each.logprobs else each for each in made.spans]
         found.append(made)
     return found
 
@@ -83,7 +83,7 @@ def test_ties_go_to_the_likelier_sample_then_to_the_earlier() -> None:
     assert choice(samples("$5", "$7", likely=(-1, -1))).place == 0
     chat = samples("$5", "$7")
     for each in chat:  # a chat model returns no log-probabilities
-        each.segments = [Segment(segment.origin, segment.text) for segment in each.segments]
+        each.spans = [Span(span.origin, span.text) for span in each.spans]
     assert choice(chat).place == 0
 
 

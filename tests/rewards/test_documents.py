@@ -15,8 +15,9 @@ from gumshoe.rewards.combination import Combination, combine_rewards
 from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rewards.reward import RewardSettings, load_reward
 from gumshoe.rewards.scoring import LabelledAnswer, calibrate
-from gumshoe.rollouts.chat_format import ChatFormat
-from gumshoe.rollouts.episode import EpisodeLimits, TokenChatSession, run_episode
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
+from gumshoe.rollouts.episode import EpisodeLimits, run_episode
+from gumshoe.rollouts.token_session import TokenChatSession
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
@@ -52,9 +53,10 @@ def run_turns(env_factory: EnvFactory, *turns: str) -> Trajectory:
         return turns[len(re.findall("<tool_response>", prompt))]
 
     async def run() -> Trajectory:
-        prompt = chat.encode_prompt(place.system_prompt(), place.user_prompt(), place.toolbox.schemas())
+        tools = place.toolbox.schemas()
+        prompt = chat.encode_prompt(place.system_prompt(), place.user_prompt(), tools)
         sampling = Sampling(max_tokens=1000)
-        session = TokenChatSession(ScriptedPolicy(codec, script), chat, prompt, sampling, 20_000, "seed")
+        session = TokenChatSession(ScriptedPolicy(codec, script), chat, prompt, tools, sampling, 20_000, "seed")
         async with ToolThreads() as threads:
             return await run_episode(session, place, 0, EpisodeLimits(10, 20_000), threads)
 

@@ -9,7 +9,9 @@ import pytest
 
 from gumshoe.environments.base import Ending, EpisodeState, Event
 from gumshoe.rewards.reward import RewardSettings, load_reward
-from gumshoe.rollouts.trajectory import Segment, Trajectory
+from gumshoe.rollouts.call_forms import UnusableCallError, find_form
+from gumshoe.rollouts.chat_format.reasoning import THINK
+from gumshoe.rollouts.trajectory import Span, Trajectory
 from tests.errors import raises
 from tests.inference.fake_vllm import FakeVLLM, letter_counts
 from tests.rollouts.conversations import call
@@ -20,13 +22,21 @@ OWN = "tests.rewards.own_rewards"
 
 def episode(*said: str, sample: int = 0, settings: dict[str, Any] | None = None, **noted: Any) -> Trajectory:
     """Return a trajectory with these sampled turns and this record."""
-    segments = [Segment("prompt", "Q?", (1,))]
+    spans = [Span("prompt", "Q?", (1,))]
     for text in said:
-        segments += [Segment("sampled", text, (2,), (0.0,)), Segment("injected", "Nothing found.", (3,))]
+        reasoning, rest, _ = THINK.split(text)
+        try:
+            calls = tuple(find_form("hermes").parse(rest, []))
+        except UnusableCallError:
+            calls = ()
+        spans.append(
+            Span("sampled", text, (2,), (0.0,), calls, has_reasoning=bool(reasoning) and text.startswith("<think>"))
+        )
+        spans.append(Span("injected", "Nothing found.", (3,)))
     about, turns = scenario(1).id, len(said)
     settings = {"max_turns": 10} if settings is None else settings
     return Trajectory(
-        about, sample, "p", "answer", "", segments[:-1], EpisodeState(**noted), turns, 0, 0, settings=settings
+        about, sample, "p", "answer", "", spans[:-1], EpisodeState(**noted), turns, 0, 0, settings=settings
     )
 
 
@@ -136,10 +146,10 @@ def test_mrr_is_the_reciprocal_of_the_best_rank(rank: int | None, expected: floa
         ([], 0),
         (["I think so."], 0),
         ([call("look"), call("look")], 1),
-        ([call("look"), call("look") + call("look"), "<tool_call>{", f"Well. {call('look')}<|im_end|>"], 0.5),
+        ([call("look"), call("look") + call("look"), "<tool_call>{", f"Well. {call('look')}<|im_end|>"], 0.75),
     ],
 )
-def test_format_is_the_share_of_turns_with_one_call(said: list[str], expected: float) -> None:
+def test_format_is_the_share_of_turns_with_usable_calls(said: list[str], expected: float) -> None:
     assert scores("format", episode(*said)) == [expected]
 
 
@@ -151,7 +161,14 @@ THOUGHT = f"<think>\nIt is late.\n</think>\n{call('look')}"
     [
         ([THOUGHT, THOUGHT], 1),
         ([THOUGHT, call("look")], 0.5),
-        ([f"<think>\n</think>{call('look')}", f"<think>{call('look')}", f"{call('look')}<think>Late.</think>"], 0),
+        (
+            [
+                f"<think>\n</think>{call('look')}",
+                f"<think></think>{call('look')}",
+                f"{call('look')}<think>Late.</think>",
+            ],
+            0,
+        ),
     ],
 )
 def test_format_requires_reasoning_if_the_environment_does(said: list[str], expected: float) -> None:

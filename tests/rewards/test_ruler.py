@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gumshoe.rewards.judge import JudgeError
 from gumshoe.rewards.reward import RewardSettings, load_reward
 from gumshoe.rewards.ruler import GroupScores, Ruler, open_ruler
-from gumshoe.rollouts.trajectory import Segment, Trajectory
+from gumshoe.rollouts.trajectory import Span, Trajectory
 from tests.errors import check_error, raises
 from tests.inference import fake_vllm
 from tests.inference.fake_vllm import FakeVLLM, choice, status
@@ -65,7 +65,7 @@ def order_of(request: dict[str, Any]) -> str:
 
 def test_common_turns_are_sent_once() -> None:
     together = [
-        replace(each, segments=[Segment("prompt", "TOLD"), Segment("sampled", "SEARCH"), *each.segments[1:]])
+        replace(each, spans=[Span("prompt", "TOLD"), Span("sampled", "SEARCH"), *each.spans[1:]])
         for each in group("x", "y")
     ]
     with FakeVLLM(chat=says(by_length)) as server:
@@ -79,6 +79,17 @@ def test_common_turns_are_sent_once() -> None:
     schema = request["response_format"]["json_schema"]["schema"]
     assert schema["required"] == [each["id"] for each in told["trajectories"]]
     assert list(schema["$defs"]["_Score"]["properties"]) == ["explanation", "score"], "the reason comes first"
+
+
+def test_a_turn_whose_reasoning_was_ended_is_one_turn() -> None:
+    made = group("a", "b")
+    parts = Span("sampled", "Hm", is_continued=True), Span("injected", "</think>"), Span("sampled", "CALL")
+    made[0] = replace(made[0], spans=[*made[0].spans[:1], *parts, Span("injected", "FOUND"), Span("injected", "TOO")])
+    with FakeVLLM(chat=says(by_length)) as server:
+        scored(ruler(server), made)
+        told = shown(server.requests[0])
+    turns = next(each["turns"] for each in told["trajectories"] if len(each["turns"]) == 4)
+    assert turns[:3] == [{"agent": "Hm</think>CALL"}, {"result": "FOUND"}, {"result": "TOO"}]
 
 
 def test_identical_trajectories_share_a_score() -> None:
@@ -195,10 +206,10 @@ def test_long_results_are_shortened_in_the_middle() -> None:
     long = group("a", "b")
     for each, name in zip(long, "ab", strict=True):
         result = f"BEGIN{name}" + "x" * 20_000 + f"END{name}"
-        each.segments[1:] = [
-            Segment("sampled", name * 300),
-            Segment("injected", result),
-            Segment("sampled", name * 100),
+        each.spans[1:] = [
+            Span("sampled", name * 300),
+            Span("injected", result),
+            Span("sampled", name * 100),
         ]
     with FakeVLLM(chat=says(by_length)) as server:
         scored(ruler(server, max_characters=9000), long)
@@ -255,7 +266,7 @@ def test_the_gullible_judge_obeys_unescaped_text(sly: str) -> None:
 def test_injected_text_gains_nothing_over_harmless_text(sly: str, where: Any) -> None:
     def twins(text: str) -> list[Trajectory]:
         made = group("x", "y", "z")
-        made[0].segments.insert(1, Segment(where, text))
+        made[0].spans.insert(1, Span(where, text))
         return made
 
     with FakeVLLM(chat=says(obedient)) as server:

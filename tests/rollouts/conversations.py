@@ -101,10 +101,7 @@ OLD_RESULTS_GONE = template(
 )
 NO_TOOLS = template(system=r"{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' -}}")
 RAISES = template(result="{{- raise_exception('only user and assistant roles are supported') -}}")
-END_OF_TEXT = QWEN2_5.replace("<|im_end|>", "[end of turn]")
-OPEN_UNTIL_RESULT = template(
-    turn=r"{{- '<|im_start|>assistant\n' + message.content + ('[eom]' if loop.last else '<|im_end|>\n') -}}"
-)
+NO_TOKENS = QWEN2_5.replace("<|im_end|>", "[end]").replace("<|im_start|>", "[start]")
 
 
 @cache

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from gumshoe.mail.index import MailIndex
-from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from tests.mail.mailbox import make_index
 from tests.rollouts.conversations import QWEN2_5, make_tokenizer, synthetic
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -10,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gumshoe.environments.tools import Call, Toolbox
-from gumshoe.rollouts.chat_format import ChatFormat, NoCallError, UnusableCallError, parse_call
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from tests.errors import raises
 from tests.rollouts import conversations as talk
 from tests.rollouts.conversations import CONTROL, NAME, QWEN2_5, call, make_tokenizer
@@ -24,6 +24,9 @@ HOSTILE = st.lists(
     st.sampled_from([*CONTROL, "<|im_", "end|>", "<|", "|>", "start", "\n", " ", "<", "gas", "assistant"]), max_size=12
 ).map("".join)
 TURNS = st.builds(lambda thought, word: thought + "\n" + call("look", word=word), WORDS, TEXTS) | WORDS
+
+
+LOOK = Call("look", {"word": "it"})
 
 
 def look(word: str) -> str:
@@ -41,9 +44,9 @@ def tools() -> list[dict[str, Any]]:
     return Toolbox([look]).schemas()
 
 
-def tagged(text: str) -> str:
-    """Return a text in call tags."""
-    return f"<tool_call>{text}</tool_call>"
+def glue_of(chat: ChatFormat, result: str) -> tuple[int, ...]:
+    """Return the ids between a turn that ended with the stop token and the next turn."""
+    return chat.encode_results([LOOK], [result], chat.stop_ids[0]).ids
 
 
 def controls(chat: ChatFormat, ids: Sequence[int]) -> int:
@@ -60,23 +63,18 @@ def test_a_turn_of_qwen2_5_ends_with_its_stop_token(chat: ChatFormat) -> None:
     [
         pytest.param(None, "rollouts.no-chat-template", "", id="no template"),
         pytest.param("", "rollouts.no-chat-template", "", id="empty template"),
-        pytest.param(talk.QWEN3, "rollouts.template-rewrites-history", "thinking", id="thinking as in Qwen3"),
-        pytest.param(talk.FORGETFUL, "rollouts.template-rewrites-history", "thinking", id="earlier thinking left out"),
         pytest.param(talk.OLD_RESULTS_GONE, "rollouts.template-rewrites-history", "", id="earlier results left out"),
-        pytest.param(talk.JSON_RESULTS, "rollouts.template-rewrites-history", "", id="results as JSON"),
-        pytest.param(talk.TRIMMED_RESULTS, "rollouts.template-changes-results", "", id="results trimmed"),
-        pytest.param(talk.NO_RESULTS, "rollouts.template-rewrites-history", "", id="results left out"),
-        pytest.param(talk.LLAMA3_1, "rollouts.template-no-tool-calls", "<tool_call>", id="Llama 3.1"),
-        pytest.param(talk.NO_TOOLS, "rollouts.template-no-tool-calls", "<tool_call>", id="no tools"),
+        pytest.param(talk.NO_RESULTS, "rollouts.template-render-failed", "result", id="results left out"),
+        pytest.param(talk.LLAMA3_1, "rollouts.template-no-tool-calls", "form", id="calls left out"),
+        pytest.param(talk.NO_TOOLS, "rollouts.template-no-tools", "tools", id="no tools"),
         pytest.param(
             talk.RAISES, "rollouts.template-render-failed", "only user and assistant roles", id="raises for results"
         ),
         pytest.param(
-            "{{ messages[0].nothing.at_all }}", "rollouts.template-render-failed", "", id="reads what is not there"
+            "{{ messages[0].nothing.at_all }}", "rollouts.template-no-tools", "", id="reads what is not there"
         ),
-        pytest.param("{% if %}", "rollouts.template-render-failed", "", id="no Jinja"),
-        pytest.param(talk.END_OF_TEXT, "rollouts.no-stop-token", "", id="turns end in plain text"),
-        pytest.param(talk.OPEN_UNTIL_RESULT, "rollouts.template-turn-end-varies", "", id="turns end in two ways"),
+        pytest.param("{% if %}", "rollouts.template-no-tools", "", id="no Jinja"),
+        pytest.param(talk.NO_TOKENS, "rollouts.no-stop-token", "", id="turns end in plain text"),
     ],
 )
 def test_a_template_without_derivable_glue_is_rejected(chat_template: str | None, code: str, says: str) -> None:
@@ -84,12 +82,17 @@ def test_a_template_without_derivable_glue_is_rejected(chat_template: str | None
         ChatFormat(make_tokenizer(chat_template))
 
 
-def test_the_template_of_qwen2_5_is_accepted_and_that_of_qwen3_rejected() -> None:
-    """The templates are those in TRL."""
-    published = files("trl") / "chat_templates"
-    assert ChatFormat(make_tokenizer((published / "qwen2_5.jinja").read_text())).end == "<|im_end|>"
-    with raises("rollouts.template-rewrites-history", NAME):
-        ChatFormat(make_tokenizer((published / "qwen3.jinja").read_text()))
+@pytest.mark.parametrize(
+    ("chat_template", "given", "shown"),
+    [
+        pytest.param(talk.JSON_RESULTS, 'a "b"\n', '\n"a \\"b\\"\\n"\n', id="as JSON"),
+        pytest.param(talk.TRIMMED_RESULTS, " a b\n", "\na b\n", id="trimmed"),
+        pytest.param(QWEN2_5, " a b\n", "\n a b\n\n", id="unchanged"),
+    ],
+)
+def test_results_are_written_as_the_template_writes_them(chat_template: str, given: str, shown: str) -> None:
+    glue = ChatFormat(make_tokenizer(chat_template)).encode_results([LOOK], [given])
+    assert f"<tool_response>{shown}</tool_response>" in glue.text
 
 
 def test_truncation_and_padding_of_a_tokenizer_are_disabled(tokenizer: Any) -> None:
@@ -103,21 +106,21 @@ def test_truncation_and_padding_of_a_tokenizer_are_disabled(tokenizer: Any) -> N
     made: Any = PreTrainedTokenizerFast
     cutting = ChatFormat(made(tokenizer_object=core, chat_template=QWEN2_5, name_or_path=NAME))
     result = "The invoice is due. " * 50
-    assert cutting.encode_tool_result(result) == chat.encode_tool_result(result)
+    assert glue_of(cutting, result) == glue_of(chat, result)
     assert cutting.encode_prompt("S", "U", tools()) == chat.encode_prompt("S", "U", tools())
 
 
-def test_a_stop_token_that_absorbs_spaces_is_rejected(tokenizer: Any) -> None:
-    """As in Phi-3, whose stop token absorbs the line end after it."""
+def test_a_stop_token_may_absorb_spaces(tokenizer: Any) -> None:
+    """As in Phi-3 and 4, whose stop token absorbs the line end after it."""
     from tokenizers import AddedToken, Tokenizer
     from transformers import PreTrainedTokenizerFast
 
     core = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
     core.add_special_tokens([AddedToken("<|im_end|>", rstrip=True, special=True)])
     made: Any = PreTrainedTokenizerFast
-    greedy = made(tokenizer_object=core, chat_template=QWEN2_5, name_or_path=NAME)
-    with raises("rollouts.stop-token-absorbs-spaces", NAME, "<|im_end|>"):
-        ChatFormat(greedy)
+    chat = ChatFormat(made(tokenizer_object=core, chat_template=QWEN2_5, name_or_path=NAME))
+    whole = core.encode(f"Yes.{chat.end}{chat.encode_results([LOOK], ['R'], chat.stop_ids[0]).text}").ids
+    assert tuple(whole[-len(glue_of(chat, "R")) :]) == glue_of(chat, "R")
 
 
 def test_the_prompt_is_rendered_by_the_template(tokenizer: Any, chat: ChatFormat) -> None:
@@ -151,7 +154,7 @@ def test_encoded_parts_equal_the_rendering_of_the_template(
     for said, result in turns:
         escaped = chat.escape_control_tokens(result)
         messages += [{"role": "assistant", "content": said}, {"role": "tool", "content": escaped}]
-        ids += [*tokenizer.encode(said, add_special_tokens=False), *chat.stop_ids, *chat.encode_tool_result(result).ids]
+        ids += [*tokenizer.encode(said, add_special_tokens=False), *chat.stop_ids, *glue_of(chat, result)]
     assert ids == tokenizer.apply_chat_template(
         messages, tools=tools(), tokenize=True, add_generation_prompt=True, return_dict=False
     )
@@ -172,7 +175,7 @@ def test_calls_in_the_api_s_format_have_the_same_ids(tokenizer: Any, chat: ChatF
         ids += [
             *tokenizer.encode(said, add_special_tokens=False),
             *chat.stop_ids,
-            *chat.encode_tool_result("Nothing.").ids,
+            *glue_of(chat, "Nothing."),
         ]
     assert ids == tokenizer.apply_chat_template(
         messages, tools=tools(), tokenize=True, add_generation_prompt=True, return_dict=False
@@ -182,9 +185,9 @@ def test_calls_in_the_api_s_format_have_the_same_ids(tokenizer: Any, chat: ChatF
 @QUICK
 @given(system=HOSTILE, question=HOSTILE, result=HOSTILE)
 def test_no_external_text_becomes_a_control_token(chat: ChatFormat, system: str, question: str, result: str) -> None:
-    prompt, glue = chat.encode_prompt(system, question, tools()).ids, chat.encode_tool_result(result).ids
+    prompt, glue = chat.encode_prompt(system, question, tools()).ids, glue_of(chat, result)
     assert controls(chat, prompt) == controls(chat, chat.encode_prompt("S", "U", tools()).ids) == 5
-    assert controls(chat, glue) == controls(chat, chat.encode_tool_result("R").ids) == 3
+    assert controls(chat, glue) == controls(chat, glue_of(chat, "R")) == 3
 
 
 @QUICK
@@ -223,113 +226,73 @@ def test_decoding_restores_the_exact_text(tokenizer: Any, chat: ChatFormat, text
     assert chat.decode_turn([*ids, *chat.stop_ids]) == (chat.decode(ids), chat.end) == (text, chat.end)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        pytest.param(call("look", word="é"), Call("look", {"word": "é"}), id="as the template has it"),
-        pytest.param(tagged('{"arguments":{},"name":"look"}'), Call("look", {}), id="on one line"),
-        pytest.param(
-            f"Let me see.\n{call('look')} Done. {{]", Call("look", {}), id="text around it, even text like JSON"
-        ),
-        pytest.param(f"</tool_call>{call('look')}</tool_call>", Call("look", {}), id="ends that nothing began"),
-        pytest.param(f"<think>\nHm.\n</think>\n\n{call('look')}", Call("look", {}), id="after a thought"),
-        pytest.param(
-            call("look", words=["a", {"b": None}], many=2), Call("look", {"words": ["a", {"b": None}], "many": 2})
-        ),
-        pytest.param(
-            tagged('{"name": "look", "arguments": {}, "why": "because"}'),
-            Call("look", {}),
-            id="a field too many",
-        ),
-        pytest.param(
-            tagged('{"name": "look", "arguments": {"a": 1, "a": 2}}'),
-            Call("look", {"a": 2}),
-            id="an argument twice",
-        ),
-        pytest.param(tagged(r'{"name": "look", "arguments": {"a": "\ud83d\ude00"}}'), Call("look", {"a": "😀"})),
-    ],
-)
-def test_the_call_of_a_turn_is_parsed(text: str, expected: Call) -> None:
-    assert parse_call(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", "I think it was 5 May.", '{"name": "look", "arguments": {}}', "</tool_call>"])
-def test_no_call_and_an_unusable_call_are_different_errors(text: str) -> None:
-    with pytest.raises(NoCallError, match="no <tool_call>"):
-        parse_call(text)
-
-
-@pytest.mark.parametrize(
-    ("text", "why"),
-    [
-        pytest.param(call("look") + "\n" + call("look"), "2 calls", id="several calls"),
-        pytest.param(call("look") + "<tool_call>", "2 calls", id="another call begun"),
-        pytest.param('<tool_call>\n{"name": "look", "argum', "cut off", id="cut off"),
-        pytest.param(call("look").removesuffix("</tool_call>"), "cut off", id="cut off before its end"),
-        pytest.param(tagged('{"name": "look", "arguments": {},}'), "not JSON", id="trailing comma"),
-        pytest.param(tagged('{"name": "look", "arguments": {"a": [1,]}}'), "not JSON", id="and in a list"),
-        pytest.param(tagged("{'name': 'look', 'arguments': {}}"), "not JSON", id="single quotes"),
-        pytest.param(tagged('{"name": "look", "arguments": {"a": "\n"}}'), "not JSON", id="raw line end"),
-        pytest.param(tagged('{"name": "look", "arguments": {"a": NaN}}'), "not JSON", id="NaN"),
-        pytest.param(tagged('{"name": "look", "arguments": {"a": -Infinity}}'), "not JSON", id="infinity"),
-        pytest.param(tagged("[" * 100_000), "not JSON", id="nested too deep"),
-        pytest.param(tagged("9" * 5000), "not JSON", id="endless number"),
-        pytest.param(tagged(r'{"name": "look", "arguments": {"a": "\ud800"}}'), "not JSON", id="half a code point"),
-        pytest.param(tagged(r'{"name": "\udfff", "arguments": {}}'), "not JSON", id="and in the name"),
-        pytest.param(tagged(""), "not JSON", id="nothing"),
-        pytest.param(tagged("look(word='a')"), "not JSON", id="Python"),
-        pytest.param(tagged('"look"'), "is not {", id="a text"),
-        pytest.param(tagged('[{"name": "look", "arguments": {}}]'), "is not {", id="a list"),
-        pytest.param(tagged('{"name": "look"}'), "is not {", id="no arguments"),
-        pytest.param(tagged('{"name": "look", "arguments": "{}"}'), "is not {", id="arguments as text"),
-        pytest.param(tagged('{"name": "look", "parameters": {}}'), "is not {", id="parameters"),
-        pytest.param(tagged('{"name": null, "arguments": {}}'), "is not {", id="no name"),
-        pytest.param(call("answer", answer="the tag </tool_call>"), "not JSON", id="an end within a text"),
-        pytest.param(call("answer", answer="the tag <tool_call>"), "2 calls", id="a beginning within a text"),
-    ],
-)
-def test_an_unusable_call_is_rejected_with_the_reason(text: str, why: str) -> None:
-    with pytest.raises(UnusableCallError, match=why) as refused:
-        parse_call(text)
-    assert not isinstance(refused.value, NoCallError)
-
-
 @QUICK
 @given(ids=st.lists(st.integers(0, 1300), max_size=30))
 def test_any_ids_are_decoded_and_parsed_or_rejected(chat: ChatFormat, ids: list[int]) -> None:
     """Including ids outside the vocabulary: models have more ids than their tokenizers."""
     text, closed = chat.decode_turn(ids)
     assert chat.decode(ids) == text + closed
-    check_parsed_or_rejected(text)
-
-
-PARTS = ["<tool_call>", "</tool_call>", '{"name": "look"', ', "arguments": ', *'{},["\n\0', "\\ud800", "1e999"]
-
-
-@QUICK
-@given(text=st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=14).map("".join))
-def test_any_text_is_parsed_or_rejected(text: str) -> None:
-    check_parsed_or_rejected(text)
-
-
-def check_parsed_or_rejected(text: str) -> None:
-    """Check that a text is parsed, or rejected with the right error."""
-    try:
-        found = parse_call(text)
-    except NoCallError:
-        assert "<tool_call>" not in text
-    except UnusableCallError:
-        assert "<tool_call>" in text
-    else:
-        assert isinstance(found.name, str)
-        assert isinstance(found.arguments, dict)
-        repr(found).encode()
+    turn = chat.parse_turn(text, tools())
+    assert bool(turn.calls) == (turn.problem is None)
 
 
 @pytest.mark.parametrize("tag", ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>"])
 def test_a_result_cannot_end_itself_or_contain_a_call(chat: ChatFormat, tag: str) -> None:
     plain, forged = (
-        chat.decode(chat.encode_tool_result("R").ids),
-        chat.decode(chat.encode_tool_result(f"R{tag}{tag[:2]}{tag}{tag[2:]}").ids),
+        chat.decode(glue_of(chat, "R")),
+        chat.decode(glue_of(chat, f"R{tag}{tag[:2]}{tag}{tag[2:]}")),
     )
     assert forged.count(tag) == plain.count(tag)
+
+
+REASONING = [
+    pytest.param("<think>Hm.</think>" + call("look"), "", "Hm.", 1, None, id="before the call"),
+    pytest.param("Hm.</think>" + call("look"), "<think>\n", "Hm.", 1, None, id="opened by the prompt"),
+    pytest.param("</think>" + call("look"), "", "", 1, None, id="closed at once"),
+    pytest.param(f"<think>{call('look')}</think>Yes.", "", call("look"), 0, "no call", id="a call inside it"),
+    pytest.param(f"<think>{call('look')}", "", call("look"), 0, "no call", id="never closed"),
+    pytest.param(f"{call('look')}<think>Late.</think>", "", "Late.", 1, None, id="after the call"),
+    pytest.param("<think>", "", "", 0, "no call", id="cut off at once"),
+]
+
+
+@pytest.mark.parametrize(("text", "before", "reasoning", "calls", "problem"), REASONING)
+def test_reasoning_is_separated_from_calls(
+    chat: ChatFormat, text: str, before: str, reasoning: str, calls: int, problem: str | None
+) -> None:
+    turn = chat.parse_turn(text, tools(), before=before)
+    assert (turn.reasoning, len(turn.calls), turn.problem) == (reasoning, calls, problem)
+    assert turn.is_in_reasoning == (problem is not None and "</think>" not in text)
+
+
+def test_several_calls_are_allowed_or_refused(tokenizer: Any, chat: ChatFormat) -> None:
+    text = call("look", word="one") + "\n" + call("look", word="two")
+    assert [each.arguments["word"] for each in chat.parse_turn(text, tools()).calls] == ["one", "two"]
+    strict = ChatFormat(tokenizer, ChatSettings(parallel_calls="refuse"))
+    turn = strict.parse_turn(text, tools())
+    assert (turn.calls, turn.problem) == ((), "unparseable call")
+    assert "2 calls" in turn.detail
+
+
+def test_reasoning_of_earlier_turns_is_dropped_if_the_template_does() -> None:
+    """What remains of a turn has the ids that were sampled."""
+    dropping = ChatFormat(make_tokenizer(talk.FORGETFUL), ChatSettings(reasoning_history="drop"))
+    keeping = ChatFormat(make_tokenizer(QWEN2_5), ChatSettings(reasoning_history="drop"))
+    assert (dropping.drops_reasoning, keeping.drops_reasoning) == (True, False)
+    prompt = dropping.encode_prompt("S", "U", tools())
+    turn = dropping.encode_turn("<think>\nHm.\n</think>\n\n" + call("look"))
+    rest = dropping.drop_reasoning(prompt, turn.ids)
+    assert dropping.decode(rest) == f"{prompt.text}\n\n{call('look')}<|im_end|>", "as the template leaves it"
+    assert rest[-20:] == turn.ids[-20:]
+    plain = dropping.encode_turn(call("look"))
+    assert dropping.drop_reasoning(prompt, plain.ids) == (*prompt.ids, *plain.ids)
+
+
+def test_variables_reach_the_template_and_the_day_is_fixed() -> None:
+    """Otherwise a resumed run, or a service, would have other prompts than the training."""
+    source = QWEN2_5.replace("{{- '<|im_start|>system\\n'", "{{- mood + strftime_now('%Y') + '<|im_start|>system\\n'")
+    assert source != QWEN2_5
+    chat = ChatFormat(make_tokenizer(source), ChatSettings(template_kwargs={"mood": "calm"}))
+    assert chat.encode_prompt("S", "U", tools()).text.startswith("calm2026<|im_start|>")
+    own = ChatFormat(make_tokenizer(None), ChatSettings(template=QWEN2_5))
+    assert own.encode_prompt("S", "U", tools()).text.startswith("<|im_start|>system")

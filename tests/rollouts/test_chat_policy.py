@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,17 @@ from gumshoe.errors import UsageError
 from gumshoe.inference.policy import PolicyError, Sampling
 from gumshoe.inference.policy_names import TINY, PolicyName
 from gumshoe.mail.index import MailIndex
+from gumshoe.rewards.builtin_rewards import rubric
+from gumshoe.rewards.judge_registry import open_judge
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
+from gumshoe.rollouts.chat_model import DEFAULT_THINKING_BUDGET, ApiChatModel
 from gumshoe.rollouts.chat_policy import ApiChatSession
 from gumshoe.rollouts.episode import EpisodeLimits, run_episode
 from gumshoe.rollouts.sessions import open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from tests.errors import raises
+from tests.inference.fake_chat import FakeChatModel
 from tests.inference.fake_vllm import (
     Act,
     FakeVLLM,
@@ -31,6 +37,7 @@ from tests.inference.fake_vllm import (
     reset,
     stall,
     status,
+    together,
     trickle,
 )
 from tests.mail.mailbox import make_index, record
@@ -74,6 +81,7 @@ def converse(
     retries: int = 1,
     model: str = "chat",
     sampling: Sampling = COOL,
+    settings: ChatSettings | None = None,
     deadline: float = 100 * HOUR,
     stuck: Clock | None = None,
 ) -> Trajectory:
@@ -88,7 +96,7 @@ def converse(
         address = f"{server.address}/v1"
         async with openai_client(address, timeout=HOUR, retries=retries) as client, ToolThreads() as threads:
             told = environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
-            session = ApiChatSession(client, model, *told, sampling, deadline)
+            session = ApiChatSession(ApiChatModel(client, model, sampling, settings, deadline), *told)
             episode = run_episode(session, environment, 0, EpisodeLimits(max_turns=6), threads)
             talk = asyncio.create_task(episode)
             if stuck is not None:
@@ -142,11 +150,11 @@ def test_turns_of_a_chat_model_cannot_be_trained_on(server: FakeVLLM, index: Mai
         with raises("rollouts.no-token-ids", "chat"):
             _ = each.ids
         assert (each.mask, each.sampled_tokens, each.prompt_tokens) == ([], 0, 0)
-        origins = [segment.origin for segment in each.segments]
+        origins = [span.origin for span in each.spans]
         assert origins == ["prompt", "sampled", "injected", "sampled", "injected", "sampled"]
-        assert '"name": "search_inbox"' in each.segments[0].text, "all that it was given is on record"
-        assert not any(segment.logprobs for segment in each.segments)
-    assert done.segments[1].text == (
+        assert '"name": "search_inbox"' in each.spans[0].text, "all that it was given is on record"
+        assert not any(span.logprobs for span in each.spans)
+    assert done.spans[1].text == (
         '<tool_call>\n{"name": "search_inbox", "arguments": {"keywords": ["body", "3"]}}\n</tool_call>'
     )
 
@@ -158,10 +166,6 @@ def test_turns_of_a_chat_model_cannot_be_trained_on(server: FakeVLLM, index: Mai
         (saying(None), "no call"),
         (saying(None, ("search_inbox", "{broken")), "unparseable call"),
         (saying(None, ("search_inbox", "[1]")), "unparseable call"),
-        (
-            saying(None, ("read_email", '{"message_id": "1"}'), ("read_email", '{"message_id": "2"}')),
-            "unparseable call",
-        ),
         (saying(None, ("delete_everything", "{}")), "unknown tool"),
         (saying(None, ("read_email", "")), "bad arguments"),
         (saying("\ud800 well"), "no call"),
@@ -170,7 +174,8 @@ def test_turns_of_a_chat_model_cannot_be_trained_on(server: FakeVLLM, index: Mai
 def test_a_mistake_of_the_model_ends_the_episode(server: FakeVLLM, index: MailIndex, act: Act, ending: str) -> None:
     server.inject(act, after=1)
     done = converse(server, index)
-    assert (done.ending, done.turns, done.record.answer) == (ending, 2, None)
+    assert (done.ending, done.turns, done.record.answer, done.mistakes) == (ending, 2, None, [])
+    assert done.detail
     done.to_json().encode()
 
 
@@ -183,6 +188,280 @@ def test_a_call_written_as_text_gets_a_result_as_text(server: FakeVLLM, index: M
     answered = server.requests[1]["messages"][-1]
     assert answered["role"] == "user"
     assert "<3@example.com>" in answered["content"]
+
+
+TWO_READS = saying(
+    "Both.", ("read_email", '{"message_id": "<3@example.com>"}'), ("read_email", '{"message_id": "<4@example.com>"}')
+)
+
+
+def test_several_calls_of_a_turn_are_run_in_order(server: FakeVLLM, index: MailIndex) -> None:
+    server.inject(TWO_READS)
+    done = converse(server, index)
+    asked, first, second = server.requests[1]["messages"][2:]
+    assert [each["id"] for each in asked["tool_calls"]] == ["call-0", "call-1"]
+    assert [(each["role"], each["tool_call_id"]) for each in (first, second)] == [
+        ("tool", "call-0"),
+        ("tool", "call-1"),
+    ]
+    assert "Body of message 3" in first["content"]
+    assert "Body of message 4" in second["content"]
+    assert [each.origin for each in done.spans[:5]] == ["prompt", "sampled", "injected", "injected", "sampled"]
+    assert [each.text for each in done.spans[2:4]] == [first["content"], second["content"]]
+    assert done.spans[1].text.startswith('Both.\n<tool_call>\n{"name": "read_email"')
+    assert [(each.name, each.id) for each in done.spans[1].calls] == [
+        ("read_email", "call-0"),
+        ("read_email", "call-1"),
+    ]
+    assert (done.turns, done.deeds, len(done.record.deeds)) == (2, [2, 1], 3)
+    assert "parallel_tool_calls" not in server.requests[0]
+
+
+def test_several_calls_are_unusable_if_the_settings_refuse_them(server: FakeVLLM, index: MailIndex) -> None:
+    server.inject(TWO_READS)
+    done = converse(server, index, settings=ChatSettings(parallel_calls="refuse"))
+    assert (done.ending, done.turns, done.record.read) == ("unparseable call", 1, [])
+    assert "2 calls" in done.detail
+    assert server.requests[0]["parallel_tool_calls"] is False
+
+
+def test_no_call_follows_the_final_answer(server: FakeVLLM, index: MailIndex) -> None:
+    answer = ("return_final_answer", '{"answer": "Body of message 3", "message_ids": ["<3@example.com>"]}')
+    read = ("read_email", '{"message_id": "<3@example.com>"}')
+    server.inject(saying(None, answer, read))
+    done = converse(server, index)
+    assert (done.ending, done.turns, done.record.right_sources, done.record.read) == (
+        "answer",
+        1,
+        ["<3@example.com>"],
+        [],
+    )
+
+
+READ_TWICE = "\n".join(
+    f'<tool_call>{{"name": "read_email", "arguments": {{"message_id": "<{each}@example.com>"}}}}</tool_call>'
+    for each in (3, 4)
+)
+
+
+@pytest.mark.parametrize(
+    ("act", "kind", "roles"),
+    [
+        (saying("I would rather not."), "no call", ["assistant", "user"]),
+        (saying(None), "no call", ["user"]),
+        (saying(None, ("search_inbox", "{broken")), "unparseable call", ["assistant", "tool"]),
+        (saying(None, ("read_email", "[1]"), ("delete", "{}")), "unparseable call", ["assistant", "tool", "tool"]),
+        (saying("<tool_call>{broken"), "unparseable call", ["assistant", "user"]),
+        (saying(READ_TWICE.replace("read_email", "delete")), "unknown tool", ["assistant", "user"]),
+        (saying(None, ("delete", "{}"), ("delete", "{}")), "unknown tool", ["assistant", "tool", "tool"]),
+        (saying(None, ("read_email", "{}")), "bad arguments", ["assistant", "tool"]),
+    ],
+)
+def test_a_mistake_can_be_answered(index: MailIndex, act: Act, kind: str, roles: list[str]) -> None:
+    settings = ChatSettings(on_bad_call="reply", max_bad_calls=2)
+    with FakeVLLM(models=("chat",), chat=FakeChatModel()) as server:
+        server.inject(act)
+        done = converse(server, index, settings=settings, sampling=Sampling())
+        told = server.requests[1]["messages"][2:]
+        assert (done.ending, done.record.answer) == ("answer", "Body of message 3")
+        assert [(each.turn, each.kind) for each in done.mistakes] == [(1, kind)]
+        assert [each["role"] for each in told] == roles
+        assert all(
+            f"Error: {done.mistakes[0].detail}" in each["content"] for each in told if each["role"] != "assistant"
+        )
+        assert done.spans[2].text.startswith("Error: ")
+        assert done.deeds[0] == 0
+
+        server.inject(act, times=None)
+        done = converse(server, index, settings=settings, sampling=Sampling())
+        assert (done.ending, done.turns, [each.turn for each in done.mistakes]) == (kind, 3, [1, 2])
+    assert server.errors == []
+
+
+def test_the_results_of_calls_before_a_bad_one_are_kept(server: FakeVLLM, index: MailIndex) -> None:
+    calls = [("read_email", json.dumps({"message_id": f"<{each}@example.com>"})) for each in (3, 4)]
+    server.inject(saying(None, calls[0], ("delete", "{}"), calls[1]))
+    done = converse(server, index, settings=ChatSettings(on_bad_call="reply"))
+    read, error, not_run = server.requests[1]["messages"][3:]
+    assert "Body of message 3" in read["content"]
+    assert error["content"] == not_run["content"] == f"Error: {done.mistakes[0].detail}"
+    assert done.deeds[0] == 1
+
+
+def test_calls_in_text_get_one_message(server: FakeVLLM, index: MailIndex) -> None:
+    server.inject(saying(READ_TWICE))
+    done = converse(server, index)
+    asked, told = server.requests[1]["messages"][2:]
+    assert (asked["content"], told["role"]) == (READ_TWICE, "user")
+    assert told["content"] == "\n\n".join(each.text for each in done.spans[2:4])
+    assert "Body of message 3" in done.spans[2].text
+    assert "Body of message 4" in done.spans[3].text
+
+
+@dataclass(frozen=True)
+class Score:
+    """What an episode of a model should get."""
+
+    ending: str
+    turns: int
+    requests: int
+    reward: float
+    mistakes: int = 0
+
+
+FOUND = 0.1 + 0.1  # a search listed a correct source, and no id is invented
+# Searched, read and answered correctly in 3 of 6 turns: correct, with its source, few sources, few turns.
+RIGHT = 1 + 0.3 + 0.1 + 0.1 * 3 / 6
+REFUSE, REPLY = ChatSettings(parallel_calls="refuse"), ChatSettings(on_bad_call="reply", max_bad_calls=2)
+LOST = DEFAULT_THINKING_BUDGET + Sampling().max_tokens + 1
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "expected"),
+    [
+        pytest.param(FakeChatModel(), None, Score("answer", 3, 3, RIGHT), id="plain"),
+        pytest.param(FakeChatModel(parallel=True), None, Score("answer", 3, 3, RIGHT), id="calls in parallel"),
+        pytest.param(FakeChatModel(parallel=True), REFUSE, Score("answer", 3, 3, RIGHT), id="parallel, refused"),
+        pytest.param(
+            FakeChatModel(parallel=True, rejects=("parallel_tool_calls",)),
+            REFUSE,
+            Score("unparseable call", 1, 2, -2.0 + 0.1),
+            id="cannot be told to call once",
+        ),
+        pytest.param(
+            FakeChatModel(rejects=("parallel_tool_calls", "chat_template_kwargs")),
+            ChatSettings(parallel_calls="refuse", template_kwargs={"enable_thinking": False}),
+            Score("answer", 3, 5, RIGHT),
+            id="rejects parameters",
+        ),
+        pytest.param(FakeChatModel(thinks=20, shows="text"), None, Score("answer", 3, 3, RIGHT), id="thinks shortly"),
+        pytest.param(FakeChatModel(thinks=2000), None, Score("answer", 3, 4, RIGHT), id="thinks at length"),
+        pytest.param(
+            FakeChatModel(thinks=2000, shows="reasoning"),
+            None,
+            Score("answer", 3, 4, RIGHT),
+            id="at length, in a field",
+        ),
+        pytest.param(
+            FakeChatModel(thinks=2000, shows="text"), None, Score("answer", 3, 4, RIGHT), id="at length, in its text"
+        ),
+        pytest.param(
+            FakeChatModel(thinks=2000, raises_if_cut_off=True),
+            None,
+            Score("answer", 3, 4, RIGHT),
+            id="at length, error",
+        ),
+        pytest.param(
+            FakeChatModel(thinks=2000, shows="reasoning_content", rejects=("reasoning_content",)),
+            None,
+            Score("answer", 3, 5, RIGHT),
+            id="does not take its reasoning back",
+        ),
+        pytest.param(
+            FakeChatModel(thinks=2000, most_tokens=5000), None, Score("answer", 3, 6, RIGHT), id="few tokens allowed"
+        ),
+        pytest.param(
+            FakeChatModel(thinks=2000, max_context=12_000), None, Score("answer", 3, 7, RIGHT), id="short context"
+        ),
+        pytest.param(
+            FakeChatModel(thinks=2000), ChatSettings(thinking_budget=2000), Score("answer", 3, 3, RIGHT), id="budget"
+        ),
+        pytest.param(
+            FakeChatModel(thinks=2000),
+            ChatSettings(thinking_budget=500),
+            Score("truncated", 1, 1, -1.8 + 0.1),
+            id="too small a budget",
+        ),
+        pytest.param(FakeChatModel(thinks=LOST), None, Score("truncated", 1, 2, -1.8 + 0.1), id="thinks without end"),
+        pytest.param(
+            FakeChatModel(thinks=LOST), REPLY, Score("truncated", 1, 2, -1.8 + 0.1), id="without end, mistakes answered"
+        ),
+        pytest.param(FakeChatModel(stops_after=1), None, Score("no call", 2, 2, -1.8 + FOUND), id="stops early"),
+        pytest.param(
+            FakeChatModel(stops_after=1), REPLY, Score("no call", 4, 4, -1.8 + FOUND - 2 * 0.2, 2), id="stops, is told"
+        ),
+    ],
+)
+def test_models_get_the_scores_that_they_should(
+    index: MailIndex, model: FakeChatModel, settings: ChatSettings | None, expected: Score
+) -> None:
+    with FakeVLLM(models=("chat",), chat=model) as server:
+        done = converse(server, index, settings=settings, sampling=Sampling())
+    done.settings = {"max_turns": 6}
+    reward = asyncio.run(rubric(done, scenario(3), judge=open_judge("heuristic")))
+    assert reward == pytest.approx(expected.reward)
+    assert Score(done.ending, done.turns, len(server.requests), expected.reward, len(done.mistakes)) == expected
+    assert server.errors == []
+
+
+@pytest.mark.parametrize("shows", ["reasoning", "reasoning_content", "text"])
+@pytest.mark.parametrize("kept", [True, False])
+def test_reasoning_is_kept_in_the_history_or_dropped(index: MailIndex, shows: Any, kept: bool) -> None:
+    settings = ChatSettings(reasoning_history="keep" if kept else "drop")
+    with FakeVLLM(models=("chat",), chat=FakeChatModel(thinks=20, shows=shows)) as server:
+        done = converse(server, index, settings=settings)
+    turns = [each for each in server.requests[-1]["messages"] if each["role"] == "assistant"]
+    assert ["delete_everything" in json.dumps(each) for each in turns] == [kept, kept]
+    sampled = [each for each in done.spans if each.origin == "sampled"]
+    assert all(each.has_reasoning and "delete_everything" not in each.text for each in sampled)
+
+
+def test_hidden_reasoning_counts_as_reasoning(index: MailIndex) -> None:
+    with FakeVLLM(models=("chat",), chat=FakeChatModel(thinks=20)) as server:
+        done = converse(server, index)
+    assert all(each.has_reasoning for each in done.spans if each.origin == "sampled")
+
+
+def test_the_tokens_of_a_repeated_request_are_counted(index: MailIndex) -> None:
+    used = []
+    for thinks, budget in ((2000, None), (2000, 2000)):
+        with FakeVLLM(models=("chat",), chat=FakeChatModel(thinks=thinks)) as server:
+            done = converse(server, index, settings=ChatSettings(thinking_budget=budget), sampling=Sampling())
+            used.append(done.usage)
+    assert used[0] is not None
+    assert used[1] is not None
+    assert used[0].completion_tokens - used[1].completion_tokens == Sampling().max_tokens
+
+
+def test_conversations_that_are_rejected_at_the_same_time_both_go_on(index: MailIndex) -> None:
+    model = FakeChatModel(thinks=2000, most_tokens=5000, rejects=("parallel_tool_calls",))
+
+    async def run(address: str) -> list[str]:
+        async with openai_client(f"{address}/v1", timeout=HOUR, retries=0) as client, ToolThreads() as threads:
+            shared, episodes = ApiChatModel(client, "chat", Sampling(), REFUSE), []
+            for number in (3, 5):
+                environment = EmailEnvironment(index, scenario(number), 6)
+                told = environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
+                session = ApiChatSession(shared, *told)
+                episodes.append(run_episode(session, environment, 0, EpisodeLimits(max_turns=6), threads))
+            return [each.ending for each in await asyncio.gather(*episodes)]
+
+    with FakeVLLM(models=("chat",), chat=model) as server:
+        server.inject(together(2), times=None)
+        assert asyncio.run(run(server.address)) == ["answer", "answer"]
+    assert len(server.requests) == 2 * (1 + 1 + 3 + 2)
+    assert server.most_at_once == 2
+
+
+def test_conversations_share_what_was_learned_about_the_model(index: MailIndex) -> None:
+    model = FakeChatModel(thinks=2000, rejects=("parallel_tool_calls",))
+
+    async def run(address: str) -> list[str]:
+        limits, endings = EpisodeLimits(), list[str]()
+        name = PolicyName.parse(f"chat:chat@{address}/v1")
+        async with open_policy(name, None, Sampling(), limits, None, REFUSE) as open_session, ToolThreads() as threads:
+            for number in (3, 5):
+                environment = EmailEnvironment(index, scenario(number), 6)
+                with open_session(environment, "1") as session:
+                    endings.append((await run_episode(session, environment, 0, limits, threads)).ending)
+        return endings
+
+    with FakeVLLM(models=("chat",), chat=model) as server:
+        assert asyncio.run(run(server.address)) == ["answer", "answer"]
+    assert len(server.requests) == 2 + 3 + 3
+    assert [each["max_completion_tokens"] for each in server.requests] == [512] * 2 + [
+        512 + DEFAULT_THINKING_BUDGET
+    ] * 6
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ def test_a_chat_model_s_rollout_needs_no_tokenizer(run: Run, place: Place, tmp_p
     assert ran.status == 0
     assert "6 new episodes" in ran.out
     assert "6 answer" in ran.out
-    assert not any(segment.ids for each in read_trajectories(tmp_path / "t.jsonl") for segment in each.segments)
+    assert not any(span.ids for each in read_trajectories(tmp_path / "t.jsonl") for span in each.spans)
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ def other_places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         ({"tokenizer": "NOWHERE"}, "sources.no-such-model-directory", "nowhere"),
         ({"tokenizer": "OTHER VOCABULARY"}, "inference.tokenizer-mismatch", "'adapter'"),
         ({"tokenizer": "NO TEMPLATE"}, "rollouts.no-chat-template", "bare"),
-        ({"tokenizer": "OTHER TEMPLATE"}, "rollouts.template-no-tool-calls", "odd"),
+        ({"tokenizer": "OTHER TEMPLATE"}, "rollouts.template-no-tools", "odd"),
         ({"index": "NOWHERE"}, "scenarios.no-index", "nowhere"),
         ({"scenarios": "NOWHERE"}, "store.not-found", "nowhere"),
         ({"split": "test"}, "rollouts.no-scenarios", "test"),
@@ -573,7 +573,7 @@ def test_show_accepts_a_scenario_or_one_of_its_samples(run: Run, trajectories: P
     assert run("trajectories", "show", trajectories, wanted).out.count("\nanswer: ") == shown
     found = json.loads(run("trajectories", "show", trajectories, wanted, "--json").out)
     assert len(found) == shown
-    assert len(found[0]["segments"][1]["ids"]) == len(found[0]["segments"][1]["logprobs"]) > 0
+    assert len(found[0]["spans"][1]["ids"]) == len(found[0]["spans"][1]["logprobs"]) > 0
 
 
 def test_control_characters_are_not_printed(run: Run, trajectories: Path) -> None:

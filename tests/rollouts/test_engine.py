@@ -5,7 +5,7 @@ import json
 import re
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -15,17 +15,19 @@ import pytest
 
 from gumshoe.environments.base import EpisodeState
 from gumshoe.environments.email import EmailEnvironment
-from gumshoe.environments.tools import Toolbox
+from gumshoe.environments.tools import Call, Toolbox
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.inference.policy import Policy, PolicyError, Sampling, ScriptedPolicy
 from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.mail.index import MailIndex
-from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat, ParsedTurn
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.engine import RolloutEngine, RolloutProgress, RunEpisode
-from gumshoe.rollouts.episode import ChatSession, EpisodeLimits, TokenChatSession, Turn, run_episode
+from gumshoe.rollouts.episode import ChatSession, EpisodeLimits, Turn, run_episode
+from gumshoe.rollouts.token_session import TokenChatSession
 from gumshoe.rollouts.tool_threads import ToolThreads
-from gumshoe.rollouts.trajectory import Group, Segment, Trajectory
+from gumshoe.rollouts.trajectory import Group, Span, Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from tests.conftest import find_free_port
 from tests.inference.fake_vllm import (
@@ -64,7 +66,7 @@ def chat(tmp_path_factory: pytest.TempPathFactory) -> ChatFormat:
 def trajectory(about: Scenario, sample: int) -> Trajectory:
     """Return the trajectory of a simple episode."""
     return Trajectory(
-        about.id, sample, "plain", "answer", "", [Segment("sampled", "Yes.", (1, 2))], EpisodeState(), 1, 0, 0
+        about.id, sample, "plain", "answer", "", [Span("sampled", "Yes.", (1, 2))], EpisodeState(), 1, 0, 0
     )
 
 
@@ -92,7 +94,7 @@ def real_episodes(
         prompt = await asyncio.to_thread(chat.encode_prompt, *told)
         name = f"{seed}/{about.id}/{sample}/{attempt}"
         session: ChatSession = TokenChatSession(
-            policy, chat, prompt, Sampling(max_tokens=400), LIMITS.max_context, name
+            policy, chat, prompt, told[-1], Sampling(max_tokens=400), LIMITS.max_context, name
         )
         return await run_episode(session, environment, sample, LIMITS, threads)
 
@@ -352,12 +354,13 @@ class _Waiter:
 
 
 class _Caller:
-    def add_tool_result(self, result: str) -> None:
+    settings = ChatSettings()
+
+    def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:
         pass
 
     async def next_turn(self) -> Turn:
-        text = '<tool_call>{"name": "wait", "arguments": {}}</tool_call>'
-        return Turn((Segment("sampled", text),), text, "caller", is_truncated=False)
+        return Turn((Span("sampled", "wait"),), ParsedTurn((Call("wait", {}),)), "caller", is_truncated=False)
 
 
 def test_tools_do_not_block_the_event_loop() -> None:

@@ -9,46 +9,46 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gumshoe.environments.base import Ending, EpisodeState
-from gumshoe.rollouts.trajectory import Origin, Segment, TokenUsage, Trajectory, TrajectoryFileError
+from gumshoe.rollouts.trajectory import Origin, Span, TokenUsage, Trajectory, TrajectoryFileError
 from tests.errors import raises
 from tests.scenarios.questions import QUICK
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
-SAMPLED = Segment("sampled", "ab", (5, 6), (-0.5, -1.25))
+SAMPLED = Span("sampled", "ab", (5, 6), (-0.5, -1.25))
 
 
-def trajectory(*segments: Segment, **fields: Any) -> Trajectory:
-    made = Trajectory("q1", 0, "base", "answer", "", list(segments), EpisodeState(), 1, 0.5, 0.25)
+def trajectory(*spans: Span, **fields: Any) -> Trajectory:
+    made = Trajectory("q1", 0, "base", "answer", "", list(spans), EpisodeState(), 1, 0.5, 0.25)
     return replace(made, **fields)
 
 
 @st.composite
-def segments(draw: st.DrawFn) -> Segment:
+def spans(draw: st.DrawFn) -> Span:
     origin = draw(st.sampled_from(get_args(Origin)))
     ids = tuple(draw(st.lists(st.integers(0, 200_000), max_size=4)))
     numbers = st.floats(max_value=0, allow_nan=False)
     logprobs = tuple(draw(numbers) for _ in ids) if origin == "sampled" else ()
-    return Segment(origin, draw(TEXTS), ids, logprobs)
+    return Span(origin, draw(TEXTS), ids, logprobs)
 
 
 def test_the_mask_is_one_for_sampled_tokens_and_zero_otherwise() -> None:
-    made = trajectory(Segment("prompt", "p", (1, 2, 3)), SAMPLED, Segment("injected", "i", (7,)), SAMPLED)
+    made = trajectory(Span("prompt", "p", (1, 2, 3)), SAMPLED, Span("injected", "i", (7,)), SAMPLED)
     assert made.ids == [1, 2, 3, 5, 6, 7, 5, 6]
     assert made.mask == [0, 0, 0, 1, 1, 0, 1, 1]
     assert (made.prompt_tokens, made.sampled_tokens) == (4, 4)
 
 
 @QUICK
-@given(several=st.lists(segments(), max_size=6))
-def test_ids_mask_and_counts_agree(several: list[Segment]) -> None:
-    made = trajectory(Segment("prompt", "p", (1,)), *several)
+@given(several=st.lists(spans(), max_size=6))
+def test_ids_mask_and_counts_agree(several: list[Span]) -> None:
+    made = trajectory(Span("prompt", "p", (1,)), *several)
     assert len(made.mask) == len(made.ids) == made.prompt_tokens + made.sampled_tokens
     assert sum(made.mask) == made.sampled_tokens == sum(len(each.logprobs) for each in several)
 
 
 def test_trajectories_of_a_chat_model_cannot_be_trained_on() -> None:
     with raises("rollouts.no-token-ids", "gpt"):
-        _ = trajectory(Segment("prompt", "p"), Segment("sampled", "s"), policy="gpt").ids
+        _ = trajectory(Span("prompt", "p"), Span("sampled", "s"), policy="gpt").ids
 
 
 def test_an_episode_without_segments_has_no_ids_and_no_error() -> None:
@@ -58,7 +58,7 @@ def test_an_episode_without_segments_has_no_ids_and_no_error() -> None:
 
 @QUICK
 @given(
-    several=st.lists(segments(), max_size=4),
+    several=st.lists(spans(), max_size=4),
     scenario=TEXTS,
     ending=st.sampled_from(get_args(Ending)),
     detail=TEXTS,
@@ -68,7 +68,7 @@ def test_an_episode_without_segments_has_no_ids_and_no_error() -> None:
     rewards=st.dictionaries(TEXTS, st.floats(-10, 10), max_size=2),
 )
 def test_a_trajectory_is_read_back_from_its_line(
-    several: list[Segment],
+    several: list[Span],
     scenario: str,
     ending: Ending,
     detail: str,
@@ -104,9 +104,9 @@ def test_trajectories_without_usage_are_read() -> None:
 
 def test_lone_surrogates_can_be_written() -> None:
     """Servers of chat models send lone surrogates in text and in arguments."""
-    made = trajectory(Segment("sampled", "a\ud800b"), record=EpisodeState(answer="\udfff"))
+    made = trajectory(Span("sampled", "a\ud800b"), record=EpisodeState(answer="\udfff"))
     read = Trajectory.from_json(made.to_json().encode(), "here")
-    assert (read.segments[0].text, read.record.answer) == ("a?b", "?")
+    assert (read.spans[0].text, read.record.answer) == ("a?b", "?")
 
 
 WHOLE: dict[str, Any] = json.loads(trajectory(SAMPLED).to_json())
@@ -114,11 +114,11 @@ WRONG: list[dict[str, Any]] = [
     {"more": 1},
     {"ending": "tired"},
     {"ending": []},
-    {"segments": None},
-    {"segments": 5},
-    {"segments": ["text"]},
-    {"segments": [{"origin": "sampled"}]},
-    {"segments": [{**WHOLE["segments"][0], "ids": None}]},
+    {"spans": None},
+    {"spans": 5},
+    {"spans": ["text"]},
+    {"spans": [{"origin": "sampled"}]},
+    {"spans": [{**WHOLE["spans"][0], "ids": None}]},
     {"record": None},
     {"record": {"more": 1}},
     {"settings": None},
@@ -136,7 +136,7 @@ WRONG: list[dict[str, Any]] = [
         *("null", "5", '"text"', "[]", "{}"),
         *(
             pytest.param(json.dumps({key: value for key, value in WHOLE.items() if key != name}), id=f"without {name}")
-            for name in ("scenario", "segments", "record", "ending")
+            for name in ("scenario", "spans", "record", "ending")
         ),
         *(pytest.param(json.dumps({**WHOLE, **fields}), id=str(fields)) for fields in WRONG),
     ],

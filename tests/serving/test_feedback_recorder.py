@@ -116,7 +116,7 @@ def test_redacted_text_is_not_recorded(place: ServerFiles, model: FakeVLLM, tmp_
     assert "message 7" not in text
     trajectories = [each for path in root.rglob("trajectories.jsonl") for each in read_trajectories(path)]
     assert trajectories
-    assert not any(segment.ids for each in trajectories for segment in each.segments)
+    assert not any(span.ids for each in trajectories for span in each.spans)
 
 
 def test_feedback_about_a_forbidden_inbox_is_refused(place: ServerFiles, model: FakeVLLM, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ import pytest
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.tools import Call, ToolError
 from gumshoe.rewards.exact_match import is_exact
-from gumshoe.rollouts.chat_format import ChatFormat, parse_call
+from gumshoe.rollouts.call_forms import find_form
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.synthesis.mailboxes import synthesize_mail
 from gumshoe.synthesis.rng import Rng
 from gumshoe.tiny.episode_generator import (
@@ -44,6 +45,11 @@ RESULT = re.compile(r"<tool_response>\n(.*?)\n</tool_response>", re.S)
 
 def parse_calls(text: str) -> list[Call]:
     return [parse_call(turn) for turn in TURN.findall(text)]
+
+
+def parse_call(turn: str) -> Call:
+    (call,) = find_form("hermes").parse(turn, [])
+    return call
 
 
 def count_truncated_searches(episode: EpisodeExample, calls: list[Call]) -> int:
@@ -355,7 +361,9 @@ def test_examples_have_the_tokens_of_the_agent(practice: PracticeEpisodes) -> No
         prompt = chat.encode_prompt(environment.system_prompt(), renamed(environment.user_prompt()), schemas).ids
         ids = list(episode.example.ids)
         assert tuple(ids[: len(prompt)]) == prompt
-        glue = chat.encode_tool_result(renamed(environment.toolbox.run(parse_calls(text)[0]))).ids
+        glue = chat.encode_results(
+            parse_calls(text)[:1], [renamed(environment.toolbox.run(parse_calls(text)[0]))], chat.stop_ids[0]
+        ).ids
         first_turn = ids.index(chat.stop_ids[0], len(prompt)) + 1
         assert tuple(ids[first_turn : first_turn + len(glue)]) == glue
         seen += 1

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gumshoe.inference.policy_names import TINY
-from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.terminal import progress
 from gumshoe.tiny.commands import build
 from gumshoe.tiny.pretraining import PretrainingSettings, pretrain

@@ -10,11 +10,11 @@ from gumshoe.environments.email import EmailEnvironment
 from gumshoe.inference.policy import Sampling, ScriptedPolicy
 from gumshoe.inference.policy_names import TINY, load_tokenizer
 from gumshoe.mail.index import MailIndex
-from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.episode import EpisodeLimits, run_episode
 from gumshoe.rollouts.sessions import token_chat_sessions
 from gumshoe.rollouts.tool_threads import ToolThreads
-from gumshoe.rollouts.trajectory import Segment, Trajectory
+from gumshoe.rollouts.trajectory import Span, Trajectory
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.rng import Rng
@@ -105,15 +105,15 @@ def write_episodes(place: Path, episodes: list[Trajectory]) -> Path:
 
 def as_chat(episode: Trajectory) -> Trajectory:
     """Return the episode as if a chat model had played it: with texts instead of tokens, and plain tool results."""
-    texts = [
-        ("prompt", "a prompt in another format")
+    spans = [
+        Span("prompt", "a prompt in another format")
         if each.origin == "prompt"
-        else ("sampled", each.text.removesuffix("<|im_end|>"))
+        else Span("sampled", each.text.removesuffix("<|im_end|>"), calls=each.calls)
         if each.origin == "sampled"
-        else ("injected", each.text.partition("<tool_response>\n")[2].partition("\n</tool_response>")[0])
-        for each in episode.segments
+        else Span("injected", each.text.partition("<tool_response>\n")[2].partition("\n</tool_response>")[0])
+        for each in episode.spans
     ]
-    return replace(episode, policy="gpt", segments=[Segment(origin, text) for origin, text in texts])  # type: ignore[arg-type]
+    return replace(episode, policy="gpt", spans=spans)
 
 
 def settings_of(**more: Any) -> TrainSettings:

@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gumshoe.rollouts.trajectory import Segment
+from gumshoe.rollouts.trajectory import Span
 from gumshoe.training.algorithms.lookup import find_algorithm
 from gumshoe.training.grpo.rollout_collector import RolloutBatch
-from gumshoe.training.settings import LoraSettings, TrainSettings
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_sections import LoraSettings
 from gumshoe.training.settings_sources import resolve
 from tests.training.test_trainer import GENERATIONS, LENGTH, step, tokenizer
 
@@ -37,10 +38,10 @@ def roll_out(number: int) -> RolloutBatch:
     found = step(0 if number == EMPTY else 2)
     for group in found.groups:
         for trajectory in group.trajectories:
-            for place, each in enumerate(trajectory.segments):
+            for place, each in enumerate(trajectory.spans):
                 if each.origin == "sampled":
                     logprobs = (-5.6,) * len(each.ids)  # of a policy with random weights
-                    trajectory.segments[place] = Segment("sampled", each.text, each.ids, logprobs)
+                    trajectory.spans[place] = Span("sampled", each.text, each.ids, logprobs)
     return found
 
 
@@ -54,7 +55,12 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
     from gumshoe.training.grpo.trainer import AgentTrainer, Hooks
     from gumshoe.training.launch.rendezvous import run_in_main
     from gumshoe.training.launch.sharding import sharding_config
-    from gumshoe.training.models.lora_model import FullState, lora_config, prepare_for_training
+    from gumshoe.training.models.lora_model import (
+        FullState,
+        add_reference_adapter,
+        lora_config,
+        prepare_for_training,
+    )
 
     processes = settings.optimizer.processes
 
@@ -97,18 +103,21 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
     elif "deepspeed" in shared:
         ranks = dict.fromkeys(("process_index", "local_process_index"), int(os.environ["RANK"]))
         PartialState._shared_state |= {"num_processes": processes, **ranks}
+    model = AutoModelForCausalLM.from_pretrained(out / "model")
     trainer: Any = AgentTrainer(
         Hooks(roll_out, find_algorithm("dapo", {}), publish, most_difference=100.0),
-        model=AutoModelForCausalLM.from_pretrained(out / "model"),
+        model=model,
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": ["0", "1"]}),
         processing_class=tokenizer(),
-        peft_config=lora_config(settings.lora),
+        peft_config=lora_config(settings.lora, model),
         callbacks=[PublishAtTheEnd()],
     )
     if settings.is_sharded:
         assert trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    prepare_for_training(trainer.accelerator.unwrap_model(trainer.model), LoraSettings(start=out / "start"))
+    unwrapped = trainer.accelerator.unwrap_model(trainer.model)
+    prepare_for_training(unwrapped, LoraSettings(start=out / "start"))
+    add_reference_adapter(unwrapped)
     trainer.train(resume_from_checkpoint=str(out / f"checkpoint-{first}") if first else None)
     trainer.accelerator.wait_for_everyone()
 

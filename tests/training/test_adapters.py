@@ -148,7 +148,8 @@ def test_a_created_adapter_has_the_initial_weights_of_training(tmp_path: Path) -
     known = settings(data__seed=7)
     report = create_adapter(known, tmp_path)
     set_seed(7)
-    initial = get_peft_model(load_base(known), lora_config(known.lora))
+    model = load_base(known)
+    initial = get_peft_model(model, lora_config(known.lora, model))
     wanted = {name.replace(".default", ""): each for name, each in initial.named_parameters() if "lora_" in name}
     weights = load_file(tmp_path / WEIGHTS)
     assert weights.keys() == wanted.keys()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from gumshoe.training.algorithms.lookup import BUILT_IN, AlgorithmChoice, find_algorithm
+from gumshoe.training.algorithms.turn_level import TurnLevel
 from tests.errors import raises
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorials" / "environment.md"
@@ -92,6 +93,73 @@ def test_advantages_are_relative_to_the_group() -> None:
     torch.testing.assert_close(find_algorithm("dr_grpo", {}).advantages(rewards), centered)
     others = torch.tensor([[1.0, -1 / 3, -1 / 3, -1 / 3], [0.0, 0.0, 2 / 3, -2 / 3]])
     torch.testing.assert_close(find_algorithm("rloo", {}).advantages(rewards), others)
+
+
+def turn_level(**settings: Any) -> TurnLevel:
+    found = find_algorithm("turn_level", settings)
+    assert isinstance(found, TurnLevel)
+    return found
+
+
+def advantages(rewards: list[list[float]], **settings: Any) -> list[tuple[float, ...]]:
+    """Return the advantages of the turns of one group."""
+    algorithm = turn_level(**settings)
+    return algorithm.turn_advantages([algorithm.relative_returns(rewards)])[0]
+
+
+HONEST, PADDED = [0.02, -0.5], [0.02, *[-0.07] * 7, -0.5]
+"""A search and a wrong answer; the same with seven repeated searches in vain before the answer."""
+
+
+def test_useless_turns_have_no_positive_advantage() -> None:
+    """By hand: the first turns return -0.48, -0.48, -0.48 and -0.97, with mean -0.6025, and so on.
+
+    With rewards that are normalized before they are summed up, the padded episode got 2.29 and the honest ones -0.76.
+    """
+    *honest, padded = advantages([HONEST, HONEST, HONEST, PADDED], scale="none")
+    assert honest == [pytest.approx((0.1225, 0.1225))] * 3
+    assert padded == pytest.approx((-0.3675, -0.3675, -0.315, -0.2625, -0.21, -0.1575, -0.105, -0.0525, 0.0))
+    *scaled, last = advantages([HONEST, HONEST, HONEST, PADDED])
+    assert scaled == [pytest.approx((0.6293, 0.6293), abs=1e-4)] * 3, "by the standard deviation, 0.19456"
+    assert last[0] == pytest.approx(-1.8879, abs=1e-4)
+
+
+def test_a_turn_that_only_one_episode_reaches_is_compared_with_the_ends_of_the_others() -> None:
+    """By hand: the second turn returns 1, and the others ended with 0 and 0.5."""
+    found = advantages([[0.0], [0.5], [0.0, 1.0]], scale="none")
+    assert found == [pytest.approx((-0.5,)), pytest.approx((0.0,)), pytest.approx((0.5, 0.5))]
+
+
+def test_turns_can_be_compared_with_all_turns_of_the_group() -> None:
+    """By hand: the returns are 4, 4 and 2, with mean 10 / 3."""
+    found = advantages([[0.0, 4.0], [2.0], []], scale="none", baseline="group")
+    assert found == [pytest.approx((2 / 3, 2 / 3)), pytest.approx((-4 / 3,)), ()]
+
+
+def test_returns_are_discounted() -> None:
+    found = advantages([[1.0, 0.0, 4.0], [0.0]], scale="none", discount=0.5)
+    assert found == [pytest.approx((1.0, 1.0, 2.0)), pytest.approx((-1.0,))]
+
+
+def test_turn_advantages_of_episodes_with_one_turn_are_those_of_dapo() -> None:
+    import torch
+
+    rewards = [[1.0, 0.0, 0.0, 0.25], [0.5, 0.5, 1.0, 0.0]]
+    for scale in ("group", "batch", "none"):
+        algorithm = turn_level(scale=scale)
+        found = algorithm.turn_advantages([algorithm.relative_returns([[each] for each in own]) for own in rewards])
+        flat = torch.tensor([[value for (value,) in group] for group in found])
+        wanted = find_algorithm("dapo", {"scale": scale}).advantages(torch.tensor(rewards))
+        if scale != "batch":  # that of dapo also varies with the means of groups
+            torch.testing.assert_close(flat, wanted)
+        else:
+            centered = torch.tensor(rewards) - torch.tensor(rewards).mean(1, keepdim=True)
+            torch.testing.assert_close(flat, centered / (centered.std() + 1e-4))
+
+
+@pytest.mark.parametrize("rewards", [[[]], [[1.0]], [[1.0], []], [[0.5, 1.0]] * 3])
+def test_turns_without_a_comparison_have_no_advantage(rewards: list[list[float]]) -> None:
+    assert advantages(rewards) == [(0.0,) * len(each) for each in rewards]
 
 
 @pytest.mark.parametrize(

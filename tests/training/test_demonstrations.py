@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 
 from gumshoe.inference.policy_names import TINY, load_tokenizer
-from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.tiny.episode_generator import MAX_TURNS, PracticeCompany
+from gumshoe.training.records import StepRecord, read_records
 from gumshoe.training.run_spec import check_start
-from gumshoe.training.settings import LoraSettings, TrainSettings
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_sections import LoraSettings
 from gumshoe.training.settings_sources import resolve
-from gumshoe.training.sft.demonstrations import filter_correct, to_demonstration
+from gumshoe.training.sft.demonstrations import filter_correct, to_demonstrations
 from gumshoe.training.sft.warm_start import WarmStartReport, start_warm
 from gumshoe.training.training_step import run_sft
 from tests.conftest import CommandResult
@@ -52,18 +54,18 @@ def chat() -> ChatFormat:
 def test_only_turns_of_the_policy_are_trained_on(mail: Path, chat: ChatFormat) -> None:
     asked = scenarios(mail).scenarios[0]
     episode = record_episodes(mail, chat, correct_answer)[0]
-    demonstration = to_demonstration(episode, environment(mail, asked), chat)
+    (demonstration,) = to_demonstrations(episode, environment(mail, asked), chat)
     assert (demonstration.ids, demonstration.mask) == (episode.ids, episode.mask)
     counted = [token for token in demonstration.labels if token != -100]
     assert len(counted) == episode.sampled_tokens
-    assert chat.decode(counted) == "".join(each.text for each in episode.segments if each.origin == "sampled")
+    assert chat.decode(counted) == "".join(each.text for each in episode.spans if each.origin == "sampled")
 
 
 def test_episodes_of_a_chat_model_are_rendered_with_the_template(mail: Path, chat: ChatFormat) -> None:
     """The tokens are those of the same episode by the base model."""
     for episode, asked in zip(record_episodes(mail, chat, correct_answer), scenarios(mail), strict=True):
-        own = to_demonstration(episode, environment(mail, asked), chat)
-        assert to_demonstration(as_chat(episode), environment(mail, asked), chat) == own
+        own = to_demonstrations(episode, environment(mail, asked), chat)
+        assert to_demonstrations(as_chat(episode), environment(mail, asked), chat) == own
 
 
 def test_a_turn_ends_at_the_first_control_token(chat: ChatFormat) -> None:
@@ -76,7 +78,7 @@ def test_episodes_with_another_prompt_are_rejected(mail: Path, chat: ChatFormat)
     asked = scenarios(mail).scenarios[0]
     episode = record_episodes(mail, chat, correct_answer, turns=TURNS + 1)[0]
     with raises("training.other-prompt", asked.id, "rollouts.max_turns"):
-        to_demonstration(episode, environment(mail, asked), chat)
+        to_demonstrations(episode, environment(mail, asked), chat)
 
 
 def train_on_mixed_episodes(
@@ -169,20 +171,23 @@ def test_training_starts_from_the_weights_of_an_adapter(tmp_path: Path) -> None:
     from gumshoe.training.models.lora_model import load_adapter_weights, lora_config
 
     shape = LoraSettings(rank=2, alpha=4, target_modules=("q_proj",))
-    first = get_peft_model(random_model(64, 1), lora_config(shape))
+    base, other = random_model(64, 1), random_model(64, 1)
+    first = get_peft_model(base, lora_config(shape, base))
     for name, parameter in first.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter)
     first.save_pretrained(str(tmp_path))
-    second = get_peft_model(random_model(64, 1), lora_config(shape))
+    second = get_peft_model(other, lora_config(shape, other))
     load_adapter_weights(second, tmp_path)
     ids = torch.arange(10)[None]
     assert torch.equal(first(ids).logits, second(ids).logits)
-    check_start(shape.model_copy(update={"start": tmp_path}))  # raises nothing
+    for targets in (("q_proj",), "all-linear"):
+        check_start(shape.model_copy(update={"start": tmp_path, "target_modules": targets}))  # raises nothing
     for name, value, said in (
         ("rank", 4, ("rank 2", "lora.rank is 4")),
         ("alpha", 8, ("alpha 4", "lora.alpha is 8")),
         ("target_modules", ("k_proj",), ("target_modules ['q_proj']", "lora.target_modules is ['k_proj']")),
+        ("target_parameters", "experts", ("target_parameters none", "lora.target_parameters is experts")),
     ):
         with raises("adapters.other-lora-settings", *said):
             check_start(shape.model_copy(update={"start": tmp_path, name: value}))
@@ -248,15 +253,16 @@ def test_training_starts_from_the_adapter_of_the_command(
     known = ["--index", mail / "index", "--scenarios", mail / "scenarios.jsonl", "--model", "tiny"]
     shape = [word for name, value in SETTINGS.items() if name != "model.name" for word in ("--set", f"{name}={value}")]
     out = tmp_path / "warm"
-    done = run("warm-start", file, *known, *shape, "--out", out, "--set", "warm_start.epochs=1", "--json")
+    far = ["--set", "warm_start.epochs=2", "--set", "warm_start.learning_rate=0.1"]  # from the base model
+    done = run("warm-start", file, *known, *shape, "--out", out, *far, "--json")
     assert done.status == 0, done.err
     report = json.loads(done.out)
-    assert (report["episodes"], report["right"], report["steps"]) == (4, 4, 1)
+    assert (report["episodes"], report["right"], report["steps"]) == (4, 4, 2)
     again = run("warm-start", file, *known, *shape, "--out", out)
     assert (again.status, again.code) == (2, "training.directory-not-empty")
-    still = ["optimizer.learning_rate=0", "optimizer.max_steps=1", "rollouts.num_generations=2", "optimizer.beta=0"]
+    still = ["optimizer.learning_rate=0", "optimizer.max_steps=1", "rollouts.num_generations=2", "optimizer.beta=0.1"]
     still += ["optimizer.per_device_train_batch_size=2", "optimizer.gradient_accumulation_steps=1"]
-    still += ["rollouts.max_tokens=16", "evaluation.baseline=false", "output.report_to=[]"]
+    still += ["rollouts.max_tokens=16", "rollouts.min_group_std=0", "evaluation.baseline=false", "output.report_to=[]"]
     words = [word for each in still for word in ("--set", each)]
     train = ["train", *known, *shape, *words, "--engine", "transformers", "--out", tmp_path / "run"]
     trained = run(*train, "--set", f"lora.start={out}")
@@ -270,6 +276,9 @@ def test_training_starts_from_the_adapter_of_the_command(
     longer = run(*train, "--set", "optimizer.max_steps=2", "--resume")
     assert longer.status == 0, longer.err
     assert Lineage.read(tmp_path / "run" / "final") == lineage, "a resumed run keeps its lineage"
+    records = [each for each in read_records(tmp_path / "run" / "metrics.jsonl") if isinstance(each, StepRecord)]
+    assert [(each.kl, each.skipped) for each in records] == [(0, False)] * 2, "the reference is the start"
+    assert not (tmp_path / "run" / "checkpoint-2" / "ref").exists()
     other = ["--set", "lora.rank=8", "--set", f"lora.start={out}"]
     unlike = run("train", *known, *shape, *other, "--out", tmp_path / "x")
     assert (unlike.status, unlike.code) == (2, "adapters.other-lora-settings")

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from gumshoe.environments.registry import EnvFactory, open_env
+from gumshoe.environments.tools import Call
 from gumshoe.inference.policy import Sampling, ScriptedPolicy
 from gumshoe.rewards.reward import RewardSettings, load_reward
-from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat, ParsedTurn
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.sessions import token_chat_sessions
 from gumshoe.scenarios.scenario import Scenario
@@ -22,7 +23,7 @@ from gumshoe.training.settings_sources import resolve
 from tests.documents.pages import make_collection, page
 from tests.errors import raises
 from tests.inference.fake_vllm import said_after
-from tests.rollouts.conversations import QWEN2_5, call, make_tokenizer
+from tests.rollouts.conversations import QWEN2_5, make_tokenizer
 from tests.scenarios.questions import about_documents
 
 SCENARIOS = [
@@ -111,7 +112,8 @@ def test_static_prompts_are_those_of_documents(env: EnvFactory) -> None:
     ],
 )
 def test_a_search_of_documents_is_scored_by_its_words(query: Any, value: float) -> None:
-    assert score_turn(call("search_documents", query=query), "Does marsh fever last?", "Yes") == pytest.approx(value)
+    turn = ParsedTurn((Call("search_documents", {"query": query}),))
+    assert score_turn(turn, "Does marsh fever last?", "Yes") == pytest.approx(value)
 
 
 def test_settings_with_an_environment_survive_json() -> None:

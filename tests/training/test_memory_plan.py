@@ -36,6 +36,7 @@ from gumshoe.training.planning.memory_plan import (
     to_config,
 )
 from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_sections import LoraSettings
 from gumshoe.training.settings_sources import resolve
 from tests.benchmarks.memory import CASES, MOST_OFF, RECORD, estimate, measure_case
 from tests.conftest import CommandResult
@@ -98,9 +99,8 @@ class TestByHand:
         assert (tiny.quantizable, tiny.multiplied) == (1_622_016, 1_622_016 + 4588 * 192)
 
     def test_adapters_have_r_times_inputs_and_outputs(self, tiny: ModelShape) -> None:
-        lora = TrainSettings().lora
-        assert tiny.adapter_parameters(8, lora.target_modules) == 110_592
-        assert tiny.adapter_parameters(8, ("q_proj",)) == 4 * 8 * (192 + 192)
+        assert tiny.adapter_parameters(LoraSettings(rank=8)) == 110_592
+        assert tiny.adapter_parameters(LoraSettings(rank=8, target_modules=("q_proj",))) == 4 * 8 * (192 + 192)
 
     def test_quantized_weights_have_constants(self, tiny: ModelShape) -> None:
         assert pytest.approx(4.127, abs=5e-4) == NF4 * 8, "https://arxiv.org/abs/2305.14314, section 3"
@@ -128,6 +128,23 @@ class TestByHand:
         assert (found["adapter"], found["gradients"], found["optimizer"]) == (442_368, 442_368, 884_736)
         quantized = of(model__quantization="nf4", rollouts__engine="transformers")
         assert (adapter_dtype(of()), adapter_dtype(quantized)) == (4, 2)
+
+    @pytest.mark.parametrize(
+        ("flags", "device", "wanted"),
+        [
+            ({}, GPU, 4 * 110_592),
+            ({"model__quantization": "nf4", "rollouts__engine": "transformers"}, GPU, 4 * 110_592),
+            ({}, CPU, 2 * 4 * 110_592),
+            ({"optimizer__reference": "base"}, GPU, None),
+            ({"optimizer__beta": "0"}, GPU, None),
+        ],
+    )
+    def test_reference_adapter(
+        self, tiny: ModelShape, flags: dict[str, str], device: ComputeDevice, wanted: int | None
+    ) -> None:
+        started = of(lora__rank="8", lora__start="warm", **flags)
+        found = {each.name: each.bytes for each in trainer_parts(tiny, started, device, TrainingPass(1, 100, 10))}
+        assert found.get("reference") == wanted
 
 
 class TestOtherShapes:

@@ -12,7 +12,7 @@ from gumshoe.inference.policy import Sampling, ScriptedPolicy
 from gumshoe.rewards.judge import JudgeError, Verdict
 from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rewards.reward import Reward, reward
-from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.engine import RolloutEngine
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.sessions import token_chat_sessions
@@ -174,30 +174,21 @@ def test_a_step_without_any_scored_group_fails(collect: Collect) -> None:
         collect(ScriptedAnswers(), rubric=Rubric([Reward("score", reward(score))]))
 
 
-def test_turn_level_algorithms_give_an_advantage_per_turn(collect: Collect) -> None:
+def test_turn_level_algorithms_give_a_return_per_turn(collect: Collect) -> None:
     found = collect(
         ScriptedAnswers(), rubric=Rubric([Reward("says_yes", says_yes)], by_turn=(open_judge("exact"), TURN_LEVEL))
     )
     for group in found.groups:
-        assert [len(each) for each in group.turn_advantages] == [each.turns for each in group.trajectories]
+        assert [len(each) for each in group.turn_returns] == [each.turns for each in group.trajectories]
 
 
-def test_flatness_depends_on_turn_rewards_for_turn_level_algorithms(collect: Collect) -> None:
-    """All answers of a group have the same reward, but not all of its turns."""
+def test_flatness_depends_on_returns_for_turn_level_algorithms(collect: Collect) -> None:
+    """All episodes of a group have the same reward, but not all of its turns have the same return."""
     nothing = [Reward("nothing", reward(lambda *_: 0.0))]
     assert not collect(ScriptedAnswers(), rubric=Rubric(nothing)).groups
     found = collect(ScriptedAnswers(), rubric=Rubric(nothing, by_turn=(open_judge("exact"), TURN_LEVEL)))
     assert found.groups
-    assert all(set(group.rewards) == {0.0} and len(set(group.turn_rewards)) > 1 for group in found.groups)
-
-
-def test_turn_advantages_are_sums_of_normalized_rewards() -> None:
-    """By hand: rewards 0, 2 and 4 have mean 2 and standard deviation sqrt(8 / 3)."""
-    spread = (8 / 3) ** 0.5 + 1e-4
-    found = TURN_LEVEL.turn_advantages([[0.0, 4.0], [2.0]])
-    assert found[0] == pytest.approx((0.0, 2 / spread))
-    assert found[1] == pytest.approx((0.0,))
-    assert TURN_LEVEL.turn_advantages([[1.0], []]) == [(pytest.approx(0.0),), ()]
+    assert all(set(group.rewards) == {0.0} and len(set(group.turn_returns)) > 1 for group in found.groups)
 
 
 class UnsureJudge:

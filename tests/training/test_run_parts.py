@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from gumshoe.environments.base import EpisodeState
-from gumshoe.rollouts.trajectory import Segment, Trajectory
+from gumshoe.rollouts.trajectory import Span, Trajectory
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
 from gumshoe.training.progress_file import ProgressFile
@@ -38,8 +38,8 @@ def scored(number: int, reward: float) -> ScoredGroup:
         inbox_address="a@x.example",
         query_date=date(2024, 1, 1),
     )
-    segments = [Segment("prompt", "p", (1,)), Segment("sampled", "s", (2,), (-0.1,))]
-    trajectory = Trajectory(str(number), 0, "policy", "answer", "", segments, EpisodeState(answer="A"), 1, 0.0, 0.0)
+    spans = [Span("prompt", "p", (1,)), Span("sampled", "s", (2,), (-0.1,))]
+    trajectory = Trajectory(str(number), 0, "policy", "answer", "", spans, EpisodeState(answer="A"), 1, 0.0, 0.0)
     return ScoredGroup(scenario, (trajectory,), (reward,))
 
 

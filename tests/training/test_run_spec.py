@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from gumshoe.training.run_spec import METADATA, expired_checkpoints, find_checkpoints, load_splits, step_of
-from gumshoe.training.settings import DataSettings, TrainSettings
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_sections import DataSettings
 from tests.errors import raises
 from tests.scenarios.questions import question, write_questions
 

@@ -3,7 +3,8 @@
 import pytest
 
 from gumshoe.training.algorithms.lookup import AlgorithmChoice
-from gumshoe.training.settings import DataSettings, LoraSettings, OptimizerSettings, TrainSettings, find_differences
+from gumshoe.training.settings import TrainSettings, find_differences
+from gumshoe.training.settings_sections import DataSettings, LoraSettings, OptimizerSettings
 
 
 def test_differences_are_dotted_names() -> None:

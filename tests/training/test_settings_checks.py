@@ -35,6 +35,11 @@ def of(**flags: Any) -> TrainSettings:
         ({"optimizer__max_steps": 0}, "settings.no-steps", "optimizer.max_steps"),
         ({"lora__target_modules": ["q_proj", "lm_head"]}, "settings.lm-head-not-trained", "lora.target_modules"),
         (
+            {"lora__target_parameters": "experts", "lora__dropout": 0.1},
+            "settings.dropout-of-parameters",
+            "lora.target_parameters",
+        ),
+        (
             {"rollouts__engine": "transformers", "rollouts__servers": ["http://a"]},
             "settings.servers-without-vllm",
             "transformers",

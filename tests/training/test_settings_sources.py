@@ -72,6 +72,7 @@ def test_environment_variables_are_read() -> None:
         ("gumshoe_train__lora__rank", "8", "lora.rank", 8),
         ("GUMSHOE_TRAIN__LORA", "{rank: 8}", "lora.rank", 8),
         ("GUMSHOE_TRAIN__LORA__TARGET_MODULES", "[q_proj]", "lora.target_modules", ("q_proj",)),
+        ("GUMSHOE_TRAIN__LORA__TARGET_MODULES", "all-linear", "lora.target_modules", "all-linear"),
         ("GUMSHOE_TRAIN__LORA__START", "7", "lora.start", Path("7")),
         ("GUMSHOE_TRAIN__LORA__START", "", "lora.start", None),
         ("GUMSHOE_TRAIN__OPTIMIZER__LEARNING_RATE", "2e-4", "optimizer.learning_rate", 2e-4),

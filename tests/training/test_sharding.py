@@ -34,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("sharing")
     model = random_model(len(tokenizer()), 1)
     model.save_pretrained(directory / "model")
-    adapted = get_peft_model(model, lora_config(settings_of("ddp", 1, recomputes=False).lora))
+    adapted = get_peft_model(model, lora_config(settings_of("ddp", 1, recomputes=False).lora, model))
     for name, each in adapted.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(each, std=0.05)

@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
-from gumshoe.training.grpo.simple import first_turn, score_turn
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
+from gumshoe.training.grpo.simple import first_turn_reward
+from tests.rollouts.conversations import QWEN2_5, make_tokenizer
 
 QUESTION, REFERENCE = "Who is the buyer for the Mossdale order?", "Akira Odhiambo"
 
@@ -30,5 +32,6 @@ def call(name: str, **arguments: Any) -> str:
     ],
 )
 def test_a_first_turn_is_scored(text: str, value: float) -> None:
-    assert score_turn(text, QUESTION, REFERENCE) == pytest.approx(value)
-    assert first_turn([text], [QUESTION], [REFERENCE]) == [pytest.approx(value)]
+    chat = ChatFormat(make_tokenizer(QWEN2_5))
+    ids = list(chat.encode_turn(text).ids)
+    assert first_turn_reward(chat, [])(["p"], [ids], [QUESTION], [REFERENCE]) == [pytest.approx(value)]

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gumshoe.inference.policy_names import TINY, load_tokenizer
-from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.training.models.base_model import identify_adapter_base
 from gumshoe.training.run_spec import ADAPTER_CONFIG, CHECKPOINT, METADATA, WARM_START_STATE, check_start
-from gumshoe.training.settings import LoraSettings
+from gumshoe.training.settings_sections import LoraSettings
 from gumshoe.training.sft.demonstrations import Demonstration, filter_correct, write_demonstrations
 from gumshoe.training.sft.warm_start import (
     ADAPTER,

@@ -71,19 +71,21 @@ class CitedDocument(Response):
 
 
 class AgentStep(Response):
-    """One turn of the model and the result of its tool call."""
+    """A tool call of the model with its result, or a turn without one."""
 
     turn: int = Field(description="Number of the turn, from 1.", examples=[1])
     tool: str = Field(description="Name of the tool; empty if the turn has no call.", examples=["search_inbox"])
     arguments: dict[str, Any] = Field(description="Arguments of the call.", examples=[{"keywords": ["invoice"]}])
     text: str = Field(
-        description="Text of the turn outside the call, e.g. the model's reasoning.", examples=["I search for it."]
+        description="Text of the turn outside reasoning and calls, in its first step.", examples=["I search for it."]
     )
     result: str | None = Field(
         None,
         description="Result of the tool. Null while the tool runs, and if the turn ended the conversation.",
         examples=[_RESULT],
     )
+    reasoning: str = Field("", description="Reasoning of the turn, in its first step.", examples=["Where is it?"])
+    call: int = Field(1, description="Number of the call in its turn, from 1.", examples=[1])
 
 
 class AnswerCost(Response):

@@ -9,8 +9,8 @@ from gumshoe.scenarios.scenario import Scenario
 
 Unusable = Literal["unparseable call", "no call", "unknown tool", "bad arguments"]
 """Reason why a tool call cannot be used."""
-Ending = Literal["answer", "max turns", "context full", Unusable]
-"""Reason why an episode ended."""
+Ending = Literal["answer", "max turns", "context full", "truncated", Unusable]
+"""Reason why an episode ended. "truncated": a turn reached its maximum number of tokens without a usable call."""
 Event = Literal[
     "searched",
     "searched again",

@@ -36,6 +36,8 @@ class Call:
 
     name: str
     arguments: dict[str, Any]
+    id: str = ""
+    """Id that the model gave it; empty if its format has none."""
 
 
 class Toolbox:

@@ -11,7 +11,7 @@ from rich.table import Table
 from gumshoe.completion import complete_choice, complete_judge, complete_policy, complete_selector, complete_words
 from gumshoe.errors import RefusedError, UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
-from gumshoe.rollouts.commands import EnvironmentOption, IndexOption, parse_environment
+from gumshoe.rollouts.commands import ChatOption, EnvironmentOption, IndexOption, parse_environment
 from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable, progress, repeat_command
 
 if TYPE_CHECKING:
@@ -121,6 +121,7 @@ def run_evaluation(
         ),
     ] = None,
     environment: EnvironmentOption = None,
+    chat: ChatOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Evaluate policies on scenarios. Writes metrics.json, predictions and report.html.
@@ -134,6 +135,7 @@ def run_evaluation(
     from gumshoe.evaluation.results import REPORT
     from gumshoe.inference.policy import Sampling
     from gumshoe.rewards.best_of_n import parse_choice_options
+    from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
     from gumshoe.rollouts.episode import EpisodeLimits
     from gumshoe.rollouts.writer import RolloutOptions
 
@@ -161,6 +163,7 @@ def run_evaluation(
         limits=EpisodeLimits(max_turns, max_context),
         concurrency=concurrency,
         environment=parse_environment(environment),
+        chat=ChatSettings.parse(chat),
     )
     settings = EvaluationRequest(
         rollout=rollout,

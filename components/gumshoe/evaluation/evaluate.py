@@ -42,6 +42,7 @@ from gumshoe.rewards.builtin_rewards import rubric
 from gumshoe.rewards.judge import Judge, JudgedQuestion, Verdict
 from gumshoe.rewards.judge_registry import OpenAIJudge, open_judge, parse_judge
 from gumshoe.rewards.scoring import JudgedTrajectory, judge_trajectory, map_concurrently
+from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS, ChatSettings, resolve_chat_settings
 from gumshoe.rollouts.sessions import env_for_policy
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.writer import RolloutOptions, read_trajectories, run_to_file, select_scenarios
@@ -113,6 +114,7 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
     """
     scenarios = select_scenarios(settings.rollout)
     unseen = _check(settings, scenarios)
+    settings = replace(settings, rollout=replace(settings.rollout, chat=_find_chat_settings(settings)))
     env_factory = open_env(settings.rollout.index, settings.rollout.environment)
     for policy in settings.policies:  # evaluate all alike: with the settings of the tiny policy if it is one of them
         env_factory = env_for_policy(env_factory, PolicyName.parse(policy.word), settings.rollout.tokenizer)
@@ -201,6 +203,29 @@ def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> set[str]:
             f"no policy of {', '.join(names)} takes a --tokenizer; remove that option",
         )
     return unseen
+
+
+def _find_chat_settings(settings: EvaluationRequest) -> ChatSettings | None:
+    """Return the chat settings of all policies: those given, or else those of the adapters. None for the defaults.
+
+    Raises:
+        UsageError: if an adapter was trained with other settings than those given, or than another adapter.
+    """
+    rollout, found = settings.rollout, dict[Path, ChatSettings]()
+    for each in settings.policies:
+        policy = PolicyName.parse(each.word)
+        own = [place for name, place in settings.adapters if name == each.name]
+        for place in (*own, policy.adapter, rollout.tokenizer if policy.takes_tokenizer else None):
+            if place is not None and (Path(place) / CHAT_SETTINGS).exists():
+                found[Path(place)] = resolve_chat_settings(rollout.chat, place)
+    chosen = next(iter(found.values()), rollout.chat)
+    for place, recorded in found.items():
+        if recorded != chosen:
+            raise UsageError(
+                "evaluation.different-chat-settings",
+                f"{next(iter(found))} and {place} were trained with different chat settings; evaluate them one by one",
+            )
+    return None if chosen == ChatSettings() else chosen
 
 
 def _record_settings(

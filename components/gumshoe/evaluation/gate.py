@@ -23,7 +23,7 @@ class GateSettings(ParameterModel):
     max_p: float = Field(0.05, ge=0, le=1)
     """Maximum p-value of McNemar's exact test. If few questions changed sides, the interval is too narrow."""
     max_unusable: float = Field(0.02, ge=0, le=1)
-    """Maximum share of episodes that end with an unusable call."""
+    """Maximum share of episodes that end with an unusable call, or are cut off before a call."""
     level: float = Field(0.95, gt=0, lt=1)
     """Confidence level of the interval."""
 

@@ -98,13 +98,32 @@ METRICS: tuple[Metric, ...] = (
         lambda e: bool(e.hallucinated_sources),
         "rate",
     ),
-    Metric("unusable", "Unusable call", "ended with an unusable call", _ended_with(*UNUSABLE), "rate"),
+    Metric(
+        "unusable",
+        "Unusable call",
+        "ended with an unusable call, or cut off before a call",
+        _ended_with(*UNUSABLE, "truncated"),
+        "rate",
+    ),
     *(
         Metric(each.replace(" ", "_"), each.capitalize(), f"ended with: {each}", _ended_with(each), "rate")
         for each in UNUSABLE
     ),
     Metric("out_of_turns", "Out of turns", "reached the turn limit", _ended_with("max turns"), "rate"),
     Metric("context_full", "Context full", "filled the context", _ended_with("context full"), "rate"),
+    Metric(
+        "truncated",
+        "Truncated",
+        "a turn reached its maximum number of tokens without a usable call",
+        _ended_with("truncated"),
+        "rate",
+    ),
+    Metric(
+        "mistakes",
+        "Mistakes answered",
+        "turns without a usable call that were answered with an error, per episode",
+        lambda e: e.mistakes,
+    ),
     Metric("reward", "Reward (rubric)", "by the published ART·E rubric", lambda e: e.reward),
     Metric("turns", "Turns", "per episode", lambda e: e.turns),
     Metric("turns_correct", "Turns, correct", "per correct episode", lambda e: e.turns if e.correct else None),

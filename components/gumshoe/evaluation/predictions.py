@@ -67,8 +67,10 @@ class Prediction(BaseModel):
     """Reward by the ART·E rubric (the reward function `rubric`)."""
     ending: Ending
     detail: str
-    """Error of an unusable call; empty otherwise."""
+    """What is wrong with the turn that ended the episode; empty otherwise."""
     turns: int
+    mistakes: int = 0
+    """Number of turns without a usable call that were answered with an error."""
     searches: int
     repeated_searches: int
     empty_searches: int
@@ -125,6 +127,7 @@ class Prediction(BaseModel):
             ending=trajectory.ending,
             detail=trajectory.detail,
             turns=trajectory.turns,
+            mistakes=len(trajectory.mistakes),
             searches=record.searches,
             repeated_searches=record.repeated_searches,
             empty_searches=record.empty_searches,

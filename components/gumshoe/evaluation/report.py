@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,20 +15,20 @@ from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.environments.base import DocumentSource
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.environments.search import bare_id
+from gumshoe.environments.tools import Call
 from gumshoe.evaluation.evaluate import EvaluationRequest, EvaluationRun
 from gumshoe.evaluation.metrics import Estimate, describe_metric, format_value
 from gumshoe.evaluation.predictions import Prediction
 from gumshoe.evaluation.results import Comparison, EvaluationResult
 from gumshoe.inference.policy_names import PolicyName, load_tokenizer
 from gumshoe.pages.render import embed_json, render_page
-from gumshoe.rollouts.chat_format import NoCallError, UnusableCallError, parse_call
-from gumshoe.rollouts.trajectory import Segment, Trajectory
+from gumshoe.rollouts.trajectory import Span, Trajectory
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 
 _ERROR = re.compile(r"(?:\A|<tool_response>\n)Error: ")
 _HIT = re.compile(r"[^\n]*\n  [^\n]*\n  id: (\S+)[^\n]*")
 _STEPS = ("found", "read", "source_accuracy", "accuracy")
-_ENDINGS = ("unusable", "out_of_turns", "context_full", "does_not_know")
+_ENDINGS = ("unusable", "truncated", "out_of_turns", "context_full", "does_not_know")
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ def _data_blocks(evaluated: EvaluationRun, settings: EvaluationRequest) -> Itera
     }
     flat = [(name, trajectory) for name, trajectories in evaluated.trajectories.items() for trajectory in trajectories]
     prompts = {
-        name: _common_prefix([each.segments[0].text for each in found if each.segments])
+        name: _common_prefix([each.spans[0].text for each in found if each.spans])
         for name, found in evaluated.trajectories.items()
     }
     yield "prompts", embed_json(prompts)
@@ -154,7 +154,7 @@ def _data_blocks(evaluated: EvaluationRun, settings: EvaluationRequest) -> Itera
     )
     tokenizers = {each.name: _load_tokenizer(each.word, settings.rollout.tokenizer) for each in settings.policies}
     for number, (name, trajectory) in enumerate(flat):
-        shown = list(_segments(trajectory, gold[trajectory.scenario], len(prompts[name]), tokenizers[name]))
+        shown = list(_spans(trajectory, gold[trajectory.scenario], len(prompts[name]), tokenizers[name]))
         yield f"e{number}", embed_json(shown)
 
 
@@ -186,26 +186,36 @@ def _find_titles(env_factory: EnvFactory, scenario: Scenario, prediction: Predic
     return {each.id: each.title for each in found if isinstance(each, DocumentSource)}
 
 
-def _segments(trajectory: Trajectory, gold: set[str], known: int, tokenizer: Any) -> Iterator[dict[str, Any]]:
+def _spans(trajectory: Trajectory, gold: set[str], known: int, tokenizer: Any) -> Iterator[dict[str, Any]]:
     """Yield the turns: sampled tokens with their probabilities, and injected results with correct sources marked.
 
     The first `known` characters of the prompt are left out, because all episodes have them.
     """
-    opened: str | None = None
-    for place, segment in enumerate(trajectory.segments):
-        if segment.origin == "sampled":
-            opened = _find_read_id(segment.text)
-            tokens, logprobs = _tokens(segment, tokenizer), [round(each, 3) for each in segment.logprobs]
-            yield {"origin": "sampled", "tokens": tokens, "logprobs": logprobs if len(logprobs) == len(tokens) else []}
-        elif place == 0:
-            yield {"origin": "prompt", "text": segment.text[known:]}
+    for prompt in trajectory.spans[:1]:  # it is missing if it filled the context
+        yield {"origin": "prompt", "text": prompt.text[known:]}
+    calls, is_inside = tuple[Call, ...](), False
+    for origin, part in groupby(trajectory.spans[1:], lambda span: span.origin):
+        spans = list(part)
+        if origin == "sampled":
+            calls = spans[-1].calls
+            for span in spans:
+                tokens, logprobs = _tokens(span, tokenizer), [round(each, 3) for each in span.logprobs]
+                logprobs = logprobs if len(logprobs) == len(tokens) else []
+                yield {"origin": "sampled", "tokens": tokens, "logprobs": logprobs, "more": is_inside}
+                is_inside = span.is_continued
+        elif is_inside:
+            yield {"origin": "injected", "parts": [(span.text, False) for span in spans], "what": "end", "right": False}
         else:
-            yield {
-                "origin": "injected",
-                "parts": list(_mark_sources(segment.text, gold)),
-                "what": "error" if _ERROR.search(segment.text) else "source" if opened else "results",
-                "right": opened in gold,
-            }
+            for place, span in enumerate(spans):
+                yield _injected(span, calls if len(spans) == 1 else calls[place : place + 1], gold)
+
+
+def _injected(span: Span, calls: Sequence[Call], gold: set[str]) -> dict[str, Any]:
+    """Return the data of the results of calls."""
+    read = [found for call in calls if (found := _find_read_id(call))]
+    what = "several" if len(calls) > 1 else "error" if _ERROR.search(span.text) else "source" if read else "results"
+    parts = list(_mark_sources(span.text, gold))
+    return {"origin": "injected", "parts": parts, "what": what, "right": any(each in gold for each in read)}
 
 
 def _common_prefix(texts: Sequence[str]) -> str:
@@ -214,12 +224,8 @@ def _common_prefix(texts: Sequence[str]) -> str:
     return first[: next((place for place, (one, other) in enumerate(zip(first, last)) if one != other), len(first))]  # noqa: B905
 
 
-def _find_read_id(text: str) -> str | None:
-    """Return the id of the source that a turn reads, i.e. the only argument of its call if that is an id, or None."""
-    try:
-        call = parse_call(text)
-    except (NoCallError, UnusableCallError):
-        return None
+def _find_read_id(call: Call) -> str | None:
+    """Return the id of the source that a call reads, i.e. its only argument if that is an id, or None."""
     match list(call.arguments.items()):
         case [(name, str(read))] if name.endswith("_id"):
             return bare_id(read)
@@ -247,11 +253,11 @@ def _load_tokenizer(word: str, place: str | None) -> Any:
     return load_tokenizer((place if name.takes_tokenizer else None) or name.base)
 
 
-def _tokens(segment: Segment, tokenizer: Any) -> list[str]:
+def _tokens(span: Span, tokenizer: Any) -> list[str]:
     """Return the text of each token. If several tokens form a character, the last one has it."""
-    if tokenizer is None or not segment.ids:
-        return [segment.text]
-    ids = list(segment.ids)
+    if tokenizer is None or not span.ids:
+        return [span.text]
+    ids = list(span.ids)
     found = [str(tokenizer.decode([each], skip_special_tokens=False)) for each in ids]
     if "".join(found) == str(tokenizer.decode(ids, skip_special_tokens=False)):
         return found

@@ -1,65 +1,23 @@
 """Batched sampling for `TransformersPolicy`: one turn of every conversation, each with its own random generator.
 
-The keys and values of each conversation are cached between turns, so that the model processes new tokens only.
+The model's cache of each conversation is kept between turns, so that the model processes new tokens only.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from gumshoe.inference.cache_rows import make_cache
 from gumshoe.inference.policy import Sampling
+from gumshoe.inference.turn_batch import PastKeyValues, PendingTurn, make_batch
 
 _MIN_PREFIX = 32  # tokens of a shared prefix that is worth caching
 _GROUPED_ATTENTION = "gumshoe_sharing"  # name of `_attend`, registered below
-
-
-@dataclass(frozen=True, slots=True)
-class PastKeyValues:
-    """Cached keys and values of a prompt's first tokens."""
-
-    ids: list[int]
-    """[tokens]"""
-    layers: list[tuple[torch.Tensor, torch.Tensor]]
-    """Keys and values of each layer, [heads, tokens, dimensions] each."""
-
-
-@dataclass(slots=True)
-class PendingTurn:
-    """A turn to sample: its prompt, its settings, and the tokens sampled so far."""
-
-    prompt: list[int]
-    """[tokens]"""
-    sampling: Sampling
-    stop_ids: tuple[int, ...]
-    seed: int
-    past: PastKeyValues | None
-    """Cached keys and values of the earlier turns, if any; after sampling, those of this turn too."""
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish: Literal["stop", "length"] | None = None
-
-    @property
-    def cached_tokens(self) -> int:
-        """Number of prompt tokens whose keys and values are cached."""
-        past = self.past
-        fits = past and len(past.ids) < len(self.prompt) and self.prompt[: len(past.ids)] == past.ids
-        return len(past.ids) if past and fits else 0
-
-    def add_token(self, token: int, logprob: float) -> None:
-        """Add a sampled token."""
-        self.ids.append(token)
-        self.logprobs.append(logprob)
-        if token in self.stop_ids:
-            self.finish = "stop"
-        elif len(self.ids) >= self.sampling.max_tokens:
-            self.finish = "length"
 
 
 def use_flash_attention() -> None:
@@ -69,7 +27,7 @@ def use_flash_attention() -> None:
 
 @torch.inference_mode()
 def compute_shared_prefix(model: Any, prompts: Sequence[list[int]]) -> PastKeyValues | None:
-    """Return cached keys and values of the prompts' common prefix, or None if it is too short to be worth it.
+    """Return the cache of the prompts' common prefix, or None if it is too short to be worth it.
 
     The prefix leaves out at least one token of each prompt [tokens], as input for its own turn.
     """
@@ -79,10 +37,9 @@ def compute_shared_prefix(model: Any, prompts: Sequence[list[int]]) -> PastKeyVa
     ids = first[: min(common, shortest)]
     if len(ids) < _MIN_PREFIX:
         return None
-    cache = DynamicCache()
+    cache = make_cache(model)
     model(input_ids=torch.tensor([ids], device=model.device), past_key_values=cache, use_cache=True, logits_to_keep=1)
-    layers: list[Any] = cache.layers
-    return PastKeyValues(ids, [(layer.keys[0], layer.values[0]) for layer in layers])
+    return PastKeyValues(ids, cache.layers)
 
 
 @torch.inference_mode()
@@ -143,105 +100,21 @@ def _sample_batch(model: Any, turns: list[PendingTurn], is_stopped: Callable[[],
     """Sample turns as one batch. Finished turns are removed from the batch once they are half of it."""
     active = list(turns)
     generators = [torch.Generator().manual_seed(turn.seed) for turn in turns]
-    ids, mask, layers = _prepare_batch(model, active)
-    cache = DynamicCache()
-    cache.layers = list(layers)
-    positions = (mask.cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
+    batch = make_batch(model, active)
     while not is_stopped():
-        logits = model(
-            input_ids=ids.to(model.device),
-            attention_mask=mask.to(model.device),
-            position_ids=positions.to(model.device),
-            past_key_values=cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits
-        _sample_next_tokens(active, generators, logits[:, -1].float().cpu())
-        unfinished = [row for row, turn in enumerate(active) if not turn.finish]
+        going = [row for row, turn in enumerate(active) if not turn.finish]
+        _sample_next_tokens(active, generators, batch.compute_logits().float().cpu())
+        for row in going:
+            turn = active[row]
+            if turn.finish:  # its last token was not processed
+                turn.past = PastKeyValues([*turn.prompt, *turn.ids[:-1]], batch.take_row(row))
+        unfinished = [row for row in going if not active[row].finish]
+        if not unfinished:
+            return
         if len(unfinished) <= len(active) // 2:
-            for row in set(range(len(active))) - set(unfinished):
-                past = [layer.get_row(row, mask[row].bool()) for layer in layers]
-                ids_in_cache = [*active[row].prompt, *active[row].ids[:-1]]  # the last token was not processed
-                active[row].past = PastKeyValues(ids_in_cache, past)
-            if not unfinished:
-                return
-            for layer in layers:
-                layer.keep_rows(unfinished)
+            batch.keep_rows(unfinished)
             active, generators = [active[row] for row in unfinished], [generators[row] for row in unfinished]
-            mask, positions = mask[unfinished], positions[unfinished]
-        ids = torch.tensor([turn.ids[-1:] for turn in active])
-        mask = torch.cat([mask, torch.tensor([[int(not turn.finish)] for turn in active])], dim=-1)
-        positions = positions[:, -1:] + 1
-
-
-def _prepare_batch(
-    model: Any, turns: list[PendingTurn]
-) -> tuple[torch.Tensor, torch.Tensor, list["_PreallocatedLayer"]]:
-    """Return the new token ids [batch, new], the mask [batch, past + new], and cache layers with the past.
-
-    Ids and mask are padded on the left.
-    """
-    known = [turn.cached_tokens for turn in turns]
-    width = max(known)
-    longest = max(len(turn.prompt) - count for turn, count in zip(turns, known, strict=True))
-    ids = torch.zeros(len(turns), longest, dtype=torch.long)
-    mask = torch.zeros(len(turns), width + longest, dtype=torch.long)
-    for row, (turn, count) in enumerate(zip(turns, known, strict=True)):
-        new = turn.prompt[count:]
-        ids[row, longest - len(new) :] = torch.tensor(new)
-        mask[row, width - count : width] = 1
-        mask[row, width + longest - len(new) :] = 1
-    room = width + longest + max(turn.sampling.max_tokens for turn in turns)
-    pasts = [turn.past if count else None for turn, count in zip(turns, known, strict=True)]
-    count = model.config.get_text_config().num_hidden_layers
-    by_layer = [[past.layers[each] if past else None for past in pasts] for each in range(count)]
-    return ids, mask, [_PreallocatedLayer(room, width, each) for each in by_layer]
-
-
-class _PreallocatedLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """Cache layer that is allocated once and filled in place. The base class copies everything for each token."""
-
-    def __init__(self, room: int, width: int, pasts: list[tuple[torch.Tensor, torch.Tensor] | None]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._room, self._filled, self._pasts = room, width, pasts
-
-    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
-        """Allocate [batch, heads, room, dimensions] and copy in the past, padded on the left."""
-        super().lazy_initialization(key_states, value_states)
-        self._whole = []
-        for which, states in enumerate((key_states, value_states)):
-            whole = states.new_zeros(*states.shape[:2], self._room, states.shape[-1])
-            for row, past in enumerate(self._pasts):
-                if past is not None:
-                    whole[row, :, self._filled - past[which].shape[1] : self._filled] = past[which]
-            self._whole.append(whole)
-        self._pasts = []
-
-    def update(
-        self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Add the newest tokens, and return all keys and values."""
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-        start, self._filled = self._filled, self._filled + key_states.shape[-2]
-        for whole, states in zip(self._whole, (key_states, value_states), strict=True):
-            whole[:, :, start : self._filled] = states
-        keys, values = (whole[:, :, : self._filled] for whole in self._whole)
-        return keys, values
-
-    def get_row(self, row: int, columns: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the keys and values [heads, tokens, dimensions] of one row, for the columns [filled] that are True."""
-        columns = columns.to(self._whole[0].device)
-        keys, values = (whole[row, :, : self._filled][:, columns] for whole in self._whole)
-        return keys, values
-
-    def keep_rows(self, rows: list[int]) -> None:
-        """Remove all other rows."""
-        self._whole = [whole[rows] for whole in self._whole]
-
-    def get_seq_length(self) -> int:
-        """Return the number of cached tokens."""
-        return self._filled
+        batch.add_tokens(active)
 
 
 def _sample_next_tokens(turns: list[PendingTurn], generators: list[torch.Generator], logits: torch.Tensor) -> None:

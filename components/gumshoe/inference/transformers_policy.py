@@ -16,7 +16,7 @@ from gumshoe.inference.cpu_memory import keep_freed_memory
 from gumshoe.inference.policy import Completion, PolicyError, Sampling
 
 if TYPE_CHECKING:
-    from gumshoe.inference.generation import PastKeyValues, PendingTurn
+    from gumshoe.inference.turn_batch import PastKeyValues, PendingTurn
 
 _SETTLE_ROUNDS = 50  # rounds of the event loop in which new conversations replace ended ones
 
@@ -28,7 +28,8 @@ class TransformersPolicy:
     its turn. `version` is recorded in each turn; the default is the names of model and adapter.
 
     Raises:
-        UsageError: if the model or the adapter does not exist, or cannot be loaded.
+        UsageError: if the model or the adapter does not exist, or cannot be loaded, or is of an architecture that is
+            not supported.
     """
 
     def __init__(
@@ -63,21 +64,28 @@ class TransformersPolicy:
             raise UsageError(
                 "inference.model-not-loadable", f"cannot load {model}{f' with {adapter}' if adapter else ''}: {reason}"
             ) from None
-        if set(getattr(loaded.config.get_text_config(), "layer_types", None) or ()) - {"full_attention"}:
-            raise UsageError(
-                "inference.unsupported-attention",
-                f"{model} has layers without full attention, which in-process inference does not support; use vllm:URL",
-            )
         self._set_up(loaded.to(device).eval(), version or (f"{model}#{adapter}" if adapter else str(model)))
 
     @classmethod
     def from_model(cls, model: Any, version: str) -> "TransformersPolicy":
-        """Create a policy from a model in memory. Its weights must not change while conversations are open."""
+        """Create a policy from a model in memory. Its weights must not change while conversations are open.
+
+        Raises:
+            UsageError: the model's architecture is not supported.
+        """
         policy = cls.__new__(cls)
         policy._set_up(model, version)
         return policy
 
     def _set_up(self, model: Any, version: str) -> None:
+        from gumshoe.inference.cache_rows import is_supported
+
+        if not is_supported(model):
+            raise UsageError(
+                "inference.unsupported-attention",
+                f"{version} has layers whose cache in-process inference cannot divide by conversation: model_type is "
+                f"{model.config.model_type}; use vllm:URL",
+            )
         self._model, self._version = model, version
         self.vocabulary: int = model.get_input_embeddings().num_embeddings
         """Number of token ids that the model has."""
@@ -176,7 +184,7 @@ class TransformersConversation:
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int], seed: int
     ) -> Completion:
         """Sample a turn (see `Policy.sample`). Wait until every other open conversation requests one too."""
-        from gumshoe.inference.generation import PendingTurn
+        from gumshoe.inference.turn_batch import PendingTurn
 
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.pending = pending = PendingTurn(list(prompt_ids), sampling, tuple(stop_ids), seed, self.past), answer

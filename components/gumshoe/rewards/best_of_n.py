@@ -416,7 +416,7 @@ def _choose_majority(
 
 def _tie_break(episode: Trajectory, place: int) -> tuple[float, ...]:
     """Return the key that breaks ties, higher first: ended with an answer, mean log-probability, earlier."""
-    logprobs = [each for segment in episode.segments for each in segment.logprobs]
+    logprobs = [each for span in episode.spans for each in span.logprobs]
     likely = statistics.fmean(logprobs) if logprobs else float("-inf")
     return float(episode.ending == "answer"), likely, -place
 

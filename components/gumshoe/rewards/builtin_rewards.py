@@ -4,12 +4,11 @@ import asyncio
 from collections.abc import Sequence
 
 from gumshoe.embeddings.embedder import DEFAULT_MODEL, EmbedderSetting
-from gumshoe.environments.base import Unusable
+from gumshoe.environments.base import Ending
 from gumshoe.rewards.judge_registry import NamedJudge
 from gumshoe.rewards.reward import group_reward, reward
 from gumshoe.rewards.ruler import NamedRuler
-from gumshoe.rollouts.chat_format import NoCallError, UnusableCallError, parse_call, starts_with_reasoning
-from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.rollouts.trajectory import Span, Trajectory
 from gumshoe.scenarios.scenario import Scenario
 
 
@@ -23,6 +22,8 @@ async def rubric(
     unknown_tool: float = -1.9,
     bad_arguments: float = -1.8,
     no_call: float = -1.8,
+    truncated: float = -1.8,
+    mistake: float = -0.2,
     wrong: float = -1.0,
     no_answer: float = 0.0,
     found: float = 0.1,
@@ -38,26 +39,29 @@ async def rubric(
 
     A correct answer scores `correct`, plus `correct_source` if its source is correct, plus `few_sources` divided by the
     number of sources given, plus `few_turns` times the share of unused turns. Any other episode scores `wrong`,
-    `no_answer` ("I don't know", out of turns or context) or the value of its unusable call, plus `found`, `read`,
-    `no_invalid_id` and `source` for partial success.
+    `no_answer` ("I don't know", out of turns or context) or the value of its unusable call (`truncated` if a turn was
+    cut off before its call), plus `found`, `read`, `no_invalid_id` and `source` for partial success. Each turn without
+    a usable call that was answered adds `mistake` to any of these.
     """
     record = trajectory.record
     right_source = _has_enough_sources(record.right_sources, scenario)
-    unusable: dict[Unusable, float] = {
+    unusable: dict[Ending, float] = {
+        "truncated": truncated,
         "unparseable call": unparseable,
         "unknown tool": unknown_tool,
         "bad arguments": bad_arguments,
         "no call": no_call,
     }
+    value = mistake * len(trajectory.mistakes)
     if trajectory.ending in unusable:
-        value = unusable[trajectory.ending]
+        value += unusable[trajectory.ending]
     elif record.answer is None or record.does_not_know:
-        value = no_answer
+        value += no_answer
     elif not (await judge.verdict(scenario, record.answer)).correct:
-        value = wrong
+        value += wrong
     else:
         most = trajectory.settings.get("max_turns") or trajectory.turns
-        value = correct + correct_source * right_source + few_turns * (1 - trajectory.turns / most)
+        value += correct + correct_source * right_source + few_turns * (1 - trajectory.turns / most)
         return value + (few_sources / len(record.sources) if record.sources else 0)
     partial_success = [
         (found, _has_enough_sources(record.found, scenario)),
@@ -121,11 +125,11 @@ def format(  # noqa: A001
     *,
     reasoning: bool | None = None,
 ) -> float:
-    """Return the share of turns in the expected format: one call each, after `<think>` reasoning if it is required.
+    """Return the share of turns in the expected format: with usable calls, after reasoning if it is required.
 
     `reasoning` says if it is required; the default is the setting of the environment.
     """
-    turns = [each.text for each in trajectory.segments if each.origin == "sampled"]
+    turns = [each for each in trajectory.spans if each.origin == "sampled" and not each.is_continued]
     required = trajectory.settings.get("environment", {}).get("reasoning", False) if reasoning is None else reasoning
     return sum(_has_expected_format(turn, reasoning=required) for turn in turns) / len(turns) if turns else 0.0
 
@@ -155,9 +159,5 @@ def _has_enough_sources(sources: list[str], scenario: Scenario) -> bool:
     return len(sources) >= (len(scenario.sources) if scenario.needs_all else 1)
 
 
-def _has_expected_format(turn: str, *, reasoning: bool) -> bool:
-    try:
-        parse_call(turn)
-    except (NoCallError, UnusableCallError):
-        return False
-    return not reasoning or starts_with_reasoning(turn)
+def _has_expected_format(turn: Span, *, reasoning: bool) -> bool:
+    return bool(turn.calls) and (turn.has_reasoning or not reasoning)

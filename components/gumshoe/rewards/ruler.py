@@ -18,7 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 from gumshoe.model_validation import validate_model
 from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings, parse_model_name, to_safe_json
 from gumshoe.rewards.judge import JudgeError
-from gumshoe.rollouts.trajectory import Segment, Trajectory
+from gumshoe.rollouts.trajectory import Span, Trajectory
 
 RUBRIC = """\
 - A trajectory that reaches the goal scores far higher than one that does not.
@@ -172,7 +172,7 @@ def _check_range(answer: BaseModel) -> str | None:
 
 def _split_common_turns(group: Sequence[Trajectory]) -> tuple[list[Any], list[list[Any]]]:
     """Return the turns that all trajectories begin with, and the remaining turns of each."""
-    turns = [[_to_turn(segment) for segment in each.segments] for each in group]
+    turns = [_to_turns(each.spans) for each in group]
     same = 0
     while all(len(each) > same and each[same] == turns[0][same] for each in turns):
         same += 1
@@ -180,9 +180,17 @@ def _split_common_turns(group: Sequence[Trajectory]) -> tuple[list[Any], list[li
     return turns[0][:same], [each[same:] + ending for each, ending in zip(turns, endings, strict=True)]
 
 
-def _to_turn(segment: Segment) -> dict[str, str]:
+def _to_turns(spans: Sequence[Span]) -> list[dict[str, str]]:
+    """Return the prompt, turns and results. If the thinking budget ended the reasoning of a turn, it is still one."""
     names = {"prompt": "told", "sampled": "agent", "injected": "result"}
-    return {names[segment.origin]: segment.text}
+    turns, is_open = list[dict[str, str]](), False
+    for span in spans:
+        if is_open:
+            turns[-1]["agent"] += span.text
+        else:
+            turns.append({names[span.origin]: span.text})
+        is_open = span.is_continued or (is_open and span.origin == "injected")
+    return turns
 
 
 def _shorten(beginning: list[Any], shown: list[list[Any]], most: int) -> tuple[list[Any], list[list[Any]], bool]:

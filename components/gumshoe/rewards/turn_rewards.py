@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import get_args
 
 from gumshoe.environments.base import Event, Unusable
@@ -20,8 +21,8 @@ class TurnRewardValues:
     """A correct source was read for the first time."""
     read_another: float = -0.02
     read_again: float = -0.05
-    new_search: float = 0.02
-    """A new search, with or without results."""
+    new_search: float = 0.0
+    """A new search, with or without results. A value above 0 would pay for useless searches."""
     repeated_search: float = -0.05
     in_vain: float = -0.02
     """A search found nothing, or only partial matches without a correct source. A repeated one gets both values."""
@@ -30,7 +31,7 @@ class TurnRewardValues:
     """The answer is correct. "I don't know" is neither correct nor wrong."""
     wrong: float = -0.5
     unusable: float = -1.0
-    """The call cannot be used."""
+    """No call of the turn can be used, whether the episode ends or the model is told."""
 
     def by_event(self) -> Mapping[Event, float]:
         """Return the value of each event. The value of an answer depends on the judge, so it is 0 here."""
@@ -56,9 +57,13 @@ async def turn_rewards(
         UnavailableError: if the judge gave no verdict.
     """
     record, worth = trajectory.record, values.by_event()
-    rewards = [sum(worth[event] for event in events) for events in record.deeds]
+    by_call = iter([sum(worth[event] for event in events) for events in record.deeds])
+    counts = trajectory.deeds or [1] * trajectory.turns
+    rewards = [sum(islice(by_call, count)) for count in counts]
     rewards += [0.0] * (trajectory.turns - len(rewards))
-    if trajectory.ending in get_args(Unusable):
+    for mistake in trajectory.mistakes:
+        rewards[mistake.turn - 1] += values.unusable
+    if trajectory.ending in (*get_args(Unusable), "truncated"):
         rewards[-1] += values.unusable
     elif record.answer is not None and not record.does_not_know:
         rewards[-1] += values.right if (await judge.verdict(scenario, record.answer)).correct else values.wrong

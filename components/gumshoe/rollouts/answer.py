@@ -8,7 +8,8 @@ from typing import Any
 
 from gumshoe.environments.base import Source
 from gumshoe.environments.registry import EnvFactory
-from gumshoe.rollouts.chat_format import NoCallError, UnusableCallError, parse_call, text_outside_call
+from gumshoe.environments.tools import Call
+from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
 from gumshoe.rollouts.episode import ChatSession, EpisodeLimits, Turn, run_episode
 from gumshoe.rollouts.sessions import OpenChatSession
 from gumshoe.rollouts.tool_threads import ToolThreads
@@ -18,17 +19,21 @@ from gumshoe.scenarios.scenario import Scenario
 
 @dataclass(frozen=True, slots=True)
 class AnswerStep:
-    """One turn of the model and the result of its tool call."""
+    """A tool call of the model with its result, or a turn without one."""
 
     turn: int
     """Number of the turn, from 1."""
     tool: str
-    """Empty if the turn has no call."""
+    """Empty if the turn has no usable call."""
     arguments: dict[str, Any]
     text: str
-    """Text of the turn outside the call."""
+    """Text of the turn outside reasoning and calls, in the first step of the turn."""
     result: str | None = None
     """None while the tool runs, and if the turn ended the conversation."""
+    reasoning: str = ""
+    """Reasoning of the turn, in its first step."""
+    call: int = 1
+    """Number of the call in its turn, from 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,33 +169,38 @@ class Answerer:
 
 
 class _ReportingSession:
-    """Chat session that reports each turn in the event loop, and the result of its tool in the tool's thread."""
+    """Chat session that reports each call in the event loop, and its result in the tool's thread."""
 
     def __init__(self, session: ChatSession, on_step: Callable[[AnswerStep], object]) -> None:
         self._session, self._on_step = session, on_step
+        self.settings = session.settings
+        self._turn = 0
         self.steps: list[AnswerStep] = []
 
-    def add_tool_result(self, result: str) -> None:
-        """Pass on the result and report it."""
-        self._session.add_tool_result(result)
-        self.steps[-1] = replace(self.steps[-1], result=result)
-        self._on_step(self.steps[-1])
+    def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:
+        """Pass on the results and report them."""
+        self._session.add_results(calls, results)
+        first = next(at for at, step in enumerate(self.steps) if step.turn == self._turn)
+        for place, result in enumerate(results, first):
+            self.steps[place] = replace(self.steps[place], result=result)
+            self._on_step(self.steps[place])
 
     async def next_turn(self) -> Turn | None:
         """Return the next turn and report it."""
         turn = await self._session.next_turn()
         if turn is not None:
-            self.steps.append(_to_step(len(self.steps) + 1, turn.text))
-            self._on_step(self.steps[-1])
+            self._turn += 1
+            for step in _to_steps(self._turn, turn.parsed):
+                self.steps.append(step)
+                self._on_step(step)
         return turn
 
 
-def _to_step(turn: int, text: str) -> AnswerStep:
-    try:
-        call = parse_call(text)
-    except (NoCallError, UnusableCallError):
-        return AnswerStep(turn, "", {}, text.strip())
-    return AnswerStep(turn, call.name, call.arguments, text_outside_call(text))
+def _to_steps(turn: int, parsed: ParsedTurn) -> list[AnswerStep]:
+    """Return a step for each call of a turn, or one if it has none."""
+    steps = [AnswerStep(turn, each.name, each.arguments, "", call=at) for at, each in enumerate(parsed.calls, 1)]
+    first, *others = steps or [AnswerStep(turn, "", {}, "")]
+    return [replace(first, text=parsed.text, reasoning=parsed.reasoning), *others]
 
 
 def _failure_reason(trajectory: Trajectory) -> str:

@@ -36,6 +36,16 @@ EnvironmentOption = Annotated[
     ),
 ]
 
+ChatOption = Annotated[
+    str | None,
+    typer.Option(
+        "--chat",
+        metavar="YAML|FILE",
+        help="Chat settings, e.g. '{template_kwargs: {enable_thinking: false}}', or a file with them. Default: "
+        "those that the adapter was trained with.",
+    ),
+]
+
 _COLOURS = {"prompt": "dim", "injected": "cyan", "sampled": "green"}
 
 
@@ -84,6 +94,7 @@ def run(
     max_context: Annotated[int, typer.Option(min=64, help="Maximum number of tokens per episode.")] = 8192,
     concurrency: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent episodes.")] = 64,
     environment: EnvironmentOption = None,
+    chat: ChatOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Run episodes of scenarios and write their trajectories. Run it again to continue: only missing groups are run.
@@ -91,6 +102,7 @@ def run(
     If a server fails, the episode is retried. After three attempts its group is dropped, and the command exits with 75.
     """
     from gumshoe.inference.policy import Sampling
+    from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
     from gumshoe.rollouts.episode import EpisodeLimits
     from gumshoe.rollouts.writer import RolloutOptions
 
@@ -109,6 +121,7 @@ def run(
         limits=EpisodeLimits(max_turns, max_context),
         concurrency=concurrency,
         environment=parse_environment(environment),
+        chat=ChatSettings.parse(chat),
     )
     report = _run_with_progress(settings, path)
     if json:
@@ -198,9 +211,9 @@ def show(
 
 def _print_trajectory(each: "Trajectory") -> None:
     out.rule(f"{printable(each.scenario)}/{each.sample}")
-    for segment in each.segments:
-        out.print(f"[bold]{segment.origin}[/] [dim]{len(segment.ids)} tokens[/]")
-        out.print(f"[{_COLOURS[segment.origin]}]{printable(segment.text.strip())}[/]", soft_wrap=True)
+    for span in each.spans:
+        out.print(f"[bold]{span.origin}[/] [dim]{len(span.ids)} tokens[/]")
+        out.print(f"[{_COLOURS[span.origin]}]{printable(span.text.strip())}[/]", soft_wrap=True)
     record = each.record
     out.print()
     out.print(f"[bold]{each.ending}[/] after {each.turns} turns by {printable(each.policy)} {printable(each.detail)}")

@@ -1,24 +1,17 @@
 """Run one episode: turns of a policy and calls of tools, until it ends."""
 
-import hashlib
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from gumshoe.environments.base import Ending, Environment, Unusable
 from gumshoe.environments.tools import BadArgumentsError, Call, ToolError, UnknownToolError
-from gumshoe.inference.policy import Policy, PolicyError, Sampling
-from gumshoe.rollouts.chat_format import ChatFormat, Encoded, NoCallError, UnusableCallError, parse_call
+from gumshoe.inference.policy import PolicyError
+from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.tool_threads import ToolThreads
-from gumshoe.rollouts.trajectory import Segment, TokenUsage, Trajectory
-
-_UNUSABLE: dict[type[Exception], Unusable] = {
-    NoCallError: "no call",
-    UnusableCallError: "unparseable call",
-    UnknownToolError: "unknown tool",
-    BadArgumentsError: "bad arguments",
-}
-_MIN_TURN_TOKENS = 8  # tokens; the shortest useful turn
+from gumshoe.rollouts.trajectory import Mistake, Segment, Span, TokenUsage, Trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +27,27 @@ class EpisodeLimits:
 class Turn:
     """One turn of a model."""
 
-    segments: tuple[Segment, ...]
-    """Segments that were injected before it, and the sampled one."""
-    text: str
+    spans: tuple[Span, ...]
+    """Spans that were injected before it or within it, and the sampled ones."""
+    parsed: ParsedTurn
     version: str
     is_truncated: bool
     """True if it was truncated because the context is full."""
     usage: TokenUsage | None = None
     """None if an endpoint does not report it."""
+    segment: Segment | None = None
+    """The segment that begins with it, if the history before it was rewritten."""
+    is_cut_off: bool = False
+    """True if it was truncated because it reached the maximum number of tokens of a turn."""
 
 
 class ChatSession(Protocol):
     """Interface to a model in one conversation."""
 
-    def add_tool_result(self, result: str) -> None:
-        """Add a tool's result, which precedes the next turn. Called in the thread of the tool."""
+    settings: ChatSettings
+
+    def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:
+        """Add the results of the last turn's calls, which precede the next turn. Called in the thread of the tools."""
         ...
 
     async def next_turn(self) -> Turn | None:
@@ -60,49 +59,87 @@ class ChatSession(Protocol):
         ...
 
 
-class TokenChatSession:
-    """Chat session in token ids. The history is the prompt, the sampled ids and the glue between turns."""
+class _BadCallError(Exception):
+    """Report that a tool cannot be called as the model asks."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        chat: ChatFormat,
-        prompt: Encoded,
-        sampling: Sampling,
-        max_context: int,
-        seed: str,
-    ) -> None:
-        self._policy, self._chat, self._sampling = policy, chat, sampling
-        self._max_context, self._seed = max_context, seed
-        self._next_input = Segment("prompt", prompt.text, prompt.ids)
-        self._ids: list[int] = []
-        self._turn = 0
+    def __init__(self, kind: Unusable, detail: str, results: Sequence[str] = ()) -> None:
+        super().__init__(detail)
+        self.kind: Unusable = kind
+        self.results = results
+        """Results of the calls before it in the same turn."""
 
-    def add_tool_result(self, result: str) -> None:
-        """Add a tool's result. If the turn was truncated after its call, end the turn first."""
-        stop = self._chat.stop_ids[0]
-        glue = self._chat.encode_tool_result(result)
-        if self._ids[-1] in self._chat.stop_ids:
-            self._next_input = Segment("injected", glue.text, glue.ids)
-        else:
-            self._next_input = Segment("injected", self._chat.end + glue.text, (stop, *glue.ids))
 
-    async def next_turn(self) -> Turn | None:
-        """Sample the next turn. See `ChatSession.next_turn`."""
-        room = self._max_context - len(self._ids) - len(self._next_input.ids)
-        if room < _MIN_TURN_TOKENS:
-            return None
-        self._ids += self._next_input.ids
-        sampling = self._sampling if self._sampling.max_tokens <= room else replace(self._sampling, max_tokens=room)
-        seed = int(hashlib.sha256(f"{self._seed}/{self._turn}".encode()).hexdigest()[:8], 16) >> 1
-        completion = await self._policy.sample(self._ids, sampling, stop_ids=self._chat.stop_ids, seed=seed)
-        self._turn += 1
-        usage = TokenUsage(len(self._ids), len(completion.ids))
-        self._ids += completion.ids
-        text, closed = self._chat.decode_turn(completion.ids)
-        sampled = Segment("sampled", text + closed, completion.ids, completion.logprobs)
-        cut = completion.finish == "length" and sampling.max_tokens == room
-        return Turn((self._next_input, sampled), text, completion.version, cut, usage)
+@dataclass(slots=True)
+class _Episode:
+    """State of a running episode."""
+
+    session: ChatSession
+    environment: Environment
+    trajectory: Trajectory
+
+    def add_turn(self, turn: Turn) -> None:
+        """Add a turn to the trajectory.
+
+        Raises:
+            PolicyError: if another policy sampled it than the turns before.
+        """
+        done = self.trajectory
+        if done.policy and turn.version != done.policy:
+            raise PolicyError(
+                "rollouts.policy-changed",
+                f"the policy changed during an episode: from {done.policy} to {turn.version}",
+            )
+        done.policy = turn.version
+        done.spans += turn.spans
+        done.segments += [turn.segment] if turn.segment else []
+        done.turns += 1
+        done.usage = done.usage + turn.usage if done.usage and turn.usage else None
+
+    def respond(self, turn: Turn) -> tuple[Ending, str] | None:
+        """Run the calls of a turn and give back their results. Return why the episode ends, or None."""
+        parsed, before = turn.parsed, len(self.environment.record.deeds)
+        try:
+            if parsed.problem is not None:
+                raise _BadCallError(parsed.problem, parsed.detail)
+            results = self._run_calls(parsed.calls)
+        except _BadCallError as error:
+            self.trajectory.deeds.append(len(self.environment.record.deeds) - before)
+            return self._answer_mistake(turn, error)
+        self.trajectory.deeds.append(len(self.environment.record.deeds) - before)
+        if self.environment.finished:
+            return "answer", ""
+        self.session.add_results(parsed.calls, results)
+        return None
+
+    def _run_calls(self, calls: Sequence[Call]) -> list[str]:
+        """Return the results of calls, which run one after the other; after the final answer, no other one runs."""
+        results = list[str]()
+        for call in calls:
+            try:
+                results.append(self.environment.toolbox.run(call))
+            except ToolError as error:
+                self.environment.record.tool_errors += 1
+                results.append(f"Error: {error}")
+            except UnknownToolError as error:
+                raise _BadCallError("unknown tool", str(error), results) from None
+            except BadArgumentsError as error:
+                raise _BadCallError("bad arguments", str(error), results) from None
+            if self.environment.finished:
+                break
+        return results
+
+    def _answer_mistake(self, turn: Turn, error: _BadCallError) -> tuple[Ending, str] | None:
+        """Tell the model what is wrong with its turn, if the settings say so; else return why the episode ends."""
+        done, parsed, settings = self.trajectory, turn.parsed, self.session.settings
+        if turn.is_cut_off and error.kind in ("no call", "unparseable call"):
+            return "truncated", str(error)
+        if settings.on_bad_call == "end" or len(done.mistakes) >= settings.max_bad_calls:
+            return error.kind, str(error)
+        done.mistakes.append(Mistake(done.turns, error.kind, str(error)))
+        calls = parsed.calls or (Call("", {}),)
+        errors = [f"Error: {error}"] * (len(calls) - len(error.results))
+        self.session.add_results(calls, [*error.results, *errors])
+        return None
 
 
 async def run_episode(
@@ -116,63 +153,26 @@ async def run_episode(
         PolicyError: if the policy failed; the episode then says nothing about the model.
         ToolFailedError: if a tool did not answer in time.
     """
-    segments: list[Segment] = []
-    version = ""
-    usage: TokenUsage | None = TokenUsage()
-    policy_seconds = tool_seconds = 0.0
-    ending: Ending = "max turns"
-    detail, turns = "", 0
-    while turns < limits.max_turns:
+    done = Trajectory(
+        environment.scenario.id, sample, "", "max turns", "", [], environment.record, 0, 0.0, 0.0, TokenUsage()
+    )
+    episode = _Episode(session, environment, done)
+    while done.turns < limits.max_turns:
         started = time.monotonic()
         turn = await session.next_turn()
-        policy_seconds += time.monotonic() - started
+        done.policy_seconds += time.monotonic() - started
         if turn is None:
-            ending = "context full"
+            done.ending = "context full"
             break
-        if version and turn.version != version:
-            raise PolicyError(
-                "rollouts.policy-changed", f"the policy changed during an episode: from {version} to {turn.version}"
-            )
-        version = turn.version
-        segments += turn.segments
-        turns += 1
-        usage = usage + turn.usage if usage and turn.usage else None
+        episode.add_turn(turn)
         if turn.is_truncated:
-            ending = "context full"
+            done.ending = "context full"
             break
         started = time.monotonic()
-        try:
-            call = parse_call(turn.text)
-            await threads.run(call.name, _run_tool, call, environment, session)
-        except tuple(_UNUSABLE) as error:
-            ending, detail = _UNUSABLE[type(error)], str(error)
+        name = turn.parsed.calls[0].name if turn.parsed.calls else "none"
+        ended = await threads.run(name, episode.respond, turn)
+        done.tool_seconds += time.monotonic() - started
+        if ended is not None:
+            done.ending, done.detail = ended
             break
-        finally:
-            tool_seconds += time.monotonic() - started
-        if environment.finished:
-            ending = "answer"
-            break
-    return Trajectory(
-        environment.scenario.id,
-        sample,
-        version,
-        ending,
-        detail,
-        segments,
-        environment.record,
-        turns,
-        policy_seconds,
-        tool_seconds,
-        usage,
-    )
-
-
-def _run_tool(call: Call, environment: Environment, session: ChatSession) -> None:
-    """Call a tool and add its result to the session, which encodes it in the same thread."""
-    try:
-        result = environment.toolbox.run(call)
-    except ToolError as error:
-        environment.record.tool_errors += 1
-        result = f"Error: {error}"
-    if not environment.finished:
-        session.add_tool_result(result)
+    return done

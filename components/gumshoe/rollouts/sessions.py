@@ -14,9 +14,12 @@ from gumshoe.inference.policy import Policy, Sampling
 from gumshoe.inference.policy_names import PolicyName, is_tiny, load_tokenizer, start_local_policy
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.installation import install_command
-from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
+from gumshoe.rollouts.chat_model import ApiChatModel
 from gumshoe.rollouts.chat_policy import ApiChatSession
-from gumshoe.rollouts.episode import ChatSession, EpisodeLimits, TokenChatSession
+from gumshoe.rollouts.episode import ChatSession, EpisodeLimits
+from gumshoe.rollouts.token_session import TokenChatSession
 
 if TYPE_CHECKING:
     from gumshoe.inference.transformers_policy import TransformersPolicy
@@ -42,29 +45,32 @@ async def open_policy(
     sampling: Sampling,
     limits: EpisodeLimits,
     requests: RequestLimits | None = None,
+    chat_settings: ChatSettings | None = None,
 ) -> AsyncIterator[OpenChatSession]:
     """Yield a function that opens conversations with a policy, while the block runs.
 
-    `requests` limits the requests to vLLM servers.
+    `requests` limits the requests to vLLM servers. Without `chat_settings`, conversations have the settings that the
+    policy's adapter was trained with.
 
     Raises:
-        UsageError: if the policy's name or its tokenizer is wrong, or its chat template cannot be used.
+        UsageError: if the policy's name or its tokenizer is wrong, its chat template cannot be used, or its adapter was
+            trained with other chat settings.
         PolicyError: if its server does not answer.
     """
     if tokenizer is not None and not name.takes_tokenizer:
         raise UsageError(
             "inference.tokenizer-not-accepted", f"a {name.kind} policy does not accept a tokenizer; remove --tokenizer"
         )
+    settings = resolve_chat_settings(chat_settings, name.adapter, tokenizer)
     if name.kind == "chat":
         async with openai_client(name.urls[0] if name.urls else None) as client:
-            yield lambda environment, _: nullcontext(
-                ApiChatSession(client, name.model, *_build_prompts(environment), sampling)
-            )
+            model = ApiChatModel(client, name.model, sampling, settings)
+            yield lambda environment, _: nullcontext(ApiChatSession(model, *_build_prompts(environment)))
         return
     if name.kind == "local":
         async with (
             start_local_policy(name, limits.max_context) as running,
-            open_policy(running, name.base, sampling, limits, requests) as open_session,
+            open_policy(running, name.base, sampling, limits, requests, settings) as open_session,
         ):
             yield open_session
         return
@@ -74,7 +80,7 @@ async def open_policy(
             "a vllm policy requires the model's tokenizer; set --tokenizer to its directory or hub name",
         )
     codec = await asyncio.to_thread(load_tokenizer, tokenizer or name.model)
-    chat = await asyncio.to_thread(ChatFormat, codec)
+    chat = await asyncio.to_thread(ChatFormat, codec, settings)
     if name.kind == "vllm":
         async with VLLMPolicy(name.urls, name.model, requests) as server_policy:
             await server_policy.check(limits.max_context)
@@ -111,9 +117,8 @@ def token_chat_sessions(
     def open_session(environment: Environment, seed: str) -> Iterator[ChatSession]:
         context = policy.open_conversation() if hasattr(policy, "open_conversation") else nullcontext(policy)
         with context as own:
-            yield TokenChatSession(
-                own, chat, chat.encode_prompt(*_build_prompts(environment)), sampling, max_context, seed
-            )
+            prompts = _build_prompts(environment)
+            yield TokenChatSession(own, chat, chat.encode_prompt(*prompts), prompts[-1], sampling, max_context, seed)
 
     return open_session
 

@@ -1,11 +1,13 @@
 """Trajectory of an episode: every token that the policy received and sampled, and a record of what happened."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from gumshoe.environments.base import Ending, EpisodeState
+from gumshoe.environments.base import Ending, EpisodeState, Unusable
+from gumshoe.environments.tools import Call
 from gumshoe.errors import UsageError
+from gumshoe.rollouts.call_forms import UnusableCallError, find_form
 
 Origin = Literal["prompt", "sampled", "injected"]
 """Origin of tokens: the initial prompt, the policy, or the environment (injected tool results)."""
@@ -16,7 +18,7 @@ class TrajectoryFileError(UsageError):
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class Span:
     """Consecutive tokens of one origin.
 
     Invariant: `logprobs` has one number per token if the policy sampled them, and is empty otherwise.
@@ -28,6 +30,39 @@ class Segment:
     """[tokens]; empty if the policy is a chat model."""
     logprobs: tuple[float, ...] = ()
     """[tokens] or []"""
+    calls: tuple[Call, ...] = ()
+    """Usable calls in a sampled turn."""
+    has_reasoning: bool = False
+    """True if a sampled turn begins with reasoning that is not empty."""
+    is_continued: bool = False
+    """True if the sampled turn goes on after it: its reasoning was ended by the thinking budget."""
+    segment: int = 0
+    """Number of the segment that it belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A sequence of tokens that begins like an earlier one, because the history was rewritten.
+
+    The policy saw the first `shared` tokens of the segment `parent`, then `context`, then the spans of this segment.
+    The first segment of an episode, number 0, begins with the prompt and has no record.
+    """
+
+    parent: int
+    shared: int
+    """Number of tokens shared with the parent."""
+    context: tuple[int, ...] = ()
+    """[tokens]: history after the shared tokens, e.g. earlier turns without their reasoning. It is not trained on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """A turn without a usable call that was answered with an error, so that the episode went on."""
+
+    turn: int
+    """Number of the turn, from 1."""
+    kind: Unusable
+    detail: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +76,23 @@ class TokenUsage:
         return TokenUsage(self.prompt_tokens + other.prompt_tokens, self.completion_tokens + other.completion_tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenSequence:
+    """Everything that the policy saw and sampled in one segment."""
+
+    ids: list[int]
+    """[tokens]"""
+    mask: list[int]
+    """[tokens]: 1 for the tokens that were sampled in this segment, 0 for all others."""
+
+
 @dataclass(slots=True)
 class Trajectory:
     """One episode of one scenario.
 
-    Invariants: the first segment is the prompt; sampled and injected segments alternate after it; one episode has
-    one policy version.
+    Invariants: the first span is the prompt, and spans are in the order of the conversation; one episode has one
+    policy version; each sampled token is in one span, whatever the number of segments; segments are numbered in the
+    order of their first spans.
     """
 
     scenario: str
@@ -58,7 +104,8 @@ class Trajectory:
     ending: Ending
     detail: str
     """Error of an unusable call; empty otherwise."""
-    segments: list[Segment]
+    spans: list[Span]
+    """The prompt, and then sampled turns and injected results."""
     record: EpisodeState
     turns: int
     policy_seconds: float
@@ -67,19 +114,25 @@ class Trajectory:
     """None if an endpoint does not report it."""
     tries: int = 1
     """Number of attempts; earlier ones failed because of infrastructure."""
+    segments: list[Segment] = field(default_factory=list)
+    """Segments after the first one: 1, 2 and so on."""
+    deeds: list[int] = field(default_factory=list)
+    """Number of `record.deeds` of each turn [turns]; empty if each turn has one."""
+    mistakes: list[Mistake] = field(default_factory=list)
+    """Turns without a usable call that were answered, in order."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the rollout, by name: seed, sampling, episode limits, environment and index."""
     rewards: dict[str, float] = field(default_factory=dict)
 
     @property
     def ids(self) -> list[int]:
-        """All token ids that the policy received and sampled, in order [tokens].
+        """The token ids of all spans, in order [tokens]: what the policy saw, if the episode has one segment.
 
         Raises:
             UsageError: if a chat model wrote the trajectory.
         """
-        found = [token for segment in self.segments for token in segment.ids]
-        if self.segments and not found:
+        found = [token for span in self.spans for token in span.ids]
+        if self.spans and not found:
             raise UsageError(
                 "rollouts.no-token-ids",
                 f"a trajectory of the chat model {self.policy} has no token ids to train on; use a vllm, transformers "
@@ -88,18 +141,35 @@ class Trajectory:
         return found
 
     @property
+    def sequences(self) -> list[TokenSequence]:
+        """The tokens of each segment, from the beginning of the prompt [segments].
+
+        Raises:
+            UsageError: if a chat model wrote the trajectory.
+        """
+        found = [TokenSequence([], [])] if self.ids else []
+        for span in self.spans:
+            if span.segment == len(found):
+                segment = self.segments[span.segment - 1]
+                begin = [*found[segment.parent].ids[: segment.shared], *segment.context]
+                found.append(TokenSequence(begin, [0] * len(begin)))
+            found[span.segment].ids.extend(span.ids)
+            found[span.segment].mask.extend([int(span.origin == "sampled")] * len(span.ids))
+        return found
+
+    @property
     def mask(self) -> list[int]:
         """1 for sampled tokens, 0 for all others [tokens]."""
-        return [int(segment.origin == "sampled") for segment in self.segments for _ in segment.ids]
+        return [int(span.origin == "sampled") for span in self.spans for _ in span.ids]
 
     @property
     def prompt_tokens(self) -> int:
         """Number of tokens from the environment: the prompt and injected results."""
-        return sum(len(segment.ids) for segment in self.segments if segment.origin != "sampled")
+        return sum(len(span.ids) for span in self.spans if span.origin != "sampled")
 
     @property
     def sampled_tokens(self) -> int:
-        return sum(len(segment.ids) for segment in self.segments if segment.origin == "sampled")
+        return sum(len(span.ids) for span in self.spans if span.origin == "sampled")
 
     def to_json(self) -> str:
         """Return the trajectory as one line of JSON."""
@@ -115,12 +185,20 @@ class Trajectory:
         """
         try:
             fields: dict[str, Any] = json.loads(line)
-            segments = [
-                Segment(each["origin"], each["text"], tuple(each["ids"]), tuple(each["logprobs"]))
-                for each in fields.pop("segments")
-            ]
+            if "spans" not in fields and all("origin" in each for each in fields.get("segments") or [{}]):
+                fields["spans"] = fields.pop("segments")  # the name of spans in version 0.1
+            spans = [_read_span(each) for each in fields.pop("spans")]
+            mistakes = [Mistake(**each) for each in fields.pop("mistakes", [])]
+            segments = [Segment(**{**each, "context": tuple(each["context"])}) for each in fields.pop("segments", [])]
             record, usage = EpisodeState(**fields.pop("record")), fields.pop("usage", None)
-            result = cls(**fields, segments=segments, record=record, usage=TokenUsage(**usage) if usage else None)
+            result = cls(
+                **fields,
+                spans=spans,
+                segments=segments,
+                mistakes=mistakes,
+                record=record,
+                usage=TokenUsage(**usage) if usage else None,
+            )
             if not isinstance(result.settings, dict):
                 raise TypeError("settings must be an object")
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -130,6 +208,20 @@ class Trajectory:
         if result.ending not in get_args(Ending):
             raise TrajectoryFileError("rollouts.invalid-trajectory", f"{where}: unknown ending: {result.ending!r}")
         return result
+
+
+def _read_span(fields: dict[str, Any]) -> Span:
+    calls = fields.pop("calls", None)
+    span = Span(**{**fields, "ids": tuple(fields["ids"]), "logprobs": tuple(fields["logprobs"])})
+    if calls is not None:
+        return replace(span, calls=tuple(Call(**each) for each in calls))
+    if span.origin != "sampled":
+        return span
+    try:
+        found = tuple(find_form("hermes").parse(span.text, []))
+    except UnusableCallError:
+        found = ()
+    return replace(span, calls=found, has_reasoning=span.text.lstrip().startswith("<think>"))
 
 
 @dataclass(frozen=True, slots=True)

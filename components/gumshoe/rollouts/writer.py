@@ -6,7 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import AsyncExitStack, ExitStack, aclosing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,6 +16,7 @@ from gumshoe.environments.registry import EnvFactory, EnvironmentSettings, open_
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import PolicyName
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
 from gumshoe.rollouts.engine import RolloutEngine, show_progress
 from gumshoe.rollouts.episode import EpisodeLimits, run_episode
 from gumshoe.rollouts.sessions import OpenChatSession, env_for_policy, open_policy
@@ -43,11 +44,15 @@ class RolloutOptions:
     concurrency: int = 64
     environment: EnvironmentSettings | None = None
     """None for the default environment of the index."""
+    chat: ChatSettings | None = None
+    """None for the settings that an adapter was trained with, or else the defaults."""
 
     @property
     def episode_settings(self) -> dict[str, Any]:
         """Settings that affect an episode, in addition to its scenario, the policy and `EnvFactory.provenance`."""
-        return {"seed": self.seed, **asdict(self.sampling), **asdict(self.limits)}
+        chat = {} if self.chat is None else self.chat.model_dump(exclude_defaults=True)
+        recorded = {"chat": chat} if chat else {}
+        return {"seed": self.seed, **asdict(self.sampling), **asdict(self.limits), **recorded}
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +94,7 @@ async def run_to_file(
         )
     name = PolicyName.parse(settings.policy)
     chosen = select_scenarios(settings)
+    settings = replace(settings, chat=resolve_chat_settings(settings.chat, name.adapter, settings.tokenizer))
     opened_env = env_factory or open_env(settings.index, settings.environment)
     env_factory = env_for_policy(opened_env, name, settings.tokenizer)
     limits = settings.limits
@@ -112,7 +118,7 @@ async def run_to_file(
         advance(total=len(missing) * settings.samples)
         if missing:  # do not require a policy if there is nothing to run
             await asyncio.to_thread(env_factory.get_ready)
-            opened = open_policy(name, settings.tokenizer, settings.sampling, limits)
+            opened = open_policy(name, settings.tokenizer, settings.sampling, limits, chat_settings=settings.chat)
             open_session = await held.enter_async_context(opened)
             threads = await held.enter_async_context(ToolThreads())
             held.enter_context(show_progress(engine.progress, advance))

@@ -20,6 +20,7 @@ from gumshoe.inference.policy_names import PolicyName
 from gumshoe.rewards import best_of_n
 from gumshoe.rewards.best_of_n import ChoiceSettings
 from gumshoe.rollouts.answer import Answer, Answerer
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.sessions import env_for_policy, open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
@@ -42,6 +43,8 @@ class LocalModel:
     store: str | None
     model: str | None
     """Base model; None for the adapter's own, or `tiny` without an adapter."""
+    chat: ChatSettings | None = None
+    """None for the settings that the adapter was trained with, or else the defaults."""
 
     def resolve(self, stack: ExitStack) -> PolicyName:
         """Return the policy. A fetched adapter exists until the stack is closed.
@@ -108,7 +111,9 @@ async def answer_locally(
             selector = choice.open_selector() if choice else None
             if selector is not None:
                 async_stack.push_async_callback(selector.aclose)
-            open_session = await async_stack.enter_async_context(open_policy(policy, None, sampling, limits))
+            open_session = await async_stack.enter_async_context(
+                open_policy(policy, None, sampling, limits, chat_settings=model.chat)
+            )
             threads = await async_stack.enter_async_context(ToolThreads())
             answerer = Answerer(env_factory, limits, threads)
 

@@ -14,7 +14,7 @@ from gumshoe.completion import complete_adapter, complete_choice, complete_model
 from gumshoe.errors import RefusedError, UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
 from gumshoe.installation import install_command
-from gumshoe.rollouts.commands import EnvironmentOption, parse_environment
+from gumshoe.rollouts.commands import ChatOption, EnvironmentOption, parse_environment
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ def run(
         int | None, typer.Option(min=0, max=65535, help="Port to listen on (default: 8000); 0 for any free port.")
     ] = None,
     environment: EnvironmentOption = None,
+    chat: ChatOption = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with settings.")] = None,
     sets: Annotated[
         list[str] | None,
@@ -110,6 +111,7 @@ def run(
     must be configured: --keys, access.jwks_url or --open.
     """
     try:
+        from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
         from gumshoe.serving.server import serve as run_server
         from gumshoe.serving.settings import read_settings
         from gumshoe.serving.settings_template import render_settings
@@ -120,6 +122,7 @@ def run(
         ) from None
 
     flags: dict[str, Any] = _parse_sets(sets or [])
+    chat_settings = ChatSettings.parse(chat)
     options = {
         "index": index,
         "environment": environment,
@@ -130,6 +133,7 @@ def run(
         "model.adapter": adapter,
         "model.base": model,
         "model.tokenizer": tokenizer,
+        "model.chat": chat_settings and chat_settings.model_dump(exclude_unset=True),
         "model.canary": canary,
         "model.canary_percent": canary_percent,
         "access.keys": None if keys is None else str(keys),
@@ -285,6 +289,7 @@ def run_question(
         ),
     ] = None,
     environment: EnvironmentOption = None,
+    chat: ChatOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Answer one question, on this machine (--index) or by an agent server (--url), and show the steps and sources.
@@ -292,7 +297,7 @@ def run_question(
     Exits with 3 if there is no answer.
     """
     if url is not None:  # index and store may be set by environment variables, for other commands
-        local_options = {"index", "adapter", "store", "model", "max_turns", "max_tokens", "environment"}
+        local_options = {"index", "adapter", "store", "model", "max_turns", "max_tokens", "environment", "chat"}
         local_options |= {"samples", "choose", "choose_by", "temperature"}
         sources = {name: context.get_parameter_source(name) for name in local_options}
         given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
@@ -321,11 +326,12 @@ def run_question(
     else:
         from gumshoe.inference.policy import Sampling
         from gumshoe.rewards.best_of_n import parse_choice_options
+        from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
         from gumshoe.rollouts.episode import EpisodeLimits
 
         choice = parse_choice_options(samples, choose or ("majority" if samples > 1 else None), choose_by, temperature)
         local_question = Question(index, inbox, query_date, question, parse_environment(environment))
-        local, limits = LocalModel(adapter, store, model), EpisodeLimits(max_turns)
+        local, limits = LocalModel(adapter, store, model, ChatSettings.parse(chat)), EpisodeLimits(max_turns)
         sampling = Sampling(temperature or 0.0, max_tokens=max_tokens)
         found = asyncio.run(answer_locally(local_question, local, sampling, limits, choice))
     if json:

@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError
-from gumshoe.rollouts.trajectory import Segment, Trajectory
+from gumshoe.rollouts.trajectory import Span, Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.serving.settings import RecordingSettings
 from gumshoe.terminal import hide_progress
@@ -75,8 +75,8 @@ class FeedbackRecorder:
         if not self.settings.redact:
             return trajectory
         record = replace(trajectory.record, answer=self._redact(trajectory.record.answer or ""))
-        segments = [Segment(each.origin, self._redact(each.text)) for each in trajectory.segments]
-        return replace(trajectory, segments=segments, record=record, detail=self._redact(trajectory.detail))
+        spans = [Span(each.origin, self._redact(each.text)) for each in trajectory.spans]
+        return replace(trajectory, spans=spans, record=record, detail=self._redact(trajectory.detail))
 
     def _redact(self, text: str) -> str:
         for each in self.settings.redact:

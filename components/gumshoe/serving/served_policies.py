@@ -14,8 +14,9 @@ from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import PolicyName, is_tiny, load_tokenizer, start_local_policy
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
-from gumshoe.rollouts.chat_format import ChatFormat
-from gumshoe.rollouts.chat_policy import check_chat_server
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_settings import resolve_chat_settings
+from gumshoe.rollouts.chat_model import check_chat_server
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.sessions import OpenChatSession, open_policy
 from gumshoe.serving.ask import LocalModel
@@ -109,7 +110,7 @@ async def _resolve_model(settings: ServeSettings, stack: AsyncExitStack) -> tupl
                 "inference.tokenizer-required", f"{model.policy} needs its model's tokenizer: add --tokenizer"
             )
         await asyncio.to_thread(
-            lambda: ChatFormat(load_tokenizer(str(model.tokenizer)))
+            lambda: ChatFormat(load_tokenizer(str(model.tokenizer)), resolve_chat_settings(model.chat, model.tokenizer))
         )  # fail now, not with the first question
     return name, model.tokenizer
 
@@ -120,7 +121,7 @@ def _open_policy(policy: ServedPolicy, settings: ServeSettings) -> AbstractAsync
         deadline=limits.deadline, connect=_CHECK_TIMEOUT, attempts=2, backoff=1, patience=_CHECK_TIMEOUT
     )
     sampling = Sampling(model.temperature, max_tokens=model.max_tokens)
-    return open_policy(policy.name, policy.tokenizer, sampling, episode_limits(settings), requests)
+    return open_policy(policy.name, policy.tokenizer, sampling, episode_limits(settings), requests, model.chat)
 
 
 async def _keep_open(policy: ServedPolicy, settings: ServeSettings, stack: AsyncExitStack) -> None:

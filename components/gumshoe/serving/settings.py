@@ -24,6 +24,7 @@ from gumshoe.errors import UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.rewards.best_of_n import MAX_SAMPLES, ChoiceMethod, ChoiceSettings
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 
 PREFIX = "GUMSHOE_SERVE__"
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -43,6 +44,11 @@ class ServedModelSettings(BaseModel):
         None, description="Base model of the local model. Default: the adapter's own; without an adapter, tiny."
     )
     tokenizer: str | None = Field(None, description="Tokenizer (directory or name), required for a vllm: policy.")
+    chat: ChatSettings | None = Field(
+        None,
+        description="Chat settings, as in section `chat` of the training settings. Default: those that the adapter was "
+        "trained with; others are rejected.",
+    )
     canary: str | None = Field(None, description="Canary: another adapter that the same vLLM servers have loaded.")
     canary_percent: float = Field(10, ge=0, le=100, description="Percentage of questions or sessions for the canary.")
     temperature: float = Field(0, ge=0, le=MAX_TEMPERATURE, description="Sampling temperature. 0 is greedy.")

@@ -19,7 +19,7 @@ from gumshoe.environments.tools import Call
 from gumshoe.mail.build import build_mail_index
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from gumshoe.mail.search_results import Hit
-from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.synthesis.difficulty import Level
 from gumshoe.synthesis.mail_questions import QuestionBackground
@@ -375,7 +375,9 @@ class EpisodeGenerator:
             ids += tokens
             weights += [float(turn.move.is_learned)] * len(tokens)
             if turn is not turns[-1]:
-                glue = self.chat.encode_tool_result(replace_domain(turn.result)).ids
+                glue = self.chat.encode_results(
+                    [turn.move.call], [replace_domain(turn.result)], self.chat.stop_ids[0]
+                ).ids
                 ids += glue
                 weights += [_RESULT_WEIGHT if rng.chance(_TRAINED_RESULTS) else 0.0 for _ in glue]
         return Example(ids, weights), False

@@ -99,7 +99,7 @@ def _charts(steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]
     loss = [line("loss", lambda each: each.loss), line("policy loss, without KL", lambda each: each.policy_loss)]
     yield Chart("loss", "Loss", "per step", loss)
     yield Chart("grad_norm", "Gradient norm", "per step", [line("gradient norm", lambda each: each.grad_norm)])
-    yield Chart("kl", "KL divergence from the base model", "nats per token", [line("KL", lambda each: each.kl)])
+    yield Chart("kl", "KL divergence from the reference", "nats per token", [line("KL", lambda each: each.kl)])
     yield Chart("entropy", "Entropy", "nats per token", [line("entropy", lambda each: each.entropy)], low=0)
     ratio = line("importance ratio", lambda each: each.importance_ratio)
     yield Chart("importance_ratio", "Agreement of sampler and trainer", "mean importance ratio", [ratio], high=1)

@@ -29,7 +29,7 @@ class StepRecord(_BaseRecord):
     step: int = Field(description="optimizer step after which the record was written, from 1")
     loss: float = Field(description="loss of the algorithm, including the KL term")
     policy_loss: float = Field(description="loss without the KL term")
-    kl: float | None = Field(description="KL divergence from the base model, in nats per token; null if beta is 0")
+    kl: float | None = Field(description="KL divergence from the reference, in nats per token; null if beta is 0")
     entropy: float | None = Field(description="entropy of the policy, in nats per token")
     grad_norm: float | None = Field(description="norm of the gradient before clipping")
     learning_rate: float = Field(description="learning rate of the step")
@@ -66,6 +66,9 @@ class StepRecord(_BaseRecord):
     turns: float = Field(description="mean number of turns per episode")
     sampled_tokens: float = Field(description="mean number of sampled tokens per episode")
     endings: dict[str, int] = Field(description="number of episodes by how they ended")
+    split_episodes: float = Field(
+        0.0, description="share of episodes with several segments, because their history was rewritten"
+    )
     rollout_seconds: float = Field(description="time of the step's rollouts; 0 if it uses episodes of an earlier step")
     episode_seconds: dict[float, float] = Field(
         default_factory=dict,

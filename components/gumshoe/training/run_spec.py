@@ -13,7 +13,8 @@ from gumshoe.inference.policy_names import TINY, is_tiny
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet, Split
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.training.settings import LoraSettings, TrainSettings, find_differences
+from gumshoe.training.settings import TrainSettings, find_differences
+from gumshoe.training.settings_sections import ALL_LINEAR, LoraSettings
 
 SPEC = "run.json"
 METADATA = "metadata.json"
@@ -34,6 +35,8 @@ BEST, FINAL = "best_model", "final"
 CHECKPOINT = "checkpoint-"
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 """Files of `peft` in the directory of each adapter."""
+REFERENCE = "reference.safetensors"
+"""File of a checkpoint: weights of the adapter that the run began with, if they are the reference of the KL term."""
 WARM_START_STATE = ".warm-start"
 """Subdirectory of the output of an unfinished warm start, with everything that it has done so far."""
 RUN_FILES = {
@@ -156,7 +159,9 @@ def check_start(settings: LoraSettings) -> None:
     """Check the adapter that training starts from, if one is set.
 
     Raises:
-        UsageError: the adapter does not exist, or has another rank, alpha or target modules than the settings.
+        UsageError: the adapter does not exist, or has another rank, alpha or targets than the settings.
+
+    What `all-linear` stands for depends on the model, so `load_adapter_weights` compares it.
     """
     if settings.start is None:
         return
@@ -168,12 +173,23 @@ def check_start(settings: LoraSettings) -> None:
         )
     try:
         shape = json.loads((settings.start / ADAPTER_CONFIG).read_bytes())
-        found = {"rank": shape["r"], "alpha": shape["lora_alpha"], "target_modules": sorted(shape["target_modules"])}
+        found = {
+            "rank": shape["r"],
+            "alpha": shape["lora_alpha"],
+            "target_modules": sorted(shape["target_modules"]),
+            "target_parameters": "experts" if shape.get("target_parameters") else "none",
+        }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             "adapters.not-an-adapter", f"lora.start: {settings.start} is not an adapter: {error}"
         ) from None
-    wanted = {"rank": settings.rank, "alpha": settings.alpha, "target_modules": sorted(settings.target_modules)}
+    is_open = settings.target_modules == ALL_LINEAR
+    wanted = {
+        "rank": settings.rank,
+        "alpha": settings.alpha,
+        "target_modules": found["target_modules"] if is_open else sorted(settings.target_modules),
+        "target_parameters": settings.target_parameters,
+    }
     for name, value in found.items():
         if value != wanted[name]:
             raise UsageError(

@@ -9,7 +9,8 @@ from gumshoe.artifacts.storage import split_uri
 from gumshoe.errors import UsageError
 from gumshoe.installation import install_command
 from gumshoe.rewards.combination import check_combination
-from gumshoe.training.settings import RewardsSettings, TrainSettings
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_sections import RewardsSettings
 
 _EXTRAS = ("trackio", "wandb")  # trackers that an extra of the same name installs
 
@@ -186,6 +187,12 @@ def _find_training_errors(settings: TrainSettings, needed: Sequence[str]) -> Ite
             f"context parallelism is not supported: PARALLELISM_CONFIG_CP_SIZE is "
             f"{os.environ['PARALLELISM_CONFIG_CP_SIZE']}; unset it, and save memory with model.gradient_checkpointing "
             "or model.max_context",
+        )
+    if settings.lora.target_parameters != "none" and settings.lora.dropout:
+        yield UsageError(
+            "settings.dropout-of-parameters",
+            f"lora.target_parameters {settings.lora.target_parameters} requires lora.dropout 0, got "
+            f"{settings.lora.dropout:g}; set it to 0, or lora.target_parameters to none",
         )
     if "lm_head" in settings.lora.target_modules:
         yield UsageError(

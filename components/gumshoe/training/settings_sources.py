@@ -20,8 +20,9 @@ from gumshoe.artifacts.storage import NotFoundError, open_uri
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.terminal import err, printable
-from gumshoe.training.settings import EnvVar, Section, TrainSettings, walk_fields
+from gumshoe.training.settings import TrainSettings, walk_fields
 from gumshoe.training.settings_old_names import OLD_NAMES
+from gumshoe.training.settings_sections import EnvVar, Section
 
 CONFIGS = Path(__file__).parent / "configs"
 """Configurations that come with Gumshoe; the file name without `.yaml` is the name."""

@@ -87,11 +87,18 @@ function turnShown(turn, number, episode) {
     return element("details", "", "turn", element("summary", "prompt"), whole);
   }
   if (turn.origin === "sampled") {
-    return element("section", "", "turn sampled", element("small", `turn ${number}: sampled`), tokens(turn));
+    const head = element("small", `turn ${number}: ${turn.more ? "continued" : "sampled"}`);
+    return element("section", "", "turn sampled", head, tokens(turn));
   }
   const parts = turn.parts.map(([text, right]) => element("span", text, right ? "right" : ""));
   const found = turn.parts.some(([, right]) => right);
-  const names = { results: "search results", source: "source", error: "error" };
+  const names = {
+    results: "search results",
+    source: "source",
+    error: "error",
+    several: "results of several calls",
+    end: "end of the reasoning, whose budget is used up",
+  };
   const head = element("small", `injected: ${names[turn.what]}`);
   if (found || turn.right) head.append(element("span", " · correct source", "mark"));
   return element("section", "", "turn injected", head, element("pre", "", turn.right ? "right" : "", ...parts));
@@ -107,6 +114,7 @@ function facts(each) {
     add(verdict.judge, word, [" ", verdict.rule && `(${verdict.rule})`, verdict.why].filter(Boolean).join(" "));
   }
   if (each.detail) add("fault", each.detail);
+  if (each.mistakes) add("mistakes answered", String(each.mistakes));
   const gold = new Set(each.gold);
   const called = (id) => (each.titles[id] ? `${each.titles[id]} (${id})` : id);
   add("sources", ...(each.sources.length ? each.sources.flatMap((source, place) => [place ? ", " : "",
@@ -154,7 +162,7 @@ function open(each) {
   }
   let turn = 0;
   const turns = data(`e${each.number}`).map((segment) => {
-    if (segment.origin === "sampled") turn += 1;
+    if (segment.origin === "sampled" && !segment.more) turn += 1;
     return turnShown(segment, turn, each);
   });
   const title = element("h3", each.question);

@@ -127,15 +127,17 @@ function fillForm({ question, inbox_address, query_date }) {
 
 function renderStep(step, isRunning) {
   const details = createElement("details", "", createElement("summary", describeStep(step, isRunning)));
-  if (step.text) details.append(createElement("p", step.text));
+  for (const text of [step.reasoning, step.text]) {
+    if (text) details.append(createElement("p", text));
+  }
   if (step.tool) details.append(createElement("p", "", createElement("code", describeCall(step))));
   if (step.result) details.append(Object.assign(createElement("pre", step.result), { tabIndex: 0 }));
   return createElement("li", "", details);
 }
 
-function putStep(step, isRunning) {
+function putStep(step, place, isRunning) {
   const item = renderStep(step, isRunning);
-  const before = at("steps").children[step.turn - 1];
+  const before = at("steps").children[place];
   if (before) {
     item.firstChild.open = before.firstChild.open;
     before.replaceWith(item);
@@ -143,14 +145,16 @@ function putStep(step, isRunning) {
 }
 
 function showSteps(steps) {
-  steps.forEach((step) => putStep(step, false));
+  steps.forEach((step, place) => putStep(step, place, false));
   at("steps-part").hidden = !steps.length;
   at("step-count").textContent = `(${steps.length})`;
 }
 
 function showStep(step) {
-  steps[step.turn - 1] = step;
-  putStep(step, true);
+  const known = steps.findIndex((each) => each.turn === step.turn && each.call === step.call);
+  const place = known < 0 ? steps.length : known; // a step comes again with its result
+  steps[place] = step;
+  putStep(step, place, true);
   at("steps-part").hidden = false;
   at("step-count").textContent = `(${steps.length})`;
   setStatus(step.result === null ? `${describeStep(step, true)} …` : "Thinking …", "running");

@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from gumshoe.training.models.base_model import (
 )
 from gumshoe.training.models.lora_model import lora_config
 from gumshoe.training.models.model_shape import load_meta_model
+from gumshoe.training.models.target_modules import linear_modules, matches
 from gumshoe.training.run_spec import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -76,10 +77,9 @@ def create_adapter(settings: TrainSettings, directory: Path) -> CreatedAdapter:
     """
     place = base_model(settings)
     model = load_meta_model(place)
-    check_modules(model, settings.lora.target_modules)
     parameters = sum(each.numel() for each in model.parameters())
     tokenizer, base = load_tokenizer(place), identify_adapter_base(settings)
-    shape = lora_config(settings.lora)
+    shape = lora_config(settings.lora, model)
     shape.base_model_name_or_path, shape.inference_mode = place, True
     weights = dict(_initial_weights(model, shape, settings.data.seed))
     with explain_os_errors(directory):
@@ -96,39 +96,6 @@ def create_adapter(settings: TrainSettings, directory: Path) -> CreatedAdapter:
         parameters,
         sum(each.nbytes for each in weights.values()),
     )
-
-
-def linear_modules(model: Any) -> dict[str, tuple[int, int]]:
-    """Return the input and output sizes of a model's linear modules, which can have an adapter, by name."""
-    return {
-        name: (each.in_features, each.out_features)
-        for name, each in model.named_modules()
-        if isinstance(each, torch.nn.Linear)
-    }
-
-
-def check_modules(model: Any, wanted: Sequence[str]) -> None:
-    """Check that a model has all target modules.
-
-    Raises:
-        UsageError: a target module does not exist.
-    """
-    linear = linear_modules(model)
-    missing = [each for each in wanted if not any(_matches(name, each) for name in linear)]
-    if missing:
-        head = model.get_output_embeddings()
-        there = dict.fromkeys(
-            name.rpartition(".")[2] for name in linear if head is None or model.get_submodule(name) is not head
-        )
-        raise UsageError(
-            "adapters.unknown-target-module",
-            f"lora.target_modules names modules that the base model does not have: {', '.join(missing)}; choose from "
-            f"{', '.join(there)}",
-        )
-
-
-def _matches(name: str, target: str) -> bool:
-    return name == target or name.endswith(f".{target}")
 
 
 def _initial_weights(model: Any, shape: LoraConfig, seed: int) -> Iterator[tuple[str, torch.Tensor]]:
@@ -233,7 +200,7 @@ class Adapter:
             faults.append(f"{len(rank):,} modules have another rank than {ADAPTER_CONFIG} says, e.g. {min(rank)}")
         targets = self.config.get("target_modules")
         if isinstance(targets, list):
-            without = [each for each in targets if not any(_matches(name, each) for name in self.modules)]
+            without = [each for each in targets if not any(matches(name, each) for name in self.modules)]
             if without:
                 faults.append(f"target modules of {ADAPTER_CONFIG} have no weights: {', '.join(without)}")
         if not self.modules:
@@ -285,7 +252,7 @@ class Adapter:
         for name, shapes in self.modules.items():
             if name not in linear or len(shapes) < 2:
                 continue
-            own, theirs = (shapes["A"][1], shapes["B"][0]), linear[name]
+            own, theirs = (shapes["A"][1], shapes["B"][0]), (linear[name].in_features, linear[name].out_features)
             if own != theirs:
                 faults.append(
                     f"{name} maps {own[0]:,} values to {own[1]:,}, and in the base model {theirs[0]:,} to {theirs[1]:,}"

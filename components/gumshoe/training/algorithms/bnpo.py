@@ -10,7 +10,11 @@ if TYPE_CHECKING:
 
 
 class Bnpo(Algorithm):
-    """TRL's `bnpo` (https://huggingface.co/docs/trl/grpo_trainer): each token of a pass counts the same."""
+    """TRL's `bnpo` (https://huggingface.co/docs/trl/grpo_trainer): each token of a pass counts the same.
+
+    The mean is over the tokens that a device works on at once, as TRL defines it. Episodes are divided into passes at
+    random, so with several passes (or processes) the loss depends on that division; those of other algorithms do not.
+    """
 
     @property
     def by_pass(self) -> bool:

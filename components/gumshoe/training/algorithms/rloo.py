@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class RlooSettings(AlgorithmSettings):
     """The settings of RLOO."""
 
-    epsilon: float = Field(0.2, gt=0, lt=1, description="lower clip range of the episode's importance ratio")
-    epsilon_high: float = Field(0.2, gt=0, description="upper clip range of the episode's importance ratio")
+    epsilon: float = Field(0.2, gt=0, lt=1, description="lower clip range of a token's importance ratio")
+    epsilon_high: float = Field(0.2, gt=0, description="upper clip range of a token's importance ratio")
 
 
 class Rloo(Algorithm):

@@ -33,7 +33,8 @@ def create(
     ] = None,
     dropout: Annotated[float | None, typer.Option(help="Dropout probability in training.")] = None,
     target_modules: Annotated[
-        str | None, typer.Option(metavar="NAME[,NAME...]", help="Modules of the base model that get LoRA matrices.")
+        str | None,
+        typer.Option(metavar="all-linear|NAME[,NAME...]", help="Modules of the base model that get LoRA matrices."),
     ] = None,
     quantization: Annotated[
         str | None,
@@ -62,7 +63,7 @@ def create(
         "lora.rank": rank,
         "lora.alpha": alpha,
         "lora.dropout": dropout,
-        "lora.target_modules": target_modules and [each.strip() for each in target_modules.split(",")],
+        "lora.target_modules": target_modules if target_modules == "all-linear" else _split(target_modules),
         "data.seed": seed,
     }
     resolved = resolve(config, flags | {name: value for name, value in named.items() if value is not None}).settings
@@ -87,6 +88,11 @@ def create(
     )
     command = f"gumshoe train … --set lora.start={directory}"
     out.print(f"Start from it, with the same model and lora settings: {printable(command)}", soft_wrap=True)
+
+
+def _split(names: str | None) -> list[str] | None:
+    """Return names that are separated by commas; None if there are none."""
+    return [each.strip() for each in names.split(",")] if names else None
 
 
 @app.command(epilog="gumshoe adapter merge outputs/run/best_model --out merged")

@@ -50,6 +50,7 @@ class AdapterWriter:
         )
         lineage.write(directory)
         self._base.write(directory)
+        spec.settings.chat.write(directory)
         last = {each.event: each for each in records}
         evaluation = last.get("evaluation")
         metadata = Metadata(

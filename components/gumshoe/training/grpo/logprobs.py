@@ -6,11 +6,13 @@ go through the model once for all episodes.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from transformers.cache_utils import DynamicCache
+
+from gumshoe.inference.cache_rows import make_cache, repeat_row
 
 _MIN_PREFIX = 32  # tokens; a shorter common prefix is not worth a pass of its own
 _MAX_LENGTH_RATIO = 1.25  # longest to shortest sequence of a batch
@@ -99,23 +101,27 @@ def compute_logprobs_after_prefix(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probabilities and entropies at a temperature, both [episodes, keep], in nats.
 
-    The first `prefix` tokens of all prompts go through the model once. Values and gradients are those of the whole
-    sequences. Both results are 0 for tokens that are not in `counted` [episodes, keep], and after the end of a
-    completion.
+    The first `prefix` tokens of all prompts go through the model once, which must have attention layers only. Values
+    and gradients are those of the whole sequences. Both results are 0 for tokens that are not in `counted`
+    [episodes, keep], and after the end of a completion.
     """
     keep = counted.shape[1]
     rows = [ids[mask.bool()] for ids, mask in zip(input_ids, attention_mask, strict=True)]
     lengths = attention_mask[:, -keep:].sum(1).tolist()
     counted = counted.bool() & attention_mask[:, -keep:].bool()
-    prefix_cache = model.get_decoder()(input_ids=rows[0][None, :prefix], use_cache=True).past_key_values
-    predictors: dict[int, torch.Tensor] = {}  # by row: hidden states that predict the counted tokens, [tokens, hidden]
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model  # without autocast around it
+    prefix_cache = make_cache(base)
+    base.get_decoder()(input_ids=rows[0][None, :prefix], past_key_values=prefix_cache, use_cache=True)
+    by_row: dict[int, torch.Tensor] = {}  # logits that predict the counted tokens, [tokens, vocabulary]
     for alike in _group_by_length([len(row) - prefix for row in rows]):
-        hidden = _run_continuations(model, prefix_cache, [rows[row][prefix:] for row in alike], prefix)
-        for row, found in zip(alike, hidden, strict=True):
+        places = []
+        for row in alike:
             end = len(rows[row]) - prefix - 1
-            predictors[row] = found[end - lengths[row] : end][counted[row, : lengths[row]]]
-    every = torch.cat([predictors[row] for row in range(len(rows))])
-    logits = model.get_output_embeddings()(every).float() / temperature  # [tokens, vocabulary]
+            own = torch.arange(end - lengths[row], end, device=input_ids.device)
+            places.append(own[counted[row, : lengths[row]]])
+        found = _run_continuations(base, prefix_cache, [rows[row][prefix:] for row in alike], prefix, places)
+        by_row.update(zip(alike, torch.split(found, [len(each) for each in places]), strict=True))
+    logits = torch.cat([by_row[row] for row in range(len(rows))]).float() / temperature
     logprobs = logits.log_softmax(-1)
     chosen = logprobs.gather(1, input_ids[:, -keep:][counted][:, None])[:, 0]
     with torch.no_grad():
@@ -136,16 +142,30 @@ def _group_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _run_continuations(
-    model: Any, prefix_cache: Any, continuations: Sequence[torch.Tensor], prefix: int
+    model: Any,
+    prefix_cache: Any,
+    continuations: Sequence[torch.Tensor],
+    prefix: int,
+    places: Sequence[torch.Tensor],
 ) -> torch.Tensor:
-    """Return the hidden states of several continuations of one prefix, [continuations, tokens, hidden]."""
-    cache = DynamicCache()
-    for number, layer in enumerate(prefix_cache.layers):
-        shape = (len(continuations), -1, -1, -1)
-        cache.update(layer.keys.expand(shape), layer.values.expand(shape), number)
-    ids = pad_sequence(list(continuations), batch_first=True)
-    places = torch.arange(prefix, prefix + ids.shape[1], device=ids.device)[None]
-    hidden: torch.Tensor = model.get_decoder()(
-        input_ids=ids, position_ids=places, past_key_values=cache, use_cache=True
-    ).last_hidden_state  # no counted token attends to the padding on the right
-    return hidden
+    """Return the logits [tokens, vocabulary] at some places of several continuations of one prefix."""
+    cache = make_cache(model)
+    cache.layers = [repeat_row(layer, len(continuations)) for layer in prefix_cache.layers]
+    ids = pad_sequence(list(continuations), batch_first=True)  # no place attends to the padding on the right
+    rows = torch.cat([torch.full_like(each, row) for row, each in enumerate(places)])
+    positions = torch.arange(prefix, prefix + ids.shape[1], device=ids.device)[None]
+    with _at(model.get_output_embeddings(), rows, torch.cat(list(places))):
+        logits: torch.Tensor = model(
+            input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True
+        ).logits  # scaled and capped as the architecture does
+    return logits
+
+
+@contextmanager
+def _at(head: torch.nn.Module, rows: torch.Tensor, places: torch.Tensor) -> Iterator[None]:
+    """Let a model compute logits [tokens, vocabulary] for these tokens only, in the block."""
+    handle = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][rows, places],))
+    try:
+        yield
+    finally:
+        handle.remove()

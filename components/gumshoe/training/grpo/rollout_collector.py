@@ -41,14 +41,16 @@ class ScoredGroup:
     trajectories: tuple[Trajectory, ...]
     rewards: tuple[float, ...]
     """[group]"""
-    turn_advantages: tuple[tuple[float, ...], ...] = ()
-    """[group][turns], if each turn has an advantage of its own; else empty."""
-    turn_rewards: tuple[float, ...] = ()
-    """[turns of all episodes], if each turn has a reward of its own; else empty."""
+    turn_returns: tuple[tuple[float, ...], ...] = ()
+    """[group][turns]: returns minus their baseline, if each turn has an advantage of its own; else empty."""
 
     def is_flat(self, bound: float) -> bool:
-        """Return True if the rewards hardly differ (standard deviation below `bound`), so that advantages are noise."""
-        return is_flat(np.array(self.turn_rewards or self.rewards), bound)
+        """Return True if what advantages are made of hardly differs (standard deviation below `bound`), i.e. is noise.
+
+        That is the rewards of episodes, or the returns of turns minus their baseline.
+        """
+        values = [*chain.from_iterable(self.turn_returns)] if self.turn_returns else self.rewards
+        return is_flat(np.array(values), bound)
 
 
 @dataclass(slots=True)
@@ -105,8 +107,7 @@ class Rubric:
             return ScoredGroup(scenario, found, values)
         judge, algorithm = self.by_turn
         turns = [await turn_rewards(each, scenario, TurnRewardValues(), judge) for each in found]
-        advantages = tuple(algorithm.turn_advantages(turns))
-        return ScoredGroup(scenario, found, values, advantages, tuple(chain.from_iterable(turns)))
+        return ScoredGroup(scenario, found, values, tuple(algorithm.relative_returns(turns)))
 
 
 @dataclass(frozen=True, slots=True)

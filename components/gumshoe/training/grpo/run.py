@@ -16,7 +16,7 @@ from gumshoe.errors import UnavailableError
 from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rewards.reward import load_reward
-from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.engine import RolloutEngine
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.terminal import err
@@ -26,7 +26,7 @@ from gumshoe.training.grpo.reporter import RunReporter, warn
 from gumshoe.training.grpo.rollout_collector import RolloutBatch, RolloutCollector, Rubric, measure_accuracy
 from gumshoe.training.grpo.sampler import PolicyPublisher, create_sampler
 from gumshoe.training.grpo.schedule import Schedule
-from gumshoe.training.grpo.simple import build_prompts, first_turn, first_turn_means
+from gumshoe.training.grpo.simple import build_prompts, first_turn_means, first_turn_reward
 from gumshoe.training.grpo.step_summary import step_record
 from gumshoe.training.grpo.trainer import AgentTrainer, Hooks
 from gumshoe.training.grpo.trl_config import grpo_config
@@ -82,7 +82,7 @@ class Run:
         self._env = open_run_env(settings, spec.index)
         self._env.get_ready()
         self._tokenizer = load_tokenizer(base_model(settings))
-        self._chat = ChatFormat(self._tokenizer)
+        self._chat = ChatFormat(self._tokenizer, settings.chat)
         self._judge = open_judge(settings.evaluation.judge)
         self._algorithm = settings.optimizer.algorithm.load()
         self._progress_file = ProgressFile(spec.directory / PROGRESS, self._steps)
@@ -102,6 +102,8 @@ class Run:
             self._publisher.publish,
             settings.rollouts.most_difference,
             settings.mode == "rollout",
+            settings.rollouts.segments,
+            settings.rollouts.mask_truncated,
         )
         self._engine: RolloutEngine | None = None
         self._verdicts = 0
@@ -122,6 +124,7 @@ class Run:
         spec.directory.mkdir(parents=True, exist_ok=True)
         lifecycle.attach(self._make_trainer())
         checkpoint = lifecycle.find_checkpoint() if spec.resume else None
+        lifecycle.keep_reference(checkpoint)
         last_step = -1 if checkpoint is None else step_of(checkpoint)
         accelerator = lifecycle.trainer.accelerator
         self._reporter.records = run_in_main(accelerator, lambda: self._reporter.read_records(last_step))
@@ -161,11 +164,12 @@ class Run:
 
     def _make_trainer(self) -> Any:
         settings = self._settings
+        model = load_base(settings)
         shared = {
-            "model": load_base(settings),
+            "model": model,
             "args": grpo_config(settings, self._spec.directory, self._steps),
             "processing_class": self._tokenizer,
-            "peft_config": lora_config(settings.lora),
+            "peft_config": lora_config(settings.lora, model),
             "callbacks": [EventsCallback(self)],
         }
         if settings.mode == "simple":
@@ -173,7 +177,8 @@ class Run:
 
             drawn = [each for step in range(self._steps) for each in self._collector.schedule.draw(step)]
             prompts = build_prompts(drawn, self._env, self._chat, settings.rollouts.max_turns)
-            return GRPOTrainer(reward_funcs=first_turn, train_dataset=prompts, **shared)
+            tools = self._env.new_environment(drawn[0], settings.rollouts.max_turns).toolbox.schemas()
+            return GRPOTrainer(reward_funcs=first_turn_reward(self._chat, tools), train_dataset=prompts, **shared)
         rows = Dataset.from_dict({"prompt": [str(row) for row in range(settings.groups)]})
         return AgentTrainer(self._hooks, train_dataset=rows, **shared)
 

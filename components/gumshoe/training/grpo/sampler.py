@@ -23,7 +23,7 @@ from gumshoe.inference.policy import Sampling
 from gumshoe.inference.transformers_policy import TransformersPolicy
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.inference.vllm_server import AdapterError, ServerError, ServerOptions, load_adapter, unload_adapter
-from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.sessions import OpenChatSession, token_chat_sessions
 from gumshoe.training.launch.adapter_transfer import AdapterTransfer
 from gumshoe.training.launch.lifecycle import Lifecycle
@@ -177,10 +177,10 @@ class InProcessSampler:
     @asynccontextmanager
     async def open(self, sampling: Sampling) -> AsyncIterator[OpenChatSession]:
         """Open chat sessions, as `Sampler.open`."""
-        policy = TransformersPolicy.from_model(self._model, self.version)
         was_training = self._model.training
         self._model.eval()
         try:
+            policy = TransformersPolicy.from_model(self._model, self.version)
             yield token_chat_sessions(policy, self.chat, sampling, self.max_context)
         finally:
             self._model.train(was_training)

@@ -1,13 +1,12 @@
 """The mode `simple`: plain TRL on the first turn only, with a heuristic reward. No episode is run."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gumshoe.environments.registry import EnvFactory
-from gumshoe.environments.tools import BadArgumentsError, UnknownToolError
 from gumshoe.rewards.exact_match import is_exact
-from gumshoe.rollouts.chat_format import ChatFormat, UnusableCallError, parse_call
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat, ParsedTurn
 from gumshoe.scenarios.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -32,9 +31,19 @@ def build_prompts(scenarios: Iterable[Scenario], env: EnvFactory, chat: ChatForm
     return Dataset.from_list(rows)
 
 
-def first_turn(completions: list[str], question: list[str], reference: list[str], **_: Any) -> list[float]:
-    """Return the reward of each first turn, [episodes], from -1 to 1."""
-    return [score_turn(*each) for each in zip(completions, question, reference, strict=True)]
+def first_turn_reward(chat: ChatFormat, tools: list[dict[str, Any]]) -> Callable[..., list[float]]:
+    """Return TRL's reward function, which returns the reward of each first turn, [episodes], from -1 to 1."""
+
+    def first_turn(
+        prompts: list[str], completion_ids: list[list[int]], question: list[str], reference: list[str], **_: Any
+    ) -> list[float]:
+        turns = [
+            chat.parse_turn(chat.decode_turn(ids)[0], tools, before=prompt)
+            for ids, prompt in zip(completion_ids, prompts, strict=True)
+        ]
+        return [score_turn(*each) for each in zip(turns, question, reference, strict=True)]
+
+    return first_turn
 
 
 def first_turn_means(logs: dict[str, float], settings: "TrainSettings", tokens_before: int) -> dict[str, Any]:
@@ -57,8 +66,8 @@ def first_turn_means(logs: dict[str, float], settings: "TrainSettings", tokens_b
     }
 
 
-def score_turn(text: str, question: str, reference: str) -> float:
-    """Return the reward of a first turn.
+def score_turn(turn: ParsedTurn, question: str, reference: str) -> float:
+    """Return the reward of a first turn, by its first call.
 
     - No usable tool call: -1.
     - A search: the share of keywords whose words all occur in the question, times the share of the question's long
@@ -66,10 +75,9 @@ def score_turn(text: str, question: str, reference: str) -> float:
     - An answer without a search: 1 if it matches the reference exactly, else 0.
     - Anything else: 0.
     """
-    try:
-        call = parse_call(text)
-    except (UnusableCallError, UnknownToolError, BadArgumentsError):
+    if not turn.calls:
         return -1.0
+    call = turn.calls[0]
     if call.name == "return_final_answer":
         return float(is_exact(str(call.arguments.get("answer", "")), reference))
     query = call.arguments.get("query")

@@ -1,7 +1,6 @@
 """Summarize the rollouts of one step: means over its episodes, and the distribution of their advantages."""
 
 import math
-import re
 import statistics
 from collections import Counter
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gumshoe.training.algorithms.algorithm import Algorithm
+from gumshoe.training.algorithms.turn_level import TurnLevel
 from gumshoe.training.grpo.rollout_collector import RolloutBatch
 from gumshoe.training.records import StepRecord
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from gumshoe.training.grpo.trainer import StepMetrics
 
 _SHARES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
-_CALLED = re.compile(r'"name": "(\w+)"')
 
 
 def step_record(
@@ -91,22 +90,32 @@ def episode_means(found: RolloutBatch) -> dict[str, object]:
         "turns": _mean(each.turns for each in episodes),
         "sampled_tokens": _mean(each.sampled_tokens for each in episodes),
         "endings": dict(Counter(each.ending for each in episodes).most_common()),
+        "split_episodes": _mean(float(bool(each.segments)) for each in episodes),
         "rollout_seconds": found.seconds,
         "episode_seconds": {share: took[round(share * (len(took) - 1))] for share in _SHARES} if took else {},
     }
 
 
+def turn_advantages(found: RolloutBatch, algorithm: Algorithm) -> list[list[tuple[float, ...]]]:
+    """Return the advantages of a step's turns, [groups][episodes][turns]."""
+    if not found.groups:
+        return []
+    if isinstance(algorithm, TurnLevel):
+        return algorithm.turn_advantages([group.turn_returns for group in found.groups])
+    scaled = algorithm.advantages(torch.tensor([group.rewards for group in found.groups])).tolist()
+    return [
+        [(value,) * trajectory.turns for value, trajectory in zip(values, group.trajectories, strict=True)]
+        for group, values in zip(found.groups, scaled, strict=True)
+    ]
+
+
 def advantage_lines(found: RolloutBatch, algorithm: Algorithm) -> Iterator[str]:
     """Yield the advantages of a step, group by group and turn by turn, with the tool that each turn called."""
-    if not found.groups:
-        return
-    scaled = algorithm.advantages(torch.tensor([group.rewards for group in found.groups])).tolist()
-    for group, advantages in zip(found.groups, scaled, strict=True):
+    for group, advantages in zip(found.groups, turn_advantages(found, algorithm), strict=True):
         yield f"{group.scenario.id}: {group.scenario.question}"
-        for place, (trajectory, reward) in enumerate(zip(group.trajectories, group.rewards, strict=True)):
-            turns = group.turn_advantages[place] if group.turn_advantages else [advantages[place]] * trajectory.turns
-            texts = [each.text for each in trajectory.segments if each.origin == "sampled"]
-            calls = [call[1] if (call := _CALLED.search(text)) else "no call" for text in texts]
+        for trajectory, reward, turns in zip(group.trajectories, group.rewards, advantages, strict=True):
+            sampled = [each for each in trajectory.spans if each.origin == "sampled" and not each.is_continued]
+            calls = [" and ".join(call.name for call in each.calls) or "no call" for each in sampled]
             by_turn = ", ".join(f"{call} {value:+.2f}" for call, value in zip(calls, turns, strict=False))
             yield f"  reward {reward:+.2f}: {by_turn}"
 

@@ -14,7 +14,7 @@ import trl.import_utils as trl_imports
 from torch.nn.utils.rnn import pad_sequence
 
 from gumshoe.errors import UnavailableError
-from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.inference.cache_rows import has_only_attention
 from gumshoe.training.algorithms.algorithm import Algorithm, TokenBatch
 from gumshoe.training.grpo.logprobs import (
     common_prefix_length,
@@ -23,6 +23,8 @@ from gumshoe.training.grpo.logprobs import (
     sort_by_length,
 )
 from gumshoe.training.grpo.rollout_collector import RolloutBatch
+from gumshoe.training.grpo.samples import SegmentWeighting, TrainingSample, to_samples
+from gumshoe.training.grpo.segments import has_segments, to_sequences
 from gumshoe.training.launch.rendezvous import run_in_main
 
 trl_imports.is_vllm_available = lambda min_version=None: False  # noqa: ARG005 - or TRL imports vLLM: 2 s and 100 MB
@@ -53,77 +55,6 @@ class StepMetrics:
     """No group was left, so the weights did not change."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingSample:
-    """One episode in the trainer's format. All lists have the length of the completion, except the prompt."""
-
-    prompt_ids: list[int]
-    completion_ids: list[int]
-    logprobs: list[float | None]
-    """Log-probabilities of the sampler; None for tokens that are trained on but were not sampled."""
-    mask: list[int]
-    """1 for each token that is trained on, else 0."""
-    reward: float | None
-    advantages: list[float]
-    """[completion tokens]"""
-
-
-def to_sample(
-    trajectory: Trajectory, reward: float, advantages: Sequence[float], *, train_on_tool_tokens: bool = False
-) -> TrainingSample:
-    """Return an episode in the trainer's format: its prompt, and everything after it.
-
-    `advantages` has one value per turn. The tokens of a tool result get the advantage of the turn after it.
-
-    Raises:
-        UsageError: the episode has no token ids, because a chat model wrote it.
-    """
-    prompt, *rest = trajectory.segments
-    ids = trajectory.ids[len(prompt.ids) :]
-    mask, logprobs, by_token = list[int](), list[float | None](), list[float]()
-    turn = 0
-    for segment in rest:
-        is_sampled = segment.origin == "sampled"
-        mask += [int(is_sampled or train_on_tool_tokens)] * len(segment.ids)
-        given = [None] * len(segment.ids) if train_on_tool_tokens else [0.0] * len(segment.ids)
-        logprobs += list(segment.logprobs) if is_sampled else given
-        by_token += [advantages[min(turn, len(advantages) - 1)]] * len(segment.ids)
-        turn += is_sampled
-    return TrainingSample(list(prompt.ids), ids, logprobs, mask, reward, by_token)
-
-
-def to_samples(
-    found: RolloutBatch,
-    algorithm: Algorithm,
-    generations: int,
-    filler: int,
-    *,
-    train_on_tool_tokens: bool = False,
-    alike: bool = False,
-) -> list[TrainingSample]:
-    """Return the samples of a step, group by group, with the advantages of the algorithm.
-
-    A missing group is replaced by samples without trained tokens. With `alike`, these have the same prompt as the first
-    sample.
-    """
-    samples: list[TrainingSample] = []
-    scaled = torch.zeros(0, generations)
-    if found.groups:
-        scaled = algorithm.advantages(torch.tensor([group.rewards for group in found.groups]))
-    for group, own in zip(found.groups, scaled.tolist(), strict=True):
-        for place, (trajectory, reward) in enumerate(zip(group.trajectories, group.rewards, strict=True)):
-            turns = group.turn_advantages[place] if group.turn_advantages else (own[place],)
-            samples.append(
-                to_sample(trajectory, reward, turns, train_on_tool_tokens=train_on_tool_tokens)
-                if trajectory.turns
-                else TrainingSample([filler], [filler], [0.0], [0], reward, [0.0])  # the prompt fills the context
-            )
-    missing = found.wanted - len(found.groups)
-    prompt = samples[0].prompt_ids if samples and alike else [filler]
-    empty = TrainingSample(prompt, [filler], [0.0], [0], None, [0.0])
-    return [*samples, *[empty] * (missing * generations)]
-
-
 def _given_reward(reward: list[float | None], **_: Any) -> list[float | None]:
     """Return the rewards that the episodes already have."""
     return reward
@@ -142,6 +73,10 @@ class Hooks:
     """Maximum mean absolute difference of log-probabilities between sampler and trainer in an episode, in nats per
     token."""
     train_on_tool_tokens: bool = False
+    segments: SegmentWeighting = "share"
+    """How the segments of a split episode are weighted."""
+    mask_truncated: bool = False
+    """Do not train on episodes whose last turn was cut off."""
     latest: StepMetrics = field(default_factory=StepMetrics)
     rollouts: RolloutBatch = field(default_factory=lambda: RolloutBatch(0))
 
@@ -167,6 +102,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         self._last_loaded_step = -1
         self.vllm_generation = _WeightSync(hooks.publish)
         self._token_advantages: list[list[float]] = []
+        self._previous = torch.zeros(0, 0, dtype=torch.long)  # [episodes, completion tokens], as the loss mask
         self._loss_mask = torch.zeros(0, 0)  # [episodes, completion tokens]: of the next forward pass
 
     @property
@@ -176,6 +112,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             self.accelerator.num_processes == 1  # several processes wrap the model, and must call it as a whole
             and self.accelerator.device.type == "cpu"
             and not self.args.gradient_checkpointing
+            and has_only_attention(self.model)
         )
 
     def _roll_out(self, prompts: Sequence[Any]) -> Rows:
@@ -187,6 +124,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             raise AssertionError(f"{len(every)} episodes for {self.accelerator.num_processes} times {len(prompts)}")
         self._token_advantages = [row.advantages for row in rows]
         self._loss_mask = pad_sequence([torch.tensor(row.mask) for row in rows], batch_first=True)
+        self._previous = pad_sequence([torch.tensor(row.previous) for row in rows], batch_first=True)
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
             "completion_ids": [row.completion_ids for row in rows],
@@ -205,12 +143,15 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             self.num_generations,
             filler,
             train_on_tool_tokens=self._hooks.train_on_tool_tokens,
+            weighting=self._hooks.segments,
+            mask_truncated=self._hooks.mask_truncated,
             alike=self._shares_prefix,
         )
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
         batch["advantages"] = _pad(self._token_advantages, batch["completion_ids"])
+        batch["previous"] = self._previous.to(batch["completion_ids"].device)
         self._drop_off_policy_groups(batch)
         return batch
 
@@ -224,10 +165,11 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         compute_entropy: bool = False,
         **more: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Compute log-probabilities and entropies as TRL does, with four differences.
+        """Compute log-probabilities and entropies as TRL does, with five differences.
 
         Dropout is off if no gradient is needed. Padding is only as long as the batch requires. Tokens that are not
-        trained on are skipped and get 0. On a CPU, the common prefix of the prompts goes through the model once.
+        trained on are skipped and get 0. On a CPU, the common prefix of the prompts goes through the model once. The
+        segments of an episode go through the model as sequences of their own.
         """
         if model.training and not torch.is_grad_enabled():
             model.eval()
@@ -238,29 +180,41 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             finally:
                 model.train()
         if self.aux_loss_enabled:  # of a mixture of experts; it depends on all tokens
-            found: tuple[Any, Any, Any] = super()._get_per_token_logps_and_entropies(
+            whole: tuple[Any, Any, Any] = super()._get_per_token_logps_and_entropies(
                 model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, **more
             )
-            return found
-        prefix = common_prefix_length(input_ids, attention_mask, logits_to_keep) if self._shares_prefix else 0
+            return whole
         size = batch_size or len(input_ids)
+        previous = self._previous.to(input_ids.device)
+        if not has_segments(previous, attention_mask):
+            logprobs, entropies = self._compute_logprobs(model, input_ids, attention_mask, self._loss_mask, size)
+        else:
+            found = to_sequences(input_ids, attention_mask, self._loss_mask, previous)
+            values = self._compute_logprobs(model, found.input_ids, found.attention_mask, found.counted, size)
+            logprobs, entropies = (found.to_rows(each, previous) for each in values)
+        return logprobs, entropies if compute_entropy else None, None
+
+    def _compute_logprobs(
+        self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, counted: torch.Tensor, size: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities and entropies of sequences in TRL's layout, both [sequences, keep]."""
+        prefix = common_prefix_length(input_ids, attention_mask, counted.shape[1]) if self._shares_prefix else 0
         if not prefix:
             with self.accelerator.autocast():
-                logprobs, entropies = compute_logprobs(
+                return compute_logprobs(
                     lambda ids, labels: model(input_ids=ids, labels=labels, fused_lm_head=True),
                     input_ids,
                     attention_mask,
-                    self._loss_mask,
+                    counted,
                     size,
                 )
-            return logprobs, entropies if compute_entropy else None, None
-        split = (torch.split(whole, size) for whole in (input_ids, attention_mask, self._loss_mask))
+        split = (torch.split(whole, size) for whole in (input_ids, attention_mask, counted))
         parts = [
-            compute_logprobs_after_prefix(model, ids, mask, counted, prefix, self.temperature)
-            for ids, mask, counted in zip(*split, strict=True)
+            compute_logprobs_after_prefix(model, ids, mask, asked, prefix, self.temperature)
+            for ids, mask, asked in zip(*split, strict=True)
         ]
         logprobs, entropies = (torch.cat(each) for each in zip(*parts, strict=True))
-        return logprobs, entropies if compute_entropy else None, None
+        return logprobs, entropies
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """Prepare passes as TRL does, but with episodes of similar length in each, the longest first.
@@ -283,6 +237,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             self.accelerator.gradient_state._set_sync_gradients(False)
         algorithm = self._hooks.algorithm
         self._loss_mask = inputs["completion_mask"] * inputs["tool_mask"]
+        self._previous = inputs["previous"]
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
         attended = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
         logprobs, entropies, aux_loss = self._get_per_token_logps_and_entropies(

@@ -30,6 +30,7 @@ def grpo_config(settings: TrainSettings, directory: Path, steps: int) -> GRPOCon
         beta=optimizer.beta,
         use_bias_correction_kl=True,
         num_iterations=optimizer.num_iterations,
+        router_aux_loss_coef=optimizer.router_loss,  # if it is unset, TRL takes the coefficient of the model
         vllm_importance_sampling_mode="token_truncate",
         bf16=dtype_of(settings.model) is torch.bfloat16,
         logging_steps=1,

@@ -16,13 +16,20 @@ from typing import Any, Protocol
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import PrinterCallback, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from gumshoe.errors import UnavailableError
 from gumshoe.signals import handle_signals
 from gumshoe.training.launch.rendezvous import Result, StopRequestedError, collect_files, run_in_main, share_files
-from gumshoe.training.models.lora_model import FullState, load_adapter_weights, prepare_for_training
-from gumshoe.training.run_spec import CHECKPOINT, STALLED, expired_checkpoints, find_checkpoints
+from gumshoe.training.models.lora_model import (
+    FullState,
+    Weights,
+    add_reference_adapter,
+    load_adapter_weights,
+    prepare_for_training,
+)
+from gumshoe.training.run_spec import CHECKPOINT, REFERENCE, STALLED, expired_checkpoints, find_checkpoints
 from gumshoe.training.settings import TrainSettings
 
 _DUMP = 20  # seconds for writing the file about a run without progress
@@ -138,6 +145,7 @@ class Lifecycle:
         self.trainer: Any = None
         self.passes = 0
         self.is_stopping = False
+        self._reference: Weights = {}
 
     def attach(self, trainer: Any) -> None:
         """Take over a new trainer: quiet, and with its adapter ready to be trained.
@@ -149,6 +157,19 @@ class Lifecycle:
         trainer.create_model_card = lambda *_, **__: None  # each adapter has a card of its own
         trainer.remove_callback(PrinterCallback)
         prepare_for_training(trainer.accelerator.unwrap_model(trainer.model), self._settings.lora)
+
+    def keep_reference(self, checkpoint: Path | None) -> None:
+        """Keep the adapter that the run began with as the reference of the KL term, if the settings ask for it.
+
+        A run that continues from a checkpoint finds it there, because `lora.start` may be another one by then.
+        """
+        weights = None
+        if checkpoint is not None and (checkpoint / REFERENCE).exists():
+            weights = load_file(checkpoint / REFERENCE)
+        elif checkpoint is not None or not self._settings.has_reference_adapter:
+            return
+        model = self.trainer.accelerator.unwrap_model(self.trainer.model)
+        self._reference = add_reference_adapter(model, weights)
 
     @property
     def is_main(self) -> bool:
@@ -219,6 +240,8 @@ class Lifecycle:
             collect_files(place, accelerator)
         if not self.is_main:
             return
+        if self._reference:
+            save_file(self._reference, place / REFERENCE)
         complete(place)
         for old in expired_checkpoints(find_checkpoints(self._directory), limit):
             shutil.rmtree(old)

@@ -23,14 +23,14 @@ from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.inference.vllm_server import check_server, find_free_ports, is_vllm_installed, server_address
 from gumshoe.installation import install_command
 from gumshoe.rewards.reward import load_reward
-from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.signals import handle_signals
 from gumshoe.terminal import err
 from gumshoe.training.launch.adapter_transfer import check_adapter_transfer
 from gumshoe.training.launch.checkpoint_sync import CheckpointStore
 from gumshoe.training.launch.distributed_env import DistributedEnv
 from gumshoe.training.launch.servers import Servers, create_servers, find_server_logs
-from gumshoe.training.models.base_model import check_same_base
+from gumshoe.training.models.base_model import check_same_base, check_served_experts
 from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, visible_gpus
 from gumshoe.training.planning.memory_plan import check_memory, inspect_machine
 from gumshoe.training.run_spec import (
@@ -109,10 +109,11 @@ def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
     settings, scenarios, index = request.resolve(), request.scenarios, Path(request.index)
     learned, chosen_on = load_splits(settings, scenarios)
     check_settings(settings, len(learned))
-    ChatFormat(load_tokenizer(base_model(settings)))
+    ChatFormat(load_tokenizer(base_model(settings)), settings.chat)
     check_context(settings)
     check_start(settings.lora)
     check_same_base(settings)
+    check_served_experts(settings)
     env = open_run_env(settings, index)
     env.check((*learned, *chosen_on), settings.rollouts.max_turns)
     env.get_ready()

@@ -19,6 +19,7 @@ from gumshoe.artifacts.model_card import CARD
 from gumshoe.artifacts.source_files import read_json_model
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UsageError
+from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS
 from gumshoe.scenarios.lineage import LINEAGE_FILE
 from gumshoe.training.run_spec import ADAPTER_CONFIG, ADAPTER_WEIGHTS, METADATA, base_model
 from gumshoe.training.settings import TrainSettings
@@ -29,6 +30,7 @@ ADAPTER_FILES = {
     ADAPTER_WEIGHTS: "LoRA matrices, as `peft` and vLLM read them.",
     ADAPTER_CONFIG: "Rank, scale and target modules, as `peft` and vLLM read them.",
     BASE: "The base model: its name, a fingerprint of its weights, and their quantization during training.",
+    CHAT_SETTINGS: "Chat settings that the adapter was trained with. Evaluation and service use them, and reject others.",
     METADATA: "The run: settings, index, scenarios, seed, step, versions of packages, and the last metrics.",
     LINEAGE_FILE: "Digests of the scenarios that the adapter was trained and selected on. Evaluations reject them.",
     "tokenizer.json, tokenizer_config.json, chat_template.jinja": "Tokenizer and chat template of the base model.",
@@ -38,6 +40,8 @@ ADAPTER_FILES = {
 """Description of each file in the directory of an adapter."""
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_SERVED_EXPERTS = ("gpt_oss", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_vl_moe")
+"""Values of `model_type` for which vLLM reads LoRA matrices of experts as `peft` writes them (`is_3d_moe_weight`)."""
 _COMPARED_VALUES = 2048  # per tensor: enough to tell models apart, and read in a second for a model of 15 GB
 _MAX_HEADER = 100_000_000  # bytes, the limit of the safetensors library
 BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
@@ -201,6 +205,28 @@ def check_same_base(settings: TrainSettings) -> None:
             "adapters.other-base",
             f"lora.start: {start} was made for {known.name}, and {settings.model.name} is another model according to "
             f"{by}; set model.name to the adapter's base model",
+        )
+
+
+def check_served_experts(settings: TrainSettings) -> None:
+    """Check that vLLM can load the adapters of a run, if experts have LoRA matrices and vLLM runs the rollouts.
+
+    A model that is not on this machine yet is not checked.
+
+    Raises:
+        UsageError: vLLM reads LoRA matrices of this model's experts in another format than `peft` writes.
+    """
+    directory = find_local_directory(base_model(settings))
+    uses_vllm = settings.rollouts.engine == "vllm" and settings.mode != "simple"
+    if settings.lora.target_parameters == "none" or not uses_vllm or directory is None:
+        return
+    kind = read_config(directory).get("model_type")
+    if kind not in _SERVED_EXPERTS:
+        raise UsageError(
+            "adapters.experts-not-servable",
+            f"lora.target_parameters {settings.lora.target_parameters} with rollouts.engine vllm is supported for "
+            f"{', '.join(_SERVED_EXPERTS)}, but model_type of {settings.model.name} is {kind}; set "
+            "lora.target_parameters to none, or rollouts.engine to transformers",
         )
 
 

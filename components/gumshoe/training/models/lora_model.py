@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
@@ -16,15 +17,22 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import UsageError
 from gumshoe.inference.generation import use_flash_attention
+from gumshoe.training.models.target_modules import lora_targets
 from gumshoe.training.run_spec import ADAPTER_WEIGHTS, base_model
-from gumshoe.training.settings import LoraSettings, ModelSettings, TrainSettings
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_sections import LoraSettings, ModelSettings
+
+_TRAINED, _REFERENCE = "default", "ref"  # names of adapters, as TRL expects them
+
+Weights: TypeAlias = dict[str, torch.Tensor]
+"""Weights of an adapter, by their names in its file."""
 
 
 def load_base(settings: TrainSettings) -> Any:
     """Load the base model for training.
 
     Raises:
-        UsageError: the model does not exist.
+        UsageError: the model does not exist, or a router loss is set and the model has none.
     """
     place = find_model(base_model(settings), "config.json")
     use_flash_attention()
@@ -33,6 +41,15 @@ def load_base(settings: TrainSettings) -> Any:
     model: Any = AutoModelForCausalLM.from_pretrained(
         place.name, dtype=dtype_of(settings.model), local_files_only=place.local_files_only, **quantized
     )
+    shape, router_loss = model.config.get_text_config(), settings.optimizer.router_loss
+    if hasattr(shape, "output_router_logits"):
+        shape.output_router_logits = router_loss > 0
+    elif router_loss:
+        raise UsageError(
+            "training.no-router-loss",
+            f"optimizer.router_loss is {router_loss:g}, but {settings.model.name} has no experts with such "
+            "a loss; set it to 0",
+        )
     for module in find_4bit_modules(model).values():
         # On a CPU with bfloat16, the first rollout would repack the weights into a format without gradients.
         module.support_avx512bf16_for_cpu = False
@@ -55,14 +72,18 @@ def dtype_of(settings: ModelSettings) -> torch.dtype:
     return {"float32": torch.float32, "bfloat16": torch.bfloat16}.get(settings.dtype, auto)
 
 
-def lora_config(settings: LoraSettings) -> LoraConfig:
-    """Return the LoRA configuration of `peft` for the settings."""
+def lora_config(settings: LoraSettings, model: Any) -> LoraConfig:
+    """Return the LoRA configuration of `peft` for the settings and a model without an adapter.
+
+    Raises:
+        UsageError: a target does not exist in the model.
+    """
     return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
-        target_modules=list(settings.target_modules),
         task_type="CAUSAL_LM",
+        **lora_targets(model, settings),  # type: ignore[arg-type]
     )
 
 
@@ -76,12 +97,11 @@ class FullState:
     @classmethod
     def gather(cls, model: Any) -> "FullState":
         """Gather the adapter's weights from all processes. Call it in all of them at once."""
-        trained = [each for each in model.parameters() if each.requires_grad]
-        with _gather_parameters(trained):
-            found = {name: each for name, each in model.state_dict().items() if "lora_" in name}
+        trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+        with _gather_parameters([*trained.values()]):
             weights = {
-                name: (each.full_tensor() if isinstance(each, DTensor) else each.detach()).to("cpu", copy=True)
-                for name, each in found.items()
+                name: (each.full_tensor() if isinstance(each, DTensor) else each).detach().to("cpu", copy=True)
+                for name, each in trained.items()
             }
         return cls(model, weights)
 
@@ -111,6 +131,24 @@ def prepare_for_training(model: Any, settings: LoraSettings) -> None:
             parameter.data = parameter.data.float()
     if settings.start is not None:
         load_adapter_weights(model, settings.start)
+
+
+def add_reference_adapter(model: Any, weights: Weights | None = None) -> Weights:
+    """Add a frozen adapter, which TRL takes as the reference of the KL term, and return its weights on the CPU.
+
+    Without `weights`, it is a copy of the model's adapter. The model is then saved without it.
+    """
+    if weights is None:
+        own = get_peft_model_state_dict(model, save_embedding_layers=False)
+        weights = {name: each.detach().to("cpu", copy=True) for name, each in own.items()}
+    model.add_adapter(_REFERENCE, model.peft_config[_TRAINED])
+    set_peft_model_state_dict(model, dict(weights), adapter_name=_REFERENCE)
+    for name, each in model.named_parameters():
+        if f".{_REFERENCE}." in name:
+            each.requires_grad = False
+    # By default, `peft` saves all adapters, and the trainer loads them again when it resumes.
+    model.save_pretrained = partial(model.save_pretrained, selected_adapters=[_TRAINED])
+    return weights
 
 
 def load_adapter_weights(model: Any, start: Path) -> None:

@@ -9,8 +9,17 @@ from typing import Any
 from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy_names import TINY
+from gumshoe.training.models.target_modules import expert_parameters, find_default_targets, linear_modules
+from gumshoe.training.settings_sections import ALL_LINEAR, LoraSettings
 
-_STATES = ("linear_attention", "mamba", "recurrent", "conv")  # kinds of layers with a state instead of keys and values
+_STATES = (
+    "linear_attention",
+    "mamba",
+    "recurrent",
+    "conv",
+    "moe",
+    "mlp",
+)  # kinds of layers with a state, or nothing, instead of keys and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +30,8 @@ class Linear:
     inputs: int
     outputs: int
     count: int
+    is_default: bool = True
+    """Target of an adapter with `all-linear`."""
 
     @property
     def weights(self) -> int:
@@ -53,6 +64,8 @@ class ModelShape:
     window: int = 0
     stateful: int = 0
     """Number of layers with a state of fixed size instead of keys and values."""
+    experts: tuple[Linear, ...] = ()
+    """Weights that are one parameter for all experts of a layer, counted by expert."""
     active: int | None = None
     """Parameters that one token is multiplied by; if None, all but the input embeddings."""
 
@@ -81,9 +94,15 @@ class ModelShape:
         whole = self.layers - self.windowed - self.stateful
         return whole * context + self.windowed * min(context, self.window)
 
-    def adapter_parameters(self, rank: int, targets: tuple[str, ...]) -> int:
+    def find_targets(self, lora: LoraSettings) -> tuple[Linear, ...]:
+        """Return the linear modules and the experts' weights that get LoRA matrices."""
+        wanted = lora.target_modules
+        linears = (each for each in self.linears if (each.is_default if wanted == ALL_LINEAR else each.name in wanted))
+        return (*linears, *(self.experts if lora.target_parameters == "experts" else ()))
+
+    def adapter_parameters(self, lora: LoraSettings) -> int:
         """Return the number of LoRA parameters (https://arxiv.org/abs/2106.09685): r (inputs + outputs) per module."""
-        return sum(rank * (each.inputs + each.outputs) * each.count for each in self.linears if each.name in targets)
+        return sum(lora.rank * (each.inputs + each.outputs) * each.count for each in self.find_targets(lora))
 
     def list_uncounted(self) -> tuple[str, ...]:
         """Return descriptions of what an estimate from this shape does not count, or not exactly."""
@@ -145,15 +164,17 @@ def load_meta_model(model: str) -> Any:
 
 def inspect_shape(model: Any, name: str) -> ModelShape:
     """Return the shape of a model of `transformers`, on any device."""
-    from torch import nn
-
     config = model.config.get_text_config()
     head = model.get_output_embeddings()
+    defaults = set(find_default_targets(model))
     found = Counter(
-        (place.rpartition(".")[2], each.in_features, each.out_features)
-        for place, each in model.named_modules()
-        if isinstance(each, nn.Linear) and each is not head
+        (place.rpartition(".")[2], each.in_features, each.out_features, place in defaults)
+        for place, each in linear_modules(model).items()
+        if each is not head
     )
+    stacked = Counter[tuple[str, int, int]]()
+    for place, each in expert_parameters(model):
+        stacked[place.rpartition(".")[2], each.shape[1], each.shape[2]] += each.shape[0]
     heads = config.num_attention_heads
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     ranks = [getattr(config, "kv_lora_rank", None) or 0, getattr(config, "qk_rope_head_dim", None) or 0]
@@ -163,7 +184,11 @@ def inspect_shape(model: Any, name: str) -> ModelShape:
     return ModelShape(
         name=name,
         parameters=parameters,
-        linears=tuple(Linear(*shape, count) for shape, count in found.items()),
+        linears=tuple(
+            Linear(kind, inputs, outputs, count, is_default)
+            for (kind, inputs, outputs, is_default), count in found.items()
+        ),
+        experts=tuple(Linear(*shape, count) for shape, count in stacked.items()),
         layers=config.num_hidden_layers,
         hidden=config.hidden_size,
         heads=heads,

@@ -82,8 +82,8 @@ def trainer_parts(
     shape: ModelShape, settings: TrainSettings, place: ComputeDevice, work: TrainingPass
 ) -> list[MemoryPart]:
     """Return the memory of one trainer at its peak, part by part."""
-    lora, optimizer = settings.lora, settings.optimizer
-    adapter = shape.adapter_parameters(lora.rank, lora.target_modules)
+    optimizer = settings.optimizer
+    adapter = shape.adapter_parameters(settings.lora)
     size = adapter * adapter_dtype(settings)
     kind = "nf4, double quantization" if settings.model.quantization == "nf4" else f"{8 * place.dtype} bits"
     kept, pieces = estimate_pass(shape, settings, place, work)
@@ -106,6 +106,7 @@ def trainer_parts(
     return [
         _weights_part(shape, settings, place, f"{shape.parameters:,} parameters, {kind}"),
         MemoryPart("adapter", size, f"{adapter:,} parameters, {8 * adapter_dtype(settings)} bits"),
+        *_reference_parts(settings, place, adapter),
         MemoryPart("gradients", size * (2 if optimizer.processes > 1 else 1), "of the adapter"),
         MemoryPart("optimizer", 2 * size, "two moments per parameter (AdamW)"),
         *coming,
@@ -132,6 +133,17 @@ def _weights_part(shape: ModelShape, settings: TrainSettings, place: ComputeDevi
     return MemoryPart(
         "weights", share + gathered, f"{note}; one of {settings.optimizer.processes} shards, and gathered layers"
     )
+
+
+def _reference_parts(settings: TrainSettings, place: ComputeDevice, adapter: int) -> list[MemoryPart]:
+    """Return the memory of the reference adapter: its weights in 32 bits, and on a CPU also the copy for checkpoints.
+
+    On a GPU, that copy is in the memory of the machine, which is not estimated.
+    """
+    if not settings.has_reference_adapter:
+        return []
+    copies = 1 if place.on_gpu else 2
+    return [MemoryPart("reference", 4 * adapter * copies, "frozen copy of lora.start, 32 bits (optimizer.reference)")]
 
 
 def _activations_note(settings: TrainSettings, work: TrainingPass) -> str:
@@ -164,27 +176,28 @@ def estimate_pass(
     end = tokens * hidden * (4 + dtype)  # the last norm, and the input of the loss
     recomputed = settings.model.gradient_checkpointing
     kept = mask + end + shape.layers * (tokens * hidden * dtype if recomputed else in_layer)
-    if _is_autocast(settings, place):
-        kept += 2 * shape.adapter_parameters(settings.lora.rank, settings.lora.target_modules)  # 16-bit copies
+    if _is_autocast(shape, settings, place):
+        kept += 2 * shape.adapter_parameters(settings.lora)  # 16-bit copies
     working = tokens * _layer_backward_bytes(shape, settings, place) + _dequantized_bytes(shape, settings)
     layer = working + (in_layer if recomputed else 0)
     after = tokens * hidden * dtype
     loss = (
         _prefix_loss_bytes(shape, work)
-        if _uses_shared_prefix(settings, place)
+        if _uses_shared_prefix(shape, settings, place)
         else _tiled_loss_bytes(shape, place, tokens)
     )
     return kept, PassPeaks(loss, layer, after)
 
 
-def _uses_shared_prefix(settings: TrainSettings, place: ComputeDevice) -> bool:
+def _uses_shared_prefix(shape: ModelShape, settings: TrainSettings, place: ComputeDevice) -> bool:
     """Return True if `AgentTrainer` uses `compute_logprobs_after_prefix`, and not TRL's fused head."""
-    return not place.on_gpu and not settings.model.gradient_checkpointing and settings.optimizer.processes == 1
+    is_alone = not settings.model.gradient_checkpointing and settings.optimizer.processes == 1
+    return not place.on_gpu and is_alone and not shape.stateful
 
 
-def _is_autocast(settings: TrainSettings, place: ComputeDevice) -> bool:
+def _is_autocast(shape: ModelShape, settings: TrainSettings, place: ComputeDevice) -> bool:
     """Return True if torch casts a 32-bit adapter to the model's 16 bits in multiplications (autocast)."""
-    return place.dtype == 2 and adapter_dtype(settings) == 4 and not _uses_shared_prefix(settings, place)
+    return place.dtype == 2 and adapter_dtype(settings) == 4 and not _uses_shared_prefix(shape, settings, place)
 
 
 def layer_activations(shape: ModelShape, settings: TrainSettings, place: ComputeDevice, context: int) -> int:
@@ -203,8 +216,8 @@ def layer_activations(shape: ModelShape, settings: TrainSettings, place: Compute
     attention = dtype * 4 * wide + 4 * shape.heads + dtype * context
     feed_forward = dtype * 3 * inner
     inputs = ({"q_proj", "k_proj", "v_proj"}, hidden), ({"o_proj"}, wide), ({"gate_proj", "up_proj"}, hidden)
-    targets, same = set(settings.lora.target_modules), dtype == adapter_dtype(settings)
-    copy = 2 if _is_autocast(settings, place) else adapter_dtype(settings)
+    targets, same = {each.name for each in shape.find_targets(settings.lora)}, dtype == adapter_dtype(settings)
+    copy = 2 if _is_autocast(shape, settings, place) else adapter_dtype(settings)
     adapters = copy * settings.lora.rank * len(targets)
     for names, width in (*inputs, ({"down_proj"}, inner)):
         found = len(names & targets)

@@ -280,10 +280,12 @@ def _vllm_batch(machine: Machine) -> tuple[int, int]:
 
 
 def _notes(shape: ModelShape, settings: TrainSettings) -> Iterator[str]:
-    if not shape.adapter_parameters(settings.lora.rank, settings.lora.target_modules):
+    if not shape.adapter_parameters(settings.lora):
         names = ", ".join(sorted({each.name for each in shape.linears}))
         yield f"the model has none of the modules in lora.target_modules; it has {names}"
     left_out = shape.list_uncounted()
+    if settings.lora.target_parameters == "experts":
+        left_out += ("adapters of experts: the changed weights of a layer's experts, which exist during a pass",)
     if left_out:
         yield f"not counted, or not exactly: {'; '.join(left_out)}"
     if shape.longest is not None and settings.model.max_context > shape.longest:

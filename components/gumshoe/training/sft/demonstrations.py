@@ -5,19 +5,22 @@ import hashlib
 import io
 import json
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.environments.base import Environment
+from gumshoe.environments.tools import Call
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.rewards.judge import Judge
 from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rewards.scoring import JudgedTrajectory, judge_trajectory, map_concurrently
-from gumshoe.rollouts.chat_format import ChatFormat
-from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.rollouts.call_forms import find_form
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat, Encoded
+from gumshoe.rollouts.trajectory import Span, Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.signals import handle_signals
 from gumshoe.terminal import progress
@@ -43,30 +46,46 @@ class Demonstration:
         return [each if is_learned else -100 for each, is_learned in zip(self.ids, self.mask, strict=True)]
 
 
-def to_demonstration(episode: Trajectory, environment: Environment, chat: ChatFormat) -> Demonstration:
-    """Convert an episode to tokens of the base model; only the turns of the policy are trained on.
+def to_demonstrations(episode: Trajectory, environment: Environment, chat: ChatFormat) -> list[Demonstration]:
+    """Convert an episode to tokens of the base model, one demonstration per segment.
+
+    Only the turns of the policy are trained on. An episode of a chat model, which has no tokens, is written as the base
+    model would write it.
 
     Raises:
         UsageError: the episode starts with another prompt than the environment's, or was recorded with another
             tokenizer.
     """
     prompt = chat.encode_prompt(environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas())
-    first, *later = episode.segments
-    if first.ids:
-        if first.ids != prompt.ids:
-            raise UsageError(
-                "training.other-prompt",
-                f"the episode of {episode.scenario} by {episode.policy} has another prompt than training uses; use "
-                "the same tokenizer, environment and rollouts.max_turns for both",
-            )
-        return Demonstration(episode.scenario, episode.ids, episode.mask)
-    ids, mask = list(prompt.ids), [0] * len(prompt.ids)
-    for segment in later:
-        is_sampled = segment.origin == "sampled"
-        tokens = chat.encode_turn(segment.text) if is_sampled else chat.encode_tool_result(segment.text)
-        ids += tokens.ids
-        mask += [int(is_sampled)] * len(tokens.ids)
-    return Demonstration(episode.scenario, ids, mask)
+    first, *later = episode.spans
+    if not first.ids:
+        ids, mask = list(prompt.ids), [0] * len(prompt.ids)
+        for tokens, is_sampled in _write_conversation(later, chat):
+            ids += tokens.ids
+            mask += [int(is_sampled)] * len(tokens.ids)
+        return [Demonstration(episode.scenario, ids, mask)]
+    if first.ids != prompt.ids:
+        raise UsageError(
+            "training.other-prompt",
+            f"the episode of {episode.scenario} by {episode.policy} has another prompt than training uses; use "
+            "the same tokenizer, environment, chat settings and rollouts.max_turns for both",
+        )
+    return [Demonstration(episode.scenario, each.ids, each.mask) for each in episode.sequences]
+
+
+def _write_conversation(spans: Sequence[Span], chat: ChatFormat) -> Iterator[tuple[Encoded, bool]]:
+    """Yield the turns and results of a chat model's episode in the base model's format; True for turns."""
+    calls, earlier = tuple[Call, ...](), 0
+    for is_sampled, part in groupby(spans, lambda span: span.origin == "sampled"):
+        if is_sampled:
+            (turn,) = part
+            calls = turn.calls
+            yield chat.encode_turn(chat.write_turn(calls, find_form("hermes").outside(turn.text))), True
+        else:
+            results = [span.text for span in part]
+            calls = calls or (Call("", {}),)
+            yield chat.encode_results(calls, results, chat.stop_ids[0], earlier), False
+            earlier += len(calls)
 
 
 def write_demonstrations(path: Path, demonstrations: Iterable[Demonstration]) -> None:

@@ -88,12 +88,13 @@ class SftRun:
 
     def _make_trainer(self) -> Any:
         settings = self._settings
+        model = load_base(settings)
         return SFTTrainer(
-            model=load_base(settings),
+            model=model,
             args=sft_config(settings, self._place, self._plan),
             train_dataset=training_rows(self._demonstrations, self._plan, settings.data.seed),
             processing_class=load_tokenizer(base_model(settings)),
-            peft_config=lora_config(settings.lora),
+            peft_config=lora_config(settings.lora, model),
             callbacks=[EventsCallback(self)],
         )
 
@@ -148,6 +149,7 @@ def sft_config(settings: TrainSettings, directory: Path, plan: BatchPlan) -> SFT
     optimizer = settings.optimizer
     return SFTConfig(
         output_dir=str(directory),
+        router_aux_loss_coef=optimizer.router_loss,
         seed=settings.data.seed,
         per_device_train_batch_size=plan.episodes,
         gradient_accumulation_steps=plan.passes,

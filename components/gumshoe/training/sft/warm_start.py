@@ -24,7 +24,7 @@ from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy_names import load_tokenizer
-from gumshoe.rollouts.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.lineage import Lineage
@@ -54,7 +54,7 @@ from gumshoe.training.run_spec import (
 )
 from gumshoe.training.settings import TrainSettings, find_differences
 from gumshoe.training.settings_checks import check_devices, check_warm_start
-from gumshoe.training.sft.demonstrations import Demonstration, filter_correct, to_demonstration, write_demonstrations
+from gumshoe.training.sft.demonstrations import Demonstration, filter_correct, to_demonstrations, write_demonstrations
 
 DONE = "warm_start.json"
 """File in the adapter's directory with the inputs of the warm start and its report."""
@@ -73,6 +73,7 @@ Model = TypeVar("Model", bound=BaseModel)
 _WINDOW = 64  # steps whose demonstrations are sorted by length together
 _DECISIVE = (  # settings that must not change when a warm start is resumed
     "environment",
+    "chat.",
     "model.name",
     "model.dtype",
     "model.quantization",
@@ -228,7 +229,7 @@ def start_warm(
         raise UsageError(
             "training.no-episodes", f"{file} has no episode of the {len(learned):,} scenarios of the split train"
         )
-    chat = ChatFormat(load_tokenizer(base_model(settings)))
+    chat = ChatFormat(load_tokenizer(base_model(settings)), settings.chat)
     env = open_run_env(settings, index)
     gpus = visible_gpus()
     check_devices(settings, len(gpus))
@@ -273,6 +274,7 @@ def start_warm(
             Lineage(learned_from=seen.to_record(), before=spec.before).write(place / ADAPTER)
             write_model_card(place / ADAPTER)
             spec.base.write(place / ADAPTER)
+            spec.settings.chat.write(place / ADAPTER)
             _write(place / ADAPTER / DONE, _FinishedWarmStart(spec=spec, report=report))
             _install_adapter(directory)
     return report
@@ -358,10 +360,10 @@ def _to_demonstrations(
 ) -> list[Demonstration]:
     """Convert episodes to demonstrations, without those that exceed the model's context."""
     converted = (
-        to_demonstration(each, env.new_environment(by_id[each.scenario], settings.rollouts.max_turns), chat)
+        to_demonstrations(each, env.new_environment(by_id[each.scenario], settings.rollouts.max_turns), chat)
         for each in episodes
     )
-    return [each for each in converted if len(each.ids) <= settings.model.max_context]
+    return [each for parts in converted for each in parts if len(each.ids) <= settings.model.max_context]
 
 
 def _install_adapter(directory: Path) -> None:

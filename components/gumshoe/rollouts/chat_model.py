@@ -1,0 +1,330 @@
+"""Requests to a chat model on an OpenAI-compatible server, and the parts of its answers."""
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gumshoe.endpoint import is_too_long, raise_if_misconfigured
+from gumshoe.environments.tools import Call
+from gumshoe.inference.policy import PolicyError, Sampling
+from gumshoe.rollouts.call_forms import NoCallError, UnusableCallError, find_form
+from gumshoe.rollouts.call_forms.call_form import check_call
+from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
+from gumshoe.rollouts.chat_format.reasoning import THINK
+from gumshoe.rollouts.trajectory import TokenUsage
+
+if TYPE_CHECKING:
+    from openai import APIStatusError, AsyncOpenAI
+
+DEFAULT_THINKING_BUDGET = 16_384
+"""Tokens of reasoning per turn, in addition to `max_tokens`, of a model that reasons, if the settings have none."""
+_MIN_THINKING_BUDGET = 256
+_REASONING_FIELDS = ("reasoning_content", "reasoning")  # DeepSeek and others; vLLM, Groq and others
+_HERMES = find_form("hermes")
+_NO_CALL = "there is no tool call in it"
+_NOT_FOUND, _INVALID = 404, {400, 422}
+# OpenAI's answer if reasoning used up all tokens.
+_OUT_OF_TOKENS = re.compile("could not finish the message because max_tokens", re.I)
+_TOO_MANY_TOKENS = re.compile(r"max_(completion_|output_)?tokens|(completion|output) tokens", re.I)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCall:
+    """A tool call as the API has it."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON, if the model made no mistake."""
+
+    def parse(self) -> Call:
+        """Return the call with its arguments.
+
+        Raises:
+            UnusableCallError: if they are not a JSON object.
+        """
+        try:
+            arguments = json.loads(self.arguments)
+        except (ValueError, RecursionError) as error:
+            raise UnusableCallError(f"the arguments of {self.name} are not JSON ({error})") from None
+        if not isinstance(arguments, dict):
+            raise UnusableCallError(f"the arguments of {self.name} are not a JSON object")
+        call = Call(self.name, arguments, self.id)
+        check_call(call)
+        return call
+
+
+@dataclass(frozen=True, slots=True)
+class ApiAnswer:
+    """A model's answer to a conversation."""
+
+    content: str
+    """Text, possibly with reasoning in `<think>` tags."""
+    text: str
+    """The same without reasoning. Servers without a parser of calls leave calls in it."""
+    calls: tuple[ApiCall, ...]
+    parsed: ParsedTurn
+    usage: TokenUsage | None
+    """None if the server does not report it."""
+    is_cut_off: bool
+    """True if it reached the maximum number of tokens."""
+    has_reasoning: bool
+    """True if there was reasoning before it, visible or not."""
+    reasoning_field: str = ""
+    """Field of the message in which the server returned the reasoning; empty if it did not."""
+
+
+class ApiChatModel:
+    """A chat model, with the settings of all its conversations and what its answers showed about it.
+
+    Parameters that a server rejects are left out of all later requests. `deadline`, in seconds, is for one turn with
+    all its requests.
+
+    Reasoning counts towards the maximum number of tokens of a request. If an answer was cut off because of it, and the
+    settings have no thinking budget, all later requests have `DEFAULT_THINKING_BUDGET` in addition, or as much of it as
+    the server accepts.
+    """
+
+    def __init__(
+        self,
+        client: "AsyncOpenAI",
+        name: str,
+        sampling: Sampling,
+        settings: ChatSettings | None = None,
+        deadline: float = 900,
+    ) -> None:
+        self._client, self.name, self._sampling = client, name, sampling
+        self._deadline = deadline
+        self.settings = settings or ChatSettings()
+        self._thinking_budget = self.settings.thinking_budget
+        self._rejected = set[str]()
+
+    async def answer(self, messages: Sequence[Any], tools: Sequence[Any]) -> ApiAnswer | None:
+        """Return the answer to a conversation, or None if it does not fit into the model's context.
+
+        Raises:
+            PolicyError: if there is no usable answer.
+            UsageError: if the model, the key or the address is wrong.
+        """
+        try:
+            async with asyncio.timeout(self._deadline):  # the client's timeout is per read
+                budget = self._thinking_budget
+                answer = await self._request(messages, tools)
+                if answer is None or budget is not None or not _is_reasoning_cut_off(answer):
+                    return answer
+                if self._thinking_budget is None:  # another conversation may have set it by now
+                    self._thinking_budget = DEFAULT_THINKING_BUDGET
+                again = await self._request(messages, tools)
+        except TimeoutError:
+            message = f"{self.name} did not answer in {self._deadline:g} seconds"
+            raise PolicyError("models.timeout", message) from None
+        if again is None:
+            return answer
+        return replace(again, usage=again.usage + answer.usage if again.usage and answer.usage else None)
+
+    async def _request(self, messages: Sequence[Any], tools: Sequence[Any]) -> ApiAnswer | None:
+        """Return an answer, or None if the conversation does not fit. Repeat the request without what is rejected."""
+        from openai import APIError, APIStatusError  # takes half a second to import
+
+        budget: int | None = self._thinking_budget or 0
+        while budget is not None:
+            options = {name: value for name, value in self._options().items() if name not in self._rejected}
+            kept = [{name: value for name, value in each.items() if name not in self._rejected} for each in messages]
+            try:
+                return self._read(await self._create(kept, tools, options, budget), tools, len(messages))
+            except APIStatusError as error:
+                if error.status_code in _INVALID and _OUT_OF_TOKENS.search(str(error)):
+                    nothing = ParsedTurn(problem="no call", detail=_NO_CALL)
+                    return ApiAnswer("", "", (), nothing, None, is_cut_off=True, has_reasoning=True)
+                sent = {*options, *(name for each in kept for name in _REASONING_FIELDS if name in each)}
+                budget = self._adapt(error, sent, budget)
+            except (APIError, ValueError) as error:  # openai passes on errors of the JSON parser
+                raise _connection_error(self.name, error) from None
+        return None
+
+    async def _create(
+        self, messages: Sequence[Any], tools: Sequence[Any], options: dict[str, Any], thinking_budget: int
+    ) -> Any:
+        return await self._client.chat.completions.create(
+            model=self.name,
+            messages=messages,  # in the form of the API
+            tools=tools,
+            temperature=_omit_default(self._sampling.temperature),
+            top_p=_omit_default(self._sampling.top_p),
+            max_completion_tokens=self._sampling.max_tokens + thinking_budget,
+            extra_body=options or None,
+        )
+
+    def _options(self) -> dict[str, Any]:
+        """Return the parameters that not all servers know."""
+        options: dict[str, Any] = {}
+        if self.settings.parallel_calls == "refuse":  # they are allowed by default
+            options["parallel_tool_calls"] = False
+        if self.settings.template_kwargs:
+            options["chat_template_kwargs"] = self.settings.template_kwargs
+        return options
+
+    def _adapt(self, error: "APIStatusError", optional: set[str], thinking_budget: int) -> int | None:
+        """Return the thinking budget with which to repeat a request, or None if the conversation does not fit.
+
+        If the server rejects a parameter among the `optional` ones that were sent, it is left out from now on.
+
+        Raises:
+            PolicyError: if the request is not to be repeated.
+            UsageError: if the model, the key or the address is wrong.
+        """
+        if is_too_long(error):
+            return _halve(thinking_budget) if thinking_budget else None
+        if error.status_code in _INVALID:
+            rejected = [each for each in optional if re.search(rf"\b{each}\b", str(error))]
+            if rejected:
+                self._rejected.update(rejected)
+                return thinking_budget
+            if thinking_budget and _TOO_MANY_TOKENS.search(str(error)):
+                lower = _halve(thinking_budget)
+                self._thinking_budget = min(lower, self._thinking_budget or 0)
+                return lower
+        raise_if_misconfigured(self.name, error)
+        raise _status_error(self.name, error) from None
+
+    def _read(self, answer: Any, tools: Sequence[Any], place: int) -> ApiAnswer:
+        """Return the parts of a chat completion. `place` is the number of messages before it.
+
+        Raises:
+            PolicyError: if it is not a chat completion.
+        """
+        try:
+            choice = answer.choices[0]
+            content = _clean(choice.message.content or "")
+            calls = tuple(
+                _read_call(call, f"{place:04}{number:05}")
+                for number, call in enumerate(choice.message.tool_calls or [])
+            )
+            field = next((name for name in _REASONING_FIELDS if getattr(choice.message, name, None)), "")
+            reasoning = _clean(getattr(choice.message, field)) if field else ""
+            is_cut_off = choice.finish_reason == "length"
+        except (AttributeError, IndexError, TypeError):
+            raise PolicyError("models.invalid-answer", f"{self.name}: the answer is not a chat completion") from None
+        thought, text, is_closed = _split_reasoning(content)
+        reasoning = "\n".join(filter(None, (reasoning, thought)))
+        parsed = _parse(text, calls, reasoning, tools, self.settings)
+        usage, reasoning_tokens = _read_usage(answer)
+        return ApiAnswer(
+            content,
+            text,
+            calls,
+            replace(parsed, is_in_reasoning=not is_closed),
+            usage,
+            is_cut_off,
+            has_reasoning=bool(reasoning) or not is_closed or reasoning_tokens > 0,
+            reasoning_field=field,
+        )
+
+
+async def check_chat_server(client: "AsyncOpenAI", model: str) -> None:
+    """Check that a model's server answers and accepts the key.
+
+    Raises:
+        UsageError: if it rejects the key.
+        PolicyError: if it does not answer.
+    """
+    from openai import APIError, APIStatusError
+
+    try:
+        await client.models.list()
+    except APIStatusError as error:
+        if error.status_code == _NOT_FOUND:  # the server answers, but has no list of models
+            return
+        raise_if_misconfigured(model, error)
+        raise _status_error(str(client.base_url), error) from None
+    except (APIError, ValueError) as error:
+        raise _connection_error(str(client.base_url), error) from None
+
+
+def _split_reasoning(content: str) -> tuple[str, str, bool]:
+    """Return the reasoning in `<think>` tags, the rest of a text, and True if all reasoning is closed."""
+    before, closing, _ = content.partition(THINK.closing)
+    is_open = bool(closing) and THINK.opening not in before  # the opening tag is in the prompt
+    reasoning, rest, is_closed = THINK.split(content, is_open=is_open)
+    return reasoning, rest.strip(), is_closed
+
+
+def _parse(
+    text: str, calls: Sequence[ApiCall], reasoning: str, tools: Sequence[Any], settings: ChatSettings
+) -> ParsedTurn:
+    """Return the parts of a turn. If there are no calls of the API, those in its text count."""
+    outside = text if calls else _HERMES.outside(text)
+    try:
+        found = tuple(call.parse() for call in calls) or tuple(_HERMES.parse(text, tools))
+    except NoCallError:
+        return ParsedTurn((), outside, reasoning, "no call", _NO_CALL)
+    except UnusableCallError as error:
+        return ParsedTurn((), outside, reasoning, "unparseable call", str(error))
+    if len(found) > 1 and settings.parallel_calls == "refuse":
+        detail = f"there are {len(found)} calls in one turn"
+        return ParsedTurn((), outside, reasoning, "unparseable call", detail)
+    return ParsedTurn(found, outside, reasoning)
+
+
+def _read_call(call: Any, missing_id: str) -> ApiCall:
+    """Return a call of the API.
+
+    Raises:
+        AttributeError, TypeError: if it is not one.
+    """
+    name, arguments = call.function.name, call.function.arguments
+    return ApiCall(
+        _clean(call.id) or missing_id, _clean(name), "{}" if arguments is None else _clean(arguments) or "{}"
+    )
+
+
+def _is_reasoning_cut_off(answer: ApiAnswer) -> bool:
+    """Return True if reasoning left no tokens for a usable call."""
+    return answer.is_cut_off and not answer.parsed.calls and (answer.has_reasoning or not answer.content.strip())
+
+
+def _halve(budget: int) -> int:
+    return budget // 2 if budget >= 2 * _MIN_THINKING_BUDGET else 0
+
+
+def _clean(text: str) -> str:
+    """Return text without lone surrogates, which cannot be sent back.
+
+    Raises:
+        AttributeError, TypeError: if it is not text.
+    """
+    return text.encode(errors="replace").decode()
+
+
+def _read_usage(answer: Any) -> tuple[TokenUsage | None, int]:
+    """Return the tokens of a request, or None if they are unknown, and the number of those of reasoning."""
+    read, written = (getattr(answer.usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
+    details = getattr(answer.usage, "completion_tokens_details", None)
+    reasoning = getattr(details, "reasoning_tokens", None)
+    usage = TokenUsage(read, written) if isinstance(read, int) and isinstance(written, int) else None
+    return usage, reasoning if isinstance(reasoning, int) else 0
+
+
+def _omit_default(value: float) -> Any:
+    """Omit a value of 1, the usual default: some models reject temperature or top-p, or both together."""
+    from openai import omit
+
+    return omit if value == 1 else value
+
+
+def _status_error(name: str, error: "APIStatusError") -> PolicyError:
+    """Return the error for a model or an address that answered with an error status."""
+    return PolicyError("models.request-failed", f"{name} answered {error.status_code}", str(error))
+
+
+def _connection_error(name: str, error: Exception) -> PolicyError:
+    """Return the error for a model or an address that cannot be reached, or whose answer cannot be read."""
+    from openai import APIConnectionError
+
+    if isinstance(error, APIConnectionError):
+        return PolicyError("models.unreachable", f"{name} does not answer: {type(error).__name__}", str(error))
+    return PolicyError("models.invalid-answer", f"{name}: unreadable answer: {type(error).__name__}", str(error))

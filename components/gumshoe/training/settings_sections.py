@@ -1,0 +1,309 @@
+"""Define the sections of the settings of a training run, from the base model to the files that it writes."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from gumshoe.inference.policy import MAX_TEMPERATURE
+from gumshoe.rewards.combination import Combination
+from gumshoe.rewards.reward import RewardSettings
+from gumshoe.training.algorithms.lookup import AlgorithmChoice, NamedAlgorithm
+from gumshoe.training.settings_old_names import replace_old_algorithm
+
+Distribution = Literal["ddp", "fsdp2", "zero3"]
+ALL_LINEAR: Literal["all-linear"] = "all-linear"
+"""Value of `lora.target_modules`: all linear modules of the layers, except those of `find_default_targets`."""
+
+
+@dataclass(frozen=True, slots=True)
+class EnvVar:
+    """An environment variable that a field is also read from."""
+
+    name: str
+
+
+class Section(BaseModel):
+    """A section of the settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+
+
+class ModelSettings(Section):
+    """The base model."""
+
+    name: Annotated[str, EnvVar("MODEL_NAME")] = Field(
+        "Qwen/Qwen2.5-7B-Instruct", description="base model: a directory, a name on the Hugging Face Hub, or `tiny`"
+    )
+    dtype: Literal["auto", "bfloat16", "float32"] = Field(
+        "auto", description="data type of the base model's weights; auto: bfloat16 on a GPU, float32 on a CPU"
+    )
+    quantization: Literal["none", "nf4"] = Field(
+        "none", description="quantization of the base model's weights; nf4 is QLoRA"
+    )
+    max_context: int = Field(8192, ge=64, description="maximum number of tokens of an episode")
+    gradient_checkpointing: bool = Field(True, description="recompute activations in the backward pass to save memory")
+    check_memory: bool = Field(True, description="reject a run that does not fit into memory (see `gumshoe plan`)")
+
+
+class LoraSettings(Section):
+    """The adapter (LoRA, https://arxiv.org/abs/2106.09685)."""
+
+    rank: int = Field(16, ge=1, le=512, description="rank of the LoRA matrices")
+    alpha: int = Field(32, ge=1, description="scale of the adapter: its output is multiplied by alpha / rank")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout probability in the adapter during training")
+    target_modules: Literal["all-linear"] | Annotated[tuple[str, ...], Field(min_length=1)] = Field(
+        ALL_LINEAR,
+        description="modules of the base model that get LoRA matrices: names of linear modules, or all-linear, which "
+        "leaves out embeddings, lm_head, routers of experts, and modules of Mamba whose adapter would have no effect",
+    )
+    target_parameters: Literal["none", "experts"] = Field(
+        "none",
+        description="parameters outside modules that get LoRA matrices; experts: the weights of all experts of a "
+        "mixture, if they are one parameter per layer; requires dropout 0",
+    )
+    start: Path | None = Field(
+        None,
+        description="directory of an adapter to start from, e.g. one made by `gumshoe warm-start`, with the same "
+        "rank, alpha and target modules; if unset, start from the base model",
+    )
+
+
+class WarmStartSettings(Section):
+    """Supervised fine-tuning on correct episodes (`gumshoe warm-start`)."""
+
+    epochs: float = Field(2.0, gt=0, description="number of passes over the episodes")
+    learning_rate: float = Field(
+        1e-4,
+        gt=0,
+        description="peak learning rate of AdamW, after a linear warmup of 5 % of the steps; it then decays linearly "
+        "to 0",
+    )
+    batch_size: int = Field(
+        8,
+        ge=1,
+        description="episodes per optimizer step (all of them if there are fewer); a device takes at most "
+        "optimizer.per_device_train_batch_size at once",
+    )
+
+
+class DataSettings(Section):
+    """The scenarios for training and validation."""
+
+    train_size: Annotated[int | None, EnvVar("TRAIN_DATASET_SIZE")] = Field(
+        None, ge=1, description="maximum number of scenarios of the split `train`; all if unset"
+    )
+    eval_size: Annotated[int | None, EnvVar("EVAL_DATASET_SIZE")] = Field(
+        None, ge=1, description="maximum number of scenarios of the split `validation`; all if unset"
+    )
+    seed: Annotated[int, EnvVar("SEED")] = Field(
+        42, description="random seed of the adapter's initial weights, the order of scenarios, and every episode"
+    )
+
+
+class RolloutSettings(Section):
+    """Rollouts: how episodes are run, and which groups are trained on."""
+
+    engine: Literal["vllm", "transformers"] = Field(
+        "vllm", description="what runs the rollouts: vLLM servers, or transformers in the trainer's own process"
+    )
+    servers: tuple[str, ...] = Field(
+        (), description="addresses of vLLM servers that already run; if empty, num_servers are started"
+    )
+    num_servers: int = Field(
+        1, ge=1, description="number of vLLM servers to start, each with a copy of the model (data parallel)"
+    )
+    handover: str | None = Field(
+        None,
+        description="file:// or s3:// URI, used by this run only, through which servers on other machines get each "
+        "step's adapter; a `gumshoe adapter-loader` runs beside each server, and each IP address of a "
+        "server's host name counts as one server",
+    )
+    num_generations: Annotated[int, EnvVar("NUM_GENERATIONS")] = Field(
+        4, ge=2, description="episodes per scenario (group size)"
+    )
+    groups_per_step: int | None = Field(
+        None,
+        ge=1,
+        description="groups per optimizer step; must match the batch size and gradient accumulation; derived from "
+        "them if unset",
+    )
+    max_turns: Annotated[int, EnvVar("MAX_TURNS")] = Field(10, ge=1, description="maximum number of turns per episode")
+    max_tokens: Annotated[int, EnvVar("MAX_TOKENS")] = Field(512, ge=8, description="maximum number of tokens per turn")
+    temperature: Annotated[float, EnvVar("TEMPERATURE")] = Field(
+        1.0,
+        gt=0,
+        le=MAX_TEMPERATURE,
+        description="sampling temperature, also used to compute log-probabilities in training",
+    )
+    min_group_std: Annotated[float, EnvVar("MIN_GROUP_STD")] = Field(
+        0.01,
+        ge=0,
+        description="drop groups whose rewards have a smaller standard deviation: they carry no learning signal",
+    )
+    segments: Literal["share", "last", "weigh"] = Field(
+        "share",
+        description="what an episode that was split into segments trains on: share: all of them with the advantage of "
+        "the episode; last: only the last one; weigh: all of them, with the advantage divided by their number",
+    )
+    mask_truncated: bool = Field(
+        False,
+        description="do not train on episodes whose last turn was cut off (ending truncated or context full), though "
+        "their rewards count for their group",
+    )
+    draws: int = Field(
+        3,
+        ge=1,
+        description="maximum number of times that scenarios are sampled to fill a step with useful groups (dynamic "
+        "sampling of DAPO, https://arxiv.org/abs/2503.14476)",
+    )
+    concurrency: int = Field(64, ge=1, description="maximum number of concurrent episodes per server")
+    least_ratio: float = Field(
+        0.9,
+        ge=0,
+        le=1,
+        description="warn if the mean importance ratio of trainer to sampler (each token at most 1) is lower than this",
+    )
+    most_difference: float = Field(
+        0.1,
+        gt=0,
+        description="drop a group as off-policy if the log-probabilities of trainer and sampler differ by more than "
+        "this in one of its episodes (mean absolute difference, in nats per token)",
+    )
+    gpu_memory: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="share of a GPU's memory for each vLLM server; if unset, the servers on a GPU share 0.9 of it, or"
+        " 0.45 if a trainer uses it too",
+    )
+
+
+class RewardsSettings(Section):
+    """The rewards of episodes."""
+
+    functions: tuple[RewardSettings, ...] = Field(
+        (RewardSettings(name="rubric"),), min_length=1, description="reward functions by name, with their arguments"
+    )
+    combine: Combination = Field(
+        "uniform", description="how the rewards of several functions are combined: see gumshoe.rewards.combination"
+    )
+    weights: dict[str, float] = Field(
+        default_factory=dict, description="weight of each reward function, if they are combined by weights"
+    )
+
+
+class OptimizerSettings(Section):
+    """The optimizer, the batch, and the algorithm."""
+
+    learning_rate: Annotated[float, EnvVar("LEARNING_RATE")] = Field(
+        1e-5, ge=0, description="learning rate of AdamW, after the warmup"
+    )
+    max_steps: Annotated[int, EnvVar("MAX_STEPS")] = Field(
+        -1, ge=-1, description="number of optimizer steps; -1: as many as num_train_epochs takes"
+    )
+    num_train_epochs: Annotated[float, EnvVar("NUM_TRAIN_EPOCHS")] = Field(
+        1.0, gt=0, description="number of passes over the scenarios"
+    )
+    per_device_train_batch_size: Annotated[int, EnvVar("PER_DEVICE_TRAIN_BATCH_SIZE")] = Field(
+        4, ge=1, description="episodes per device in one forward and backward pass"
+    )
+    gradient_accumulation_steps: Annotated[int, EnvVar("GRADIENT_ACCUMULATION_STEPS")] = Field(
+        4, ge=1, description="passes per optimizer step"
+    )
+    processes: int = Field(
+        1, ge=1, description="number of trainer processes on all machines together, one per GPU (data parallel)"
+    )
+    distribution: Distribution = Field(
+        "ddp",
+        description="how several trainers hold the weights: ddp: each has the whole model; fsdp2 (PyTorch FSDP) and "
+        "zero3 (DeepSpeed, https://arxiv.org/abs/1910.02054): each has a shard of all weights, and layers"
+        " are gathered one by one",
+    )
+    warmup_steps: Annotated[int, EnvVar("WARMUP_STEPS")] = Field(
+        0, ge=0, description="steps of linear warmup of the learning rate"
+    )
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="learning rate schedule after the warmup"
+    )
+    weight_decay: float = Field(0.0, ge=0, description="weight decay of AdamW")
+    max_grad_norm: Annotated[float, EnvVar("MAX_GRAD_NORM")] = Field(
+        1.0, ge=0, description="maximum norm of the gradient (gradient clipping); 0: no limit"
+    )
+    beta: Annotated[float, EnvVar("BETA")] = Field(
+        0.01,
+        ge=0,
+        description="weight of the KL divergence from the reference (GRPO, https://arxiv.org/abs/2402.03300; "
+        "unbiased estimate, https://arxiv.org/abs/2512.02556)",
+    )
+    reference: Literal["start", "base"] = Field(
+        "start",
+        description="reference of the KL divergence: start: the adapter as the run began, i.e. lora.start; base: the "
+        "base model; the same if lora.start is unset",
+    )
+    algorithm: NamedAlgorithm = Field(
+        AlgorithmChoice(name="dapo"),
+        description="algorithm (advantages and loss): grpo, dapo, bnpo, dr_grpo, gspo, cispo, sapo, rloo, turn_level,"
+        " or your own as package.module:Class; with settings e.g. {dapo: {epsilon: 0.1}}",
+    )
+    num_iterations: int = Field(1, ge=1, description="optimizer steps per batch of episodes (mu of GRPO)")
+    router_loss: float = Field(
+        0.0,
+        ge=0,
+        description="weight of the loss that balances the experts of a mixture, https://arxiv.org/abs/2101.03961; "
+        "0: it is not computed",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_old_names(cls, values: Any) -> Any:
+        """Accept the names that earlier versions used instead of `algorithm`."""
+        return replace_old_algorithm(values) if isinstance(values, dict) else values
+
+
+class EvalDuringTrainingSettings(Section):
+    """Evaluations on the split `validation` during training, and early stopping."""
+
+    eval_steps: Annotated[int, EnvVar("EVAL_STEPS")] = Field(
+        20, ge=1, description="optimizer steps between evaluations"
+    )
+    target_accuracy: Annotated[float | None, EnvVar("TARGET_ACCURACY")] = Field(
+        None, gt=0, le=1, description="stop early once an evaluation reaches this accuracy"
+    )
+    patience: Annotated[int | None, EnvVar("PATIENCE")] = Field(
+        None, ge=1, description="stop early after this many evaluations in a row without an improvement"
+    )
+    baseline: Annotated[bool, EnvVar("RUN_BASELINE_EVAL")] = Field(
+        True, description="also evaluate before the first step"
+    )
+    judge: str | dict[str, Any] = Field(
+        "heuristic", description="judge that decides which answers are correct, as in `gumshoe evaluate --judge`"
+    )
+
+
+class OutputSettings(Section):
+    """The files and metrics that a run writes."""
+
+    directory: Annotated[Path | None, EnvVar("OUTPUT_DIR")] = Field(
+        None, description="directory for the run's files; outputs/grpo_<mode> if unset"
+    )
+    save_steps: Annotated[int, EnvVar("SAVE_STEPS")] = Field(
+        10, ge=1, description="optimizer steps between checkpoints"
+    )
+    save_total_limit: Annotated[int, EnvVar("SAVE_TOTAL_LIMIT")] = Field(
+        3, ge=1, description="number of checkpoints to keep"
+    )
+    checkpoints: str | None = Field(
+        None,
+        description="file:// or s3:// URI, used by this run only, to which checkpoints are uploaded, and from which "
+        "--resume continues the run if its directory does not exist",
+    )
+    verbose: Annotated[bool, EnvVar("VERBOSE")] = Field(False, description="print the advantages of each group by turn")
+    report_to: tuple[Literal["tensorboard", "trackio", "wandb", "mlflow"], ...] = Field(
+        ("tensorboard",), description="trackers that receive metrics, beside metrics.jsonl"
+    )
+    metrics_port: Annotated[int | None, EnvVar("METRICS_PORT")] = Field(
+        None, ge=1, le=65535, description="port that serves the latest metrics to Prometheus at /metrics; off if unset"
+    )
+    stall_seconds: float = Field(1800, gt=0, description="exit with status 75 after this many seconds without progress")
