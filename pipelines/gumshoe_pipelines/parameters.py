@@ -58,7 +58,9 @@ class RunParameters:
         "Qwen/Qwen2.5-7B-Instruct"
     )
     limits: Annotated[
-        dict[str, Any], "Limits per episode in evaluations, e.g. {max_turns: 10, max_tokens: 512, max_context: 8192}."
+        dict[str, Any],
+        "Limits per episode in evaluations, e.g. {max_turns: 10, max_tokens: 512, max_context: 8192}; and `chat`, the "
+        "chat settings, which must be those of training.",
     ] = field(default_factory=dict)
     choice: Annotated[
         dict[str, Any],

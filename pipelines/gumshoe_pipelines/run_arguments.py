@@ -4,7 +4,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, field_validator
 
@@ -17,6 +17,9 @@ from gumshoe.errors import UsageError
 from gumshoe.model_validation import ParameterModel, validate_model
 from gumshoe_pipelines.graphs import combine_errors
 from gumshoe_pipelines.parameters import EMBEDDING
+
+if TYPE_CHECKING:
+    from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")  # valid as a Kubernetes label and as an artifact version
 _WORKER = re.compile(r"(?:^|/)worker(?:[:@]|$)")  # as images/build.sh names it
@@ -181,7 +184,26 @@ def _check_settings(arguments: Mapping[str, Any], is_local: bool) -> None:
     if not is_preset:
         _check_readable(config, is_local)
     flags = {**arguments.get("settings", {}), "model.name": arguments.get("base_model", "tiny")}
-    resolve(config if is_local or is_preset else None, flags, {})
+    known = resolve(config if is_local or is_preset else None, flags, {}).settings
+    if is_local or is_preset:
+        _check_chat(arguments, known.chat)
+
+
+def _check_chat(arguments: Mapping[str, Any], trained: "ChatSettings") -> None:
+    """Check that evaluations have the chat settings of training.
+
+    Raises:
+        UsageError: if they differ, so that the base model could not be compared with the adapter.
+    """
+    from gumshoe.evaluation.evaluation_step import EvaluationLimits
+
+    evaluated = EvaluationLimits.from_mapping(arguments.get("limits", {})).chat
+    if (evaluated or type(trained)()) != trained:
+        raise UsageError(
+            "pipelines.other-chat-settings",
+            "evaluations have other chat settings than training; set limits.chat to the same as chat in the training "
+            f"settings: {trained.model_dump_json(exclude_defaults=True)}",
+        )
 
 
 class _SweepEntry(ParameterModel):

@@ -311,6 +311,14 @@ def test_invalid_limits_are_refused_before_anything_starts(limits: dict[str, Any
     check_arguments({"limits": {"max_turns": 8, "max_context": 4096.0}}, is_local=False)
 
 
+def test_evaluations_have_the_chat_settings_of_training() -> None:
+    given: dict[str, Any] = {"config": "", "settings": {"chat.thinking_budget": 64}, "base_model": "tiny"}
+    for limits in ({}, {"chat": {"thinking_budget": 65}}):
+        with raises("pipelines.other-chat-settings", "thinking_budget", 64):
+            check_arguments({**given, "limits": limits}, is_local=False)
+    check_arguments({**given, "limits": {"chat": {"thinking_budget": 64.0}}}, is_local=False)
+
+
 def test_an_invalid_choice_is_refused_before_anything_starts() -> None:
     for choice, code, value in (
         ({"samples": 1, "choose": "majority"}, "rewards.invalid-choice-settings", "or equal to 2"),

@@ -34,7 +34,7 @@ _CALLS = r"""
         {{- (call.function.arguments | tojson) + '}\n</tool_call>' -}}
     {%- endfor -%}
 """
-_TURN = r"{{- '<|im_start|>assistant\n' + (message.content or '') -}}" + _CALLS + r"{{- '<|im_end|>\n' -}}"
+TURN = r"{{- '<|im_start|>assistant\n' + (message.content or '') -}}" + _CALLS + r"{{- '<|im_end|>\n' -}}"
 _RESULT = r"""
     {%- if loop.previtem.role != 'tool' -%}{{- '<|im_start|>user' -}}{%- endif -%}
     {{- '\n<tool_response>\n' + message.content + '\n</tool_response>' -}}
@@ -42,7 +42,7 @@ _RESULT = r"""
 """
 
 
-def template(*, system: str = _SYSTEM, turn: str = _TURN, result: str = _RESULT) -> str:
+def template(*, system: str = _SYSTEM, turn: str = TURN, result: str = _RESULT) -> str:
     """Return a ChatML template. With the defaults it renders the same as Qwen2.5's."""
     return f"""
 {system}

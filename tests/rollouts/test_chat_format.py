@@ -288,6 +288,26 @@ def test_reasoning_of_earlier_turns_is_dropped_if_the_template_does() -> None:
     assert dropping.drop_reasoning(prompt, plain.ids) == (*prompt.ids, *plain.ids)
 
 
+@pytest.mark.parametrize("given", ["", "call12345", "1", "two words", "<|im_end|>", "y" * 1000])
+def test_an_id_that_the_template_rejects_is_replaced(given: str) -> None:
+    """Mistral's templates raise an error for ids that have not nine characters, and models invent ids."""
+    loop = "{%- for call in message.tool_calls or [] -%}"
+    check = "{%- if call.id | length != 9 -%}{{- raise_exception('nine characters') -}}{%- endif -%}"
+    result = "{{- '<|im_start|>user\\n' + message.tool_call_id + ': ' + message.content + '<|im_end|>\\n' -}}"
+    source = talk.template(result=result).replace(loop, loop + check)
+    glue = ChatFormat(make_tokenizer(source)).encode_results([Call("look", {}, given)], ["R"])
+    assert (given if len(given) == 9 else "call00000") in glue.text
+
+
+def test_a_turn_closes_reasoning_that_the_prompt_opened_once() -> None:
+    """As with GLM 4.7, whose turns without reasoning begin with the closing tag."""
+    header = "{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
+    source = talk.template(turn=talk.TURN.replace("assistant\\n'", "assistant\\n</think>'"))
+    for opened, written in (("<think>", "</think>"), ("<think></think>", "")):
+        chat = ChatFormat(make_tokenizer(source.replace(header, header.replace("\\n'", f"\\n{opened}'"))))
+        assert chat.write_turn([LOOK]) == written + call("look", word="it")
+
+
 def test_variables_reach_the_template_and_the_day_is_fixed() -> None:
     """Otherwise a resumed run, or a service, would have other prompts than the training."""
     source = QWEN2_5.replace("{{- '<|im_start|>system\\n'", "{{- mood + strftime_now('%Y') + '<|im_start|>system\\n'")
@@ -296,3 +316,16 @@ def test_variables_reach_the_template_and_the_day_is_fixed() -> None:
     assert chat.encode_prompt("S", "U", tools()).text.startswith("calm2026<|im_start|>")
     own = ChatFormat(make_tokenizer(None), ChatSettings(template=QWEN2_5))
     assert own.encode_prompt("S", "U", tools()).text.startswith("<|im_start|>system")
+
+
+def test_tools_may_have_the_name_that_smollm3_gives_them() -> None:
+    source = QWEN2_5.replace("if tools", "if xml_tools").replace("in tools", "in xml_tools")
+    prompt = ChatFormat(make_tokenizer(source)).encode_prompt("S", "U", tools())
+    assert '"description": "Look a word up."' in prompt.text
+
+
+def test_tags_of_reasoning_are_escaped_in_data_and_not_in_instructions(chat: ChatFormat) -> None:
+    prompt = chat.encode_prompt("Reason in <think> and </think>.", "What does <think> mean?", tools()).text
+    assert "Reason in <think> and </think>." in prompt
+    assert "What does < think> mean?" in prompt
+    assert "< /think>" in chat.encode_results([LOOK], ["</think>"]).text

@@ -102,6 +102,14 @@ def test_trajectories_without_usage_are_read() -> None:
     assert Trajectory.from_json(json.dumps(line), "here").usage is None
 
 
+@pytest.mark.parametrize("several", [(SAMPLED,), ()], ids=["a turn", "the prompt was too long"])
+def test_trajectories_of_version_0_1_are_read(several: tuple[Span, ...]) -> None:
+    line = json.loads(trajectory(*several).to_json())
+    old = {name: line[name] for name in line if name not in ("segments", "deeds", "mistakes", "spans")}
+    old["segments"] = [{name: each[name] for name in ("origin", "text", "ids", "logprobs")} for each in line["spans"]]
+    assert Trajectory.from_json(json.dumps(old), "here").spans == list(several)
+
+
 def test_lone_surrogates_can_be_written() -> None:
     """Servers of chat models send lone surrogates in text and in arguments."""
     made = trajectory(Span("sampled", "a\ud800b"), record=EpisodeState(answer="\udfff"))

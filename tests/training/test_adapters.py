@@ -12,6 +12,7 @@ import pytest
 
 from gumshoe.environments.registry import open_env
 from gumshoe.inference.policy_names import TINY, PolicyName, is_tiny
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.training.models.base_model import AdapterBase, check_same_base, find_tensors, identify_base_model
@@ -260,13 +261,16 @@ def test_merging_into_full_weights(dtype: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*")), "no temporary directory is left"
 
 
-def test_a_merged_tiny_policy_keeps_its_environment(tmp_path: Path) -> None:
+def test_a_merged_tiny_policy_keeps_its_environment_and_chat_settings(tmp_path: Path) -> None:
     from gumshoe.training.adapters.merge import merge
 
     index = make_collection(tmp_path / "documents", [page(1)])
     taught = open_env(index, None).for_tiny().provenance
     once, twice = tmp_path / "once", tmp_path / "twice"
-    merge(make_adapter(tmp_path / "a"), "tiny", once)
+    first = make_adapter(tmp_path / "a")
+    ChatSettings(thinking_budget=5).write(first)
+    merge(first, "tiny", once)
+    assert resolve_chat_settings(None, *PolicyName.parse(f"local:{once}").directories).thinking_budget == 5
     merge(make_adapter(tmp_path / "b", once, size=0.01), str(once), twice)
     for place in (once, twice):
         assert is_tiny(place)

@@ -2,14 +2,17 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gumshoe.environments.tools import Call
 from gumshoe.inference.policy_names import TINY, load_tokenizer
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
-from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
+from gumshoe.rollouts.trajectory import Mistake, Span, Trajectory
 from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
@@ -19,7 +22,7 @@ from gumshoe.training.run_spec import check_start
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import LoraSettings
 from gumshoe.training.settings_sources import resolve
-from gumshoe.training.sft.demonstrations import filter_correct, to_demonstrations
+from gumshoe.training.sft.demonstrations import Demonstration, filter_correct, to_demonstrations
 from gumshoe.training.sft.warm_start import WarmStartReport, start_warm
 from gumshoe.training.training_step import run_sft
 from tests.conftest import CommandResult
@@ -66,6 +69,44 @@ def test_episodes_of_a_chat_model_are_rendered_with_the_template(mail: Path, cha
     for episode, asked in zip(record_episodes(mail, chat, correct_answer), scenarios(mail), strict=True):
         own = to_demonstrations(episode, environment(mail, asked), chat)
         assert to_demonstrations(as_chat(episode), environment(mail, asked), chat) == own
+
+
+def learned(demonstration: Demonstration, chat: ChatFormat) -> str:
+    """Return the text of what is trained on."""
+    return chat.decode([token for token in demonstration.labels if token != -100])
+
+
+def test_mistakes_are_in_the_history_and_not_trained_on(mail: Path, chat: ChatFormat) -> None:
+    asked = scenarios(mail).scenarios[0]
+    episode = record_episodes(mail, chat, correct_answer)[0]
+    prompt, search, *_ = episode.spans
+    bad = chat.encode_turn("<tool_call>{broken</tool_call>")
+    error = chat.encode_results([Call("", {})], ["Error: broken"], bad.ids[-1])
+    sampled = Span("sampled", bad.text, bad.ids, (0.0,) * len(bad.ids))
+    own = [prompt, sampled, Span("injected", error.text, error.ids), search]
+    mistakes = [Mistake(1, "unparseable call", "broken")]
+    episode = replace(episode, spans=own, turns=2, mistakes=mistakes)
+    (demonstration,) = to_demonstrations(episode, environment(mail, asked), chat)
+    assert (demonstration.ids, learned(demonstration, chat)) == (episode.ids, search.text)
+    (other,) = to_demonstrations(as_chat(episode), environment(mail, asked), chat)
+    assert learned(other, chat) == search.text
+    assert "broken" in chat.decode(other.ids)
+
+
+@pytest.mark.parametrize("ends", [False, True], ids=["with results", "with the final answer"])
+def test_several_calls_become_turns_if_the_base_model_has_one_call_per_turn(mail: Path, ends: bool) -> None:
+    asked, calls = scenarios(mail).scenarios[0], (Call("search", {"n": 1}), Call("answer", {"n": 2}), Call("more", {}))
+    chat = ChatFormat(load_tokenizer(str(TINY)), ChatSettings(parallel_calls="refuse"))
+    results = [] if ends else [Span("injected", f"result {number}") for number in range(3)]
+    spans = [Span("prompt", "P"), Span("sampled", "I look.", calls=calls), *results]
+    made = replace(as_chat(record_episodes(mail, chat, correct_answer)[0]), spans=spans, deeds=[2], turns=1)
+    (demonstration,) = to_demonstrations(made, environment(mail, asked), chat)
+    text = learned(demonstration, chat)
+    assert [name for name in ("search", "answer", "more") if f'"{name}"' in text] == (
+        ["answer"] if ends else ["search", "answer", "more"]
+    )
+    assert text.count(chat.end) == (1 if ends else 3)
+    assert text.count("I look.") == 1
 
 
 def test_a_turn_ends_at_the_first_control_token(chat: ChatFormat) -> None:

@@ -1,12 +1,20 @@
-"""The checkpoints of a run's directory, and the splits of its scenarios."""
+"""The checkpoints of a run's directory, the splits of its scenarios, and the adapter that it starts from."""
 
 from pathlib import Path
 
 import pytest
 
-from gumshoe.training.run_spec import METADATA, expired_checkpoints, find_checkpoints, load_splits, step_of
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
+from gumshoe.training.run_spec import (
+    METADATA,
+    check_start_chat,
+    expired_checkpoints,
+    find_checkpoints,
+    load_splits,
+    step_of,
+)
 from gumshoe.training.settings import TrainSettings
-from gumshoe.training.settings_sections import DataSettings
+from gumshoe.training.settings_sections import DataSettings, LoraSettings
 from tests.errors import raises
 from tests.scenarios.questions import question, write_questions
 
@@ -44,3 +52,13 @@ def test_the_oldest_checkpoints_expire(limit: int, expired: list[int]) -> None:
     found = [Path(f"checkpoint-{step}") for step in (100, 9, 1000, 10)]
     assert [step_of(each) for each in expired_checkpoints(found, limit)] == expired
     assert expired_checkpoints([], limit) == []
+
+
+def test_the_adapter_to_start_from_knows_the_chat_template(tmp_path: Path) -> None:
+    kwargs = {"enable_thinking": False}
+    lora = LoraSettings(start=tmp_path)
+    check_start_chat(TrainSettings(lora=lora))
+    ChatSettings(template_kwargs=kwargs, thinking_budget=9).write(tmp_path)
+    check_start_chat(TrainSettings(lora=lora, chat=ChatSettings(template_kwargs=kwargs)))
+    with raises("adapters.other-chat-template", tmp_path):
+        check_start_chat(TrainSettings(lora=lora))

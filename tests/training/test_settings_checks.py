@@ -40,6 +40,11 @@ def of(**flags: Any) -> TrainSettings:
             "lora.target_parameters",
         ),
         (
+            {"chat__reasoning_history": "drop", "optimizer__router_loss": 0.1},
+            "settings.drop-not-supported",
+            "chat.reasoning_history",
+        ),
+        (
             {"rollouts__engine": "transformers", "rollouts__servers": ["http://a"]},
             "settings.servers-without-vllm",
             "transformers",

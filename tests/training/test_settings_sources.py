@@ -120,11 +120,19 @@ def test_resolved_settings_are_a_plain_model(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_printed_settings_can_be_read_back(tmp_path: Path) -> None:
-    found = resolve(None, {"rewards.functions": "[{name: exact, arguments: {wrong: -1}}]", "data.seed": "5"}, {})
+    template = "{%- for each in messages %}\n{{ each['content'] }}: #\n{% endfor %}"
+    flags = {
+        "rewards.functions": "[{name: exact, arguments: {wrong: -1}}]",
+        "data.seed": "5",
+        "chat.template": template,
+    }
+    found = resolve(None, flags, {})
+    assert found.settings.chat.template == template
     config = tmp_path / "printed.yaml"
     config.write_text(found.as_yaml())
     assert resolve(str(config), {}, {}).settings == found.settings
     assert "  seed: 5  # flag; SEED; " in found.as_yaml()
+    assert "  on_bad_call: end  # default; " in found.as_yaml()
 
 
 def test_the_command_prints_settings_with_their_sources(

@@ -215,7 +215,7 @@ def _find_chat_settings(settings: EvaluationRequest) -> ChatSettings | None:
     for each in settings.policies:
         policy = PolicyName.parse(each.word)
         own = [place for name, place in settings.adapters if name == each.name]
-        for place in (*own, policy.adapter, rollout.tokenizer if policy.takes_tokenizer else None):
+        for place in (*own, *policy.directories, rollout.tokenizer if policy.takes_tokenizer else None):
             if place is not None and (Path(place) / CHAT_SETTINGS).exists():
                 found[Path(place)] = resolve_chat_settings(rollout.chat, place)
     chosen = next(iter(found.values()), rollout.chat)

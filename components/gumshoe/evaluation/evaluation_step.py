@@ -21,6 +21,7 @@ from gumshoe.evaluation.results import REPORT, EvaluationResult, PolicyResult, r
 from gumshoe.inference.policy import Sampling
 from gumshoe.model_validation import ParameterModel, validate_model
 from gumshoe.rewards.best_of_n import ChoiceSettings
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.writer import RolloutOptions
 from gumshoe.terminal import progress
@@ -34,13 +35,15 @@ _SUMMARY_METRICS = (
 
 
 class EvaluationLimits(ParameterModel):
-    """Limits of each episode of an evaluation."""
+    """Limits and chat settings of each episode of an evaluation."""
 
     max_turns: int = Field(10, ge=1)
     max_tokens: int = Field(512, ge=1)
     """Maximum number of tokens per turn."""
     max_context: int = Field(8192, ge=1)
     """Maximum number of tokens per episode."""
+    chat: ChatSettings | None = None
+    """Chat settings, the same as in training; if unset, those that an adapter was trained with."""
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> "EvaluationLimits":
@@ -91,6 +94,7 @@ def evaluate_policies(
                 choice_settings.temperature if choice_settings else 0.0, max_tokens=episode_limits.max_tokens
             ),
             limits=EpisodeLimits(episode_limits.max_turns, episode_limits.max_context),
+            chat=episode_limits.chat,
         ),
         policies=tuple(policies),
         judges=(judge,),

@@ -92,6 +92,12 @@ class PolicyName:
         return TINY if self.model == "tiny" else self.model
 
     @property
+    def directories(self) -> tuple[Path, ...]:
+        """Directories on this machine with records about it: that of its adapter, and that of its model."""
+        model = Path(self.base).expanduser() if self.kind in ("local", "transformers") else None
+        return tuple(each for each in (self.adapter, model) if each is not None and each.is_dir())
+
+    @property
     def is_tiny(self) -> bool:
         """True if it is the tiny policy, or an adapter for it, on this machine."""
         return self.kind in ("local", "transformers") and is_tiny(self.base)
@@ -102,8 +108,7 @@ class PolicyName:
 
         Other weights may be put under the same name. Reads all files.
         """
-        model = Path(self.base) if self.kind in ("local", "transformers") else None
-        places = [place for place in (model, self.adapter) if place is not None and place.is_dir()]
+        places = reversed(self.directories)
         files = [file for place in places for form in _WEIGHTS for file in sorted(place.glob(form))]
         return hashlib.sha256("".join(map(file_digest, files)).encode()).hexdigest()[:16] if files else None
 

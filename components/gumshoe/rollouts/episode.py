@@ -13,6 +13,8 @@ from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Mistake, Segment, Span, TokenUsage, Trajectory
 
+_NOT_RUN = "Error: not run, because the call before it cannot be used"
+
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
@@ -137,8 +139,8 @@ class _Episode:
             return error.kind, str(error)
         done.mistakes.append(Mistake(done.turns, error.kind, str(error)))
         calls = parsed.calls or (Call("", {}),)
-        errors = [f"Error: {error}"] * (len(calls) - len(error.results))
-        self.session.add_results(calls, [*error.results, *errors])
+        left = len(calls) - len(error.results) - 1
+        self.session.add_results(calls, [*error.results, f"Error: {error}", *[_NOT_RUN] * left])
         return None
 
 

@@ -61,7 +61,7 @@ async def open_policy(
         raise UsageError(
             "inference.tokenizer-not-accepted", f"a {name.kind} policy does not accept a tokenizer; remove --tokenizer"
         )
-    settings = resolve_chat_settings(chat_settings, name.adapter, tokenizer)
+    settings = resolve_chat_settings(chat_settings, *name.directories, tokenizer)
     if name.kind == "chat":
         async with openai_client(name.urls[0] if name.urls else None) as client:
             model = ApiChatModel(client, name.model, sampling, settings)

@@ -185,7 +185,7 @@ class Trajectory:
         """
         try:
             fields: dict[str, Any] = json.loads(line)
-            if "spans" not in fields and all("origin" in each for each in fields.get("segments") or [{}]):
+            if "spans" not in fields and "mistakes" not in fields:
                 fields["spans"] = fields.pop("segments")  # the name of spans in version 0.1
             spans = [_read_span(each) for each in fields.pop("spans")]
             mistakes = [Mistake(**each) for each in fields.pop("mistakes", [])]

@@ -94,7 +94,7 @@ async def run_to_file(
         )
     name = PolicyName.parse(settings.policy)
     chosen = select_scenarios(settings)
-    settings = replace(settings, chat=resolve_chat_settings(settings.chat, name.adapter, settings.tokenizer))
+    settings = replace(settings, chat=resolve_chat_settings(settings.chat, *name.directories, settings.tokenizer))
     opened_env = env_factory or open_env(settings.index, settings.environment)
     env_factory = env_for_policy(opened_env, name, settings.tokenizer)
     limits = settings.limits

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy_names import TINY, is_tiny
+from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS, resolve_chat_settings
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet, Split
 from gumshoe.scenarios.sources import load_scenarios
@@ -196,6 +197,24 @@ def check_start(settings: LoraSettings) -> None:
                 "adapters.other-lora-settings",
                 f"lora.start has {name} {value}, but lora.{name} is {wanted[name]}; set lora.{name} to the same value",
             )
+
+
+def check_start_chat(settings: TrainSettings) -> None:
+    """Check that the adapter that training starts from, if one is set, was trained on the same kind of prompts.
+
+    Raises:
+        UsageError: it has another chat template, or other variables for it.
+    """
+    start = settings.lora.start
+    if start is None or not (start / CHAT_SETTINGS).exists():
+        return
+    known, wanted = resolve_chat_settings(None, start), settings.chat
+    if (known.template, known.template_kwargs) != (wanted.template, wanted.template_kwargs):
+        raise UsageError(
+            "adapters.other-chat-template",
+            "lora.start was trained with another chat.template or chat.template_kwargs than this run; set both to "
+            f"those in {start / CHAT_SETTINGS}",
+        )
 
 
 def read_prior_lineage(settings: TrainSettings) -> Lineage | None:

@@ -27,6 +27,8 @@ from gumshoe.training.settings_sections import (
 )
 
 Mode = Literal["masked", "rollout", "simple"]
+SECTIONS = (Section, ChatSettings)
+"""Classes of the sections, whose fields are settings of their own."""
 
 
 class TrainSettings(Section):
@@ -125,7 +127,7 @@ def walk_fields(section: type[BaseModel] = TrainSettings, prefix: str = "") -> I
     """Yield the dotted name of each setting, and its field."""
     for name, field in section.model_fields.items():
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Section | ChatSettings):
+        if isinstance(kind, type) and issubclass(kind, SECTIONS):
             yield from walk_fields(kind, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", field

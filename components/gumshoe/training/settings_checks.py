@@ -71,6 +71,12 @@ def _find_errors(settings: TrainSettings, scenarios: int) -> Iterator[UsageError
             f"optimizer.distribution {optimizer.distribution} requires vLLM for sampling, as no trainer has the whole "
             "model; set rollouts.engine to vllm (and mode to masked or rollout), or optimizer.distribution to ddp",
         )
+    if settings.chat.reasoning_history == "drop" and (settings.is_sharded or optimizer.router_loss):
+        yield UsageError(
+            "settings.drop-not-supported",
+            "chat.reasoning_history drop splits episodes into segments, which sharded weights (optimizer.distribution) "
+            "and optimizer.router_loss do not support; set it to keep",
+        )
     yield from _find_server_errors(settings)
     yield from _find_handover_errors(settings)
     yield from _find_algorithm_errors(settings)

@@ -20,14 +20,15 @@ from gumshoe.artifacts.storage import NotFoundError, open_uri
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.terminal import err, printable
-from gumshoe.training.settings import TrainSettings, walk_fields
+from gumshoe.training.settings import SECTIONS, TrainSettings, walk_fields
 from gumshoe.training.settings_old_names import OLD_NAMES
-from gumshoe.training.settings_sections import EnvVar, Section
+from gumshoe.training.settings_sections import EnvVar
 
 CONFIGS = Path(__file__).parent / "configs"
 """Configurations that come with Gumshoe; the file name without `.yaml` is the name."""
 PREFIX = "GUMSHOE_TRAIN__"
-_PLAIN_TEXT = ("model.name", "lora.start", "output.directory")  # not parsed as YAML: a name may consist of digits
+# Not parsed as YAML: a name may consist of digits, and a template is Jinja.
+_PLAIN_TEXT = ("model.name", "chat.template", "lora.start", "output.directory")
 
 
 class _Value(NamedTuple):
@@ -233,7 +234,7 @@ def _describe(section: BaseModel, origins: Mapping[str, str], prefix: str) -> It
     indent = "  " * prefix.count(".")
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
-        if isinstance(value, Section):
+        if isinstance(value, SECTIONS):
             yield f"{indent}{name}:"
             yield from _describe(value, origins, f"{prefix}{name}.")
             continue

@@ -7,6 +7,7 @@ turn.
 
 import json
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -14,10 +15,11 @@ from typing import Any
 
 from gumshoe.environments.base import Unusable
 from gumshoe.environments.tools import Call
+from gumshoe.errors import UsageError
 from gumshoe.rollouts.call_forms import NoCallError, UnusableCallError
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.chat_format.chat_template import derive_template
-from gumshoe.rollouts.chat_format.rendering import Renderer, Tokenizer
+from gumshoe.rollouts.chat_format.rendering import TOOL, Renderer, Tokenizer
 
 _CACHE_SIZE = 512  # cached texts; more than the texts of the groups that run at once
 _PROBES = ("plain", 'two\nlines, "quoted" & <b>', " spaces ", "{}")
@@ -66,7 +68,9 @@ class ChatFormat:
         self.settings = settings or ChatSettings()
         renderer = Renderer(tokenizer, self.settings)
         self.template = derive_template(renderer)
-        self._control = self._compile_control()
+        control, tags = self._list_control(), self.template.tags
+        self._control = _compile_any({*control, tags.opening, tags.closing})
+        self._control_of_system = _compile_any(control - {tags.opening, tags.closing})  # its instructions may name tags
         # The episodes of a group have the same prompt, and often the same results.
         self._encode_cached = lru_cache(_CACHE_SIZE)(self._encode)
         self._render_cached = lru_cache(_CACHE_SIZE)(self._render)
@@ -88,6 +92,10 @@ class ChatFormat:
                 "rollouts.turns-not-separable",
                 f"ends turns with {self.end!r}, and turns encoded one by one differ from the whole conversation; use a "
                 "tokenizer that encodes control tokens on their own",
+            )
+        if not self._reads_own_turns():
+            raise renderer.error(
+                "rollouts.template-no-tool-calls", "writes turns whose calls cannot be read back; use another template"
             )
 
     def encode_prompt(self, system: str, user: str, tools: list[dict[str, Any]]) -> Encoded:
@@ -118,13 +126,20 @@ class ChatFormat:
     def write_turn(self, calls: Sequence[Call], text: str = "") -> str:
         """Return a turn with calls as the model would write it."""
         numbered = [Call(each.name, each.arguments, each.id or _make_id(at)) for at, each in enumerate(calls)]
-        return self.template.write_turn(numbered, text)
+        turn = self.template.write_turn(numbered, text)
+        if text and calls and self._read_turn(turn).problem:
+            return self.template.write_turn(numbered)  # the template cannot render both
+        return turn
 
     def decode_turn(self, ids: Sequence[int]) -> tuple[str, str]:
-        """Return the text of sampled ids [tokens], and the text of the stop token, or "" if they do not end with it."""
-        if ids and ids[-1] in self.stop_ids:
-            return self.decode(ids[:-1]), self.decode(ids[-1:])
-        return self.decode(ids), ""
+        """Return the text of sampled ids [tokens], and the text of the stop token, or "" if they do not end with it.
+
+        A stop token that also closes the call, as Apertus has one, stays in the text.
+        """
+        stop = self.decode(ids[-1:]) if ids and ids[-1] in self.stop_ids else ""
+        if not stop or stop in self.template.form.marks:
+            return self.decode(ids), ""
+        return self.decode(ids[:-1]), stop
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, control tokens included."""
@@ -150,19 +165,22 @@ class ChatFormat:
             return replace(turn, problem="no call", detail=str(error) if is_closed else "the reasoning does not end")
         except UnusableCallError as error:
             return replace(turn, problem="unparseable call", detail=str(error))
-        if len(calls) > 1 and not (self.settings.parallel_calls == "allow" and self.template.allows_parallel):
+        if len(calls) > 1 and not self.allows_parallel:
             return replace(turn, problem="unparseable call", detail=f"there are {len(calls)} calls in one turn")
         return replace(turn, calls=calls)
 
     def escape_control_tokens(self, text: str) -> str:
         """Return text without control tokens, so that data cannot end a turn or start another."""
-        while (broken := self._control.sub(_split_token, text)) != text:
-            text = broken
-        return text
+        return _escape(text, self._control)
 
     def encode_end_of_reasoning(self) -> Encoded:
         """Encode the text that ends reasoning when the thinking budget is used up."""
-        return self._encode_cached(f"\n{self.template.tags.closing}\n\n")
+        return self._encode_cached(self.template.end_of_reasoning)
+
+    @property
+    def allows_parallel(self) -> bool:
+        """True if a turn may have several calls."""
+        return self.settings.parallel_calls == "allow" and self.template.allows_parallel
 
     @property
     def drops_reasoning(self) -> bool:
@@ -179,30 +197,29 @@ class ChatFormat:
         reasoning, _, is_closed = tags.split(text, is_open=opened)
         if not (reasoning or opened) or not is_closed:
             return (*before.ids, *ids)
-        end = next(at for at in range(1, len(ids) + 1) if tags.closing in self.decode(ids[:at]))
-        while end < len(ids) and self.decode(ids[end : end + 1]).isspace():
+        end = bisect_left(range(len(ids)), True, key=lambda at: tags.closing in self.decode(ids[:at]))
+        tail = self.decode(ids[:end]).partition(tags.closing)[2].lstrip()  # the closing tag may be part of a token
+        while not tail and end < len(ids) and self.decode(ids[end : end + 1]).isspace():
             end += 1
         head = before.ids
         if opened:
             kept = next(at for at in range(len(head), -1, -1) if tags.opening in self.decode(head[at:]))
             head = head[:kept]
-        rest = self._encode(self.template.dropped_reasoning or "").ids
+        rest = self._encode((self.template.dropped_reasoning or "") + tail).ids
         return (*head, *rest, *ids[end:])
 
-    def _compile_control(self) -> re.Pattern[str]:
-        """Return a pattern of what external text must not contain: control tokens, and tags of calls and results.
+    def _list_control(self) -> set[str]:
+        """Return what external text must not contain: control tokens, and tags of calls and results.
 
         Some tokenizers add ordinary words and runs of spaces as tokens; these are not control tokens.
         """
         added = [str(token) for token in self._tokenizer.added_tokens_decoder.values()]
         control = {token for token in added if len(token) > 2 and not re.search(r"\s", token) and not token.isalnum()}
-        tags, glue = self.template.tags, self.template.render_results([Call("look", {}, _make_id(0))], ["x"])
-        control |= {*self.template.form.marks, *re.findall(r"</?\w+>", glue)}
-        control -= {tags.opening, tags.closing}  # environments name them in their instructions; they end no turn
-        return re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))))
+        glue = self.template.render_results([Call("look", {}, _make_id(0))], ["x"])
+        return {*control, *self.template.form.marks, *re.findall(r"</?\w+>", glue)}
 
     def _render(self, system: str, user: str, tools: str) -> Encoded:
-        messages = self.template.style.start(self.escape_control_tokens(system), self.escape_control_tokens(user))
+        messages = self.template.style.start(_escape(system, self._control_of_system), self.escape_control_tokens(user))
         text = self.template.render(messages, json.loads(tools), header=True)
         first, end, rest = text.partition(self.end)  # system prompt and tools are most of it, and often the same
         if not end:
@@ -213,7 +230,11 @@ class ChatFormat:
         self, calls: tuple[tuple[str, str], ...], results: tuple[str, ...], is_ended: bool, earlier: int
     ) -> Encoded:
         numbered = [Call(name or "look", {}, given or _make_id(at)) for at, (name, given) in enumerate(calls, earlier)]
-        text = self.template.render_results(numbered, results, earlier)
+        try:
+            text = self.template.render_results(numbered, results, earlier)
+        except UsageError:  # Mistral's templates accept only ids of nine characters, whatever the model wrote
+            numbered = [replace(call, id=_make_id(at)) for at, call in enumerate(numbered, earlier)]
+            text = self.template.render_results(numbered, results, earlier)
         if is_ended:
             return Encoded(text, self._encode_after_stop(text))
         return self._encode(self.end + text)
@@ -238,10 +259,29 @@ class ChatFormat:
                 return False
         return True
 
+    def _reads_own_turns(self) -> bool:
+        """Return True if the call in a turn that the template writes is read again."""
+        turn = self._read_turn(self.write_turn([Call("look", {"word": "x"})]))
+        return [(call.name, call.arguments) for call in turn.calls] == [("look", {"word": "x"})]
+
+    def _read_turn(self, text: str) -> ParsedTurn:
+        """Return the parts of a turn that was written as text, as they are read from its ids."""
+        return self.parse_turn(self.decode_turn(self.encode_turn(text).ids)[0], [TOOL], before=self.template.header)
+
 
 def _make_id(number: int) -> str:
     """Return an id of nine characters, which Mistral's templates require, for a call without one."""
     return f"call{number:05d}"
+
+
+def _compile_any(texts: set[str]) -> re.Pattern[str]:
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+
+
+def _escape(text: str, control: re.Pattern[str]) -> str:
+    while (broken := control.sub(_split_token, text)) != text:
+        text = broken
+    return text
 
 
 def _split_token(found: re.Match[str]) -> str:

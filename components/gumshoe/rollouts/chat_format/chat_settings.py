@@ -2,17 +2,18 @@
 
 import io
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
 
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UsageError
-from gumshoe.model_validation import validate_model
+from gumshoe.model_validation import describe_validation_error, validate_model
 
 CHAT_SETTINGS = "chat_settings.json"
 """File in an adapter's directory with the settings that it was trained with."""
+_RECORDED = "recorded"
 
 
 class ChatSettings(BaseModel):
@@ -23,7 +24,7 @@ class ChatSettings(BaseModel):
     template: str | None = Field(
         None, description="chat template (Jinja), or a file with one; if unset, the tokenizer's own"
     )
-    template_kwargs: dict[str, Any] = Field(
+    template_kwargs: dict[str, JsonValue] = Field(
         default_factory=dict, description="variables for the chat template, e.g. {enable_thinking: false}"
     )
     thinking_budget: int | None = Field(
@@ -49,10 +50,12 @@ class ChatSettings(BaseModel):
 
     @field_validator("template")
     @classmethod
-    def _read_template(cls, value: str | None) -> str | None:
-        """Read the template if the value is the name of a file."""
+    def _read_template(cls, value: str | None, info: ValidationInfo) -> str | None:
+        """Read the template if the value is the name of a file. What an adapter records must be the template itself."""
         if value is None or "{{" in value or "{%" in value:
             return value
+        if info.context == _RECORDED:
+            raise ValueError("not a Jinja template")
         try:
             return Path(value).expanduser().read_text()
         except (OSError, ValueError) as error:
@@ -86,7 +89,9 @@ class ChatSettings(BaseModel):
 
 
 def resolve_chat_settings(given: ChatSettings | None, *places: Path | str | None) -> ChatSettings:
-    """Return the settings for a policy: those recorded in the directory of its adapter or tokenizer, or else `given`.
+    """Return the settings for a policy: the first that are recorded in one of the places, or else `given`.
+
+    The places are directories of its adapter, model and tokenizer; None and names on the hub have no record.
 
     Raises:
         UsageError: if `given` differs from what the adapter was trained with, or the record cannot be read.
@@ -96,9 +101,10 @@ def resolve_chat_settings(given: ChatSettings | None, *places: Path | str | None
         if path is None or not path.exists():
             continue
         try:
-            recorded = ChatSettings.model_validate_json(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise UsageError("rollouts.invalid-chat-settings", f"cannot read {path}: {error}") from None
+            recorded = ChatSettings.model_validate_json(path.read_bytes(), context=_RECORDED)
+        except (OSError, ValidationError) as error:
+            cause = describe_validation_error(error) if isinstance(error, ValidationError) else error
+            raise UsageError("rollouts.invalid-chat-settings", f"cannot read {path}: {cause}") from None
         if given is not None and given != recorded:
             different = [name for name in ChatSettings.model_fields if getattr(given, name) != getattr(recorded, name)]
             raise UsageError(

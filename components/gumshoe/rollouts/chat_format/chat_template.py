@@ -37,7 +37,7 @@ class ChatTemplate:
 
     def __init__(self, renderer: Renderer, style: MessageStyle, form: CallForm) -> None:
         self._renderer, self.style, self.form = renderer, style, form
-        self._known_tags = find_tags(renderer.source)
+        self._known_tags = find_tags(renderer.source + self._render(self._start, header=True))
         self.numbers_calls = False
         """True if the template numbers the calls of a conversation, as Cohere's do."""
         self._check_history()
@@ -68,11 +68,13 @@ class ChatTemplate:
         """Return a turn as the model would write it, without its stop token."""
         rendered = self.render([*self._start, self.style.turn(calls, text, thought)], [TOOL], header=False)
         begin = rendered.index(_QUESTION) + len(_QUESTION)
-        turn = _strip_header(rendered[begin:], self.header)
-        for stop in sorted(self.stops, key=len, reverse=True):
-            turn = turn.rstrip().removesuffix(stop)
-        if self.tags.is_open(self.header) and not rendered[begin:].startswith(self.header.rstrip()):
-            turn = f"{self.tags.closing}\n\n{turn}"  # the prompt opened reasoning, and the turn has none
+        turn = _strip_header(rendered[begin:], self.header).rstrip()
+        turn = turn.removesuffix(max((stop for stop in self.stops if turn.endswith(stop)), key=len, default=""))
+        opened, closing = self.tags.is_open(self.header), self.tags.closing
+        if self.header.rstrip().endswith(closing) and turn.lstrip().startswith(closing):
+            return turn.lstrip().removeprefix(closing)  # the prompt closed reasoning
+        if opened and not rendered[begin:].startswith(self.header.rstrip()) and not turn.lstrip().startswith(closing):
+            turn = f"{closing}\n\n{turn}"  # the prompt opened reasoning, and the turn has none
         return turn
 
     def render(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]], *, header: bool) -> str:
@@ -141,7 +143,7 @@ class ChatTemplate:
             pass  # the template expects calls
         found += [self._renderer.end_of_text] if self._renderer.end_of_text else []
         found += [token for token in _OTHER_STOPS if token in self._renderer.tokens]
-        return tuple(dict.fromkeys(found))
+        return tuple(dict.fromkeys(token for token in found if token == self.stop or token not in self.tags.closing))
 
     @cached_property
     def tags(self) -> ReasoningTags:
@@ -156,9 +158,22 @@ class ChatTemplate:
             return known
         opening = _strip_header(before[before.index(_QUESTION) + len(_QUESTION) :], self.header).strip()
         closing = after.partition(self._call)[0].strip()
+        if closing == known.closing and known.opening in before:
+            return known
         if not opening and self.header.strip():
             opening = _PIECE.findall(self.header.strip())[-1]
         return ReasoningTags(opening, closing) if opening and closing and opening != closing else known
+
+    @cached_property
+    def end_of_reasoning(self) -> str:
+        """Text between reasoning and a call, e.g. `\\n</think>\\n\\n`."""
+        usual = f"\n{self.tags.closing}\n\n"
+        try:
+            after = self._render_conversation(1, thoughts=(_THOUGHT,)).partition(_THOUGHT)[2]
+        except RenderingError:
+            return usual
+        ending, found, _ = after.partition(self._call)
+        return ending.rstrip(" ") if found and self.tags.closing in ending else usual
 
     @cached_property
     def dropped_reasoning(self) -> str | None:
@@ -172,7 +187,10 @@ class ChatTemplate:
             call = self._call.replace(_LAST, "first")
             if thoughts[1] in whole and thoughts[0] not in whole and call in whole:
                 before = whole[whole.index(_QUESTION) + len(_QUESTION) : whole.index(call)]
-                return _strip_header(before, self.header.removesuffix(self.tags.opening + "\n"))
+                header, opening = self.header, self.tags.opening
+                return _strip_header(
+                    before, header.rstrip().removesuffix(opening) if self.tags.is_open(header) else header
+                )
         return None
 
     @cached_property
@@ -291,8 +309,9 @@ def _find_form(renderer: Renderer, style: MessageStyle) -> CallForm | None:
     Raises:
         RenderingError: if the template cannot render a turn with a call and its result.
     """
-    start, turns, tags = style.start(_SYSTEM, _QUESTION), list[str](), find_tags(renderer.source)
-    header = renderer.render(start, [TOOL], header=True).partition(_QUESTION)[2]
+    start, turns = style.start(_SYSTEM, _QUESTION), list[str]()
+    prompt = renderer.render(start, [TOOL], header=True)
+    header, tags = prompt.partition(_QUESTION)[2], find_tags(renderer.source + prompt)
     for probe in _PROBES:
         call = Call(probe.name, probe.arguments, _call_id(0))
         messages = [*start, style.turn([call]), *style.results([call], _RESULTS[:1])]

@@ -51,14 +51,16 @@ _KNOWN_TAGS = (
     ReasoningTags("<|START_THINKING|>", "<|END_THINKING|>"),
     ReasoningTags("<|inner_prefix|>", "<|inner_suffix|>"),
     ReasoningTags("<thought>", "</thought>"),
+    ReasoningTags("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
+    ReasoningTags("Here are my reasoning steps:", "[BEGIN FINAL RESPONSE]"),
 )
 """Tags of model families that are not named like `<think>`."""
 
 
-def find_tags(template: str) -> ReasoningTags:
-    """Return the tags that a chat template uses around reasoning, `<think>` and `</think>` if it has none."""
-    named = _NAMED.search(template)
+def find_tags(text: str) -> ReasoningTags:
+    """Return the tags around reasoning in a chat template or a prompt, `<think>` and `</think>` if it has none."""
+    named = _NAMED.search(text)
     other = ReasoningTags(f"<{named[1]}>", f"</{named[1]}>") if named else THINK
-    if HARMONY.opening in template:
+    if HARMONY.opening in text:
         return HARMONY
-    return next((tags for tags in _KNOWN_TAGS if tags.opening in template or tags.closing in template), other)
+    return next((tags for tags in _KNOWN_TAGS if tags.opening in text or tags.closing in text), other)

@@ -142,7 +142,7 @@ class Renderer:
         Raises:
             RenderingError: if the template raises an error.
         """
-        options = {"strftime_now": _DAY.strftime, **self._settings.template_kwargs}
+        options: dict[str, Any] = {"strftime_now": _DAY.strftime, **self._settings.template_kwargs}
         if "xml_tools" in self.source:  # SmolLM3's name for tools
             options["xml_tools"] = tools
         try:

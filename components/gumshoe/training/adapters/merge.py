@@ -27,6 +27,7 @@ from gumshoe.artifacts.storage import StorageError, explain_os_errors, make_writ
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.policy_names import MERGE_RECORD, is_tiny, load_tokenizer
 from gumshoe.installation import install_command
+from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.terminal import progress
 from gumshoe.training.adapters.adapter_files import Adapter, check_compatible
@@ -551,6 +552,8 @@ def _write_rest(partial: Path, base: _BaseFiles, plan: _MergePlan, adapter: Adap
                 shutil.copytree(found, partial / found.name, copy_function=shutil.copyfile)
             else:
                 shutil.copyfile(found, partial / found.name)
+        if (adapter.directory / CHAT_SETTINGS).exists():
+            shutil.copyfile(adapter.directory / CHAT_SETTINGS, partial / CHAT_SETTINGS)
         if lineage is not None:
             lineage.write(partial)
 

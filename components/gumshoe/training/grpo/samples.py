@@ -94,9 +94,13 @@ def to_samples(
             samples.append(
                 to_sample(trajectory, reward, turns, train_on_tool_tokens=train_on_tool_tokens, weighting=weighting)
                 if trajectory.turns and not (mask_truncated and trajectory.ending in _TRUNCATED)
-                else TrainingSample([filler], [filler], [0.0], [0], reward, [0.0], [0])  # or its prompt is too long
+                else _empty_sample(list(trajectory.spans[0].ids) if trajectory.spans else [filler], filler, reward)
             )
     missing = found.wanted - len(found.groups)
     prompt = samples[0].prompt_ids if samples and alike else [filler]
-    empty = TrainingSample(prompt, [filler], [0.0], [0], None, [0.0], [len(prompt) - 1])
-    return [*samples, *[empty] * (missing * generations)]
+    return [*samples, *[_empty_sample(prompt, filler, None)] * (missing * generations)]
+
+
+def _empty_sample(prompt: list[int], filler: int, reward: float | None) -> TrainingSample:
+    """Return a sample without trained tokens."""
+    return TrainingSample(prompt, [filler], [0.0], [0], reward, [0.0], [len(prompt) - 1])

@@ -51,6 +51,7 @@ from gumshoe.training.run_spec import (
     RunSpec,
     base_model,
     check_start,
+    check_start_chat,
     find_checkpoints,
     load_splits,
     open_run_env,
@@ -112,6 +113,7 @@ def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
     ChatFormat(load_tokenizer(base_model(settings)), settings.chat)
     check_context(settings)
     check_start(settings.lora)
+    check_start_chat(settings)
     check_same_base(settings)
     check_served_experts(settings)
     env = open_run_env(settings, index)

@@ -30,7 +30,7 @@ ADAPTER_FILES = {
     ADAPTER_WEIGHTS: "LoRA matrices, as `peft` and vLLM read them.",
     ADAPTER_CONFIG: "Rank, scale and target modules, as `peft` and vLLM read them.",
     BASE: "The base model: its name, a fingerprint of its weights, and their quantization during training.",
-    CHAT_SETTINGS: "Chat settings that the adapter was trained with. Evaluation and service use them, and reject others.",
+    CHAT_SETTINGS: "Chat settings of the training. Evaluation and service use them, and reject others.",
     METADATA: "The run: settings, index, scenarios, seed, step, versions of packages, and the last metrics.",
     LINEAGE_FILE: "Digests of the scenarios that the adapter was trained and selected on. Evaluations reject them.",
     "tokenizer.json, tokenizer_config.json, chat_template.jinja": "Tokenizer and chat template of the base model.",

@@ -6,8 +6,8 @@ import io
 import json
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import groupby
+from dataclasses import asdict, dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -49,20 +49,20 @@ class Demonstration:
 def to_demonstrations(episode: Trajectory, environment: Environment, chat: ChatFormat) -> list[Demonstration]:
     """Convert an episode to tokens of the base model, one demonstration per segment.
 
-    Only the turns of the policy are trained on. An episode of a chat model, which has no tokens, is written as the base
-    model would write it.
+    Only the turns of the policy are trained on, without those that were mistakes. An episode of a chat model, which has
+    no tokens, is written as the base model would write it.
 
     Raises:
         UsageError: the episode starts with another prompt than the environment's, or was recorded with another
             tokenizer.
     """
     prompt = chat.encode_prompt(environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas())
-    first, *later = episode.spans
+    first = episode.spans[0]
     if not first.ids:
         ids, mask = list(prompt.ids), [0] * len(prompt.ids)
-        for tokens, is_sampled in _write_conversation(later, chat):
+        for tokens, is_trained in _write_conversation(episode, chat):
             ids += tokens.ids
-            mask += [int(is_sampled)] * len(tokens.ids)
+            mask += [int(is_trained)] * len(tokens.ids)
         return [Demonstration(episode.scenario, ids, mask)]
     if first.ids != prompt.ids:
         raise UsageError(
@@ -70,22 +70,56 @@ def to_demonstrations(episode: Trajectory, environment: Environment, chat: ChatF
             f"the episode of {episode.scenario} by {episode.policy} has another prompt than training uses; use "
             "the same tokenizer, environment, chat settings and rollouts.max_turns for both",
         )
-    return [Demonstration(episode.scenario, each.ids, each.mask) for each in episode.sequences]
+    return [Demonstration(episode.scenario, each.ids, each.mask) for each in _hide_mistakes(episode).sequences]
 
 
-def _write_conversation(spans: Sequence[Span], chat: ChatFormat) -> Iterator[tuple[Encoded, bool]]:
-    """Yield the turns and results of a chat model's episode in the base model's format; True for turns."""
-    calls, earlier = tuple[Call, ...](), 0
-    for is_sampled, part in groupby(spans, lambda span: span.origin == "sampled"):
-        if is_sampled:
-            (turn,) = part
-            calls = turn.calls
-            yield chat.encode_turn(chat.write_turn(calls, find_form("hermes").outside(turn.text))), True
-        else:
-            results = [span.text for span in part]
-            calls = calls or (Call("", {}),)
-            yield chat.encode_results(calls, results, chat.stop_ids[0], earlier), False
-            earlier += len(calls)
+def _hide_mistakes(episode: Trajectory) -> Trajectory:
+    """Return an episode whose mistakes are as if injected."""
+    wrong, turn, spans = {each.turn for each in episode.mistakes}, 1, list[Span]()
+    for span in episode.spans:
+        is_sampled = span.origin == "sampled"
+        spans.append(replace(span, origin="injected", logprobs=()) if is_sampled and turn in wrong else span)
+        turn += is_sampled and not span.is_continued
+    return replace(episode, spans=spans)
+
+
+def _write_conversation(episode: Trajectory, chat: ChatFormat) -> Iterator[tuple[Encoded, bool]]:
+    """Yield the turns and results of a chat model's episode in the base model's format; True if it is trained on.
+
+    If the base model has one call per turn, several calls become several turns.
+    """
+    wrong, earlier = {each.turn for each in episode.mistakes}, 0
+    for number, (turn, results) in enumerate(_pair_turns(episode.spans[1:]), 1):
+        parts: list[tuple[Sequence[Call], Sequence[str]]] = [(turn.calls, results)]
+        if len(turn.calls) > 1 and not chat.allows_parallel:
+            parts = _split_turn(turn.calls, results, episode.deeds[number - 1] if episode.deeds else 0)
+        text = find_form("hermes").outside(turn.text) if turn.calls else turn.text
+        for calls, given in parts:
+            yield chat.encode_turn(chat.write_turn(calls, chat.escape_control_tokens(text))), number not in wrong
+            answered = calls or (Call("", {}),)
+            if given:
+                yield chat.encode_results(answered, given, chat.stop_ids[0], earlier), False
+            earlier, text = earlier + len(answered), ""
+
+
+def _split_turn(
+    calls: Sequence[Call], results: Sequence[str], executed: int
+) -> list[tuple[Sequence[Call], Sequence[str]]]:
+    """Return the calls of a turn one by one with their results, or only the last one that ran if there are no results.
+
+    `executed` is the number of calls that ran, 0 if it is unknown.
+    """
+    if not results:  # the final answer
+        return [((calls[:executed] or calls)[-1:], results)]
+    return [([call], [result]) for call, result in zip(calls, results, strict=True)]
+
+
+def _pair_turns(spans: Sequence[Span]) -> Iterator[tuple[Span, list[str]]]:
+    """Yield each turn of a chat model with the results after it."""
+    for place, turn in enumerate(spans):
+        if turn.origin == "sampled":
+            following = takewhile(lambda span: span.origin == "injected", spans[place + 1 :])
+            yield turn, [span.text for span in following]
 
 
 def write_demonstrations(path: Path, demonstrations: Iterable[Demonstration]) -> None:

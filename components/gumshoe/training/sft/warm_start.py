@@ -48,6 +48,7 @@ from gumshoe.training.run_spec import (
     WARM_START_STATE,
     base_model,
     check_start,
+    check_start_chat,
     load_splits,
     open_run_env,
     read_prior_lineage,
@@ -221,6 +222,7 @@ def start_warm(
         )
     check_context(settings)
     check_start(settings.lora)
+    check_start_chat(settings)
     check_same_base(settings)
     learned, _ = load_splits(settings, scenarios)
     by_id = {scenario.id: scenario for scenario in learned}
