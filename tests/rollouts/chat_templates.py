@@ -1,7 +1,7 @@
 """Chat templates of other projects, and a table of what is derived from them.
 
 `python -m tests.rollouts.chat_templates --llama-cpp DIR` writes docs/results/chat-templates.md. DIR is an unpacked
-source distribution of llama-cpp-python, e.g. from `pip download --no-deps --no-binary :all: llama-cpp-python`.
+source distribution of llama-cpp-python (`pip download --no-deps --no-binary llama-cpp-python llama-cpp-python`).
 """
 
 import argparse
@@ -44,6 +44,9 @@ tokenizer that has its control tokens, with one question and turns with calls (s
 these reasons: Command R+ moves its instructions to the end of the conversation in each turn, which rewrites the
 history; GigaChat3 begins calls with the token that ends a turn; transformers cannot render those of Kimi K2 in this
 collection (its sandbox forbids `append`).
+
+Four of Mistral's templates were also tried with Mistral's own tokenizer, from mistral-common: parts of a conversation
+that are encoded one by one have the ids of the whole conversation.
 
 Made with `python -m tests.rollouts.chat_templates --llama-cpp DIR`; tests compare the tables with the code.
 """

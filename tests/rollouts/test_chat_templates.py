@@ -5,11 +5,13 @@ import sys
 import tarfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gumshoe.environments.tools import Call
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.chat_format.rendering import TOOL
 from tests.rollouts.chat_templates import (
     PAGE,
@@ -65,12 +67,48 @@ def drop_reasoning_tags(chat: ChatFormat, text: str) -> str:
     return "".join(text.split())
 
 
-@pytest.mark.nightly
-def test_the_page_shows_what_is_derived_from_templates_of_llama_cpp(tmp_path: Path) -> None:
-    """They come with the source distribution of llama-cpp-python."""
-    options = ["--no-deps", "--no-binary", ":all:", "--no-build-isolation", "--dest", str(tmp_path)]
+@pytest.fixture(scope="module")
+def llama_cpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the unpacked source distribution of llama-cpp-python, which has the templates of llama.cpp."""
+    place = tmp_path_factory.mktemp("llama-cpp")
+    options = ["--no-deps", "--no-binary", "llama-cpp-python", "--dest", str(place)]
     subprocess.run([sys.executable, "-m", "pip", "download", *options, "llama-cpp-python==0.3.36"], check=True)
-    (package,) = tmp_path.glob("*.tar.gz")
+    (package,) = place.glob("*.tar.gz")
     with tarfile.open(package) as archive:
-        archive.extractall(tmp_path, filter="data")
-    assert render_page(llama_cpp_templates(tmp_path), "0.3.36") == PAGE.read_text()
+        archive.extractall(place, filter="data")
+    return place
+
+
+@pytest.mark.nightly
+def test_the_page_shows_what_is_derived_from_templates_of_llama_cpp(llama_cpp: Path) -> None:
+    assert render_page(llama_cpp_templates(llama_cpp), "0.3.36") == PAGE.read_text()
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(
+    "model",
+    [
+        "Mistral-Small-3.2-24B-Instruct-2506",
+        "mistralai-Mistral-Nemo-Instruct-2407",
+        "unsloth-mistral-Devstral-Small-2507",
+        "mistralai-Ministral-3-14B-Reasoning-2512",
+    ],
+)
+def test_parts_of_conversations_have_the_ids_of_mistral_s_own_tokenizer(llama_cpp: Path, model: str) -> None:
+    """The tokenizer is the one in mistral-common: 131,072 tokens, 1,000 of them control tokens."""
+    from importlib.util import find_spec
+
+    from transformers.integrations.mistral import convert_tekken_tokenizer  # type: ignore[attr-defined]
+
+    package = find_spec("mistral_common")
+    assert package is not None
+    assert package.origin is not None
+    tokenizer: Any = convert_tekken_tokenizer(str(Path(package.origin).parent / "data" / "tekken_240911.json"))
+    chat = ChatFormat(tokenizer, ChatSettings(template=llama_cpp_templates(llama_cpp)[model]))
+    call = Call("look", {"word": "héllo, 'world'", "count": 3})
+    prompt = chat.encode_prompt("Be brief.", "Who paid 1,095 €?", [TOOL])
+    turn = chat.encode_turn(chat.write_turn([call]))
+    glue = chat.encode_results([call], ['A "b".\n'], turn.ids[-1])
+    whole = tokenizer.encode(prompt.text + turn.text + glue.text, add_special_tokens=False)
+    assert whole == [*prompt.ids, *turn.ids, *glue.ids]
+    assert chat.parse_turn(chat.decode_turn(turn.ids)[0], [TOOL]).calls[0].arguments == call.arguments
