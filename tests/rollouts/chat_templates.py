@@ -15,7 +15,6 @@ from typing import Any
 
 from gumshoe.errors import UsageError
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
-from gumshoe.rollouts.chat_format.chat_template import ChatTemplate
 from gumshoe.rollouts.chat_format.rendering import STYLES, TOOL
 from tests.rollouts.conversations import make_tokenizer
 
@@ -55,17 +54,17 @@ _HEAD = "| Template | Calls | Several | Ends with | Reasoning | Earlier reasonin
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A template and what was derived from it, or the code of the error."""
+    """A template and the format that was derived from it, or the code of the error."""
 
     name: str
-    template: ChatTemplate | None
+    chat: ChatFormat | None
     error: str = ""
 
     def render(self) -> str:
         """Return the row as Markdown."""
-        if self.template is None:
+        if self.chat is None:
             return f"| {self.name} | not accepted: `{self.error.removeprefix('rollouts.')}` | | | | |"
-        found = self.template
+        found = self.chat.template
         form = f"{found.form.name}, in the text" if found.style.calls_in_content else found.form.name
         history = "kept" if found.dropped_reasoning is None else "dropped"
         several = "yes" if found.allows_parallel else "no"
@@ -114,7 +113,7 @@ def tokenizer_for(source: str) -> Any:
 def describe(name: str, source: str) -> Row:
     """Return the row of a template."""
     try:
-        return Row(name, ChatFormat(tokenizer_for(source)).template)
+        return Row(name, ChatFormat(tokenizer_for(source)))
     except UsageError as error:
         return Row(name, None, error.code)
 
@@ -126,7 +125,7 @@ def render_page(llama_cpp: Mapping[str, str], llama_cpp_version: str) -> str:
     introduction = _INTRODUCTION.format(
         trl=version("trl"),
         llama_cpp=llama_cpp_version,
-        accepted=sum(row.template is not None for row in rows),
+        accepted=sum(row.chat is not None for row in rows),
         total=len(rows),
         unknown=sum(row.error == "rollouts.template-no-tools" for row in rows),
     )

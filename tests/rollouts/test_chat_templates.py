@@ -19,7 +19,6 @@ from tests.rollouts.chat_templates import (
     describe,
     llama_cpp_templates,
     render_page,
-    tokenizer_for,
     trl_templates,
 )
 
@@ -45,10 +44,10 @@ def test_the_page_shows_what_is_derived_from_templates_of_trl(name: str) -> None
 
 def test_a_conversation_is_what_the_template_renders(name: str) -> None:
     """Prompt, turns and results, each encoded on its own, together have the text of the whole conversation."""
-    template = row(name).template
-    if template is None or name.startswith("diffusion_gemma"):  # its prompt has a header that its history has not
+    chat = row(name).chat
+    if chat is None or name.startswith("diffusion_gemma"):  # its prompt has a header that its history has not
         return
-    chat = ChatFormat(tokenizer_for(trl_templates()[name]))
+    template = chat.template
     start = template.style.start("Be brief.", "Who?")
     text, messages = chat.encode_prompt("Be brief.", "Who?", [TOOL]).text, list(start)
     for place, (word, result) in enumerate([("one", "Nothing."), ("two", 'A "b".')]):
@@ -56,6 +55,7 @@ def test_a_conversation_is_what_the_template_renders(name: str) -> None:
         text += chat.encode_turn(chat.write_turn([call])).text
         text += chat.encode_results([call], [result], chat.stop_ids[0], place).text
         messages += [template.style.turn([call]), *template.style.results([call], [result])]
+    assert not chat.write_turn([call], "I look.").rstrip().endswith("I look."), "text comes before calls"
     whole = template.render(messages, [TOOL], header=True)
     assert drop_reasoning_tags(chat, text) == drop_reasoning_tags(chat, whole)
 

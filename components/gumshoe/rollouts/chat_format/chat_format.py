@@ -124,11 +124,14 @@ class ChatFormat:
         return self._encode(text.partition(self.end)[0] + self.end)
 
     def write_turn(self, calls: Sequence[Call], text: str = "") -> str:
-        """Return a turn with calls as the model would write it."""
+        """Return a turn with calls as the model would write it.
+
+        The text is left out if the template cannot write both, or writes it after the calls.
+        """
         numbered = [Call(each.name, each.arguments, each.id or _make_id(at)) for at, each in enumerate(calls)]
         turn = self.template.write_turn(numbered, text)
-        if text and calls and self._read_turn(turn).problem:
-            return self.template.write_turn(numbered)  # the template cannot render both
+        if text and calls and (self._read_turn(turn).problem or turn.rstrip().endswith(text.strip())):
+            return self.template.write_turn(numbered)
         return turn
 
     def decode_turn(self, ids: Sequence[int]) -> tuple[str, str]:
