@@ -24,7 +24,7 @@ class FakeChatModel:
     thinks: int = 0
     """Tokens of reasoning in each turn."""
     shows: Literal["nothing", "reasoning", "reasoning_content", "text"] = "nothing"
-    """Where the reasoning is: nowhere, in a field of the message, or in its text. It mentions a call."""
+    """Place of the reasoning: none, a field of the message, or its text. The reasoning mentions a call."""
     stops_after: int | None = None
     """Number of turns after which it stops without an answer."""
     rejects: tuple[str, ...] = ()

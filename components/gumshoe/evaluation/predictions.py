@@ -67,7 +67,7 @@ class Prediction(BaseModel):
     """Reward by the ART·E rubric (the reward function `rubric`)."""
     ending: Ending
     detail: str
-    """What is wrong with the turn that ended the episode; empty otherwise."""
+    """Error of the turn that ended the episode; empty if it ended without one."""
     turns: int
     mistakes: int = 0
     """Number of turns without a usable call that were answered with an error."""

@@ -31,7 +31,7 @@ class TurnRewardValues:
     """The answer is correct. "I don't know" is neither correct nor wrong."""
     wrong: float = -0.5
     unusable: float = -1.0
-    """No call of the turn can be used, whether the episode ends or the model is told."""
+    """The turn has no usable call. The episode ends, or goes on after an error message."""
 
     def by_event(self) -> Mapping[Event, float]:
         """Return the value of each event. The value of an answer depends on the judge, so it is 0 here."""

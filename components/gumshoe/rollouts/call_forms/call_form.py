@@ -22,7 +22,7 @@ _MARK = re.compile(r"\]<\]\w+\[>\[|</?[^<>\s]{2,}>?|\[/?[A-Z_]{3,}\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallForm(ABC):
-    """A form of tool calls, whose calls begin with a tag."""
+    """A form in which models write tool calls."""
 
     name: str
     open: str
@@ -64,6 +64,22 @@ class CallForm(ABC):
     @abstractmethod
     def write(self, calls: Sequence[Call]) -> str:
         """Return the text of calls."""
+
+    @abstractmethod
+    def outside(self, text: str) -> str:
+        """Return the text of a turn without its calls."""
+
+    @abstractmethod
+    def _read_all(self, text: str, schemas: Schemas) -> list[Call]:
+        """Return the calls in a turn, in order; empty without calls.
+
+        Raises:
+            UnusableCallError: if a call is cut off, or is not as the form has it.
+        """
+
+
+class TaggedForm(CallForm):
+    """A form whose calls, or blocks of calls, begin with a tag that can be searched for."""
 
     def outside(self, text: str) -> str:
         """Return the text of a turn without its calls."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gumshoe.environments.tools import Call
-from gumshoe.rollouts.call_forms.call_form import CallForm
+from gumshoe.rollouts.call_forms.call_form import TaggedForm
 from gumshoe.rollouts.call_forms.syntax import (
     MAX_HEAD,
     Scanner,
@@ -22,7 +22,7 @@ _KEY = re.compile(r"\s*([A-Za-z_]\w*)\s*=")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class GemmaForm(CallForm):
+class GemmaForm(TaggedForm):
     """Calls in Gemma's notation, e.g. `<|tool_call>call:look{n:3,word:<|"|>a<|"|>}<tool_call|>`."""
 
     quote: str
@@ -44,7 +44,7 @@ class GemmaForm(CallForm):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PythonForm(CallForm):
+class PythonForm(TaggedForm):
     """Calls as in Python, e.g. `[look(word="a", n=3), look(word="b")]`, or one on each line.
 
     Without tags, the calls are the whole turn.
@@ -62,7 +62,7 @@ class PythonForm(CallForm):
         return "\n".join([self.open, *written, self.close])
 
     def _opening(self) -> re.Pattern[str]:
-        return CallForm._opening(self) if self.open else _BARE_OPENING
+        return TaggedForm._opening(self) if self.open else _BARE_OPENING
 
     def _read(self, scanner: Scanner, schemas: Schemas) -> list[Call]:  # noqa: ARG002 - values show their types
         end, calls = "]" if self.is_list else self.close, list[Call]()

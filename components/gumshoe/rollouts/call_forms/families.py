@@ -221,7 +221,7 @@ def find_form(name: str) -> CallForm:
     """Return the form with that name, e.g. `hermes`.
 
     Raises:
-        KeyError: if there is none.
+        KeyError: if no form has that name.
     """
     return _BY_NAME[name]
 

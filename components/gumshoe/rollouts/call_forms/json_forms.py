@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from gumshoe.environments.tools import Call
-from gumshoe.rollouts.call_forms.call_form import CallForm
+from gumshoe.rollouts.call_forms.call_form import CallForm, TaggedForm
 from gumshoe.rollouts.call_forms.syntax import MAX_HEAD, Scanner, Schemas, UnusableCallError, to_json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonForm(CallForm):
+class JsonForm(TaggedForm):
     """Calls as JSON objects with name and arguments: one, several, or a list of them between tags."""
 
     many: str = ""
     """`list` for a JSON list of calls, `lines` for calls one after another, empty for one call."""
     keys: tuple[str, str, str] = ("name", "arguments", "")
-    """Keys of the name, the arguments and the id; without a key of the id, there is none."""
+    """Keys of the name, the arguments and the id; the last is empty if calls have no id."""
     gap: str = ""
     """Text after the opening and before the closing tag."""
     follows: str = ""
@@ -33,7 +33,9 @@ class JsonForm(CallForm):
 
     def _opening(self) -> re.Pattern[str]:
         return (
-            re.compile(f"{re.escape(self.open.strip())}(?={self.follows})") if self.follows else CallForm._opening(self)
+            re.compile(f"{re.escape(self.open.strip())}(?={self.follows})")
+            if self.follows
+            else TaggedForm._opening(self)
         )
 
     def _object(self, index: int, call: Call) -> dict[str, Any]:
@@ -83,7 +85,7 @@ def read_object(value: Any, keys: tuple[str, str, str]) -> Call:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NamedForm(CallForm):
+class NamedForm(TaggedForm):
     """Calls as a name and a JSON object of arguments, each between tags, in a block of calls if `call` is set."""
 
     call: tuple[str, str] = ("", "")
@@ -135,7 +137,7 @@ class NamedForm(CallForm):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LlamaForm(CallForm):
+class LlamaForm(TaggedForm):
     """JSON without tags, as Llama 3 writes it: the calls are the whole turn, or all that follows `<|python_tag|>`."""
 
     def write(self, calls: Sequence[Call]) -> str:
@@ -161,7 +163,7 @@ _LLAMA_OPENING = re.compile(r'<\|python_tag\|>|\A\s*(?=\{\s*"(?:name"|function"|
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RecipientForm(CallForm):
+class RecipientForm(TaggedForm):
     """Messages to recipients, as Functionary 3.2 writes them: `>>>NAME`, a line end, and JSON; `all` is the user.
 
     The first `>>>` is in the prompt.
@@ -235,9 +237,6 @@ class HarmonyForm(CallForm):
             elif scanner.seek(_HARMONY_END) is None:
                 break
         return calls
-
-    def _read(self, scanner: Scanner, schemas: Schemas) -> list[Call]:
-        raise NotImplementedError
 
     def _read_message(self, scanner: Scanner, recipient: str) -> Call:
         name = recipient.removeprefix("functions.")

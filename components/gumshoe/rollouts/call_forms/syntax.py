@@ -79,7 +79,7 @@ class Scanner:
         raise UnusableCallError(f"the call has {rest[:20]!r} in place of {tag!r}")
 
     def seek(self, pattern: re.Pattern[str]) -> int | None:
-        """Go beyond the next match, and return where it begins, or None if there is none."""
+        """Move past the next match and return its start, or None if nothing matches."""
         if found := pattern.search(self.text, self.at):
             self.at = found.end()
             return found.start()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gumshoe.environments.tools import Call
-from gumshoe.rollouts.call_forms.call_form import CallForm
+from gumshoe.rollouts.call_forms.call_form import TaggedForm
 from gumshoe.rollouts.call_forms.syntax import (
     MAX_DEPTH,
     MAX_HEAD,
@@ -20,7 +20,7 @@ from gumshoe.rollouts.call_forms.syntax import (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class XmlForm(CallForm):
+class XmlForm(TaggedForm):
     """Calls in tags like those of XML, with values as plain text, of the types in the tool's schema."""
 
     is_block: bool = True
@@ -133,7 +133,7 @@ def _type_name(value: Any) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ElementForm(CallForm):
+class ElementForm(TaggedForm):
     """Calls in elements named after arguments, as MiniMax M3 writes them: lists have `<item>`, objects their keys.
 
     Each tag has a mark before it. An argument that is null is left out, as the template leaves it out.

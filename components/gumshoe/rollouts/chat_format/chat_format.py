@@ -44,9 +44,9 @@ class ParsedTurn:
     """Text outside reasoning and calls."""
     reasoning: str = ""
     problem: Unusable | None = None
-    """Why the calls of the turn cannot be used."""
+    """Kind of problem, if the turn has no usable calls."""
     detail: str = ""
-    """What is wrong, e.g. that a call is not JSON; empty without a problem."""
+    """Description of the problem, e.g. that a call is not JSON; empty without a problem."""
     begins_with_reasoning: bool = False
     """True if the turn begins with reasoning that is not empty."""
     is_in_reasoning: bool = False
@@ -111,7 +111,7 @@ class ChatFormat:
         because the turn was cut off, that token comes first. `earlier` is the number of calls in earlier turns.
 
         Raises:
-            UsageError: if the template cannot give back so many results.
+            UsageError: if the template cannot render the results of several calls.
         """
         escaped = tuple(map(self.escape_control_tokens, results))
         named = tuple((self.escape_control_tokens(call.name), self.escape_control_tokens(call.id)) for call in calls)

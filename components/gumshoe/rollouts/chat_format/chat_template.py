@@ -48,7 +48,7 @@ class ChatTemplate:
         `earlier` is the number of calls in earlier turns; it matters for templates that number calls.
 
         Raises:
-            UsageError: if the template cannot render so many results.
+            UsageError: if the template cannot render the results of several calls.
         """
         messages = list(self._start)
         for place in range(earlier if self.numbers_calls else 0):
@@ -177,7 +177,7 @@ class ChatTemplate:
 
     @cached_property
     def dropped_reasoning(self) -> str | None:
-        """What is left of the reasoning of earlier turns with calls, e.g. "" or `<think></think>`; None if it stays."""
+        """Text that replaces the reasoning of earlier turns, e.g. "" or `<think></think>`; None if it is kept."""
         thoughts = (_THOUGHT + "1", _THOUGHT + "2")
         for as_text in (False, True):
             try:

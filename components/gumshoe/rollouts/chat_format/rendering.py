@@ -14,7 +14,7 @@ from gumshoe.errors import UsageError
 from gumshoe.rollouts.call_forms import CallForm
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 
-_DAY = date(2026, 1, 1)  # what a template is told as the current day, so that prompts do not depend on the clock
+_DAY = date(2026, 1, 1)  # current day for templates, fixed so that prompts do not depend on the clock
 TOOL: dict[str, Any] = {
     "type": "function",
     "function": {

@@ -91,7 +91,7 @@ def create(
 
 
 def _split(names: str | None) -> list[str] | None:
-    """Return names that are separated by commas; None if there are none."""
+    """Return names that are separated by commas, or None for an empty text."""
     return [each.strip() for each in names.split(",")] if names else None
 
 
