@@ -131,14 +131,21 @@ class Trajectory:
         Raises:
             UsageError: if a chat model wrote the trajectory.
         """
-        found = [token for span in self.spans for token in span.ids]
-        if self.spans and not found:
+        self.check_token_ids()
+        return [token for span in self.spans for token in span.ids]
+
+    def check_token_ids(self) -> None:
+        """Check that the trajectory has token ids.
+
+        Raises:
+            UsageError: if a chat model wrote it.
+        """
+        if self.spans and not any(span.ids for span in self.spans):
             raise UsageError(
                 "rollouts.no-token-ids",
                 f"a trajectory of the chat model {self.policy} has no token ids to train on; use a vllm, transformers "
                 "or local policy",
             )
-        return found
 
     @property
     def sequences(self) -> list[TokenSequence]:
@@ -147,7 +154,8 @@ class Trajectory:
         Raises:
             UsageError: if a chat model wrote the trajectory.
         """
-        found = [TokenSequence([], [])] if self.ids else []
+        self.check_token_ids()
+        found = [TokenSequence([], [])] if self.spans else []
         for span in self.spans:
             if span.segment == len(found):
                 segment = self.segments[span.segment - 1]

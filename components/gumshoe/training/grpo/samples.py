@@ -52,8 +52,7 @@ def to_sample(
         UsageError: the episode has no token ids, because a chat model wrote it.
     """
     prompt, *rest = trajectory.spans
-    if not prompt.ids:
-        _ = trajectory.ids  # raises the error
+    trajectory.check_token_ids()
     ids, mask, logprobs, by_token = list[int](), list[int](), list[float | None](), list[float]()
     turn, segments = 0, len(trajectory.segments) + 1
     known = {0}
