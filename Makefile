@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 # Processes that run tests at once, one for each core.
 WORKERS ?= 2
-PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --times=outputs/test-times.json
+# A worker whose test hung is not replaced: the next one would run the test again.
+PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 0 --times=outputs/test-times.json
 DEMO ?= outputs/demo
 # Only from the command line: login shells set MAIL to the mailbox of the system.
 OWN_MAIL = $(if $(filter command,$(firstword $(origin MAIL))),$(MAIL))

@@ -1,23 +1,26 @@
-"""Record the times of tests (`make test`), and compare two runs.
+"""Record the times of tests (`make test`), end those that hang, and compare two runs.
 
     python -m tests.times BEFORE.json AFTER.json
 
 prints the totals of both runs, and the tests whose times differ most.
 """
 
+import faulthandler
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from pydantic import TypeAdapter
 
 LAST = Path("outputs") / "test-times.json"
 """File to which the make targets write the times of a run, relative to the project's root."""
 _SHOWN, _SLOWEST = 20, 10
+_AFTER_TIMEOUT = 60.0  # seconds that a test may take after its timeout
 _WIDTH = 140  # characters of a test's id
 
 
@@ -90,6 +93,8 @@ class Recorder:
         self.times = Times()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when not in ("setup", "call", "teardown"):  # its worker crashed
+            return
         worker = self.times.workers.setdefault(
             getattr(report, "worker_id", "main"), WorkerTimes(begun=report.start - self._started)
         )
@@ -134,6 +139,23 @@ def summarize(times: Times) -> str:
     for name, each in sorted(times.workers.items()):
         lines.append(f"{name}: started after {each.begun:.0f} s, {each.busy:.0f} s in tests, {each.idle:.0f} s idle")
     return "\n".join(lines)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """End the process, and show what its threads do, if a test goes on a minute after its timeout.
+
+    pytest-timeout raises an exception in the main thread, which may then wait for another thread for ever. xdist
+    reports the test and replaces the worker.
+    """
+    marker = item.get_closest_marker("timeout")
+    limit = float(marker.args[0] if marker else item.config.getini("timeout"))
+    stderr = item.config.stash[fault_handler_stderr_fd_key]  # pytest's capture replaces the other one
+    faulthandler.dump_traceback_later(limit + _AFTER_TIMEOUT, exit=True, file=stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

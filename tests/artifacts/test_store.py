@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from gumshoe.artifacts.store import FetchResult, PublishResult, Store
 from gumshoe.errors import GumshoeError
 from tests.artifacts.conftest import LIMITS
-from tests.artifacts.fault_proxy import FaultProxy, meanwhile
+from tests.artifacts.fault_proxy import Exchange, FaultProxy, forward, meanwhile
 from tests.artifacts.files import (
     SMALL,
     gumshoe,
@@ -264,6 +264,22 @@ def test_a_file_that_changes_during_publication_makes_it_fail(
     assert proxied.publish(source, "adapters", "1").created
     proxied.fetch("adapters/1", out)
     assert read_files(out) == SMALL | {"notes.txt": other}
+
+
+def test_a_file_that_becomes_shorter_while_it_is_sent_makes_publication_fail(
+    proxied: Store, proxy: FaultProxy, source: Path
+) -> None:
+    large = write_files(source, {"weights.bin": bytes(20_000_000)}) / "weights.bin"  # not all of it fits into buffers
+
+    def shorten(exchange: Exchange) -> None:
+        exchange.receive(1)
+        os.truncate(large, 10)
+        forward(exchange)
+
+    proxy.inject(shorten, "PUT", "weights.bin", times=None)
+    with raises("artifacts.changed-while-publishing", source, "weights.bin"):
+        proxied.publish(source, "adapters", "1")
+    assert proxied.list() == []
 
 
 def test_bytes_sent_during_a_change_are_not_reused(

@@ -17,6 +17,7 @@ import urllib3.exceptions
 from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.config import Config
 from s3transfer.subscribers import BaseSubscriber
+from s3transfer.utils import OSUtils, ReadFileChunk
 
 from gumshoe.artifacts.storage import (
     DamagedError,
@@ -255,7 +256,7 @@ class S3Storage:
             multipart_chunksize=self._limits.part_size,
             max_concurrency=self._limits.workers,
         )
-        with create_transfer_manager(self._client, config) as manager:
+        with create_transfer_manager(self._client, config, _WholeFiles()) as manager:
             futures = {
                 key: manager.upload(
                     str(path),
@@ -376,6 +377,26 @@ class _Progress(BaseSubscriber):
         self._advance(bytes_transferred)
         if self._deadline.is_over:
             future.cancel()
+
+
+class _WholeFiles(OSUtils):
+    """Open files for uploads so that one that becomes shorter fails. Otherwise the server would wait for the rest."""
+
+    def open_file_chunk_reader_from_fileobj(self, *arguments: Any, **options: Any) -> "_WholeChunk":
+        chunk = _WholeChunk(*arguments, **options)
+        chunk.disable_callback()  # until it is sent: it is read before, for its checksum
+        return chunk
+
+
+class _WholeChunk(ReadFileChunk):
+    def read(self, amount: int | None = None) -> bytes:
+        wanted = len(self) - self.tell()
+        if amount is not None and amount >= 0:
+            wanted = min(wanted, amount)
+        data: bytes = super().read(amount)
+        if len(data) < wanted:
+            raise OSError(f"{wanted - len(data):,} bytes are missing; it became shorter while it was sent")
+        return data
 
 
 class _UnbufferedBody:

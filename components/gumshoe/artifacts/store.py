@@ -57,6 +57,7 @@ _MARKER = ".conditional-writes"
 ABANDONED_AFTER = timedelta(days=1)  # `prune` deletes leftovers of unfinished publications after this time
 _RESUMABLE_FOR = ABANDONED_AFTER / 2  # older files may soon be pruned, so they are sent again
 _DOWNLOAD_ATTEMPTS = 3  # of one file, if its bytes arrive damaged
+_Identity = tuple[int, int, int] | None  # inode, bytes and time of modification of a file, if it exists
 
 
 class VersionTakenError(UsageError):
@@ -153,14 +154,10 @@ class Store:
             )
         if existing is None:
             self._require_conditional_writes()
-            self._upload(manifest, files, deadline)
-            if changed := [inside for inside, path in files.items() if _file_identity(path) != before[inside]]:
-                # The uploaded bytes may not match their digest, and the next publisher would not send them again.
-                self.storage.delete(f"{reference}/{manifest.data}/{inside}" for inside in changed)
-                raise GumshoeError(
-                    "artifacts.changed-while-publishing",
-                    f"{directory} changed while it was published: {changed[0]}; publish it again",
-                )
+            try:
+                self._upload(manifest, files, deadline)
+            finally:  # a changed file may be why the upload failed
+                self._refuse_changed(manifest, files, before, directory)
             existing = self._make_visible(manifest)
         if existing.content != manifest.content:
             raise VersionTakenError(
@@ -192,6 +189,18 @@ class Store:
                     "artifacts.incomplete-upload",
                     f"{self.uri}/{folder}{entry.path} is incomplete after the upload; publish it again",
                 )
+
+    def _refuse_changed(
+        self, manifest: Manifest, files: dict[str, Path], before: dict[str, _Identity], directory: Path
+    ) -> None:
+        """Raise an error if a file has another identity than before; delete what was uploaded of it."""
+        if changed := [inside for inside, path in files.items() if _file_identity(path) != before[inside]]:
+            # The uploaded bytes may not match their digest, and the next publisher would not send them again.
+            self.storage.delete(f"{manifest.reference}/{manifest.data}/{inside}" for inside in changed)
+            raise GumshoeError(
+                "artifacts.changed-while-publishing",
+                f"{directory} changed while it was published: {changed[0]}; publish it again",
+            )
 
     def _make_visible(self, manifest: Manifest) -> Manifest:
         """Write the manifest last, and return the visible one, which may be another publisher's."""
@@ -536,7 +545,7 @@ def _find_foreign_files(directory: Path, manifest: Manifest) -> list[Path]:
     return [path for path in directory.rglob("*") if path not in expected and not path.is_dir()]
 
 
-def _file_identity(path: Path) -> tuple[int, int, int] | None:
+def _file_identity(path: Path) -> _Identity:
     if not path.exists():
         return None
     stat = path.stat()
