@@ -20,7 +20,7 @@ from gumshoe.evaluation.evaluate import EvaluationRequest, EvaluationRun
 from gumshoe.evaluation.metrics import Estimate, describe_metric, format_value
 from gumshoe.evaluation.predictions import Prediction
 from gumshoe.evaluation.results import Comparison, EvaluationResult
-from gumshoe.inference.policy_names import PolicyName, load_tokenizer
+from gumshoe.inference.policy_names import KEYWORDS, PolicyName, load_tokenizer
 from gumshoe.pages.render import embed_json, render_page
 from gumshoe.rollouts.trajectory import Span, Trajectory
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
@@ -246,9 +246,9 @@ def _mark_sources(text: str, gold: set[str]) -> Iterator[tuple[str, bool]]:
 
 
 def _load_tokenizer(word: str, place: str | None) -> Any:
-    """Load a policy's tokenizer; None for a chat model, which has no token ids."""
+    """Load a policy's tokenizer; None for a policy without token ids."""
     name = PolicyName.parse(word)
-    if name.kind == "chat":
+    if name.kind in ("chat", KEYWORDS):
         return None
     return load_tokenizer((place if name.takes_tokenizer else None) or name.base)
 

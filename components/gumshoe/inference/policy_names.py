@@ -1,7 +1,7 @@
 """Parse policy names, start policies on this machine, and load their tokenizers.
 
 The names are `tiny[#ADAPTER-DIR]`, `local:MODEL[#ADAPTER-DIR]`, `vllm:URL[#ADAPTER]`,
-`transformers:DIR[#ADAPTER-DIR]` and `chat:MODEL[@URL]`.
+`transformers:DIR[#ADAPTER-DIR]`, `chat:MODEL[@URL]` and `keywords`.
 """
 
 import asyncio
@@ -23,6 +23,8 @@ from gumshoe.artifacts.manifest import file_digest
 from gumshoe.errors import UsageError
 from gumshoe.inference.vllm_server import ServerOptions, VLLMServer, is_vllm_installed, round_up_lora_rank
 
+KEYWORDS = "keywords"
+"""The policy that searches for words of the question, without a model."""
 TINY = Path(__file__).parents[1] / "tiny" / "policy"
 """Directory of the tiny policy; its `made.json` records how it was built."""
 ENGINE_VARIABLE = "GUMSHOE_ENGINE"
@@ -32,7 +34,7 @@ MERGE_RECORD = "merged.json"
 _WEIGHTS = ("*.safetensors", "*.bin", "adapter_config.json")
 FORMS = (
     "tiny[#ADAPTER-DIR], local:MODEL[#ADAPTER-DIR], vllm:URL[,URL...][#ADAPTER] (with --tokenizer), "
-    "transformers:DIR[#ADAPTER-DIR] or chat:MODEL[@URL]"
+    "transformers:DIR[#ADAPTER-DIR], chat:MODEL[@URL] or keywords (search without a model)"
 )
 
 _log = logging.getLogger(__name__)
@@ -57,6 +59,8 @@ class PolicyName:
         Raises:
             UsageError: if it has no known form.
         """
+        if word == KEYWORDS:
+            return cls(KEYWORDS, KEYWORDS)
         if word.partition("#")[0] == "tiny" and word != "tiny#":
             word = f"local:{word}"
         kind, _, rest = word.partition(":")

@@ -68,7 +68,8 @@ def run(
             metavar="WORD",
             autocompletion=complete_policy,
             help="Policy: tiny (bundled with Gumshoe), local:MODEL, vllm:URL (several URLs separated by commas), "
-            "transformers:DIR, chat:MODEL or chat:MODEL@URL. Append #ADAPTER to use an adapter.",
+            "transformers:DIR, chat:MODEL, chat:MODEL@URL or keywords (search without a model). Append #ADAPTER to use "
+            "an adapter.",
         ),
     ],
     path: Annotated[

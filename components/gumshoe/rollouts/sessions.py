@@ -11,7 +11,7 @@ from gumshoe.environments.base import Environment
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Policy, Sampling
-from gumshoe.inference.policy_names import PolicyName, is_tiny, load_tokenizer, start_local_policy
+from gumshoe.inference.policy_names import KEYWORDS, PolicyName, is_tiny, load_tokenizer, start_local_policy
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.installation import install_command
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
@@ -19,6 +19,7 @@ from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_cha
 from gumshoe.rollouts.chat_model import ApiChatModel
 from gumshoe.rollouts.chat_policy import ApiChatSession
 from gumshoe.rollouts.episode import ChatSession, EpisodeLimits
+from gumshoe.rollouts.keyword_searcher import KeywordSearcher
 from gumshoe.rollouts.token_session import TokenChatSession
 
 if TYPE_CHECKING:
@@ -61,6 +62,9 @@ async def open_policy(
         raise UsageError(
             "inference.tokenizer-not-accepted", f"a {name.kind} policy does not accept a tokenizer; remove --tokenizer"
         )
+    if name.kind == KEYWORDS:
+        yield lambda environment, _: nullcontext(KeywordSearcher(environment))
+        return
     settings = resolve_chat_settings(chat_settings, *name.directories, tokenizer)
     if name.kind == "chat":
         async with openai_client(name.urls[0] if name.urls else None) as client:
