@@ -22,10 +22,12 @@ def ids(found: list[Scenario]) -> list[str]:
 SIZES = st.integers(1, 40).flatmap(lambda count: st.tuples(st.just(count), st.integers(1, count)))
 
 
-@given(SIZES, st.integers(0, 5), st.integers(1, 60))
-def test_every_scenario_is_used_once_before_any_is_used_again(sizes: tuple[int, int], seed: int, steps: int) -> None:
+@given(SIZES, st.integers(0, 5), st.integers(1, 60), st.booleans())
+def test_every_scenario_is_used_once_before_any_is_used_again(
+    sizes: tuple[int, int], seed: int, steps: int, keeps_order: bool
+) -> None:
     count, groups = sizes
-    schedule = Schedule(scenarios(count), seed, groups)
+    schedule = Schedule(scenarios(count), seed, groups, keeps_order)
     drawn = [ids(schedule.draw(step)) for step in range(steps)]
     assert all(len(set(step)) == groups for step in drawn), "a step has no scenario twice"
     flat = [each for step in drawn for each in step]
@@ -39,6 +41,13 @@ def test_later_draws_have_new_scenarios(sizes: tuple[int, int], seed: int, step:
     schedule = Schedule(scenarios(count), seed, groups)
     drawn = [each for draw in range(count // groups + 2) for each in ids(schedule.draw(step, draw))]
     assert sorted(drawn, key=int) == [str(each) for each in range(count)]
+
+
+def test_the_first_epoch_may_keep_the_order_of_the_scenarios() -> None:
+    schedule = Schedule(scenarios(12), 1, 4, keeps_order=True)
+    drawn = [each for step in range(6) for each in ids(schedule.draw(step))]
+    assert drawn[:12] == [str(each) for each in range(12)]
+    assert drawn[12:] != drawn[:12]
 
 
 def test_the_order_depends_only_on_the_seed() -> None:

@@ -1,4 +1,4 @@
-"""`gumshoe scenarios`: add, load, split and check."""
+"""`gumshoe scenarios`: add, load, split, check and sort."""
 
 import io
 import os
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
-    help="Write, load, split and check questions with known answers.",
+    help="Write, load, split, check and sort questions with known answers.",
 )
 
 _MIN_TO_SPLIT = 10  # with fewer scenarios, the suggested next step is to add more
@@ -269,6 +269,48 @@ def check(
         )
     if not json:
         _print_next_step(report.clean, path or source, index)
+
+
+@app.command(
+    epilog="""
+    gumshoe evaluate --index index --scenarios questions.jsonl --split train --policy keywords --out measured
+
+    gumshoe scenarios sort questions.jsonl --by measured --out sorted.jsonl
+    """
+)
+def sort(
+    source: Source,
+    by: Annotated[
+        Path,
+        typer.Option(
+            "--by",
+            metavar="DIR",
+            help="Output of `gumshoe evaluate` on these scenarios, by any policy. Several samples of each are better.",
+        ),
+    ],
+    path: Out,
+    replace: Replace = False,
+    json: JsonFlag = False,
+) -> None:
+    """Sort scenarios from easy to hard, by the mean reward that a policy had.
+
+    For `data.order: given`, with which training begins with the easy ones. Scenarios that were not evaluated come last,
+    in their order.
+    """
+    from gumshoe.scenarios.difficulty import mean_rewards, sort_by_reward
+    from gumshoe.scenarios.sources import load_scenarios
+
+    _check_output(path, replace)
+    scenarios = load_scenarios(source)
+    rewards = mean_rewards(by)
+    result = sort_by_reward(scenarios, rewards)
+    _write_scenarios(path, result)
+    known = sum(each.id in rewards for each in result)
+    if json:
+        print_json({**_describe_set(result), "evaluated": known})
+        return
+    _print_summary(result, path)
+    out.print(f"{known:,} of {len(result):,} were evaluated", soft_wrap=True)
 
 
 def _print_next_step(scenarios: "ScenarioSet", path: Path | str, index: Path | None = None) -> None:

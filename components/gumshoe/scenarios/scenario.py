@@ -224,6 +224,11 @@ class ScenarioSet:
             digest.update(f"{len(fields)}\0{fields}".encode())
         return digest.hexdigest()
 
+    @property
+    def order(self) -> str:
+        """SHA-256 over the ids in their order."""
+        return hashlib.sha256("\0".join(each.id for each in self).encode()).hexdigest()
+
     def to_record(self) -> ScenarioRecord:
         """Return the identity of these scenarios, to store with an adapter or a report."""
         return ScenarioRecord(

@@ -69,7 +69,7 @@ class RunSpec(BaseModel):
     index: Path
     scenarios: str
     content: str
-    """`ScenarioSet.content` of the training and validation scenarios."""
+    """`ScenarioSet.content` of the training and validation scenarios, and `ScenarioSet.order` of the former."""
     searched: str
     """Fingerprint of the index, from the index itself."""
     run: str

@@ -97,6 +97,11 @@ class DataSettings(Section):
     eval_size: Annotated[int | None, EnvVar("EVAL_DATASET_SIZE")] = Field(
         None, ge=1, description="maximum number of scenarios of the split `validation`; all if unset"
     )
+    order: Literal["shuffled", "given"] = Field(
+        "shuffled",
+        description="order of the training scenarios in the first epoch: shuffled, or given: as in the file, e.g. from "
+        "easy to hard (`gumshoe scenarios sort`); later epochs are shuffled",
+    )
     seed: Annotated[int, EnvVar("SEED")] = Field(
         42, description="random seed of the adapter's initial weights, the order of scenarios, and every episode"
     )

@@ -191,7 +191,7 @@ class Run:
         by_turn = (self._judge, algorithm) if isinstance(algorithm, TurnLevel) else None
         return RolloutCollector(
             self._env,
-            Schedule(train.scenarios, settings.data.seed, settings.groups),
+            Schedule(train.scenarios, settings.data.seed, settings.groups, settings.data.order == "given"),
             Rubric(functions, rewards.combine, weights, by_turn),
             settings.limits,
             rollouts.num_generations,

@@ -1,6 +1,6 @@
 """Decide which scenarios a training step works on.
 
-Invariant: this depends only on the seed, the step and the draw, and on no state. So a resumed run draws the same
+Invariant: this depends only on the scenarios, the seed, the step and the draw, and on no state. So a resumed run draws the same
 scenarios as an uninterrupted one, in any epoch.
 """
 
@@ -24,6 +24,8 @@ class Schedule:
     seed: int
     groups: int
     """Scenarios per step."""
+    keeps_order: bool = False
+    """The first epoch has the given order instead of a random one."""
 
     def draw(self, step: int, draw: int = 0) -> list[Scenario]:
         """Return the scenarios of a step, [groups]; steps and draws are numbered from 0.
@@ -33,21 +35,26 @@ class Schedule:
         """
         count = len(self.scenarios)
         places = range(step * self.groups, (step + 1) * self.groups)
-        first = [_epoch_order(count, self.seed, self.groups, place // count)[place % count] for place in places]
+        first = [self._epoch_order(place // count)[place % count] for place in places]
         if draw:
             left = [each for each in range(count) if each not in set(first)]
             again = Rng(self.seed, "drawn again", step).shuffled(left)
             first = again[(draw - 1) * self.groups : draw * self.groups]
         return [self.scenarios[each] for each in first]
 
+    def _epoch_order(self, epoch: int) -> tuple[int, ...]:
+        return _epoch_order(len(self.scenarios), self.seed, self.groups, epoch, self.keeps_order)
+
 
 @cache
-def _epoch_order(count: int, seed: int, groups: int, epoch: int) -> tuple[int, ...]:
+def _epoch_order(count: int, seed: int, groups: int, epoch: int, keeps_order: bool) -> tuple[int, ...]:
     """Return the order of an epoch, [count]. If it starts within a step, it starts with scenarios new to that step."""
+    if keeps_order and not epoch:
+        return tuple(range(count))
     order = Rng(seed, "epoch", epoch).shuffled(range(count))
     used = epoch * count % groups  # scenarios of the previous epoch in the step that this epoch starts in
     if used:
-        before = set(_epoch_order(count, seed, groups, epoch - 1)[-used:])
+        before = set(_epoch_order(count, seed, groups, epoch - 1, keeps_order)[-used:])
         first = [each for each in order if each not in before][: groups - used]
         order = [*first, *(each for each in order if each not in set(first))]
     return tuple(order)

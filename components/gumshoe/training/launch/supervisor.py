@@ -156,7 +156,7 @@ def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
         ),
         index=index.absolute(),
         scenarios=scenarios,
-        content=f"{learned.content} {chosen_on.content}",
+        content=f"{learned.content} {chosen_on.content} {learned.order}",
         searched=env.content,
         run=secrets.token_hex(3),
         attempt=1,

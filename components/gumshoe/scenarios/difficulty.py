@@ -1,0 +1,46 @@
+"""Sort scenarios by how hard they were for a policy."""
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean
+
+from gumshoe.errors import UsageError
+from gumshoe.scenarios.scenario import ScenarioSet
+
+_PREDICTIONS = "predictions.jsonl"  # of an evaluation, one record per episode; that package imports this one
+
+
+def mean_rewards(evaluation: Path) -> dict[str, float]:
+    """Return the mean reward of the episodes of each scenario, by its id, from an evaluation's directory.
+
+    Raises:
+        UsageError: the directory has no predictions, or they cannot be read.
+    """
+    path, rewards = evaluation / _PREDICTIONS, defaultdict[str, list[float]](list)
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for record in map(json.loads, lines):
+                rewards[str(record["scenario"])].append(float(record["reward"]))
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise UsageError(
+            "scenarios.no-predictions",
+            f"cannot read the rewards in {path}: {type(error).__name__}: {error}; name the output directory of a "
+            "finished `gumshoe evaluate`",
+        ) from None
+    return {name: fmean(each) for name, each in rewards.items()}
+
+
+def sort_by_reward(scenarios: ScenarioSet, rewards: Mapping[str, float]) -> ScenarioSet:
+    """Return the scenarios from the highest reward to the lowest; those without one come last, in their order.
+
+    Raises:
+        UsageError: none of the scenarios has a reward.
+    """
+    if not any(each.id in rewards for each in scenarios):
+        raise UsageError(
+            "scenarios.other-predictions",
+            "none of the scenarios was evaluated; name an evaluation of these scenarios, with their split",
+        )
+    return ScenarioSet(tuple(sorted(scenarios, key=lambda each: -rewards.get(each.id, float("-inf")))))
