@@ -149,9 +149,11 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     reports the test and replaces the worker.
     """
     marker = item.get_closest_marker("timeout")
-    limit = float(marker.args[0] if marker else item.config.getini("timeout"))
+    limit = marker.args[0] if marker else item.config.getini("timeout")
+    if not limit:
+        return (yield)
     stderr = item.config.stash[fault_handler_stderr_fd_key]  # pytest's capture replaces the other one
-    faulthandler.dump_traceback_later(limit + _AFTER_TIMEOUT, exit=True, file=stderr)
+    faulthandler.dump_traceback_later(float(limit) + _AFTER_TIMEOUT, exit=True, file=stderr)
     try:
         return (yield)
     finally:

@@ -297,7 +297,7 @@ def sort(
     For `data.order: given`, with which training begins with the easy ones. Scenarios that were not evaluated come last,
     in their order.
     """
-    from gumshoe.scenarios.difficulty import mean_rewards, sort_by_reward
+    from gumshoe.scenarios.reward_order import mean_rewards, sort_by_reward
     from gumshoe.scenarios.sources import load_scenarios
 
     _check_output(path, replace)

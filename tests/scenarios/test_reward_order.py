@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gumshoe.scenarios.difficulty import mean_rewards, sort_by_reward
+from gumshoe.scenarios.reward_order import mean_rewards, sort_by_reward
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from tests.conftest import CommandResult
