@@ -19,6 +19,7 @@ def complete_words(*words: str | tuple[str, str]) -> Callable[[], Words]:
 
 
 _TINY = ("tiny", "the small model that comes with Gumshoe")
+_SMOLLM2 = ("smollm2-135m", "SmolLM2 135M Instruct, downloaded on first use, 98 MB")
 _JUDGES = (
     ("heuristic", "compares answers with rules"),
     ("exact", "compares answers as text"),
@@ -47,5 +48,5 @@ complete_embedding = complete_words(
     ("openai:", "an embedding API, e.g. openai:MODEL@URL"),
     ("none", "lexical search only"),
 )
-complete_model = complete_words(_TINY)
+complete_model = complete_words(_TINY, _SMOLLM2, ("gguf:", "a GGUF file, e.g. gguf:model.gguf"))
 complete_adapter = complete_words(("latest", "the newest adapter in the store"))

@@ -24,8 +24,8 @@ READ = {
         "HF_HUB_OFFLINE": "`1` to use only models and datasets that are already in `HF_HOME`.",
     },
     "Files": {
-        "GUMSHOE_CACHE": "Directory of cached answers of judges and of cached pages. Default: `gumshoe` in "
-        "`XDG_CACHE_HOME`.",
+        "GUMSHOE_CACHE": "Directory of cached answers of judges, cached pages and converted base models. Default: "
+        "`gumshoe` in `XDG_CACHE_HOME`.",
         "XDG_CACHE_HOME": "Directory of caches. Default: `~/.cache`.",
         "AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_SESSION_TOKEN, AWS_PROFILE": "Credentials for S3. They come "
         "from the usual chain of AWS.",

@@ -64,7 +64,7 @@ def test_the_card_of_a_published_adapter_has_results_data_and_how_to_load_it(tmp
     assert "boilerplate" not in body
 
 
-@pytest.mark.parametrize("base", ["/home/ann/models/mine", "./models/mine"])
+@pytest.mark.parametrize("base", ["/home/ann/models/mine", "./models/mine", "gguf:models/mine"])
 def test_a_new_adapter_has_no_results_and_does_not_tell_where_its_base_model_was(base: str, tmp_path: Path) -> None:
     front, body = write(tmp_path, base)
     assert "base_model" not in front

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from gumshoe.artifacts.base_models import CONVERTED_FORMS, resolve_base_model
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.A)
@@ -23,24 +24,25 @@ class ModelLocation:
 
 
 def find_model(place: Path | str, file: str) -> ModelLocation:
-    """Check within seconds that a model exists, in a directory or on the hub.
+    """Check within seconds that a model exists, in a directory or on the hub, and convert it if necessary.
 
-    The hub's own library would retry for minutes if the hub does not answer or does not know the model. The hub is
-    never asked for a `Path`, nor for a name that can only be a directory. `file` is a file that every such model has:
-    if it is in the local cache, the cached copy is used when the hub is unavailable (HF_HUB_OFFLINE is set, or there is
-    no network).
+    `resolve_base_model` converts named models and GGUF files on first use. The hub's own library would retry for
+    minutes if the hub does not answer or does not know the model. The hub is never asked for a `Path`, nor for a name
+    that can only be a directory. `file` is a file that every such model has: if it is in the local cache, the cached
+    copy is used when the hub is unavailable (HF_HUB_OFFLINE is set, or there is no network).
 
     Raises:
-        UsageError: if the model does not exist.
+        UsageError: if the model does not exist, or cannot be converted.
+        UnavailableError: if a named model cannot be downloaded.
     """
-    directory = Path(place).expanduser()
+    name = str(place) if isinstance(place, Path) else resolve_base_model(place)
+    directory = Path(name).expanduser()
     if directory.is_dir():
         return ModelLocation(str(directory), local_files_only=True)
-    name = str(place)
     if isinstance(place, Path) or name[:1] in {".", "~"} or not _HUB_NAME.fullmatch(name):
         raise UsageError(
             "sources.no-such-model-directory",
-            f"the directory {name} does not exist; name a model's directory, or its name on the hub",
+            f"the directory {name} does not exist; name a model's directory, its name on the hub, or {CONVERTED_FORMS}",
         )
 
     from huggingface_hub import try_to_load_from_cache

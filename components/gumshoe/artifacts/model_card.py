@@ -35,7 +35,7 @@ class _CardFacts:
         self.gate = _read(directory / "gate.json")
         settings = self.run.get("settings", {})
         base = str(settings.get("model", {}).get("name") or self.config.get("base_model_name_or_path") or "unknown")
-        self.is_on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~"))
+        self.is_on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~", "gguf:"))
         self.base = base if self.is_on_hub else Path(base).name  # the place on this machine is nobody else's business
         self.algorithm = settings.get("optimizer", {}).get("algorithm", {}).get("name")
         self.mode = settings.get("mode")

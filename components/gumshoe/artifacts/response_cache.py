@@ -87,9 +87,11 @@ def cache_key(*request: object) -> str:
 
 
 def default_cache_path(name: str) -> Path:
-    """Return the path of a cache in the user's cache directory.
+    """Return the path of a cache in the user's cache directory."""
+    return cache_directory() / f"{name}.sqlite"
 
-    The directory is GUMSHOE_CACHE, or `gumshoe` in XDG_CACHE_HOME, or `~/.cache/gumshoe`.
-    """
+
+def cache_directory() -> Path:
+    """Return the user's cache directory: GUMSHOE_CACHE, or `gumshoe` in XDG_CACHE_HOME, or `~/.cache/gumshoe`."""
     home = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("GUMSHOE_CACHE") or Path(home, "gumshoe")).expanduser() / f"{name}.sqlite"
+    return Path(os.environ.get("GUMSHOE_CACHE") or Path(home, "gumshoe")).expanduser()
