@@ -70,7 +70,7 @@ def test_notes_and_quoted_words_are_not_broken(run: Run, monkeypatch: pytest.Mon
     printed = run("documents", "scrape", "--help").out
     for whole in ("[1 to 100]", "[env: GUMSHOE_USER_AGENT]", "`gumshoe documents index jsonl:FILE`"):
         assert whole in printed
-    assert "'{documents: {reasoning: false}}'" in run("ask", "--help").out
+    assert "'{email: {hits: 4, handles: true}}'" in run("ask", "--help").out
 
 
 def test_a_group_without_a_command_prints_its_help(run: Run) -> None:

@@ -239,10 +239,10 @@ def _use_present_name(name: str) -> tuple[str, dict[str, Any]]:
 def _prepare_run(
     name: str, parameters: list[str] | None, params: Path | None, own: dict[str, Any], *, is_local: bool
 ) -> "tuple[Graph, dict[str, Any]]":
-    """Compile a pipeline and check its parameters: those given, plus the default of `code` and those in `own`."""
+    """Compile a pipeline, and check and complete its parameters: those given, the default of `code`, and `own`."""
     from gumshoe.artifacts.manifest import code_hash
     from gumshoe_pipelines.graphs import compile_graph, read_values
-    from gumshoe_pipelines.run_arguments import check_arguments
+    from gumshoe_pipelines.run_arguments import check_arguments, complete_limits
 
     present, implied = _use_present_name(name)
     graph = compile_graph(present)
@@ -250,7 +250,7 @@ def _prepare_run(
     defaults = {"code": code_hash(), **own, **implied}
     arguments = graph.check({**{key: value for key, value in defaults.items() if key in graph.parameters}, **given})
     check_arguments(arguments, is_local=is_local)
-    return graph, arguments
+    return graph, complete_limits(arguments, is_local=is_local)
 
 
 def _warn(message: str) -> None:

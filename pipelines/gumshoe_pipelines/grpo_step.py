@@ -42,7 +42,7 @@ def train_grpo(
     Args:
         index: Index of mail or documents.
         scenarios: Directory with `scenarios.jsonl`.
-        base_model: Base model: a name on the Hugging Face Hub, a directory, or `tiny`.
+        base_model: Base model: a name on the Hugging Face Hub, a directory, `tiny`, or `smollm2-135m`.
         config: Training settings: name of a preset, a path, or a URI. Empty for the defaults.
         settings: Training settings that override `config`, by dotted name.
         checkpoints: URI for the checkpoints of this run.

@@ -54,13 +54,14 @@ class RunParameters:
         "Options of the index: for mail e.g. {max_body: 0, max_recipients: 0, skip: [deleted, spam]}, where 0 is no "
         "limit; for documents e.g. {tokens: 512, language: de}.",
     ] = field(default_factory=dict)
-    base_model: Annotated[str, "Base model: a name on the Hugging Face Hub, a directory, or `tiny`."] = (
-        "Qwen/Qwen2.5-7B-Instruct"
-    )
+    base_model: Annotated[
+        str, "Base model: a name on the Hugging Face Hub, a directory, `tiny`, or `smollm2-135m`."
+    ] = "Qwen/Qwen2.5-7B-Instruct"
     limits: Annotated[
         dict[str, Any],
-        "Limits per episode in evaluations, e.g. {max_turns: 10, max_tokens: 512, max_context: 8192}; and `chat`, the "
-        "chat settings, which must be those of training.",
+        "Limits per episode in evaluations, e.g. {max_turns: 10, max_tokens: 512, max_context: 8192}; and `chat` and "
+        "`environment`, the chat settings and the environment. Missing ones are those of training, if this machine can "
+        "read `config`.",
     ] = field(default_factory=dict)
     choice: Annotated[
         dict[str, Any],

@@ -19,7 +19,7 @@ from gumshoe_pipelines.graphs import combine_errors
 from gumshoe_pipelines.parameters import EMBEDDING
 
 if TYPE_CHECKING:
-    from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
+    from gumshoe.training.settings import TrainSettings
 
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")  # valid as a Kubernetes label and as an artifact version
 _WORKER = re.compile(r"(?:^|/)worker(?:[:@]|$)")  # as images/build.sh names it
@@ -169,14 +169,28 @@ def _check_scenarios(arguments: Mapping[str, Any], is_local: bool) -> None:
 
 
 def _check_demonstrations(arguments: Mapping[str, Any], is_local: bool) -> None:
-    if arguments["demonstrations"]:
-        _check_readable(arguments["demonstrations"], is_local)
-    if is_local and arguments["demonstrations"]:
+    from gumshoe.training.settings_sections import GOLD
+
+    if arguments["demonstrations"] in ("", GOLD):
+        return
+    _check_readable(arguments["demonstrations"], is_local)
+    if is_local:
         with _as_usage_error():
             open_uri(arguments["demonstrations"]).close()
 
 
 def _check_settings(arguments: Mapping[str, Any], is_local: bool) -> None:
+    known = _read_settings(arguments, is_local)
+    if known is not None:
+        _check_evaluations(arguments, known)
+
+
+def _read_settings(arguments: Mapping[str, Any], is_local: bool) -> "TrainSettings | None":
+    """Return the training settings, or None if only the pods can read their file.
+
+    Raises:
+        UsageError: if they are invalid, or the pods cannot read their file.
+    """
     from gumshoe.training.settings_sources import CONFIGS, resolve
 
     config = str(arguments.get("config", ""))
@@ -185,24 +199,52 @@ def _check_settings(arguments: Mapping[str, Any], is_local: bool) -> None:
         _check_readable(config, is_local)
     flags = {**arguments.get("settings", {}), "model.name": arguments.get("base_model", "tiny")}
     known = resolve(config if is_local or is_preset else None, flags, {}).settings
-    if is_local or is_preset:
-        _check_chat(arguments, known.chat)
+    return known if is_local or is_preset else None
 
 
-def _check_chat(arguments: Mapping[str, Any], trained: "ChatSettings") -> None:
-    """Check that evaluations have the chat settings of training.
+def complete_limits(arguments: Mapping[str, Any], *, is_local: bool) -> dict[str, Any]:
+    """Return valid arguments in which evaluations have what training has, as far as `limits` does not say otherwise.
+
+    Nothing is added if the pipeline does not train, or only the pods can read the training settings.
+    """
+    known = _read_settings(arguments, is_local) if "config" in arguments else None
+    if known is None:
+        return {**arguments}
+    trained = {
+        "max_turns": known.rollouts.max_turns,
+        "max_tokens": known.rollouts.max_tokens,
+        "max_context": known.model.max_context,
+        "chat": known.chat.model_dump(mode="json", exclude_defaults=True) or None,
+        "environment": known.environment and {known.environment.name: known.environment.arguments},
+    }
+    implied = {name: value for name, value in trained.items() if value is not None}
+    if known.mode == "simple":
+        implied.pop("environment", None)
+    return {**arguments, "limits": {**implied, **arguments.get("limits", {})}}
+
+
+def _check_evaluations(arguments: Mapping[str, Any], trained: "TrainSettings") -> None:
+    """Check that evaluations have the chat settings and the environment of training, if `limits` sets them.
 
     Raises:
         UsageError: if they differ, so that the base model could not be compared with the adapter.
     """
+    from gumshoe.environments.registry import EnvironmentSettings
     from gumshoe.evaluation.evaluation_step import EvaluationLimits
 
-    evaluated = EvaluationLimits.from_mapping(arguments.get("limits", {})).chat
-    if (evaluated or type(trained)()) != trained:
+    limits = EvaluationLimits.from_mapping(arguments.get("limits", {}))
+    if limits.chat is not None and limits.chat != trained.chat:
         raise UsageError(
             "pipelines.other-chat-settings",
             "evaluations have other chat settings than training; set limits.chat to the same as chat in the training "
-            f"settings: {trained.model_dump_json(exclude_defaults=True)}",
+            f"settings: {trained.chat.model_dump_json(exclude_defaults=True)}",
+        )
+    wanted = trained.environment or EnvironmentSettings(name=arguments.get("environment", DEFAULT_ENVIRONMENT))
+    if trained.mode != "simple" and limits.environment is not None and limits.environment != wanted:
+        raise UsageError(
+            "pipelines.other-environment",
+            "evaluations have another environment than training; set limits.environment to the same as environment in "
+            f"the training settings: {wanted.word}",
         )
 
 

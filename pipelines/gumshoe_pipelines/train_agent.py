@@ -24,7 +24,9 @@ class TrainAgentParameters(TrainingParameters):
         dict[str, Any], "Training settings that override `config`, e.g. {optimizer.max_steps: 200}."
     ] = field(default_factory=dict)
     demonstrations: Annotated[
-        str, "URI of episodes from `gumshoe rollout` for a supervised warm start, or empty for none."
+        str,
+        "Episodes for a supervised warm start: a URI of episodes from `gumshoe rollout`, `gold` to make them from the "
+        "scenarios and their sources, or empty for none.",
     ] = ""
     against: Annotated[
         str,

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from gumshoe.environments.recorded import write_environment
+from gumshoe.environments.registry import EnvironmentSettings, open_env
 from gumshoe.evaluation.predictions import read_predictions
 from gumshoe.evaluation.results import EvaluationResult
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
@@ -72,10 +74,13 @@ def settings_of(directory: Path) -> dict[str, Any]:
     return dict(found)
 
 
-def write_adapter(directory: Path, place: Place, settings: ChatSettings) -> Path:
-    """Write what is recorded with an adapter: its chat settings, and that it has not seen the test split."""
+def write_adapter(directory: Path, place: Place, settings: ChatSettings, **environment: Any) -> Path:
+    """Write what is recorded with an adapter: its settings, and that it has not seen the test split."""
     directory.mkdir()
     settings.write(directory)
+    if environment:
+        named = EnvironmentSettings(name="email", arguments=environment)
+        write_environment(open_env(place.index, named), directory)
     Lineage(learned_from=load_scenarios(str(place.scenarios)).only("train").to_record()).write(directory)
     return directory
 
@@ -102,6 +107,29 @@ def test_policies_of_one_evaluation_have_the_chat_settings_of_the_adapter(
             assert (ran.status, ran.code) == (2, code)
             assert str(first) in ran.err
         assert not server.requests
+
+
+def test_policies_of_one_evaluation_have_the_environment_of_the_adapter(run: Run, place: Place, tmp_path: Path) -> None:
+    first = write_adapter(tmp_path / "first", place, ChatSettings(), hits=2, handles=True)
+    second = write_adapter(tmp_path / "second", place, ChatSettings(), hits=3)
+    given: dict[str, Any] = {"tokenizer": place.tokenizer, "max_tokens": 400, "limit": 1}
+    with FakeVLLM(models=("base", "adapter"), chat=FakeChatModel()) as server:
+        policies = f"plain=chat:base@{server.address}/v1", f"trained=vllm:{server.address}#adapter"
+        ran = run(*options(place, tmp_path / "e", *policies, **given, adapter=f"trained={first}"))
+        assert ran.status == 0, ran.err
+        recorded = json.loads((tmp_path / "e" / "evaluation.json").read_bytes())["environment"]
+        assert {name: recorded[name] for name in ("hits", "handles", "threads")} == {
+            "hits": 2,
+            "handles": True,
+            "threads": True,
+        }
+        for code, changes in (
+            ("environments.other-environment", {"environment": "{email: {hits: 4}}", "adapter": f"trained={first}"}),
+            ("evaluation.different-environments", {"adapter": [f"trained={first}", f"plain={second}"]}),
+        ):
+            ran = run(*options(place, tmp_path / "f", *policies, **given, **changes))
+            assert (ran.status, ran.code) == (2, code)
+            assert str(first) in ran.err
 
 
 def test_chat_settings_are_recorded_and_cannot_change(run: Run, place: Place, tmp_path: Path) -> None:

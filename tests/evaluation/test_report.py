@@ -318,6 +318,21 @@ def test_a_hostile_message_is_shown_as_text(browser: "Browser", place: Place, tm
     found.page.close()
 
 
+def test_correct_sources_are_marked_under_their_handles(place: Place, tmp_path: Path) -> None:
+    evaluated, settings = invent_evaluation(place, 1, [("old", 2)])
+    (trajectory,) = evaluated.trajectories["old"]
+    trajectory.record.handles = {"m1": "<5@example.com>", "m2": "<0@example.com>"}
+    hits = [f"2001-05-01 ann@example.com: Due\n  Text\n  id: {handle}" for handle in ("m1", "m2")]
+    reading = call("read_email", message_id="m2", page=2)
+    trajectory.spans[2:4] = [injected("\n".join(hits)), sampled(reading)]
+    write_page(tmp_path / "report.html", evaluated, settings)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    shown = json.loads(re.findall(r'id="data-e0">(.*?)</script>', page, re.S)[0])
+    results = [each for each in shown if each["origin"] == "injected"]
+    assert results[0]["parts"] == [[f"{hits[0]}\n", False], [hits[1], True]]
+    assert [(each["what"], each["right"]) for each in results] == [("results", False), ("source", True)]
+
+
 def test_data_never_ends_its_script(place: Place, tmp_path: Path) -> None:
     evaluated, settings = invent_evaluation(place, 2, [("old", 2)], body=HOSTILE, question=HOSTILE)
     write_page(tmp_path / "report.html", evaluated, settings)

@@ -103,7 +103,7 @@ def next_call(question: str, results: list[str], *, of_documents: bool = False) 
         return "return_final_answer", {"answer": results[-1].splitlines()[-1], "document_ids": [document_id]}
     if not results:
         return "search_inbox", {"keywords": ["body", about]}
-    message_id = (re.findall(r"<\d+@example\.com>", results[0]) or ["<none>"])[0]
+    message_id = (re.findall(r"  id: (\S+)", results[0]) or ["<none>"])[0]
     if len(results) == 1:
         return "read_email", {"message_id": message_id}
     return "return_final_answer", {"answer": results[-1].splitlines()[-1], "message_ids": [message_id]}

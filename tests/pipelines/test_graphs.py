@@ -311,12 +311,39 @@ def test_invalid_limits_are_refused_before_anything_starts(limits: dict[str, Any
     check_arguments({"limits": {"max_turns": 8, "max_context": 4096.0}}, is_local=False)
 
 
-def test_evaluations_have_the_chat_settings_of_training() -> None:
+def test_evaluations_cannot_have_other_chat_settings_than_training() -> None:
     given: dict[str, Any] = {"config": "", "settings": {"chat.thinking_budget": 64}, "base_model": "tiny"}
-    for limits in ({}, {"chat": {"thinking_budget": 65}}):
-        with raises("pipelines.other-chat-settings", "thinking_budget", 64):
-            check_arguments({**given, "limits": limits}, is_local=False)
+    with raises("pipelines.other-chat-settings", "thinking_budget", 64):
+        check_arguments({**given, "limits": {"chat": {"thinking_budget": 65}}}, is_local=False)
     check_arguments({**given, "limits": {"chat": {"thinking_budget": 64.0}}}, is_local=False)
+    check_arguments({**given, "limits": {}}, is_local=False)
+
+
+def test_evaluations_cannot_have_another_environment_than_training() -> None:
+    small = {"email": {"hits": 4, "handles": True}}
+    given: dict[str, Any] = {"config": "", "settings": {"environment": small}, "base_model": "tiny"}
+    for environment in ("email", {"email": {"hits": 5, "handles": True}}):
+        with raises("pipelines.other-environment", '"hits": 4'):
+            check_arguments({**given, "limits": {"environment": environment}}, is_local=False)
+    check_arguments({**given, "limits": {"environment": {"email": {"hits": 4.0, "handles": True}}}}, is_local=False)
+    check_arguments({**given, "settings": {"environment": "email"}, "limits": {}}, is_local=False)
+
+
+def test_evaluations_have_what_training_has_unless_limits_say_otherwise() -> None:
+    from gumshoe.environments.registry import EnvironmentSettings
+    from gumshoe.evaluation.evaluation_step import EvaluationLimits
+    from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
+    from gumshoe_pipelines.run_arguments import complete_limits
+
+    small = {"email": {"hits": 4, "handles": True}}
+    settings = {"environment": small, "rollouts.max_turns": 6, "chat.thinking_budget": 64}
+    given: dict[str, Any] = {"config": "tiny", "settings": settings, "base_model": "tiny", "limits": {"max_tokens": 99}}
+    limits = EvaluationLimits.from_mapping(complete_limits(given, is_local=False)["limits"])
+    assert (limits.max_turns, limits.max_tokens, limits.max_context) == (6, 99, 8192)
+    assert limits.environment == EnvironmentSettings.parse(small)
+    assert limits.chat == ChatSettings(thinking_budget=64)
+    check_arguments(complete_limits(given, is_local=False), is_local=False)
+    assert complete_limits({"limits": {}}, is_local=False) == {"limits": {}}, "a pipeline that does not train"
 
 
 def test_an_invalid_choice_is_refused_before_anything_starts() -> None:
@@ -342,6 +369,8 @@ def test_missing_demonstrations_are_refused_before_anything_starts(tmp_path: Pat
     assert "demonstrations" not in str(elsewhere.value)
     (tmp_path / "none.jsonl").touch()
     check_arguments({"demonstrations": str(tmp_path / "none.jsonl")}, is_local=True)
+    check_arguments({"demonstrations": "gold"}, is_local=True)
+    check_arguments({"demonstrations": "gold"}, is_local=False)
 
 
 def test_an_unknown_pipeline_is_refused() -> None:

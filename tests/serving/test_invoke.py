@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import shutil
 import signal
 import socket
 import threading
@@ -465,6 +466,23 @@ def test_a_server_is_ready_only_while_its_adapter_is_loaded(place: ServerFiles) 
         assert server.ask().is_success
         model.models = ("base",)
         wait_until(lambda: server.client.get("/readyz").status_code == 503)
+
+
+def test_the_environment_that_a_model_was_trained_in_is_used(
+    place: ServerFiles, model: FakeVLLM, tmp_path: Path
+) -> None:
+    from gumshoe.environments.recorded import write_environment
+    from gumshoe.environments.registry import EnvironmentSettings, open_env
+
+    trained = shutil.copytree(place.tokenizer, tmp_path / "trained")
+    small = EnvironmentSettings(name="email", arguments={"hits": 1, "handles": True})
+    write_environment(open_env(place.index, small), trained)
+    settings = model_settings(place, model.address, tokenizer=str(trained))
+    with serve_in_thread(make_settings(place, model=settings)) as server:
+        answer = server.ask(steps=True).json()
+    assert answer["steps"][0]["result"].endswith("\n  id: m1")
+    assert answer["steps"][1]["arguments"] == {"message_id": "m1"}
+    assert answer["source_ids"] == ["<7@example.com>"]
 
 
 def test_a_canary_gets_its_share_and_sessions_keep_their_policy(

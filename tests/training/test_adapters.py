@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from gumshoe.environments.registry import open_env
+from gumshoe.environments.recorded import ENVIRONMENT, read_environment, write_environment
+from gumshoe.environments.registry import EnvironmentSettings, open_env
 from gumshoe.inference.policy_names import TINY, PolicyName, is_tiny
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
 from gumshoe.scenarios.lineage import Lineage
@@ -269,7 +270,10 @@ def test_a_merged_tiny_policy_keeps_its_environment_and_chat_settings(tmp_path: 
     once, twice = tmp_path / "once", tmp_path / "twice"
     first = make_adapter(tmp_path / "a")
     ChatSettings(thinking_budget=5).write(first)
+    write_environment(open_env(index, EnvironmentSettings(name="documents", arguments={"hits": 3})), first)
     merge(first, "tiny", once)
+    assert open_run_env(settings(once), index).arguments["hits"] == read_environment(once).arguments["hits"] == 3
+    (once / ENVIRONMENT).unlink()
     assert resolve_chat_settings(None, *PolicyName.parse(f"local:{once}").directories).thinking_budget == 5
     merge(make_adapter(tmp_path / "b", once, size=0.01), str(once), twice)
     for place in (once, twice):

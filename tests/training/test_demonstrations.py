@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gumshoe.environments.tools import Call
-from gumshoe.inference.policy_names import TINY, load_tokenizer
+from gumshoe.inference.policy_names import TINY, is_tiny, load_tokenizer
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.trajectory import Mistake, Span, Trajectory
@@ -18,7 +18,7 @@ from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.tiny.episode_generator import MAX_TURNS, PracticeCompany
 from gumshoe.training.records import StepRecord, read_records
-from gumshoe.training.run_spec import check_start
+from gumshoe.training.run_spec import check_start, read_prior_lineage
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import LoraSettings
 from gumshoe.training.settings_sources import resolve
@@ -265,6 +265,8 @@ def test_scenarios_of_earlier_adapters_count_as_seen(mail: Path, tmp_path: Path)
 def test_the_pipeline_step_without_episodes_leaves_an_empty_adapter(mail: Path, tmp_path: Path) -> None:
     assert run_sft(mail / "index", mail, "tiny", "", {}, "", "heuristic", tmp_path) == {}
     assert [each.name for each in tmp_path.iterdir()] == ["none"]
+    with raises("training.full-in-pipeline", "warm_start.weights is full"):
+        run_sft(mail / "index", mail, "tiny", "", {"warm_start.weights": "full"}, "file:///t", "exact", tmp_path)
 
 
 @pytest.mark.ci
@@ -324,6 +326,38 @@ def test_training_starts_from_the_adapter_of_the_command(
     unlike = run("train", *known, *shape, *other, "--out", tmp_path / "x")
     assert (unlike.status, unlike.code) == (2, "adapters.other-lora-settings")
     assert "lora.rank is 8" in unlike.err
+
+
+@pytest.mark.ci
+@pytest.mark.usefixtures("train_in_process")
+def test_a_model_with_all_weights_trained_is_a_base_model_of_its_own(
+    mail: Path, chat: ChatFormat, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file
+
+    file = write_episodes(tmp_path / "t.jsonl", record_episodes(mail, chat, correct_answer))
+    out, asked = tmp_path / "model", scenarios(mail)
+    run_warm_start(mail, file, out, warm_start__weights="full", warm_start__epochs=1)
+    assert {each.name for each in TINY.iterdir()} - {each.name for each in out.iterdir()} == {"made.json"}
+    config, before = (json.loads((each / "config.json").read_bytes()) for each in (out, TINY))
+    assert config == {**before, "dtype": "float32"}
+    assert load_file(out / "model.safetensors").keys() == load_file(TINY / "model.safetensors").keys()
+    assert ChatFormat(load_tokenizer(out)).encode_turn("a") == chat.encode_turn("a")
+    assert is_tiny(out)
+    origin = json.loads((out / "origin.json").read_bytes())
+    assert (origin["origin"], origin["base"]["name"]) == ("tiny", "tiny")
+    lineage = read_prior_lineage(settings_of(model__name=str(out)))
+    assert lineage is not None
+    with raises("scenarios.seen-in-training", "4 of these 6"):
+        lineage.check_unseen(asked, "it")
+    adapter = tmp_path / "adapter"
+    run_warm_start(mail, file, adapter, model__name=str(out), warm_start__epochs=1)
+    known = Lineage.read(adapter)
+    assert known is not None
+    assert known.before == lineage
+    (out / "origin.json").write_text("{}")
+    with raises("inference.merge-record-damaged", out / "origin.json"):
+        is_tiny(out)
 
 
 def test_the_setting_lora_start_is_a_path() -> None:

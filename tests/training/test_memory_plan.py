@@ -490,6 +490,16 @@ class TestCommand:
         file.write_text(ran.out.split("--config`:\n\n")[1])
         assert run("plan", "--config", file, "--gpu-memory", 24).status == 0
 
+    def test_an_environment_that_fits_the_context_is_suggested(
+        self, run: Callable[..., CommandResult], large_model: str
+    ) -> None:
+        given: list[Any] = ["plan", "--model", large_model, "--gpu", "h100", "--json"]
+        found = json.loads(run(*given).out)["episode"]
+        assert (found["context"], found["turns"], found["fits"]) == (8192, 10, False)
+        suggested = json.dumps(found["suggested_environment"])
+        assert json.loads(run(*given, "--set", f"environment={suggested}").out)["episode"]["fits"]
+        assert f"environment: {suggested}" in run(*given[:-1]).out
+
     def test_without_a_gpu(self, run: Callable[..., CommandResult]) -> None:
         ran = run("plan", "--config", "tiny", "--gpus", 0, "--gpu-memory", 64)
         assert ran.status == 0

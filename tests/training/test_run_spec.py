@@ -1,9 +1,12 @@
 """The checkpoints of a run's directory, the splits of its scenarios, and the adapter that it starts from."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gumshoe.environments.recorded import write_environment
+from gumshoe.environments.registry import EnvironmentSettings, open_env
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.training.run_spec import (
     METADATA,
@@ -11,12 +14,33 @@ from gumshoe.training.run_spec import (
     expired_checkpoints,
     find_checkpoints,
     load_splits,
+    open_run_env,
     step_of,
 )
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import DataSettings, LoraSettings
+from tests.documents.pages import make_collection, page
 from tests.errors import raises
+from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import question, write_questions
+
+
+def test_a_run_has_the_environment_of_its_start_except_settings_of_its_own(tmp_path: Path) -> None:
+    index = make_index(tmp_path / "mail", [record(1)]).directory
+    (tmp_path / "start").mkdir()
+    write_environment(
+        open_env(index, EnvironmentSettings.parse("{email: {hits: 4, handles: true}}")), tmp_path / "start"
+    )
+
+    def find(**given: Any) -> tuple[int, bool]:
+        settings = TrainSettings.model_validate({"lora": LoraSettings(start=tmp_path / "start"), **given})
+        found = open_run_env(settings, index).arguments
+        return found["hits"], found["handles"]
+
+    assert find() == find(environment="email") == (4, True)
+    assert find(environment="{email: {hits: 6}}") == (6, True)
+    collection = make_collection(tmp_path / "documents", [page(1)])
+    assert open_run_env(TrainSettings(lora=LoraSettings(start=tmp_path / "start")), collection).name == "documents"
 
 
 def test_incomplete_checkpoints_do_not_count(tmp_path: Path) -> None:

@@ -16,19 +16,18 @@ from hypothesis import strategies as st
 
 from gumshoe.inference.policy_names import TINY, load_tokenizer
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
-from gumshoe.training.models.base_model import identify_adapter_base
+from gumshoe.training.models.base_model import CONFIG, identify_adapter_base
 from gumshoe.training.run_spec import ADAPTER_CONFIG, CHECKPOINT, METADATA, WARM_START_STATE, check_start
 from gumshoe.training.settings_sections import LoraSettings
+from gumshoe.training.sft.batch_plan import BatchPlan, order_demonstrations
 from gumshoe.training.sft.demonstrations import Demonstration, filter_correct, write_demonstrations
 from gumshoe.training.sft.warm_start import (
-    ADAPTER,
     DEMONSTRATIONS,
     DONE,
     LEARNED,
+    TRAINED,
     VERDICTS,
-    BatchPlan,
     WarmStartSpec,
-    order_demonstrations,
 )
 from tests.conftest import CommandResult
 from tests.errors import raises
@@ -92,7 +91,8 @@ def have_equal_weights(one: Path, other: Path) -> bool:
     import torch
     from safetensors.torch import load_file
 
-    weights, others = load_file(one / WEIGHTS), load_file(other / WEIGHTS)
+    file = WEIGHTS if (one / WEIGHTS).exists() else "model.safetensors"
+    weights, others = load_file(one / file), load_file(other / file)
     return weights.keys() == others.keys() and all(torch.equal(each, others[name]) for name, each in weights.items())
 
 
@@ -178,12 +178,14 @@ def test_labels_are_the_sampled_tokens_and_nothing_is_truncated(tmp_path: Path) 
     by_ids = {tuple(each.ids): each for each in demonstrations}
     seen = []
     for batch in warm_start._make_trainer().get_train_dataloader():
-        for ids, labels, attended in zip(batch["input_ids"], batch["labels"], batch["attention_mask"], strict=True):
+        labels = batch["shift_labels"][0].tolist()
+        lengths = batch["packed_row"].lengths
+        for ids, scored in zip(batch["input_ids"][0].split(lengths), batch["scored"][0].split(lengths), strict=True):
             each = by_ids[tuple(ids.tolist())]
-            assert labels.tolist() == each.labels
-            assert labels[labels != -100].tolist() == each.ids[-5:]
-            assert attended.all()
+            assert scored.tolist() == [*map(bool, each.mask[1:]), False]
+            assert [labels.pop(0) for _ in range(5)] == each.ids[-5:]
             seen.append(each.scenario)
+        assert labels == []
     assert sorted(seen) == ["s0", "s1", "s2", "s3"]
 
 
@@ -202,8 +204,10 @@ def test_rows_repeat_demonstrations_in_their_order() -> None:
 
 
 @pytest.mark.ci
-def test_a_stopped_warm_start_resumes_to_the_same_weights(tmp_path: Path) -> None:
-    settings = {name.replace(".", "__"): value for name, value in QUICK_SETTINGS.items()}
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_a_stopped_warm_start_resumes_to_the_same_weights(tmp_path: Path, weights: str) -> None:
+    settings: dict[str, Any] = {name.replace(".", "__"): value for name, value in QUICK_SETTINGS.items()}
+    settings["warm_start__weights"] = weights
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     prepare_run(whole, of(range(4), 40), **settings).train()
     again = prepare_run(stopped, of(range(4), 40), **settings)
@@ -217,14 +221,14 @@ def test_a_stopped_warm_start_resumes_to_the_same_weights(tmp_path: Path) -> Non
     again.on_pass = pass_and_stop  # type: ignore[method-assign]
     with raises("training.stopped", "5 of 12"):
         again.train()
-    assert not (stopped / ADAPTER).exists()
+    assert not (stopped / TRAINED).exists()
     assert [each.parent.name for each in stopped.glob(f"*/{METADATA}")] == ["checkpoint-5"], "older ones are deleted"
     (stopped / f"{CHECKPOINT}9").mkdir()  # as left by a process that was killed while it saved
     prepare_run(stopped, of(range(4), 40), **settings).train()
-    assert have_equal_weights(whole / ADAPTER, stopped / ADAPTER), "bit by bit, with dropout"
+    assert have_equal_weights(whole / TRAINED, stopped / TRAINED), "bit by bit, with dropout"
     assert (whole / LEARNED).read_bytes() == (stopped / LEARNED).read_bytes()
     prepare_run(stopped, of(range(4), 40), **settings).train()
-    assert have_equal_weights(whole / ADAPTER, stopped / ADAPTER), "a finished run stays the same"
+    assert have_equal_weights(whole / TRAINED, stopped / TRAINED), "a finished run stays the same"
 
 
 @pytest.mark.parametrize(
@@ -245,8 +249,29 @@ def test_it_learns_with_every_dtype_and_quantization(tmp_path: Path, more: dict[
     warm_start.train()
     assert len(warm_start._losses) == 15
     assert warm_start._losses[-1] < warm_start._losses[0] / 2
-    saved = load_file(tmp_path / "p" / ADAPTER / WEIGHTS)
+    saved = load_file(tmp_path / "p" / TRAINED / WEIGHTS)
     assert {each.dtype for each in saved.values()} == {torch.float32}, "small updates are not rounded away"
+
+
+@pytest.mark.ci
+def test_only_the_upper_layers_of_a_model_are_trained(tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file
+
+    settings: dict[str, Any] = {"warm_start__weights": "full", "warm_start__layers": 1, "model__dtype": "bfloat16"}
+    settings |= {"warm_start__epochs": 10, "warm_start__learning_rate": 1e-2}
+    warm_start = prepare_run(tmp_path / "p", of(range(4), 40), **settings)
+    warm_start.train()
+    assert warm_start._losses[-1] < warm_start._losses[0] / 2
+    before, after = load_file(TINY / "model.safetensors"), load_file(tmp_path / "p" / TRAINED / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert {each.dtype for each in after.values()} == {torch.bfloat16}
+    changed = {name for name, each in after.items() if not torch.equal(each, before[name].bfloat16())}
+    top = max(int(name.split(".")[2]) for name in before if ".layers." in name)
+    assert changed <= {"model.norm.weight", *(name for name in before if f".layers.{top}." in name)}
+    assert f"model.layers.{top}.mlp.down_proj.weight" in changed
+    with raises("training.too-few-layers", "99", f"{top + 1} layers"):
+        prepare_run(tmp_path / "q", of(range(4), 40), **{**settings, "warm_start__layers": 99}).train()
 
 
 def test_each_verdict_is_saved_and_requested_once(mail: Path, judge_server: FakeVLLM, tmp_path: Path) -> None:
@@ -387,6 +412,18 @@ def test_an_unfinished_warm_start_cannot_be_overwritten_or_used(
             ("model.max_context 100,000", "8,192 tokens"),
         ),
         ({"optimizer__processes": 5}, "training.batch-too-small", ("4 episodes", "5 processes")),
+        ({"warm_start__layers": 2}, "settings.layers-without-full", ("warm_start.layers 2",)),
+        (
+            {"warm_start__weights": "full", "model__quantization": "nf4"},
+            "settings.full-quantized",
+            ("model.quantization nf4",),
+        ),
+        (
+            {"warm_start__weights": "full", "optimizer__distribution": "fsdp2", "optimizer__processes": 2},
+            "settings.full-sharded",
+            ("optimizer.distribution fsdp2",),
+        ),
+        ({"warm_start__weights": "full", "lora__start": "a"}, "settings.full-with-adapter", ("lora.start is a",)),
     ],
 )
 def test_unusable_settings_are_rejected_before_loading(
@@ -421,12 +458,18 @@ def find_trainer(place: Path) -> int | None:
 
 @pytest.mark.nightly
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("full", [(), ("--full",)], ids=["adapter", "model"])
 def test_a_killed_warm_start_resumes_to_the_same_weights(
-    mail: Path, shown: Path, judge_server: FakeVLLM, tmp_path: Path, gumshoe: Callable[..., CommandResult]
+    mail: Path,
+    shown: Path,
+    judge_server: FakeVLLM,
+    tmp_path: Path,
+    gumshoe: Callable[..., CommandResult],
+    full: tuple[str, ...],
 ) -> None:
     judge = json.dumps(judge_at(judge_server))
     whole, out = tmp_path / "whole", tmp_path / "out"
-    typed = ["warm-start", shown, *words(mail), "--judge", judge]
+    typed = ["warm-start", shown, *words(mail), *full, "--judge", judge]
     done = gumshoe(*typed, "--out", whole, "--json")
     assert done.status == 0, done.err
     asked = len(judge_server.requests)
@@ -449,6 +492,7 @@ def test_a_killed_warm_start_resumes_to_the_same_weights(
     assert ended(signal.SIGKILL, at(3), trainer=True) == 75
     assert ended(signal.SIGTERM, at(6), trainer=False) == 75
     assert not (out / ADAPTER_CONFIG).exists()
+    assert not (out / CONFIG).exists()
     finished = gumshoe(*typed, "--out", out, "--resume", "--json")
     assert finished.status == 0, finished.err
     assert have_equal_weights(whole, out)

@@ -54,11 +54,13 @@ class EpisodeState:
     """Number of ids that were read, or given as sources, and do not exist."""
     answer: str | None = None
     sources: list[str] = field(default_factory=list)
-    """Ids of the sources given with the answer, unchanged."""
+    """Ids of the sources given with the answer, as the model wrote them; handles are replaced by the ids."""
     right_sources: list[str] = field(default_factory=list)
     """Correct sources among them."""
     does_not_know: bool = False
     """True if the answer is "I don't know"."""
+    handles: dict[str, str] = field(default_factory=dict)
+    """Ids of sources by the handles under which the tools showed them, e.g. `m1`. Empty if they showed the ids."""
 
     @property
     def distinct_searches(self) -> int:

@@ -11,8 +11,9 @@ from gumshoe.documents.corpus import DocumentsCorpus
 from gumshoe.documents.document import Document
 from gumshoe.documents.index import DocumentHit, DocumentIndex, DocumentNotFoundError
 from gumshoe.environments.base import DocumentSource, SourceText
+from gumshoe.environments.budgets import HitCharacters, HitCount, PageCharacters, cut_hit
 from gumshoe.environments.search import SearchEnvironment
-from gumshoe.environments.tools import Toolbox
+from gumshoe.environments.tools import Toolbox, vary_tool
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
 
 _SYSTEM = """\
@@ -50,6 +51,10 @@ class DocumentsEnvironment(SearchEnvironment):
     each call; turn it off for policies that were trained without it. A search lists at most `hits` passages. Of a
     document with more than `longest` characters, the tool shows the beginning and the passages that searches listed.
 
+    For models with a small context, a hit has at most `hit_characters` characters of title and snippet. With
+    `document_characters`, longer documents are read in pages of that many characters, whatever `longest` is. With
+    `handles`, tools show handles such as d1 in place of ids; both can be read and given as sources.
+
     Raises:
         ScenarioError: if the scenario is not about documents.
     """
@@ -59,6 +64,8 @@ class DocumentsEnvironment(SearchEnvironment):
     """Settings that the tiny policy was trained with: few hits and no reasoning."""
     for_calls: ClassVar[Mapping[str, Any]] = {"longest": 200_000}
     """Settings for single tool calls: they do not know earlier searches, so reading shows more of a document."""
+    needed_for_calls: ClassVar[Mapping[str, Any]] = {"handles": False}
+    """Settings that single tool calls must have: only the episode that shows a handle knows it."""
 
     def __init__(
         self,
@@ -67,18 +74,23 @@ class DocumentsEnvironment(SearchEnvironment):
         max_turns: int,
         *,
         reasoning: bool = True,
-        hits: Annotated[int, Field(ge=1, le=10)] = 10,
+        hits: HitCount = 10,
         longest: Annotated[int, Field(ge=200)] = 12_000,
+        hit_characters: HitCharacters = None,
+        document_characters: PageCharacters = None,
+        handles: bool = False,
     ) -> None:
         if scenario.message_ids or scenario.inbox_address is not None:
             raise ScenarioError(
                 "environments.not-about-documents", f"scenario {scenario.id} is not about documents: it has an inbox"
             )
-        self.toolbox = Toolbox([self.search_documents, self.read_document, self.return_final_answer])
+        read = vary_tool(self.read_document, () if document_characters else ("page",))
+        self.toolbox = Toolbox([self.search_documents, read, self.return_final_answer])
         self._index, self._max_turns = index, max_turns
         self._reasoning, self._hits, self._longest = reasoning, hits, longest
+        self._hit_characters, self._page_characters = hit_characters, document_characters
         self._listed: dict[str, list[str]] = {}
-        super().__init__(scenario)
+        super().__init__(scenario, handle_prefix="d" if handles else "")
 
     @staticmethod
     def open_index(directory: Path) -> DocumentIndex:
@@ -127,20 +139,28 @@ class DocumentsEnvironment(SearchEnvironment):
         hits = list(self._index.search(query, limit=self._hits)) if query.strip() else []
         for hit in hits:
             self._listed.setdefault(hit.document_id, []).append(hit.snippet)
-        return self.end_search(events, [hit.document_id for hit in hits], map(_format_hit, hits))
+        listed = [self._format_hit(hit, query) for hit in hits]
+        return self.end_search(events, [hit.document_id for hit in hits], listed)
 
-    def read_document(self, document_id: str) -> str:
+    def _format_hit(self, hit: DocumentHit, query: str) -> str:
+        """Format a hit for the model. The id comes last, so that a causal model knows what it identifies."""
+        title, snippet = cut_hit(_to_one_line(hit.title), _to_one_line(hit.snippet), query, self._hit_characters)
+        return f"{title}\n  {snippet}\n  id: {self.show_id(hit.document_id)}"
+
+    def read_document(self, document_id: str, page: int = 1) -> str:
         """Read one document.
 
         Args:
             document_id: The id of a document, as a search lists it.
+            page: The page to read of a long document.
         """
-        document = _read_or_none(self._index.read, document_id)
+        document = _read_or_none(self._index.read, self.resolve_id(document_id))
         if document is None:
             raise self.unknown_id_error(f"document {document_id!r}")
-        self.record_reading(document.document_id)
-        text = make_excerpt(document.text, self._listed.get(document.document_id, []), self._longest)
-        return f"{document.title}\n\n{text}"
+        text = document.text
+        if self._page_characters is None:
+            text = make_excerpt(text, self._listed.get(document.document_id, []), self._longest)
+        return self.show_page(document.document_id, document.title, text, page, self._page_characters)
 
     def return_final_answer(self, answer: str, document_ids: list[str]) -> str:
         """Give the answer to the question. This ends the conversation.
@@ -166,11 +186,6 @@ def _read_or_none(read: Callable[[str], Document], document_id: str) -> Document
 
 def _to_source(document: Document) -> DocumentSource:
     return DocumentSource(document.document_id, document.title, document.url)
-
-
-def _format_hit(hit: DocumentHit) -> str:
-    """Format a hit for the model. The id comes last, so that a causal model knows what it identifies."""
-    return f"{_to_one_line(hit.title)}\n  {_to_one_line(hit.snippet)}\n  id: {hit.document_id}"
 
 
 def _to_one_line(text: str) -> str:

@@ -1,20 +1,14 @@
 """Environment for mail: search one inbox, read messages, answer."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from gumshoe.environments.base import Event, MessageSource, SourceText
-from gumshoe.environments.mail_results import (
-    explain_no_match,
-    format_hit,
-    format_message,
-    format_thread,
-    format_threaded_hit,
-    header_fields,
-)
+from gumshoe.environments.budgets import HitCharacters, HitCount, PageCharacters
+from gumshoe.environments.mail_results import MailFormat, explain_no_match, header_fields
 from gumshoe.environments.search import SearchEnvironment, bare_id
-from gumshoe.environments.tools import Toolbox, ToolError
+from gumshoe.environments.tools import Toolbox, ToolError, ToolFunction, vary_tool
 from gumshoe.mail.corpus import MailCorpus
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from gumshoe.mail.search_arguments import MailSearchError, check_period
@@ -31,6 +25,8 @@ _USER = """\
 I am {inbox}. Today is {today}.
 
 {question}"""
+_PARTIAL = "\n\n        If no message does, messages that contain some of them are listed, the best first."
+_DEFAULT_HITS = 10
 _Found = TypeVar("_Found")
 
 
@@ -42,6 +38,11 @@ class EmailEnvironment(SearchEnvironment):
     and a search that no message matches lists partial matches. With `meaning`, there is a tool that searches by meaning
     if the index has vectors. Turn either off for policies that were trained without it.
 
+    For models with a small context, a search lists at most `hits` messages, with at most `hit_characters` characters of
+    subject and snippet each. A message with more than `message_characters` characters is read in pages of that size,
+    its header fields are cut, and a thread is cut to about the same size. With `handles`, tools show handles such as m1
+    in place of the ids of messages; both can be read and given as sources.
+
     Raises:
         ScenarioError: if the scenario is not about mail.
     """
@@ -51,9 +52,21 @@ class EmailEnvironment(SearchEnvironment):
     """Settings that the tiny policy was trained with."""
     for_calls: ClassVar[Mapping[str, Any]] = {"threads": True, "meaning": True}
     """Settings for single tool calls, e.g. of an MCP client, even if the server's own policy is the tiny one."""
+    needed_for_calls: ClassVar[Mapping[str, Any]] = {"handles": False}
+    """Settings that single tool calls must have: only the episode that shows a handle knows it."""
 
     def __init__(
-        self, index: MailIndex, scenario: Scenario, max_turns: int, *, threads: bool = True, meaning: bool = True
+        self,
+        index: MailIndex,
+        scenario: Scenario,
+        max_turns: int,
+        *,
+        threads: bool = True,
+        meaning: bool = True,
+        hits: HitCount = _DEFAULT_HITS,
+        hit_characters: HitCharacters = None,
+        message_characters: PageCharacters = None,
+        handles: bool = False,
     ) -> None:
         if scenario.document_ids:
             raise ScenarioError(
@@ -63,12 +76,24 @@ class EmailEnvironment(SearchEnvironment):
             raise ScenarioError(
                 "environments.no-inbox", f"scenario {scenario.id} is not about mail: it has no inbox or no date"
             )
-        tools = self if threads else _ToolsWithoutThreads(self)
-        by_meaning = [self.search_by_meaning] if meaning and index.has_vectors else []
-        self.toolbox = Toolbox([tools.search_inbox, *by_meaning, tools.read_email, self.return_final_answer])
-        self._index, self._max_turns, self._threads = index, max_turns, threads
+        self._index, self._max_turns, self._threads, self._hits = index, max_turns, threads, hits
+        self._page_characters = message_characters
+        self._format = MailFormat(threads, hit_characters, message_characters, self.show_id)
         self._inbox, self._until = scenario.inbox_address, scenario.visible_before
-        super().__init__(scenario)
+        self.toolbox = Toolbox(list(self._list_tools(meaning and index.has_vectors)))
+        super().__init__(scenario, handle_prefix="m" if handles else "")
+
+    def _list_tools(self, has_meaning: bool) -> Iterator[ToolFunction]:
+        """Yield the tools. Their arguments and descriptions depend on the settings."""
+        threaded = () if self._threads else ("one_per_thread",)
+        fewer = (("up to ten messages", f"up to {self._hits} messages"),) if self._hits < _DEFAULT_HITS else ()
+        plain = () if self._threads else ((_PARTIAL, ""), (" or name", ""))
+        yield vary_tool(self.search_inbox, threaded, (*fewer, *plain))
+        if has_meaning:
+            yield vary_tool(self.search_by_meaning, (), fewer)
+        unused = {"whole_thread": self._threads, "page": self._page_characters}
+        yield vary_tool(self.read_email, tuple(name for name, wanted in unused.items() if not wanted))
+        yield self.return_final_answer
 
     @staticmethod
     def open_index(directory: Path) -> MailIndex:
@@ -129,14 +154,14 @@ class EmailEnvironment(SearchEnvironment):
         """
         where = {"sender": sender, "recipient": recipient, "sent_after": sent_after, "sent_before": sent_before}
         events = self.begin_search(keywords, *where.values(), one_per_thread)
+        query = " ".join(keywords)
         hits = self._find(self._index.search, keywords, **where, one_per_thread=one_per_thread, order="date")
         if hits or not self._threads or len(keywords) == 1:
-            return self._list_hits(events, hits)
+            return self._list_hits(events, hits, query)
         found = self._find(self._index.search_partially, keywords, **where, one_per_thread=one_per_thread)
-        ids = [hit.message_id for hit in found.hits]
-        why = explain_no_match(found.counts, limited=any(where.values()), has_partial=bool(ids))
-        listed = self.end_search(events, ids, map(format_threaded_hit, found.hits), partial=True)
-        return f"{why}\n{listed}" if ids else f"{listed} {why}"
+        why = explain_no_match(found.counts, limited=any(where.values()), has_partial=bool(found.hits))
+        listed = self._list_hits(events, found.hits, query, partial=True)
+        return f"{why}\n{listed}" if found.hits else f"{listed} {why}"
 
     def search_by_meaning(
         self,
@@ -157,7 +182,7 @@ class EmailEnvironment(SearchEnvironment):
         """
         where = {"sender": sender, "recipient": recipient, "sent_after": sent_after, "sent_before": sent_before}
         events = self.begin_search(query, *where.values())
-        return self._list_hits(events, self._find(self._index.search_by_meaning, query, **where))
+        return self._list_hits(events, self._find(self._index.search_by_meaning, query, **where), query)
 
     def _find(self, search: Callable[..., _Found], wanted: list[str] | str, **arguments: Any) -> _Found:
         """Return the result of a search method of the index, for this inbox as it was on the query date.
@@ -169,33 +194,34 @@ class EmailEnvironment(SearchEnvironment):
             after, _ = check_period(arguments["sent_after"], arguments["sent_before"])
             if after is not None and after >= int(self._until.timestamp()):
                 raise ToolError(f"sent_after {arguments['sent_after']} is later than today; write an earlier day")
-            return search(self._inbox, wanted, **arguments, visible_before=self._until)
+            return search(self._inbox, wanted, **arguments, limit=self._hits, visible_before=self._until)
         except MailSearchError as error:
             raise ToolError(str(error)) from None
 
-    def _list_hits(self, events: list[Event], hits: Sequence[Hit]) -> str:
-        formatted = map(format_threaded_hit if self._threads else format_hit, hits)
-        return self.end_search(events, [hit.message_id for hit in hits], formatted)
+    def _list_hits(self, events: list[Event], hits: Sequence[Hit], query: str, *, partial: bool = False) -> str:
+        listed = self._format.format_hits(hits, query)
+        return self.end_search(events, [hit.message_id for hit in hits], listed, partial=partial)
 
-    def read_email(self, message_id: str, whole_thread: bool = False) -> str:
+    def read_email(self, message_id: str, whole_thread: bool = False, page: int = 1) -> str:
         """Read one message of the inbox.
 
         Args:
             message_id: The id of a message, as a search lists it.
             whole_thread: Show all messages of its thread, oldest first, without quoted repetitions.
+            page: The page to read of a long message.
         """
-        message = _read_visible(self._index, self.scenario, message_id)
+        message = _read_visible(self._index, self.scenario, self.resolve_id(message_id))
         if message is None:
             raise self.unknown_id_error(f"message {message_id!r} in this inbox")
-        if whole_thread:
+        if whole_thread and page == 1:
             thread = self._index.list_thread(self._inbox, message.message_id, visible_before=self._until)
             if len(thread) > 1:
                 ids = [each.message_id for each in thread]
-                text, shown = format_thread(thread, ids.index(message.message_id))
+                text, shown = self._format.format_thread(thread, ids.index(message.message_id))
                 self.record_reading(*ids[shown.start : shown.stop])
                 return text
-        self.record_reading(message.message_id)
-        return format_message(message)
+        header = self._format.format_header(message)
+        return self.show_page(message.message_id, header, message.body, page, self._page_characters)
 
     def return_final_answer(self, answer: str, message_ids: list[str]) -> str:
         """Give the answer to the question. This ends the conversation.
@@ -214,40 +240,6 @@ class EmailEnvironment(SearchEnvironment):
     def bare(self, source_id: str) -> str:
         """Return the id without angle brackets. See `SearchEnvironment.bare`."""
         return bare_id(source_id)
-
-
-class _ToolsWithoutThreads:
-    """The tools in the form that the tiny policy was trained with."""
-
-    def __init__(self, environment: EmailEnvironment) -> None:
-        self._environment = environment
-
-    def search_inbox(
-        self,
-        keywords: list[str],
-        sender: str | None = None,
-        recipient: str | None = None,
-        sent_after: str | None = None,
-        sent_before: str | None = None,
-    ) -> str:
-        """Search the inbox: up to ten messages that contain every keyword, the newest first.
-
-        Args:
-            keywords: Words that all must appear in a message; several words in one keyword are a phrase.
-            sender: Only messages from this address.
-            recipient: Only messages to this address.
-            sent_after: Only messages sent on this day or later, as YYYY-MM-DD.
-            sent_before: Only messages sent before this day, as YYYY-MM-DD.
-        """
-        return self._environment.search_inbox(keywords, sender, recipient, sent_after, sent_before)
-
-    def read_email(self, message_id: str) -> str:
-        """Read one message of the inbox.
-
-        Args:
-            message_id: The id of a message, as a search lists it.
-        """
-        return self._environment.read_email(message_id)
 
 
 def _read_visible(index: MailIndex, scenario: Scenario, message_id: str) -> Message | None:

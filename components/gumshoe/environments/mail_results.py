@@ -1,8 +1,10 @@
 """Format messages, search results and threads for the model."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
+from gumshoe.environments.budgets import cut, cut_hit, join_within
 from gumshoe.mail.quotes import fold_message
 from gumshoe.mail.search_results import Hit, Message
 
@@ -10,18 +12,8 @@ _MAX_THREAD = 12_000  # characters of a thread that are shown; the wanted messag
 _MAX_OTHER = 2_000  # characters shown of the text of another message of the thread
 _MAX_SUBJECT = 500  # characters, except of a message that is read alone
 _MAX_PEOPLE = 10  # recipients shown of each message of a thread, for each role
-
-
-def format_hit(hit: Hit) -> str:
-    """Format a hit on three lines. The id comes last, so that a causal model knows what it identifies."""
-    sent = f"{hit.sent:%Y-%m-%d}" if hit.sent else "no date"
-    return f"{sent} {hit.sender}: {_cut_subject(hit.subject)}\n  {hit.snippet}\n  id: {hit.message_id}"
-
-
-def format_threaded_hit(hit: Hit) -> str:
-    """Format a hit with its thread, if that has other messages."""
-    thread = f" (thread {hit.thread}, {hit.thread_size} messages)" if hit.thread_size > 1 else ""
-    return f"{format_hit(hit)}{thread}"
+_MAX_SENDER = 60  # characters of the sender of a hit, if there is a budget
+_MIN_FIELD = 80  # characters of a header field, if there is a budget
 
 
 def explain_no_match(counts: dict[str, int], *, limited: bool, has_partial: bool) -> str:
@@ -36,72 +28,102 @@ def explain_no_match(counts: dict[str, int], *, limited: bool, has_partial: bool
     return f"No {message} has all keywords. Messages with each: {listed}. The best with only some of them:"
 
 
-def header_fields(message: Message, most: int | None = None) -> dict[str, str]:
-    """Return sender, recipients and date of a message, as they are shown, with at most `most` recipients a role."""
-    fields = {"From": f"{message.sender_name} <{message.sender}>".lstrip()}
+def header_fields(message: Message, most: int | None = None, limit: int | None = None) -> dict[str, str]:
+    """Return sender, recipients and date of a message, as they are shown.
+
+    There are at most `most` recipients a role, and about `limit` characters a field.
+    """
+    name = message.sender_name if limit is None else cut(message.sender_name, limit // 2)
+    fields = {"From": f"{name} <{message.sender}>".lstrip()}
     for role in ("to", "cc"):
         people = [each.address for each in message.recipients if each.role == role]
         if most is not None and len(people) > most:
             people[most:] = [f"and {len(people) - most} more"]
         if people:
-            fields[role.capitalize()] = ", ".join(people)
+            fields[role.capitalize()] = ", ".join(people) if limit is None else join_within(people, limit)
     return {**fields, "Date": f"{message.sent:%A, %Y-%m-%d %H:%M}"}
 
 
-def format_message(message: Message) -> str:
-    """Format a message with its header."""
-    return f"{_format_header(message)}\n\n{message.body}"
+@dataclass(frozen=True, slots=True)
+class MailFormat:
+    """How mail is shown to the model, within a budget of characters (see `EmailEnvironment`)."""
 
+    threads: bool
+    hit_characters: int | None
+    message_characters: int | None
+    show_id: Callable[[str], str]
 
-def _format_header(message: Message, most: int | None = None) -> str:
-    subject = message.subject if most is None else _cut_subject(message.subject)
-    fields = {**header_fields(message, most), "Subject": subject}
-    return "\n".join(f"{name}: {value}" for name, value in fields.items())
+    def format_hits(self, hits: Sequence[Hit], query: str) -> list[str]:
+        """Format the hits of a search for `query`, each with its thread, if that has other messages."""
+        return [self._format_hit(hit, query) for hit in hits]
+
+    def _format_hit(self, hit: Hit, query: str) -> str:
+        """Format a hit on three lines. The id comes last, so that a causal model knows what it identifies."""
+        sent = f"{hit.sent:%Y-%m-%d}" if hit.sent else "no date"
+        sender = hit.sender if self.hit_characters is None else cut(hit.sender, _MAX_SENDER)
+        subject, snippet = cut_hit(_cut_subject(hit.subject), hit.snippet, query, self.hit_characters)
+        shown = f"{sent} {sender}: {subject}\n  {snippet}\n  id: {self.show_id(hit.message_id)}"
+        if self.threads and hit.thread_size > 1:
+            shown += f" (thread {self.show_id(hit.thread)}, {hit.thread_size} messages)"
+        return shown
+
+    def format_header(self, message: Message, *, in_thread: bool = False) -> str:
+        """Format the header of a message; in a thread it is shorter."""
+        limit = self.message_characters and max(_MIN_FIELD, self.message_characters // 8)
+        subject = _cut_subject(message.subject) if in_thread else message.subject
+        fields = {
+            **header_fields(message, _MAX_PEOPLE if in_thread else None, limit),
+            "Subject": subject if limit is None else cut(subject, limit),
+        }
+        return "\n".join(f"{name}: {value}" for name, value in fields.items())
+
+    def format_thread(self, thread: Sequence[Message], wanted: int) -> tuple[str, range]:
+        """Format the messages of a thread around the wanted one, oldest first. Return the text, and which are shown.
+
+        They are shown without what they repeat. The text has about as many characters at most as a page of a message,
+        or without a budget `_MAX_THREAD`, unless the wanted message alone is longer.
+
+        Raises:
+            UsageError: if a package for reading threads is missing.
+        """
+        budget = self.message_characters
+        longest = {True: budget and budget // 2, False: _MAX_OTHER if budget is None else budget // 4}
+
+        @cache  # a thread may have many more messages than are shown, and to fold one takes time
+        def format_part(number: int) -> str:
+            message = fold_message(thread, number)
+            return self._format_part(message, number + 1, len(thread), longest[number == wanted])
+
+        room = _MAX_THREAD if budget is None else budget
+        shown = _select_around(lambda number: len(format_part(number)), len(thread), wanted, room)
+        head = f"Thread of {len(thread)} messages, oldest first."
+        sides = (shown.start, "earlier", shown.start - 1), (len(thread) - shown.stop, "later", shown.stop)
+        if left_out := [(f"{count} {when}", self.show_id(thread[at].message_id)) for count, when, at in sides if count]:
+            counts, ids = zip(*left_out, strict=True)
+            head += f" Left out: {' and '.join(counts)} ones. To see them, read the whole thread of {' or '.join(ids)}."
+        return "\n\n".join([head, *map(format_part, shown)]), shown
+
+    def _format_part(self, message: Message, number: int, size: int, longest: int | None) -> str:
+        """Format a message of a thread, with at most `longest` characters of its text."""
+        body = message.body.strip()
+        if longest is not None and len(body) > longest:
+            more = f"[{len(body) - longest:,} more characters: read this message alone to see them]"
+            body = f"{body[:longest]} […]\n{more}"
+        header = self.format_header(message, in_thread=True)
+        return f"[{number} of {size}]\n{header}\nId: {self.show_id(message.message_id)}\n\n{body}"
 
 
 def _cut_subject(subject: str) -> str:
     return subject if len(subject) <= _MAX_SUBJECT else f"{subject[:_MAX_SUBJECT]} […]"
 
 
-def format_thread(thread: Sequence[Message], wanted: int) -> tuple[str, range]:
-    """Format the messages of a thread around the wanted one, oldest first. Return the text, and which are shown.
-
-    They are whole messages, and shown without what they repeat. The text has about `_MAX_THREAD` characters at most,
-    unless the wanted message alone is longer.
-
-    Raises:
-        UsageError: if a package for reading threads is missing.
-    """
-
-    @cache  # a thread may have many more messages than are shown, and to fold one takes time
-    def format_part(number: int) -> str:
-        longest = None if number == wanted else _MAX_OTHER
-        return _format_part(fold_message(thread, number), number + 1, len(thread), longest)
-
-    shown = _select_around(lambda number: len(format_part(number)), len(thread), wanted)
-    head = f"Thread of {len(thread)} messages, oldest first."
-    sides = (shown.start, "earlier", shown.start - 1), (len(thread) - shown.stop, "later", shown.stop)
-    if left_out := [(f"{count} {when}", thread[nearest].message_id) for count, when, nearest in sides if count]:
-        counts, ids = zip(*left_out, strict=True)
-        head += f" Left out: {' and '.join(counts)} ones. To see them, read the whole thread of {' or '.join(ids)}."
-    return "\n\n".join([head, *map(format_part, shown)]), shown
-
-
-def _format_part(message: Message, number: int, size: int, longest: int | None) -> str:
-    """Format a message of a thread, with at most `longest` characters of its text."""
-    body = message.body.strip()
-    if longest is not None and len(body) > longest:
-        body = f"{body[:longest]} […]\n[{len(body) - longest:,} more characters: read this message alone to see them]"
-    return f"[{number} of {size}]\n{_format_header(message, _MAX_PEOPLE)}\nId: {message.message_id}\n\n{body}"
-
-
-def _select_around(measure: Callable[[int], int], count: int, wanted: int) -> range:
-    """Return the range of items, of `count`, around the wanted one that has at most `_MAX_THREAD` characters.
+def _select_around(measure: Callable[[int], int], count: int, wanted: int, room: int) -> range:
+    """Return the range of items, of `count`, around the wanted one that has at most `room` characters.
 
     `measure` returns the characters of an item, and is called only for these and the next one on each side.
     """
     first, last = wanted, wanted
-    room = _MAX_THREAD - measure(wanted)
+    room -= measure(wanted)
     open_ends = [-1, 1]  # directions, the next one first
     while open_ends:
         direction = open_ends.pop(0)

@@ -41,7 +41,8 @@ class EnvironmentClass(Protocol):
 
     Optional members: a static method `get_ready(index)` that does in advance the slow work of the first search; a
     static method `read_source(index, scenario, source_id)` that returns a `SourceText`, or None if `find_source` does;
-    and `for_tiny` and `for_calls`, default settings for the tiny policy and for single tool calls.
+    `for_tiny` and `for_calls`, default settings for the tiny policy and for single tool calls; and `needed_for_calls`,
+    settings that single tool calls have whatever the user has set.
     """
 
     has_inboxes: ClassVar[bool]
@@ -108,10 +109,21 @@ class EnvFactory:
     name: str
     kind: EnvironmentClass
     index: Any
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the environments, defaults included."""
-    given: frozenset[str] = frozenset()
-    """Names of the settings that the user has set."""
+    arguments: Mapping[str, Any]
+    """Settings of the environments: `own`, or those of a policy's training."""
+    own: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the user, and defaults for all others."""
+    directory: Path = Path()
+    """Directory of the index."""
+    named: EnvironmentSettings | None = None
+    """The environment that the user has named; None for the default of the index, or that of a training."""
+    recorded: frozenset[str] = frozenset()
+    """Names of the settings that a policy was trained with (see `gumshoe.environments.recorded`)."""
+
+    @property
+    def given(self) -> frozenset[str]:
+        """Names of the settings that the user has set."""
+        return frozenset(self.named.arguments if self.named else ())
 
     @property
     def content(self) -> str:
@@ -145,17 +157,32 @@ class EnvFactory:
             self.kind.get_ready(self.index)
 
     def for_tiny(self) -> "EnvFactory":
-        """Return a copy with the settings that the tiny policy was trained with. Settings of the user are kept."""
-        return self._with_defaults("for_tiny")
+        """Return a copy with the settings that the tiny policy was made with.
+
+        Settings of the user, and those that a policy was trained with, are kept.
+        """
+        return replace(self, arguments={**self.arguments, **self._defaults("for_tiny", self.given | self.recorded)})
+
+    def with_recorded(self, trained: Mapping[str, Any]) -> "EnvFactory":
+        """Return a copy with the settings that a policy was trained with.
+
+        Raises:
+            UsageError: if the environment does not have such a setting.
+        """
+        return replace(self, arguments=_validate(self.name, self.kind, trained), recorded=frozenset(trained))
 
     def for_calls(self) -> "EnvFactory":
-        """Return a copy with the settings for single tool calls. Settings of the user are kept."""
-        return self._with_defaults("for_calls")
+        """Return a copy with the settings for single tool calls, whatever the server's own policy was trained with.
 
-    def _with_defaults(self, use: str) -> "EnvFactory":
+        Settings of the user are kept if single calls can have them.
+        """
+        needed: Mapping[str, Any] = getattr(self.kind, "needed_for_calls", {})
+        return replace(self, arguments={**self.own, **self._defaults("for_calls", self.given), **needed})
+
+    def _defaults(self, use: str, kept: frozenset[str]) -> dict[str, Any]:
+        """Return the environment's default settings for a use, without those to keep."""
         wanted: Mapping[str, Any] = getattr(self.kind, use, {})
-        others = {name: value for name, value in wanted.items() if name not in self.given}
-        return replace(self, arguments={**self.arguments, **others})
+        return {name: value for name, value in wanted.items() if name not in kept}
 
     def list_tools(self) -> list[ToolFunction]:
         """Return the tools other than the final answer, to describe them. Do not call them."""
@@ -195,27 +222,48 @@ class EnvFactory:
         return found
 
 
-def open_env(directory: Path, named: EnvironmentSettings | None = None) -> EnvFactory:
-    """Open the index in a directory for the named environment, or for the default environment of the index.
+def open_env(
+    directory: Path, named: EnvironmentSettings | None = None, recorded: EnvironmentSettings | None = None
+) -> EnvFactory:
+    """Open the index in a directory for an environment.
+
+    It is the `named` one, or else the one that a policy was trained in (`recorded`), or the default of the index.
 
     Raises:
         UsageError: if the environment or a setting of it does not exist, or none is named and the index is unknown.
         GumshoeError: if the index is damaged.
     """
-    wanted = named or EnvironmentSettings(name=detect_corpus(directory).name)
+    wanted = named or recorded or EnvironmentSettings(name=detect_corpus(directory).name)
     kind = _find_class(wanted.name)
+    own = _validate(wanted.name, kind, wanted.arguments)
+    trained = frozenset(recorded.arguments) if recorded and not named else frozenset[str]()
+    return EnvFactory(wanted.name, kind, kind.open_index(directory), own, own, directory, named, trained)
+
+
+def validate_environment(named: EnvironmentSettings) -> dict[str, Any]:
+    """Return all settings of an environment by name, defaults included.
+
+    Raises:
+        UsageError: if the environment or a setting of it does not exist, or a setting is invalid.
+    """
+    return _validate(named.name, _find_class(named.name), named.arguments)
+
+
+def _validate(name: str, kind: EnvironmentClass, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Validate the settings of an environment, and return all of them by name, defaults included.
+
+    Raises:
+        UsageError: if a setting does not exist, or has an invalid value or type.
+    """
     try:
         settings = settings_model(cast(Any, kind).__init__)
     except NameError as error:
         raise UsageError(
             "environments.unresolved-type",
-            f"environment {wanted.name}: cannot resolve the type of a setting: {error}; import the type at runtime, "
-            "not only under TYPE_CHECKING",
+            f"environment {name}: cannot resolve the type of a setting: {error}; import the type at runtime, not only "
+            "under TYPE_CHECKING",
         ) from None
-    arguments = validate_settings(
-        settings, wanted.arguments, "environments.invalid-settings", f"environment {wanted.name}"
-    )
-    return EnvFactory(wanted.name, kind, kind.open_index(directory), arguments, frozenset(wanted.arguments))
+    return validate_settings(settings, given, "environments.invalid-settings", f"environment {name}")
 
 
 def _find_class(name: str) -> EnvironmentClass:

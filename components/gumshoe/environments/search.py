@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
 from gumshoe.environments.base import EpisodeState, Event
+from gumshoe.environments.budgets import show_page
 from gumshoe.environments.tools import Toolbox, ToolError, UnknownSourceError
 from gumshoe.scenarios.scenario import Scenario
 
@@ -21,19 +22,23 @@ def bare_id(source_id: str) -> str:
 class SearchEnvironment(ABC):
     """Answer one scenario with a search tool, a reading tool and an answer tool, which a subclass defines.
 
-    The model may write an id in several forms; the record has the ids of the scenario.
+    The model may write an id in several forms; the record has the ids of the scenario. With `handle_prefix`, e.g. "m",
+    tools show short handles in place of ids: m1, m2 and so on, in the order in which sources are first shown. A handle
+    means something only in the episode that showed it. The record has the real ids.
     """
 
     toolbox: Toolbox
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, *, handle_prefix: str = "") -> None:
         """Initialize the record. A subclass must call it after `listed_id` can be called."""
         self.scenario = scenario
+        self._handle_prefix = handle_prefix
+        self._handles: dict[str, str] = {}
         self.record = EpisodeState()
         self.finished = False
         self._gold = {self.listed_id(source) or self.bare(source): source for source in scenario.sources}
         self._searched: set[str] = set()
-        self._read_ids: set[str] = set()
+        self._read_pages: set[tuple[str, int]] = set()
 
     @abstractmethod
     def listed_id(self, source_id: str) -> str | None:
@@ -42,6 +47,19 @@ class SearchEnvironment(ABC):
     def bare(self, source_id: str) -> str:
         """Return an id without optional delimiters, e.g. the brackets of a message id."""
         return source_id
+
+    def show_id(self, source_id: str) -> str:
+        """Return how tools show the id of a source: its handle, or the id itself if the environment has no handles."""
+        if not self._handle_prefix:
+            return source_id
+        if source_id not in self._handles:
+            handle = f"{self._handle_prefix}{len(self._handles) + 1}"
+            self._handles[source_id], self.record.handles[handle] = handle, source_id
+        return self._handles[source_id]
+
+    def resolve_id(self, given: str) -> str:
+        """Return the id of a handle that this episode has shown, or else `given`, unchanged."""
+        return self.record.handles.get(bare_id(given).lower(), given)
 
     def begin_search(self, *arguments: object) -> list[Event]:
         """Record the start of a search. Return the events of its call, to pass to `end_search`."""
@@ -70,8 +88,8 @@ class SearchEnvironment(ABC):
             events.append("found")
         return "\n".join(listed) if ids else NOTHING_FOUND
 
-    def record_reading(self, *source_ids: str) -> None:
-        """Record that a call shows sources, e.g. a thread. They have the ids under which searches list them.
+    def record_reading(self, *source_ids: str, page: int = 1) -> None:
+        """Record that a call shows sources, e.g. a thread, or a page of one. Their ids are those that searches list.
 
         If a correct source is among them, the others do not count as other sources that were read.
         """
@@ -79,17 +97,34 @@ class SearchEnvironment(ABC):
         right = [source_id for source_id in source_ids if self._record_source(self.record.read, source_id)]
         if not right:
             self.record.read_others += 1
-        if self._read_ids.issuperset(source_ids):
+        pages = {(source_id, page) for source_id in source_ids}
+        if pages <= self._read_pages:
             events.append("read again")
-        else:
-            events += ["read"] * (len(self.record.read) - before) or ["read another"]
-        self._read_ids.update(source_ids)
+        elif len(self.record.read) > before:
+            events += ["read"] * (len(self.record.read) - before)
+        elif page == 1 or not right:  # another page of a correct source is neither
+            events.append("read another")
+        self._read_pages |= pages
 
     def unknown_id_error(self, wanted: str) -> ToolError:
         """Record an attempt to read something that does not exist, and return the error for the model."""
         self._record_call("invalid id")
         self.record.invalid_ids += 1
         return UnknownSourceError(f"there is no {wanted}; use an id as a search lists it")
+
+    def show_page(self, source_id: str, head: str, text: str, page: int, limit: int | None) -> str:
+        """Record that a call shows a page of a source, and return the page. See `budgets.show_page`.
+
+        Raises:
+            ToolError: if the page does not exist.
+        """
+        try:
+            shown = show_page(head, text, page, limit)
+        except ToolError:
+            self._record_call()
+            raise
+        self.record_reading(source_id, page=page)
+        return shown
 
     def note_reading(self, source_id: str) -> None:
         """Call `record_reading`, of which this is the old name."""
@@ -105,7 +140,7 @@ class SearchEnvironment(ABC):
         """Record the answer and end the conversation. Return the tool's result."""
         self._record_call("answered")
         record = self.record
-        record.answer, record.sources = answer.strip(), list(dict.fromkeys(source_ids))
+        record.answer, record.sources = answer.strip(), list(dict.fromkeys(map(self.resolve_id, source_ids)))
         record.does_not_know = bool(_DOES_NOT_KNOW.match(answer))
         for given in record.sources:
             listed = self.listed_id(given)

@@ -1,10 +1,12 @@
 """Tools as typed functions: build their JSON schemas, and call them with arguments that a model wrote."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from inspect import signature
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
@@ -82,8 +84,54 @@ class Toolbox:
             raise BadArgumentsError(f"{call.name}: {'; '.join(faults)}") from None
 
 
-# Building checks and schemas takes longer than a search, and each episode has its own toolbox. Both are therefore
-# cached by function, which all instances of an environment class share.
+# Building variants, checks and schemas takes longer than a search, and each episode has its own toolbox. All are
+# therefore cached by function, which all instances of an environment class share.
+
+
+def vary_tool(
+    tool: ToolFunction, without: tuple[str, ...] = (), reword: tuple[tuple[str, str], ...] = ()
+) -> ToolFunction:
+    """Return another form of a tool that is a method: without some arguments, which keep their defaults.
+
+    Their descriptions are left out of its docstring, in which each first text in `reword` is replaced by the second.
+
+    Raises:
+        ValueError: if the docstring does not have a text to replace.
+    """
+    method = cast(MethodType, tool)
+    return MethodType(_vary_function(method.__func__, without, reword), method.__self__)
+
+
+@lru_cache(maxsize=256)
+def _vary_function(
+    function: ToolFunction, without: tuple[str, ...], reword: tuple[tuple[str, str], ...]
+) -> ToolFunction:
+    whole = signature(function)
+    reduced = whole.replace(parameters=[each for name, each in whole.parameters.items() if name not in without])
+
+    def variant(*arguments: Any, **named: Any) -> str:
+        return function(**reduced.bind(*arguments, **named).arguments)
+
+    attributes = {
+        **{name: getattr(function, name) for name in ("__module__", "__name__", "__qualname__")},
+        "__signature__": reduced,
+        "__annotations__": {name: each for name, each in function.__annotations__.items() if name not in without},
+        "__doc__": _reword_docstring(function, without, reword),
+    }
+    for name, value in attributes.items():
+        setattr(variant, name, value)
+    return variant
+
+
+def _reword_docstring(function: ToolFunction, without: tuple[str, ...], reword: tuple[tuple[str, str], ...]) -> str:
+    described = function.__doc__ or ""
+    for name in without:
+        described = re.sub(rf"^ *{name}: .*\n", "", described, count=1, flags=re.M)
+    for old, new in reword:
+        if old not in described:
+            raise ValueError(f"{function.__qualname__}: {old!r} is not in the docstring")
+        described = described.replace(old, new)
+    return described
 
 
 def _with_checks(tool: ToolFunction) -> ToolFunction:

@@ -16,7 +16,7 @@ from typing import Any
 
 from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.storage import explain_os_errors, open_locked_file, write_atomically
-from gumshoe.environments.registry import EnvFactory, open_env
+from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.evaluation.comparison import compare_policies
 from gumshoe.evaluation.metrics import Price, accuracy_by_kind, compute_metrics
@@ -36,14 +36,13 @@ from gumshoe.evaluation.results import (
     PolicyResult,
 )
 from gumshoe.evaluation.statistics import cohens_kappa
+from gumshoe.evaluation.trained_settings import find_chat_settings, open_trained_env
 from gumshoe.inference.policy_names import PolicyName
 from gumshoe.rewards.best_of_n import Choice, ChoiceSettings, Selector, total_cost
 from gumshoe.rewards.builtin_rewards import rubric
 from gumshoe.rewards.judge import Judge, JudgedQuestion, Verdict
 from gumshoe.rewards.judge_registry import OpenAIJudge, open_judge, parse_judge
 from gumshoe.rewards.scoring import JudgedTrajectory, judge_trajectory, map_concurrently
-from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS, ChatSettings, resolve_chat_settings
-from gumshoe.rollouts.sessions import env_for_policy
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.writer import RolloutOptions, read_trajectories, run_to_file, select_scenarios
 from gumshoe.scenarios.lineage import Lineage
@@ -114,10 +113,8 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
     """
     scenarios = select_scenarios(settings.rollout)
     unseen = _check(settings, scenarios)
-    settings = replace(settings, rollout=replace(settings.rollout, chat=_find_chat_settings(settings)))
-    env_factory = open_env(settings.rollout.index, settings.rollout.environment)
-    for policy in settings.policies:  # evaluate all alike: with the settings of the tiny policy if it is one of them
-        env_factory = env_for_policy(env_factory, PolicyName.parse(policy.word), settings.rollout.tokenizer)
+    settings = replace(settings, rollout=replace(settings.rollout, chat=find_chat_settings(settings)))
+    env_factory = open_trained_env(settings)
     async with AsyncExitStack() as open_judges:
         judges = []
         for each in settings.judges:
@@ -203,29 +200,6 @@ def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> set[str]:
             f"no policy of {', '.join(names)} takes a --tokenizer; remove that option",
         )
     return unseen
-
-
-def _find_chat_settings(settings: EvaluationRequest) -> ChatSettings | None:
-    """Return the chat settings of all policies: those given, or else those of the adapters. None for the defaults.
-
-    Raises:
-        UsageError: if an adapter was trained with other settings than those given, or than another adapter.
-    """
-    rollout, found = settings.rollout, dict[Path, ChatSettings]()
-    for each in settings.policies:
-        policy = PolicyName.parse(each.word)
-        own = [place for name, place in settings.adapters if name == each.name]
-        for place in (*own, *policy.directories, rollout.tokenizer if policy.takes_tokenizer else None):
-            if place is not None and (Path(place) / CHAT_SETTINGS).exists():
-                found[Path(place)] = resolve_chat_settings(rollout.chat, place)
-    chosen = next(iter(found.values()), rollout.chat)
-    for place, recorded in found.items():
-        if recorded != chosen:
-            raise UsageError(
-                "evaluation.different-chat-settings",
-                f"{next(iter(found))} and {place} were trained with different chat settings; evaluate them one by one",
-            )
-    return None if chosen == ChatSettings() else chosen
 
 
 def _record_settings(

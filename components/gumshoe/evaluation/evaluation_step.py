@@ -13,6 +13,7 @@ from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.storage import explain_os_errors
 from gumshoe.artifacts.store import Store
 from gumshoe.corpus import SCENARIOS_FILE
+from gumshoe.environments.registry import NamedEnvironment
 from gumshoe.evaluation.evaluate import EvaluationRequest, NamedPolicy, evaluate
 from gumshoe.evaluation.gate import Decision, GateSettings, decide_gate
 from gumshoe.evaluation.metrics import describe_metric, format_value
@@ -35,7 +36,7 @@ _SUMMARY_METRICS = (
 
 
 class EvaluationLimits(ParameterModel):
-    """Limits and chat settings of each episode of an evaluation."""
+    """Limits, chat settings and environment of each episode of an evaluation."""
 
     max_turns: int = Field(10, ge=1)
     max_tokens: int = Field(512, ge=1)
@@ -44,6 +45,8 @@ class EvaluationLimits(ParameterModel):
     """Maximum number of tokens per episode."""
     chat: ChatSettings | None = None
     """Chat settings, the same as in training; if unset, those that an adapter was trained with."""
+    environment: NamedEnvironment | None = None
+    """Environment, the same as in training; if unset, the one of an adapter's training, or that fits the index."""
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> "EvaluationLimits":
@@ -95,6 +98,7 @@ def evaluate_policies(
             ),
             limits=EpisodeLimits(episode_limits.max_turns, episode_limits.max_context),
             chat=episode_limits.chat,
+            environment=episode_limits.environment,
         ),
         policies=tuple(policies),
         judges=(judge,),

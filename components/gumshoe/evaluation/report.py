@@ -154,7 +154,8 @@ def _data_blocks(evaluated: EvaluationRun, settings: EvaluationRequest) -> Itera
     )
     tokenizers = {each.name: _load_tokenizer(each.word, settings.rollout.tokenizer) for each in settings.policies}
     for number, (name, trajectory) in enumerate(flat):
-        shown = list(_spans(trajectory, gold[trajectory.scenario], len(prompts[name]), tokenizers[name]))
+        correct = _add_handles(gold[trajectory.scenario], trajectory)
+        shown = list(_spans(trajectory, correct, len(prompts[name]), tokenizers[name]))
         yield f"e{number}", embed_json(shown)
 
 
@@ -178,6 +179,11 @@ def _find_correct_ids(env_factory: EnvFactory, scenarios: ScenarioSet) -> dict[s
             bare_id(each.id) for each in listed if each is not None
         }
     return found
+
+
+def _add_handles(gold: set[str], trajectory: Trajectory) -> set[str]:
+    """Return the ids of correct sources, with the handles under which the tools of an episode showed them."""
+    return gold | {handle for handle, source in trajectory.record.handles.items() if bare_id(source) in gold}
 
 
 def _find_titles(env_factory: EnvFactory, scenario: Scenario, prediction: Prediction) -> dict[str, str]:
@@ -225,8 +231,8 @@ def _common_prefix(texts: Sequence[str]) -> str:
 
 
 def _find_read_id(call: Call) -> str | None:
-    """Return the id of the source that a call reads, i.e. its only argument if that is an id, or None."""
-    match list(call.arguments.items()):
+    """Return the id of the source that a call reads: its only argument, besides a page, if that is an id; or None."""
+    match [(name, value) for name, value in call.arguments.items() if name != "page"]:
         case [(name, str(read))] if name.endswith("_id"):
             return bare_id(read)
     return None

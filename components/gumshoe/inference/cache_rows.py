@@ -37,13 +37,18 @@ def make_cache(model: Any) -> Any:
 
 def is_supported(model: Any) -> bool:
     """Return True if rows of a model's cache can be taken out and joined, and the model continues from them."""
-    try:
-        kinds = {type(layer) for layer in make_cache(model).layers}
-    except (KeyError, AttributeError, TypeError):  # a kind of layer that DynamicCache does not know
-        return False
+    kinds = _layer_types(model)
     if not kinds <= set(_SUPPORTED) or not any(issubclass(kind, _ATTENTION) for kind in kinds):
         return False
     return kinds <= set(_ATTENTION) or _reads_states(model)
+
+
+def _layer_types(model: Any) -> set[type]:
+    """Return the types of the layers of a model's cache; an empty set if DynamicCache does not know one of them."""
+    try:
+        return {type(layer) for layer in make_cache(model).layers}
+    except (KeyError, AttributeError, TypeError):
+        return set()
 
 
 @torch.inference_mode()
@@ -83,12 +88,12 @@ def _has_state(layer: Any, name: str) -> bool:
 
 def has_only_full_attention(model: Any) -> bool:
     """Return True if all layers of a model attend to the whole sequence, so that rows can have gaps between tokens."""
-    return all(type(layer) is DynamicLayer for layer in make_cache(model).layers)
+    return _layer_types(model) == {DynamicLayer}
 
 
 def has_only_attention(model: Any) -> bool:
     """Return True if all layers of a model attend to earlier tokens, to all or to the last ones."""
-    return all(type(layer) in _ATTENTION for layer in make_cache(model).layers)
+    return bool(kinds := _layer_types(model)) and kinds <= set(_ATTENTION)
 
 
 def take_row(layer: Any, row: int, length: int) -> Any:

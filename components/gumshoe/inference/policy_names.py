@@ -18,6 +18,7 @@ from typing import Any
 
 import httpx
 
+from gumshoe.artifacts.base_models import resolve_base_model
 from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.manifest import file_digest
 from gumshoe.errors import UsageError
@@ -31,6 +32,8 @@ ENGINE_VARIABLE = "GUMSHOE_ENGINE"
 """Environment variable with the engine for `tiny` and `local:` policies: `vllm` or `transformers`."""
 MERGE_RECORD = "merged.json"
 """File in the directory of a merged model: what it was merged from, and its original base model (`origin`)."""
+ORIGIN_RECORD = "origin.json"
+"""File in the directory of a model whose own weights were trained: its base model, and the original one (`origin`)."""
 _WEIGHTS = ("*.safetensors", "*.bin", "adapter_config.json")
 FORMS = (
     "tiny[#ADAPTER-DIR], local:MODEL[#ADAPTER-DIR], vllm:URL[,URL...][#ADAPTER] (with --tokenizer), "
@@ -92,8 +95,8 @@ class PolicyName:
 
     @property
     def base(self) -> Path | str:
-        """Directory of the base model, or its name on the hub."""
-        return TINY if self.model == "tiny" else self.model
+        """Directory of the base model, or its name on the hub. See `resolve_base_model` for what it may raise."""
+        return TINY if self.model == "tiny" else resolve_base_model(self.model)
 
     @property
     def directories(self) -> tuple[Path, ...]:
@@ -118,22 +121,31 @@ class PolicyName:
 
 
 def is_tiny(model: Path | str) -> bool:
-    """Return True if a base model is the tiny policy, or the tiny policy with merged adapters.
+    """Return True if a base model is the tiny policy, or was made from it by merging adapters or by training.
 
     Raises:
-        UsageError: if the model's `merged.json` cannot be read.
+        UsageError: if the record of the model's origin cannot be read.
     """
-    if str(model) in ("tiny", str(TINY)):
-        return True
-    path = Path(model).expanduser() / MERGE_RECORD
-    try:
-        return bool(json.loads(path.read_bytes())["origin"] == "tiny")
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UsageError(
-            "inference.merge-record-damaged", f"cannot read the base model's name from {path}: {error}; merge it again"
-        ) from None
+    return str(model) in ("tiny", str(TINY)) or read_origin(Path(model).expanduser()) == "tiny"
+
+
+def read_origin(directory: Path) -> str | None:
+    """Return the name of the first base model that a model was made from, or None without a record of it.
+
+    Raises:
+        UsageError: if the record cannot be read.
+    """
+    for path in (directory / MERGE_RECORD, directory / ORIGIN_RECORD):
+        try:
+            return str(json.loads(path.read_bytes())["origin"])
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            raise UsageError(
+                "inference.merge-record-damaged",
+                f"cannot read the base model's name from {path}: {error}; make the model again",
+            ) from None
+    return None
 
 
 @asynccontextmanager
@@ -149,7 +161,7 @@ async def start_local_policy(name: PolicyName, max_context: int) -> AsyncIterato
         UnavailableError: if the server does not start.
     """
     if _choose_engine() == "transformers":
-        yield PolicyName("transformers", str(name.base), adapter=name.adapter, version_override=name.version_override)
+        yield PolicyName("transformers", str(name.base), adapter=name.adapter, version_override=name.version)
         return
     rank = _read_rank(name.adapter) if name.adapter is not None else 1
     with TemporaryDirectory(prefix="gumshoe-local-") as logs:

@@ -25,7 +25,7 @@ def build_launch(arguments: Sequence[str]) -> LaunchCommand:
     """
     defaults = ServerOptions()
     parser = argparse.ArgumentParser("python -m gumshoe.inference.rollout_server", allow_abbrev=False)
-    parser.add_argument("--model", required=True, help="directory of a model, its name on the hub, or `tiny`")
+    parser.add_argument("--model", required=True, help="directory of a model, or its name, e.g. on the hub")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--max-model-len", type=int, default=defaults.max_model_len, help="maximum tokens per request")
     parser.add_argument("--max-lora-rank", type=int, default=defaults.max_lora_rank, help="maximum rank of an adapter")

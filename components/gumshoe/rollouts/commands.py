@@ -32,7 +32,7 @@ EnvironmentOption = Annotated[
         metavar="WORD",
         autocompletion=complete_environment,
         help=f"Environment: {', '.join(CORPORA)}, package.module:Class, or one with settings as YAML, e.g. "
-        "'{documents: {reasoning: false}}'. Default: depends on the index.",
+        "'{email: {hits: 4, handles: true}}'. Default: the one that the policy was trained in, or that fits the index.",
     ),
 ]
 

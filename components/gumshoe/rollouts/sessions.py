@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gumshoe.endpoint import openai_client
 from gumshoe.environments.base import Environment
+from gumshoe.environments.recorded import use_recorded
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Policy, Sampling
@@ -31,12 +32,17 @@ OpenChatSession = Callable[[Environment, str], AbstractContextManager[ChatSessio
 
 
 def env_for_policy(env_factory: EnvFactory, policy: PolicyName, tokenizer: Path | str | None = None) -> EnvFactory:
-    """Return the environments with the settings that a policy was trained with. Settings of the user are kept.
+    """Return the environment that a policy was trained in: the recorded one, or the tiny policy's.
 
-    A policy on a server is the tiny one if its `tokenizer` is.
+    Otherwise it is the given one. The `tokenizer` of a policy on a server may be the directory of its adapter or model.
+
+    Raises:
+        UsageError: if the user has named another environment than the recorded one, or the record cannot be read.
     """
-    is_served = policy.takes_tokenizer and tokenizer is not None and is_tiny(tokenizer)
-    return env_factory.for_tiny() if policy.is_tiny or is_served else env_factory
+    served = tokenizer if policy.takes_tokenizer else None
+    env_factory = use_recorded(env_factory, *policy.directories, served)
+    is_tiny_served = served is not None and is_tiny(served)
+    return env_factory.for_tiny() if policy.is_tiny or is_tiny_served else env_factory
 
 
 @asynccontextmanager

@@ -120,6 +120,9 @@ class Trajectory:
     """Number of `record.deeds` of each turn [turns]; empty if each turn has one."""
     mistakes: list[Mistake] = field(default_factory=list)
     """Turns without a usable call that were answered, in order."""
+    untrained: list[int] = field(default_factory=list)
+    """Numbers of the turns, from 1, that are not to be imitated although they are correct calls, e.g. a search that is
+    meant to fail."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the rollout, by name: seed, sampling, episode limits, environment and index."""
     rewards: dict[str, float] = field(default_factory=dict)

@@ -273,8 +273,6 @@ def check(
 
 @app.command(
     epilog="""
-    gumshoe evaluate --index index --scenarios questions.jsonl --split train --policy keywords --out measured
-
     gumshoe scenarios sort questions.jsonl --by measured --out sorted.jsonl
     """
 )

@@ -51,6 +51,7 @@ _EXAMPLES: dict[str, Any] = {
     "one_per_thread": True,
     "message_id": "<1@example.com>",
     "whole_thread": True,
+    "page": 2,
     "query": "What helps against asthma?",
     "document_id": "asthma",
 }

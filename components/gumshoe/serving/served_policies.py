@@ -39,6 +39,8 @@ class ServedPolicy:
     """Why it cannot answer; empty if it can."""
     tokenizer: Path | str | None = None
     """Path or name of its tokenizer; None for chat models."""
+    directories: tuple[Path, ...] = ()
+    """Directories on this machine with the records of its training, first that of its adapter."""
 
     @property
     def is_tiny(self) -> bool:
@@ -75,12 +77,14 @@ async def open_policies(settings: ServeSettings) -> AsyncIterator[list[ServedPol
     """
     model = settings.model
     async with AsyncExitStack() as stack:
-        name, tokenizer = await _resolve_model(settings, stack)
+        main = await _resolve_model(settings, stack)
+        name, tokenizer = main.name, main.tokenizer
         share = model.canary_percent / 100 if model.canary else 0.0
-        policies = [ServedPolicy(name, 1 - share, tokenizer=tokenizer)]
+        main.share = 1 - share
+        policies = [main]
         if model.canary:
             canary = PolicyName(name.kind, model.canary, name.urls)
-            policies.append(ServedPolicy(canary, share, tokenizer=tokenizer))
+            policies.append(ServedPolicy(canary, share, tokenizer=tokenizer, directories=main.directories))
         if not (model.policy or "").startswith("vllm:"):
             for each in policies:
                 each.open_session = await stack.enter_async_context(_open_policy(each, settings))
@@ -94,8 +98,8 @@ async def open_policies(settings: ServeSettings) -> AsyncIterator[list[ServedPol
             await asyncio.gather(*checks, return_exceptions=True)
 
 
-async def _resolve_model(settings: ServeSettings, stack: AsyncExitStack) -> tuple[PolicyName, Path | str | None]:
-    """Return the policy, started if it is local, and the path or name of its tokenizer."""
+async def _resolve_model(settings: ServeSettings, stack: AsyncExitStack) -> ServedPolicy:
+    """Return the main policy. If it is local, it is started."""
     model = settings.model
     if model.policy:
         name = PolicyName.parse(model.policy)
@@ -103,7 +107,7 @@ async def _resolve_model(settings: ServeSettings, stack: AsyncExitStack) -> tupl
         name = LocalModel(model.adapter, settings.store, model.base).resolve(stack.enter_context(ExitStack()))
     if name.kind == "local":
         started = await stack.enter_async_context(start_local_policy(name, episode_limits(settings).max_context))
-        return started, name.base
+        return ServedPolicy(started, 1, tokenizer=name.base, directories=name.directories)
     if name.kind == "vllm":
         if model.tokenizer is None:
             raise UsageError(
@@ -112,7 +116,8 @@ async def _resolve_model(settings: ServeSettings, stack: AsyncExitStack) -> tupl
         await asyncio.to_thread(
             lambda: ChatFormat(load_tokenizer(str(model.tokenizer)), resolve_chat_settings(model.chat, model.tokenizer))
         )  # fail now, not with the first question
-    return name, model.tokenizer
+    served = [Path(model.tokenizer)] if model.tokenizer and name.takes_tokenizer else []
+    return ServedPolicy(name, 1, tokenizer=model.tokenizer, directories=(*name.directories, *served))
 
 
 def _open_policy(policy: ServedPolicy, settings: ServeSettings) -> AbstractAsyncContextManager[OpenChatSession]:
@@ -121,7 +126,8 @@ def _open_policy(policy: ServedPolicy, settings: ServeSettings) -> AbstractAsync
         deadline=limits.deadline, connect=_CHECK_TIMEOUT, attempts=2, backoff=1, patience=_CHECK_TIMEOUT
     )
     sampling = Sampling(model.temperature, max_tokens=model.max_tokens)
-    return open_policy(policy.name, policy.tokenizer, sampling, episode_limits(settings), requests, model.chat)
+    chat = resolve_chat_settings(model.chat, *policy.directories)
+    return open_policy(policy.name, policy.tokenizer, sampling, episode_limits(settings), requests, chat)
 
 
 async def _keep_open(policy: ServedPolicy, settings: ServeSettings, stack: AsyncExitStack) -> None:

@@ -13,6 +13,7 @@ from opentelemetry.trace import Tracer
 from prometheus_client import Gauge
 
 from gumshoe.environments.base import SourceText
+from gumshoe.environments.recorded import use_recorded
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.environments.tools import Call
 from gumshoe.errors import UsageError
@@ -305,6 +306,7 @@ async def open_service(
         UnavailableError: if a local policy does not start.
     """
     async with open_policies(settings) as policies, ToolThreads() as threads, AsyncExitStack() as stack:
+        env_factory = use_recorded(env_factory, *policies[0].directories)
         if policies[0].is_tiny:
             env_factory = env_factory.for_tiny()
         for each in policies:

@@ -182,7 +182,7 @@ class ServeSettings(BaseSettings):
     environment: NamedEnvironment | None = Field(
         None,
         description=f"Environment: {', '.join(CORPORA)}, package.module:Class, or one with settings, e.g. {{documents: "
-        "{reasoning: false}}. Default: the one that fits the index.",
+        "{reasoning: false}}. Default: the one that the model was trained in, or that fits the index.",
     )
     store: str | None = Field(None, description="Store of the indexes and adapters, and for recorded data.")
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")

@@ -25,7 +25,8 @@ def warm_start(
         base_model: Base model: `tiny`, a directory, or a name on the hub.
         config: Training settings: a name that comes with Gumshoe, a path, or a URI; empty for the defaults.
         settings: Training settings that override `config`, by dotted name.
-        demonstrations: URI of episodes recorded by `gumshoe rollout`; empty for no warm start.
+        demonstrations: URI of episodes recorded by `gumshoe rollout`; `gold` to make them from the scenarios and their
+            sources; empty for no warm start.
         judge: Judge that decides which episodes are correct, as in `gumshoe evaluate --judge`.
         gpus: Number of GPUs of the step.
         code: Hash of the code, so that results of other code are not taken from the cache.

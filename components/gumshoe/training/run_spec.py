@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from gumshoe.artifacts.base_models import resolve_base_model
+from gumshoe.environments.recorded import has_environment, read_environment
 from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy_names import TINY, is_tiny
@@ -230,18 +232,29 @@ def base_model(settings: TrainSettings) -> str:
 
 
 def resolve_model(name: str) -> str:
-    """Return the directory of a model, or its name on the hub; `tiny` has a directory of its own."""
-    return str(TINY) if name == "tiny" else name
+    """Return the directory of a model, or its name on the hub.
+
+    `tiny` has a directory of its own. See `resolve_base_model` for other names, and for what it may raise.
+    """
+    return str(TINY) if name == "tiny" else resolve_base_model(name)
 
 
 def open_run_env(settings: TrainSettings, index: Path) -> EnvFactory:
     """Open the environment of a run over an index.
+
+    What the settings leave open is as in the training of the adapter or the model to start from, if that was in the
+    same environment.
 
     Raises:
         UsageError: the directory contains no index, or the environment does not exist.
         GumshoeError: the index is damaged.
     """
     env = open_env(index, settings.environment)
+    start = next(filter(has_environment, (settings.lora.start, base_model(settings))), None)
+    known = read_environment(start) if start is not None else None
+    if known is not None and known.name == env.name:
+        given = settings.environment.arguments if settings.environment else {}
+        env = env.with_recorded({**known.arguments, **given})
     return env.for_tiny() if is_tiny(base_model(settings)) else env
 
 

@@ -42,7 +42,8 @@ class TrainSettings(Section):
     environment: NamedEnvironment | None = Field(
         None,
         description=f"environment of the episodes: {', '.join(CORPORA)}, or your own as package.module:Class; with "
-        "settings e.g. {documents: {reasoning: true}}; if unset, it follows from the index",
+        "settings e.g. {email: {hits: 4, handles: true}}; if unset, it is that of the adapter or model to start from, "
+        "or follows from the index. It is recorded with the adapter",
     )
     model: ModelSettings = Field(default_factory=ModelSettings)
     chat: ChatSettings = Field(default_factory=ChatSettings)

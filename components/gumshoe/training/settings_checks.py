@@ -30,7 +30,7 @@ def check_warm_start(settings: TrainSettings) -> None:
     Raises:
         UsageError: the warm start cannot work; the message says what to change.
     """
-    _raise_all(_find_training_errors(settings, ()))
+    _raise_all(_find_warm_start_errors(settings))
 
 
 def check_devices(settings: TrainSettings, gpus: int) -> None:
@@ -204,6 +204,36 @@ def _find_training_errors(settings: TrainSettings, needed: Sequence[str]) -> Ite
         yield UsageError(
             "settings.lm-head-not-trained",
             "lora.target_modules cannot contain lm_head, which would never be trained; remove it",
+        )
+
+
+def _find_warm_start_errors(settings: TrainSettings) -> Iterator[UsageError]:
+    yield from _find_training_errors(settings, ())
+    wanted = settings.warm_start
+    if wanted.weights == "lora":
+        if wanted.layers is not None:
+            yield UsageError(
+                "settings.layers-without-full",
+                f"warm_start.layers {wanted.layers} requires warm_start.weights full (--full), got lora; unset it",
+            )
+        return
+    if settings.model.quantization != "none":
+        yield UsageError(
+            "settings.full-quantized",
+            f"warm_start.weights full cannot be combined with model.quantization {settings.model.quantization}, whose "
+            "weights are not trainable; set it to none, or warm_start.weights to lora",
+        )
+    if settings.is_sharded:
+        yield UsageError(
+            "settings.full-sharded",
+            f"warm_start.weights full cannot be combined with optimizer.distribution "
+            f"{settings.optimizer.distribution}; set it to ddp, or warm_start.weights to lora",
+        )
+    if settings.lora.start is not None:
+        yield UsageError(
+            "settings.full-with-adapter",
+            f"warm_start.weights full does not start from an adapter, but lora.start is {settings.lora.start}; merge "
+            "it into its base model (`gumshoe adapter merge`), and set model.name to the result",
         )
 
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -13,6 +13,10 @@ from gumshoe.training.algorithms.lookup import AlgorithmChoice, NamedAlgorithm
 from gumshoe.training.settings_old_names import replace_old_algorithm
 
 Distribution = Literal["ddp", "fsdp2", "zero3"]
+Difficulty = Literal["easy", "normal", "hard"]
+DIFFICULTIES: tuple[Difficulty, ...] = get_args(Difficulty)
+GOLD = "gold"
+"""Name of the demonstrations that are made from scenarios and their sources, and of the policy in them."""
 ALL_LINEAR: Literal["all-linear"] = "all-linear"
 """Value of `lora.target_modules`: all linear modules of the layers, except those of `find_default_targets`."""
 
@@ -34,7 +38,8 @@ class ModelSettings(Section):
     """The base model."""
 
     name: Annotated[str, EnvVar("MODEL_NAME")] = Field(
-        "Qwen/Qwen2.5-7B-Instruct", description="base model: a directory, a name on the Hugging Face Hub, or `tiny`"
+        "Qwen/Qwen2.5-7B-Instruct",
+        description="base model: a directory, a name on the Hugging Face Hub, `tiny`, `smollm2-135m`, or `gguf:FILE`",
     )
     dtype: Literal["auto", "bfloat16", "float32"] = Field(
         "auto", description="data type of the base model's weights; auto: bfloat16 on a GPU, float32 on a CPU"
@@ -70,15 +75,66 @@ class LoraSettings(Section):
     )
 
 
+class GoldSettings(Section):
+    """Demonstrations that are made from scenarios and their sources, without a model (`--from-gold`)."""
+
+    episodes: int = Field(1, ge=1, description="maximum number of episodes per scenario, each with other keywords")
+    failed_searches: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="share of episodes that begin with a search that lists no source, if words of the question make "
+        "one; it is not trained on, but the search after it is",
+    )
+    other_reads: float = Field(
+        0.2,
+        ge=0,
+        le=1,
+        description="share of episodes that read another hit before the source; this is not trained on",
+    )
+    unknown: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="share of the scenarios without a source in the index that get an episode, which searches in vain "
+        'and ends with "I don\'t know"',
+    )
+    answers: Literal["reference", "span"] = Field(
+        "reference",
+        description="final answer: reference: as the scenario has it; span: its shortest part that stands in the "
+        "source, if that is an answer",
+    )
+    difficulty: Difficulty = Field(
+        "hard",
+        description="most difficult scenarios that get episodes: easy: one search for words of the question lists the "
+        "source as its first or second hit; normal: further down, or after several searches; hard: only a search for "
+        "words that the policy has not seen lists it, and this search is not trained on",
+    )
+
+
+_LEARNING_RATES = {"lora": 1e-4, "full": 3e-4}  # of warm starts
+
+
 class WarmStartSettings(Section):
     """Supervised fine-tuning on correct episodes (`gumshoe warm-start`)."""
 
+    weights: Literal["lora", "full"] = Field(
+        "lora",
+        description="weights to train: lora: those of an adapter; full: those of the model itself, which is saved as a "
+        "base model of its own",
+    )
+    layers: int | None = Field(
+        None,
+        ge=1,
+        description="number of layers to train, counted from the top, together with the final norm, with weights full; "
+        "all weights if unset",
+    )
     epochs: float = Field(2.0, gt=0, description="number of passes over the episodes")
-    learning_rate: float = Field(
-        1e-4,
+    learning_rate: float | None = Field(
+        None,
         gt=0,
         description="peak learning rate of AdamW, after a linear warmup of 5 % of the steps; it then decays linearly "
-        "to 0",
+        "to 0; if unset, 1e-4 for weights lora and 3e-4 for full",
     )
     batch_size: int = Field(
         8,
@@ -86,6 +142,12 @@ class WarmStartSettings(Section):
         description="episodes per optimizer step (all of them if there are fewer); a device takes at most "
         "optimizer.per_device_train_batch_size at once",
     )
+    gold: GoldSettings = Field(default_factory=GoldSettings)
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The learning rate, or its default for the weights to train."""
+        return self.learning_rate or _LEARNING_RATES[self.weights]
 
 
 class DataSettings(Section):

@@ -9,10 +9,12 @@ from typing import Any
 
 from gumshoe.artifacts.storage import open_uri
 from gumshoe.corpus import SCENARIOS_FILE
+from gumshoe.errors import UsageError
 from gumshoe.training.launch.supervisor import train
 from gumshoe.training.plots import write_plots
 from gumshoe.training.records import read_records
 from gumshoe.training.run_spec import BEST, FINAL, METADATA, METRICS, Metadata
+from gumshoe.training.settings_sections import GOLD
 from gumshoe.training.settings_sources import resolve
 from gumshoe.training.train_request import TrainRequest
 
@@ -42,24 +44,36 @@ def run_sft(
 ) -> dict[str, float]:
     """Train an adapter on demonstrations, and return the numbers of the report; do nothing if `demonstrations` is "".
 
+    `demonstrations` is the URI of a file of episodes, or "gold" to make them from the scenarios and their sources.
     If the directory contains an unfinished warm start, it is continued.
 
     Raises:
-        UsageError: the demonstrations cannot be read, or none of them can be trained on.
+        UsageError: the demonstrations cannot be read, none of them can be trained on, or the settings do not make an
+            adapter.
         UnavailableError: the judge gave no verdict, or the process was asked to stop.
     """
     if not demonstrations:
         (directory / "none").touch()  # Kubeflow does not keep empty directories
         return {}
+    from gumshoe.training.sft.gold_demonstrations import start_warm_from_gold
     from gumshoe.training.sft.warm_start import start_warm
 
     flags = {**settings, "model.name": base_model, "evaluation.judge": judge}
+    known, asked = resolve(config, flags).settings, str(scenarios / SCENARIOS_FILE)
+    if known.warm_start.weights != "lora":
+        raise UsageError(
+            "training.full-in-pipeline",
+            f"a pipeline trains an adapter, but warm_start.weights is {known.warm_start.weights}; set it to lora, or "
+            "run `gumshoe warm-start --full` before, and use the result as the base model",
+        )
+    if demonstrations == GOLD:
+        report = start_warm_from_gold(known, index, asked, directory, resume=True)
+        return {name: float(value) for name, value in report.model_dump().items()}
     with tempfile.TemporaryDirectory(prefix="gumshoe-warm-start-") as scratch:
         file = Path(scratch, demonstrations.rpartition("/")[2])
         with open_uri(demonstrations) as found, file.open("wb") as copy:
             shutil.copyfileobj(found, copy)
-        known = resolve(config, flags).settings
-        report = start_warm(known, index, str(scenarios / SCENARIOS_FILE), file, directory, resume=True)
+        report = start_warm(known, index, asked, file, directory, resume=True)
     return {name: float(value) for name, value in report.model_dump().items()}
 
 

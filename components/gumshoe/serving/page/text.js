@@ -19,7 +19,7 @@ const TOOLS = {
   search_by_meaning: { verbs: SEARCH, object: describeMailSearch, outcome: countMessages },
   search_documents: { verbs: SEARCH, object: ({ query }) => `“${query}”`, outcome: (result) => countHits(result, "passage") },
   read_email: { verbs: READ, object: nameMessage, objectRead: describeMessage },
-  read_document: { verbs: READ, object: ({ document_id }) => String(document_id), objectRead: describeDocument },
+  read_document: { verbs: READ, object: ({ document_id, page }) => `${namePage(page)}${document_id}`, objectRead: describeDocument },
   return_final_answer: {
     verbs: ["Answering", "Answered", "Tried to answer"],
     object: (given) => {
@@ -41,8 +41,16 @@ function countMessages(result) {
   return `nothing with all of these, ${countHits(result.slice(result.indexOf("\n") + 1), "message")} with some`;
 }
 
-function nameMessage({ message_id, whole_thread }) {
-  return `${whole_thread ? "the thread of " : ""}${message_id}`;
+function nameMessage({ message_id, whole_thread, page }) {
+  return `${namePage(page) || (whole_thread ? "the thread of " : "")}${message_id}`;
+}
+
+const namePage = (page) => (page > 1 ? `page ${page} of ` : "");
+
+// Long sources are read in pages; only the first one shows what it belongs to.
+function describePage(result, noun) {
+  const [, page, count] = result.match(/^Page (\d+) of (\d+)\n/) ?? [];
+  return page && `page ${page} of ${count} of ${noun}`;
 }
 
 function countHits(result, noun) {
@@ -53,6 +61,8 @@ function countHits(result, noun) {
 function describeMessage(result) {
   const thread = result.match(/^Thread of (\d+) messages/);
   if (thread) return `a thread of ${thread[1]} messages`;
+  const page = describePage(result, "a message");
+  if (page) return page;
   const [header] = result.split("\n\n", 1);
   const field = (name) => header.split("\n").find((line) => line.startsWith(`${name}: `))?.slice(name.length + 2).trim();
   const sender = field("From")?.replace(/(.+) <.*>$/, "$1").replace(/^<(.*)>$/, "$1");
@@ -60,6 +70,8 @@ function describeMessage(result) {
 }
 
 function describeDocument(result) {
+  const page = describePage(result, "a document");
+  if (page) return page;
   const title = result.split("\n", 1)[0].trim();
   return title ? `“${title}”` : "a document without a title";
 }

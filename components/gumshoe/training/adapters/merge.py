@@ -15,50 +15,29 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from huggingface_hub import snapshot_download, split_torch_state_dict_into_shards
+from huggingface_hub import split_torch_state_dict_into_shards
 from peft import PeftModel
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 from transformers.utils.logging import disable_progress_bar
 
-from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.storage import StorageError, explain_os_errors, make_writable_directory
+from gumshoe.environments.recorded import ENVIRONMENT
 from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.inference.policy_names import MERGE_RECORD, is_tiny, load_tokenizer
+from gumshoe.inference.policy_names import MERGE_RECORD, load_tokenizer
 from gumshoe.installation import install_command
 from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.terminal import progress
 from gumshoe.training.adapters.adapter_files import Adapter, check_compatible
-from gumshoe.training.models.base_model import (
-    CONFIG,
-    INDEX,
-    StoredTensor,
-    find_tensors,
-    identify_base_model,
-    read_config,
-)
+from gumshoe.training.models.base_model import INDEX, StoredTensor, find_tensors, read_config
 from gumshoe.training.models.lora_model import find_4bit_modules, nf4_config
+from gumshoe.training.models.model_files import copy_model_files, describe_origin, fetch_model
 from gumshoe.training.planning.gpu_allocation import available_memory
-from gumshoe.training.run_spec import resolve_model
 
 Onto = Literal["full", "nf4"]
 """The weights to merge into: the base model's, or those after quantization to 4 bits and dequantization."""
-_COPIED_FILES = (  # copied from the base model's directory without changes
-    "generation_config.json",
-    "tokenizer*",
-    "chat_template*",
-    "additional_chat_templates",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "merges.txt",
-    "*.model",
-    "LICENSE*",
-    "NOTICE*",
-)
-_DOWNLOADED_FILES = (CONFIG, "*.safetensors", INDEX, *_COPIED_FILES)
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _DTYPES_IN_FILES = {
     "F64": torch.float64,
@@ -161,7 +140,7 @@ def merge(
         after = _compute_merged_logits(partial, base, plan)
         report = _compare(out, plan, source, before, after, compared_by)
         (partial / MERGE_RECORD).write_text(
-            json.dumps(_describe_origin(base, name, source, report), indent=2) + "\n", "utf-8"
+            json.dumps(_describe_merge(base, name, source, report), indent=2) + "\n", "utf-8"
         )
     return report
 
@@ -225,19 +204,8 @@ class _BaseFiles:
         Raises:
             UsageError: the model does not exist, lacks a tokenizer, or is quantized in another format.
         """
-        place = find_model(resolve_model(name), CONFIG)
-        directory = Path(place.name)
-        if not directory.is_dir():
-            directory = Path(
-                snapshot_download(
-                    place.name, allow_patterns=[*_DOWNLOADED_FILES], local_files_only=place.local_files_only
-                )
-            )
+        directory = fetch_model(name)
         config, tensors = read_config(directory), find_tensors(directory)
-        if not (directory / "tokenizer.json").exists():
-            raise UsageError(
-                "base-models.no-tokenizer", f"{directory} has no tokenizer.json, which the merged model needs; add it"
-            )
         how = config.get("quantization_config") or {}
         if how and not (how.get("quant_method") == "bitsandbytes" and how.get("load_in_4bit")):
             raise UsageError(
@@ -540,20 +508,15 @@ def _save_weights(weights: dict[str, torch.Tensor], file: Path) -> None:
 
 def _write_rest(partial: Path, base: _BaseFiles, plan: _MergePlan, adapter: Adapter) -> None:
     """Write all files of the merged model except the weights."""
-    config = {name: each for name, each in base.config.items() if name not in ("quantization_config", "torch_dtype")}
     lineage = _combine_lineages(Lineage.read(adapter.directory), Lineage.read(base.directory))
     with explain_os_errors(partial):
-        (partial / CONFIG).write_text(json.dumps({**config, "dtype": plan.dtype}, indent=2) + "\n", "utf-8")
         if len(plan.files) > 1:
             index = {"metadata": {"total_size": plan.size}, "weight_map": plan.place}
             (partial / INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
-        for found in sorted({each for form in _COPIED_FILES for each in base.directory.glob(form)}):
-            if found.is_dir():
-                shutil.copytree(found, partial / found.name, copy_function=shutil.copyfile)
-            else:
-                shutil.copyfile(found, partial / found.name)
-        if (adapter.directory / CHAT_SETTINGS).exists():
-            shutil.copyfile(adapter.directory / CHAT_SETTINGS, partial / CHAT_SETTINGS)
+        copy_model_files(base.directory, partial, plan.dtype)
+        for name in (CHAT_SETTINGS, ENVIRONMENT):
+            if (adapter.directory / name).exists():
+                shutil.copyfile(adapter.directory / name, partial / name)
         if lineage is not None:
             lineage.write(partial)
 
@@ -599,15 +562,11 @@ def _compare(
     return report
 
 
-def _describe_origin(base: _BaseFiles, name: str, adapter: Adapter, report: MergeReport) -> dict[str, Any]:
+def _describe_merge(base: _BaseFiles, name: str, adapter: Adapter, report: MergeReport) -> dict[str, Any]:
     """Return the facts that are stored beside a merged model."""
-    root = "tiny" if is_tiny(resolve_model(name)) else name
-    if root != "tiny" and (base.directory / MERGE_RECORD).exists():
-        root = json.loads((base.directory / MERGE_RECORD).read_bytes())["origin"]
     facts = {each: value for each, value in asdict(report).items() if each != "directory"}
     return {
-        "origin": root,
-        "base": identify_base_model(name, str(base.directory), "none").model_dump(mode="json"),
+        **describe_origin(name, base.directory),
         "learned_on": adapter.base.quantization if adapter.base else None,
         **facts,
     }

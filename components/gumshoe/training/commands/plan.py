@@ -8,9 +8,11 @@ from rich.table import Table
 
 from gumshoe.completion import complete_model, complete_words
 from gumshoe.errors import RefusedError, UsageError
+from gumshoe.inference.policy_names import is_tiny
 from gumshoe.terminal import JsonFlag, out, print_json, printable
 from gumshoe.training.commands.train import ConfigOption, SettingsOption, setting_of
 from gumshoe.training.models.model_shape import ModelShape, read_shape
+from gumshoe.training.planning.context_budget import ContextPlan, plan_context
 from gumshoe.training.planning.memory_estimate import GIB
 from gumshoe.training.planning.memory_plan import (
     GB,
@@ -64,6 +66,7 @@ def run(
 ) -> None:
     """Estimate the memory of a training run, part by part, and suggest changes if it does not fit.
 
+    Also estimate the tokens of a long episode, and suggest an environment that shows less if they are too many.
     Settings are those of `gumshoe train`. Only the model's config.json is read. Exits with 3 if the run does not fit.
     """
     flags: dict[str, Any] = dict(map(setting_of, settings or []))
@@ -79,10 +82,14 @@ def run(
         sampled_tokens=sampled_tokens,
     )
     better = None if memory_plan.fits else suggest_changes(memory_plan, shape)
+    context = None
+    if resolved.mode != "simple" and not is_tiny(resolved.model.name):
+        limits = resolved.rollouts.max_turns, resolved.model.max_context
+        context = plan_context(resolved.environment, *limits, shape.longest)
     if json:
-        print_json(_as_json(memory_plan, shape, better))
+        print_json({**_as_json(memory_plan, shape, better), "episode": None if context is None else _describe(context)})
     else:
-        _show(memory_plan, shape, better)
+        _show(memory_plan, shape, better, context)
     if not memory_plan.fits:
         raise RefusedError("planning.does-not-fit", f"the run does not fit: {memory_plan.explain_shortage()}")
 
@@ -131,7 +138,35 @@ def _as_json(memory_plan: MemoryPlan, shape: ModelShape, better: MemoryPlan | No
     }
 
 
-def _show(memory_plan: MemoryPlan, shape: ModelShape, better: MemoryPlan | None) -> None:
+def _describe(context: ContextPlan) -> dict[str, Any]:
+    suggested = context.suggested
+    return {
+        "context": context.context,
+        "turns": context.turns,
+        "tokens": context.tokens,
+        "fits": context.fits,
+        "suggested_environment": suggested and {suggested.name: suggested.arguments},
+        "suggested_turns": context.suggested_turns,
+    }
+
+
+def _show_context(context: ContextPlan) -> None:
+    """Show how many tokens a long episode needs, and an environment that needs fewer, as a line of a configuration."""
+    need = f"A long episode of {context.turns} turns needs roughly {round(context.tokens, -2):,} tokens"
+    if context.suggested is None:
+        out.print(f"{need} of {context.context:,}.")
+        return
+    out.print(
+        f"[yellow]{need}, but the context has {context.context:,}: it may end without an answer.[/] Searches and "
+        "messages that show less leave more room; ids of messages are long, so handles always save tokens:\n"
+    )
+    out.print(f"environment: {context.suggested.word}", markup=False, soft_wrap=True)
+    if context.suggested_turns is not None:
+        out.print(f"rollouts: {{max_turns: {context.suggested_turns}}}", markup=False, soft_wrap=True)
+    out.print()
+
+
+def _show(memory_plan: MemoryPlan, shape: ModelShape, better: MemoryPlan | None, context: ContextPlan | None) -> None:
     out.print(
         f"[bold]{printable(shape.name)}[/]: {shape.parameters:,} parameters, {memory_plan.machine.describe()}, "
         f"episodes of at most {memory_plan.context:,} tokens"
@@ -151,6 +186,8 @@ def _show(memory_plan: MemoryPlan, shape: ModelShape, better: MemoryPlan | None)
         )
     for note in memory_plan.notes:
         out.print(f"[yellow]{note[:1].upper()}{note[1:]}.[/]")
+    if context is not None:
+        _show_context(context)
     device = memory_plan.tightest
     if memory_plan.fits:
         left = device.memory - device.needed

@@ -14,6 +14,7 @@ from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printab
 
 if TYPE_CHECKING:
     from gumshoe.training.settings import TrainSettings
+    from gumshoe.training.sft.gold_demonstrations import GoldReport
 
 train = typer.Typer(add_completion=False)
 warm_start = typer.Typer(add_completion=False)
@@ -32,7 +33,7 @@ def _complete_setting() -> list[tuple[str, str]]:
 
 
 ModelOption = Annotated[
-    str | None, typer.Option(metavar="DIR|NAME", autocompletion=complete_model, help="Base model, or tiny.")
+    str | None, typer.Option(metavar="DIR|NAME", autocompletion=complete_model, help="Base model, e.g. smollm2-135m.")
 ]
 ConfigOption = Annotated[
     str | None,
@@ -158,15 +159,31 @@ def _print_evaluation(settings: "TrainSettings", run: Path, index: Path, scenari
     epilog="""
     gumshoe warm-start expert.jsonl --out adapter \\
       --index index --scenarios questions.jsonl
+    gumshoe warm-start --from-gold --out adapter \\
+      --index index --scenarios questions.jsonl
     """
 )
 def learn(
-    trajectories: Annotated[
-        Path, typer.Argument(metavar="TRAJECTORIES", help="Episodes recorded by `gumshoe rollout`.")
-    ],
     index: IndexOption,
     scenarios: Annotated[str, typer.Option(metavar="FILE", help="Scenarios of the episodes.")],
-    place: Annotated[str, typer.Option("--out", metavar="DIR", help="Directory for the adapter.")],
+    trajectories: Annotated[
+        Path | None, typer.Argument(metavar="[TRAJECTORIES]", help="Episodes recorded by `gumshoe rollout`.")
+    ] = None,
+    from_gold: Annotated[
+        bool,
+        typer.Option(
+            "--from-gold", help="Make the episodes from the scenarios and their sources, without another model."
+        ),
+    ] = False,
+    demonstrations_only: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="With --from-gold, write the episodes to this file, and do not train. No --out."
+        ),
+    ] = None,
+    place: Annotated[
+        str | None, typer.Option("--out", metavar="DIR", help="Directory for the adapter or model.")
+    ] = None,
     model: ModelOption = None,
     judge: Annotated[
         str | None,
@@ -177,30 +194,48 @@ def learn(
     config: ConfigOption = None,
     settings: SettingsOption = None,
     environment: EnvironmentOption = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="Train all weights, and save a base model instead of an adapter.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a warm start that was stopped.")] = False,
     json: JsonFlag = False,
 ) -> None:
     """Train an adapter on correct episodes, as a start for `gumshoe train --set lora.start=DIR`.
 
     The episodes may come from any policy, e.g. a strong chat model (`gumshoe rollout --policy chat:MODEL`). The adapter
-    is trained on the turns of the policy, in episodes of the split train whose answers the judge accepts. The same
-    command with --resume continues a warm start that was stopped. Exits with 75 if the judge or the trainer stopped
-    making progress.
+    is trained on the turns of the policy, in episodes of the split train whose answers the judge accepts. Without a
+    better policy, --from-gold makes the episodes: it searches for keywords of each question that find its source, reads
+    the source, and gives the reference answer (settings: warm_start.gold). The same command with --resume continues a
+    warm start that was stopped. Exits with 75 if the judge or the trainer stopped making progress.
+
+    With --full, all weights of the model are trained instead, and saved as a base model for `gumshoe train --model DIR`
+    or `--policy local:DIR`. This suits small models: training takes 16 bytes of memory per weight.
     """
     from gumshoe.training.settings_sources import resolve
 
     flags: dict[str, Any] = dict(map(setting_of, settings or []))
     named = {"model.name": model, "evaluation.judge": judge, "environment": environment}
+    named["warm_start.weights"] = "full" if full else None
     resolved = resolve(config, flags | {name: value for name, value in named.items() if value is not None}).settings
-    directory = make_writable_directory(place)
+    _check_input(trajectories, from_gold, demonstrations_only, place)
+    if demonstrations_only is not None:
+        _write_gold(resolved, index, scenarios, demonstrations_only, as_json=json)
+        return
+    directory = make_writable_directory(place or "")
     try:
+        from gumshoe.training.sft.gold_demonstrations import start_warm_from_gold
         from gumshoe.training.sft.warm_start import start_warm
     except ModuleNotFoundError as error:
         raise UsageError(
             "training.package-missing",
             f"training requires {error.name}, which is not installed: {install_command('torch', extra='train')}",
         ) from None
-    report = start_warm(resolved, index, scenarios, trajectories, directory, resume=resume)
+    if trajectories is None:
+        report = start_warm_from_gold(
+            resolved, index, scenarios, directory, None if json else _print_gold, resume=resume
+        )
+    else:
+        report = start_warm(resolved, index, scenarios, trajectories, directory, resume=resume)
     if json:
         print_json(report)
         return
@@ -213,9 +248,59 @@ def learn(
         f"{report.tokens:,} tokens in {report.steps:,} steps, {report.seconds:,.0f} s; loss {report.loss:.3f}",
         soft_wrap=True,
     )
-    base = ("--model", resolved.model.name, *(("--config", config) if config else ()))
-    start = ("--set", f"lora.start={directory}")
+    is_full = resolved.warm_start.weights == "full"
+    base = ("--model", directory if is_full else resolved.model.name, *(("--config", config) if config else ()))
+    start = () if is_full else ("--set", f"lora.start={directory}")
     print_next("gumshoe", "train", "--index", index, "--scenarios", scenarios, *base, *start)
+
+
+def _check_input(trajectories: Path | None, from_gold: bool, demonstrations_only: Path | None, out: str | None) -> None:
+    """Check that a warm start has one input and one output.
+
+    Raises:
+        UsageError: it has none, or two.
+    """
+    if from_gold == (trajectories is not None):
+        raise UsageError(
+            "training.warm-start-input", "a warm start requires either a file of TRAJECTORIES or --from-gold"
+        )
+    if demonstrations_only is not None and not from_gold:
+        raise UsageError("training.warm-start-input", "--demonstrations-only requires --from-gold")
+    if (demonstrations_only is None) == (out is None):
+        raise UsageError(
+            "training.warm-start-output",
+            "a warm start requires either --out or, to only write episodes, --demonstrations-only",
+        )
+
+
+def _write_gold(settings: "TrainSettings", index: Path, scenarios: str, path: Path, *, as_json: bool) -> None:
+    """Write episodes that are made from scenarios, and print their numbers."""
+    from gumshoe.training.sft.gold_demonstrations import write_gold_episodes
+
+    report = write_gold_episodes(settings, index, scenarios, path)
+    if as_json:
+        print_json(report)
+        return
+    _print_gold(report)
+    print_next("gumshoe", "trajectories", "show", path)
+
+
+def _print_gold(report: "GoldReport") -> None:
+    """Print how many scenarios have an episode, how their sources were found, and why others have none."""
+    difficulties = ", ".join(f"{count:,} {name}" for name, count in report.difficulties.items())
+    out.print(
+        f"[bold]{report.episodes:,} episodes for {report.answered:,} of {report.scenarios:,} scenarios[/] "
+        f"({difficulties}), {report.searches:.2f} searches each",
+        soft_wrap=True,
+    )
+    others = report.answered - report.from_question
+    out.print(
+        f"{report.from_question:,} need only words of the question to find a source"
+        + (f", {others:,} also words of the source" if others else ""),
+        soft_wrap=True,
+    )
+    for reason, count in report.without.items():
+        out.print(f"  {count:>6,} without an episode: {reason}")
 
 
 def setting_of(text: str) -> tuple[str, str]:

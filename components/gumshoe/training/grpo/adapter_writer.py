@@ -10,6 +10,8 @@ from typing import Any
 
 from gumshoe.artifacts.model_card import write_model_card
 from gumshoe.artifacts.storage import write_atomically
+from gumshoe.environments.recorded import write_environment
+from gumshoe.environments.registry import EnvFactory
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.training.models.base_model import identify_adapter_base
@@ -22,8 +24,10 @@ _VERSIONS = ("gumshoe-agents", "torch", "transformers", "trl", "peft", "vllm", "
 class AdapterWriter:
     """Write the adapters of one run. `METADATA` is written last: without it, a directory does not count."""
 
-    def __init__(self, spec: RunSpec, tokenizer: Any, train: ScenarioSet, validation: ScenarioSet) -> None:
-        self._spec, self._tokenizer = spec, tokenizer
+    def __init__(
+        self, spec: RunSpec, env: EnvFactory, tokenizer: Any, train: ScenarioSet, validation: ScenarioSet
+    ) -> None:
+        self._spec, self._env, self._tokenizer = spec, env, tokenizer
         self._train, self._validation = train, validation
         self._base = identify_adapter_base(spec.settings)
 
@@ -51,6 +55,8 @@ class AdapterWriter:
         lineage.write(directory)
         self._base.write(directory)
         spec.settings.chat.write(directory)
+        if spec.settings.mode != "simple":
+            write_environment(self._env, directory)
         last = {each.event: each for each in records}
         evaluation = last.get("evaluation")
         metadata = Metadata(

@@ -95,7 +95,7 @@ class Run:
             settings, validation, self._collector, self._judge, spec.directory, self._count_verdict
         )
         self._reporter = RunReporter(spec, self._steps, self._algorithm, self._progress_file)
-        self._writer = AdapterWriter(spec, self._tokenizer, train, validation)
+        self._writer = AdapterWriter(spec, self._env, self._tokenizer, train, validation)
         self._hooks = Hooks(
             self._roll_out,
             self._algorithm,

@@ -1,7 +1,7 @@
 """Decide which scenarios a training step works on.
 
-Invariant: this depends only on the scenarios, the seed, the step and the draw, and on no state. So a resumed run draws the same
-scenarios as an uninterrupted one, in any epoch.
+Invariant: this depends only on the scenarios, the seed, the step and the draw, and on no state. So a resumed run draws
+the same scenarios as an uninterrupted one, in any epoch.
 """
 
 from dataclasses import dataclass

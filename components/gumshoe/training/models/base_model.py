@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from gumshoe.artifacts.model_card import CARD
 from gumshoe.artifacts.source_files import read_json_model
 from gumshoe.artifacts.storage import write_atomically
+from gumshoe.environments.recorded import ENVIRONMENT
 from gumshoe.errors import UsageError
 from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS
 from gumshoe.scenarios.lineage import LINEAGE_FILE
@@ -31,6 +32,7 @@ ADAPTER_FILES = {
     ADAPTER_CONFIG: "Rank, scale and target modules, as `peft` and vLLM read them.",
     BASE: "The base model: its name, a fingerprint of its weights, and their quantization during training.",
     CHAT_SETTINGS: "Chat settings of the training. Evaluation and service use them, and reject others.",
+    ENVIRONMENT: "Environment of the training, with its settings. Evaluation and service use it, and reject others.",
     METADATA: "The run: settings, index, scenarios, seed, step, versions of packages, and the last metrics.",
     LINEAGE_FILE: "Digests of the scenarios that the adapter was trained and selected on. Evaluations reject them.",
     "tokenizer.json, tokenizer_config.json, chat_template.jinja": "Tokenizer and chat template of the base model.",
@@ -148,7 +150,7 @@ class AdapterBase(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    """A directory, a name on the hub, or `tiny`."""
+    """As in `model.name`, e.g. a directory, a name on the hub, or `tiny`."""
     quantization: Literal["none", "nf4"]
     """Quantization of the base model's weights in training; nf4 is QLoRA (https://arxiv.org/abs/2305.14314)."""
     stored: Literal["full", "quantized"] | None = None

@@ -28,8 +28,8 @@ Weights: TypeAlias = dict[str, torch.Tensor]
 """Weights of an adapter, by their names in its file."""
 
 
-def load_base(settings: TrainSettings) -> Any:
-    """Load the base model for training.
+def load_base(settings: TrainSettings, dtype: torch.dtype | None = None) -> Any:
+    """Load the base model for training, with weights of the dtype of the settings or of another one.
 
     Raises:
         UsageError: the model does not exist, or a router loss is set and the model has none.
@@ -39,7 +39,7 @@ def load_base(settings: TrainSettings) -> Any:
     # Pass no quantization_config for "none": None would make transformers read quantized files as full weights.
     quantized = {"quantization_config": nf4_config()} if settings.model.quantization == "nf4" else {}
     model: Any = AutoModelForCausalLM.from_pretrained(
-        place.name, dtype=dtype_of(settings.model), local_files_only=place.local_files_only, **quantized
+        place.name, dtype=dtype or dtype_of(settings.model), local_files_only=place.local_files_only, **quantized
     )
     shape, router_loss = model.config.get_text_config(), settings.optimizer.router_loss
     if hasattr(shape, "output_router_logits"):
@@ -54,6 +54,26 @@ def load_base(settings: TrainSettings) -> Any:
         # On a CPU with bfloat16, the first rollout would repack the weights into a format without gradients.
         module.support_avx512bf16_for_cpu = False
     return model
+
+
+def freeze_lower_layers(model: Any, layers: int) -> None:
+    """Leave only the upper layers of a model and its final norm trainable.
+
+    Nothing is computed for the other layers in the backward pass.
+
+    Raises:
+        UsageError: the model has fewer layers, or none that can be told apart.
+    """
+    decoder = model.get_decoder()
+    every = getattr(decoder, "layers", ())
+    if layers > len(every):
+        raise UsageError(
+            "training.too-few-layers",
+            f"warm_start.layers is {layers}, but {type(model).__name__} has {len(every)} layers; lower it, or unset it",
+        )
+    model.requires_grad_(False)
+    for each in (*every[-layers:], *([decoder.norm] if hasattr(decoder, "norm") else [])):
+        each.requires_grad_(True)
 
 
 def find_4bit_modules(model: Any) -> dict[str, Any]:

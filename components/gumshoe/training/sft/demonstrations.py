@@ -49,8 +49,8 @@ class Demonstration:
 def to_demonstrations(episode: Trajectory, environment: Environment, chat: ChatFormat) -> list[Demonstration]:
     """Convert an episode to tokens of the base model, one demonstration per segment.
 
-    Only the turns of the policy are trained on, without those that were mistakes. An episode of a chat model, which has
-    no tokens, is written as the base model would write it.
+    Only the turns of the policy are trained on, without mistakes and those in `untrained`. An episode of a chat model,
+    which has no tokens, is written as the base model would write it.
 
     Raises:
         UsageError: the episode starts with another prompt than the environment's, or was recorded with another
@@ -70,12 +70,17 @@ def to_demonstrations(episode: Trajectory, environment: Environment, chat: ChatF
             f"the episode of {episode.scenario} by {episode.policy} has another prompt than training uses; use "
             "the same tokenizer, environment, chat settings and rollouts.max_turns for both",
         )
-    return [Demonstration(episode.scenario, each.ids, each.mask) for each in _hide_mistakes(episode).sequences]
+    return [Demonstration(episode.scenario, each.ids, each.mask) for each in _hide_untrained(episode).sequences]
 
 
-def _hide_mistakes(episode: Trajectory) -> Trajectory:
-    """Return an episode whose mistakes are as if injected."""
-    wrong, turn, spans = {each.turn for each in episode.mistakes}, 1, list[Span]()
+def _find_untrained(episode: Trajectory) -> set[int]:
+    """Return the numbers of the turns that are not trained on, from 1."""
+    return {*(each.turn for each in episode.mistakes), *episode.untrained}
+
+
+def _hide_untrained(episode: Trajectory) -> Trajectory:
+    """Return an episode whose turns that are not trained on are as if injected."""
+    wrong, turn, spans = _find_untrained(episode), 1, list[Span]()
     for span in episode.spans:
         is_sampled = span.origin == "sampled"
         spans.append(replace(span, origin="injected", logprobs=()) if is_sampled and turn in wrong else span)
@@ -88,7 +93,7 @@ def _write_conversation(episode: Trajectory, chat: ChatFormat) -> Iterator[tuple
 
     If the base model has one call per turn, several calls become several turns.
     """
-    wrong, earlier = {each.turn for each in episode.mistakes}, 0
+    wrong, earlier = _find_untrained(episode), 0
     for number, (turn, results) in enumerate(_pair_turns(episode.spans[1:]), 1):
         parts: list[tuple[Sequence[Call], Sequence[str]]] = [(turn.calls, results)]
         if len(turn.calls) > 1 and not chat.allows_parallel:

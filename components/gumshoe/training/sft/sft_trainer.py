@@ -7,6 +7,7 @@ uses depends only on the seed and the step, never on a sampler's state.
 import io
 import json
 import math
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -27,17 +28,19 @@ from gumshoe.training.launch.lifecycle import EventsCallback, Lifecycle
 from gumshoe.training.launch.rendezvous import join_run
 from gumshoe.training.launch.sharding import sharding_config
 from gumshoe.training.launch.trainer_process import run_with_exit_status
-from gumshoe.training.models.lora_model import dtype_of, load_base, lora_config
+from gumshoe.training.models.base_model import CONFIG
+from gumshoe.training.models.lora_model import dtype_of, freeze_lower_layers, load_base, lora_config
+from gumshoe.training.models.model_files import copy_model_files, fetch_model
 from gumshoe.training.run_spec import METADATA, base_model, find_checkpoints, step_of
 from gumshoe.training.settings import TrainSettings
+from gumshoe.training.sft.batch_plan import BatchPlan, order_demonstrations
 from gumshoe.training.sft.demonstrations import Demonstration, read_demonstrations
+from gumshoe.training.sft.packing import EpisodeCollator, ScoredTokens, can_pack, use_packed_rows
 from gumshoe.training.sft.warm_start import (
-    ADAPTER,
     DEMONSTRATIONS,
     LEARNED,
-    BatchPlan,
+    TRAINED,
     WarmStartSpec,
-    order_demonstrations,
 )
 
 _WARMUP = 0.05  # of the steps
@@ -45,20 +48,21 @@ _STATE = "trainer_state.json"
 
 
 class SftRun:
-    """Train one adapter on demonstrations, from the base model or the last checkpoint."""
+    """Train an adapter or all weights on demonstrations, from the base model or the last checkpoint."""
 
     def __init__(self, spec: WarmStartSpec, place: Path) -> None:
         self._settings, self._place = spec.settings, place
+        self._is_full = spec.settings.warm_start.weights == "full"
         self._demonstrations = read_demonstrations(place / DEMONSTRATIONS)
         self._plan = BatchPlan.of(spec.settings, len(self._demonstrations))
         self._lifecycle = Lifecycle(spec.settings, place)
         self._advance: Advance = lambda *_, **__: None
 
     def train(self) -> None:
-        """Train, from the last checkpoint if there is one, and save the adapter.
+        """Train, from the last checkpoint if there is one, and save the adapter or the model.
 
         Raises:
-            UsageError: the model cannot be loaded, or the adapter to start from is of another shape.
+            UsageError: the model cannot be loaded, has too few layers, or does not fit the adapter to start from.
             UnavailableError: the process was asked to stop; the progress is saved in a checkpoint.
         """
         lifecycle, steps = self._lifecycle, self._plan.steps
@@ -75,7 +79,7 @@ class SftRun:
             elif first < steps:
                 trainer.train(resume_from_checkpoint=str(checkpoint))
             else:
-                lifecycle.load_weights(checkpoint)
+                self._load_weights(checkpoint)
                 trainer.state = TrainerState.load_from_json(str(checkpoint / _STATE))
         if lifecycle.step < steps:
             raise UnavailableError(
@@ -88,15 +92,36 @@ class SftRun:
 
     def _make_trainer(self) -> Any:
         settings = self._settings
-        model = load_base(settings)
+        # Small updates would be lost in weights of 16 bits.
+        model = load_base(settings, torch.float32 if self._is_full else None)
+        if settings.warm_start.layers is not None:
+            freeze_lower_layers(model, settings.warm_start.layers)
+        ScoredTokens(model)
         return SFTTrainer(
             model=model,
             args=sft_config(settings, self._place, self._plan),
+            data_collator=self._make_collator(model),
             train_dataset=training_rows(self._demonstrations, self._plan, settings.data.seed),
             processing_class=load_tokenizer(base_model(settings)),
-            peft_config=lora_config(settings.lora, model),
+            peft_config=None if self._is_full else lora_config(settings.lora, model),
             callbacks=[EventsCallback(self)],
         )
+
+    def _make_collator(self, model: Any) -> EpisodeCollator:
+        """Return what makes the batches, and prepare the model for packed rows if it can read them."""
+        packs = can_pack(model)
+        if packs:
+            use_packed_rows(model)
+        elif int(os.environ.get("RANK", "0")) == 0:
+            err.print(f"Episodes are padded to equal length: {type(model).__name__} does not support packing.")
+        # The loss of a router is a mean over all tokens of a row, so each token must be there as often as it is read.
+        return EpisodeCollator(packs, shares=not self._settings.optimizer.router_loss)
+
+    def _load_weights(self, checkpoint: Path) -> None:
+        if self._is_full:
+            self._lifecycle.trainer._load_from_checkpoint(str(checkpoint))
+        else:
+            self._lifecycle.load_weights(checkpoint)
 
     def on_start(self) -> None:
         """Do nothing: a warm start has no trackers."""
@@ -135,13 +160,23 @@ class SftRun:
         return [each["loss"] for each in self._lifecycle.trainer.state.log_history if "loss" in each]
 
     def _save(self, model: Any) -> None:
-        place = self._place / ADAPTER
+        place = self._place / TRAINED
         shutil.rmtree(place, ignore_errors=True)
-        model.save_pretrained(str(place))
-        self._lifecycle.trainer.processing_class.save_pretrained(str(place))
+        if self._is_full:
+            self._save_model(model, place)
+        else:
+            model.save_pretrained(str(place))
+            self._lifecycle.trainer.processing_class.save_pretrained(str(place))
         last = self._losses[-max(1, self._plan.steps // 10) :]
         summary = {"steps": self._plan.steps, "loss": sum(last) / len(last)}
         write_atomically(self._place / LEARNED, io.BytesIO(json.dumps(summary).encode()))
+
+    def _save_model(self, model: Any, place: Path) -> None:
+        dtype = dtype_of(self._settings.model)
+        model.to(dtype).save_pretrained(str(place))
+        for each in (CONFIG, "generation_config.json"):  # the trainer has changed both
+            (place / each).unlink(missing_ok=True)
+        copy_model_files(fetch_model(self._settings.model.name), place, str(dtype).removeprefix("torch."))
 
 
 def sft_config(settings: TrainSettings, directory: Path, plan: BatchPlan) -> SFTConfig:
@@ -154,7 +189,7 @@ def sft_config(settings: TrainSettings, directory: Path, plan: BatchPlan) -> SFT
         per_device_train_batch_size=plan.episodes,
         gradient_accumulation_steps=plan.passes,
         num_train_epochs=1,  # the rows already contain all epochs
-        learning_rate=settings.warm_start.learning_rate,
+        learning_rate=settings.warm_start.peak_learning_rate,
         lr_scheduler_type="linear",
         warmup_steps=math.ceil(_WARMUP * plan.steps),
         weight_decay=optimizer.weight_decay,

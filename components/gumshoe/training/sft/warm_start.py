@@ -1,18 +1,16 @@
-"""Warm starts: train an adapter on correct episodes of any policy, as a start for GRPO.
+"""Warm starts: train an adapter or a whole model on correct episodes of any policy, as a start for GRPO.
 
-Invariants: unfinished work (verdicts, checkpoints) is in one hidden subdirectory of the adapter's directory, which is
-deleted once the adapter is complete. The adapter is complete once its `adapter_config.json` exists. So a warm start
-that is killed at any time continues from its last checkpoint, and ends with the same weights as an uninterrupted one.
+Invariants: unfinished work (verdicts, checkpoints) is in one hidden subdirectory of the output directory, which is
+deleted once the result is complete. An adapter is complete once its `adapter_config.json` exists, and a model once its
+`config.json` does. So a warm start that is killed at any time continues from its last checkpoint, and ends with the
+same weights as an uninterrupted one.
 """
 
 import io
 import json
-import math
-import random
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
@@ -21,9 +19,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from gumshoe.artifacts.manifest import file_digest
 from gumshoe.artifacts.model_card import write_model_card
 from gumshoe.artifacts.storage import explain_os_errors, write_atomically
+from gumshoe.environments.recorded import write_environment
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UsageError
-from gumshoe.inference.policy_names import load_tokenizer
+from gumshoe.inference.policy_names import ORIGIN_RECORD, load_tokenizer
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.writer import read_trajectories
@@ -39,7 +38,8 @@ from gumshoe.training.launch.supervisor import (
     start_trainers,
     wait_for_trainers,
 )
-from gumshoe.training.models.base_model import AdapterBase, check_same_base, identify_adapter_base
+from gumshoe.training.models.base_model import CONFIG, AdapterBase, check_same_base, identify_adapter_base
+from gumshoe.training.models.model_files import describe_origin, fetch_model
 from gumshoe.training.planning.gpu_allocation import allocate_gpus, visible_gpus
 from gumshoe.training.run_spec import (
     ADAPTER_CONFIG,
@@ -55,23 +55,27 @@ from gumshoe.training.run_spec import (
 )
 from gumshoe.training.settings import TrainSettings, find_differences
 from gumshoe.training.settings_checks import check_devices, check_warm_start
+from gumshoe.training.sft.batch_plan import BatchPlan
 from gumshoe.training.sft.demonstrations import Demonstration, filter_correct, to_demonstrations, write_demonstrations
 
 DONE = "warm_start.json"
-"""File in the adapter's directory with the inputs of the warm start and its report."""
+"""File in the output directory with the inputs of the warm start and its report."""
 VERDICTS = "verdicts.jsonl"
 DEMONSTRATIONS = "demonstrations.jsonl"
 LEARNED = "learned.json"
-"""The trainer's numbers, written after its adapter."""
-ADAPTER = "adapter"
+"""The trainer's numbers, written after the weights."""
+TRAINED = "trained"
+"""Directory of the trained adapter or model, until all its files are complete."""
 WARM_START_FILES = {
     DONE: "Inputs of the warm start, and its report.",
+    ORIGIN_RECORD: "With `--full`: the base model and its fingerprint, and the model that it was made from itself "
+    "(`origin`).",
     f"{WARM_START_STATE}/": "State of an unfinished warm start: verdicts of the judge, demonstrations and checkpoints. "
     "`--resume` continues from it.",
 }
-"""Description of each file of a warm start, beside those of its adapter."""
+"""Description of each file of a warm start, beside those of its adapter or model."""
 Model = TypeVar("Model", bound=BaseModel)
-_WINDOW = 64  # steps whose demonstrations are sorted by length together
+_COMPLETE = (ADAPTER_CONFIG, CONFIG)  # files of which one is installed last: that of an adapter, and that of a model
 _DECISIVE = (  # settings that must not change when a warm start is resumed
     "environment",
     "chat.",
@@ -137,74 +141,22 @@ class _FinishedWarmStart(BaseModel):
     report: WarmStartReport
 
 
-@dataclass(frozen=True, slots=True)
-class BatchPlan:
-    """Division of demonstrations into steps and passes."""
-
-    steps: int
-    """Number of optimizer steps."""
-    passes: int
-    """Passes per step and process."""
-    episodes: int
-    """Episodes per pass."""
-    processes: int
-
-    @property
-    def batch(self) -> int:
-        """Episodes per optimizer step."""
-        return self.passes * self.episodes * self.processes
-
-    @classmethod
-    def of(cls, settings: TrainSettings, count: int) -> "BatchPlan":
-        """Return the plan for this number of demonstrations.
-
-        Raises:
-            UsageError: there are fewer episodes per step than processes.
-        """
-        wanted, optimizer = settings.warm_start, settings.optimizer
-        each = min(wanted.batch_size, count) // optimizer.processes
-        if not each:
-            raise UsageError(
-                "training.batch-too-small",
-                f"a step of {min(wanted.batch_size, count)} episodes cannot be split over {optimizer.processes} "
-                "processes; lower optimizer.processes, or raise warm_start.batch_size and the number of episodes",
-            )
-        most = min(each, optimizer.per_device_train_batch_size)
-        episodes = next(size for size in range(most, 0, -1) if not each % size)
-        steps = math.ceil(wanted.epochs * count / (each * optimizer.processes))
-        return cls(steps, each // episodes, episodes, optimizer.processes)
-
-
-def order_demonstrations(lengths: Sequence[int], batch: int, steps: int, seed: int) -> list[int]:
-    """Return which demonstration each place of each step takes: [steps * batch].
-
-    The same arguments give the same order. Every demonstration is used once before any is used again. A step takes
-    demonstrations of similar length, to save padding; the longest of the first steps come first, so that a lack of
-    memory shows at once.
-    """
-    rng = random.Random(seed)  # noqa: S311 - nothing secret
-    every: list[int] = []
-    while len(every) < steps * batch:
-        every += rng.sample(range(len(lengths)), len(lengths))
-    window = batch * min(_WINDOW, len(lengths) // batch)  # so that few demonstrations occur twice in a window
-    ordered: list[int] = []
-    for start in range(0, steps * batch, window):
-        near = sorted(every[start : min(start + window, steps * batch)], key=lambda each: lengths[each])
-        parts = [near[place : place + batch] for place in range(0, len(near), batch)]
-        first = [] if ordered else [parts.pop()]
-        for part in (*first, *rng.sample(parts, len(parts))):
-            ordered += part
-    return ordered
-
-
 def start_warm(
-    settings: TrainSettings, index: Path, scenarios: str, file: Path, directory: Path, *, resume: bool = False
+    settings: TrainSettings,
+    index: Path,
+    scenarios: str,
+    file: Path,
+    directory: Path,
+    *,
+    resume: bool = False,
+    are_correct: bool = False,
 ) -> WarmStartReport:
-    """Train an adapter on the correct episodes of the split `train` in a trajectory file, and save it.
+    """Train an adapter or a model on the correct episodes of the split `train` in a trajectory file, and save it.
 
     The episodes may come from any policy; those of a chat model are rendered with the base model's template. Only the
     turns of the policy are trained on. With `resume`, a warm start with the same arguments continues from its last
-    checkpoint; a finished one is left unchanged.
+    checkpoint; a finished one is left unchanged. `are_correct` is True if all episodes are known to be correct: no
+    judge is asked.
 
     Raises:
         UsageError: no episode can be trained on; an argument is invalid; or the directory contains other files, or
@@ -244,7 +196,9 @@ def start_warm(
             if done is not None:
                 err.print("This warm start has already finished.")
                 return done
-            right = filter_correct(episodes, by_id, settings.evaluation.judge, place / VERDICTS)
+            right = episodes
+            if not are_correct:
+                right = filter_correct(episodes, by_id, settings.evaluation.judge, place / VERDICTS)
             demonstrations = _to_demonstrations(right, by_id, settings, env, chat)
             if not demonstrations:
                 shutil.rmtree(place)
@@ -273,23 +227,27 @@ def start_warm(
         used = {each.scenario for each in demonstrations}
         seen = ScenarioSet(tuple(each for each in learned if each.id in used))
         with explain_os_errors(directory):
-            Lineage(learned_from=seen.to_record(), before=spec.before).write(place / ADAPTER)
-            write_model_card(place / ADAPTER)
-            spec.base.write(place / ADAPTER)
-            spec.settings.chat.write(place / ADAPTER)
-            _write(place / ADAPTER / DONE, _FinishedWarmStart(spec=spec, report=report))
-            _install_adapter(directory)
+            Lineage(learned_from=seen.to_record(), before=spec.before).write(place / TRAINED)
+            write_environment(env, place / TRAINED)
+            _write_records(place / TRAINED, _FinishedWarmStart(spec=spec, report=report))
+            _install(directory)
     return report
 
 
 def _spec(settings: TrainSettings, file: Path, learned: ScenarioSet, env: EnvFactory) -> WarmStartSpec:
-    start = settings.lora.start
+    start, base = settings.lora.start, identify_adapter_base(settings)
+    if settings.warm_start.weights == "full" and base.stored == "quantized":
+        raise UsageError(
+            "settings.full-quantized",
+            f"warm_start.weights full requires a model with full weights, but those of {settings.model.name} are "
+            "quantized; set model.name to another model, or warm_start.weights to lora",
+        )
     return WarmStartSpec(
         settings=settings,
         trajectories=file_digest(file),
         scenarios=learned.content,
         searched=env.content,
-        base=identify_adapter_base(settings),
+        base=base,
         start=None if start is None else file_digest(start / ADAPTER_WEIGHTS),
         before=read_prior_lineage(settings),
     )
@@ -303,7 +261,7 @@ def _prepare_directory(directory: Path, spec: WarmStartSpec, *, resume: bool) ->
             to be resumed.
     """
     place = directory / WARM_START_STATE
-    is_whole = (directory / ADAPTER_CONFIG).exists()
+    is_whole = any((directory / each).exists() for each in _COMPLETE)
     others = [each.name for each in directory.iterdir() if each != place]
     if place.exists() and not is_whole and not resume:
         raise UsageError(
@@ -368,12 +326,30 @@ def _to_demonstrations(
     return [each for parts in converted for each in parts if len(each.ids) <= settings.model.max_context]
 
 
-def _install_adapter(directory: Path) -> None:
-    """Move the adapter's files into its directory, `adapter_config.json` last, and delete everything else."""
-    for each in sorted(
-        (directory / WARM_START_STATE / ADAPTER).iterdir(), key=lambda each: each.name == ADAPTER_CONFIG
-    ):
-        each.replace(directory / each.name)
+def _write_records(directory: Path, finished: _FinishedWarmStart) -> None:
+    """Write what is known about an adapter or a model into its directory."""
+    spec = finished.spec
+    spec.settings.chat.write(directory)
+    _write(directory / DONE, finished)
+    if spec.settings.warm_start.weights == "lora":
+        write_model_card(directory)
+        spec.base.write(directory)
+        return
+    name = spec.settings.model.name
+    origin = describe_origin(name, fetch_model(name))
+    write_atomically(directory / ORIGIN_RECORD, io.BytesIO(json.dumps(origin, indent=2).encode() + b"\n"))
+
+
+def _install(directory: Path) -> None:
+    """Move the adapter or model into the output directory, its file of `_COMPLETE` last, and delete everything else.
+
+    Directories that a killed process has moved already are replaced.
+    """
+    for each in sorted((directory / WARM_START_STATE / TRAINED).iterdir(), key=lambda each: each.name in _COMPLETE):
+        place = directory / each.name
+        if place.is_dir():
+            shutil.rmtree(place)
+        each.replace(place)
     shutil.rmtree(directory / WARM_START_STATE)
 
 

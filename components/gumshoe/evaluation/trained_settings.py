@@ -1,0 +1,72 @@
+"""Chat settings and environment of an evaluation: those that its policies were trained with, the same for all."""
+
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gumshoe.environments.recorded import has_environment, use_recorded
+from gumshoe.environments.registry import EnvFactory, open_env
+from gumshoe.errors import UsageError
+from gumshoe.inference.policy_names import PolicyName
+from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS, ChatSettings, resolve_chat_settings
+from gumshoe.rollouts.sessions import env_for_policy
+
+if TYPE_CHECKING:
+    from gumshoe.evaluation.evaluate import EvaluationRequest
+
+
+def find_chat_settings(settings: "EvaluationRequest") -> ChatSettings | None:
+    """Return the chat settings of all policies: those given, or else those of the adapters. None for the defaults.
+
+    Raises:
+        UsageError: if an adapter was trained with other settings than those given, or than another adapter.
+    """
+    rollout = settings.rollout
+    found = {
+        place: resolve_chat_settings(rollout.chat, place)
+        for place in chain.from_iterable(_list_directories(settings))
+        if (place / CHAT_SETTINGS).exists()
+    }
+    chosen = next(iter(found.values()), rollout.chat)
+    for place, recorded in found.items():
+        if recorded != chosen:
+            raise UsageError(
+                "evaluation.different-chat-settings",
+                f"{next(iter(found))} and {place} were trained with different chat settings; evaluate them one by one",
+            )
+    return None if chosen == ChatSettings() else chosen
+
+
+def open_trained_env(settings: "EvaluationRequest") -> EnvFactory:
+    """Open the environment of all policies: the one that they were trained in, or else the given one.
+
+    Raises:
+        UsageError: if a policy was trained in another environment than the given one, or than another policy.
+    """
+    opened = open_env(settings.rollout.index, settings.rollout.environment)
+    firsts = [next(filter(has_environment, places), None) for places in _list_directories(settings)]
+    found = {place: use_recorded(opened, place) for place in firsts if place is not None}
+    env_factory = next(iter(found.values()), opened)
+    for place, other in found.items():
+        if other.provenance != env_factory.provenance:
+            raise UsageError(
+                "evaluation.different-environments",
+                f"{next(iter(found))} and {place} were trained in different environments: "
+                f"{env_factory.provenance['environment']} and {other.provenance['environment']}; evaluate them one by "
+                "one",
+            )
+    if not found:
+        for policy in settings.policies:  # with the settings of the tiny policy if it is one of them
+            env_factory = env_for_policy(env_factory, PolicyName.parse(policy.word), settings.rollout.tokenizer)
+    return env_factory
+
+
+def _list_directories(settings: "EvaluationRequest") -> list[list[Path]]:
+    """Return the directories of each policy: of its adapter, its model and its tokenizer."""
+    directories = []
+    for each in settings.policies:
+        policy = PolicyName.parse(each.word)
+        places: list[Path | str | None] = [place for name, place in settings.adapters if name == each.name]
+        places += [*policy.directories, settings.rollout.tokenizer if policy.takes_tokenizer else None]
+        directories.append([Path(place) for place in places if place is not None])
+    return directories
