@@ -12,6 +12,15 @@ DEMO ?= outputs/demo
 OWN_MAIL = $(if $(filter command,$(firstword $(origin MAIL))),$(MAIL))
 DEMO_MAIL = $(or $(OWN_MAIL),jsonl:$(abspath $(DEMO))/made/mail.jsonl)
 DEMO_SCENARIOS = $(or $(SCENARIOS),$(abspath $(DEMO))/made/scenarios.jsonl)
+MODEL ?= tiny
+ifeq ($(MODEL),tiny)
+DEMO_TIME = "This takes about 8 minutes on two cores."
+DEMO_TRAINING = -p config=tiny -p 'settings={optimizer.max_steps: 6, evaluation.eval_steps: 6}'
+else
+DEMO_TIME = "With a real model, this takes hours on two cores. Stopped, it continues if you run it again."
+DEMO_TRAINING = -p config=smollm2-cpu -p demonstrations=gold \
+	-p 'settings={data.train_size: 200, optimizer.max_steps: 10, evaluation.eval_steps: 10}'
+endif
 # torch for the CPU: on Linux PyTorch's own index has it, and PyPI has one with CUDA; elsewhere PyPI has it.
 TORCH ?= $(if $(filter Darwin,$(shell uname)),torch==2.13.0,torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu)
 PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps
@@ -64,14 +73,14 @@ benchmarks: $(VENV)/installed ## the speeds in docs/results (minutes)
 	$(BIN)/python -m tests.benchmarks.cluster --compare transformers
 
 # From nothing to a verdict, and a question to whatever was published; the gate's no is an answer too. Stopped, it
-# continues where it was: `make demo` again, or `make demo NEW=1` for a new run.
-demo: $(VENV)/installed ## the whole pipeline here, on invented mail or MAIL=SOURCE SCENARIOS=FILE (8 minutes)
+# continues where it was: `make demo` again, or `make demo NEW=1` for a new run. MODEL=smollm2-135m trains a real model.
+demo: $(VENV)/installed ## the whole pipeline here, on invented mail or MAIL=SOURCE SCENARIOS=FILE (8 minutes; hours with MODEL=smollm2-135m)
 ifeq ($(OWN_MAIL),)
 	@test -f $(DEMO)/made/mail.jsonl || $(BIN)/gumshoe synthesize mail --seed 9001 --difficulty plain --out $(DEMO)/made
 endif
+	@echo $(DEMO_TIME)
 	$(BIN)/gumshoe pipeline run train-agent $(if $(NEW),--new) --out $(DEMO) -p 'sources=[$(DEMO_MAIL)]' -p scenarios=$(DEMO_SCENARIOS) \
-		-p base_model=tiny -p config=tiny -p 'settings={optimizer.max_steps: 6, evaluation.eval_steps: 6}' \
-		-p 'limits={max_turns: 6, max_tokens: 120}'
+		-p base_model=$(MODEL) $(DEMO_TRAINING)
 	@if $(BIN)/gumshoe artifacts show adapters/latest --store $(DEMO)/store >/dev/null 2>&1; then \
 		$(BIN)/gumshoe ask --scenarios $(DEMO_SCENARIOS) --adapter latest --store $(DEMO)/store --index $(DEMO)/index \
 			--max-turns 6 --max-tokens 120 || test $$? -eq 3; \

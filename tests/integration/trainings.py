@@ -74,7 +74,7 @@ def spec_of(mail: Path, out: Path, **settings: Any) -> RunSpec:
         settings=resolved,
         index=mail / "index",
         scenarios=scenarios,
-        content=f"{training.content} {validation.content}",
+        content=f"{training.content} {validation.content} {training.order}",
         searched=open_run_env(resolved, mail / "index").content,
         run="small",
         attempt=1,

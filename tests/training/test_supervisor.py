@@ -14,7 +14,13 @@ import pytest
 
 from gumshoe.training.launch import supervisor
 from gumshoe.training.launch.servers import Servers, create_servers
-from gumshoe.training.launch.supervisor import _prepare_new_run, _write_spec, exit_on_sigterm, exit_status_of
+from gumshoe.training.launch.supervisor import (
+    _prepare_new_run,
+    _write_spec,
+    check_exit_status,
+    exit_on_sigterm,
+    exit_status_of,
+)
 from gumshoe.training.launch.supervisor import wait_for_trainers as wait_for_trainers
 from gumshoe.training.planning.gpu_allocation import allocate_gpus
 from gumshoe.training.settings import TrainSettings
@@ -230,3 +236,19 @@ def test_foreign_files_are_not_overwritten(name: str, tmp_path: Path) -> None:
     assert (tmp_path / name).exists()
     _prepare_new_run(wanted, replace_run=True)
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [
+        (75, "training.interrupted"),
+        (128 + signal.SIGTERM, "training.interrupted"),
+        (256 - signal.SIGKILL, "training.killed"),
+        (2, "training.trainer-refused"),
+        (1, "training.trainer-failed"),
+    ],
+)
+def test_the_exit_status_of_the_trainers_is_explained(tmp_path: Path, status: int, code: str) -> None:
+    with raises(code):
+        check_exit_status(status, tmp_path)
+    check_exit_status(0, tmp_path)

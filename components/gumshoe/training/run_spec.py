@@ -144,18 +144,27 @@ def load_splits(settings: TrainSettings, scenarios: str) -> tuple[ScenarioSet, S
     Raises:
         UsageError: one of the splits is empty.
     """
-    every = load_scenarios(scenarios)
+    every, data = load_scenarios(scenarios), settings.data
+    return _take(every, "train", data.train_size, scenarios), _take(every, "validation", data.eval_size, scenarios)
 
-    def part(split: Split, most: int | None) -> ScenarioSet:
-        found = ScenarioSet(every.only(split).scenarios[:most])
-        if not found:
-            raise UsageError(
-                "training.empty-split",
-                f"{scenarios} has no scenario of the split {split}; split it first with `gumshoe scenarios split`",
-            )
-        return found
 
-    return part("train", settings.data.train_size), part("validation", settings.data.eval_size)
+def load_training_scenarios(settings: TrainSettings, scenarios: str) -> ScenarioSet:
+    """Return the training scenarios, limited to the size in `data`.
+
+    Raises:
+        UsageError: there are none.
+    """
+    return _take(load_scenarios(scenarios), "train", settings.data.train_size, scenarios)
+
+
+def _take(every: ScenarioSet, split: Split, most: int | None, source: str) -> ScenarioSet:
+    found = ScenarioSet(every.only(split).scenarios[:most])
+    if not found:
+        raise UsageError(
+            "training.empty-split",
+            f"{source} has no scenario of the split {split}; split it first with `gumshoe scenarios split`",
+        )
+    return found
 
 
 def check_start(settings: LoraSettings) -> None:

@@ -15,7 +15,7 @@ from gumshoe.errors import UsageError
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.terminal import progress
-from gumshoe.training.run_spec import load_splits, open_run_env
+from gumshoe.training.run_spec import load_training_scenarios, open_run_env
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.sft.gold_expert import GoldEpisode, GoldExpert, NoEpisodeError
 
@@ -86,7 +86,7 @@ def write_gold_episodes(settings: TrainSettings, index: Path, scenarios: str, pa
     Raises:
         UsageError: no scenario has an episode, or as `make_gold_episodes`.
     """
-    learned, _ = load_splits(settings, scenarios)
+    learned = load_training_scenarios(settings, scenarios)
     episodes, report = make_gold_episodes(open_run_env(settings, index), learned, settings)
     if not episodes:
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in report.without.items())

@@ -49,7 +49,7 @@ from gumshoe.training.run_spec import (
     base_model,
     check_start,
     check_start_chat,
-    load_splits,
+    load_training_scenarios,
     open_run_env,
     read_prior_lineage,
 )
@@ -176,7 +176,7 @@ def start_warm(
     check_start(settings.lora)
     check_start_chat(settings)
     check_same_base(settings)
-    learned, _ = load_splits(settings, scenarios)
+    learned = load_training_scenarios(settings, scenarios)
     by_id = {scenario.id: scenario for scenario in learned}
     episodes = [each for each in read_trajectories(file) if each.scenario in by_id]
     if not episodes:
