@@ -220,8 +220,8 @@ def check_exit_status(status: int, directory: Path) -> None:
     if status == _KILLED:
         raise UnavailableError(
             "training.killed",
-            f"the trainer of {directory} was killed, e.g. because memory ran out; continue with --resume, or start again "
-            "with a lower optimizer.per_device_train_batch_size if memory was short",
+            f"the trainer of {directory} was killed, e.g. because memory ran out; continue with --resume, or start "
+            "again with a lower optimizer.per_device_train_batch_size if memory was short",
         )
     if status in (UnavailableError.exit_status, _ENDED):
         raise UnavailableError(
