@@ -50,7 +50,7 @@ def fetch_gguf(model: NamedModel) -> Iterator[Path]:
 
 
 def _find_installed(model: NamedModel) -> Path | None:
-    """Return the GGUF file of the installed package, or None if there is none with the right content."""
+    """Return the GGUF file of the installed package if its content is right, or else None."""
     module, _, rest = model.file.partition("/")
     spec = importlib.util.find_spec(module)
     for place in (spec.submodule_search_locations or []) if spec else []:

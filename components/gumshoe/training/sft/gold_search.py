@@ -103,7 +103,7 @@ class SearchFinder:
         return self._measure(self._search(chosen)) if chosen else None
 
     def find_failing(self, good: Search, rng: Rng) -> Search | None:
-        """Return a random search for words of the question that lists no source, or None if there is none.
+        """Return a random search for words of the question that lists no source, or None if every one lists one.
 
         It is too narrow, with one keyword more than a good search, or for one or two words that are too common.
         """
