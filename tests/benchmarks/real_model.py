@@ -19,8 +19,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from gumshoe.environments.base import Unusable
 from gumshoe.environments.registry import open_env
 from gumshoe.evaluation.statistics import paired_difference, wilson
 from gumshoe.mail.build import build_mail_index
@@ -58,7 +59,7 @@ class Questions:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a policy achieved, by metric, with one value per question [questions]."""
+    """Results of a policy: by metric, one value per question, [questions]."""
 
     policy: str
     values: dict[str, list[float]]
@@ -163,7 +164,7 @@ def evaluate(name: str, word: str, asked: Questions, options: argparse.Namespace
 
 
 def _is_unusable(episode: dict[str, Any]) -> bool:
-    return episode["ending"] not in ("answer", "max turns", "context full")
+    return episode["ending"] in (*get_args(Unusable), "truncated")
 
 
 def rank_with_bm25(asked: Questions, chosen: list[Scenario]) -> Outcome:

@@ -99,7 +99,7 @@ def test_a_handle_or_a_real_id_can_be_read_and_given(index: MailIndex) -> None:
 
 @pytest.mark.parametrize("wanted", ["m1", "m3", "m0", "m", "<7@example.com>", "<4@example.com>"])
 def test_what_an_episode_has_not_shown_cannot_be_read(index: MailIndex, wanted: str) -> None:
-    """Handles of another episode, or in the text of a message, are none; nor can real ids be read of what is hidden."""
+    """A handle of another episode, or in the text of a message, is an unknown id; so is the id of a hidden message."""
     other, place = environment(index, handles=True), environment(index, handles=True)
     search(other, "gas")
     read(place, "<1@example.com>")

@@ -1,4 +1,4 @@
-"""What an environment shows is chosen for a model's context."""
+"""The environment that `gumshoe plan` suggests for a model's context."""
 
 import pytest
 

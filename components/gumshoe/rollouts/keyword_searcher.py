@@ -19,11 +19,14 @@ _HERMES = find_form("hermes")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019&.-][^\W_]+)*")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
 _HIT = re.compile(r"^  id: (\S+)", re.M)
-_IGNORED = frozenset(
-    "a about all am an and any are as at be been by can could did do does for from give had has have he her his how i "  # noqa: SIM905
-    "if in into is it its many me much my of on or our she should some tell than that the their them then there these "
-    "they this those to us was we were what when where which who whom whose why will with would you your".split()
+FUNCTION_WORDS = frozenset(
+    "a about all am an and any are as at be been by can could did do does for from give had has have he her "  # noqa: SIM905
+    "his how i if in into is it its many me much my of on or our she should some than that the their them then "
+    "there these they this those to us was we were what when where which who whom whose why will with would "
+    "you your".split()
 )
+"""Words of questions that are in most messages."""
+_IGNORED = FUNCTION_WORDS | {"tell"}
 
 
 def find_keywords(question: str) -> list[str]:

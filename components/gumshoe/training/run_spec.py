@@ -152,7 +152,7 @@ def load_training_scenarios(settings: TrainSettings, scenarios: str) -> Scenario
     """Return the training scenarios, limited to the size in `data`.
 
     Raises:
-        UsageError: there are none.
+        UsageError: the split `train` is empty.
     """
     return _take(load_scenarios(scenarios), "train", settings.data.train_size, scenarios)
 

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import gguf
 import numpy as np
@@ -196,10 +197,7 @@ def test_other_architectures_tensors_and_rotations_are_refused(tmp_path: Path) -
 
 
 def test_a_type_that_cannot_be_dequantized_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> Any:
-        raise NotImplementedError
-
-    monkeypatch.setattr(gguf, "dequantize", refuse)
+    monkeypatch.setattr(gguf, "dequantize", Mock(side_effect=NotImplementedError))
     file = write_gguf(tmp_path / "model.gguf", kind="Q8_0")
     with raises("gguf.unsupported-quantization", "token_embd.weight", "Q8_0"):
         convert(file, tmp_path / "converted")

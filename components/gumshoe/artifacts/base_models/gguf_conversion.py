@@ -33,7 +33,7 @@ _LLAMA_3_ROPE = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """What `transformers` calls an architecture, and how its GGUF files differ from its safetensors files."""
+    """Names of an architecture in `transformers`, and the differences of its GGUF files to its safetensors files."""
 
     model_class: str
     biases: tuple[str, ...] = ()

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from gumshoe.artifacts.base_models.gguf_conversion import to_bfloat16
 from gumshoe.artifacts.model_card import CARD
 from gumshoe.artifacts.source_files import read_json_model
 from gumshoe.artifacts.storage import write_atomically
@@ -71,10 +72,8 @@ class StoredTensor:
             raw = file.read(length)
         if self.dtype not in ("F32", "F16"):
             return raw
-        found = np.frombuffer(raw, "<f4" if self.dtype == "F32" else "<f2").astype("<f4").view("<u4")
-        return bytes(
-            ((found + 0x7FFF + ((found >> 16) & 1)) >> 16).astype("<u2").tobytes()
-        )  # round to nearest, ties to even
+        found = np.frombuffer(raw, "<f4" if self.dtype == "F32" else "<f2").astype("<f4")
+        return to_bfloat16(found).tobytes()
 
 
 def read_tensor_headers(file: Path) -> dict[str, StoredTensor]:

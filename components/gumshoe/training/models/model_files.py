@@ -66,6 +66,6 @@ def copy_model_files(base: Path, target: Path, dtype: str) -> None:
 
 
 def describe_origin(name: str, directory: Path) -> dict[str, Any]:
-    """Return what is recorded about the base model of a model that is made from it: `base`, and the first, `origin`."""
+    """Return the record of a model's base model: `base`, and `origin`, the first model that it was made from."""
     origin = "tiny" if is_tiny(resolve_model(name)) else read_origin(directory) or name
     return {"origin": origin, "base": identify_base_model(name, str(directory), "none").model_dump(mode="json")}

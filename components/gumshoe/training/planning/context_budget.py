@@ -23,7 +23,7 @@ _LONG_ITEMS = {"email": 4_500, "documents": 12_000}  # characters that are shown
 
 @dataclass(frozen=True, slots=True)
 class ContextBudget:
-    """What the tools of a built-in environment show, by its settings."""
+    """Limits of the results of a built-in environment's tools: its settings."""
 
     environment: str
     """`email` or `documents`."""

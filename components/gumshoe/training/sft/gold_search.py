@@ -121,7 +121,7 @@ class SearchFinder:
     def find_gold_hits(self, calls: list[Call]) -> list[SearchHit]:
         """Return the hits of the last of some calls, a search, that are sources and were not read before.
 
-        They are told apart by reading them: the ids that are shown may be names that hold in this episode only.
+        Reading the hits tells which are sources, because the ids that are shown may be handles of this episode.
         """
         environment = self.new_environment()
         results = [environment.toolbox.run(call) for call in calls]

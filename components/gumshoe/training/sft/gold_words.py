@@ -6,18 +6,18 @@ from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from itertools import pairwise
 
+from gumshoe.rollouts.keyword_searcher import FUNCTION_WORDS
+
 _WORD = re.compile(r"[^\W_]+(?:['\u2019&.@/-][^\W_]+)*")
 _QUOTED = re.compile(r"""(?<!\w)["'\u201c\u2018]([^"\u201c\u201d]{3,60}?)["'\u201d\u2019](?!\w)""")
 _POSSESSIVE = re.compile(r"['\u2019]s?$")
-_IGNORED = frozenset(
-    "a about after again all also am an and any anyone anything are as at away be became because been before "  # noqa: SIM905
-    "being between both but by can could current currently did didn't do does doesn't done down during each else "
-    "ever every everyone everything far for from get give given gives go goes going gone got had has have he her "
-    "hers him his how i if in into is it its just know let like long longer made make makes many may me might mine "
-    "more most much must my no not now of off on once one only or other our ours out over own per please she should "
-    "since so some somebody someone something somewhere soon still such take taken takes than that the their them "
-    "then there these they this those through to too took under until up us use used using very was we were what "
-    "when where whether which while who whom whose why will with within without would yes yet you your yours".split()
+_IGNORED = FUNCTION_WORDS | frozenset(
+    "after again also anyone anything away became because before being between both but current currently "  # noqa: SIM905
+    "didn't doesn't done down during each else ever every everyone everything far get given gives go goes "
+    "going gone got hers him just know let like long longer made make makes may might mine more most must no "
+    "not now off once one only other ours out over own per please since so somebody someone something "
+    "somewhere soon still such take taken takes through too took under until up use used using very whether "
+    "while within without yes yet yours".split()
 )
 _GENERIC = frozenset(
     "according agree agreed agrees amount arrange arranged ask asked asking asks attend based begin best bring "  # noqa: SIM905
