@@ -58,6 +58,43 @@ class ValuesSection(BaseModel):
     model_config = _STRICT
 
 
+class CaBundleValues(ValuesSection):
+    config_map: str = Field(
+        "", description="ConfigMap with the CA certificates (PEM) to trust instead of the public ones."
+    )
+    secret: str = Field("", description="Secret with these certificates, instead of a ConfigMap.")
+    key: Annotated[str, Field(pattern="^[-._a-zA-Z0-9]+$")] = Field(
+        "ca.crt", description="Key of the certificates in the ConfigMap or Secret."
+    )
+
+
+class TrustValues(ValuesSection):
+    """Certificates that the agent server and vLLM trust. The bundle replaces the public certificates."""
+
+    ca_bundle: CaBundleValues = CaBundleValues()
+
+
+class ProxyValues(ValuesSection):
+    """Proxy of the agent server and vLLM for addresses outside the cluster."""
+
+    http: OptionalUrl = Field("", description="Value of HTTP_PROXY, e.g. `http://proxy.example.com:3128`.")
+    https: OptionalUrl = Field("", description="Value of HTTPS_PROXY, e.g. `http://proxy.example.com:3128`.")
+    no_proxy: list[NonEmpty] = Field(
+        [],
+        description="Additional hosts and domains without proxy, e.g. `[.example.com]`. Services of the cluster and the "
+        "metadata addresses of clouds are never accessed through the proxy.",
+    )
+
+
+class IstioValues(ValuesSection):
+    sidecar: bool = Field(
+        False,
+        description="Run the pods with Istio's sidecar, as a native sidecar (Istio 1.24 or later). By default, they opt "
+        "out of injection.",
+    )
+    namespace: NonEmpty = Field("istio-system", description="Namespace of istiod, for the NetworkPolicies.")
+
+
 class ModelValues(ValuesSection):
     uri: ModelUri = Field(
         "hf://Qwen/Qwen2.5-7B-Instruct", description="URI of the base model: `hf://`, `s3://` or `pvc://`."
@@ -354,6 +391,9 @@ class ChartValues(ValuesSection):
         [],
         description="Secrets for private registries, e.g. `[{name: registry}]`, used for the agent server and vLLM.",
     )
+    trust: TrustValues = TrustValues()
+    proxy: ProxyValues = ProxyValues()
+    istio: IstioValues = IstioValues()
     model: ModelValues = ModelValues()
     adapter: AdapterValues = AdapterValues()
     canary: CanaryValues = CanaryValues()

@@ -50,6 +50,71 @@ component: predictor
 {{- end -}}
 {{- end -}}
 
+{{/* Environment that makes TLS clients trust `trust.caBundle`. OpenSSL, Python's ssl, httpx, Go and Rust read the first
+variable, requests the second, boto3 the third. */}}
+{{- define "gumshoe.trustEnv" -}}
+{{- with .Values.trust.caBundle -}}
+{{- if or .configMap .secret -}}
+{{- range list "SSL_CERT_FILE" "REQUESTS_CA_BUNDLE" "AWS_CA_BUNDLE" }}
+- name: {{ . }}
+  value: /etc/gumshoe-trust/{{ $.Values.trust.caBundle.key }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "gumshoe.trustMount" -}}
+{{- if or .Values.trust.caBundle.configMap .Values.trust.caBundle.secret -}}
+- name: trust
+  mountPath: /etc/gumshoe-trust
+  readOnly: true
+{{- end -}}
+{{- end -}}
+
+{{- define "gumshoe.trustVolume" -}}
+{{- with .Values.trust.caBundle -}}
+{{- if .configMap -}}
+- name: trust
+  configMap: {name: {{ .configMap }}, items: [{key: {{ .key | quote }}, path: {{ .key | quote }}}]}
+{{- else if .secret -}}
+- name: trust
+  secret: {secretName: {{ .secret }}, items: [{key: {{ .key | quote }}, path: {{ .key | quote }}}], defaultMode: 0444}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Environment for `proxy`. Names of Services and the metadata addresses, which offer credentials, are always excluded. */}}
+{{- define "gumshoe.proxyEnv" -}}
+{{- with .Values.proxy -}}
+{{- if or .http .https -}}
+{{- with .http }}
+- name: HTTP_PROXY
+  value: {{ . | quote }}
+{{- end -}}
+{{- with .https }}
+- name: HTTPS_PROXY
+  value: {{ . | quote }}
+{{- end }}
+- name: NO_PROXY
+  value: {{ concat (list "localhost" "127.0.0.1" "::1" ".svc" ".cluster.local" "169.254.169.254" "169.254.170.23") .noProxy | join "," | quote }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Labels of all pods for Istio. */}}
+{{- define "gumshoe.istioLabels" -}}
+sidecar.istio.io/inject: {{ .Values.istio.sidecar | quote }}
+{{- end -}}
+
+{{/* Annotations of all pods for Istio. A native sidecar starts before the init containers, which download files, and ends
+with the pod's last container. The rewritten probes pass mutual TLS. */}}
+{{- define "gumshoe.istioAnnotations" -}}
+{{- if .Values.istio.sidecar -}}
+sidecar.istio.io/nativeSidecar: "true"
+sidecar.istio.io/rewriteAppHTTPProbers: "true"
+{{- end -}}
+{{- end -}}
+
 {{/* URLs of vLLM for the agent server. */}}
 {{- define "gumshoe.modelUrls" -}}
 {{- if eq .Values.serving.mode "external" -}}
@@ -240,6 +305,8 @@ seccompProfile: {type: RuntimeDefault}
 {{/* Checks that the JSON schema cannot express. */}}
 {{- define "gumshoe.check" -}}
 {{- with .Values -}}
+{{- if and .trust.caBundle.configMap .trust.caBundle.secret -}}{{ fail "trust.caBundle: configMap and secret are both set; use one of them" }}{{- end -}}
+{{- if and .proxy.noProxy (not (or .proxy.http .proxy.https)) -}}{{ fail "proxy.noProxy: has no effect without proxy.http or proxy.https; set one of them" }}{{- end -}}
 {{- if eq .serving.mode "external" -}}
   {{- if not .serving.external.urls -}}{{ fail "serving.external.urls: required for serving.mode external; list the vLLM servers that serve the adapter" }}{{- end -}}
 {{- else -}}
