@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from ipaddress import ip_address
 from typing import Any, Protocol
 
 import httpx
@@ -15,6 +14,7 @@ import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from gumshoe.errors import UsageError
+from gumshoe.inference.http_options import http_options
 from gumshoe.inference.policy import Completion, PolicyError, Sampling
 from gumshoe.inference.vllm_server import server_address
 
@@ -99,9 +99,7 @@ class VLLMPolicy:
         pool = httpx.Limits(max_connections=None, max_keepalive_connections=256)
         bases = [server_address(url) for url in urls]
         self._servers = [
-            _Server(
-                httpx.AsyncClient(base_url=base, timeout=timeout, limits=pool, trust_env=not _is_local_network(base))
-            )
+            _Server(httpx.AsyncClient(base_url=base, timeout=timeout, limits=pool, **http_options(base)))
             for base in bases
         ]
         self._unavailable_since: float | None = None
@@ -438,18 +436,6 @@ class Vocabulary(Protocol):
     """A tokenizer that returns the ids of its tokens, and None or the unknown token's id for all others."""
 
     def convert_tokens_to_ids(self, tokens: Any) -> Any: ...
-
-
-def _is_local_network(url: str) -> bool:
-    """Return True if an address is in the local network, so that no proxy is used.
-
-    That is a private IP address, or a name without a domain, such as that of a Kubernetes Service.
-    """
-    host = httpx.URL(url).host
-    try:
-        return ip_address(host).is_private
-    except ValueError:
-        return "." not in host
 
 
 def _are_ids(value: Any) -> bool:

@@ -20,6 +20,7 @@ import httpx
 from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.inference import vllm_plugin
+from gumshoe.inference.http_options import http_options
 from gumshoe.installation import install_command
 
 BASE = "base"
@@ -265,7 +266,7 @@ def check_server(url: str, context: int) -> None:
         ServerError: if it does not answer, or is not a vLLM server.
     """
     try:
-        answer = httpx.get(f"{url}/v1/models", timeout=_CHECK_TIMEOUT, trust_env=False)
+        answer = httpx.get(f"{url}/v1/models", timeout=_CHECK_TIMEOUT, **http_options(url))
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise ServerError(
             "inference.server-unreachable", f"{url} does not answer: {type(error).__name__}: {error}; check the address"
@@ -325,7 +326,7 @@ def unload_adapter(url: str, name: str, deadline: float) -> None:
 
 def _is_serving(url: str, name: str, path: str, deadline: float) -> bool:
     try:
-        models = httpx.get(f"{url}/v1/models", timeout=deadline, trust_env=False).json()["data"]
+        models = httpx.get(f"{url}/v1/models", timeout=deadline, **http_options(url)).json()["data"]
     except (httpx.TransportError, ValueError, KeyError, TypeError):
         return False
     return any((each.get("id"), each.get("root")) == (name, path) for each in models)
@@ -334,7 +335,7 @@ def _is_serving(url: str, name: str, path: str, deadline: float) -> bool:
 def _post(url: str, path: str, body: dict[str, str], deadline: float, code: str) -> None:
     """Send a request about an adapter. `code` is the error code if the server rejects it."""
     try:
-        response = httpx.post(f"{url}{path}", json=body, timeout=deadline, trust_env=False)
+        response = httpx.post(f"{url}{path}", json=body, timeout=deadline, **http_options(url))
     except httpx.TransportError as error:
         raise ServerError("inference.server-unreachable", f"vLLM at {url} does not answer: {error}") from None
     if response.status_code != httpx.codes.OK:
