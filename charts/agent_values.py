@@ -81,16 +81,16 @@ class ProxyValues(ValuesSection):
     https: OptionalUrl = Field("", description="Value of HTTPS_PROXY, e.g. `http://proxy.example.com:3128`.")
     no_proxy: list[NonEmpty] = Field(
         [],
-        description="Additional hosts and domains without proxy, e.g. `[.example.com]`. Services of the cluster and the "
-        "metadata addresses of clouds are never accessed through the proxy.",
+        description="Additional hosts and domains without proxy, e.g. `[.example.com]`. Services of the cluster and "
+        "the metadata addresses of clouds are never accessed through the proxy.",
     )
 
 
 class IstioValues(ValuesSection):
     sidecar: bool = Field(
         False,
-        description="Run the pods with Istio's sidecar, as a native sidecar (Istio 1.24 or later). By default, they opt "
-        "out of injection.",
+        description="Run the pods with Istio's sidecar, as a native sidecar (Istio 1.24 or later). By default, they "
+        "opt out of injection.",
     )
     namespace: NonEmpty = Field("istio-system", description="Namespace of istiod, for the NetworkPolicies.")
 
@@ -319,6 +319,11 @@ class AgentValues(ValuesSection):
     node_selector: dict[str, str] = Field({}, description="Node labels for the agent server.")
     tolerations: list[KubernetesObject] = Field([], description="Tolerations for the agent server.")
     affinity: KubernetesObject = Field({}, description="Affinity for the agent server.")
+    priority_class_name: str = Field("", description="Priority class of the agent server.")
+    runtime_class_name: str = Field("", description="Runtime class of the agent server.")
+    scheduler_name: str = Field(
+        "", description="Scheduler of the agent server. Default: the cluster's default scheduler."
+    )
     pod_annotations: dict[str, str] = Field({}, description="Additional annotations of the pods.")
     pod_labels: dict[str, str] = Field({}, description="Additional labels of the pods.")
     extra_args: list[str] = Field([], description="Additional arguments for `gumshoe serve`.")
@@ -343,6 +348,24 @@ class NetworkPolicyValues(ValuesSection):
     model_from: list[KubernetesObject] = Field(
         [], description="Additional peers that may access vLLM, e.g. the gateway for KServe's own canary."
     )
+    dns: list[KubernetesObject] = Field(
+        [
+            {
+                "ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}],
+                "to": [
+                    {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}},
+                    {"ipBlock": {"cidr": "169.254.20.10/32"}},
+                    {"ipBlock": {"cidr": "169.254.169.254/32"}},
+                ],
+            },
+            {
+                "ports": [{"port": 5353, "protocol": "UDP"}, {"port": 5353, "protocol": "TCP"}],
+                "to": [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "openshift-dns"}}}],
+            },
+        ],
+        description="Egress rules for DNS, as in a NetworkPolicy. Default: CoreDNS and kube-dns, NodeLocal DNSCache, "
+        "Cloud DNS of GKE, and OpenShift.",
+    )
     egress: list[KubernetesObject] = Field(
         [],
         description="Additional egress rules of the agent server, as in a NetworkPolicy. The ports of the URLs above "
@@ -362,6 +385,17 @@ class HttpRouteValues(ValuesSection):
     enabled: bool = Field(False, description="Create an HTTPRoute (Gateway API) for the agent server.")
     parent_refs: list[NamedObject] = Field([], description="Gateways, e.g. `[{name: gateway, namespace: gateways}]`.")
     hostnames: list[str] = Field([], description="Public host names.")
+
+
+class RouteValues(ValuesSection):
+    enabled: bool = Field(False, description="Create a Route (OpenShift) for the agent server, with TLS.")
+    host: str = Field("", description="Public host name. Default: one that OpenShift assigns.")
+    annotations: dict[str, str] = Field({}, description="Annotations of the Route.")
+    tls_secret: str = Field(
+        "",
+        description="Secret with the TLS certificate (OpenShift 4.19 or later), which the routers must be allowed to "
+        "read. Default: the certificate of the routers.",
+    )
 
 
 class MonitoringValues(ValuesSection):
@@ -391,6 +425,10 @@ class ChartValues(ValuesSection):
         [],
         description="Secrets for private registries, e.g. `[{name: registry}]`, used for the agent server and vLLM.",
     )
+    platform: Literal["kubernetes", "openshift"] = Field(
+        "kubernetes",
+        description="`openshift` leaves the user and group IDs of the pods to the cluster, which refuses fixed ones.",
+    )
     trust: TrustValues = TrustValues()
     proxy: ProxyValues = ProxyValues()
     istio: IstioValues = IstioValues()
@@ -403,5 +441,6 @@ class ChartValues(ValuesSection):
     network_policy: NetworkPolicyValues = NetworkPolicyValues()
     ingress: IngressValues = IngressValues()
     http_route: HttpRouteValues = HttpRouteValues()
+    route: RouteValues = RouteValues()
     monitoring: MonitoringValues = MonitoringValues()
     test: HelmTestValues = HelmTestValues()

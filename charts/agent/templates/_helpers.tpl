@@ -101,6 +101,17 @@ variable, requests the second, boto3 the third. */}}
 {{- end -}}
 {{- end -}}
 
+{{/* Security context of the pods that run our images. OpenShift assigns user and groups, and refuses fixed ones. */}}
+{{- define "gumshoe.podSecurity" -}}
+runAsNonRoot: true
+{{- if ne .Values.platform "openshift" }}
+runAsUser: 10001
+runAsGroup: 10001
+fsGroup: 10001
+{{- end }}
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
 {{/* Labels of all pods for Istio. */}}
 {{- define "gumshoe.istioLabels" -}}
 sidecar.istio.io/inject: {{ .Values.istio.sidecar | quote }}
@@ -112,6 +123,14 @@ with the pod's last container. The rewritten probes pass mutual TLS. */}}
 {{- if .Values.istio.sidecar -}}
 sidecar.istio.io/nativeSidecar: "true"
 sidecar.istio.io/rewriteAppHTTPProbers: "true"
+{{- end -}}
+{{- end -}}
+
+{{/* Ports of the sidecar's metrics: merged with the container's, and its own. */}}
+{{- define "gumshoe.istioMetrics" -}}
+{{- if .Values.istio.sidecar -}}
+- {port: 15020, protocol: TCP}
+- {port: 15090, protocol: TCP}
 {{- end -}}
 {{- end -}}
 
@@ -351,7 +370,7 @@ seccompProfile: {type: RuntimeDefault}
 
 {{/* Ports of all URLs in the agent server's settings, for its NetworkPolicy; 443 for AWS. */}}
 {{- define "gumshoe.ports" -}}
-{{- $urls := list .Values.agent.storage.endpoint .Values.agent.access.jwksUrl .Values.monitoring.otlpEndpoint -}}
+{{- $urls := list .Values.agent.storage.endpoint .Values.agent.access.jwksUrl .Values.monitoring.otlpEndpoint .Values.proxy.http .Values.proxy.https -}}
 {{- if eq .Values.serving.mode "external" -}}{{- $urls = concat $urls .Values.serving.external.urls -}}{{- end -}}
 {{- $ports := ternary (list) (list "443") (ne .Values.agent.storage.endpoint "") -}}
 {{- range compact $urls -}}
@@ -383,6 +402,8 @@ seccompProfile: {type: RuntimeDefault}
 - name: OTEL_EXPORTER_OTLP_ENDPOINT
   value: {{ . | quote }}
 {{- end }}
+{{- include "gumshoe.trustEnv" . }}
+{{- include "gumshoe.proxyEnv" . }}
 {{- with .Values.agent.extraEnv }}
 {{ toYaml . }}
 {{- end }}
@@ -414,6 +435,9 @@ volumeMounts:
   - name: keys
     mountPath: /etc/gumshoe-keys
     readOnly: true
+  {{- end }}
+  {{- with include "gumshoe.trustMount" . }}
+  {{- . | nindent 2 }}
   {{- end }}
   {{- with .Values.agent.extraVolumeMounts }}
   {{- toYaml . | nindent 2 }}
