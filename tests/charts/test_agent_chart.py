@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "agent"
-MODES = ["documents", "everything", "external", "llmisvc", "standard"]
+MODES = ["documents", "everything", "external", "llmisvc", "openshift", "standard"]
 """Each mode has values in the chart's folder `ci`."""
 
 
@@ -213,7 +213,7 @@ def test_an_llm_inference_service_loads_its_adapters() -> None:
 
 @pytest.mark.parametrize(
     ("mode", "ports"),
-    [("standard", {443, 8080}), ("everything", {443, 3128, 4318, 8080, 9000}), ("external", {443, 8000})],
+    [("standard", {443, 8080}), ("everything", {443, 3128, 4318, 5044, 8080, 9000, 15012}), ("external", {443, 8000})],
 )
 def test_the_agent_server_may_access_the_ports_of_its_urls(mode: str, ports: set[int]) -> None:
     rules = render(values_of(mode))["NetworkPolicy", "mail-gumshoe-agent-agent"]["spec"]["egress"]
@@ -303,6 +303,13 @@ def test_two_releases_in_one_namespace_do_not_conflict() -> None:
         ({"agent": {"access": {"jwksUrl": "https://a.example/keys"}}}, "agent.access: ", "issuer"),
         ({"agent": {"replicas": "2"}}, "/agent/replicas", ""),
         ({"ingress": {"enabled": True}}, "ingress.host: ", ""),
+        ({"trust": {"caBundle": {"configMap": "a", "secret": "b"}}}, "trust.caBundle: ", "one of them"),
+        ({"trust": {"caBundle": {"configMap": "a", "key": "a/b"}}}, "/trust/caBundle/key", ""),
+        ({"proxy": {"http": "proxy.example.com:3128"}}, "/proxy/http", ""),
+        ({"proxy": {"noProxy": [".example.com"]}}, "proxy.noProxy: ", "proxy.https"),
+        ({"platform": "eks"}, "/platform", ""),
+        ({"istio": {"sidecar": "yes"}}, "/istio/sidecar", ""),
+        ({"route": {"termination": "reencrypt"}}, "'termination'", ""),
         ({"httpRoute": {"enabled": True}}, "httpRoute.parentRefs: ", ""),
     ],
 )
