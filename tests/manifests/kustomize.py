@@ -14,6 +14,8 @@ from tests.conftest import skip_missing
 
 Object = dict[str, Any]
 MANIFESTS = Path(__file__).parents[2] / "manifests"
+NAMESPACE = "gumshoe"
+"""Namespace of the overlays."""
 OVERLAYS = sorted(each.name for each in (MANIFESTS / "overlays").iterdir())
 
 
@@ -45,12 +47,24 @@ def overlay(name: str) -> tuple[Object, ...]:
 
 def build_with_components(names: Sequence[str], directory: Path) -> list[Object]:
     """Return the objects of the base with these components."""
+    return build_over(["base"], [f"components/{name}" for name in names], directory)
+
+
+def build_over(
+    resources: Sequence[str], parts: Sequence[str], directory: Path, *, namespace: str = NAMESPACE
+) -> list[Object]:
+    """Return the objects of an overlay in `directory` with these directories as resources and components."""
     directory.mkdir()
 
-    def place(part: str) -> str:
+    def locate(part: str) -> str:
         return os.path.relpath(MANIFESTS / part, directory.resolve())
 
-    made = {"resources": [place("base")], "components": [place(f"components/{name}") for name in names]}
+    made = {
+        "namespace": namespace,
+        "transformers": [locate("transformers")],
+        "resources": [*map(locate, resources)],
+        "components": [*map(locate, parts)],
+    }
     (directory / "kustomization.yaml").write_text(yaml.safe_dump(made))
     return read(build_overlay(directory))
 

@@ -10,7 +10,7 @@ from tests.manifests.kustomize import MANIFESTS, of_kind, overlay
 FIELDS: dict[str, Any] = {
     "project": str,
     "source": {"repoURL": str, "targetRevision": str, "path": str},
-    "destination": {"server": str, "namespace": str},
+    "destination": {"server": str},
     "syncPolicy": {
         "automated": {"prune": bool, "selfHeal": bool},
         "syncOptions": [str],
@@ -37,14 +37,13 @@ def test_the_application_is_valid_and_deploys_an_existing_overlay() -> None:
     assert fits(made["spec"], FIELDS)
     assert {each.partition("=")[0] for each in made["spec"]["syncPolicy"]["syncOptions"]} == OPTIONS
     assert (MANIFESTS.parent / made["spec"]["source"]["path"] / "kustomization.yaml").is_file()
-    assert made["spec"]["destination"]["namespace"] in of_kind(overlay("prod"), "Namespace")
 
 
 def test_pipeline_versions_are_never_changed_or_deleted() -> None:
     made = yaml.safe_load((MANIFESTS / "components" / "argocd" / "application.yaml").read_text())
     ignored = {(each["group"], each["kind"]): each["jsonPointers"] for each in made["spec"]["ignoreDifferences"]}
     assert ignored["pipelines.kubeflow.org", "PipelineVersion"] == ["/spec"]
-    pipelines, versions = (of_kind(overlay("prod"), kind) for kind in ("Pipeline", "PipelineVersion"))
+    pipelines, versions = (of_kind(overlay("prod-k8s-native"), kind) for kind in ("Pipeline", "PipelineVersion"))
     for each in versions.values():
         notes = each["metadata"]["annotations"]
         assert notes["argocd.argoproj.io/sync-options"] == "Prune=false"

@@ -67,7 +67,7 @@ def test_secrets_come_from_files_that_git_ignores(tmp_path: Path) -> None:
     made = of_kind(yaml.safe_load_all(build_overlay(tmp_path)), "Secret")
     assert set(made) == {"gumshoe-s3", "gumshoe-models"}
     assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} < made["gumshoe-s3"]["data"].keys()
-    assert {each["metadata"]["namespace"] for each in made.values()} == {"gumshoe"}
+    assert not any("namespace" in each["metadata"] for each in made.values()), "`kubectl -n` sets it"
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
@@ -105,13 +105,19 @@ def test_referenced_names_exist(name: str) -> None:
         assert selects(queue["spec"]["namespaceSelector"], {**labels, "kubernetes.io/metadata.name": "gumshoe"})
 
 
-def test_prod_has_all_components_and_dev_needs_only_trainer() -> None:
+def test_pipelines_are_resources_only_with_a_kubernetes_native_store() -> None:
     from gumshoe_pipelines.graphs import PIPELINES
 
-    kinds = {name: {each["kind"] for each in overlay(name)} for name in OVERLAYS}
-    versions = {each["spec"]["pipelineName"] for each in of_kind(overlay("prod"), "PipelineVersion").values()}
-    assert versions == set(PIPELINES)
-    assert {"ClusterQueue", "LocalQueue", "PodMonitor", "PrometheusRule", "ClusterTrainingRuntime"} < kinds["prod"]
+    versions = {
+        name: {each["spec"]["pipelineName"] for each in of_kind(overlay(name), "PipelineVersion").values()}
+        for name in OVERLAYS
+    }
+    assert versions == {"dev": set(), "prod": set(), "prod-k8s-native": set(PIPELINES)}
+
+
+def test_prod_has_all_components_and_dev_needs_only_trainer() -> None:
+    kinds = {each["kind"] for each in overlay("prod")}
+    assert {"ClusterQueue", "LocalQueue", "PodMonitor", "PrometheusRule", "ClusterTrainingRuntime"} < kinds
     assert set(of_kind(overlay("prod"), "LocalQueue")) == {"gumshoe"}
     assert set(of_kind(overlay("prod"), "WorkloadPriorityClass")) == {"gumshoe-training", "gumshoe-evaluation"}
     foreign = {each["apiVersion"].partition("/")[0] for each in overlay("dev") if "." in each["apiVersion"]}
