@@ -20,11 +20,11 @@ OVERLAYS = sorted(each.name for each in (MANIFESTS / "overlays").iterdir())
 
 
 def components() -> list[str]:
-    """Return the names of the components, sorted."""
+    """Return the names of the components for all clusters that need no file of the user, sorted."""
     return sorted(
         each.parent.name
         for each in MANIFESTS.glob("components/*/kustomization.yaml")
-        if yaml.safe_load(each.read_text())["kind"] == "Component"
+        if yaml.safe_load(each.read_text())["kind"] == "Component" and each.parent.name not in ("amd", "proxy", "trust")
     )
 
 
