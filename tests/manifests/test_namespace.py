@@ -13,7 +13,6 @@ import yaml
 
 from tests.cluster.fake_kubernetes import FakeKubernetes
 from tests.conftest import skip_missing
-from tests.manifests.field_managers import enforce_field_managers
 from tests.manifests.kustomize import MANIFESTS, OVERLAYS, Object, build_over, of_kind, overlay
 
 PROFILE = tuple(yaml.safe_load_all((Path(__file__).parent / "profile.yaml").read_text()))
@@ -30,12 +29,11 @@ def apply(fake: FakeKubernetes, name: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def profile(cluster: FakeKubernetes) -> Iterator[FakeKubernetes]:
+def profile(cluster: FakeKubernetes) -> FakeKubernetes:
     """Return a cluster in which Kubeflow has created the profile `gumshoe`."""
     for each in deepcopy(PROFILE):
         cluster.put(each)
-    with enforce_field_managers(cluster):
-        yield cluster
+    return cluster
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
