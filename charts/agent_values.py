@@ -99,6 +99,9 @@ class ModelValues(ValuesSection):
     uri: ModelUri = Field(
         "hf://Qwen/Qwen2.5-7B-Instruct", description="URI of the base model: `hf://`, `s3://` or `pvc://`."
     )
+    token_secret: str = Field(
+        "", description="Secret with HF_TOKEN, for gated and private models of the Hugging Face hub."
+    )
     max_context: Any = from_setting("model.max_context")
 
 
@@ -162,14 +165,40 @@ class ServingAutoscalingValues(ValuesSection):
 class ServingStorageValues(ValuesSection):
     existing_secret: str = Field(
         "",
-        description="Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for `s3://`. Without one, the node's role "
-        "is used.",
+        description="Secret with AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY for `s3://`. Without one, the role of "
+        "`serving.serviceAccount` is used, or else the node's (with `networkPolicy.credentials`).",
     )
     endpoint: Annotated[str, Field(pattern="^([^/]+)?$")] = Field(
         "", description="Host and port of the S3 server, if it is not AWS."
     )
     https: bool = Field(True, description="Use TLS for that server.")
     region: str = Field("", description="S3 region.")
+
+
+class ServingAccountValues(ValuesSection):
+    name: str = Field("", description="Existing ServiceAccount for vLLM. Default: the chart creates one.")
+    annotations: dict[str, str] = Field(
+        {},
+        description="Annotations of the ServiceAccount for access without keys, e.g. `{eks.amazonaws.com/role-arn: "
+        "arn:aws:iam::123456789012:role/models}`.",
+    )
+
+
+class ServingFetchValues(ValuesSection):
+    """The chart's own init container, which fetches model and adapters if KServe's storage initializer cannot."""
+
+    image: str = Field(
+        "",
+        description="Image of the init container: one of the agent server. Default: `agent.image`, so that another "
+        "image of the agent server restarts vLLM.",
+    )
+    resources: Resources = Field(
+        Resources(requests={"cpu": "1", "memory": "2Gi"}, limits={"memory": "4Gi"}),
+        description="Resources of the init container.",
+    )
+    extra_env: list[NamedObject] = Field(
+        [], description="Additional environment variables of the init container, e.g. HF_ENDPOINT for a mirror."
+    )
 
 
 class RuntimeCanaryValues(ValuesSection):
@@ -181,6 +210,10 @@ class RuntimeCanaryValues(ValuesSection):
     extra_args: list[str] = Field([], description="Arguments of the canary runtime, appended to `extraArgs`.")
 
 
+class DisruptionValues(ValuesSection):
+    max_unavailable: int | str = Field(1, description="Maximum number of unavailable pods while nodes are drained.")
+
+
 class ServingValues(ValuesSection):
     mode: Literal["standard", "llmisvc", "external"] = Field(
         "standard",
@@ -190,7 +223,16 @@ class ServingValues(ValuesSection):
     external: ExternalValues = ExternalValues()
     image: ServingImageValues = ServingImageValues()
     gpus: Annotated[int, Field(ge=1, le=64)] = Field(1, description="GPUs per replica.")
-    gpu_resource: str = Field("nvidia.com/gpu", description="Resource name of the GPUs.")
+    gpu_resource: str = Field(
+        "nvidia.com/gpu",
+        description="Resource name of the GPUs, e.g. `amd.com/gpu`, `habana.ai/gaudi` or, for MIG, "
+        "`nvidia.com/mig-3g.40gb`.",
+    )
+    resource_claims: list[NamedObject] = Field(
+        [],
+        description="Resource claims of the GPUs (Dynamic Resource Allocation), used instead of `gpuResource`, e.g. "
+        "`[{name: gpu, resourceClaimTemplateName: one-gpu}]`.",
+    )
     resources: Resources = Field(
         Resources(requests={"cpu": "4", "memory": "32Gi"}, limits={"memory": "64Gi"}),
         description="Resources per replica besides the GPUs.",
@@ -203,10 +245,15 @@ class ServingValues(ValuesSection):
     termination_seconds: Seconds = Field(
         300, description="Seconds for running requests to finish when a replica is stopped."
     )
+    restricted: bool = Field(
+        False,
+        description="Meet the level `restricted` of the Pod Security Standards: vLLM does not run as root, and the "
+        "chart's own init container fetches model and adapters, because KServe's storage initializer does not meet it.",
+    )
     security_context: SecurityContext = Field(
         SecurityContext(),
-        description="Security context of vLLM. If the namespace forbids root: `{runAsNonRoot: true, runAsUser: 10001}`,"
-        " with `HOME` set to `/tmp` in `extraEnv`. The chart's own restrictions cannot be overridden.",
+        description="User and group of vLLM. Default with `restricted`: user 10001, or on OpenShift the assigned one; "
+        "otherwise that of the image, which is root. The chart's own restrictions cannot be overridden.",
     )
     strategy: Literal["RollingUpdate", "Recreate"] = Field(
         "RollingUpdate",
@@ -218,7 +265,15 @@ class ServingValues(ValuesSection):
     node_selector: dict[str, str] = Field({}, description="Node labels for vLLM.")
     tolerations: list[KubernetesObject] = Field([], description="Tolerations for vLLM.")
     affinity: KubernetesObject = Field({}, description="Affinity for vLLM.")
+    priority_class_name: str = Field("", description="Priority class of vLLM.")
+    runtime_class_name: str = Field("", description="Runtime class of vLLM, e.g. `nvidia`.")
+    scheduler_name: str = Field("", description="Scheduler of vLLM. Default: the cluster's default scheduler.")
+    disruption: DisruptionValues = DisruptionValues()
+    pod_annotations: dict[str, str] = Field({}, description="Additional annotations of vLLM's pods.")
+    pod_labels: dict[str, str] = Field({}, description="Additional labels of vLLM's pods.")
+    service_account: ServingAccountValues = ServingAccountValues()
     storage: ServingStorageValues = ServingStorageValues()
+    fetch: ServingFetchValues = ServingFetchValues()
     extra_args: list[str] = Field(
         [], description="Additional arguments for vLLM, except `--lora-modules`, which the chart sets."
     )
@@ -255,6 +310,13 @@ class AgentAccessValues(ValuesSection):
     inbox_claim: Any = from_setting("access.inbox_claim")
 
 
+class AgentAccountValues(ValuesSection):
+    name: str = Field("", description="Existing ServiceAccount for the agent server. Default: the chart creates one.")
+    annotations: dict[str, str] = Field(
+        {}, description="Annotations of the ServiceAccount for access to S3 without keys, as in `serving`."
+    )
+
+
 class AgentAutoscalingValues(ValuesSection):
     enabled: bool = Field(
         False,
@@ -266,10 +328,6 @@ class AgentAutoscalingValues(ValuesSection):
     cpu: Annotated[int, Field(ge=1, le=100)] = Field(
         70, description="Target CPU utilization in percent of the request."
     )
-
-
-class DisruptionValues(ValuesSection):
-    max_unavailable: int | str = Field(1, description="Maximum number of unavailable pods while nodes are drained.")
 
 
 class ServiceValues(ValuesSection):
@@ -298,6 +356,7 @@ class AgentValues(ValuesSection):
         "model.tokenizer",
         description="Tokenizer of the model, by name or directory. Default: the one of the adapter in the store.",
     )
+    service_account: AgentAccountValues = AgentAccountValues()
     storage: AgentStorageValues = AgentStorageValues()
     access: AgentAccessValues = AgentAccessValues()
     settings: dict[str, Any] = Field(
@@ -365,6 +424,16 @@ class NetworkPolicyValues(ValuesSection):
         ],
         description="Egress rules for DNS, as in a NetworkPolicy. Default: CoreDNS and kube-dns, NodeLocal DNSCache, "
         "Cloud DNS of GKE, and OpenShift.",
+    )
+    credentials: Literal["none", "metadata", "pod-identity"] = Field(
+        "none",
+        description="Address from which pods may get cloud credentials: `metadata` (roles of nodes, Workload Identity "
+        "of GKE) or `pod-identity` (EKS Pod Identity). Keys and roles for ServiceAccounts (IRSA) need none.",
+    )
+    model_egress: list[KubernetesObject] = Field(
+        [],
+        description="Additional egress rules of vLLM, as in a NetworkPolicy. HTTPS and the ports of the URLs above are "
+        "allowed already.",
     )
     egress: list[KubernetesObject] = Field(
         [],

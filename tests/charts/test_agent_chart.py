@@ -136,31 +136,14 @@ def test_vllm_is_restricted_whatever_its_security_context(mode: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["standard", "everything"])
-def test_the_inference_service_passes_kserve_s_webhook_rules(mode: str) -> None:
-    values = values_of(mode)
+def test_kserve_s_sdk_reads_the_objects(mode: str) -> None:
     changed = {"serving": {"runtimeCanary": {"percent": 20, "tag": "v0.32.0"}, "replicas": {"max": 1}}}
-    predictors: list[dict[str, Any]] = []
-    for objects in (render(values), render(merge(values, changed))):
-        service = read_model("V1beta1InferenceService", of_kind(objects, "InferenceService"), strict=True)
-        assert len(service.spec.canary or []) == (len(predictors) > 0)
+    for objects in (render(values_of(mode)), render(merge(values_of(mode), changed))):
+        read_model("V1beta1InferenceService", of_kind(objects, "InferenceService"), strict=True)
         read_model("V1alpha1ServingRuntime", of_kind(objects, "ServingRuntime"), strict=True)
-        spec = of_kind(objects, "InferenceService")["spec"]
-        predictors += [spec["predictor"], *(each["predictor"] for each in spec.get("canary", []))]
-    canary = predictors[-1]
-    assert canary["name"] != predictors[0].get("name")
-    assert canary["model"]["name"] != predictors[0]["model"].get("name")
-    assert canary["minReplicas"] == canary["maxReplicas"]
-    assert canary["model"]["image"].endswith(":v0.32.0")
-    for predictor in predictors:
-        paths = [each["mountPath"] for each in predictor["storageUris"]]
-        assert len(paths) == len(set(paths))
-        assert {each.split("/")[1] for each in paths} == {"mnt"}, "a common parent other than /"
-        assert not any(a != b and b.startswith(f"{a}/") for a in paths for b in paths)
-        arguments = predictor["model"]["args"]
-        modules = [json.loads(each) for each in arguments[arguments.index("--lora-modules") + 1 :]]
-        assert [each["name"] for each in modules] == ["r7f3-2"] + (["r8a1-1"] if mode == "everything" else [])
-        assert {each["base_model_name"] for each in modules} == {"base"}
-        assert {each["path"] for each in modules} == set(paths[1:])
+    (canary,) = of_kind(objects, "InferenceService")["spec"]["canary"]
+    assert (canary["trafficPercent"], canary["predictor"]["minReplicas"]) == (20, 1)
+    assert canary["predictor"]["model"]["image"].endswith(":v0.32.0")
 
 
 @pytest.mark.parametrize("mode", ["standard", "llmisvc"])
@@ -195,13 +178,10 @@ def test_documents_have_an_index_of_their_own() -> None:
     assert {"name": "GUMSHOE_INDEX", "value": "mail-indexes/latest"} in mail["initContainers"][0]["env"]
 
 
-def test_an_llm_inference_service_loads_its_adapters() -> None:
+def test_an_llm_inference_service_is_scaled_by_waiting_requests() -> None:
     spec = of_kind(render(values_of("llmisvc")), "LLMInferenceService")["spec"]
     (container,) = spec["template"]["containers"]
     arguments = container["args"]
-    modules = [json.loads(each) for each in arguments[arguments.index("--lora-modules") + 1 :]]
-    named = [each["name"] for each in spec["model"]["lora"]["adapters"]]
-    assert [(each["name"], each["path"]) for each in modules] == [(name, f"/mnt/lora/{name}") for name in named]
     assert {"--port=8000", "--served-model-name=base"} < set(arguments)
     assert (spec["scaling"]["minReplicas"], spec["scaling"]["maxReplicas"], "replicas" in spec) == (1, 3, False)
     (trigger,) = spec["scaling"]["keda"]["triggers"]

@@ -143,177 +143,6 @@ sidecar.istio.io/rewriteAppHTTPProbers: "true"
 {{- end -}}
 {{- end -}}
 
-{{/* Directory of an adapter. KServe requires one common parent for model and adapters. */}}
-{{- define "gumshoe.adapterPath" -}}
-{{- printf "/mnt/lora/%s" . -}}
-{{- end -}}
-
-{{/* URIs of the adapters that vLLM loads, by name. They do not depend on the adapters' roles, so vLLM is not restarted
-when two adapters swap roles. */}}
-{{- define "gumshoe.adapters" -}}
-{{- $both := dict .Values.adapter.name .Values.adapter.uri -}}
-{{- range list .Values.canary .Values.previous -}}{{ if .name }}{{ $both = set $both .name .uri }}{{ end }}{{- end -}}
-{{- toYaml $both -}}
-{{- end -}}
-
-{{/* Base model and adapters for KServe's storage initializer. */}}
-{{- define "gumshoe.storageUris" -}}
-- uri: {{ .Values.model.uri | quote }}
-  mountPath: /mnt/models
-{{- range $name, $uri := include "gumshoe.adapters" . | fromYaml }}
-- uri: {{ $uri | quote }}
-  mountPath: {{ include "gumshoe.adapterPath" $name }}
-{{- end }}
-{{- end -}}
-
-{{/* Arguments of vLLM, the same as in training. The model's own sampling defaults are ignored. */}}
-{{- define "gumshoe.vllmArgs" -}}
-- --served-model-name=base
-- --port={{ include "gumshoe.modelPort" . }}
-- --max-model-len={{ .Values.model.maxContext | int }}
-- --gpu-memory-utilization={{ .Values.serving.gpuMemory }}
-- --tensor-parallel-size={{ .Values.serving.gpus | int }}
-- --enable-lora
-- --max-lora-rank={{ .Values.adapter.maxRank | int }}
-- --max-loras={{ include "gumshoe.adapters" . | fromYaml | len }}
-- --generation-config=vllm
-- --logprobs-mode=processed_logprobs
-- --disable-uvicorn-access-log
-{{- end -}}
-
-{{- define "gumshoe.modelPort" -}}
-{{- ternary 8000 8080 (eq .Values.serving.mode "llmisvc") -}}
-{{- end -}}
-
-{{/* Prometheus query: requests waiting in all replicas of vLLM. */}}
-{{- define "gumshoe.waiting" -}}
-{{- printf "sum(vllm:num_requests_waiting{namespace=%q,service=%q})" .Release.Namespace (printf "%s-model" (include "gumshoe.fullname" .)) -}}
-{{- end -}}
-
-{{- define "gumshoe.isScaled" -}}
-{{- if gt (.Values.serving.replicas.max | int) (.Values.serving.replicas.min | int) -}}yes{{- end -}}
-{{- end -}}
-
-{{/* The adapters. This must be the last argument: vLLM treats everything after it as further adapters. */}}
-{{- define "gumshoe.loraModules" -}}
-- --lora-modules
-{{- range $name, $_ := include "gumshoe.adapters" . | fromYaml }}
-- {{ include "gumshoe.loraModule" $name }}
-{{- end }}
-{{- end -}}
-
-{{/* An adapter for vLLM's --lora-modules. Parameter: its name. */}}
-{{- define "gumshoe.loraModule" -}}
-{{- dict "name" . "path" (include "gumshoe.adapterPath" .) "base_model_name" "base" | toJson | quote -}}
-{{- end -}}
-
-{{/* Pod settings of vLLM, common to both KServe modes. */}}
-{{- define "gumshoe.modelPod" -}}
-{{- with .Values.serving -}}
-automountServiceAccountToken: false
-terminationGracePeriodSeconds: {{ .terminationSeconds | int }}
-{{- if .storage.existingSecret }}
-serviceAccountName: {{ include "gumshoe.fullname" $ }}-model
-{{- end }}
-{{- with .nodeSelector }}
-nodeSelector: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .tolerations }}
-tolerations: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- with .affinity }}
-affinity: {{- toYaml . | nindent 2 }}
-{{- end }}
-{{- end -}}
-{{- end -}}
-
-{{/* Predictor of an InferenceService. Parameters: root, args, and for a canary image and name. */}}
-{{- define "gumshoe.predictor" -}}
-{{- $root := .root -}}
-minReplicas: {{ $root.Values.serving.replicas.min | int }}
-maxReplicas: {{ $root.Values.serving.replicas.max | int }}
-deploymentStrategy: {type: {{ $root.Values.serving.strategy }}}
-{{ include "gumshoe.modelPod" $root }}
-storageUris:
-  {{- include "gumshoe.storageUris" $root | nindent 2 }}
-model:
-  {{- with .name }}
-  name: {{ . }}
-  {{- end }}
-  modelFormat: {name: gumshoe, version: "1"}
-  runtime: {{ include "gumshoe.fullname" $root }}
-  {{- with .image }}
-  image: {{ . | quote }}
-  {{- end }}
-  env:
-    {{- include "gumshoe.modelEnv" $root | nindent 4 }}
-  args:
-    {{- with .args }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
-    {{- include "gumshoe.loraModules" $root | nindent 4 }}
-{{- end -}}
-
-{{/* Environment of vLLM's container. The digest of its configuration shows if KServe has processed a change. */}}
-{{- define "gumshoe.modelEnv" -}}
-{{- $parts := list (include "gumshoe.image" .Values.serving.image) (include "gumshoe.vllmArgs" .) (include "gumshoe.storageUris" .) (toJson .Values.serving) (include "gumshoe.modelContainer" .) -}}
-- name: GUMSHOE_MODEL
-  value: {{ join "\n" $parts | sha256sum | trunc 16 | quote }}
-{{- with .Values.serving.extraEnv }}
-{{ toYaml . }}
-{{- end }}
-{{- end -}}
-
-{{/* Container settings of vLLM, common to both KServe modes. */}}
-{{- define "gumshoe.modelContainer" -}}
-{{- $port := include "gumshoe.modelPort" . -}}
-ports:
-  - name: http
-    containerPort: {{ $port }}
-    protocol: TCP
-securityContext:
-  {{- with .Values.serving.securityContext }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-  {{- include "gumshoe.containerSecurity" . | nindent 2 }}
-resources:
-  {{- include "gumshoe.modelResources" . | nindent 2 }}
-startupProbe:
-  httpGet: {path: /health, port: {{ $port }}}
-  periodSeconds: 10
-  failureThreshold: {{ mul 6 (.Values.serving.startupMinutes | int) }}
-readinessProbe:
-  httpGet: {path: /health, port: {{ $port }}}
-  periodSeconds: 5
-livenessProbe:
-  httpGet: {path: /health, port: {{ $port }}}
-  periodSeconds: 20
-  failureThreshold: 6
-volumeMounts:
-  - name: shm
-    mountPath: /dev/shm
-  {{- with .Values.serving.extraVolumeMounts }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-{{- end -}}
-
-{{- define "gumshoe.modelVolumes" -}}
-volumes:
-  - name: shm
-    emptyDir: {medium: Memory, sizeLimit: {{ .Values.serving.sharedMemory }}}
-  {{- with .Values.serving.extraVolumes }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
-{{- end -}}
-
-{{/* Resources of vLLM's container. */}}
-{{- define "gumshoe.modelResources" -}}
-{{- $gpus := dict .Values.serving.gpuResource (.Values.serving.gpus | int) -}}
-{{- $limits := merge (dict) $gpus (.Values.serving.resources.limits | default dict) -}}
-{{- $requests := merge (dict) $gpus (.Values.serving.resources.requests | default dict) -}}
-{{- toYaml (dict "limits" $limits "requests" $requests) -}}
-{{- end -}}
-
 {{/* Level "restricted" of the Pod Security Standards. */}}
 {{- define "gumshoe.containerSecurity" -}}
 allowPrivilegeEscalation: false
@@ -345,11 +174,8 @@ seccompProfile: {type: RuntimeDefault}
 {{- if and .agent.access.jwksUrl (not (and .agent.access.issuer .agent.access.audience)) -}}{{ fail "agent.access: jwksUrl needs issuer and audience" }}{{- end -}}
 {{- if and .ingress.enabled (not .ingress.host) -}}{{ fail "ingress.host: required with ingress.enabled; set it to the public host name" }}{{- end -}}
 {{- if and .httpRoute.enabled (not .httpRoute.parentRefs) -}}{{ fail "httpRoute.parentRefs: required with httpRoute.enabled; name the gateway" }}{{- end -}}
-{{- if lt (.serving.replicas.max | int) (.serving.replicas.min | int) -}}{{ fail "serving.replicas.max: must be at least serving.replicas.min" }}{{- end -}}
-{{- if and (gt (.serving.runtimeCanary.percent | int) 0) (gt (.serving.replicas.max | int) (.serving.replicas.min | int)) -}}{{ fail "serving.runtimeCanary: KServe cannot scale a canary; set serving.replicas.max to serving.replicas.min" }}{{- end -}}
-{{- if and (eq .serving.strategy "Recreate") (ne .serving.mode "standard") -}}{{ fail "serving.strategy: KServe supports Recreate only with serving.mode standard" }}{{- end -}}
-{{- if and (gt (.serving.runtimeCanary.percent | int) 0) (ne .serving.mode "standard") -}}{{ fail "serving.runtimeCanary: KServe supports it only with serving.mode standard" }}{{- end -}}
 {{- end -}}
+{{- include "gumshoe.checkModel" . -}}
 {{- end -}}
 
 {{/* Settings of the agent server: `agent.settings`, overridden by the settings that follow from other values. */}}
@@ -368,12 +194,53 @@ seccompProfile: {type: RuntimeDefault}
 {{- toYaml (mergeOverwrite (deepCopy $agent.settings) $own) -}}
 {{- end -}}
 
+{{/* Egress rules of the agent server and vLLM: DNS, Istio's control plane, and addresses of cloud credentials. */}}
+{{- define "gumshoe.commonEgress" -}}
+{{- with .Values.networkPolicy.dns -}}
+{{ toYaml . }}
+{{- end }}
+{{- if .Values.istio.sidecar }}
+- ports: [{port: 15012, protocol: TCP}]  # configuration and certificates of the sidecar
+  to:
+    - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ .Values.istio.namespace }}}}
+      podSelector: {matchLabels: {app: istiod}}
+{{- end }}
+{{- if eq .Values.networkPolicy.credentials "metadata" }}
+- ports: [{port: 80, protocol: TCP}]
+  to:
+    - ipBlock: {cidr: 169.254.169.254/32}
+    - ipBlock: {cidr: "fd00:ec2::254/128"}
+- ports: [{port: 987, protocol: TCP}, {port: 988, protocol: TCP}]  # metadata server of GKE
+  to:
+    - ipBlock: {cidr: 169.254.169.252/32}
+{{- else if eq .Values.networkPolicy.credentials "pod-identity" }}
+- ports: [{port: 80, protocol: TCP}]
+  to:
+    - ipBlock: {cidr: 169.254.170.23/32}
+    - ipBlock: {cidr: "fd00:ec2::23/128"}
+{{- end }}
+{{- end -}}
+
 {{/* Ports of all URLs in the agent server's settings, for its NetworkPolicy; 443 for AWS. */}}
 {{- define "gumshoe.ports" -}}
 {{- $urls := list .Values.agent.storage.endpoint .Values.agent.access.jwksUrl .Values.monitoring.otlpEndpoint .Values.proxy.http .Values.proxy.https -}}
 {{- if eq .Values.serving.mode "external" -}}{{- $urls = concat $urls .Values.serving.external.urls -}}{{- end -}}
-{{- $ports := ternary (list) (list "443") (ne .Values.agent.storage.endpoint "") -}}
-{{- range compact $urls -}}
+{{- if or (not .Values.agent.storage.endpoint) .Values.agent.serviceAccount.annotations -}}{{- $urls = append $urls "https://aws" -}}{{- end -}}
+{{- include "gumshoe.portsOf" $urls -}}
+{{- end -}}
+
+{{/* Ports that vLLM's pods may access to fetch files: HTTPS, and those of the S3 server, the proxy and the URIs. */}}
+{{- define "gumshoe.modelPorts" -}}
+{{- $urls := list "https://hub" .Values.proxy.http .Values.proxy.https -}}
+{{- with .Values.serving.storage.endpoint -}}{{- $urls = append $urls (printf "%s://%s" (ternary "https" "http" $.Values.serving.storage.https) .) -}}{{- end -}}
+{{- range include "gumshoe.modelFiles" . | fromYamlArray -}}{{- if hasPrefix "http" .uri -}}{{- $urls = append $urls .uri -}}{{- end -}}{{- end -}}
+{{- include "gumshoe.portsOf" $urls -}}
+{{- end -}}
+
+{{/* Ports of URLs, for a NetworkPolicy. Parameter: the URLs. */}}
+{{- define "gumshoe.portsOf" -}}
+{{- $ports := list -}}
+{{- range compact . -}}
 {{- $url := urlParse . -}}
 {{- $named := regexFind ":[0-9]+$" $url.host | trimPrefix ":" -}}
 {{- $ports = append $ports (default (ternary "443" "80" (eq $url.scheme "https")) $named) -}}
