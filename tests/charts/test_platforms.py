@@ -21,9 +21,13 @@ def pods_of(objects: dict[tuple[str, str], Any]) -> list[dict[str, Any]]:
     return [objects[AGENT]["spec"]["template"], objects[TEST]]
 
 
-def egress_of(values: dict[str, Any]) -> list[dict[str, Any]]:
-    rules: list[dict[str, Any]] = render(values)[POLICY]["spec"]["egress"]
+def egress_of(values: dict[str, Any], part: str = "agent") -> list[dict[str, Any]]:
+    rules: list[dict[str, Any]] = render(values)["NetworkPolicy", f"mail-gumshoe-agent-{part}"]["spec"]["egress"]
     return rules
+
+
+def ports_of(rules: list[dict[str, Any]]) -> set[int | str]:
+    return {each["port"] for rule in rules for each in rule["ports"]}
 
 
 def name_of(peer: dict[str, Any]) -> str:
@@ -34,24 +38,54 @@ def name_of(peer: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_every_kind_of_dns_server_may_be_asked_and_nothing_else_of_its_address(mode: str) -> None:
-    rules = egress_of(values_of(mode))
+@pytest.mark.parametrize("part", ["agent", "model", "test"])
+def test_every_kind_of_dns_server_may_be_asked(mode: str, part: str) -> None:
+    values = values_of(mode)
+    if part == "model" and values.get("serving", {}).get("mode") == "external":
+        assert ("NetworkPolicy", "mail-gumshoe-agent-model") not in render(values)
+        return
+    rules = egress_of(values, part)
     found: dict[str, set[int]] = {}
     for rule in rules:
-        ports = {each["port"] for each in rule["ports"]}
+        ports = ports_of([rule])
         protocols = {each["protocol"] for each in rule["ports"]}
         for peer in rule.get("to", []) if ports & {53, 5353} else []:
             found.setdefault(name_of(peer), set()).update(ports)
             assert protocols == {"UDP", "TCP"}
     assert found == DNS
-    assert not [rule for rule in rules if "to" not in rule and {53, 5353} & {each["port"] for each in rule["ports"]}]
+    assert not [rule for rule in rules if "to" not in rule and {53, 5353} & ports_of([rule])]
 
 
 def test_the_dns_servers_can_be_replaced() -> None:
     own = [{"ports": [{"port": 53, "protocol": "UDP"}], "to": [{"ipBlock": {"cidr": "10.0.0.10/32"}}]}]
     for dns in (own, []):
         rules = egress_of(merge(values_of("standard"), {"networkPolicy": {"dns": dns}}))
-        assert [rule for rule in rules if {53, 5353} & {each["port"] for each in rule["ports"]}] == dns
+        assert [rule for rule in rules if {53, 5353} & ports_of([rule])] == dns
+
+
+def test_helm_s_test_may_access_both_servers() -> None:
+    agent, model = egress_of(values_of("standard"), "test")[-2:]
+    assert (ports_of([agent]), ports_of([model])) == ({"http"}, {8080})
+    objects = render(values_of("standard"))
+    assert agent["to"] == [{"podSelector": objects[AGENT]["spec"]["selector"]}]
+    assert model["to"] == [{"podSelector": objects["NetworkPolicy", "mail-gumshoe-agent-model"]["spec"]["podSelector"]}]
+    labels = objects[TEST]["metadata"]["labels"]
+    selected = objects["NetworkPolicy", "mail-gumshoe-agent-test"]["spec"]["podSelector"]["matchLabels"]
+    assert selected.items() < labels.items()
+
+
+def test_servers_behind_a_proxy_are_accessed_through_it() -> None:
+    values = merge(values_of("external"), {"proxy": {"https": "http://proxy.example.com:3128"}})
+    for part in ("agent", "test"):
+        assert 3128 in ports_of(egress_of(values, part))
+        assert 3128 not in ports_of(egress_of(values_of("external"), part))
+
+
+def test_a_tokenizer_by_name_comes_from_the_hub() -> None:
+    storage = {"storage": {"endpoint": "http://minio.storage.svc:9000"}}
+    for tokenizer, expected in (("Qwen/Qwen2.5-7B-Instruct", True), ("/models/qwen", False), ("", False)):
+        values = merge(values_of("standard"), {"agent": {"tokenizer": tokenizer, **storage}})
+        assert (443 in ports_of(egress_of(values))) == expected
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -59,7 +93,7 @@ def test_pods_opt_out_of_istio(mode: str) -> None:
     for pod in pods_of(render({**values_of(mode), "istio": {}})):
         assert pod["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
         assert not [each for each in pod["metadata"]["annotations"] if "istio" in each]
-    assert 15012 not in {port["port"] for rule in egress_of({**values_of(mode), "istio": {}}) for port in rule["ports"]}
+    assert 15012 not in ports_of(egress_of({**values_of(mode), "istio": {}}))
 
 
 def test_a_sidecar_starts_before_the_downloads_and_may_access_istiod() -> None:
@@ -70,12 +104,13 @@ def test_a_sidecar_starts_before_the_downloads_and_may_access_istiod() -> None:
         assert pod["metadata"]["annotations"]["sidecar.istio.io/nativeSidecar"] == "true"
         assert pod["metadata"]["annotations"]["sidecar.istio.io/rewriteAppHTTPProbers"] == "true"
     assert "sidecar.istio.io/inject" not in of_kind(objects, "Deployment")["spec"]["selector"]["matchLabels"]
-    (rule,) = [rule for rule in egress_of(values) if {each["port"] for each in rule["ports"]} == {15012}]
-    (peer,) = rule["to"]
-    assert (name_of(peer), peer["podSelector"]["matchLabels"]) == ("mesh", {"app": "istiod"})
+    for part in ("agent", "model", "test"):
+        (rule,) = [rule for rule in egress_of(values, part) if ports_of([rule]) == {15012}]
+        (peer,) = rule["to"]
+        assert (name_of(peer), peer["podSelector"]["matchLabels"]) == ("mesh", {"app": "istiod"})
     for name in ("agent", "model"):
         rules = objects["NetworkPolicy", f"mail-gumshoe-agent-{name}"]["spec"]["ingress"]
-        open_to = [rule["from"] for rule in rules if {15020, 15090} <= {each["port"] for each in rule["ports"]}]
+        open_to = [rule["from"] for rule in rules if {15020, 15090} <= ports_of([rule])]
         assert [[name_of(peer) for peer in peers] for peers in open_to] == [["monitoring"]]
 
 

@@ -221,12 +221,26 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}
 {{- end -}}
 
-{{/* Ports of all URLs in the agent server's settings, for its NetworkPolicy; 443 for AWS. */}}
+{{/* Ports of all URLs in the agent server's settings, for its NetworkPolicy; 443 for AWS and the model hub. */}}
 {{- define "gumshoe.ports" -}}
 {{- $urls := list .Values.agent.storage.endpoint .Values.agent.access.jwksUrl .Values.monitoring.otlpEndpoint .Values.proxy.http .Values.proxy.https -}}
-{{- if eq .Values.serving.mode "external" -}}{{- $urls = concat $urls .Values.serving.external.urls -}}{{- end -}}
+{{- with .Values.agent.tokenizer -}}{{- if not (hasPrefix "/" .) -}}{{- $urls = append $urls "https://hub" -}}{{- end -}}{{- end -}}
 {{- if or (not .Values.agent.storage.endpoint) .Values.agent.serviceAccount.annotations -}}{{- $urls = append $urls "https://aws" -}}{{- end -}}
 {{- include "gumshoe.portsOf" $urls -}}
+{{- end -}}
+
+{{/* Egress rules to vLLM. */}}
+{{- define "gumshoe.egressToModel" -}}
+{{- if eq .Values.serving.mode "external" -}}
+- ports:
+    {{- include "gumshoe.portsOf" (concat .Values.serving.external.urls (list .Values.proxy.http .Values.proxy.https)) | nindent 4 }}
+{{- else -}}
+- ports: [{port: {{ include "gumshoe.modelPort" . }}, protocol: TCP}]
+  to:
+    - podSelector:
+        matchLabels:
+          {{- include "gumshoe.modelSelector" . | nindent 10 }}
+{{- end -}}
 {{- end -}}
 
 {{/* Ports that vLLM's pods may access to fetch files: HTTPS, and those of the S3 server, the proxy and the URIs. */}}
