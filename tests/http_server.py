@@ -33,6 +33,7 @@ class ReceivedRequest:
     body: bytes
     authorization: str | None
     content_type: str
+    user_agent: str = ""
 
 
 @contextmanager
@@ -59,7 +60,11 @@ def run_faulty_server(
             parts = urlsplit(self.path)
             query = {name: values[0] for name, values in parse_qs(parts.query).items()}
             fault = faults.popleft() if faults else "fine"
-            headers = self.headers.get("authorization"), self.headers.get("content-type", "")
+            headers = (
+                self.headers.get("authorization"),
+                self.headers.get("content-type", ""),
+                self.headers.get("user-agent", ""),
+            )
             request = ReceivedRequest(self.command, parts.path, query, body, *headers)
             status, kind, text = answer(request, fault)
             if fault in ("reset", "hang") or status == 0:

@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from tests.cluster.server_side_apply import FieldConflictError, apply, merge, note_update
 from tests.http_server import ReceivedRequest, run_faulty_server
 
 Object = dict[str, Any]
@@ -68,9 +69,10 @@ _KINDS = {  # kinds by plural, by API version
 }
 _PATH = re.compile(
     r"/(?:api|apis/(?P<group>[^/]+))/(?P<version>v[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?"
-    r"/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>log|status))?"
+    r"/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>log|scale|status))?"
 )
 _JSON_PATCH, _MERGE_PATCH = "application/json-patch+json", "application/merge-patch+json"
+_APPLY_PATCH, _STRATEGIC_PATCH = "application/apply-patch+yaml", "application/strategic-merge-patch+json"
 _PROTOBUF = b"k8s\x00"  # prefix of Kubernetes' binary encoding
 
 
@@ -89,8 +91,8 @@ class FakeKubernetes:
     """Faults of the next requests, one each: reset, hang, an HTTP status, or fine."""
     refused: tuple[str, str] | None = None
     """A verb and a plural that are forbidden."""
-    conflict: str | None = None
-    """A kind whose fields another program owns."""
+    denied_deletion: str | None = None
+    """A plural whose deletion an admission webhook denies."""
     unserved: set[str] = field(default_factory=set)
     """API versions that are not served."""
     allows: Callable[[Object], bool] = lambda _: True
@@ -216,7 +218,7 @@ class FakeKubernetes:
         if verb == "patch" and body.startswith(b"[") != (content_type == _JSON_PATCH):
             return _status(400, "BadRequest", f"error decoding patch: it is not {content_type}")
         if self.refused == (verb, plural):
-            return _status(403, "Forbidden", f'{plural} is forbidden: User "ann" cannot {verb} resource "{plural}"')
+            return _forbid(verb, plural)
         if plural == "subjectaccessreviews":
             review = read(body)
             return 201, {**review, "status": {"allowed": self.allows(review["spec"])}}
@@ -225,12 +227,51 @@ class FakeKubernetes:
         if parts["sub"] == "log" and query.get("follow", "").lower() == "true" and name and name not in self.logs:
             return 200, self._stream_log(namespace, name, query)
         with self._lock:
-            if content_type == _MERGE_PATCH:
-                before = self.objects.get((plural, namespace, str(name)))
-                if before is None:
-                    return _status(404, "NotFound", f'{plural} "{name}" not found')
-                body = json.dumps(_apply_merge_patch(before, json.loads(body))).encode()
+            key = (plural, namespace, str(name))
+            if content_type == _APPLY_PATCH:
+                return self._apply(version, key, query, body)
+            if content_type in (_MERGE_PATCH, _STRATEGIC_PATCH):
+                return self._merge(key, parts["sub"] or "", query, json.loads(body), content_type)
+            if parts["sub"] == "scale":
+                return self._scale(key)
             return self._handle_resource(verb, version, plural, namespace, name, parts["sub"], query, body)
+
+    def _apply(self, version: str, key: tuple[str, str, str], query: dict[str, str], body: bytes) -> tuple[int, Any]:
+        """Apply an object on the server side."""
+        plural, namespace, _ = key
+        live = self.objects.get(key)
+        if live is None and self.refused == ("create", plural):
+            return _forbid("create", plural)
+        wanted: Object = {**read(body), "apiVersion": version, "kind": _KINDS[version][plural]}
+        if namespace:
+            wanted["metadata"]["namespace"] = namespace
+        try:
+            forced = query.get("force") == "true"
+            made = apply(live or {"metadata": {}}, wanted, query["fieldManager"], force=forced)
+        except FieldConflictError as conflict:
+            status, found = _status(409, "Conflict", str(conflict))
+            return status, {**found, "details": {"name": key[2], "causes": conflict.causes}}
+        code = 200 if live else 201
+        return (code, made) if "dryRun" in query else (code, self.put(made, plural))
+
+    def _merge(
+        self, key: tuple[str, str, str], sub: str, query: dict[str, str], change: Object, content_type: str
+    ) -> tuple[int, Any]:
+        """Merge a patch into an object. The client manages the changed fields then."""
+        live = self.objects.get(key)
+        if live is None:
+            return _status(404, "NotFound", f'{key[0]} "{key[2]}" not found')
+        made = merge(live, change) if content_type == _STRATEGIC_PATCH else _apply_merge_patch(live, change)
+        made["metadata"] = deepcopy(made["metadata"])
+        note_update(live, made, query["fieldManager"], sub)
+        if "dryRun" not in query:
+            made = self.put(made, key[0])
+        return 200, _describe_scale(made) if sub == "scale" else made
+
+    def _scale(self, key: tuple[str, str, str]) -> tuple[int, Any]:
+        if key not in self.objects:
+            return _status(404, "NotFound", f'{key[0]} "{key[2]}" not found')
+        return 200, _describe_scale(self.objects[key])
 
     def _stream_watch(self, plural: str, namespace: str, query: dict[str, str]) -> Iterator[bytes]:
         """Yield a bookmark, then the events after a version as they happen."""
@@ -318,26 +359,28 @@ class FakeKubernetes:
             page = found[start : start + most]
             meta = {"resourceVersion": str(self._version), **rest}
             return 200, {"kind": f"{kind}List", "apiVersion": version, "metadata": meta, "items": page}
+        is_dry_run = "dryRun" in query or "dryRun" in (json.loads(body) if body.startswith(b"{") else {})
         if verb == "create":
             if (plural, namespace, made["metadata"]["name"]) in self.objects:
                 return _status(409, "AlreadyExists", f'{plural} "{made["metadata"]["name"]}" already exists')
-            return 201, self.put(made, plural)
+            return 201, made if is_dry_run else self.put(made, plural)
         key = (plural, namespace, str(name))
         if sub == "log":
             lines = [text for _, text in self.lines.get(str(name), [])][-int(query.get("tailLines", 10**6)) :]
             return 200, self.logs.get(str(name), "".join(f"{text}\n" for text in lines))
-        if verb == "patch":
-            if self.conflict == kind:
-                return _status(
-                    409,
-                    "Conflict",
-                    'Apply failed with 1 conflict: conflict with "kubectl-edit" using apps/v1: .spec.replicas',
-                )
-            return (200 if key in self.objects else 201), self.put(made, plural)
         if key not in self.objects:
             return _status(404, "NotFound", f'{plural} "{name}" not found')
-        if verb == "update":
-            return 200, self.put(made, plural)
+        current = self.objects[key]["metadata"].get("resourceVersion")
+        if verb in ("patch", "update") and made["metadata"].get("resourceVersion", current) != current:
+            return _status(409, "Conflict", f"the object {name} has been modified")
+        if verb in ("patch", "update"):
+            return 200, made if is_dry_run else self.put(made, plural)
+        if verb == "delete" and self.denied_deletion == plural:
+            return _status(
+                403, "Forbidden", f'admission webhook "keep.example.com" denied the request: {name} is protected'
+            )
+        if verb == "delete" and is_dry_run:
+            return 200, self.objects[key]
         if verb == "delete":
             return self._handle_delete(key, json.loads(body) if body.startswith(b"{") else {})  # Helm sends Protobuf
         return 200, self.objects[key]
@@ -400,6 +443,23 @@ def _matches(each: Object, query: dict[str, str]) -> bool:
     return True
 
 
+def _forbid(verb: str, plural: str) -> tuple[int, Object]:
+    group = next(version.rpartition("/")[0] for version, kinds in _KINDS.items() if plural in kinds)
+    text = f'{plural} is forbidden: User "ann" cannot {verb} resource "{plural}" in API group "{group}"'
+    return _status(403, "Forbidden", text)
+
+
+def _describe_scale(found: Object) -> Object:
+    """Return an object's subresource `scale`."""
+    return {
+        "kind": "Scale",
+        "apiVersion": "autoscaling/v1",
+        "metadata": {name: found["metadata"][name] for name in ("name", "namespace", "resourceVersion")},
+        "spec": {"replicas": found["spec"].get("replicas", 1)},
+        "status": {"replicas": (found.get("status") or {}).get("replicas", 0)},
+    }
+
+
 def _status(code: int, reason: str, message: str) -> tuple[int, Object]:
     return code, {
         "kind": "Status",
@@ -431,6 +491,9 @@ def _resources(version: str) -> Object:
         {"name": plural, "singularName": "", "namespaced": plural not in _CLUSTER_SCOPED, "kind": kind, "verbs": verbs}
         for plural, kind in _KINDS[version].items()
     ]
+    if version == "apps/v1":
+        scale = {"name": "deployments/scale", "group": "autoscaling", "version": "v1", "kind": "Scale"}
+        listed.append({**listed[0], **scale, "verbs": ["get", "patch", "update"]})
     return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": version, "resources": listed}
 
 
@@ -530,7 +593,10 @@ def fake_kubernetes(directory: Path) -> Iterator[FakeKubernetes]:
         elif fault.isdigit():
             status, found = _status(int(fault), "Because", "because")
         else:
-            status, found = fake.answer(request.method, request.path, request.query, request.body, request.content_type)
+            query = request.query
+            if request.method == "PATCH":  # a client that does not give its name has that of its user agent
+                query = {"fieldManager": request.user_agent.partition("/")[0], **query}
+            status, found = fake.answer(request.method, request.path, query, request.body, request.content_type)
         if isinstance(found, str):
             return status, "text/plain", found.encode()
         if isinstance(found, Iterator):
@@ -552,6 +618,8 @@ class Controllers:
     broken: str | None = None
     """A part whose new pods never become ready (`agent` or `model`), or `kserve` to make KServe do nothing."""
     pod_problem: str = "ImagePullBackOff"
+    refusal: str = ""
+    """Why the API server refuses the new pods of the broken part; empty if it accepts them."""
     rollouts: list[str] = field(default_factory=list)
     """The Deployments whose templates changed, in order."""
 
@@ -586,6 +654,8 @@ class Controllers:
         if self.broken == "model":
             ready = {"type": "Ready", "status": "False"}
             cause = {"type": "PredictorReady", "status": "False", "message": "MinimumReplicasUnavailable"}
+            if self.refusal:
+                cause |= {"reason": "FailedCreate", "message": f'pods "{meta["name"]}-1" is forbidden: {self.refusal}'}
             made["status"] = {"conditions": [ready, cause]}
         else:
             made["status"] = {"conditions": [ready]}
@@ -597,6 +667,9 @@ class Controllers:
         if old is None or old["spec"]["template"] != made["spec"]["template"]:
             self.rollouts.append(meta["name"])
         broken = self.broken == part
+        if broken and self.refusal:
+            self._refuse_pods(made)
+            return
         counts = {"replicas": wanted, "updatedReplicas": wanted, "availableReplicas": 0 if broken else wanted}
         made["status"] = {"observedGeneration": meta["generation"], **counts}
         waiting = {"waiting": {"reason": self.pod_problem, "message": "no such image"}}
@@ -619,3 +692,16 @@ class Controllers:
         about = {"name": f"{meta['name']}-0", "namespace": meta["namespace"], "labels": template["metadata"]["labels"]}
         pod = {"kind": "Pod", "apiVersion": "v1", "metadata": about, "spec": {"containers": containers}}
         self.fake.put({**pod, "status": status})
+
+    def _refuse_pods(self, made: Object) -> None:
+        """Report that new pods are refused. Those of the previous template keep running."""
+        meta = made["metadata"]
+        running = int(("pods", meta["namespace"], f"{meta['name']}-0") in self.fake.objects)
+        text = f'pods "{meta["name"]}-5d8f-{meta["generation"]}" is forbidden: {self.refusal}'
+        conditions = [
+            {"type": "Available", "status": "True" if running else "False", "reason": "MinimumReplicas"},
+            {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": text},
+            {"type": "Progressing", "status": "True", "reason": "ReplicaSetUpdated"},
+        ]
+        counts = {"replicas": running, "availableReplicas": running, "updatedReplicas": 0}
+        made["status"] = {"observedGeneration": meta["generation"], **counts, "conditions": conditions}

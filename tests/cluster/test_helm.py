@@ -4,6 +4,7 @@ import json
 import os
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,22 @@ from gumshoe.cluster.helm_program import HelmProgram
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.releases import Releases, check_keys, find_chart
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
-from tests.cluster.helm_programs import put_first_on_path, real_helm, write_program
+from tests.cluster.helm_programs import put_first_on_path, real_helm, run_kubectl, write_program
 from tests.conftest import CommandResult
 from tests.errors import raises
 
 __all__ = ["real_helm"]
+AGENT, IMAGE = "mail-gumshoe-agent-agent", "registry.example.com/agent"
 ADAPTER = {"name": "r1", "uri": "s3://bucket/adapters/r1/"}
 VALUES: dict[str, Any] = {
     "adapter": ADAPTER,
     "agent": {
         "access": {"existingSecret": "gumshoe-keys"},
-        "image": {"repository": "registry.example.com/agent"},
+        "image": {"repository": IMAGE},
         "store": "s3://bucket/project",
     },
 }
+CANARY = VALUES | {"canary": {**ADAPTER, "name": "r2"}}
 
 
 @pytest.fixture(params=["program", "library"])
@@ -115,21 +118,95 @@ def test_keys_are_checked_without_the_required_values(tmp_path: Path) -> None:
         _ = Releases(Cluster("agents"), tmp_path).chart_version
 
 
-def test_rejections_of_the_cluster_are_explained(releases: Releases, cluster: FakeKubernetes) -> None:
+def test_a_missing_resource_kind_is_reported(releases: Releases, cluster: FakeKubernetes) -> None:
     cluster.unserved = {"serving.kserve.io/v1beta1"}
     with raises("deploy.missing-resource-kind", "InferenceService"):
         releases.apply("mail", VALUES, "-")
-    cluster.unserved = set()
-    cluster.objects.clear()
-    cluster.refused = ("create", "secrets")
-    with raises("cluster.access-denied", 'cannot create resource "secrets"'):
+
+
+def test_fields_that_another_program_changed_are_kept_unless_forced(
+    releases: Releases, cluster: FakeKubernetes
+) -> None:
+    releases.apply("mail", VALUES, "-")
+    releases.apply("mail", CANARY, "-")
+    run_kubectl("set", "image", f"deployment/{AGENT}", "agent=mine:2")
+    run_kubectl("scale", f"deployment/{AGENT}", "--replicas=7")
+    before = cluster.objects["deployments", "agents", AGENT]["spec"]
+    told = [
+        "spec.replicas is 7 (by kubectl)",
+        "has 2",
+        'containers[name="agent"].image is "mine:2"',
+        "(by kubectl-set)",
+    ]
+    with raises("deploy.conflict", f"Deployment {AGENT}", *told, IMAGE, "--force"):
         releases.apply("mail", VALUES, "-")
+    with raises("deploy.conflict", f"Deployment {AGENT}", *told):
+        releases.rollback("mail", 1)
+    assert cluster.objects["deployments", "agents", AGENT]["spec"] == before
+    assert releases.get("mail").release.revision == 2, "Helm was not asked"
+
+    releases.rollback("mail", 1, is_forced=True)
+    spec = cluster.objects["deployments", "agents", AGENT]["spec"]
+    assert (spec["replicas"], spec["template"]["spec"]["containers"][0]["image"].partition(":")[0]) == (2, IMAGE)
+    assert (releases.get("mail").release.revision, releases.get("mail").release.status) == (3, "deployed")
+    releases.apply("mail", CANARY, "Helm manages the fields again")
+
+
+def test_the_program_and_the_library_may_take_turns(
+    cluster: FakeKubernetes, real_helm: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They have different names, so each would take the other for another program."""
+    cluster.settle = Controllers(cluster).settle
+    found_program = helm_program.find_program
+    put_first_on_path(monkeypatch, real_helm)
+    resources = {**VALUES, "agent": {**VALUES["agent"], "podAnnotations": {"team": "a"}}}
+    for number, values in enumerate((resources, CANARY, resources, VALUES)):
+        monkeypatch.setattr(helm_program, "find_program", found_program if number % 2 else lambda: None)
+        Releases(Cluster.of(None, None)).apply("mail", values, "-")
+    meta = cluster.objects["deployments", "agents", AGENT]["spec"]["template"]["metadata"]
+    assert "team" not in meta["annotations"], "a value that is no longer given does not stay"
+    managers = {
+        each["manager"] for each in cluster.objects["deployments", "agents", AGENT]["metadata"]["managedFields"]
+    }
+    assert managers == {"helm"}
+
+
+def test_nothing_is_changed_without_all_permissions(releases: Releases, cluster: FakeKubernetes) -> None:
+    for plural in ("secrets", "inferenceservices"):
+        cluster.refused = ("create", plural)
+        with raises("cluster.access-denied", f'"ann" may not create {plural}', "gumshoe-deploy"):
+            releases.apply("mail", VALUES, "-")
+        assert not cluster.objects
     cluster.refused = None
     releases.apply("mail", VALUES, "-")
-    cluster.conflict = "Deployment"
-    with raises("deploy.conflict", "kubectl-edit"):
-        releases.apply("mail", VALUES | {"canary": {**ADAPTER, "name": "r2"}}, "-")
-    assert releases.get("mail").release.status == "failed"
+    before = deepcopy(cluster.objects)
+    monitored = {**CANARY, "agent": {**VALUES["agent"], "autoscaling": {"enabled": True, "max": 3}}}
+    for verb, plural in (
+        ("get", "configmaps"),
+        ("patch", "inferenceservices"),
+        ("update", "secrets"),
+        ("create", "horizontalpodautoscalers"),
+    ):
+        cluster.refused = (verb, plural)
+        with raises("cluster.access-denied", f'"ann" may not {verb} {plural}', "gumshoe-deploy"):
+            releases.apply("mail", monitored, "-")
+    cluster.refused = None
+    releases.apply("mail", monitored, "-")
+    cluster.refused = ("delete", "horizontalpodautoscalers")
+    with raises("cluster.access-denied", '"ann" may not delete horizontalpodautoscalers'):
+        releases.rollback("mail", 1)
+    for verb, plural in (("delete", "poddisruptionbudgets"), ("delete", "secrets"), ("update", "secrets")):
+        cluster.refused = (verb, plural)
+        with raises("cluster.access-denied", f'"ann" may not {verb} {plural}', "gumshoe-operate"):
+            releases.remove("mail")
+    cluster.refused, cluster.denied_deletion = None, "services"
+    with raises("cluster.access-denied", "keep.example.com", "mail-gumshoe-agent-agent is protected"):
+        releases.remove("mail")
+    assert before.keys() <= cluster.objects.keys()
+    assert releases.get("mail").release.status == "deployed"
+    cluster.denied_deletion = None
+    releases.remove("mail")
+    assert releases.find("mail") is None
 
 
 @pytest.mark.usefixtures("way")

@@ -44,6 +44,10 @@ NoWait = Annotated[
 GoBack = Annotated[
     bool, typer.Option("--rollback-on-failure", help="Roll back if the deployment is not ready in time.")
 ]
+Force = Annotated[
+    bool,
+    typer.Option("--force", help="Overwrite changes of other programs, e.g. `kubectl set image`, instead of failing."),
+]
 _MINUTES = 40.0
 
 
@@ -95,6 +99,7 @@ def deploy_(
     timeout: Minutes = _MINUTES,
     no_wait: NoWait = False,
     go_back: GoBack = False,
+    force: Force = False,
     json: JsonFlag = False,
 ) -> None:
     """Deploy a published adapter to a cluster with Gumshoe's Helm chart.
@@ -129,7 +134,7 @@ def deploy_(
             soft_wrap=True,
         )
         return
-    changes = _open_deployments(namespace, context, chart, timeout, go_back, not no_wait)
+    changes = _open_deployments(namespace, context, chart, timeout, go_back, not no_wait, is_forced=force)
     release = changes.deploy(name, found, overrides, canary, create_namespace=create_namespace)
     _report(changes, release, json, is_waited_for=not no_wait)
 
@@ -143,10 +148,11 @@ def promote_(
     timeout: Minutes = _MINUTES,
     no_wait: NoWait = False,
     go_back: GoBack = False,
+    force: Force = False,
     json: JsonFlag = False,
 ) -> None:
     """Route all questions to a deployment's canary. vLLM has it loaded already, so only the agent server restarts."""
-    changes = _open_deployments(namespace, context, chart, timeout, go_back, not no_wait)
+    changes = _open_deployments(namespace, context, chart, timeout, go_back, not no_wait, is_forced=force)
     _report(changes, changes.promote(name), json, is_waited_for=not no_wait)
 
 
@@ -161,10 +167,11 @@ def rollback_(
     chart: ChartDirectory = None,
     timeout: Minutes = _MINUTES,
     no_wait: NoWait = False,
+    force: Force = False,
     json: JsonFlag = False,
 ) -> None:
     """Stop a deployment's canary. Without a canary, return to the previous adapter."""
-    changes = _open_deployments(namespace, context, chart, timeout, False, not no_wait)
+    changes = _open_deployments(namespace, context, chart, timeout, False, not no_wait, is_forced=force)
     _report(changes, changes.rollback(name, revision), json, is_waited_for=not no_wait)
 
 
@@ -343,11 +350,19 @@ def _open_releases(namespace: str | None, context: str | None, chart: Path | Non
 
 
 def _open_deployments(
-    namespace: str | None, context: str | None, chart: Path | None, minutes: float, go_back: bool, until_all_ready: bool
+    namespace: str | None,
+    context: str | None,
+    chart: Path | None,
+    minutes: float,
+    go_back: bool,
+    until_all_ready: bool,
+    *,
+    is_forced: bool = False,
 ) -> "Deployments":
     from gumshoe.cluster.deploy import Deployments, WaitOptions
 
-    return Deployments(_open_releases(namespace, context, chart), WaitOptions(minutes * 60, until_all_ready, go_back))
+    waiting = WaitOptions(minutes * 60, until_all_ready, go_back)
+    return Deployments(_open_releases(namespace, context, chart), waiting, is_forced)
 
 
 def _find_current(

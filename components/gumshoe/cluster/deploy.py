@@ -18,7 +18,7 @@ from gumshoe.artifacts.storage import NotFoundError
 from gumshoe.artifacts.store import CorruptArtifactError, Store
 from gumshoe.cluster.helm import Release
 from gumshoe.cluster.kubernetes_api import Cluster
-from gumshoe.cluster.readiness import DeploymentNotReadyError, wait_until_ready
+from gumshoe.cluster.readiness import DeploymentFailedError, DeploymentNotReadyError, wait_until_ready
 from gumshoe.cluster.releases import Releases, StoredRelease, check_name
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import ParameterModel, validate_model
@@ -216,6 +216,8 @@ class Deployments:
 
     releases: Releases
     waiting: WaitOptions
+    is_forced: bool = False
+    """Overwrite fields of the release's objects that another program changed."""
 
     def deploy(
         self,
@@ -234,6 +236,7 @@ class Deployments:
             UsageError: if the adapter cannot be served this way; nothing was changed.
             GumshoeError: if the cluster or Helm rejects the change.
             DeploymentNotReadyError: if the deployment is not ready in time.
+            DeploymentFailedError: if it can never become ready.
         """
         stored = self.releases.find(name)
         values = self.plan_values(name, stored, adapter, given, percent)
@@ -352,7 +355,7 @@ class Deployments:
             UsageError: if there is nothing to go back to, or the release uses another version of the chart.
         """
         if revision is not None:
-            self.releases.rollback(name, revision)
+            self.releases.rollback(name, revision, is_forced=self.is_forced)
             return self._finish(name)
         stored = self._get_same_chart(name)
         was = ServingState.of(stored.values)
@@ -412,11 +415,12 @@ class Deployments:
         return self._finish(name, back)
 
     def _apply(self, name: str, values: Values, description: str, *, create_namespace: bool = False) -> None:
-        """Change a release unless it already has these values."""
+        """Change a release unless it already has these values. If forced, apply them again."""
         stored = self.releases.find(name)
         is_unchanged = stored is not None and stored.release.status == "deployed" and stored.values == values
-        if not is_unchanged or (stored and stored.release.chart_version != self.releases.chart_version):
-            self.releases.apply(name, values, description, create_namespace=create_namespace)
+        is_same_chart = stored is not None and stored.release.chart_version == self.releases.chart_version
+        if self.is_forced or not (is_unchanged and is_same_chart):
+            self.releases.apply(name, values, description, create_namespace=create_namespace, is_forced=self.is_forced)
 
     def _finish(self, name: str, back: int | None = None) -> Release:
         if self.waiting.until_all_ready:
@@ -428,21 +432,20 @@ class Deployments:
 
         Raises:
             DeploymentNotReadyError: if the release is not ready in time.
+            DeploymentFailedError: if it can never become ready.
         """
         stored = self.releases.get(name)
         try:
             wait_until_ready(stored, self.releases.cluster, self.waiting.seconds, model_alone=model_alone)
-        except DeploymentNotReadyError as error:
+        except (DeploymentNotReadyError, DeploymentFailedError) as error:
             if back is None or back == stored.release.revision:
                 raise
             if not self.waiting.rollback_on_failure:
-                raise DeploymentNotReadyError(
+                raise type(error)(
                     error.code, f"{error}; to go back, run `gumshoe rollback {name} --revision {back}`"
                 ) from None
-            self.releases.rollback(name, back)
-            raise DeploymentNotReadyError(
-                "deploy.rolled-back", f"{error}; {name} was rolled back to revision {back}"
-            ) from None
+            self.releases.rollback(name, back, is_forced=self.is_forced)
+            raise type(error)("deploy.rolled-back", f"{error}; {name} was rolled back to revision {back}") from None
 
 
 def deploy_published(published: str, store: str, mode: str, target: DeployTarget) -> str:

@@ -57,6 +57,8 @@ class HelmRelease:
     """The values that were given, without the chart's defaults."""
     manifest: str
     """The Kubernetes objects of the release, as YAML documents."""
+    field_manager: str | None
+    """Name under which Helm manages the objects' fields; None if it does not use server-side apply for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,8 @@ class Helm(Protocol):
         """Check values against the chart's schema, without a cluster. Values that are required may be missing."""
         ...
 
-    def render(self, name: str, values: dict[str, Any]) -> None:
-        """Render the chart to check that it accepts the values, without a cluster."""
+    def render(self, name: str, values: dict[str, Any]) -> str:
+        """Render the chart's objects as YAML documents, without a cluster. It checks the values."""
         ...
 
     def list_releases(self, chart_name: str) -> list[Release]:
@@ -96,6 +98,10 @@ class Helm(Protocol):
 
     def get_values(self, name: str, revision: int) -> dict[str, Any]:
         """Return the values that were given for a revision."""
+        ...
+
+    def get_manifest(self, name: str, revision: int) -> str:
+        """Return the objects of a revision, as YAML documents."""
         ...
 
     def install(self, name: str, values: dict[str, Any], description: str, *, create_namespace: bool) -> None:
@@ -180,8 +186,8 @@ def _translate_rejection(message: str, cluster: Cluster) -> GumshoeError:
     if "onflict" in message:
         return GumshoeError(
             "deploy.conflict",
-            f"another program changed fields that the chart manages: {shorten(message)}; undo that change, or set the "
-            "chart's value to it, e.g. --set agent.replicas=N after `kubectl scale`",
+            f"another program changed fields that the chart manages: {shorten(message)}; undo that change, set the "
+            "chart's value to it, e.g. --set agent.replicas=N after `kubectl scale`, or overwrite it with --force",
         )
     if "forbidden" in message:
         return ClusterError(

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from gumshoe.cluster.helm import HISTORY, TIMEOUT, HelmChart, HelmFailure, HelmRelease, Release
 from gumshoe.cluster.kubernetes_api import Cluster, find_kubeconfig
+from gumshoe.cluster.release_check import library_manager
 
 T = TypeVar("T")
 _GRACE = 10.0  # seconds beyond Helm's own timeout
@@ -30,8 +31,9 @@ class HelmLibrary:
     def check_schema(self, values: dict[str, Any]) -> None:
         _call(lambda: self._chart.validate_schema(values))
 
-    def render(self, name: str, values: dict[str, Any]) -> None:
-        _call(lambda: self._chart.render(values, name=name, namespace=self.cluster.namespace))
+    def render(self, name: str, values: dict[str, Any]) -> str:
+        rendered = _call(lambda: self._chart.render(values, name=name, namespace=self.cluster.namespace))
+        return "\n---\n".join(text for name, text in rendered.items() if name.endswith((".yaml", ".yml")))
 
     def list_releases(self, chart_name: str) -> list[Release]:
         found = _call(lambda: self._config.list(all_states=True))
@@ -45,13 +47,19 @@ class HelmLibrary:
                 return None
             raise
         values = self.get_values(name, status["revision"])
-        return HelmRelease(_parse_release(status), status.get("chart_name") or "", values, status.get("manifest") or "")
+        about = _call(lambda: self._config.get_metadata(name))
+        manager = library_manager() if about.get("applyMethod") == "ssa" else None
+        chart, manifest = status.get("chart_name") or "", status.get("manifest") or ""
+        return HelmRelease(_parse_release(status), chart, values, manifest, manager)
 
     def list_history(self, name: str) -> list[Release]:
         return [_parse_release(each) for each in _call(lambda: self._config.history(name))]
 
     def get_values(self, name: str, revision: int) -> dict[str, Any]:
         return dict(_call(lambda: self._config.get_values(name, revision=revision)) or {})
+
+    def get_manifest(self, name: str, revision: int) -> str:
+        return str(_call(lambda: self._config.status(name, revision=revision)).get("manifest") or "")
 
     def install(self, name: str, values: dict[str, Any], description: str, *, create_namespace: bool) -> None:
         self._change(self._config.install, name, values, description, create_namespace=create_namespace)

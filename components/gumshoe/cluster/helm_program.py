@@ -17,6 +17,7 @@ import yaml
 
 from gumshoe.cluster.helm import HISTORY, TIMEOUT, HelmChart, HelmFailure, HelmRelease, Release
 from gumshoe.cluster.kubernetes_api import Cluster
+from gumshoe.cluster.release_check import PROGRAM_MANAGER
 from gumshoe.terminal import err, printable
 
 _GRACE = 10.0  # seconds beyond Helm's own timeout, and between SIGTERM and SIGKILL
@@ -93,10 +94,10 @@ class HelmProgram:
             if "schema" in str(failure):  # Helm checks the schema before it renders anything
                 raise
 
-    def render(self, name: str, values: dict[str, Any]) -> None:
+    def render(self, name: str, values: dict[str, Any]) -> str:
         self.read_chart()
         try:
-            self._run("template", name, str(self.chart), *self._namespace, "--values", "-", values=values)
+            return self._run("template", name, str(self.chart), *self._namespace, "--values", "-", values=values)
         except HelmFailure as failure:
             raise HelmFailure(str(failure), "values" if failure.reason == "other" else failure.reason) from None
 
@@ -121,8 +122,9 @@ class HelmProgram:
         with _reading("get metadata"):
             stored = {**about, "updated": about["deployedAt"]}
             release, chart = _parse_release(stored, name, about["namespace"], about["version"]), str(about["chart"])
-        manifest = self._run("get", "manifest", name, "--revision", str(release.revision), *self._access)
-        return HelmRelease(release, chart, self.get_values(name, release.revision), manifest)
+        manifest = self.get_manifest(name, release.revision)
+        manager = PROGRAM_MANAGER if about.get("applyMethod") == "ssa" and self.program.major > 3 else None
+        return HelmRelease(release, chart, self.get_values(name, release.revision), manifest, manager)
 
     def list_history(self, name: str) -> list[Release]:
         found, space = self._ask("history", name), self.cluster.namespace
@@ -133,6 +135,9 @@ class HelmProgram:
         found = self._ask("get", "values", name, "--revision", str(revision))
         with _reading("get values"):
             return dict(found or {})
+
+    def get_manifest(self, name: str, revision: int) -> str:
+        return self._run("get", "manifest", name, "--revision", str(revision), *self._access)
 
     def install(self, name: str, values: dict[str, Any], description: str, *, create_namespace: bool) -> None:
         options = ["--create-namespace"] if create_namespace else []

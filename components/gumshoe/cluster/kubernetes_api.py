@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,10 +21,14 @@ _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # Kub
 class ClusterError(GumshoeError):
     """Report that the cluster rejected a request."""
 
-    def __init__(self, code: str, message: str, status: int | None = None) -> None:
+    def __init__(
+        self, code: str, message: str, status: int | None = None, causes: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
         super().__init__(code, message)
         self.status = status
         """HTTP status of the answer, if there was one."""
+        self.causes = causes
+        """The causes that the API server lists, e.g. each field that another program manages."""
 
 
 class ClusterUnavailableError(UnavailableError):
@@ -74,6 +78,33 @@ class Cluster:
                 if error.status == 404:
                     return None
                 raise
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        content_type: str = "application/json",
+    ) -> Any:
+        """Send a request for which the client has no method, and return the answer as plain data.
+
+        Raises:
+            ClusterError: if the cluster rejects the request.
+            ClusterUnavailableError: if it does not answer in time.
+        """
+        with self.translate_errors(path):
+            return self._client.call_api(
+                path,
+                method,
+                query_params=[*(query or {}).items()],
+                header_params={"Accept": "application/json", "Content-Type": content_type},
+                body=body,
+                auth_settings=["BearerToken"],
+                response_type="object",
+                _return_http_data_only=True,
+                _request_timeout=(_SECONDS, _SECONDS),
+            )
 
     def check(self) -> None:
         """Check that the cluster answers, before using clients that have no deadline."""
@@ -158,7 +189,10 @@ class Cluster:
                     _retry_after(error),
                 ) from None
             raise ClusterError(
-                "cluster.request-rejected", f"Kubernetes rejected the request: {error.status}{detail}", error.status
+                "cluster.request-rejected",
+                f"Kubernetes rejected the request: {error.status}{detail}",
+                error.status,
+                _error_causes(error),
             ) from None
         except urllib3.exceptions.HTTPError as error:
             reason = getattr(error, "reason", None) or error
@@ -256,6 +290,14 @@ def _error_detail(error: Any) -> str:
     except (ValueError, AttributeError, TypeError):
         message = error.reason or ""
     return f": {shorten(message)}" if message else ""
+
+
+def _error_causes(error: Any) -> list[Mapping[str, Any]]:
+    """Return the causes in an error response."""
+    try:
+        return list(json.loads(error.body or "")["details"]["causes"])
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 def shorten(text: object) -> str:

@@ -3,20 +3,24 @@
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from gumshoe.cluster.kserve_models import read_model
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterUnavailableError, shorten
-from gumshoe.cluster.pod_problems import PodHints, find_pod_problem
+from gumshoe.cluster.pod_problems import PodHints, ProblemLog, find_pod_problem, list_invalid_images
+from gumshoe.cluster.pod_refusals import find_deployment_refusal, find_refusals
 from gumshoe.cluster.releases import StoredRelease
-from gumshoe.errors import UnavailableError
-from gumshoe.terminal import progress
+from gumshoe.errors import GumshoeError, UnavailableError
+from gumshoe.terminal import err, printable, progress
 
 if TYPE_CHECKING:
     from kserve import KnativeCondition, V1beta1InferenceService, V1beta1ModelStatus
 
 _EVERY = 3.0  # seconds between two checks
 _DIGEST = "GUMSHOE_MODEL"  # environment variable that the chart sets in vLLM's container
+_DEADLINE = "ProgressDeadlineExceeded"  # reason of a condition that says nothing else
+_LATE = "it starts for longer than 10 minutes, as large models do"
 _MODELS = {  # group, version and plural by kind
     "InferenceService": ("serving.kserve.io", "v1beta1", "inferenceservices"),
     "LLMInferenceService": ("serving.kserve.io", "v1alpha2", "llminferenceservices"),
@@ -39,6 +43,10 @@ class DeploymentNotReadyError(UnavailableError):
     """Report that a deployment is not ready in time."""
 
 
+class DeploymentFailedError(GumshoeError):
+    """Report that a deployment can never become ready."""
+
+
 @dataclass(frozen=True, slots=True)
 class PodState:
     """A pod of a deployment."""
@@ -51,6 +59,8 @@ class PodState:
     restarts: int
     trouble: str
     """Empty if the pod has no problem."""
+    invalid_images: tuple[str, ...] = ()
+    """Images whose names are invalid, as this release sets them. With one, the pod never starts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,8 @@ class Health:
     waiting: tuple[str, ...]
     """Parts that are not ready yet, with reasons; empty if everything is ready."""
     pods: tuple[PodState, ...]
+    refusals: tuple[str, ...] = ()
+    """Why the cluster refuses to create pods, by part."""
 
     @property
     def is_ready(self) -> bool:
@@ -68,7 +80,9 @@ class Health:
     @property
     def troubles(self) -> list[str]:
         """Problems that keep pods from running. Each is listed once, even if several pods have it."""
-        return list(dict.fromkeys(f"{each.part}: {each.trouble}" for each in self.pods if each.trouble))
+        return list(
+            dict.fromkeys([*self.refusals, *(f"{each.part}: {each.trouble}" for each in self.pods if each.trouble)])
+        )
 
     @property
     def text(self) -> str:
@@ -79,18 +93,22 @@ class Health:
 def wait_until_ready(stored: StoredRelease, cluster: Cluster, seconds: float, *, model_alone: bool = False) -> Health:
     """Check again and again until the deployment, or with `model_alone` its vLLM, is ready.
 
+    Print what keeps pods from running, and again when it changes. Most of it can be mended in the cluster meanwhile.
+
     Raises:
         DeploymentNotReadyError: if it is not ready in time; the message says why.
+        DeploymentFailedError: if it can never become ready.
         ClusterError: if the cluster rejects a request.
         ClusterUnavailableError: if the cluster does not answer for that long.
     """
-    until = time.monotonic() + seconds
+    until, log = time.monotonic() + seconds, ProblemLog()
     with progress(f"Waiting for {stored.release.name}") as advance:
         while True:
             try:
                 health = check_health(stored, cluster, model_alone=model_alone)
                 if health.is_ready:
                     return health
+                _report_troubles(stored, health, log)
                 advance(note=health.text[:160])
             except ClusterUnavailableError:  # an upgrade of the API server takes minutes
                 if time.monotonic() > until:
@@ -106,6 +124,27 @@ def wait_until_ready(stored: StoredRelease, cluster: Cluster, seconds: float, *,
             time.sleep(min(_EVERY, max(0.0, until - time.monotonic()) + 0.05))
 
 
+def _report_troubles(stored: StoredRelease, health: Health, log: ProblemLog) -> None:
+    """Print the troubles that are news.
+
+    Raises:
+        DeploymentFailedError: if a pod can never start.
+    """
+    name, namespace = stored.release.name, stored.release.namespace
+    for each in health.pods:
+        if each.invalid_images:
+            raise DeploymentFailedError(
+                "deploy.invalid-image",
+                f"pod {each.name} of {name} in namespace {namespace} can never start: {each.trouble}, got "
+                f"{', '.join(each.invalid_images)}; the previous pods keep serving",
+            )
+    troubles = "; ".join(health.troubles)
+    if not troubles:
+        log.forget(name)
+    elif log.is_news(name, troubles):
+        err.print(f"[bold yellow]{name} in namespace {namespace} waits:[/] {printable(troubles)}", soft_wrap=True)
+
+
 def check_health(stored: StoredRelease, cluster: Cluster, *, model_alone: bool = False) -> Health:
     """Return the current health of a deployment, or of its vLLM alone.
 
@@ -117,7 +156,8 @@ def check_health(stored: StoredRelease, cluster: Cluster, *, model_alone: bool =
     waiting = [*_check_model(stored, cluster, deployments)]
     if not model_alone:
         waiting += _check_agent(stored, deployments)
-    return Health(tuple(waiting), tuple(_list_pods(stored, cluster)))
+    refusals = _list_refusals(stored, deployments) if waiting else ()
+    return Health(tuple(waiting), tuple(_list_pods(stored, cluster)), tuple(refusals))
 
 
 def find_selector(stored: StoredRelease, part: str) -> dict[str, str]:
@@ -146,14 +186,34 @@ def _check_model(stored: StoredRelease, cluster: Cluster, deployments: list[Any]
         else:  # the SDK has no model of this status
             conditions = (found.get("status") or {}).get("conditions") or []
             yield from _check_conditions(kind, read_model("list[KnativeCondition]", conditions))
-        labels = find_selector(stored, "model").items()
-        own = [each for each in deployments if labels <= (each.spec.template.metadata.labels or {}).items()]
+        own = _select(deployments, find_selector(stored, "model"))
         if not own:
-            yield "KServe has not created a Deployment for vLLM yet"
+            yield f"KServe has not created a Deployment for vLLM yet{_find_warning(cluster, name, found)}"
         for each in own:
             if _find_digest(each.to_dict()) != _find_digest(next(one for one in stored.objects if one["kind"] == kind)):
                 yield "KServe has not updated the Deployment of vLLM yet"
             yield from _check_rollout(each)
+
+
+def _select(deployments: list[Any], selector: dict[str, str]) -> list[Any]:
+    """Return the Deployments whose pods have these labels."""
+    labels = selector.items()
+    return [each for each in deployments if labels and labels <= (each.spec.template.metadata.labels or {}).items()]
+
+
+def _list_refusals(stored: StoredRelease, deployments: list[Any]) -> Iterator[str]:
+    """Yield why the cluster refuses pods of each part."""
+    for part in ("agent", "model"):
+        for each in _select(deployments, find_selector(stored, part)):
+            if refusal := find_deployment_refusal(each):
+                yield f"{part}: Deployment {each.metadata.name}: {refusal}"
+
+
+def _find_warning(cluster: Cluster, name: str, found: dict[str, Any]) -> str:
+    """Return the newest warning about an object that KServe processes, in parentheses; empty if there is none."""
+    since = datetime.fromisoformat(found["metadata"]["creationTimestamp"])
+    newest = next((each for each in find_refusals(cluster, name, since) if each.name == name), None)
+    return f" ({newest.text})" if newest else ""
 
 
 def _check_inference_service(service: "V1beta1InferenceService") -> Iterator[str]:
@@ -183,7 +243,7 @@ def _check_conditions(kind: str, conditions: "list[KnativeCondition]") -> Iterat
         yield f"KServe has not processed the {kind} yet"
     elif ready.status != "True":
         reasons = [
-            f"{each.type}: {each.message or each.reason}"
+            f"{each.type}: {_LATE if each.reason == _DEADLINE else each.message or each.reason}"
             for each in conditions
             if each is not ready and each.status == "False" and (each.message or each.reason)
         ]
@@ -225,7 +285,19 @@ def _find_digest(found: Any) -> str | None:
     return None
 
 
+def _list_images(found: Any) -> Iterator[str]:
+    """Yield the images in objects."""
+    if isinstance(found, dict):
+        if isinstance(found.get("image"), str):
+            yield found["image"]
+        found = list(found.values())
+    if isinstance(found, list):
+        for each in found:
+            yield from _list_images(each)
+
+
 def _list_pods(stored: StoredRelease, cluster: Cluster) -> Iterator[PodState]:
+    images = set(_list_images(stored.objects))  # pods of an earlier revision may have others
     for part, knobs in (("agent", _AGENT_HINTS), ("model", _MODEL_HINTS)):
         labels = find_selector(stored, part)
         if not labels:
@@ -239,6 +311,6 @@ def _list_pods(stored: StoredRelease, cluster: Cluster) -> Iterator[PodState]:
             conditions = {each.type: each.status for each in pod.status.conditions or []}
             restarts = sum(each.restart_count for each in pod.status.container_statuses or [])
             is_ready = conditions.get("Ready") == "True"
-            yield PodState(
-                pod.metadata.name, part, pod.status.phase or "", is_ready, restarts, "" if is_ready else trouble
-            )
+            invalid = tuple(each for each in list_invalid_images(pod) if each in images)
+            trouble = "" if is_ready else trouble
+            yield PodState(pod.metadata.name, part, pod.status.phase or "", is_ready, restarts, trouble, invalid)

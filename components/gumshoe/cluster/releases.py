@@ -12,13 +12,15 @@ import yaml
 
 import gumshoe
 from gumshoe.cluster.helm import TIMEOUT, Helm, HelmChart, HelmFailure, Release, find_helm, open_helm, translate_failure
-from gumshoe.cluster.kubernetes_api import Cluster
-from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.cluster.kubernetes_api import Cluster, ClusterError
+from gumshoe.cluster.release_check import ReleaseCheck, describe_conflicts, describe_denials
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 
 T = TypeVar("T")
 CHART = "gumshoe-agent"
 _RELEASE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,51}[a-z0-9])?")  # names that Helm accepts
 _MARGIN = 60.0  # seconds beyond the timeout after which a change counts as killed
+_CHANGE_ROLE, _REMOVE_ROLE = "gumshoe-deploy", "gumshoe-operate"  # Roles of Gumshoe's manifests
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if PyYAML was built with libyaml
 
 
@@ -31,6 +33,8 @@ class StoredRelease:
     """The values that were given, without the chart's defaults."""
     objects: list[dict[str, Any]]
     """The Kubernetes objects of the release."""
+    field_manager: str | None = None
+    """Name under which Helm manages the objects' fields; None if it does not use server-side apply for them."""
 
     def find_name(self, kind: str, ending: str = "") -> str | None:
         """Return the name of the object of a kind, or of the one whose name has this ending."""
@@ -74,8 +78,7 @@ class Releases:
                 "deploy.release-of-other-chart",
                 f"Helm release {name} belongs to chart {found.chart_name}; choose another name",
             )
-        objects = [each for each in yaml.load_all(found.manifest, _LOADER) if each]
-        return StoredRelease(found.release, found.values, objects)
+        return StoredRelease(found.release, found.values, _parse_objects(found.manifest), found.field_manager)
 
     def get(self, name: str) -> StoredRelease:
         """Return a release.
@@ -108,15 +111,27 @@ class Releases:
         """
         self._call_offline(lambda: self._helm.render(name, values))
 
-    def apply(self, name: str, values: dict[str, Any], description: str, *, create_namespace: bool = False) -> None:
-        """Install or upgrade a release with these values.
+    def apply(
+        self,
+        name: str,
+        values: dict[str, Any],
+        description: str,
+        *,
+        create_namespace: bool = False,
+        is_forced: bool = False,
+    ) -> None:
+        """Install or upgrade a release with these values. If forced, overwrite fields that another program changed.
 
         Raises:
             UsageError: if the chart rejects them.
             UnavailableError: if another change is in progress.
-            GumshoeError: if the cluster or Helm rejects the change.
+            ClusterError: if a permission is missing; nothing was changed.
+            GumshoeError: if the cluster or Helm rejects the change. If another program changed a field, nothing was
+                changed.
         """
         stored = self.find(name)
+        wanted = self._call_offline(lambda: self._helm.render(name, values))
+        self._check_change(name, stored, _parse_objects(wanted), is_forced=is_forced)
         if stored is None:
             self._call(lambda helm: helm.install(name, values, description, create_namespace=create_namespace))
             return
@@ -142,25 +157,69 @@ class Releases:
         complete = (each for each in self.list_history(pending.name) if each.status in ("deployed", "superseded"))
         self.rollback(pending.name, next(complete, pending).revision)
 
-    def rollback(self, name: str, revision: int) -> None:
-        """Roll back to a revision, even after an operation was killed.
+    def rollback(self, name: str, revision: int, *, is_forced: bool = False) -> None:
+        """Roll back to a revision, even after an operation was killed. If forced, overwrite fields like `apply`.
 
         Raises:
             UsageError: if the release or the revision does not exist.
-            GumshoeError: if the cluster or Helm rejects the change.
+            ClusterError: if a permission is missing; nothing was changed.
+            GumshoeError: if the cluster or Helm rejects the change. If another program changed a field, nothing was
+                changed.
         """
-        self.get(name)
+        stored = self.get(name)
         known = [each.revision for each in self.list_history(name)]
         if revision not in known:
             raise UsageError(
                 "deploy.no-such-revision",
                 f"revision {revision} of {name} does not exist; use one of {', '.join(map(str, known))}",
             )
+        wanted = self._call(lambda helm: helm.get_manifest(name, revision))
+        self._check_change(name, stored, _parse_objects(wanted), is_forced=is_forced)
         self._call(lambda helm: helm.rollback(name, revision))
 
     def remove(self, name: str) -> None:
-        """Uninstall a release and delete its history."""
+        """Uninstall a release and delete its history.
+
+        Raises:
+            UsageError: if it does not exist.
+            ClusterError: if the cluster refuses to delete one of its objects; nothing was changed.
+            GumshoeError: if the cluster or Helm rejects the change.
+        """
+        check = ReleaseCheck(self.cluster, name, None)
+        check.try_removal(self.get(name).objects)
+        self._reject_denials(check, f"{name} cannot be removed", _REMOVE_ROLE)
         self._call(lambda helm: helm.uninstall(name))
+
+    def _check_change(
+        self, name: str, stored: StoredRelease | None, wanted: list[dict[str, Any]], *, is_forced: bool
+    ) -> None:
+        """Check that the cluster accepts a change. If forced, take over the fields that other programs changed.
+
+        Raises:
+            ClusterError: if a permission is missing.
+            GumshoeError: if another program changed a field, unless forced.
+        """
+        check = ReleaseCheck(self.cluster, name, stored.field_manager if stored else None)
+        check.try_change(wanted, stored.objects if stored else [])
+        self._reject_denials(check, f"{name} cannot be changed", _CHANGE_ROLE)
+        if check.conflicts and not is_forced:
+            raise GumshoeError(
+                "deploy.conflict",
+                f"another program changed fields of {name} in namespace {self.cluster.namespace}: "
+                f"{describe_conflicts(check.conflicts)}; nothing was changed; undo that change, set the chart's value "
+                "to it, e.g. --set agent.replicas=N after `kubectl scale`, or overwrite it with --force",
+            )
+        check.take_over()
+        check.overwrite_conflicts()
+
+    def _reject_denials(self, check: ReleaseCheck, what: str, role: str) -> None:
+        if check.denials:
+            raise ClusterError(
+                "cluster.access-denied",
+                f"{what} in namespace {self.cluster.namespace}: {describe_denials(check.denials)}; nothing was "
+                f"changed; use an account that may, e.g. one with the Role {role} of Gumshoe's manifests",
+                403,
+            )
 
     @property
     def chart_version(self) -> str:
@@ -195,6 +254,10 @@ class Releases:
             return call()
         except HelmFailure as failure:
             raise translate_failure(failure, self.cluster) from None
+
+
+def _parse_objects(manifest: str) -> list[dict[str, Any]]:
+    return [each for each in yaml.load_all(manifest, _LOADER) if each]
 
 
 def check_name(name: str) -> None:
