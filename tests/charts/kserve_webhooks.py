@@ -66,7 +66,7 @@ def _sets_blocked_variable(containers: Iterable[dict[str, Any]]) -> bool:
     return any(each["name"] == "PYTHONPATH" for container in containers for each in container.get("env", []))
 
 
-def _common_parent(paths: list[str]) -> str:
+def find_common_parent(paths: list[str]) -> str:
     """Return the deepest directory that all paths have in common, as KServe's FindCommonParentPath does."""
     shared: list[str] = []
     for parts in zip(*(path.strip("/").split("/") for path in paths), strict=False):
@@ -78,7 +78,7 @@ def _common_parent(paths: list[str]) -> str:
 
 def _has_no_common_parent(obj: dict[str, Any]) -> bool:
     paths = [each["mountPath"] for each in _uris(obj) if not each["uri"].startswith("pvc://")]
-    return len(paths) > 1 and _common_parent(paths) == "/"
+    return len(paths) > 1 and find_common_parent(paths) == "/"
 
 
 def _repeats_claim_path(obj: dict[str, Any]) -> bool:

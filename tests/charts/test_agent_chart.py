@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "charts" / "agent"
-MODES = ["documents", "everything", "external", "llmisvc", "openshift", "standard"]
+MODES = ["documents", "everything", "external", "llmisvc", "openshift", "restricted", "standard"]
 """Each mode has values in the chart's folder `ci`."""
 
 

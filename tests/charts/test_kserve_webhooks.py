@@ -11,7 +11,7 @@ from tests.charts.test_agent_chart import MODES, chart, merge, of_kind, render, 
 
 CHANGES: dict[str, dict[str, Any]] = {
     "as they are": {},
-    "scaled": {"serving": {"replicas": {"min": 1, "max": 4}}},
+    "scaled": {"serving": {"replicas": {"min": 1, "max": 4}, "runtimeCanary": {"percent": 0}}},
     "runtime canary": {"serving": {"replicas": {"min": 2, "max": 2}, "runtimeCanary": {"percent": 20, "tag": "v1"}}},
     "restricted": {"serving": {"restricted": True}},
     "claims": {"model": {"uri": "pvc://models/qwen"}, "previous": {"name": "r6", "uri": "pvc://models/adapters/r6"}},
