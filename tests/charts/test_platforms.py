@@ -1,10 +1,14 @@
 """Test the chart's values for networks and platforms: DNS, Istio, OpenShift and scheduling."""
 
+import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.charts.test_agent_chart import MODES, chart, merge, of_kind, render, values_of
+from tests.inference.fake_vllm import FakeVLLM
+from tests.serving.agent_server import make_files, start_server
 
 AGENT, TEST = ("Deployment", "mail-gumshoe-agent-agent"), ("Pod", "mail-gumshoe-agent-test")
 POLICY = ("NetworkPolicy", "mail-gumshoe-agent-agent")
@@ -122,6 +126,32 @@ def test_openshift_chooses_the_user(platform: str, user: int | None) -> None:
         assert (security["runAsNonRoot"], security["seccompProfile"]) == (True, {"type": "RuntimeDefault"})
         for container in [*pod["spec"].get("initContainers", []), *pod["spec"]["containers"]]:
             assert not {"runAsUser", "runAsGroup"} & container["securityContext"].keys()
+
+
+@pytest.mark.ci
+def test_the_agent_server_runs_as_a_user_that_does_not_exist(tmp_path: Path) -> None:
+    """OpenShift runs pods as a user without a name, in group 0."""
+    user = ["unshare", "--user", "--map-user=1000680000", "--map-group=0"]
+    if subprocess.run([*user, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("this machine allows no user namespaces")
+    assert subprocess.run([*user, "id", "-un"], capture_output=True, check=False).returncode != 0, "it has no name"
+    place, home = make_files(tmp_path), tmp_path / "home"
+    home.mkdir()
+    unknown = dict.fromkeys(["USER", "LOGNAME", "LNAME", "USERNAME"], "")
+    with (
+        FakeVLLM(models=("adapter",)) as model,
+        start_server(
+            place,
+            f"vllm:{model.address}#adapter",
+            tmp_path / "log",
+            "--open",
+            prefix=user,
+            HOME=str(home),
+            TMPDIR=str(home),
+            **unknown,
+        ) as server,
+    ):
+        assert server.ask().json()["success"] is True
 
 
 def test_a_route_ends_tls_and_waits_as_long_as_an_answer_takes() -> None:

@@ -5,7 +5,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,11 +105,13 @@ def start_server(
     *more: str,
     key: str | None = None,
     ready: bool = True,
+    prefix: Sequence[str] = (),
     **environment: str,
 ) -> Iterator[AgentProcess]:
     """Run `gumshoe serve` while the block runs. With `ready`, wait until its model is available.
 
-    The deadline of requests is an hour, unless `more` sets another.
+    The deadline of requests is an hour, unless `more` sets another. `prefix` is a program that runs the command, which
+    must replace itself with it.
     """
     words = ["--index", str(place.index), "--port", "0", "--set", "model.max_context=50000"]
     words += ["--set", "limits.deadline=3600"]
@@ -118,7 +120,7 @@ def start_server(
         words += ["--tokenizer", str(place.tokenizer)]
     with log.open("wb") as file:
         process = subprocess.Popen(
-            [sys.executable, "-m", "gumshoe", "serve", *words, *more],
+            [*prefix, sys.executable, "-m", "gumshoe", "serve", *words, *more],
             stdout=file,
             stderr=file,
             env={**os.environ, "COLUMNS": "200", **environment},
