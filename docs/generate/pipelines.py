@@ -6,7 +6,7 @@ from typing import Any
 from docs.generate.json_schema import format_value
 from docs.generate.markdown import anchor, code, page, sentence, table
 
-from gumshoe_pipelines.graphs import PIPELINES, compile_graph
+from gumshoe_pipelines.graphs import PIPELINES, compile_graph, find_builder
 
 _TYPES = {
     "STRING": "string",
@@ -30,9 +30,14 @@ def render_pipelines() -> str:
     return page(
         "Pipeline parameters",
         "Parameters of `gumshoe pipeline run` and `gumshoe pipeline submit`: in a YAML file (`--params FILE`), or one "
-        "at a time (`-p NAME=VALUE`, in YAML). The form of a run in Kubeflow Pipelines has the same.",
+        "at a time (`-p NAME=VALUE`, in YAML). The form of a run in Kubeflow Pipelines has the same, except those that "
+        "are [compiled into a pipeline](#compiled).",
         "## All pipelines",
         _render(same, "all"),
+        "## Compiled",
+        "A run in Kubeflow cannot have these. `gumshoe pipeline submit` compiles them into the pipeline that it sends, "
+        "and `gumshoe pipeline compile` into its files. All pipelines have them.",
+        _render_compiled(),
         (
             line
             for name, graph in graphs.items()
@@ -46,6 +51,15 @@ def render_pipelines() -> str:
             )
         ),
     )
+
+
+def _render_compiled() -> Iterator[str]:
+    found = find_builder(next(iter(PIPELINES))).compiled_parameters
+    rows = (
+        (f"{anchor(f'compiled.{name}')}{code(name)}", "string", code(format_value("")), sentence(text))
+        for name, text in sorted(found.items())
+    )
+    return table(("parameter", "type", "default", "description"), rows)
 
 
 def _render(parameters: dict[str, Any], pipeline: str) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Add the steps that several pipelines share."""
 
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any
 
 from kfp import dsl, kubernetes
@@ -23,20 +23,42 @@ def create_notification(given: RunParameters) -> Any:
     return given.placement.on_cpu(task, hours=0.25)
 
 
-def plan(given: TrainingParameters) -> tuple[Any, Placement, Placement]:
-    """Add the step that plans the run. Return the run's ID, and the placements of evaluation and training."""
+@dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """The outputs of the step that plans a run."""
+
+    run: Any
+    """ID of the run."""
+    evaluation: Placement
+    whole_node: Placement
+    """For steps that use all GPUs of a node."""
+    training: Placement
+
+
+def plan(given: RunParameters, nodes: Any = 1) -> PlannedRun:
+    """Add the step that plans the run."""
     where = given.placement
     task = plan_run(
         run=given.run,
         job=dsl.PIPELINE_JOB_ID_PLACEHOLDER,
-        nodes=given.nodes,
-        gpus=where.gpus,
-        node_selector=where.node_selector,
-        tolerations=where.tolerations,
+        nodes=nodes,
+        gpus=given.gpus,
+        gpu_resource=given.gpu_resource,
+        cpus_per_gpu=given.cpus_per_gpu,
+        memory_per_gpu=given.memory_per_gpu,
+        worker_cpus=given.worker_cpus,
+        worker_memory=given.worker_memory,
+        node_selector=given.node_selector,
+        tolerations=given.tolerations,
     )
     found = where.on_cpu(task, hours=0.25).outputs
-    training = {name: found[name] for name in ("node_selector", "tolerations")}
-    return found["run"], replace(where, gpus=found["measuring"]), replace(where, gpus=found["training"], **training)
+    own = {name: found[name] for name in ("node_selector", "tolerations")}
+    return PlannedRun(
+        found["run"],
+        where.with_pod(found, "measuring"),
+        where.with_pod(found, "whole"),
+        where.with_pod(found, "training", **own),
+    )
 
 
 def ingest_and_split(given: RunParameters, *, current: Any = "") -> dict[str, Any]:
@@ -75,7 +97,6 @@ def evaluate(given: RunParameters, where: Placement, *, hours: float, cached: bo
     task = evaluate_policy(
         **inputs,
         base_model=given.base_model,
-        gpus=where.gpus,
         judge=given.judge,
         limits=given.limits,
         choice=given.choice,

@@ -3,18 +3,21 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from gumshoe.errors import UsageError
 from gumshoe.installation import install_command
+
+if TYPE_CHECKING:
+    from gumshoe_pipelines.parameters import PipelineBuilder
 
 PIPELINES = {
     "train-agent": ("gumshoe_pipelines.train_agent", "train_agent"),
@@ -49,6 +52,8 @@ class Graph:
     name: str
     text: str
     """YAML for Kubeflow: the pipeline, and the Kubernetes settings of its steps."""
+    compiled: Mapping[str, str] = field(default_factory=dict)
+    """Parameters that are compiled into it."""
 
     @property
     def spec(self) -> dict[str, Any]:
@@ -69,12 +74,13 @@ class Graph:
             UsageError: if a parameter is unknown or missing, or a value has the wrong type.
         """
         faults, known = [], self.parameters
+        names = [*known, *(find_builder(self.name).compiled_parameters if self.name in PIPELINES else ())]
         for name, value in values.items():
             if name not in known:
                 faults.append(
                     UsageError(
                         "pipelines.unknown-parameter",
-                        f"{self.name} has no parameter {name}; it has {', '.join(known)}",
+                        f"{self.name} has no parameter {name}; it has {', '.join(names)}",
                     )
                 )
                 continue
@@ -118,14 +124,32 @@ def read_documents(text: str) -> list[Any]:
     return list(yaml.load_all(text, _LOADER))
 
 
-@cache
-def compile_graph(name: str) -> Graph:
-    """Compile a pipeline for the Kubeflow API.
+def split_parameters(name: str, values: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """Split parameters into those that are compiled into a pipeline, and those of a run.
+
+    Raises:
+        UsageError: if the pipeline does not exist, kfp is not installed, or a compiled parameter is not a string.
+    """
+    known = find_builder(name).compiled_parameters
+    compiled = {key: value for key, value in values.items() if key in known}
+    for key, value in compiled.items():
+        if not isinstance(value, str):
+            raise _type_error(key, _NAMES["STRING"], value)
+    return compiled, {key: value for key, value in values.items() if key not in known}
+
+
+def compile_graph(name: str, compiled: Mapping[str, str] | None = None) -> Graph:
+    """Compile a pipeline for the Kubeflow API, with the parameters that a run cannot have.
 
     Raises:
         UsageError: if the pipeline does not exist, or kfp is not installed.
     """
-    return Graph(name, _compile(name))
+    return _compile_once(name, tuple(sorted((compiled or {}).items())))
+
+
+@cache
+def _compile_once(name: str, compiled: tuple[tuple[str, str], ...]) -> Graph:
+    return Graph(name, _compile(name, dict(compiled)), dict(compiled))
 
 
 def compile_manifests(graph: Graph) -> str:
@@ -138,6 +162,7 @@ def compile_manifests(graph: Graph) -> str:
     digest = hashlib.sha256(graph.text.encode()).hexdigest()[:8]
     return _compile(
         graph.name,
+        graph.compiled,
         kubernetes_manifest_format=True,
         kubernetes_manifest_options=KubernetesManifestOptions(
             pipeline_version_name=f"{graph.name}-{digest}", include_pipeline_manifest=True
@@ -145,18 +170,28 @@ def compile_manifests(graph: Graph) -> str:
     )
 
 
-def _compile(name: str, **options: Any) -> str:
+def find_builder(name: str) -> "PipelineBuilder":
+    """Return what makes the graph of a pipeline.
+
+    Raises:
+        UsageError: if the pipeline does not exist, or kfp is not installed.
+    """
     if name not in PIPELINES:
         raise UsageError(
             "pipelines.unknown-pipeline", f"pipeline {name!r} does not exist; use one of {', '.join(PIPELINES)}"
         )
     module, attribute = PIPELINES[name]
     try:
-        graph = getattr(import_module(module), attribute)
+        builder: PipelineBuilder = getattr(import_module(module), attribute)
     except ModuleNotFoundError as error:
         raise UsageError(
             "pipelines.missing-dependency", f"pipelines require {error.name}: {install_command(extra='pipelines')}"
         ) from None
+    return builder
+
+
+def _compile(name: str, compiled: Mapping[str, str], **options: Any) -> str:
+    graph = find_builder(name).make_graph(compiled)
     from kfp.compiler import Compiler
 
     with TemporaryDirectory(prefix="gumshoe-compile-") as scratch:

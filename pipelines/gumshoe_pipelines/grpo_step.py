@@ -27,10 +27,13 @@ def train_grpo(
     nodes: int,
     job: dict,
     gpus: int,
+    gpu_resource: str,
+    cpus_per_gpu: int,
+    memory_per_gpu: str,
     node_selector: dict,
     tolerations: list,
     image: str,
-    held: int,  # noqa: ARG001 - requested for the pod
+    pods: dict,
     adapter: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
     plots: dsl.Output[dsl.HTML],
@@ -49,10 +52,13 @@ def train_grpo(
         nodes: Number of training nodes. With 1, this step's own pod trains.
         job: TrainJob options if nodes > 1.
         gpus: Number of GPUs per node.
+        gpu_resource: Name of the resource that nodes count GPUs by.
+        cpus_per_gpu: CPUs per GPU of the training nodes and rollout servers.
+        memory_per_gpu: Memory per GPU of the training nodes and rollout servers.
         node_selector: Node labels for the training nodes.
         tolerations: Tolerations for the training nodes.
         image: Container image for the training nodes.
-        held: Number of GPUs of this step's own pod.
+        pods: Options that are compiled into the pods of this pipeline: queue, priority, cache, image_pull_secret.
         adapter: The adapter that was best on the validation split.
         metrics: Metrics of the last step and the last evaluation.
         plots: Plots of the training.
@@ -64,17 +70,21 @@ def train_grpo(
 
     from gumshoe.training.train_request import TrainRequest
     from gumshoe.training.training_step import train_adapter
+    from gumshoe_pipelines.step_resources import check_job
 
     first = None if start is None else Path(start.path)
     inputs = Path(index.path), Path(scenarios.path)
     place = f"{checkpoints}/{entry}" if entry else checkpoints
     request = TrainRequest.of_step(*inputs, base_model, config, settings, place, first)
+    check_job(nodes, job)
     if nodes == 1:
         found = train_adapter(request)
     else:
         from gumshoe_pipelines.trainjob_step import TrainJobOptions, train_on_cluster
 
-        found = train_on_cluster(request, TrainJobOptions.of(nodes, gpus, job, image, node_selector, tolerations))
+        resources = {"gpu_resource": gpu_resource, "cpus_per_gpu": cpus_per_gpu, "memory_per_gpu": memory_per_gpu}
+        where = TrainJobOptions.of(nodes, gpus, job, image, node_selector, tolerations, pods, **resources)
+        found = train_on_cluster(request, where)
     shutil.copytree(found.adapter, adapter.path, dirs_exist_ok=True)
     shutil.copyfile(found.plots, plots.path)
     shutil.rmtree(found.directory)
@@ -85,15 +95,17 @@ def train_grpo(
 
 def train_with_grpo(given: TrainingParameters, training: Placement, **inputs: Any) -> Any:
     """Add the training step and return it. Its pod is placed as `training` says; `inputs` are its other inputs."""
-    where = given.placement
     task = train_grpo(
         **inputs,
         nodes=given.nodes,
         job=given.job,
-        gpus=where.gpus,
-        node_selector=where.node_selector,
-        tolerations=where.tolerations,
-        image=where.trainer_image,
-        held=training.gpus,
+        gpus=given.gpus,
+        gpu_resource=given.gpu_resource,
+        cpus_per_gpu=given.cpus_per_gpu,
+        memory_per_gpu=given.memory_per_gpu,
+        node_selector=given.node_selector,
+        tolerations=given.tolerations,
+        image=given.trainer_image,
+        pods=given.placement.pods.to_input(),
     )
     return training.on_gpu(task, hours=HOURS)

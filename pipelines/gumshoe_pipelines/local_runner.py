@@ -22,17 +22,17 @@ from gumshoe.errors import GumshoeError
 from gumshoe.signals import handle_signals
 from gumshoe.terminal import err, printable
 from gumshoe_pipelines.graphs import Graph, read_documents
+from gumshoe_pipelines.step_runner import PAUSE_VARIABLE
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _STARTED = re.compile(r"Executing task '([^']+)'")
 _ENDED = re.compile(r"Task '([^']+)' finished with status (\w+)")
 _CACHED = re.compile(r"Task (\S+) cache hit")
-_RETRIED = re.compile(r"Task (\S+) failed \(attempt (\d+)/(\d+)\)\. Retrying")
 _SKIPPED = re.compile(r"Skipping (?:conditional )?task (\S+?):? ")
 _ERROR = re.compile(r"(?:gumshoe[\w.]*|[\w.]*Error): (.+)")
 _CODE = re.compile(r"\[[a-z-]+\.[a-z0-9-]+\]")
 _NOISE = re.compile(r"\[KFP Executor |^\S*/site-packages/|^\s*(?:warnings\.warn|import kfp)|^\s*[{}\]\[\"]")
-_RETRY_PAUSE = "2s"
+_RETRY_PAUSE = 2  # seconds, because there is no cluster that needs time to recover
 _SPEC = "run.json"
 _GRACE = 6.0  # seconds for steps to end when the run is stopped
 
@@ -43,7 +43,7 @@ class LocalStep:
 
     name: str
     state: str = "running"
-    """One of running, again, done, cached, skipped and failed."""
+    """One of running, done, cached, skipped and failed."""
     error: str = ""
 
 
@@ -59,18 +59,13 @@ class LocalRun:
         """Parse a line of the runner's output. Return what to show of it, or None."""
         text = _COLOUR.sub("", line.rstrip())
         if found := _STARTED.search(text):
-            if not (self.steps and self.steps[-1].name == found[1] and self.steps[-1].state == "again"):
-                self.steps.append(LocalStep(found[1]))
-                self.step_started = time.monotonic()
-            self.steps[-1].state = "running"
+            self.steps.append(LocalStep(found[1]))
+            self.step_started = time.monotonic()
             return f"[bold]{escape(found[1])}[/]"
         if found := _ENDED.search(text):
             step = self.steps[-1]
             step.state = "done" if found[2] == "SUCCESS" else "failed"
             return f"  {_LABELS[step.state]} after {time.monotonic() - self.step_started:,.1f} s"
-        if found := _RETRIED.search(text):
-            self.steps[-1].state = "again"
-            return f"  [yellow]again[/]: attempt {int(found[2]) + 1} of {found[3]}"
         if found := _CACHED.search(text):
             self.steps.append(LocalStep(found[1], "cached"))
             return f"[bold]{escape(found[1])}[/]\n  {_LABELS['cached']}"
@@ -107,7 +102,7 @@ def run_locally(graph: Graph, arguments: dict[str, Any], directory: Path, *, cac
     directory.mkdir(parents=True, exist_ok=True)
     spec = directory / _SPEC
     compiled = directory / "pipeline.yaml"
-    compiled.write_text(_shorten_retries(graph.text), encoding="utf-8")
+    compiled.write_text(_without_retries(graph.text), encoding="utf-8")
     content = {
         "name": graph.name,
         "pipeline": str(compiled),
@@ -177,7 +172,7 @@ def _start_child(spec: Path) -> Iterator[subprocess.Popen[str]]:
         text=True,
         errors="replace",
         start_new_session=True,
-        env={**os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"},
+        env={PAUSE_VARIABLE: str(_RETRY_PAUSE), **os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"},
     )
 
     def end(*_: object) -> None:
@@ -199,14 +194,13 @@ def _start_child(spec: Path) -> Iterator[subprocess.Popen[str]]:
             child.stdout.close()
 
 
-def _shorten_retries(text: str) -> str:
-    """Return the pipeline with short pauses between retries, because there is no cluster that needs time to recover."""
+def _without_retries(text: str) -> str:
+    """Return the pipeline without Kubeflow's retries, which are for lost pods. The step runner has its own."""
     spec, *platforms = read_documents(text)
     graphs = [spec["root"], *spec["components"].values()]
     for graph in graphs:
         for task in graph.get("dag", {}).get("tasks", {}).values():
-            if "retryPolicy" in task:
-                task["retryPolicy"]["backoffDuration"] = _RETRY_PAUSE
+            task.pop("retryPolicy", None)
     return str(yaml.safe_dump_all([spec, *platforms]))
 
 

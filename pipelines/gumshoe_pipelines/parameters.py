@@ -1,22 +1,31 @@
 """Declare the parameters of the pipelines: each once, with its type, default and description.
 
-Kubeflow reads a pipeline's parameters from the signature and the docstring of a function. `pipeline` makes both from
-the fields of a dataclass, so that pipelines share parameters by inheritance.
+Kubeflow reads a pipeline's parameters from the signature and the docstring of a function. Both are made from the
+fields of a dataclass, so that pipelines share parameters by inheritance. Some settings of pods cannot be parameters of
+a run in Kubeflow: labels, volumes that may be missing, and image pull secrets. They are compiled into the pipeline.
 """
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 from kfp import dsl
 
+from gumshoe.cluster.pod_resources import CPUS_PER_GPU, GPU_RESOURCE, MEMORY_PER_GPU
 from gumshoe.corpus import CORPORA, DEFAULT_ENVIRONMENT
-from gumshoe_pipelines.placement import Placement
+from gumshoe_pipelines.placement import Placement, PodOptions
+from gumshoe_pipelines.step_resources import WORKER_CPUS, WORKER_MEMORY
 
 EMBEDDING = "intfloat/e5-base-v2"
 """Default embedding model for documents."""
+_COMPILED = "compiled"
 _P = TypeVar("_P", bound="RunParameters")
+
+
+def _compiled() -> Any:
+    """Declare a parameter that Kubeflow cannot take from a run, so that it is compiled into the pipeline."""
+    return field(default="", metadata={_COMPILED: True})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,14 +89,51 @@ class RunParameters:
     tolerations: Annotated[list[Any], "Tolerations for GPU steps, e.g. [{key: nvidia.com/gpu, operator: Exists}]."] = (
         field(default_factory=list)
     )
+    gpu_resource: Annotated[
+        str,
+        "Name of the resource that nodes count GPUs by, e.g. nvidia.com/gpu, amd.com/gpu, habana.ai/gaudi or "
+        "nvidia.com/mig-3g.40gb.",
+    ] = GPU_RESOURCE
+    cpus_per_gpu: Annotated[int, "CPUs that GPU steps, training nodes and rollout servers request per GPU."] = (
+        CPUS_PER_GPU
+    )
+    memory_per_gpu: Annotated[str, "Memory that GPU steps, training nodes and rollout servers request per GPU."] = (
+        MEMORY_PER_GPU
+    )
+    worker_cpus: Annotated[str, "CPUs that CPU steps request, e.g. 500m; and GPU steps if `gpus` is 0."] = WORKER_CPUS
+    worker_memory: Annotated[str, "Memory that CPU steps request, e.g. 4Gi; and GPU steps if `gpus` is 0."] = (
+        WORKER_MEMORY
+    )
+    queue: Annotated[str, "Kueue LocalQueue in which all GPU steps and TrainJobs wait. Empty for none."] = _compiled()
+    priority: Annotated[str, "Kueue WorkloadPriorityClass of GPU steps and TrainJobs, with `queue`."] = _compiled()
+    cache: Annotated[
+        str,
+        "PersistentVolumeClaim where all steps, training nodes and rollout servers keep models from the Hugging Face "
+        "Hub. Empty to download them in each pod.",
+    ] = _compiled()
+    image_pull_secret: Annotated[
+        str, "Secret with the credentials of the registry of the images. Empty for those of the service accounts."
+    ] = _compiled()
     code: Annotated[
         str, "Hash of Gumshoe's code, set by `gumshoe pipeline`. Cached steps are repeated if it changes."
     ] = ""
 
     @property
     def placement(self) -> Placement:
-        """Where the steps run."""
-        return Placement(self.worker_image, self.trainer_image, self.gpus, self.node_selector, self.tolerations)
+        """Where the steps run. `plan` chooses the resources of GPU steps."""
+        return Placement(
+            worker_image=self.worker_image,
+            trainer_image=self.trainer_image,
+            gpus=self.gpus,
+            gpu_resource=self.gpu_resource,
+            cpus=self.worker_cpus,
+            memory=self.worker_memory,
+            worker_cpus=self.worker_cpus,
+            worker_memory=self.worker_memory,
+            node_selector=self.node_selector,
+            tolerations=self.tolerations,
+            pods=PodOptions(self.queue, self.priority, self.cache, self.image_pull_secret),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,39 +155,65 @@ class TrainingParameters(RunParameters):
     ] = 1
     job: Annotated[
         dict[str, Any],
-        "Options of the TrainJob: rollout_servers, rollout_gpus, queue, priority, cpus, memory, cache, runtime.",
+        "Options of the TrainJob if `nodes` is more than 1: rollout_servers, rollout_gpus, queue, priority, cpus, "
+        "memory, cache, fs_group, priority_class, runtime_class, scheduler, runtime.",
     ] = field(default_factory=dict)
 
 
-def pipeline(name: str, parameters: type[_P]) -> Callable[[Callable[[_P], None]], Any]:
-    """Return a decorator that makes a Kubeflow pipeline of a function that adds its steps.
+@dataclass(frozen=True, slots=True)
+class PipelineBuilder:
+    """Make the graph of a pipeline for Kubeflow's compiler."""
+
+    name: str
+    summary: str
+    parameters: type[RunParameters]
+    build: Callable[[Any], None]
+    """Adds the steps, given the parameters."""
+
+    @property
+    def compiled_parameters(self) -> dict[str, str]:
+        """Name and description of each parameter that is compiled into the pipeline."""
+        return {each.name: text for each, text in self._describe() if each.metadata.get(_COMPILED)}
+
+    def make_graph(self, compiled: Mapping[str, Any]) -> Any:
+        """Return the graph with these compiled parameters. Those of a run are in its signature and docstring."""
+        described = [each for each in self._describe() if not each[0].metadata.get(_COMPILED)]
+
+        def graph(*values: Any) -> None:  # Kubeflow passes the values in the order of the signature
+            own = zip((each.name for each, _ in described), values, strict=True)
+            self.build(self.parameters(**dict(own), **compiled))
+
+        hints = get_type_hints(self.parameters)
+        arguments = "\n".join(f"    {each.name}: {text}" for each, text in described)
+        graph.__name__ = self.build.__name__
+        graph.__doc__ = f"{self.summary}\n\nArgs:\n{arguments}\n"
+        signature = inspect.Signature([_to_parameter(each, hints[each.name]) for each, _ in described])
+        graph.__signature__ = signature  # type: ignore[attr-defined]
+        return dsl.pipeline(name=self.name, description=self.summary)(graph)
+
+    def _describe(self) -> list[tuple["Field[Any]", str]]:
+        """Return each parameter with its description, required ones first."""
+        hints = get_type_hints(self.parameters, include_extras=True)
+        found = sorted(fields(self.parameters), key=lambda each: _default_of(each) is not inspect.Parameter.empty)
+        return [(each, get_args(hints[each.name])[1]) for each in found]
+
+
+def pipeline(name: str, parameters: type[_P]) -> Callable[[Callable[[_P], None]], PipelineBuilder]:
+    """Return a decorator that makes a pipeline of a function that adds its steps.
 
     The first line of the function's docstring describes the pipeline.
     """
 
-    described = list(_describe_parameters(parameters))
-
-    def decorate(build: Callable[[_P], None]) -> Any:
-        def graph(*values: Any) -> None:  # Kubeflow passes the values in the order of the signature
-            build(parameters(**dict(zip((each.name for each, _ in described), values, strict=True))))
-
-        summary = (inspect.getdoc(build) or "").splitlines()[0]
-        arguments = "\n".join(f"    {each.name}: {text}" for each, text in described)
-        graph.__name__ = build.__name__
-        graph.__doc__ = f"{summary}\n\nArgs:\n{arguments}\n"
-        graph.__signature__ = inspect.Signature([each for each, _ in described])  # type: ignore[attr-defined]
-        return dsl.pipeline(name=name, description=summary)(graph)
+    def decorate(build: Callable[[_P], None]) -> PipelineBuilder:
+        return PipelineBuilder(name, (inspect.getdoc(build) or "").splitlines()[0], parameters, build)
 
     return decorate
 
 
-def _describe_parameters(parameters: type) -> Iterator[tuple[inspect.Parameter, str]]:
-    """Yield each parameter as Kubeflow reads it, with its description, required ones first."""
-    hints = get_type_hints(parameters, include_extras=True)
-    for each in sorted(fields(parameters), key=lambda each: _default_of(each) is not inspect.Parameter.empty):
-        kind, text = get_args(hints[each.name])
-        own = {"default": _default_of(each), "annotation": get_origin(kind) or kind}
-        yield inspect.Parameter(each.name, inspect.Parameter.POSITIONAL_OR_KEYWORD, **own), text
+def _to_parameter(each: "Field[Any]", hint: Any) -> inspect.Parameter:
+    """Return a parameter as Kubeflow reads it."""
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(each.name, kind, default=_default_of(each), annotation=get_origin(hint) or hint)
 
 
 def _default_of(each: "Field[Any]") -> Any:

@@ -11,12 +11,12 @@ from pydantic import BeforeValidator, field_validator
 from gumshoe.artifacts.hub import find_local_dataset
 from gumshoe.artifacts.storage import NotFoundError, open_uri, split_uri
 from gumshoe.artifacts.store import Store
-from gumshoe.cluster.trainjob import TrainJobSpec
 from gumshoe.corpus import CORPORA, DEFAULT_ENVIRONMENT, Corpus, find_corpus
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import ParameterModel, validate_model
-from gumshoe_pipelines.graphs import combine_errors
+from gumshoe_pipelines.graphs import combine_errors, split_parameters
 from gumshoe_pipelines.parameters import EMBEDDING
+from gumshoe_pipelines.placement_arguments import PLACEMENT_CHECKS
 
 if TYPE_CHECKING:
     from gumshoe.training.settings import TrainSettings
@@ -45,6 +45,22 @@ def check_arguments(arguments: Mapping[str, Any], *, is_local: bool) -> None:
                 faults.append(UsageError(error.code, f"{name}: {error}"))
     if faults:
         raise combine_errors(faults)
+
+
+def check_compiled(name: str, values: Mapping[str, Any]) -> dict[str, str]:
+    """Return values for the parameters that are compiled into a pipeline, after checking them.
+
+    Raises:
+        UsageError: if they are invalid, or one is a parameter of a run.
+    """
+    compiled, others = split_parameters(name, values)
+    if others:
+        raise UsageError(
+            "pipelines.not-compiled",
+            f"{', '.join(others)}: set when a run is submitted, not when {name} is compiled; leave it out",
+        )
+    check_arguments(compiled, is_local=False)
+    return compiled
 
 
 def _check_run(arguments: Mapping[str, Any], _: bool) -> None:
@@ -327,73 +343,6 @@ def check_cron(cron: str) -> None:
         )
 
 
-def _check_image(name: str, arguments: Mapping[str, Any]) -> None:
-    if not arguments[name].strip():
-        raise UsageError(
-            "pipelines.empty-image", "must not be empty; write the name of an image, as images/build.sh prints it"
-        )
-
-
-def _check_gpus(arguments: Mapping[str, Any], _: bool) -> None:
-    if arguments["gpus"] < 0:
-        raise UsageError("pipelines.invalid-gpus", f"must be an integer >= 0, got {arguments['gpus']}")
-
-
-def _check_nodes(arguments: Mapping[str, Any], is_local: bool) -> None:
-    nodes = arguments.get("nodes", 1)
-    if nodes < 1:
-        raise UsageError("pipelines.invalid-nodes", f"must be an integer >= 1, got {nodes}")
-    if nodes == 1:
-        return
-    try:
-        job = TrainJobSpec.of(arguments.get("job", {}))
-    except UsageError:  # reported by the check of `job`
-        return
-    if split_uri(arguments["store"])[0] != "s3":
-        raise UsageError(
-            "pipelines.store-not-in-s3", f"other nodes cannot read from {arguments['store']}; use s3://BUCKET/PREFIX"
-        )
-    if is_local:
-        raise UsageError(
-            "pipelines.single-machine",
-            f"a run on this machine has one node, got {nodes}; leave nodes out, or submit the pipeline to a cluster",
-        )
-    engine = arguments.get("settings", {}).get("rollouts.engine", "vllm")
-    if job.rollout_servers and engine != "vllm":
-        raise UsageError(
-            "pipelines.rollout-servers-without-vllm",
-            f"job.rollout_servers starts vLLM servers, but rollouts.engine is {engine}; set job.rollout_servers to 0, "
-            "or leave rollouts.engine out",
-        )
-    if not job.rollout_servers:
-        _check_servers(arguments)
-
-
-def _check_job(arguments: Mapping[str, Any], _: bool) -> None:
-    TrainJobSpec.of(arguments["job"])
-
-
-def _check_servers(arguments: Mapping[str, Any]) -> None:
-    """Check that several nodes have rollout servers, as far as the settings are known here.
-
-    Raises:
-        UsageError: if they have none.
-    """
-    from gumshoe.training.settings_sources import CONFIGS, resolve
-    from gumshoe_pipelines.trainjob_step import check_servers
-
-    config = str(arguments.get("config", ""))
-    if config and not (CONFIGS / f"{config}.yaml").exists():
-        return
-    sweep = [each.get("settings") for each in arguments.get("sweep", []) if isinstance(each, dict)]
-    for settings in sweep or [arguments.get("settings", {})]:
-        try:
-            known = resolve(config or None, settings or {}, {}).settings
-        except UsageError:  # reported by the check of `config`
-            continue
-        check_servers(known)
-
-
 def _check_judge(arguments: Mapping[str, Any], is_local: bool) -> None:
     from gumshoe.rewards.judge_registry import open_judge, parse_judge
 
@@ -404,15 +353,15 @@ def _check_judge(arguments: Mapping[str, Any], is_local: bool) -> None:
         open_judge(arguments["judge"])
 
 
-_CHECKED_TOGETHER = {"config": {"settings"}}
+_CHECKED_TOGETHER = {
+    "config": {"settings"},
+    "nodes": {"job"},
+}
 """Parameters that are checked together with the one named first."""
 _CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
     "run": _check_run,
     "against": _check_against,
     "store": _check_store,
-    "worker_image": lambda arguments, _: _check_image("worker_image", arguments),
-    "trainer_image": lambda arguments, _: _check_image("trainer_image", arguments),
-    "gpus": _check_gpus,
     "environment": _check_environment,
     "sources": _check_sources,
     "index": _check_index,
@@ -425,6 +374,5 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
     "thresholds": _check_thresholds,
     "judge": _check_judge,
     "deploy": _check_deploy,
-    "nodes": _check_nodes,
-    "job": _check_job,
+    **PLACEMENT_CHECKS,
 }

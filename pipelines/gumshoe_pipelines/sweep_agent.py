@@ -27,30 +27,30 @@ class SweepAgentParameters(TrainingParameters):
 def sweep_agent(given: SweepAgentParameters) -> None:
     """Train with several settings, and publish the best adapter that passes."""
     where = given.placement
-    run, evaluation, _ = plan(given)
+    planned = plan(given, given.nodes)
     inputs = ingest_and_split(given)
-    before = evaluate(given, evaluation, hours=6, cached=True, **inputs).set_display_name("baseline")
+    before = evaluate(given, planned.evaluation, hours=6, cached=True, **inputs).set_display_name("baseline")
     learning = {**inputs, "base_model": given.base_model, "config": given.config}
     with dsl.ParallelFor(given.sweep, parallelism=AT_ONCE, name="each") as each:
-        own, measuring, training = plan(given)  # `kfp.local` passes no output of a step from outside into a loop
+        own = plan(given, given.nodes)  # `kfp.local` passes no output of a step from outside into a loop
         trained = train_with_grpo(
             given,
-            training,
+            own.training,
             **learning,
             settings=each.settings,
-            checkpoints=f"{given.store}/runs/{own}",
+            checkpoints=f"{given.store}/runs/{own.run}",
             entry=each.__getattr__("name"),  # `each.name` is the name of the placeholder
         )
         compared = {"adapter": trained.outputs["adapter"], "baseline": before.outputs["evaluation"]}
-        after = evaluate(given, measuring, hours=6, **inputs, **compared)
+        after = evaluate(given, own.evaluation, hours=6, **inputs, **compared)
     decided = where.on_cpu(
         choose(
             evaluations=dsl.Collected(after.outputs["evaluation"]),
             adapters=dsl.Collected(trained.outputs["adapter"]),
             thresholds=given.thresholds,
             store=given.store,
-            run=run,
+            run=planned.run,
         ),
         hours=0.5,
     )
-    publish_if_gate_passes(given, run, decided, decided.outputs["best"])
+    publish_if_gate_passes(given, planned.run, decided, decided.outputs["best"])

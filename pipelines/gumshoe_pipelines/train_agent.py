@@ -40,17 +40,18 @@ def train_agent(given: TrainAgentParameters) -> None:
     """Train a search agent, and publish it if it beats its base model or the adapter in service."""
     where = given.placement
     with dsl.ExitHandler(create_notification(given), name="run"):
-        run, evaluation, training = plan(given)
+        planned = plan(given, given.nodes)
+        run, evaluation = planned.run, planned.evaluation
         current = where.on_cpu(fetch_adapter(store=given.store, version=given.against, run=run)).outputs
         inputs = ingest_and_split(given, current=current["Output"])
         before = evaluate(given, evaluation, hours=6, cached=True, **inputs).set_display_name("baseline")
         learning = {**inputs, "base_model": given.base_model, "config": given.config, "settings": given.settings}
-        warm = warm_start(
-            **learning, gpus=given.gpus, demonstrations=given.demonstrations, judge=given.judge, code=given.code
-        )
-        where.on_gpu(warm, hours=12, cached=True).after(before)
+        warm = warm_start(**learning, demonstrations=given.demonstrations, judge=given.judge, code=given.code)
+        planned.whole_node.on_gpu(warm, hours=12, cached=True).after(before)
         checkpoints = f"{given.store}/runs/{run}"
-        trained = train_with_grpo(given, training, **learning, checkpoints=checkpoints, start=warm.outputs["adapter"])
+        trained = train_with_grpo(
+            given, planned.training, **learning, checkpoints=checkpoints, start=warm.outputs["adapter"]
+        )
         adapter = trained.outputs["adapter"]
         adapters = {"adapter": adapter, "current": current["adapter"]}
         after = evaluate(given, evaluation, hours=12, **inputs, **adapters, baseline=before.outputs["evaluation"])

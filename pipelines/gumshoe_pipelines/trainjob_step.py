@@ -16,17 +16,19 @@ from pydantic import Field
 from gumshoe.artifacts.adapter_layout import LOADER_PORT
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.object_client import Timeouts
+from gumshoe.cluster.pod_environment import find_ca_file
+from gumshoe.cluster.pod_resources import CPUS_PER_GPU, GPU_RESOURCE, MEMORY_PER_GPU
 from gumshoe.cluster.trainjob import (
     ADAPTERS,
     SECRET_KEYS,
     SERVER_PORT,
     Rollout,
     TrainingJob,
-    TrainJobSpec,
     build_job_name,
     rollout_address,
 )
 from gumshoe.cluster.trainjob_runner import run_trainjob
+from gumshoe.cluster.trainjob_spec import TrainJobSpec
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.vllm_server import round_up_lora_rank
 from gumshoe.model_validation import ParameterModel, validate_model
@@ -55,6 +57,10 @@ class TrainJobOptions(ParameterModel):
     image: str
     node_selector: dict[str, str]
     tolerations: tuple[dict[str, Any], ...]
+    gpu_resource: str = GPU_RESOURCE
+    cpus_per_gpu: int = CPUS_PER_GPU
+    memory_per_gpu: str = MEMORY_PER_GPU
+    image_pull_secret: str = ""
 
     @classmethod
     def of(
@@ -65,19 +71,27 @@ class TrainJobOptions(ParameterModel):
         image: str,
         node_selector: Mapping[str, str],
         tolerations: Sequence[Mapping[str, Any]],
+        pods: Mapping[str, str] | None = None,
+        **resources: Any,
     ) -> "TrainJobOptions":
         """Build the options from pipeline parameters.
+
+        `pods` are the options that are compiled into the pods of steps. Those that `job` has too are its defaults.
 
         Raises:
             UsageError: if they are invalid.
         """
+        given = dict(pods or {})
+        secret = given.pop("image_pull_secret", "")
         options = {
             "nodes": nodes,
             "gpus": gpus,
-            "job": TrainJobSpec.of(job),
+            "job": TrainJobSpec.of({**given, **job}),
             "image": image,
             "node_selector": node_selector,
             "tolerations": tuple(tolerations),
+            "image_pull_secret": secret,
+            **resources,
         }
         return validate_model(cls, options, "pipelines.invalid-nodes", "invalid training on several nodes")
 
@@ -165,6 +179,11 @@ def build_training_job(name: str, request: TrainRequest, known: TrainSettings, o
         labels={key: value for key, value in labels.items() if value},
         node_selector=options.node_selector,
         tolerations=options.tolerations,
+        gpu_resource=options.gpu_resource,
+        cpus_per_gpu=options.cpus_per_gpu,
+        memory_per_gpu=options.memory_per_gpu,
+        image_pull_secret=options.image_pull_secret,
+        has_ca_bundle=find_ca_file() is not None,
         seconds=HOURS * 3600 - _EARLIER,
     )
 

@@ -19,12 +19,12 @@ from gumshoe.cluster.trainjob import (
     QUEUE_LABEL,
     Rollout,
     TrainingJob,
-    TrainJobSpec,
     build_job_name,
     rollout_address,
     rollout_name,
 )
 from gumshoe.cluster.trainjob_runner import run_trainjob
+from gumshoe.cluster.trainjob_spec import TrainJobSpec
 from gumshoe.errors import GumshoeError, UnavailableError
 from tests.cluster.fake_kubernetes import FakeKubernetes
 from tests.cluster.fake_trainer import NAMESPACE, Trainer, check_trainjob, condition, meanwhile, shorten_pauses
@@ -116,6 +116,71 @@ def test_the_manifests_are_valid(assert_valid: Callable[..., None]) -> None:
     assert server["startupProbe"]["periodSeconds"] * server["startupProbe"]["failureThreshold"] == 1800
 
 
+def test_pods_have_what_the_pipeline_s_parameters_say(assert_valid: Callable[..., None]) -> None:
+    own = {"cache": "models", "priority_class": "high", "runtime_class": "nvidia", "scheduler": "own-scheduler"}
+    training = replace(
+        TRAINING,
+        job=TrainJobSpec(rollout_gpus=2, **own),  # type: ignore[arg-type]
+        gpu_resource="amd.com/gpu",
+        cpus_per_gpu=6,
+        memory_per_gpu="1.5Gi",
+        image_pull_secret="registry",
+        has_ca_bundle=True,
+    )
+    assert_valid(training.manifests)
+    _, job, deployment = training.manifests
+    check_trainjob(job)
+    (patch,) = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
+    trainer, rollout = patch["template"]["spec"]["template"], deployment["spec"]["template"]
+    node, (server, loader) = job["spec"]["trainer"], rollout["spec"]["containers"]
+    assert node["resourcesPerNode"] == {
+        "requests": {"cpu": "48", "memory": "12Gi", "amd.com/gpu": "8"},
+        "limits": {"memory": "12Gi", "amd.com/gpu": "8"},
+    }
+    assert server["resources"]["requests"] == {"cpu": "12", "memory": "3Gi", "amd.com/gpu": "2"}
+    trust = {"name": "trust", "mountPath": "/etc/gumshoe-trust", "readOnly": True}
+    for pod in (trainer, rollout):
+        assert pod["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+        assert pod["spec"]["imagePullSecrets"] == [{"name": "registry"}]
+        volumes = {each["name"]: each for each in pod["spec"]["volumes"]}
+        assert volumes["cache"]["persistentVolumeClaim"] == {"claimName": "models"}
+        assert volumes["trust"]["configMap"] == {"name": "gumshoe-ca", "optional": True}
+    for env, mounts in (
+        (node["env"], trainer["spec"]["containers"][0]["volumeMounts"]),
+        (server["env"], server["volumeMounts"]),
+        (loader["env"], loader["volumeMounts"]),
+    ):
+        assert trust in mounts
+        assert {"name": "SSL_CERT_FILE", "value": "/etc/gumshoe-trust/ca-bundle.crt"} in env
+    for env in (node["env"], server["env"]):
+        assert {"name": "HF_HOME", "value": "/cache/huggingface"} in env
+    classes = {name: rollout["spec"][name] for name in ("priorityClassName", "runtimeClassName", "schedulerName")}
+    assert [*classes.values()] == ["high", "nvidia", "own-scheduler"]
+
+
+def test_the_user_of_pods_is_that_of_the_image_or_the_platform() -> None:
+    def context(**job: Any) -> dict[str, Any]:
+        found = replace(TRAINING, job=TrainJobSpec(**job)).manifests[2]["spec"]["template"]["spec"]["securityContext"]
+        return dict(found)
+
+    assert context() == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert context(cache="models")["fsGroup"] == 10001, "to write to a volume that belongs to root"
+    assert "fsGroup" not in context(cache="models", fs_group=None), "OpenShift sets its own"
+
+
+def test_pods_have_the_proxy_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    assert not {"HTTPS_PROXY", "NO_PROXY"} & {each["name"] for each in TRAINING.all_env}
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("NO_PROXY", ".svc")
+    _, job, deployment = TRAINING.manifests
+    containers = deployment["spec"]["template"]["spec"]["containers"]
+    for env in (job["spec"]["trainer"]["env"], *(each["env"] for each in containers)):
+        proxies = {each["name"]: each["value"] for each in env if each["name"].endswith("_PROXY")}
+        assert proxies == {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": ".svc"}
+
+
 @pytest.mark.parametrize("run", ["r1", "2024-05-03.a", "A" * 63, "sweep/slow", "x-" * 31, "ü"])
 def test_names_are_dns_labels_derived_from_the_run(run: str) -> None:
     name = build_job_name(f"s3://bucket/mail/runs/{run}")
@@ -137,6 +202,7 @@ def test_names_are_dns_labels_derived_from_the_run(run: str) -> None:
         ({"rollout_gpus": 6.0}, "trainjob.gpus-not-a-power-of-two", ["rollout_gpus", "got 6"]),
         ({"queue": "My queue", "runtime": 1}, "trainjob.invalid-job", ["queue: ", "'My queue'", "runtime: ", "got 1"]),
         ({"memory": "64 GB"}, "trainjob.invalid-job", ["memory: ", "'64 GB'", "256Gi"]),
+        ({"fs_group": 0, "scheduler": "My own"}, "trainjob.invalid-job", ["fs_group: ", "scheduler: ", "'My own'"]),
         ({"memory": 64}, "trainjob.invalid-job", ["memory: ", "got 64"]),
         (["rollout_servers"], "trainjob.invalid-job", ["must be a mapping", "got ['rollout_servers']"]),
     ],

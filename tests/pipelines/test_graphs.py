@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from gumshoe_pipelines.graphs import PIPELINES, Graph, compile_graph, compile_manifests, read_documents, read_values
+from gumshoe_pipelines.graphs import (
+    PIPELINES,
+    Graph,
+    compile_graph,
+    compile_manifests,
+    read_documents,
+    read_values,
+    split_parameters,
+)
 from tests.errors import raises
 
 EMBEDDING = "intfloat/e5-base-v2"
@@ -20,6 +28,13 @@ IMAGES = {"worker_image": "worker", "trainer_image": "trainer"}
 ON_GPU = {"warm-start", "train-grpo", "evaluate-policy"}
 
 
+def check_compiled(name: str, values: dict[str, Any]) -> dict[str, str]:
+    """Check the parameters that are compiled into a pipeline."""
+    from gumshoe_pipelines.run_arguments import check_compiled as check
+
+    return check(name, values)
+
+
 def check_arguments(arguments: dict[str, Any], *, is_local: bool) -> None:
     """Check the arguments of a pipeline before anything starts."""
     from gumshoe_pipelines.run_arguments import check_arguments as check
@@ -27,7 +42,9 @@ def check_arguments(arguments: dict[str, Any], *, is_local: bool) -> None:
     check(arguments, is_local=is_local)
 
 
-compile_once = cache(compile_graph)
+@cache
+def compile_once(name: str, compiled: tuple[tuple[str, str], ...] = ()) -> Graph:
+    return compile_graph(name, dict(compiled))
 
 
 @pytest.fixture(scope="module", params=list(PIPELINES))
@@ -97,31 +114,86 @@ def test_every_step_has_labels_optional_secrets_and_a_timeout(graph: Graph) -> N
     for name, settings in executors(graph).items():
         assert settings["podMetadata"]["labels"][STEP_LABEL] == name
         assert int(settings["activeDeadlineSeconds"]) > 0
+        assert settings["podMetadata"]["labels"]["sidecar.istio.io/inject"] == "false"
         secrets = settings["secretAsEnv"]
         own = {"gumshoe-imap"} if name == "ingest" else set()
         assert {each["secretName"] for each in secrets} == {"gumshoe-s3", "gumshoe-models", "gumshoe-webhook"} | own
         assert all(each["optional"] for each in secrets)
 
 
-def test_gpu_steps_request_gpus(graph: Graph) -> None:
+def test_every_step_has_the_certificates_and_the_proxy_of_its_namespace_and_no_fixed_user(graph: Graph) -> None:
+    for settings in executors(graph).values():
+        (trust,) = settings["configMapAsVolume"]
+        assert (trust["configMapName"], trust["mountPath"], trust["optional"]) == (
+            "gumshoe-ca",
+            "/etc/gumshoe-trust",
+            True,
+        )
+        (proxy,) = settings["configMapAsEnv"]
+        assert (proxy["configMapName"], proxy["optional"]) == ("gumshoe-proxy", True)
+        assert [each["envVar"] for each in proxy["keyToEnv"]] == ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"]
+        assert settings["securityContext"] == {"runAsNonRoot": True}
+
+
+def test_steps_request_what_the_parameters_say(graph: Graph) -> None:
     containers = graph.spec["deploymentSpec"]["executors"]
+    pods = {"evaluate-policy": "measuring", "warm-start": "whole", "train-grpo": "training"}
     for name, settings in executors(graph).items():
-        on_gpu = re.sub(r"-\d+$", "", name) in ON_GPU
-        accelerator = containers[f"exec-{name}"]["container"].get("resources", {}).get("accelerator", {})
-        assert bool(accelerator) == on_gpu
-        assert ("nodeSelector" in settings, "tolerations" in settings) == (on_gpu, on_gpu)
-        if on_gpu:
-            assert accelerator["resourceType"] == "nvidia.com/gpu"
-            uses_one = name.startswith("evaluate-policy") and "exec-plan-run" in containers
-            assert bool(re.search(r"plan-run(-\d+)?-measuring", accelerator["resourceCount"])) == uses_one
-            (shared,) = settings["emptyDirMounts"]
-            assert (shared["medium"], shared["mountPath"]) == ("Memory", "/dev/shm")
+        step = re.sub(r"-\d+$", "", name)
+        resources = containers[f"exec-{name}"]["container"]["resources"]
+        cpus, memory = resources["resourceCpuRequest"], resources["resourceMemoryRequest"]
+        accelerator = resources.get("accelerator", {})
+        assert bool(accelerator) == (step in ON_GPU)
+        assert ("nodeSelector" in settings, "tolerations" in settings) == (step in ON_GPU,) * 2
+        if step not in ON_GPU:
+            assert ("--worker_cpus'" in cpus, "--worker_memory'" in memory) == (True, True)
+            continue
+        assert "--gpu_resource'" in accelerator["resourceType"]
+        for value, suffix in ((accelerator["resourceCount"], ""), (cpus, "_cpus"), (memory, "_memory")):
+            assert re.search(rf"plan-run(-\d+)?-{pods[step]}{suffix}'", value)
+        (shared,) = settings["emptyDirMounts"]
+        assert (shared["medium"], shared["mountPath"]) == ("Memory", "/dev/shm")
+
+
+POD_OPTIONS = {"queue": "lq", "priority": "high", "cache": "models", "image_pull_secret": "registry"}
+
+
+@pytest.mark.parametrize("name", list(PIPELINES))
+def test_pod_options_are_compiled_into_the_steps(name: str) -> None:
+    graph, plain = compile_once(name, tuple(POD_OPTIONS.items())), compile_once(name)
+    assert find_missing_inputs(graph.text) == []
+    containers = graph.spec["deploymentSpec"]["executors"]
+    for step, settings in executors(graph).items():
+        (volume,) = settings["pvcMount"]
+        assert (volume["constant"], volume["mountPath"]) == ("models", "/cache")
+        assert {"name": "HF_HOME", "value": "/cache/huggingface"} in containers[f"exec-{step}"]["container"]["env"]
+        (secret,) = settings["imagePullSecret"]
+        assert secret["secretName"] == "registry"
+        queue = {
+            key.partition("/")[2]: value
+            for key, value in settings["podMetadata"]["labels"].items()
+            if key.startswith("kueue.x-k8s.io/")
+        }
+        on_gpu = re.sub(r"-\d+$", "", step) in ON_GPU
+        assert queue == ({"queue-name": "lq", "priority-class": "high"} if on_gpu else {})
+        seen = [each["fieldPath"] for each in settings.get("fieldPathAsEnv", [])]
+        assert seen == ["metadata.labels['kueue.x-k8s.io/managed']"] * on_gpu
+    if "exec-train-grpo" in containers:
+        assert "image_pull_secret: registry" in graph.text, "for the pods of a TrainJob"
+    assert not any({"pvcMount", "imagePullSecret"} & settings.keys() for settings in executors(plain).values())
+    assert graph.parameters == plain.parameters
+    assert not POD_OPTIONS.keys() & plain.parameters.keys()
 
 
 def test_steps_are_retried_and_only_pure_ones_are_cached(graph: Graph) -> None:
     tasks = [item for _, part in list_components(graph.spec) for item in part.get("dag", {}).get("tasks", {}).items()]
     steps = {name: each for name, each in tasks if "executorLabel" in graph.spec["components"][f"comp-{name}"]}
-    assert all(each["retryPolicy"]["maxRetryCount"] == 3 for each in steps.values())
+    timeouts = {name: int(each["activeDeadlineSeconds"]) for name, each in executors(graph).items()}
+    for name, each in steps.items():
+        policy, label = each["retryPolicy"], graph.spec["components"][f"comp-{name}"]["executorLabel"]
+        assert policy["maxRetryCount"] == 3
+        # Argo counts from the first start, and ends a retry that still runs then.
+        assert int(policy["backoffMaxDuration"].removesuffix("s")) > 10 * timeouts[label.removeprefix("exec-")]
     cached = {name for name, each in steps.items() if each.get("cachingOptions", {}).get("enableCache")}
     assert cached <= {"ingest", "load-scenarios", "evaluate-policy", "warm-start"}
     for name in cached:
@@ -134,6 +206,7 @@ def test_steps_install_nothing_and_images_are_parameters(graph: Graph) -> None:
     for each in graph.spec["deploymentSpec"]["executors"].values():
         container = each["container"]
         assert "pip install" not in str(container["command"])
+        assert container["command"][2].count("exec python3 -m gumshoe_pipelines.step_runner kfp.dsl.executor_main") == 1
         assert re.fullmatch(r"\{\{\$\.inputs\.parameters\['pipelinechannel--\w+_image'\]\}\}", container["image"])
 
 
@@ -211,6 +284,20 @@ def test_a_missing_parameter_is_described() -> None:
     description = graph.parameters["scenarios"]["description"].rstrip(".")
     with raises("pipelines.missing-parameter", "scenarios", description):
         graph.check({"sources": ["a"], "store": "s", **IMAGES})
+
+
+def test_compiled_parameters_are_checked_too() -> None:
+    assert split_parameters("train-agent", {"queue": "lq", "seed": 2}) == ({"queue": "lq"}, {"seed": 2})
+    with raises("pipelines.wrong-parameter-type", "cache", "true"):
+        split_parameters("train-agent", {"cache": True})
+    assert check_compiled("evaluate-agent", POD_OPTIONS) == POD_OPTIONS
+    with raises("pipelines.not-compiled", "seed", "evaluate-agent"):
+        check_compiled("evaluate-agent", {**POD_OPTIONS, "seed": 2})
+    for name, value in (("queue", "My queue"), ("cache", "models.v1"), ("image_pull_secret", "-")):
+        with raises("pipelines.invalid-object-name", f"{name}: ", repr(value)):
+            check_compiled("train-agent", {name: value})
+    with raises("pipelines.priority-without-queue", "priority: ", "'high'"):
+        check_compiled("train-agent", {"priority": "high"})
 
 
 def test_an_unquoted_date_is_refused() -> None:

@@ -59,14 +59,75 @@ def test_invalid_options_of_several_nodes_are_refused(nodes: int, node_selector:
         TrainJobOptions.of(nodes, 0, {}, "trainer", node_selector, [])
 
 
-def test_steps_request_only_the_gpus_they_use() -> None:
-    """Evaluation requests one. Training requests all, or none if a TrainJob trains."""
+def plan(nodes: int = 1, gpus: int = 4, run: str = "r1", **others: Any) -> dict[str, Any]:
+    """Run the step that plans a run. Return its outputs by name."""
     from gumshoe_pipelines.placement import plan_run
 
-    gpus: tuple[Any, ...] = (4, {"pool": "gpus"}, [{"operator": "Exists"}])
-    assert tuple(plan_run.python_func("r1", "job", 1, *gpus)) == ("r1", 1, *gpus)
-    assert tuple(plan_run.python_func("", "job", 2, *gpus)) == ("job", 1, 0, {}, [])
-    assert tuple(plan_run.python_func("r1", "job", 1, 0, {}, [])) == ("r1", 0, 0, {}, [])
+    amounts = {"cpus_per_gpu": 4, "memory_per_gpu": "32Gi", "worker_cpus": "500m", "worker_memory": "2Gi"}
+    nodes_of = {"node_selector": {"pool": "gpus"}, "tolerations": [{"operator": "Exists"}]}
+    given = {"gpu_resource": "nvidia.com/gpu", **amounts, **nodes_of, **others}
+    outputs = plan_run.component_spec.outputs
+    return dict(zip(outputs, plan_run.python_func(run=run, job="job", nodes=nodes, gpus=gpus, **given), strict=True))
+
+
+def test_steps_request_only_what_they_use() -> None:
+    """Evaluation requests one GPU. Training requests all, or none if a TrainJob trains."""
+    alone, several, none = plan(), plan(nodes=2, run=""), plan(gpus=0)
+    assert [each["run"] for each in (alone, several)] == ["r1", "job"]
+
+    def amounts(found: dict[str, Any], pod: str) -> tuple[Any, ...]:
+        return found[pod], found[f"{pod}_cpus"], found[f"{pod}_memory"]
+
+    for found in (alone, several):
+        assert amounts(found, "measuring") == (1, "4", "32Gi")
+        assert amounts(found, "whole") == (4, "16", "128Gi")
+    assert amounts(alone, "training") == (4, "16", "128Gi")
+    assert amounts(several, "training") == (0, "500m", "2Gi")
+    assert {amounts(none, pod) for pod in ("measuring", "whole", "training")} == {(0, "500m", "2Gi")}
+    assert (alone["node_selector"], alone["tolerations"]) == ({"pool": "gpus"}, [{"operator": "Exists"}])
+    assert (several["node_selector"], several["tolerations"]) == ({}, [])
+    assert amounts(plan(cpus_per_gpu=12, memory_per_gpu="1.5Ti"), "whole") == (4, "48", "6Ti")
+
+
+@pytest.mark.parametrize(
+    ("given", "code", "values"),
+    [
+        ({"gpus": -1}, "pipelines.invalid-gpus", ["gpus: ", "-1"]),
+        ({"gpu_resource": "gpu.nvidia.com"}, "pipelines.invalid-gpu-resource", ["gpu_resource: ", "'gpu.nvidia.com'"]),
+        ({"gpu_resource": "nvidia.com/mig-1g.10gb", "gpus": 2}, "pipelines.several-mig-devices", ["gpus: ", "mig-1g"]),
+        ({"cpus_per_gpu": 0}, "pipelines.invalid-resources", ["cpus_per_gpu: ", "0"]),
+        ({"memory_per_gpu": "32 GB"}, "pipelines.invalid-resources", ["memory_per_gpu: ", "'32 GB'"]),
+        ({"worker_cpus": "half"}, "pipelines.invalid-resources", ["worker_cpus: ", "'half'"]),
+        ({"worker_memory": ""}, "pipelines.invalid-resources", ["worker_memory: ", "''"]),
+    ],
+)
+def test_invalid_resources_are_refused_at_once_and_by_the_first_step(
+    given: dict[str, Any], code: str, values: list[str]
+) -> None:
+    from gumshoe_pipelines.run_arguments import check_arguments
+
+    with raises(code, *values):
+        check_arguments(given, is_local=False)
+    with raises(code, *values):
+        plan(**given)
+    fine: dict[str, Any] = {
+        "gpu_resource": "nvidia.com/mig-1g.10gb",
+        "gpus": 1,
+        "worker_cpus": "0.5",
+        "memory_per_gpu": "64G",
+    }
+    check_arguments(fine, is_local=False)
+    assert plan(**fine)["whole_memory"] == "64G"
+
+
+def test_a_trainjob_has_the_options_of_the_pipeline_s_pods_unless_it_has_its_own() -> None:
+    from gumshoe_pipelines.trainjob_step import TrainJobOptions
+
+    pods = {"queue": "lq", "cache": "models", "image_pull_secret": "registry"}
+    amounts = {"gpu_resource": "amd.com/gpu", "cpus_per_gpu": 8, "memory_per_gpu": "64Gi"}
+    found = TrainJobOptions.of(2, 8, {"queue": "own"}, "trainer", {}, [], pods, **amounts)
+    assert (found.job.queue, found.job.cache, found.image_pull_secret) == ("own", "models", "registry")
+    assert (found.gpu_resource, found.cpus_per_gpu, found.memory_per_gpu) == tuple(amounts.values())
 
 
 @pytest.mark.parametrize(
@@ -92,7 +153,8 @@ def test_steps_request_only_the_gpus_they_use() -> None:
             "pipelines.no-rollout-servers",
             "job.rollout_servers",
         ),
-        ({"job": {"servers": 1}}, "trainjob.invalid-job", "job: "),
+        ({"job": {"queue": "lq"}}, "pipelines.job-of-one-node", "got queue"),
+        ({"nodes": 1, "job": {"memory": "8Gi"}}, "pipelines.job-of-one-node", "got memory"),
         ({"nodes": 2, "job": {"servers": 1}}, "trainjob.invalid-job", "job: "),
         ({"gpus": -1}, "pipelines.invalid-gpus", "gpus: "),
         ({"worker_image": ""}, "pipelines.empty-image", "worker_image: "),

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import Field, field_validator
-
 from gumshoe.artifacts.adapter_layout import LOADER_PORT
-from gumshoe.errors import UsageError
-from gumshoe.model_validation import ParameterModel, to_int_if_whole, validate_model
+from gumshoe.cluster.pod_environment import CA_CONFIG_MAP, ISTIO_LABELS, TRUST_DIRECTORY, build_pod_environment
+from gumshoe.cluster.pod_resources import CPUS_PER_GPU, GPU_RESOURCE, MEMORY_PER_GPU, multiply_quantity
+from gumshoe.cluster.trainjob_spec import TrainJobSpec
+from gumshoe.model_validation import to_int_if_whole
 
 Manifest = dict[str, Any]
 GROUP, VERSION, PLURAL = "trainer.kubeflow.org", "v1alpha1", "trainjobs"
@@ -39,18 +39,19 @@ NODE_LABEL = "batch.kubernetes.io/job-completion-index"
 """Kubernetes' label with the index of a TrainJob's node, from 0."""
 QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
 SERVER_PORT = 8000
+CACHE_DIRECTORY = "/cache"
+"""Directory of the volume for models, in all pods."""
+MODEL_CACHE = f"{CACHE_DIRECTORY}/huggingface"
+"""Directory for HF_HOME in it."""
 ADAPTERS = "/adapters"
 """Directory where the adapter loader puts adapters for the server in the same pod."""
+_CACHE, _TRUST = "cache", "trust"  # names of volumes, as in the runtime
 _NODE = "node"  # Kubeflow Trainer's name for the trainers' replicated job and its container
 _MANAGER = "gumshoe.dev/pipeline"  # owner of the runtime patch
-CPUS, GIBIBYTES = 4, 32
-"""Default CPUs and memory per GPU; a pod without GPUs gets them once."""
 _STARTUP = 30 * 60  # seconds for a server to load its model
-_CACHE = "/cache"  # same path as in the trainers
 _GRACE = 120  # seconds for trainers to save and upload a checkpoint
 _LEAVES = 5  # seconds that a server keeps answering after its address was removed from the Service
 _SLUG = 24  # characters of the run ID in names; Kubernetes adds up to 25 to a pod's name
-_USER = 10001  # user ID in the images
 _RESTRICTED = {
     "allowPrivilegeEscalation": False,
     "readOnlyRootFilesystem": True,
@@ -58,70 +59,6 @@ _RESTRICTED = {
 }
 _WRITABLE = {"home": "/home/gumshoe", "tmp": "/tmp"}  # noqa: S108 - in the pod
 _MOUNTS = [{"name": name, "mountPath": place} for name, place in _WRITABLE.items()]
-_NAME = re.compile(r"([a-z0-9]([a-z0-9.-]{0,61}[a-z0-9])?)?")
-_MEMORY = re.compile(r"(\d+(\.\d+)?[KMGT]i?)?")
-
-
-class TrainJobSpec(ParameterModel):
-    """Configure how a pipeline trains on several nodes: its parameter `job`."""
-
-    rollout_servers: int = Field(1, ge=0)
-    """Number of vLLM rollout servers; 0 if rollouts.engine is transformers, or rollouts.servers names other servers."""
-    rollout_gpus: int | None = Field(None, ge=0)
-    """GPUs per server for tensor parallelism, a power of two. Default: 1 if the nodes have GPUs."""
-    queue: str = ""
-    """Kueue LocalQueue. Without one the pods start right away."""
-    priority: str = ""
-    """Kueue WorkloadPriorityClass."""
-    cpus: int | None = Field(None, ge=1)
-    """CPUs per node and per server. Default: 4 per GPU."""
-    memory: str = ""
-    """Memory per node and per server, e.g. 256Gi. Default: 32Gi per GPU."""
-    cache: str = ""
-    """PersistentVolumeClaim for the servers' models. Default: each server downloads its own copy. The trainers' cache
-    is set in the runtime.
-    """
-    runtime: str = "gumshoe"
-    """Name of the ClusterTrainingRuntime."""
-
-    def count_server_gpus(self, gpus: int) -> int:
-        """Return the number of GPUs per server, if a node has `gpus` GPUs."""
-        return min(1, gpus) if self.rollout_gpus is None else self.rollout_gpus
-
-    @classmethod
-    def of(cls, parameters: Mapping[str, Any]) -> "TrainJobSpec":
-        """Parse the pipeline parameter `job`.
-
-        Raises:
-            UsageError: if it has an unknown key, or an invalid value.
-        """
-        return validate_model(cls, parameters, "trainjob.invalid-job", "invalid job")
-
-    @field_validator("rollout_gpus")
-    @classmethod
-    def _check_rollout_gpus(cls, gpus: int | None) -> int | None:
-        if gpus and gpus & (gpus - 1):
-            raise UsageError(
-                "trainjob.gpus-not-a-power-of-two",
-                f"rollout_gpus must be a power of two (1, 2, 4, 8), over which vLLM splits a model, got {gpus}",
-            )
-        return gpus
-
-    @field_validator("queue", "priority", "cache", "runtime")
-    @classmethod
-    def _check_object_name(cls, name: str) -> str:
-        if not _NAME.fullmatch(name):
-            raise ValueError(
-                f"must be a Kubernetes name, got {name!r}; use at most 63 lower-case letters, digits, dots and dashes"
-            )
-        return name
-
-    @field_validator("memory")
-    @classmethod
-    def _check_memory(cls, memory: str) -> str:
-        if not _MEMORY.fullmatch(memory):
-            raise ValueError(f"must be a Kubernetes quantity, got {memory!r}; write e.g. 256Gi")
-        return memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +89,24 @@ class TrainingJob:
     labels: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Manifest, ...] = ()
+    gpu_resource: str = GPU_RESOURCE
+    """Name of the resource that nodes count GPUs by."""
+    cpus_per_gpu: int = CPUS_PER_GPU
+    memory_per_gpu: str = MEMORY_PER_GPU
+    """CPUs and memory of a pod for each of its GPUs, unless `job` sets those of the pod."""
+    image_pull_secret: str = ""
+    """Secret for the registry of the image."""
+    has_ca_bundle: bool = False
+    """True if the pods trust the certificates of the namespace."""
     seconds: int = 48 * 3600
     """Time limit, not counting the time when the job is suspended."""
+
+    @property
+    def all_env(self) -> list[Manifest]:
+        """`env`, and what this process has of proxies and certificates."""
+        own = build_pod_environment(has_ca_bundle=self.has_ca_bundle)
+        names = {each["name"] for each in own}
+        return [*(each for each in self.env if each["name"] not in names), *own]
 
     @property
     def manifests(self) -> list[Manifest]:
@@ -194,7 +147,10 @@ def _add_digest(manifest: Manifest) -> Manifest:
 def _build_train_job(training: TrainingJob) -> Manifest:
     pod: Manifest = {"serviceAccountName": "gumshoe-trainer", "terminationGracePeriodSeconds": _GRACE}
     pod |= _build_scheduling(training)
-    labels = {**training.labels, JOB_LABEL: training.name, ROLE_LABEL: "trainer"}
+    volumes, mounts = _build_shared_volumes(training)
+    if volumes:
+        pod |= {"volumes": volumes, "containers": [{"name": _NODE, "volumeMounts": mounts}]}
+    labels = {**training.labels, **ISTIO_LABELS, JOB_LABEL: training.name, ROLE_LABEL: "trainer"}
     template = {"metadata": {"labels": labels}, "spec": pod}
     patch = {"name": _NODE, "template": {"spec": {"template": template}}}
     return {
@@ -207,10 +163,10 @@ def _build_train_job(training: TrainingJob) -> Manifest:
             "trainer": {
                 "image": training.image,
                 "command": list(training.command),
-                "env": list(training.env),
+                "env": [*training.all_env, *_build_cache_env(training)],
                 "numNodes": training.nodes,
                 "numProcPerNode": max(1, training.gpus),  # passed to the node's command, which starts them
-                "resourcesPerNode": _build_resources(training.job, training.gpus),
+                "resourcesPerNode": _build_resources(training, training.gpus),
             },
             "runtimePatches": [
                 {
@@ -229,26 +185,23 @@ def _build_deployment(training: TrainingJob, rollout: Rollout) -> Manifest:
     """
     name = rollout_name(training.name)
     own = {JOB_LABEL: training.name, ROLE_LABEL: "rollout"}
+    labels = {**training.labels, **ISTIO_LABELS, **own}
     gpus = training.job.count_server_gpus(training.gpus)
     pod = {
         "serviceAccountName": "gumshoe-rollout",
         "automountServiceAccountToken": False,
         "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 30,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "fsGroup": _USER,
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
+        "securityContext": _build_pod_security(training.job),
         "containers": [_build_server(training, rollout, gpus), _build_loader(training, rollout)],
         "volumes": [
             {"name": "adapters", "emptyDir": {"sizeLimit": "20Gi"}},
             {"name": "shm", "emptyDir": {"medium": "Memory"}},
             *({"name": name, "emptyDir": {}} for name in _WRITABLE),
-            *({"name": "cache", "persistentVolumeClaim": {"claimName": name}} for name in [training.job.cache] if name),
+            *_build_shared_volumes(training)[0],
         ],
         **_build_scheduling(training),
+        **_build_classes(training.job),
     }
     return {
         "apiVersion": "apps/v1",
@@ -259,21 +212,20 @@ def _build_deployment(training: TrainingJob, rollout: Rollout) -> Manifest:
             "strategy": {"type": "Recreate"},  # there are no spare GPUs for a rolling update
             "progressDeadlineSeconds": _STARTUP + 600,
             "selector": {"matchLabels": own},
-            "template": {"metadata": {"labels": {**training.labels, **own}}, "spec": pod},
+            "template": {"metadata": {"labels": labels}, "spec": pod},
         },
     }
 
 
 def _build_server(training: TrainingJob, rollout: Rollout, gpus: int) -> Manifest:
     health = {"path": "/health", "port": "vllm"}
-    has_cache = bool(training.job.cache)
     return {
         "name": "server",
         "image": training.image,
         "command": list(rollout.server),
-        "env": [*training.env, *[{"name": "HF_HOME", "value": f"{_CACHE}/huggingface"}] * has_cache],
+        "env": [*training.all_env, *_build_cache_env(training)],
         "ports": [{"name": "vllm", "containerPort": SERVER_PORT}],
-        "resources": _build_resources(training.job, gpus),
+        "resources": _build_resources(training, gpus),
         "securityContext": _RESTRICTED,
         "startupProbe": {"httpGet": health, "periodSeconds": 10, "failureThreshold": _STARTUP // 10},
         "readinessProbe": {"httpGet": health, "periodSeconds": 5, "timeoutSeconds": 5},
@@ -283,7 +235,7 @@ def _build_server(training: TrainingJob, rollout: Rollout, gpus: int) -> Manifes
             {"name": "adapters", "mountPath": ADAPTERS, "readOnly": True},
             {"name": "shm", "mountPath": "/dev/shm"},  # noqa: S108 - in the pod
             *_MOUNTS,
-            *[{"name": "cache", "mountPath": _CACHE}] * has_cache,
+            *_build_shared_volumes(training)[1],
         ],
     }
 
@@ -293,7 +245,7 @@ def _build_loader(training: TrainingJob, rollout: Rollout) -> Manifest:
         "name": "loader",
         "image": training.image,
         "command": list(rollout.loader),
-        "env": list(training.env),
+        "env": training.all_env,
         "ports": [{"name": "loader", "containerPort": LOADER_PORT}],
         "resources": {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "1Gi"}},
         "securityContext": _RESTRICTED,
@@ -309,7 +261,11 @@ def _build_loader(training: TrainingJob, rollout: Rollout) -> Manifest:
             "timeoutSeconds": 10,
             "failureThreshold": 6,
         },
-        "volumeMounts": [{"name": "adapters", "mountPath": ADAPTERS}, *_MOUNTS],
+        "volumeMounts": [
+            {"name": "adapters", "mountPath": ADAPTERS},
+            *_MOUNTS,
+            *(each for each in _build_shared_volumes(training)[1] if each["name"] == _TRUST),
+        ],
     }
 
 
@@ -339,7 +295,42 @@ def _build_scheduling(training: TrainingJob) -> Manifest:
         found["tolerations"] = [
             {name: to_int_if_whole(value) for name, value in each.items()} for each in training.tolerations
         ]
+    if training.image_pull_secret:
+        found["imagePullSecrets"] = [{"name": training.image_pull_secret}]
     return found
+
+
+def _build_classes(job: TrainJobSpec) -> Manifest:
+    """Return what a TrainJob cannot set: its patches have no such fields."""
+    classes = {
+        "priorityClassName": job.priority_class,
+        "runtimeClassName": job.runtime_class,
+        "schedulerName": job.scheduler,
+    }
+    return {name: value for name, value in classes.items() if value}
+
+
+def _build_pod_security(job: TrainJobSpec) -> Manifest:
+    """Return the security context of a pod. The image or the platform names the user."""
+    group = {"fsGroup": job.fs_group} if job.cache and job.fs_group else {}
+    return {"runAsNonRoot": True, **group, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def _build_shared_volumes(training: TrainingJob) -> tuple[list[Manifest], list[Manifest]]:
+    """Return the volumes of all pods, and their mounts: the cache of models, and certificates."""
+    volumes: list[Manifest] = []
+    mounts: list[Manifest] = []
+    if training.job.cache:
+        volumes.append({"name": _CACHE, "persistentVolumeClaim": {"claimName": training.job.cache}})
+        mounts.append({"name": _CACHE, "mountPath": CACHE_DIRECTORY})
+    if training.has_ca_bundle:
+        volumes.append({"name": _TRUST, "configMap": {"name": CA_CONFIG_MAP, "optional": True}})
+        mounts.append({"name": _TRUST, "mountPath": TRUST_DIRECTORY, "readOnly": True})
+    return volumes, mounts
+
+
+def _build_cache_env(training: TrainingJob) -> list[Manifest]:
+    return [{"name": "HF_HOME", "value": MODEL_CACHE}] if training.job.cache else []
 
 
 def _build_queue_labels(job: TrainJobSpec) -> dict[str, str]:
@@ -347,10 +338,12 @@ def _build_queue_labels(job: TrainJobSpec) -> dict[str, str]:
     return {label: value for label, value in labels.items() if value}
 
 
-def _build_resources(job: TrainJobSpec, gpus: int) -> Manifest:
+def _build_resources(training: TrainingJob, gpus: int) -> Manifest:
+    """Return the resources of a pod. Without GPUs, it gets the CPUs and memory of one."""
+    job, shares = training.job, max(1, gpus)
     wanted = {
-        "cpu": str(job.cpus or CPUS * max(1, gpus)),
-        "memory": job.memory or f"{GIBIBYTES * max(1, gpus)}Gi",
+        "cpu": str(job.cpus or training.cpus_per_gpu * shares),
+        "memory": job.memory or multiply_quantity(training.memory_per_gpu, shares),
     }
-    own = {"nvidia.com/gpu": str(gpus)} if gpus else {}
+    own = {training.gpu_resource: str(gpus)} if gpus else {}
     return {"requests": {**wanted, **own}, "limits": {"memory": wanted["memory"], **own}}

@@ -10,7 +10,6 @@ def evaluate_policy(
     base_model: str,
     judge: str,
     limits: dict,
-    gpus: int,  # noqa: ARG001 - requested for the pod
     code: str,
     evaluation: dsl.Output[dsl.Artifact],
     metrics: dsl.Output[dsl.Metrics],
@@ -28,7 +27,6 @@ def evaluate_policy(
         base_model: `tiny`, the directory of a model, or its name on the hub.
         judge: Judge of the answers, e.g. `heuristic` (see `gumshoe evaluate --judge`).
         limits: Limits of each episode: max_turns, max_tokens, max_context; and its chat settings: chat.
-        gpus: Number of GPUs of the step.
         code: Hash of the code. If it changes, the step is not taken from the cache.
         evaluation: Directory that `gumshoe evaluate` writes.
         metrics: Metrics of the last policy.

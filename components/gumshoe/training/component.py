@@ -12,7 +12,6 @@ def warm_start(
     settings: dict,
     demonstrations: str,
     judge: str,
-    gpus: int,  # noqa: ARG001 - used by the pod
     code: str,  # noqa: ARG001 - part of the cache key
     adapter: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
@@ -28,7 +27,6 @@ def warm_start(
         demonstrations: URI of episodes recorded by `gumshoe rollout`; `gold` to make them from the scenarios and their
             sources; empty for no warm start.
         judge: Judge that decides which episodes are correct, as in `gumshoe evaluate --judge`.
-        gpus: Number of GPUs of the step.
         code: Hash of the code, so that results of other code are not taken from the cache.
         adapter: The trained adapter.
         metrics: The numbers of the report.

@@ -1,0 +1,45 @@
+"""Name what administrators may put into a namespace for all pods: certificates and a proxy. Both are optional.
+
+The ConfigMap `gumshoe-ca` has a file of trusted certificates, and the ConfigMap `gumshoe-proxy` has environment
+variables. Pipeline steps take them from there. Pods that a step creates get what the step itself has.
+"""
+
+import os
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from typing import Any
+
+CA_CONFIG_MAP, CA_KEY = "gumshoe-ca", "ca-bundle.crt"
+TRUST_DIRECTORY = "/etc/gumshoe-trust"
+"""Directory where pods have the file of the ConfigMap."""
+CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")
+"""Environment variables that name the file: for OpenSSL and httpx, for requests, and for boto3."""
+PROXY_CONFIG_MAP = "gumshoe-proxy"
+PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+"""Keys of the ConfigMap, and the environment variables that they become."""
+NO_PROXY_HOSTS = ("localhost", "127.0.0.1", "::1", ".svc", ".cluster.local", "169.254.169.254", "169.254.170.23")
+"""Hosts that are never reached by a proxy: this pod, Services, and the addresses of cloud credentials."""
+ISTIO_LABELS = {"sidecar.istio.io/inject": "false"}
+"""Labels of pods that run to an end or open ports of their own, both of which a sidecar of Istio breaks."""
+
+
+def find_ca_file(directory: str = TRUST_DIRECTORY) -> Path | None:
+    """Return the file of trusted certificates that this pod has, or None without the ConfigMap."""
+    found = Path(directory, CA_KEY)
+    return found if found.is_file() else None
+
+
+def exclude_from_proxy(environment: MutableMapping[str, str]) -> None:
+    """Add to NO_PROXY what a proxy cannot reach, if the environment has a proxy."""
+    if not (environment.get("HTTP_PROXY") or environment.get("HTTPS_PROXY")):
+        return
+    given = [each.strip() for each in environment.get("NO_PROXY", "").split(",")]
+    own = environment.get("KUBERNETES_SERVICE_HOST", "")  # the address of the Kubernetes API in a pod
+    environment["NO_PROXY"] = ",".join(dict.fromkeys(filter(None, (*given, *NO_PROXY_HOSTS, own))))
+
+
+def build_pod_environment(environment: Mapping[str, str] = os.environ, *, has_ca_bundle: bool) -> list[dict[str, Any]]:
+    """Return the environment variables for pods that a step creates: its own proxy, and where certificates are."""
+    proxy = {name: environment[name] for name in PROXY_VARIABLES if environment.get(name)}
+    trust = dict.fromkeys(CA_VARIABLES, f"{TRUST_DIRECTORY}/{CA_KEY}") if has_ca_bundle else {}
+    return [{"name": name, "value": value} for name, value in {**proxy, **trust}.items()]

@@ -1,0 +1,112 @@
+"""Check the arguments of a pipeline that say where and with what resources its pods run."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from gumshoe.artifacts.storage import split_uri
+from gumshoe.cluster.trainjob_spec import TrainJobSpec
+from gumshoe.errors import UsageError
+from gumshoe_pipelines.step_resources import ResourceParameters, check_job
+
+_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
+_RESOURCES = tuple(each.name for each in fields(ResourceParameters))
+
+
+def _check_image(name: str, arguments: Mapping[str, Any], _: bool) -> None:
+    if not arguments[name].strip():
+        raise UsageError(
+            "pipelines.empty-image", "must not be empty; write the name of an image, as images/build.sh prints it"
+        )
+
+
+def _check_resource(name: str, arguments: Mapping[str, Any], _: bool) -> None:
+    given = ResourceParameters(**{name: value for name, value in arguments.items() if name in _RESOURCES})
+    if fault := dict(given.find_faults()).get(name):
+        raise fault
+
+
+def _check_pod_option(name: str, arguments: Mapping[str, Any], _: bool) -> None:
+    value = arguments[name]
+    pattern = _LABEL if name == "cache" else _NAME  # Kubeflow names the volume after the claim
+    if value and not pattern.fullmatch(value):
+        raise UsageError(
+            "pipelines.invalid-object-name",
+            f"must be the name of a Kubernetes object, got {value!r}; use at most 63 lower-case letters, digits and "
+            "dashes",
+        )
+    if name == "priority" and value and not arguments.get("queue"):
+        raise UsageError(
+            "pipelines.priority-without-queue",
+            f"has no effect without a queue, got {value!r}; set queue to a Kueue LocalQueue, or leave priority out",
+        )
+
+
+def _check_nodes(arguments: Mapping[str, Any], is_local: bool) -> None:
+    nodes = arguments.get("nodes", 1)
+    if nodes < 1:
+        raise UsageError("pipelines.invalid-nodes", f"must be an integer >= 1, got {nodes}")
+    if nodes == 1:
+        check_job(nodes, arguments.get("job", {}))
+        return
+    try:
+        job = TrainJobSpec.of(arguments.get("job", {}))
+    except UsageError:  # reported by the check of `job`
+        return
+    if split_uri(arguments["store"])[0] != "s3":
+        raise UsageError(
+            "pipelines.store-not-in-s3", f"other nodes cannot read from {arguments['store']}; use s3://BUCKET/PREFIX"
+        )
+    if is_local:
+        raise UsageError(
+            "pipelines.single-machine",
+            f"a run on this machine has one node, got {nodes}; leave nodes out, or submit the pipeline to a cluster",
+        )
+    engine = arguments.get("settings", {}).get("rollouts.engine", "vllm")
+    if job.rollout_servers and engine != "vllm":
+        raise UsageError(
+            "pipelines.rollout-servers-without-vllm",
+            f"job.rollout_servers starts vLLM servers, but rollouts.engine is {engine}; set job.rollout_servers to 0, "
+            "or leave rollouts.engine out",
+        )
+    if not job.rollout_servers:
+        _check_servers(arguments)
+
+
+def _check_job(arguments: Mapping[str, Any], _: bool) -> None:
+    if arguments.get("nodes", 1) != 1:  # otherwise reported by the check of `nodes`
+        TrainJobSpec.of(arguments["job"])
+
+
+def _check_servers(arguments: Mapping[str, Any]) -> None:
+    """Check that several nodes have rollout servers, as far as the settings are known here.
+
+    Raises:
+        UsageError: if they have none.
+    """
+    from gumshoe.training.settings_sources import CONFIGS, resolve
+    from gumshoe_pipelines.trainjob_step import check_servers
+
+    config = str(arguments.get("config", ""))
+    if config and not (CONFIGS / f"{config}.yaml").exists():
+        return
+    sweep = [each.get("settings") for each in arguments.get("sweep", []) if isinstance(each, dict)]
+    for settings in sweep or [arguments.get("settings", {})]:
+        try:
+            known = resolve(config or None, settings or {}, {}).settings
+        except UsageError:  # reported by the check of `config`
+            continue
+        check_servers(known)
+
+
+PLACEMENT_CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
+    **{name: partial(_check_image, name) for name in ("worker_image", "trainer_image")},
+    **{name: partial(_check_resource, name) for name in _RESOURCES},
+    **{name: partial(_check_pod_option, name) for name in ("queue", "priority", "cache", "image_pull_secret")},
+    "nodes": _check_nodes,
+    "job": _check_job,
+}
+"""Check of each parameter. It gets all arguments, and True if the pipeline runs on this machine."""
