@@ -16,13 +16,14 @@ from pathlib import Path
 def read_version(chart: Path, tag: str) -> str:
     """Return the version that a Git tag releases.
 
-    Exits with a message if the chart, the project or the changelog of its checkout has another version.
+    Exits with a message if a file of the checkout has another version.
     """
     version, root = tag.removeprefix("v"), chart.resolve().parents[1]
     found = {
         f"{chart / 'Chart.yaml'}: version": _search(chart / "Chart.yaml", r"^version: (\S+)$"),
         f"{chart / 'Chart.yaml'}: appVersion": _search(chart / "Chart.yaml", r"^appVersion: (\S+)$"),
         "pyproject.toml": _search(root / "pyproject.toml", r'^version = "(.+)"$'),
+        "CITATION.cff": _search(root / "CITATION.cff", r"^version: (\S+)$"),
         "CHANGELOG.md": _search(root / "CHANGELOG.md", r"^## (\S+) \(\d{4}-\d{2}-\d{2}\)$"),
     }
     others = [f"{place} is {each}" for place, each in found.items() if each != version]

@@ -25,7 +25,8 @@ NAME = "charts/gumshoe-agent"
 def checkout(tmp_path: Path) -> Path:
     """Return the directory of a checkout that can be released."""
     shutil.copytree(CHART, tmp_path / "charts" / "agent")
-    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for name in ("pyproject.toml", "CITATION.cff"):
+        shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {VERSION} (2026-12-01)\n")
     return tmp_path
 
@@ -87,6 +88,7 @@ def test_a_registry_that_refuses_access_is_told(registry: FakeRegistry, checkout
         ("charts/agent/Chart.yaml", f"\nversion: {VERSION}", "\nversion: 9.9.9"),
         ("charts/agent/Chart.yaml", f"appVersion: {VERSION}", "appVersion: 9.9.9"),
         ("pyproject.toml", f'version = "{VERSION}"', 'version = "9.9.9"'),
+        ("CITATION.cff", f"version: {VERSION}", "version: 9.9.9"),
         ("CHANGELOG.md", f"{VERSION} (2026-12-01)", f"{VERSION} (unreleased)"),
     ],
 )
