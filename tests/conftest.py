@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
+from unittest.mock import patch
 
 import hypothesis
 import psutil
@@ -98,7 +99,10 @@ def s3_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             cwd=Path(__file__).parents[1],
             stdout=output,
             stderr=output,
-            env={name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
+            env={
+                **{name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
+                "S3_IGNORE_SUBDOMAIN_BUCKETNAME": "true",  # a test's own host name is not a bucket
+            },
         )
     try:
         address = f"http://127.0.0.1:{port}"
@@ -304,7 +308,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
 
     def typed(*arguments: object) -> CommandResult:
         capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
+        with patch.dict(os.environ), pytest.raises(SystemExit) as ended:  # the command may set variables
             main([*map(str, arguments)])
         printed = capsys.readouterr()
         assert isinstance(ended.value.code, int)

@@ -38,7 +38,7 @@ def test_a_command_imports_only_its_own_package() -> None:
         "print(sorted({name.split('.')[1] for name in sys.modules if name.startswith('gumshoe.')}))\n"
     )
     run = subprocess.run([sys.executable, "-c", code, "nowhere"], capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines()[-1] == "['artifacts', 'cli', 'errors', 'help_pages', 'terminal']"
+    assert run.stdout.splitlines()[-1] == "['artifacts', 'cli', 'errors', 'help_pages', 'network', 'terminal']"
 
 
 def test_version(run: Run) -> None:

@@ -7,7 +7,8 @@ import atexit
 import gc
 import sys
 from importlib import import_module
-from typing import Any, cast
+from pathlib import Path
+from typing import Annotated, Any, cast
 
 import typer
 from dotenv import find_dotenv, load_dotenv
@@ -64,6 +65,10 @@ _GROUPS = {
             "gumshoe.cluster.adapter_loader_command:app",
             "Load the newest adapter of a run into a vLLM server.",
         ),
+        "model-fetch": (
+            "gumshoe.cluster.model_fetch_command:app",
+            "Fetch and verify models and adapters for vLLM.",
+        ),
     },
     "Other": {
         "artifacts": ("gumshoe.artifacts.commands", "Publish, fetch, list, verify and prune artifacts."),
@@ -117,14 +122,26 @@ def _print_version(value: bool) -> None:
 
 @app.callback()
 def _root(
-    version: bool = typer.Option(
-        False, "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
-    ),
+    version: Annotated[  # noqa: ARG001 - its callback uses it
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    ca_bundle: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File of the CA certificates to trust, in PEM (SSL_CERT_FILE)."),
+    ] = None,
+    proxy: Annotated[
+        str | None, typer.Option(metavar="URL", help="Proxy for all hosts that are not in NO_PROXY (HTTPS_PROXY).")
+    ] = None,
 ) -> None:
     """Train search agents with reinforcement learning and put them into service.
 
     Reads environment variables from a `.env` file in this directory or a parent. Variables that are set already win.
     """
+    from gumshoe.network import share_ca_bundle, share_proxy
+
+    share_ca_bundle(ca_bundle)
+    if proxy is not None:
+        share_proxy(proxy)
 
 
 def _read_dotenv() -> None:

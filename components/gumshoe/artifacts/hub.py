@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from gumshoe.artifacts.base_models import CONVERTED_FORMS, resolve_base_model
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.network import raise_if_untrusted
 
 _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.A)
 
@@ -53,6 +54,7 @@ def find_model(place: Path | str, file: str) -> ModelLocation:
     except (OSError, ValueError, HTTPError) as error:  # ValueError: not a valid name
         if isinstance(try_to_load_from_cache(name, file), str):
             return ModelLocation(name, local_files_only=True)
+        raise_if_untrusted(error, "the hub")
         offline = isinstance(error, OfflineModeIsEnabled)
         reason = "HF_HUB_OFFLINE is set" if offline else str(error).strip().partition("\n")[0]
         raise UsageError(
@@ -172,6 +174,7 @@ def explain_dataset_errors(uri: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, RuntimeError, HTTPError) as error:
+        raise_if_untrusted(error, "the hub")
         reason = f"{uri}: cannot load the dataset: {type(error).__name__}: {error}"
         answer = getattr(error, "response", None)
         if isinstance(error, httpx.TransportError) or (answer is not None and answer.status_code >= 500):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import boto3
 import botocore.exceptions as failures
+import botocore.session
 import tenacity
 import urllib3.exceptions
 from boto3.s3.transfer import TransferConfig, create_transfer_manager
@@ -29,6 +30,7 @@ from gumshoe.artifacts.storage import (
     StorageError,
 )
 from gumshoe.errors import UnavailableError
+from gumshoe.network import explain_untrusted, find_ca_bundle
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -103,6 +105,8 @@ def explain_s3_error(error: Exception, bucket: str, key: str) -> Exception:
         return StorageError(
             "store.client-misconfigured", f"{where}: {error}; check the AWS settings (AWS_* and ~/.aws)"
         )
+    if untrusted := explain_untrusted(error, f"the server of {where}"):
+        return StorageError("network.untrusted-certificate", untrusted)
     return UnavailableError(
         "store.unreachable",
         f"{where}: the server did not answer: {type(error).__name__}: {error}; check AWS_ENDPOINT_URL and the "
@@ -188,6 +192,7 @@ class S3Storage:
             with self._explain_errors(""):
                 self._client: S3Client = boto3.client(
                     "s3",
+                    verify=_find_certificates(),
                     config=Config(
                         connect_timeout=min(limits.connect_timeout, limits.deadline),
                         read_timeout=min(limits.read_timeout, limits.deadline),
@@ -361,6 +366,11 @@ class S3Storage:
                         )
                         count += 1
         return count
+
+
+def _find_certificates() -> str | None:
+    """Return the file of trusted certificates, or None if boto3 has a setting of its own (AWS_CA_BUNDLE, ca_bundle)."""
+    return None if botocore.session.get_session().get_config_variable("ca_bundle") else find_ca_bundle()
 
 
 class _Progress(BaseSubscriber):

@@ -13,6 +13,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_at
 
 from gumshoe.client.responses import PROBLEM_TYPE, AgentAnswer, AgentStep, CitedText, FeedbackResult, Response
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.network import raise_if_untrusted
 
 _CODE = re.compile(re.escape(PROBLEM_TYPE) + r"([a-z][a-z-]*\.[a-z0-9][a-z0-9-]*)")
 _BUSY, _FAILED = 429, 500
@@ -211,6 +212,7 @@ class AgentClient:
                 "serving.invalid-url", f"{self.url} is not a valid address: {error}; write http://HOST:PORT"
             ) from None
         except httpx.HTTPError as error:
+            raise_if_untrusted(error, self.url)
             raise ServerUnavailableError(
                 "serving.unreachable",
                 f"{self.url} does not answer: {type(error).__name__}: {error}; check that it is running",

@@ -20,6 +20,7 @@ from gumshoe.artifacts.response_cache import Cache, cache_key, default_cache_pat
 from gumshoe.endpoint import api_key, openai_client, raise_if_misconfigured
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.installation import install_command
+from gumshoe.network import raise_if_untrusted
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -224,6 +225,7 @@ class EndpointEmbedder:
                 "embeddings.endpoint-failed", f"{self.name} failed: {error}; see the server's log, or try again"
             ) from None
         except APIConnectionError as error:
+            raise_if_untrusted(error, self.name)
             raise EmbeddingError(
                 "embeddings.unreachable", f"{self.name} cannot be reached: {error}; check its address, or try again"
             ) from None

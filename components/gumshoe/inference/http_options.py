@@ -1,10 +1,11 @@
 """Choose certificates and proxy for connections to vLLM servers."""
 
 import ssl
-from ipaddress import ip_address
 from typing import TypedDict
 
 import httpx
+
+from gumshoe.network import is_local_network
 
 
 class HttpOptions(TypedDict):
@@ -20,18 +21,4 @@ def http_options(url: str) -> HttpOptions:
     The certificates are those of SSL_CERT_FILE or SSL_CERT_DIR, or else public ones. httpx itself ignores both
     variables if it is told to ignore proxies.
     """
-    return {"verify": httpx.create_ssl_context(), "trust_env": not _is_local_network(url)}
-
-
-def _is_local_network(url: str) -> bool:
-    """Return True if an address is in the local network, so that no proxy is used.
-
-    That is a private IP address, or a name without a domain, such as that of a Kubernetes Service.
-    """
-    try:
-        host = httpx.URL(url).host
-        return ip_address(host).is_private
-    except httpx.InvalidURL:
-        return False
-    except ValueError:
-        return "." not in host
+    return {"verify": httpx.create_ssl_context(), "trust_env": not is_local_network(url)}

@@ -17,6 +17,7 @@ from gumshoe.errors import UsageError
 from gumshoe.inference.http_options import http_options
 from gumshoe.inference.policy import Completion, PolicyError, Sampling
 from gumshoe.inference.vllm_server import server_address
+from gumshoe.network import raise_if_untrusted
 
 _RETRYABLE = {408, 409, 425, 429}
 _UNAVAILABLE = {502, 503}  # sent by a proxy if its server is down, or by a server that is not ready
@@ -340,6 +341,7 @@ class VLLMPolicy:
                 "inference.timeout", f"{client.base_url} did not answer in {self._limits.deadline:g} seconds"
             ) from None
         except httpx.TransportError as error:
+            raise_if_untrusted(error, str(client.base_url))
             kind = _ServerGoneError if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else _RetryableError
             raise kind(
                 "inference.server-unreachable", f"{client.base_url} does not answer: {type(error).__name__}: {error}"
@@ -425,8 +427,13 @@ class _VLLMConversation:
 
 
 def _connection_error(client: httpx.AsyncClient, error: Exception) -> PolicyError:
-    """Return the error for a server that cannot be reached, or does not answer as vLLM does."""
+    """Return the error for a server that cannot be reached, or does not answer as vLLM does.
+
+    Raises:
+        UsageError: if the server's certificate is not trusted.
+    """
     if isinstance(error, httpx.TransportError):
+        raise_if_untrusted(error, str(client.base_url))
         message = f"{client.base_url} does not answer: {type(error).__name__}: {error}"
         return PolicyError("inference.server-unreachable", message)
     return PolicyError("inference.not-vllm", f"{client.base_url} does not answer as a vLLM server: {error}")

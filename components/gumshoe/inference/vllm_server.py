@@ -22,6 +22,7 @@ from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.inference import vllm_plugin
 from gumshoe.inference.http_options import http_options
 from gumshoe.installation import install_command
+from gumshoe.network import raise_if_untrusted
 
 BASE = "base"
 """Default served name of the base model."""
@@ -268,6 +269,7 @@ def check_server(url: str, context: int) -> None:
     try:
         answer = httpx.get(f"{url}/v1/models", timeout=_CHECK_TIMEOUT, **http_options(url))
     except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise_if_untrusted(error, url)
         raise ServerError(
             "inference.server-unreachable", f"{url} does not answer: {type(error).__name__}: {error}; check the address"
         ) from None
@@ -337,6 +339,7 @@ def _post(url: str, path: str, body: dict[str, str], deadline: float, code: str)
     try:
         response = httpx.post(f"{url}{path}", json=body, timeout=deadline, **http_options(url))
     except httpx.TransportError as error:
+        raise_if_untrusted(error, url)
         raise ServerError("inference.server-unreachable", f"vLLM at {url} does not answer: {error}") from None
     if response.status_code != httpx.codes.OK:
         raise AdapterError(code, f"vLLM at {url} rejected {body}: status {response.status_code}: {response.text[:500]}")

@@ -17,6 +17,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 from gumshoe.artifacts.response_cache import Cache, cache_key, default_cache_path
 from gumshoe.endpoint import is_too_long, openai_client, raise_if_misconfigured
 from gumshoe.model_validation import describe_validation_error
+from gumshoe.network import raise_if_untrusted
 from gumshoe.rewards.judge import JudgeError
 
 if TYPE_CHECKING:
@@ -220,7 +221,7 @@ class JudgeModel:
         return answer
 
     async def _request(self, system: str, user: str, reply: type[BaseModel]) -> str:
-        from openai import APIStatusError
+        from openai import APIConnectionError, APIStatusError
 
         while True:
             left_out = frozenset(self._unsupported)  # concurrent requests may add to it
@@ -237,6 +238,9 @@ class JudgeModel:
                     raise
                 self._unsupported |= unknown
                 continue
+            except APIConnectionError as error:
+                raise_if_untrusted(error, f"the judge {self.settings.model}")
+                raise
             except ValueError as error:  # openai passes on errors of the JSON parser
                 raise _UnusableError(f"it is not JSON ({error})") from None
             self.usage.seconds.append(time.monotonic() - started)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gumshoe.endpoint import is_too_long, raise_if_misconfigured
 from gumshoe.environments.tools import Call
 from gumshoe.inference.policy import PolicyError, Sampling
+from gumshoe.network import raise_if_untrusted
 from gumshoe.rollouts.call_forms import NoCallError, UnusableCallError, find_form
 from gumshoe.rollouts.call_forms.call_form import check_call
 from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
@@ -322,9 +323,14 @@ def _status_error(name: str, error: "APIStatusError") -> PolicyError:
 
 
 def _connection_error(name: str, error: Exception) -> PolicyError:
-    """Return the error for a model or an address that cannot be reached, or whose answer cannot be read."""
+    """Return the error for a model or an address that cannot be reached, or whose answer cannot be read.
+
+    Raises:
+        UsageError: if the server's certificate is not trusted.
+    """
     from openai import APIConnectionError
 
     if isinstance(error, APIConnectionError):
+        raise_if_untrusted(error, name)
         return PolicyError("models.unreachable", f"{name} does not answer: {type(error).__name__}", str(error))
     return PolicyError("models.invalid-answer", f"{name}: unreadable answer: {type(error).__name__}", str(error))

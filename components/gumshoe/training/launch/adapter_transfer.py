@@ -27,6 +27,7 @@ from gumshoe.artifacts.storage import Limits
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError, UnavailableError
 from gumshoe.inference.vllm_server import AdapterError, ServerError, ServerOptions, parse_model_names
+from gumshoe.network import raise_if_untrusted
 from gumshoe.terminal import hide_progress
 
 _PAUSE = 0.5  # seconds between two checks
@@ -57,7 +58,7 @@ class AdapterTransfer:
     uri: str
     """URI of the store, used by this run only."""
     names: tuple[str, ...]
-    """Addresses as http://HOST:PORT; each IP address of a host name is a server."""
+    """Addresses as http://HOST:PORT; each IP address of a host name is a server. A name with https is one server."""
     max_context: int
     """Context that each server must support, in tokens."""
     deadline: float = ServerOptions().start_deadline
@@ -112,7 +113,8 @@ class AdapterTransfer:
 
     async def _wait_until_served(self, version: str, is_over: Callable[[], bool]) -> tuple[str, ...]:
         """Wait until all required servers serve the adapter, and return their addresses."""
-        async with httpx.AsyncClient(timeout=_TIMEOUT, trust_env=False) as client:
+        certificates = httpx.create_ssl_context()  # of the environment, but not its proxies
+        async with httpx.AsyncClient(timeout=_TIMEOUT, verify=certificates, trust_env=False) as client:
             while True:
                 by_name = await asyncio.gather(*(self._check_name(client, name, version) for name in self.names))
                 found = [each for servers in by_name for each in servers]
@@ -141,6 +143,8 @@ class AdapterTransfer:
     async def _check_name(self, client: httpx.AsyncClient, name: str, version: str) -> list[_ServerStatus]:
         """Return the state of each server of a host name."""
         url = httpx.URL(name)
+        if url.scheme == "https":  # its certificate is for the name
+            return [await self._check_server(client, url, version)]
         servers = [url.copy_with(host=address) for address in await _resolve_addresses(url)]
         return await asyncio.gather(*(self._check_server(client, server, version) for server in servers))
 
@@ -161,7 +165,7 @@ class AdapterTransfer:
 
     async def _read_loader_status(self, client: httpx.AsyncClient, server: httpx.URL) -> tuple[dict[str, Any], str]:
         """Return the status of a server's loader, and a summary in words; an empty status if it does not answer."""
-        place = server.copy_with(port=self.loader_port, path=STATUS)
+        place = server.copy_with(scheme="http", port=self.loader_port, path=STATUS)
         try:
             status = (await _get(client, str(place))).raise_for_status().json()
             text = status["error"] or f"serves {status['serving']}, wants {status['wanted']}"
@@ -187,6 +191,7 @@ async def _get(client: httpx.AsyncClient, url: str) -> httpx.Response:
     except TimeoutError:
         raise ServerError("inference.server-unreachable", f"{url} did not answer within {_TIMEOUT:g} seconds") from None
     except httpx.HTTPError as error:
+        raise_if_untrusted(error, url)
         raise ServerError(
             "inference.server-unreachable", f"{url} does not answer: {type(error).__name__}: {error}"
         ) from None

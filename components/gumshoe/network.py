@@ -1,0 +1,132 @@
+"""Settings of TLS and proxies that all clients share.
+
+Certificates: `SSL_CERT_FILE` names a file with the certificates of all trusted authorities (PEM), which replace the
+public ones. Some libraries read other variables instead, so `share_ca_bundle` gives those the same value.
+
+Proxies: `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, as httpx, boto3 and most programs read them.
+"""
+
+import os
+from ipaddress import ip_address
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from gumshoe.errors import UsageError
+
+if TYPE_CHECKING:
+    import ssl
+
+CA_BUNDLE = "SSL_CERT_FILE"
+"""Environment variable with the trusted certificates. OpenSSL, httpx, Go and Rust read it."""
+_OTHER_NAMES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # requests and pip read the first, curl the second
+_PROXIES = ("HTTPS_PROXY", "HTTP_PROXY")
+_CLUSTER_DOMAINS = (".svc", ".cluster.local", ".localhost")
+
+
+def share_ca_bundle(given: Path | None = None) -> None:
+    """Let all libraries of this process and its children trust the given certificates, or those of `find_ca_bundle`.
+
+    Variables that are set already stay, unless a bundle is given.
+
+    Raises:
+        UsageError: if the file contains no certificates or cannot be read.
+    """
+    bundle = str(given) if given else find_ca_bundle()
+    if bundle is None:
+        return
+    import ssl  # takes as long to import as a command takes to start
+
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(bundle)
+    except OSError as error:  # or SSLError, its subclass
+        raise UsageError(
+            "network.invalid-ca-bundle",
+            f"cannot read certificates from {bundle}: {error.strerror or error}; set {CA_BUNDLE} (or --ca-bundle) to a "
+            "file of certificates in PEM format, or unset it",
+        ) from None
+    for name in (CA_BUNDLE, *_OTHER_NAMES):
+        if given or not os.environ.get(name):
+            os.environ[name] = bundle
+
+
+def share_proxy(url: str) -> None:
+    """Let all libraries of this process and its children use a proxy, except for the hosts in NO_PROXY.
+
+    Raises:
+        UsageError: if it is not the URL of a proxy.
+    """
+    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+        raise UsageError("network.invalid-proxy", f"--proxy must be a URL, got {url!r}; write e.g. http://proxy:3128")
+    for name in _PROXIES:
+        os.environ[name] = os.environ[name.lower()] = url  # programs disagree on which of both wins
+
+
+def find_ca_bundle() -> str | None:
+    """Return the file of trusted certificates that the environment names, or None for the public ones."""
+    return next((found for name in (CA_BUNDLE, *_OTHER_NAMES) if (found := os.environ.get(name))), None)
+
+
+def find_proxy(url: str) -> str | None:
+    """Return the proxy for a URL that the environment names, or None. For clients that do not read the environment."""
+    from urllib.request import getproxies, proxy_bypass
+
+    parts = urlsplit(url)
+    if is_local_network(url) or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return None
+    proxies = getproxies()
+    return proxies.get(parts.scheme) or proxies.get("all")
+
+
+def is_local_network(url: str) -> bool:
+    """Return True if the host of a URL is in the local network or in the cluster, so that no proxy is used.
+
+    That is a private IP address, a name without a domain, or the name of a Kubernetes Service.
+    """
+    try:
+        host = urlsplit(url).hostname or ""
+    except ValueError:  # malformed; the client reports it
+        return False
+    try:
+        return ip_address(host).is_private
+    except ValueError:
+        return "." not in host or host.endswith(_CLUSTER_DOMAINS)
+
+
+def raise_if_untrusted(error: BaseException, server: str) -> None:
+    """Raise a UsageError if the cause of an error is that the certificate of `server` is not trusted.
+
+    Raises:
+        UsageError: if it is.
+    """
+    if message := explain_untrusted(error, server):
+        raise UsageError("network.untrusted-certificate", message) from None
+
+
+def explain_untrusted(error: BaseException, server: str) -> str:
+    """Explain that the certificate of `server` is not trusted. Return an empty string for errors with another cause."""
+    found = _find_certificate_error(error)
+    if found is None:
+        return ""
+    return (
+        f"the certificate of {server} is not trusted: {found.verify_message}; set {CA_BUNDLE} (or `gumshoe --ca-bundle "
+        "FILE`) to the certificates of its authority, or correct the host name"
+    )
+
+
+def _find_certificate_error(error: BaseException) -> "ssl.SSLCertVerificationError | None":
+    """Return the failed verification among an error, its causes and the errors that libraries wrapped in it."""
+    import ssl
+
+    waiting: list[object] = [error]
+    seen = set[int]()
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, ssl.SSLCertVerificationError):
+            return each
+        if isinstance(each, BaseException) and id(each) not in seen:
+            seen.add(id(each))
+            # urllib3 keeps the cause in `reason`, botocore in `kwargs`.
+            more = [getattr(each, "reason", None), *getattr(each, "kwargs", {}).values()]
+            waiting += [each.__cause__, each.__context__, *each.args, *more]
+    return None
