@@ -666,6 +666,19 @@ def test_logs_show_a_failing_init_container(
     assert [each for each in cluster.requests if each.endswith("log?fetch")]
 
 
+def test_logs_are_not_those_of_a_native_sidecar(
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
+) -> None:
+    pod = cluster.objects["pods", "agents", f"{AGENT}-0"]
+    pod["spec"]["initContainers"] = [{"name": "istio-proxy", "image": "x", "restartPolicy": "Always"}]
+    running = {"running": {"startedAt": "2026-01-01T00:00:00Z"}}
+    pod["status"]["initContainerStatuses"] = [
+        {"name": "istio-proxy", "image": "x", "imageID": "x", "ready": True, "restartCount": 0, "state": running}
+    ]
+    run("deployments", "logs", deployed)
+    assert [each.rpartition("?")[2] for each in cluster.requests if "log?" in each] == ["agent"]
+
+
 def test_removing_a_deployment_keeps_other_objects(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
 ) -> None:

@@ -2,9 +2,14 @@
 
 import hashlib
 import json
+import os
 import re
+import signal
+import subprocess
+import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,10 +18,12 @@ import pytest
 
 from gumshoe.artifacts.store import Store
 from gumshoe.cluster.model_fetch import FetchedFiles, fetch_model_files
+from tests.charts.test_agent_chart import merge, of_kind, render, values_of
 from tests.cluster.conftest import STORE, overwrite, publish_adapter
 from tests.conftest import CommandResult
 from tests.errors import raises
 from tests.http_server import run_server
+from tests.waiting import wait_until
 
 COMMIT = "c" * 40
 FILES = {
@@ -83,6 +90,7 @@ class _Hub(BaseHTTPRequestHandler):
     changed: ClassVar[dict[str, bytes]] = {}
     """Files that arrive with other content than stated."""
     is_failing: ClassVar[bool] = False
+    stopped: ClassVar[threading.Event] = threading.Event()
 
     def do_GET(self) -> None:
         self.received.append((self.path, self.headers["Authorization"]))
@@ -90,6 +98,8 @@ class _Hub(BaseHTTPRequestHandler):
             r"/api/models/(?P<name>acme/\w+)(/(?P<list>revision|tree)/(?P<revision>\w+))?(\?.*)?", self.path
         )
         name = api["name"] if api else "/".join(self.path.split("/")[1:3])
+        if name == "acme/silent":
+            self.stopped.wait()
         if self.is_failing or (name == "acme/gated" and self.headers["Authorization"] != "Bearer hf_secret"):
             self._answer(503 if self.is_failing else 403, b"{}")
         elif name not in ("acme/base", "acme/gated") or (api and api["revision"] not in (None, "v2", COMMIT)):
@@ -111,9 +121,9 @@ class _Hub(BaseHTTPRequestHandler):
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
             self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(body)
+        with suppress(ConnectionError):  # of a client that was ended
+            self.end_headers()
+            self.wfile.write(body if self.command == "GET" else b"")
 
     def log_message(self, *_: Any) -> None:
         """Log nothing."""
@@ -139,8 +149,12 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Yield the address of a fake hub."""
     monkeypatch.setattr(_Hub, "received", [])
     monkeypatch.setattr(_Hub, "changed", {})
+    monkeypatch.setattr(_Hub, "stopped", threading.Event())
     with run_server(ThreadingHTTPServer(("127.0.0.1", 0), _Hub)) as address:
-        yield address
+        try:
+            yield address
+        finally:
+            _Hub.stopped.set()
 
 
 @contextmanager
@@ -198,3 +212,36 @@ def test_refusals_and_failures_of_the_hub_are_told_apart(fetch: Callable[..., Co
         (2, "model-fetch.invalid-argument"),
         (75, "model-fetch.hub-unavailable"),
     ]
+
+
+def test_a_fetch_ends_at_once_on_sigterm(hub: str, tmp_path: Path) -> None:
+    environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0", "NO_PROXY": "*"}
+    command = [sys.executable, "-m", "gumshoe", "model-fetch", f"hf://acme/silent={tmp_path / 'a'}"]
+    with subprocess.Popen(command, env=environment) as process:
+        wait_until(lambda: any("acme/silent" in path for path, _ in _Hub.received))
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 128 + signal.SIGTERM
+
+
+def test_the_chart_s_init_container_fetches_what_vllm_loads(
+    s3_bucket: str, s3_server: str, gumshoe: Callable[..., CommandResult], tmp_path: Path
+) -> None:
+    """Run the container as the chart renders it, with a directory in place of its volume."""
+    store = Store(f"s3://{s3_bucket}/project", STORE)
+    weights = publish_adapter(store, tmp_path, "v1")
+    overwrite(Store(f"s3://{s3_bucket}", STORE), "models/base/config.json", b"{}", tmp_path)
+    changes = {
+        "model": {"uri": f"s3://{s3_bucket}/models/base"},
+        "adapter": {"name": "v1", "uri": uri_of(store, "v1")},
+        "serving": {"storage": {"endpoint": s3_server.removeprefix("http://"), "https": False, "region": "us-east-1"}},
+    }
+    predictor = of_kind(render(merge(values_of("standard"), changes)), "InferenceService")["spec"]["predictor"]
+    (container,) = predictor["initContainers"]
+    volume = tmp_path / "volume"
+    arguments = [argument.replace("=/files/", f"={volume}/") for argument in container["args"]]
+    settings = {each["name"]: each["value"] for each in container["env"] if each["name"].startswith("AWS_")}
+    done = gumshoe(*container["command"][1:], *arguments, env=settings)
+    assert done.status == 0, done.err
+    files = {each["mountPath"]: volume / each["subPath"] for each in predictor["model"]["volumeMounts"]}
+    assert (files["/mnt/models"] / "config.json").read_bytes() == b"{}"
+    assert (files["/mnt/lora/v1"] / "adapter_model.safetensors").read_bytes() == weights

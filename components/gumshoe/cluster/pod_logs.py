@@ -52,7 +52,12 @@ def stream_logs(
 def _stream_pod_log(cluster: Cluster, pod: Any, options: dict[str, Any], quiet: float) -> Iterator[str]:
     """Yield the lines of a pod's log, or an error message if it has no log."""
     names = [each.name for each in pod.spec.containers]
-    pending = [each.name for each in pod.status.init_container_statuses or [] if not _is_done(each.state)]
+    sidecars = [each.name for each in pod.spec.init_containers or [] if each.restart_policy == "Always"]
+    pending = [
+        each.name
+        for each in pod.status.init_container_statuses or []
+        if each.name not in sidecars and not _is_done(each.state)
+    ]
     container = next(iter(pending), next((each for each in _CONTAINERS if each in names), names[0]))
     try:
         with cluster.translate_errors(f"a log of {pod.metadata.name}"):
