@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -26,12 +27,21 @@ def condition(kind: str, status: str, message: str = "because", reason: str = "B
 
 
 def check_trainjob(job: Object) -> None:
-    """Check that Kubeflow's own model of a TrainJob accepts it, and has a place for each of its fields."""
+    """Check that Kubeflow's own model of a TrainJob accepts it, and has a place for each of its fields.
+
+    Its webhook also rejects patches of containers that the runtime does not have, and of the environment of `node`.
+    """
     from kubeflow_trainer_api.models import TrainerV1alpha1TrainJob
 
     model = TrainerV1alpha1TrainJob.from_dict(job)
     assert model is not None
     assert set(_list_fields(model.to_dict())) == set(_list_fields(job))
+    for patch in job["spec"]["runtimePatches"]:
+        for each in patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]:
+            assert each["name"] == "node"
+            for container in each["template"]["spec"]["template"]["spec"].get("containers", []):
+                assert container["name"] == "node"
+                assert not container.get("env"), "set trainer.env"
 
 
 def _list_fields(data: Any, path: str = "") -> Iterator[str]:
@@ -51,6 +61,10 @@ class Trainer:
     fake: FakeKubernetes
     phase: str = "Running"
     """Phase of new pods."""
+    reason: str = "ImagePullBackOff"
+    """Why pods of phase Pending do not start."""
+    refusals: dict[str, str] = field(default_factory=dict)
+    """Why the API server refuses new pods, by role: trainer or rollout."""
     started: Callable[[Object, int, Object], None] = lambda *_: None
     """Called for each new pod with the TrainJob, the number of the node, and the pod."""
     _pods: int = 0
@@ -58,6 +72,8 @@ class Trainer:
 
     def settle(self, made: Object) -> None:
         """Check a TrainJob and its status. Start a new one, or suspend it if it has a queue."""
+        if made["kind"] == "Deployment":
+            self._report_server_refusal(made)
         if made["kind"] != "TrainJob":
             return
         check_trainjob(made)
@@ -100,6 +116,13 @@ class Trainer:
         message = "jobset failed due to one or more job failures" if any(codes) else "jobset completed successfully"
         self.fake.change("trainjobs", NAMESPACE, name, status={"conditions": [condition(kind, "True", message)]})
 
+    def accept(self, name: str) -> None:
+        """Accept the pods that were refused."""
+        self.refusals.clear()
+        self._start(self.fake.objects["trainjobs", NAMESPACE, name])
+        for each in self.fake.of("Deployment"):
+            self._report_server_refusal(each)
+
     def report_progress(self, name: str, percent: int, seconds: int) -> None:
         """Report the progress of a TrainJob, like its trainer."""
         status = {"progressPercentage": percent, "estimatedRemainingSeconds": seconds, "lastUpdatedTime": "2024-01-01"}
@@ -109,7 +132,27 @@ class Trainer:
         """Return the pods of a TrainJob, sorted by node."""
         return sorted(each for plural, _, each in self.fake.objects if plural == "pods" and f"{name}-node-" in each)
 
+    def _report_server_refusal(self, made: Object) -> None:
+        """Report refused pods as the controllers of Deployments do: in the status."""
+        text = f'pods "{made["metadata"]["name"]}-5d8f-x" is forbidden: {self.refusals.get("rollout")}'
+        failure = {"type": "ReplicaFailure", "status": "True", "reason": "FailedCreate", "message": text}
+        made["status"] = {"conditions": [failure] if "rollout" in self.refusals else []}
+
+    def _report_trainer_refusal(self, job: Object) -> None:
+        """Report refused pods as the controller of Jobs does: in an event, whose numbers grow."""
+        name = f"{job['metadata']['name']}-node-0"
+        known = self.fake.objects.get(("events", NAMESPACE, name), {"count": 0})
+        text = f'Error creating: pods "{name}-0-x{known["count"]}" is forbidden: {self.refusals["trainer"]}'
+        about = {"kind": "Job", "apiVersion": "batch/v1", "name": name, "namespace": NAMESPACE}
+        event = {"type": "Warning", "reason": "FailedCreate", "message": text, "involvedObject": about}
+        meta = {"name": name, "namespace": NAMESPACE}
+        seen = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.fake.put({"kind": "Event", "metadata": meta, **event, "count": known["count"] + 1, "lastTimestamp": seen})
+
     def _start(self, job: Object) -> None:
+        if "trainer" in self.refusals:
+            self._report_trainer_refusal(job)
+            return
         (patch,) = job["spec"]["runtimePatches"]
         (node,) = patch["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
         template = node["template"]["spec"]["template"]
@@ -119,7 +162,7 @@ class Trainer:
             labels = {**template["metadata"]["labels"], NODE_LABEL: str(number)}
             owner = {"apiVersion": "v1", "kind": "TrainJob", "name": job["metadata"]["name"]}
             about = {"name": name, "namespace": NAMESPACE, "labels": labels}
-            waits = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+            waits = {"waiting": {"reason": self.reason, "message": "no such image"}}
             state = {"running": {}} if self.phase == "Running" else waits
             pod = {
                 "kind": "Pod",

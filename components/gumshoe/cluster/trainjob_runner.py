@@ -13,14 +13,16 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from queue import Empty
 from typing import Any
 
 from gumshoe.cluster.job_watch import JobUpdate, JobWatch, LogLine, WatchLost
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterError, ClusterUnavailableError, shorten
 from gumshoe.cluster.object_client import ObjectClient, Timeouts, find_own_pod
-from gumshoe.cluster.pod_problems import PodHints, find_pod_problem
-from gumshoe.cluster.trainjob import JOB_LABEL, ROLE_LABEL, Manifest, TrainingJob
+from gumshoe.cluster.pod_problems import ProblemLog
+from gumshoe.cluster.trainjob import Manifest, TrainingJob
+from gumshoe.cluster.trainjob_problems import TrainJobProblems
 from gumshoe.errors import GumshoeError, UnavailableError
 from gumshoe.signals import handle_signals
 
@@ -28,15 +30,7 @@ _LINES = 20  # log lines in the error message of a failed training
 _POLL = 2.0  # seconds between two checks of a log without output
 _TICK = 1.0  # seconds without events before timeouts are checked
 _REPORTED_PREFIXES = ("Step ", "Evaluation after ")  # prefixes of the log lines that are reported
-_KUEUE = ("kueue.x-k8s.io", "v1beta2", "workloads")
-_JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"  # Kueue's label on the workload of a job
 _ATTEMPT = "jobset.sigs.k8s.io/restart-attempt"  # JobSet's label: number of restarts of all nodes
-_HINTS = PodHints(
-    images="trainer_image",
-    scheduling="gpus, node_selector, tolerations, and job's cpus and memory",
-    memory="reduce model.max_context or the batch size, or increase job.memory",
-    after_loss="Kubernetes starts a new pod, which continues from the last checkpoint",
-)
 
 
 def run_trainjob(
@@ -123,7 +117,10 @@ class _TrainJobRun:
     _percent: int | None = None
     _last_lines: "deque[str]" = field(default_factory=lambda: deque(maxlen=_LINES))
     _reported: dict[str, str] = field(default_factory=dict)
-    """The last reported reason for waiting, by what waits."""
+    """The last reason for waiting, by what waits."""
+    _log: ProblemLog = field(default_factory=ProblemLog)
+    _problems: TrainJobProblems = field(init=False)
+    """Set when the TrainJob exists."""
 
     @property
     def _cluster(self) -> Cluster:
@@ -139,7 +136,9 @@ class _TrainJobRun:
             if wanted["kind"] == "Service":
                 self.objects.ensure(wanted)
         job = next(each for each in self.training.manifests if each["kind"] == "TrainJob")
-        self._uid = self.objects.ensure(job, is_over=_has_failed)["metadata"]["uid"]
+        meta = self.objects.ensure(job, is_over=_has_failed)["metadata"]
+        self._uid, created = meta["uid"], datetime.fromisoformat(meta["creationTimestamp"])
+        self._problems = TrainJobProblems(self._cluster, self.training, self._uid, created)
         self.report(
             f"Training on {self.training.nodes} nodes of {self.training.gpus} GPUs: TrainJob {self.training.name}"
         )
@@ -199,43 +198,14 @@ class _TrainJobRun:
         wanted = next((each for each in self.training.manifests if each["kind"] == "Deployment"), None)
         if is_suspended:
             was_running, self._has_run = self._has_run, False
-            self._report_wait("job", self._explain_suspension(was_running=was_running))
+            self._report_wait("job", self._problems.explain_suspension(was_running=was_running))
             if wanted:
                 self.objects.remove("Deployment", wanted["metadata"]["name"])
             return
-        self._reported.pop("job", None)
+        self._forget("job")
         self._deadline = time.monotonic() + self.training.seconds
         if wanted:
             self.objects.ensure(wanted)
-
-    def _explain_suspension(self, *, was_running: bool) -> str:
-        """Explain why the job is suspended, with Kueue's reason if Kueue suspended it."""
-        what = "it was suspended" if was_running else "it is suspended"
-        then = ", and will then continue from its last checkpoint" if was_running else ""
-        if not self.training.job.queue:
-            name = self.training.name
-            return f"{what} until it is resumed{then} (kubectl get trainjob {name} -o yaml shows who changed it)"
-        group, version, plural = _KUEUE
-        try:
-            found = self._cluster.call(
-                self._cluster.custom.list_namespaced_custom_object,
-                group,
-                version,
-                self._cluster.namespace,
-                plural,
-                label_selector=f"{_JOB_UID_LABEL}={self._uid}",
-            )["items"]
-        except (ClusterError, ClusterUnavailableError):  # only the reason is missing then
-            found = []
-        conditions = [each for load in found for each in (load.get("status") or {}).get("conditions") or []]
-        why = [
-            each
-            for each in conditions
-            if (each["type"] == "Evicted" and each["status"] == "True" and was_running)
-            or (each["type"] == "QuotaReserved" and each["status"] == "False")
-        ]
-        reasons = "; ".join(dict.fromkeys(shorten(each.get("message") or each.get("reason")) for each in why))
-        return f"{what} until queue {self.training.job.queue} admits it{then}" + (f" ({reasons})" if reasons else "")
 
     def _report_progress(self, trainer: Manifest) -> None:
         percent, left = trainer.get("progressPercentage"), trainer.get("estimatedRemainingSeconds")
@@ -294,45 +264,31 @@ class _TrainJobRun:
     def _check_pods(self) -> None:
         """Report each problem that keeps pods from running once."""
         if self._is_suspended:
-            self._report_wait(
-                "job", self._explain_suspension(was_running=self._reported.get("job", "").startswith("it was"))
-            )
+            was_running = self._reported.get("job", "").startswith("it was")
+            self._report_wait("job", self._problems.explain_suspension(was_running=was_running))
             return
         try:
-            problems = self._find_problems()
+            problems = self._problems.find()
         except (ClusterError, ClusterUnavailableError) as error:
             self._report_wait("pods", f"cannot check them ({error.message_with_code})")
             return
-        self._reported.pop("pods", None)
+        self._forget("pods")
         for role in ("trainer", "rollout"):
             if role in problems:
                 self._report_wait(role, problems[role])
             else:
-                self._reported.pop(role, None)
-
-    def _find_problems(self) -> dict[str, str]:
-        """Return what keeps pods from running, by role. Only the first pod of each role counts."""
-        found: dict[str, str] = {}
-        for pod in self._list_pods():
-            role = (pod.metadata.labels or {}).get(ROLE_LABEL, "pod")
-            if role not in found and pod.status.phase in ("Pending", "Running"):
-                problem = find_pod_problem(pod, self._cluster, _HINTS)
-                if problem:
-                    found[role] = f"{pod.metadata.name}: {problem}"
-        return found
-
-    def _list_pods(self, role: str | None = None) -> list[Any]:
-        wanted = f"{JOB_LABEL}={self.training.name}" + (f",{ROLE_LABEL}={role}" if role else "")
-        pods = self._cluster.core.list_namespaced_pod
-        found = self._cluster.call(pods, self._cluster.namespace, label_selector=wanted).items
-        return sorted((each for each in found if not each.metadata.deletion_timestamp), key=_pod_name)
+                self._forget(role)
 
     def _report_wait(self, who: str, why: str) -> None:
-        """Report a reason for waiting, unless it was the last one reported."""
-        kind = why.partition("(")[0]  # without details that change every time, such as counts
-        if self._reported.get(who, "").partition("(")[0] != kind:
+        """Report a reason for waiting, unless it was reported before."""
+        if self._log.is_news(who, why):
             self.report(f"Waiting for {who}: {why}")
         self._reported[who] = why
+
+    def _forget(self, who: str) -> None:
+        """Forget the reason for waiting."""
+        self._reported.pop(who, None)
+        self._log.forget(who)
 
     def _build_error(self, job: Manifest) -> GumshoeError:
         """Build the error of a failed training, with the last log lines of the node that failed."""
@@ -340,7 +296,7 @@ class _TrainJobRun:
         pod, code = "its first node", None
         lines = list(self._last_lines)
         with suppress(ClusterError, ClusterUnavailableError):
-            failed = [(each, found) for each in self._list_pods("trainer") if (found := _exit_code(each))]
+            failed = [(each, found) for each in self._problems.list_pods("trainer") if (found := _exit_code(each))]
             if failed:
                 # Of the last attempt. Nodes that lose contact with a failed one exit with 75 themselves.
                 first, code = max(failed, key=lambda each: (_attempt(each[0]), each[1] != UnavailableError.exit_status))
@@ -356,10 +312,6 @@ class _TrainJobRun:
         log = self._cluster.core.read_namespaced_pod_log
         text = self._cluster.call(log, pod, self._cluster.namespace, container="node", tail_lines=_LINES, what="a log")
         return str(text).splitlines()
-
-
-def _pod_name(pod: Any) -> str:
-    return str(pod.metadata.name)
 
 
 def _attempt(pod: Any) -> int:
