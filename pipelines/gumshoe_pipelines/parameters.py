@@ -156,7 +156,7 @@ class TrainingParameters(RunParameters):
     job: Annotated[
         dict[str, Any],
         "Options of the TrainJob if `nodes` is more than 1: rollout_servers, rollout_gpus, queue, priority, cpus, "
-        "memory, cache, fs_group, priority_class, runtime_class, scheduler, runtime.",
+        "memory, storage, cache, fs_group, priority_class, runtime_class, scheduler, runtime.",
     ] = field(default_factory=dict)
 
 

@@ -101,6 +101,11 @@ def test_the_manifests_are_valid(assert_valid: Callable[..., None]) -> None:
     check_trainjob(alone.manifests[1])
     with pytest.raises(AssertionError):
         check_trainjob({**job, "spec": {**job["spec"], "podSpecOverrides": []}})
+    pod = {"containers": [{"name": "node", "env": [{"name": "A", "value": "b"}]}]}
+    spec = {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]}
+    wrong = {"manager": "a.b/c", "trainingRuntimeSpec": {"template": {"spec": spec}}}
+    with pytest.raises(AssertionError, match="trainer.env"):
+        check_trainjob({**job, "spec": {**job["spec"], "runtimePatches": [wrong]}})
     assert "300.0" not in json.dumps([job, deployment]), "Kubernetes rejects integers with a fraction"
     for each in (job, deployment):
         assert each["metadata"]["labels"][QUEUE_LABEL] == "gumshoe"
@@ -117,7 +122,13 @@ def test_the_manifests_are_valid(assert_valid: Callable[..., None]) -> None:
 
 
 def test_pods_have_what_the_pipeline_s_parameters_say(assert_valid: Callable[..., None]) -> None:
-    own = {"cache": "models", "priority_class": "high", "runtime_class": "nvidia", "scheduler": "own-scheduler"}
+    own = {
+        "storage": "50Gi",
+        "cache": "models",
+        "priority_class": "high",
+        "runtime_class": "nvidia",
+        "scheduler": "own-scheduler",
+    }
     training = replace(
         TRAINING,
         job=TrainJobSpec(rollout_gpus=2, **own),  # type: ignore[arg-type]
@@ -134,10 +145,15 @@ def test_pods_have_what_the_pipeline_s_parameters_say(assert_valid: Callable[...
     trainer, rollout = patch["template"]["spec"]["template"], deployment["spec"]["template"]
     node, (server, loader) = job["spec"]["trainer"], rollout["spec"]["containers"]
     assert node["resourcesPerNode"] == {
-        "requests": {"cpu": "48", "memory": "12Gi", "amd.com/gpu": "8"},
+        "requests": {"cpu": "48", "memory": "12Gi", "ephemeral-storage": "50Gi", "amd.com/gpu": "8"},
         "limits": {"memory": "12Gi", "amd.com/gpu": "8"},
     }
-    assert server["resources"]["requests"] == {"cpu": "12", "memory": "3Gi", "amd.com/gpu": "2"}
+    assert server["resources"]["requests"] == {
+        "cpu": "12",
+        "memory": "3Gi",
+        "ephemeral-storage": "50Gi",
+        "amd.com/gpu": "2",
+    }
     trust = {"name": "trust", "mountPath": "/etc/gumshoe-trust", "readOnly": True}
     for pod in (trainer, rollout):
         assert pod["metadata"]["labels"]["sidecar.istio.io/inject"] == "false"

@@ -15,9 +15,9 @@ def multiply_quantity(quantity: str, factor: int) -> str:
     """Return a multiple of a Kubernetes quantity of memory, e.g. 256Gi for 32Gi and 8.
 
     Raises:
-        ValueError: if it is not a quantity of memory.
+        ValueError: if it is not a quantity.
     """
     found = MEMORY_QUANTITY.fullmatch(quantity)
     if found is None:
-        raise ValueError(f"must be a Kubernetes quantity of memory, got {quantity!r}; write e.g. 256Gi")
+        raise ValueError(f"must be a Kubernetes quantity, got {quantity!r}; write e.g. 256Gi")
     return f"{(Decimal(found[1]) * factor).normalize():f}{found[2] or ''}"

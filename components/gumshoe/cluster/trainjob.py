@@ -345,5 +345,6 @@ def _build_resources(training: TrainingJob, gpus: int) -> Manifest:
         "cpu": str(job.cpus or training.cpus_per_gpu * shares),
         "memory": job.memory or multiply_quantity(training.memory_per_gpu, shares),
     }
+    wanted |= {"ephemeral-storage": job.storage} if job.storage else {}
     own = {training.gpu_resource: str(gpus)} if gpus else {}
     return {"requests": {**wanted, **own}, "limits": {"memory": wanted["memory"], **own}}

@@ -28,6 +28,8 @@ class TrainJobSpec(ParameterModel):
     """CPUs per node and per server. Default: the pipeline's `cpus_per_gpu` for each GPU."""
     memory: str = ""
     """Memory per node and per server, e.g. 256Gi. Default: the pipeline's `memory_per_gpu` for each GPU."""
+    storage: str = ""
+    """Disk space per node and per server (ephemeral-storage), e.g. 100Gi. Default: no request."""
     cache: str = ""
     """PersistentVolumeClaim for models. Default: the pipeline's `cache`. Without one, each pod downloads its own copy,
     unless the runtime has a cache for the trainers.
@@ -75,9 +77,9 @@ class TrainJobSpec(ParameterModel):
             )
         return name
 
-    @field_validator("memory")
+    @field_validator("memory", "storage")
     @classmethod
-    def _check_memory(cls, memory: str) -> str:
-        if memory:
-            multiply_quantity(memory, 1)
-        return memory
+    def _check_quantity(cls, quantity: str) -> str:
+        if quantity:
+            multiply_quantity(quantity, 1)
+        return quantity
