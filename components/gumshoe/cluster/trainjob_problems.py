@@ -16,8 +16,8 @@ _JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"  # Kueue's label on the workload of a 
 _TRAINER_KINDS = ("TrainJob", "JobSet", "Job")  # of the objects that lead to the trainers' pods
 _HINTS = PodHints(
     images="trainer_image",
-    scheduling="gpus, node_selector, tolerations, and job's cpus and memory",
-    memory="reduce model.max_context or the batch size, or increase job.memory",
+    scheduling="gpus, node_selector, tolerations, cpus_per_gpu, memory_per_gpu, and job's cpus and memory",
+    memory="reduce model.max_context or the batch size, or increase memory_per_gpu or job.memory",
     after_loss="Kubernetes starts a new pod, which continues from the last checkpoint",
 )
 
