@@ -21,7 +21,7 @@ def set_up_cluster(fake: FakeKubernetes) -> None:
         put(fake, plural, kind, name, namespace=NAMESPACE, **more)
     for name in ("kserve-controller-manager", "kubeflow-trainer-controller-manager", "kueue-controller-manager"):
         put_controller(fake, name)
-    put_controller(fake, "ml-pipeline")
+    put_controller(fake, "ml-pipeline", arguments=("--config=/config", "--pipelinesStoreKubernetes=true"))
     fake.allows = lambda spec: spec["user"].endswith(":gumshoe-pipeline")
 
 
@@ -49,9 +49,11 @@ def put_pod(fake: FakeKubernetes, name: str, node: str, gpus: int, phase: str = 
     put(fake, "pods", "Pod", name, namespace="others", spec=spec, status={"phase": phase})
 
 
-def put_controller(fake: FakeKubernetes, name: str, ready: int = 1) -> None:
+def put_controller(fake: FakeKubernetes, name: str, ready: int = 1, arguments: tuple[str, ...] = ()) -> None:
     status = {"availableReplicas": ready}
-    put(fake, "deployments", "Deployment", name, namespace="system", spec={"replicas": 1}, status=status)
+    template = {"spec": {"containers": [{"name": "it", "args": [*arguments]}]}}
+    spec = {"replicas": 1, "template": template}
+    put(fake, "deployments", "Deployment", name, namespace="system", spec=spec, status=status)
 
 
 def _queue(total: int) -> dict[str, Any]:

@@ -134,8 +134,8 @@ def test_the_json_output_is_reproducible(run: Callable[..., CommandResult], clus
     first, second = run("doctor", "--json"), run("doctor", "--json")
     assert (first.status, first.out) == (1, second.out)
     found = json.loads(first.out)
-    names = ["api", "crds", "controllers", "namespace", "accounts", "secrets", "storage", "gpus", "quota", "queue"]
-    assert [each["check"] for each in found["checks"]] == [*names, "runtime", "store", "kfp"]
+    cluster_checks = "api crds controllers pipelines namespace dns accounts secrets storage gpus quota queue runtime"
+    assert [each["check"] for each in found["checks"]] == [*cluster_checks.split(), "store", "kfp"]
     assert found["namespace"] == NAMESPACE
 
 
@@ -197,7 +197,7 @@ PROBLEMS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
         lambda fake: put_controller(fake, "kubeflow-trainer-controller-manager", ready=0),
         ("0 of 1 pods", "kubectl -n system describe deployment kubeflow-trainer-controller-manager"),
     ),
-    "no namespace": ("namespace", _delete("namespaces", NAMESPACE), ("namespace agents", "kubectl apply -k")),
+    "no namespace": ("namespace", _delete("namespaces", NAMESPACE), ("namespace agents", "apply --server-side -k")),
     "a namespace that is being deleted": (
         "namespace",
         lambda fake: get_object(fake, "namespaces", NAMESPACE).update(status={"phase": "Terminating"}),
@@ -206,7 +206,7 @@ PROBLEMS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     "no account": (
         "accounts",
         _delete("serviceaccounts", "gumshoe-rollout", NAMESPACE),
-        ("service account gumshoe-rollout", "kubectl apply -k manifests/overlays/prod"),
+        ("service account gumshoe-rollout", "kubectl apply --server-side -k manifests/overlays/prod"),
     ),
     "an account without rights": (
         "accounts",
@@ -278,7 +278,7 @@ PROBLEMS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
         _change_queue(lambda made: made["spec"]["resourceGroups"][0]["flavors"][0]["resources"].pop(1)),
         ("quota for cpu", "kubectl edit clusterqueue gumshoe"),
     ),
-    "no ClusterQueue": ("queue", _delete("clusterqueues"), ("ClusterQueue gumshoe", "kubectl apply -k")),
+    "no ClusterQueue": ("queue", _delete("clusterqueues"), ("ClusterQueue gumshoe", "apply --server-side -k")),
     "a queue that is not active": (
         "queue",
         _change_queue(_deactivate),
@@ -307,12 +307,12 @@ PROBLEMS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     "no flavor": (
         "queue",
         _delete("resourceflavors", "gumshoe-h100"),
-        ("ResourceFlavor gumshoe-h100", "kubectl apply -k"),
+        ("ResourceFlavor gumshoe-h100", "apply --server-side -k"),
     ),
     "no runtime": (
         "runtime",
         _delete("clustertrainingruntimes"),
-        ("ClusterTrainingRuntime gumshoe", "kubectl apply -k manifests/overlays/prod"),
+        ("ClusterTrainingRuntime gumshoe", "kubectl apply --server-side -k manifests/overlays/prod"),
     ),
 }
 
@@ -389,7 +389,7 @@ WARNINGS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     "no cache": (
         "storage",
         _delete("persistentvolumeclaims", "gumshoe-cache", NAMESPACE),
-        ("volume claim gumshoe-cache", "kubectl apply -k"),
+        ("volume claim gumshoe-cache", "apply --server-side -k"),
     ),
     "a cache for one node": (
         "storage",
@@ -406,7 +406,11 @@ WARNINGS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
         lambda fake: get_object(fake, "resourcequotas", namespace=NAMESPACE)["status"]["used"].update(pods="49"),
         ("quota gumshoe leaves 1 of 50 pods", "needs 2\n"),
     ),
-    "no LocalQueue": ("queue", _delete("localqueues", namespace=NAMESPACE), ("LocalQueue gumshoe", "kubectl apply -k")),
+    "no LocalQueue": (
+        "queue",
+        _delete("localqueues", namespace=NAMESPACE),
+        ("LocalQueue gumshoe", "apply --server-side -k"),
+    ),
     "a queue that is full": ("queue", lambda _: None, ("10 GPUs left", "needs 16\n")),
     "a flavor without nodes": (
         "queue",
@@ -416,7 +420,7 @@ WARNINGS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
     "no priorities": (
         "queue",
         _delete("workloadpriorityclasses", "gumshoe-evaluation"),
-        ("WorkloadPriorityClass gumshoe-evaluation", "kubectl apply -k"),
+        ("WorkloadPriorityClass gumshoe-evaluation", "apply --server-side -k"),
     ),
 }
 
@@ -498,6 +502,8 @@ FORBIDDEN = [
     ("gpus", "list", "nodes", "list nodes"),
     ("gpus", "list", "pods", "list pods in all namespaces"),
     ("controllers", "list", "deployments", "list deployments.apps in all namespaces"),
+    ("pipelines", "list", "deployments", "list deployments.apps in all namespaces"),
+    ("dns", "list", "networkpolicies", "list networkpolicies.networking.k8s.io in agents"),
     ("quota", "list", "resourcequotas", "list resourcequotas in agents"),
     ("queue", "get", "localqueues", "get localqueues.kueue.x-k8s.io/gumshoe in agents"),
     ("queue", "get", "clusterqueues", "get clusterqueues.kueue.x-k8s.io/gumshoe"),
@@ -891,8 +897,8 @@ def test_commands_use_the_checked_cluster_and_namespace(cluster: FakeKubernetes,
         (
             "queue",
             "problem",
-            f"kubectl --context {context} apply -k",
-            f"namespace gumshoe: set namespace {NAMESPACE}",
+            f"kubectl --context {context} apply --server-side -k",
+            f"namespace: {NAMESPACE}",
         ),
         ("crds", "problem", f"helm --kube-context {context} upgrade --install kserve"),
         ("gpus", "warning", f"gumshoe doctor --context {context} --namespace {NAMESPACE}"),

@@ -12,7 +12,8 @@ from functools import partial
 
 from gumshoe.artifacts.storage import split_uri
 from gumshoe.cluster.kubernetes_api import Cluster, find_kubeconfig
-from gumshoe.cluster.preflight import components, external, gpu_checks, permissions, queues
+from gumshoe.cluster.pod_resources import GPU_RESOURCE
+from gumshoe.cluster.preflight import components, dns, external, gpu_checks, permissions, pipeline_store, queues
 from gumshoe.cluster.preflight.client import ClusterReader, NotAllowedError, Object
 from gumshoe.cluster.preflight.result import Finding, State, from_error, skipped
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
@@ -22,7 +23,9 @@ _CLUSTER_CHECKS: dict[str, Callable[[ClusterReader], Iterator[Finding]]] = {
     API: components.check_api,
     "crds": components.check_crds,
     "controllers": components.check_controllers,
+    "pipelines": pipeline_store.check_pipelines,
     "namespace": permissions.check_namespace,
+    "dns": dns.check_dns,
     "accounts": permissions.check_accounts,
     "secrets": permissions.check_secrets,
     "storage": permissions.check_storage,
@@ -50,6 +53,8 @@ class DoctorOptions:
     nodes: int | None = None
     """GPU pods at once; None for one."""
     tolerations: tuple[Object, ...] = ()
+    gpu_resource: str = GPU_RESOURCE
+    """Name of the resource that nodes count GPUs by."""
     only: tuple[str, ...] = ()
     """Names of checks to run; empty for all."""
     seconds: float = 30
@@ -119,7 +124,7 @@ def examine(wanted: DoctorOptions) -> Diagnosis:
     reader = _open_reader(wanted) if API in names else None
     if reader is None:
         names = [each for each in names if each == API or each not in _CLUSTER_CHECKS]
-    in_pod = reader is not None and find_kubeconfig() is None
+    in_pod = reader is not None and reader.in_pod
     running = {}
     if STORE in names:
         running[STORE] = _CheckThread(lambda: _check_store(wanted))
@@ -149,7 +154,15 @@ def _open_reader(wanted: DoctorOptions) -> ClusterReader | None:
         return None
     cluster = Cluster.of(wanted.namespace, wanted.context)
     gpus, nodes = (1 if each is None else each for each in (wanted.gpus, wanted.nodes))
-    return ClusterReader(cluster, wanted.seconds * _REQUEST_SHARE, gpus, nodes, wanted.tolerations)
+    return ClusterReader(
+        cluster,
+        wanted.seconds * _REQUEST_SHARE,
+        gpus,
+        nodes,
+        wanted.tolerations,
+        wanted.gpu_resource,
+        in_pod=find_kubeconfig() is None,
+    )
 
 
 def _start_cluster_checks(reader: ClusterReader | None, names: list[str], seconds: float) -> "dict[str, _CheckThread]":

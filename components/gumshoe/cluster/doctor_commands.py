@@ -69,6 +69,10 @@ def doctor_(
             "--toleration", metavar="KEY[=VALUE][:EFFECT]", help="Taint that the run's pods tolerate. Repeatable."
         ),
     ] = None,
+    gpu_resource: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Resource that nodes count GPUs by, e.g. amd.com/gpu or habana.ai/gaudi."),
+    ] = "nvidia.com/gpu",
     only: Annotated[
         list[str] | None,
         typer.Option(metavar="CHECK", autocompletion=_complete_check, help="Run only this check. Repeatable."),
@@ -78,7 +82,8 @@ def doctor_(
 ) -> None:
     """Check a cluster, a store and Kubeflow Pipelines before the first run, and show how to fix what is missing.
 
-    Checks: api, crds, controllers, namespace, accounts, secrets, storage, gpus, quota, queue, runtime, store, kfp.
+    Checks: api, crds, controllers, pipelines, namespace, dns, accounts, secrets, storage, gpus, quota, queue, runtime,
+    store, kfp.
     Nothing is changed: test objects in the store are removed again. The store is tested with this command's
     credentials, which may differ from those of pods; to test with theirs, run the preflight Job in
     manifests/components/preflight. Without a kubeconfig, only --store and --kfp are checked, and --namespace,
@@ -98,6 +103,7 @@ def doctor_(
             gpus=gpus,
             nodes=nodes,
             tolerations=tuple(map(_parse_toleration, tolerations or [])),
+            gpu_resource=gpu_resource,
             only=tuple(only or []),
             seconds=timeout,
         )

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterError, shorten
+from gumshoe.cluster.pod_resources import GPU_RESOURCE
 from gumshoe.cluster.preflight.result import pluralize
 
 Object = dict[str, Any]
@@ -45,12 +46,14 @@ ACCOUNTS = Resource("v1", "serviceaccounts")
 CLAIMS = Resource("v1", "persistentvolumeclaims")
 QUOTAS = Resource("v1", "resourcequotas")
 DEPLOYMENTS = Resource("apps/v1", "deployments")
+NETWORK_POLICIES = Resource("networking.k8s.io/v1", "networkpolicies")
 STORAGE_CLASSES = Resource("storage.k8s.io/v1", "storageclasses")
 ACCESS_REVIEWS = Resource("authorization.k8s.io/v1", "subjectaccessreviews")
 LOCAL_QUEUES = Resource("kueue.x-k8s.io/v1beta2", "localqueues")
 CLUSTER_QUEUES = Resource("kueue.x-k8s.io/v1beta2", "clusterqueues")
 FLAVORS = Resource("kueue.x-k8s.io/v1beta2", "resourceflavors")
 PRIORITIES = Resource("kueue.x-k8s.io/v1beta2", "workloadpriorityclasses")
+PIPELINES = Resource("pipelines.kubeflow.org/v2beta1", "pipelines")
 RUNTIMES = Resource("trainer.kubeflow.org/v1alpha1", "clustertrainingruntimes")
 
 
@@ -67,6 +70,10 @@ class ClusterReader:
     """Number of such pods that run at once."""
     tolerations: tuple[Object, ...] = field(default=())
     """Tolerations of the pods, as in Kubernetes manifests."""
+    gpu_resource: str = GPU_RESOURCE
+    """Name of the resource that nodes count GPUs by."""
+    in_pod: bool = False
+    """True if the checks run in a pod of the namespace."""
 
     @property
     def namespace(self) -> str:
@@ -96,7 +103,9 @@ class ClusterReader:
     def doctor_command(self) -> str:
         """The command that checks this cluster and namespace."""
         context = f" --context {self.cluster.context}" if self.cluster.context else ""
-        return f"gumshoe doctor{context} --namespace {self.namespace} --gpus {self.gpus} --nodes {self.nodes}"
+        resource = f" --gpu-resource {self.gpu_resource}" if self.gpu_resource != GPU_RESOURCE else ""
+        run = f"--gpus {self.gpus} --nodes {self.nodes}{resource}"
+        return f"gumshoe doctor{context} --namespace {self.namespace} {run}"
 
     def get(self, resource: Resource, name: str, *, namespaced: bool = True) -> Object | None:
         """Return an object, or None if it does not exist.
@@ -159,6 +168,11 @@ class ClusterReader:
         """Versions by API group. Discovery needs no permission."""
         groups = self.read("/apis")["groups"]
         return {each["name"]: [version["version"] for version in each["versions"]] for each in groups}
+
+    @property
+    def is_openshift(self) -> bool:
+        """True if the cluster is OpenShift, which has security rules and a DNS namespace of its own."""
+        return "security.openshift.io" in self.api_versions
 
     def list_resources(self, version: str) -> set[str]:
         """Return the resources of an API version."""

@@ -76,19 +76,6 @@ COMPONENTS = (
             "-n monitoring --create-namespace",
         ),
     ),
-    ClusterComponent(
-        "Kubeflow Pipelines",
-        {"pipelines.kubeflow.org/v2beta1": ("pipelines", "pipelineversions")},
-        "ml-pipeline",
-        "stores pipelines as Kubernetes resources; `gumshoe pipeline submit` does not need them",
-        (
-            'kubectl apply -k "https://github.com/kubeflow/pipelines.git/manifests/kustomize/cluster-scoped-resources'
-            '?ref=2.17.0"',
-            # multi-user: the single-user variant runs steps only in its own namespace
-            'kubectl apply -k "https://github.com/kubeflow/pipelines.git/manifests/kustomize/env/cert-manager/'
-            'platform-agnostic-multi-user-k8s-native?ref=2.17.0"',
-        ),
-    ),
 )
 
 
@@ -144,12 +131,13 @@ def check_controllers(reader: ClusterReader) -> Iterator[Finding]:
     for part in COMPONENTS:
         if part.controller and any(version.partition("/")[0] in reader.api_versions for version in part.serves):
             is_any = True
-            yield _check_controller(reader, part)
+            yield check_controller(reader, part)
     if not is_any:
         yield skipped("no component with a controller is installed")
 
 
-def _check_controller(reader: ClusterReader, part: ClusterComponent) -> Finding:
+def check_controller(reader: ClusterReader, part: ClusterComponent) -> Finding:
+    """Check that the controller of a component runs."""
     report = problem if part.is_needed else warning
     fields = f"metadata.name={part.controller}"
     found = list(reader.list_all(DEPLOYMENTS, namespaced=False, fields=fields))

@@ -4,8 +4,9 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from gumshoe.cluster.pod_resources import GPU_RESOURCE
 from gumshoe.cluster.preflight.client import NODES, PODS, ClusterReader, NotAllowedError, Object
-from gumshoe.cluster.preflight.queues import GPU, find_cluster_queue, list_flavors, parse_count
+from gumshoe.cluster.preflight.queues import find_cluster_queue, list_flavors, parse_count
 from gumshoe.cluster.preflight.result import Finding, ok, pluralize, problem, skipped, warning
 
 _SHUTTING = ("NoSchedule", "NoExecute")  # taint effects that keep pods away
@@ -25,14 +26,15 @@ class _Node:
     used: int = 0
 
     @classmethod
-    def of(cls, node: Object, tolerations: Iterable[Object]) -> "_Node | None":
+    def of(cls, node: Object, resource: str, tolerations: Iterable[Object]) -> "_Node | None":
         status, spec, meta = node.get("status") or {}, node.get("spec") or {}, node["metadata"]
-        count = parse_count((status.get("allocatable") or {}).get(GPU))
+        count = parse_count((status.get("allocatable") or {}).get(resource))
         if not count:
             return None
         labels = meta.get("labels") or {}
-        memory = labels.get(f"{GPU}.memory")
-        product = labels.get(f"{GPU}.product", "GPUs of an unknown model")
+        memory = labels.get(f"{resource}.memory")
+        product = labels.get(f"{resource}.product") or labels.get(f"{resource}.product-name")  # NVIDIA's label or AMD's
+        product = product or f"{resource} of an unknown model"
         conditions = {each["type"]: each["status"] for each in status.get("conditions") or []}
         closed = "cordoned" if spec.get("unschedulable") else ""
         closed = closed or ("" if conditions.get("Ready", "True") == "True" else "not ready")
@@ -75,17 +77,9 @@ def check_gpus(reader: ClusterReader) -> Iterator[Finding]:
         return
     tolerations = [*reader.tolerations, *_list_kueue_tolerations(reader)]
     every = reader.list_all(NODES, namespaced=False)
-    nodes = [found for each in every if (found := _Node.of(each, tolerations)) is not None]
+    nodes = [found for each in every if (found := _Node.of(each, reader.gpu_resource, tolerations)) is not None]
     if not nodes:
-        yield problem(
-            f"no node offers {GPU}",
-            "add nodes with GPUs, and install NVIDIA's GPU operator; if an autoscaler adds such nodes on demand, run "
-            "the other checks with --gpus 0",
-            "helm repo add nvidia https://helm.ngc.nvidia.com/nvidia",
-            *reader.add_context(
-                "helm upgrade --install gpu-operator nvidia/gpu-operator -n gpu-operator --create-namespace"
-            ),
-        )
+        yield _report_no_gpus(reader)
         return
     for product, count in sorted(Counter(each.product for each in nodes).items()):
         yield ok(f"{pluralize(count, 'node')} with {product}")
@@ -104,10 +98,27 @@ def check_gpus(reader: ClusterReader) -> Iterator[Finding]:
     yield _check_capacity(reader, nodes, is_known)
 
 
+def _report_no_gpus(reader: ClusterReader) -> Finding:
+    is_nvidia = reader.gpu_resource == GPU_RESOURCE
+    plugin = "NVIDIA's GPU operator" if is_nvidia else "the device plugin of their vendor, or correct --gpu-resource"
+    install = (
+        "helm repo add nvidia https://helm.ngc.nvidia.com/nvidia",
+        *reader.add_context(
+            "helm upgrade --install gpu-operator nvidia/gpu-operator -n gpu-operator --create-namespace"
+        ),
+    )
+    return problem(
+        f"no node offers {reader.gpu_resource}",
+        f"add nodes with GPUs, and install {plugin}; if an autoscaler adds such nodes on demand, run the other checks "
+        "with --gpus 0",
+        *(install if is_nvidia else ()),
+    )
+
+
 def _list_kueue_tolerations(reader: ClusterReader) -> list[Object]:
     """Return the tolerations that Kueue adds to the pods of a training on several nodes.
 
-    Kueue does not change the pods of a pipeline's steps.
+    Kueue changes the pods of a pipeline's steps only if the run names a queue.
     """
     if reader.nodes == 1:
         return []
@@ -125,15 +136,15 @@ def _count_used(reader: ClusterReader, nodes: list[_Node]) -> None:
         spec = pod.get("spec") or {}
         node = by_name.get(spec.get("nodeName") or "")
         if node is not None and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed"):
-            node.used += _count_requested_gpus(spec)
+            node.used += _count_requested_gpus(spec, reader.gpu_resource)
 
 
-def _count_requested_gpus(spec: Object) -> int:
+def _count_requested_gpus(spec: Object, resource: str) -> int:
     """Return the number of GPUs that a pod holds: the sum of its containers, or the maximum of an init container."""
 
     def count(container: Object) -> int:
         resources = container.get("resources") or {}
-        return parse_count({**(resources.get("limits") or {}), **(resources.get("requests") or {})}.get(GPU))
+        return parse_count({**(resources.get("limits") or {}), **(resources.get("requests") or {})}.get(resource))
 
     first = spec.get("initContainers") or []
     sidecars = sum(count(each) for each in first if each.get("restartPolicy") == "Always")

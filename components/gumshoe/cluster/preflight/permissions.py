@@ -17,7 +17,7 @@ from gumshoe.cluster.preflight.result import Finding, ok, problem, warning
 from gumshoe.cluster.trainjob import SECRET_KEYS
 
 MANIFESTS_NAMESPACE = "gumshoe"
-"""The namespace of Gumshoe's manifests."""
+"""The namespace of the overlays in Gumshoe's manifests."""
 PIPELINE, UNPRIVILEGED = "gumshoe-pipeline", ("gumshoe-trainer", "gumshoe-rollout")
 CACHE = "gumshoe-cache"
 _TRAIN_PERMISSIONS = (  # needed by pipeline steps to train on several nodes
@@ -41,19 +41,21 @@ _CONSEQUENCES = {
     "gumshoe-models": "gated models cannot be downloaded, and external judges cannot be used",
 }
 _ENFORCE = "pod-security.kubernetes.io/enforce"
+_PART_OF, _PIPELINES_ENABLED = "app.kubernetes.io/part-of", "pipelines.kubeflow.org/enabled"
+_PROFILE_LABELS = {_PART_OF: "kubeflow-profile", _PIPELINES_ENABLED: "true"}
 
 
 def suggest_manifests(reader: ClusterReader, remedy: str = "install Gumshoe's manifests") -> tuple[str, str, str]:
     """Return the advice and the commands to install what Gumshoe's manifests contain."""
     if reader.namespace != MANIFESTS_NAMESPACE:
         remedy += (
-            f"; they use namespace {MANIFESTS_NAMESPACE}: set namespace {reader.namespace} in your own overlay, or "
+            f"; the overlays use namespace {MANIFESTS_NAMESPACE}: set `namespace: {reader.namespace}` in yours, or "
             f"check namespace {MANIFESTS_NAMESPACE} instead"
         )
     return (
         remedy,
-        reader.kubectl(f"-n {MANIFESTS_NAMESPACE} delete job gumshoe-preflight --ignore-not-found", namespaced=False),
-        reader.kubectl("apply -k manifests/overlays/prod", namespaced=False),
+        reader.kubectl("delete job gumshoe-preflight --ignore-not-found"),
+        reader.kubectl("apply --server-side -k manifests/overlays/prod", namespaced=False),
     )
 
 
@@ -76,7 +78,9 @@ def check_namespace(reader: ClusterReader) -> Iterator[Finding]:
             suggest_manifests(reader)[-1],
         )
         return
-    level = (found["metadata"].get("labels") or {}).get(_ENFORCE)
+    labels = found["metadata"].get("labels") or {}
+    yield from _check_profile(reader, found, labels)
+    level = labels.get(_ENFORCE)
     if level in ("baseline", "restricted"):
         yield ok(f"namespace {reader.namespace} exists, with pod security level {level}")
     else:
@@ -86,6 +90,35 @@ def check_namespace(reader: ClusterReader) -> Iterator[Finding]:
             "restrict it; Gumshoe's pods need no more than baseline",
             reader.kubectl(f"label namespace {reader.namespace} --overwrite {_ENFORCE}=baseline", namespaced=False),
         )
+
+
+def _check_profile(reader: ClusterReader, namespace: Object, labels: dict[str, str]) -> Iterator[Finding]:
+    """Check the labels that Kubeflow needs on the namespace of a profile. It does not correct them itself."""
+    owners = namespace["metadata"].get("ownerReferences") or []
+    if not any(each["kind"] == "Profile" for each in owners):
+        return
+
+    def label(name: str) -> str:
+        value = _PROFILE_LABELS[name]
+        return reader.kubectl(f"label namespace {reader.namespace} --overwrite {name}={value}", namespaced=False)
+
+    wrong = {name: labels.get(name, "unset") for name, value in _PROFILE_LABELS.items() if labels.get(name) != value}
+    if _PART_OF in wrong:
+        yield problem(
+            f"Kubeflow does not accept connections from namespace {reader.namespace}: it belongs to a profile, but "
+            f"{_PART_OF} is {wrong[_PART_OF]}",
+            "correct the label; Kubeflow's NetworkPolicies select it",
+            label(_PART_OF),
+        )
+    if _PIPELINES_ENABLED in wrong:
+        yield warning(
+            f"Kubeflow Pipelines may not prepare namespace {reader.namespace}: it belongs to a profile, but "
+            f"{_PIPELINES_ENABLED} is {wrong[_PIPELINES_ENABLED]}",
+            "set the label, if runs have no ConfigMap kfp-launcher or no Secret mlpipeline-minio-artifact",
+            label(_PIPELINES_ENABLED),
+        )
+    if not wrong:
+        yield ok(f"namespace {reader.namespace} belongs to a Kubeflow profile, with the labels that Kubeflow needs")
 
 
 def check_accounts(reader: ClusterReader) -> Iterator[Finding]:

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
+from gumshoe.cluster.pod_resources import CPUS_PER_GPU, GIBIBYTES_PER_GPU
 from gumshoe.cluster.preflight.client import (
     CLUSTER_QUEUES,
     FLAVORS,
     LOCAL_QUEUES,
+    NAMESPACES,
     NODES,
     PRIORITIES,
     QUOTAS,
@@ -18,10 +20,9 @@ from gumshoe.cluster.preflight.client import (
 )
 from gumshoe.cluster.preflight.permissions import suggest_manifests
 from gumshoe.cluster.preflight.result import Finding, ok, pluralize, problem, skipped, warning
-from gumshoe.cluster.trainjob import CPUS, GIBIBYTES
 
-GPU = "nvidia.com/gpu"
 QUEUE = RUNTIME = "gumshoe"
+_USERS = "openshift.io/sa.scc.uid-range"  # annotation of a namespace: its first user, and their number
 _PRIORITIES = ("gumshoe-training", "gumshoe-evaluation")
 
 
@@ -54,11 +55,11 @@ class _Demand:
 
 def _list_demands(reader: ClusterReader) -> Iterator[_Demand]:
     """Yield what the pods of a training request by default."""
-    shares = max(1, reader.gpus) * reader.nodes
-    yield _Demand("GPUs", GPU, (f"requests.{GPU}",), reader.gpus * reader.nodes)
+    shares, gpu = max(1, reader.gpus) * reader.nodes, reader.gpu_resource
+    yield _Demand("GPUs", gpu, (f"requests.{gpu}",), reader.gpus * reader.nodes)
     yield _Demand("pods", "pods", ("pods",), reader.nodes)
-    yield _Demand("CPUs", "cpu", ("requests.cpu", "cpu"), CPUS * shares)
-    yield _Demand("GiB of memory", "memory", ("requests.memory", "memory"), GIBIBYTES * shares, "Gi")
+    yield _Demand("CPUs", "cpu", ("requests.cpu", "cpu"), CPUS_PER_GPU * shares)
+    yield _Demand("GiB of memory", "memory", ("requests.memory", "memory"), GIBIBYTES_PER_GPU * shares, "Gi")
 
 
 def check_quotas(reader: ClusterReader) -> Iterator[Finding]:
@@ -207,7 +208,7 @@ def _check_admission(reader: ClusterReader, name: str, queue: Object, see: str, 
         )
     if all(each.most is not None and each.most < needed for each in shares):
         quotas = ", ".join(f"{_format_amount(each.most)} of {each.flavor}" for each in shares if each.most is not None)
-        more = "" if wanted.resource == GPU else f" {wanted.what}"
+        more = "" if wanted.resource == reader.gpu_resource else f" {wanted.what}"
         return problem(
             f"ClusterQueue {name} never admits {reader.demand}: one flavor must provide {needed}{more}, but the quotas "
             f"are {quotas}",
@@ -222,7 +223,7 @@ def _check_admission(reader: ClusterReader, name: str, queue: Object, see: str, 
             "the run waits until others end, or borrows quota; see what is in the queue",
             see,
         )
-    if wanted.resource == GPU:
+    if wanted.resource == reader.gpu_resource:
         return ok(f"ClusterQueue {name} has {pluralize(int(left), 'GPU')} left")
     return ok(f"ClusterQueue {name} has {_format_amount(left)} {wanted.what} left")
 
@@ -263,10 +264,44 @@ def check_runtime(reader: ClusterReader) -> Iterator[Finding]:
     """Check that the runtime of TrainJobs exists."""
     if not reader.has_api(RUNTIMES):
         yield skipped("Kubeflow Trainer is not installed")
-    elif reader.get(RUNTIMES, RUNTIME, namespaced=False) is None:
+        return
+    found = reader.get(RUNTIMES, RUNTIME, namespaced=False)
+    if found is None:
         yield problem(
             f"ClusterTrainingRuntime {RUNTIME}, which training on several nodes needs, does not exist",
             *suggest_manifests(reader),
         )
-    else:
-        yield ok(f"ClusterTrainingRuntime {RUNTIME} exists")
+        return
+    yield ok(f"ClusterTrainingRuntime {RUNTIME} exists")
+    if reader.is_openshift:
+        yield _check_user(reader, found)
+
+
+def _check_user(reader: ClusterReader, runtime: Object) -> Finding:
+    """Check that OpenShift accepts the user of trainers: the one it assigns, or one of the namespace's range."""
+    users = sorted(_list_users(runtime.get("spec") or {}))
+    namespace = reader.get(NAMESPACES, reader.namespace, namespaced=False) or {"metadata": {}}
+    given = (namespace["metadata"].get("annotations") or {}).get(_USERS) or ""
+    first, _, size = given.partition("/")
+    allowed = range(int(first), int(first) + int(size)) if given else range(0)
+    wrong = [each for each in users if each not in allowed]
+    if not wrong:
+        return ok(f"ClusterTrainingRuntime {RUNTIME} leaves the user of its pods to OpenShift")
+    return problem(
+        f"OpenShift rejects the trainers' pods: their user is {wrong[0]}, and the users of namespace "
+        f"{reader.namespace} are {given or 'unknown'}",
+        *suggest_manifests(reader, "apply Gumshoe's manifests with manifests/components/openshift in your overlay"),
+    )
+
+
+def _list_users(document: Any) -> Iterator[int]:
+    """Yield the values of all fields `runAsUser`."""
+    if isinstance(document, list):
+        for each in document:
+            yield from _list_users(each)
+    elif isinstance(document, dict):
+        for name, value in document.items():
+            if name == "runAsUser":
+                yield int(value)
+            else:
+                yield from _list_users(value)

@@ -1,0 +1,214 @@
+"""Test what `gumshoe doctor` says of profiles, DNS, OpenShift, other GPUs and Kubeflow Pipelines' store."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster import fake_kubernetes as kubernetes
+from tests.cluster.fake_kubernetes import FakeKubernetes
+from tests.cluster.fit_cluster import NAMESPACE, put, put_controller, put_node
+from tests.cluster.test_doctor import RunDoctor, cluster, get_object, run_doctor, texts_of
+from tests.manifests.kustomize import build_over, of_kind, overlay
+
+__all__ = ["cluster", "run_doctor"]  # fixtures
+PART_OF, ENABLED = "app.kubernetes.io/part-of", "pipelines.kubeflow.org/enabled"
+PROFILE = [{"apiVersion": "kubeflow.org/v1", "kind": "Profile", "name": NAMESPACE, "uid": "p1", "controller": True}]
+
+
+@pytest.fixture
+def openshift(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"securitycontextconstraints": "SecurityContextConstraints"}
+    monkeypatch.setitem(kubernetes._KINDS, "security.openshift.io/v1", kinds)
+
+
+@pytest.mark.parametrize(
+    ("labels", "state", "values"),
+    [
+        ({PART_OF: "kubeflow-profile", ENABLED: "true"}, "ok", ()),
+        ({ENABLED: "true"}, "problem", (f"{PART_OF} is unset", f"--overwrite {PART_OF}=kubeflow-profile")),
+        ({PART_OF: "gumshoe", ENABLED: "true"}, "problem", (f"{PART_OF} is gumshoe",)),
+        (
+            {PART_OF: "kubeflow-profile"},
+            "warning",
+            (f"kubectl label namespace {NAMESPACE} --overwrite {ENABLED}=true",),
+        ),
+    ],
+)
+def test_the_labels_of_a_profile_are_checked(
+    labels: dict[str, str], state: str, values: tuple[str, ...], cluster: FakeKubernetes, run_doctor: RunDoctor
+) -> None:
+    metadata = get_object(cluster, "namespaces", NAMESPACE)["metadata"]
+    metadata["labels"].update(labels)
+    assert run_doctor("--only", "namespace")[1]["namespace"]["state"] == "ok", "without a profile"
+    metadata["ownerReferences"] = PROFILE
+    status, checks = run_doctor("--only", "namespace")
+    assert (status, checks["namespace"]["state"]) == (state == "problem", state)
+    for each in values:
+        assert each in texts_of(checks["namespace"], state)
+
+
+def apply_policies(fake: FakeKubernetes, change: Callable[[Any], None] = lambda _: None) -> None:
+    """Add the NetworkPolicies of the manifests. `change` gets the egress rules for DNS."""
+    for name, each in of_kind(overlay("prod"), "NetworkPolicy").items():
+        put(fake, "networkpolicies", "NetworkPolicy", name, namespace=NAMESPACE, spec=each["spec"])
+    change(get_object(fake, "networkpolicies", "gumshoe-dns", NAMESPACE)["spec"]["egress"])
+
+
+def test_dns_is_allowed_by_the_manifests_or_without_policies(cluster: FakeKubernetes, run_doctor: RunDoctor) -> None:
+    assert run_doctor("--only", "dns")[1]["dns"]["state"] == "ok"
+    apply_policies(cluster)
+    status, checks = run_doctor("--only", "dns")
+    assert (status, checks["dns"]["state"]) == (0, "ok")
+    assert "kube-system, port 53" in texts_of(checks["dns"], "ok")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rules: rules.clear(),
+        lambda rules: rules[0].update(ports=[{"port": 53, "protocol": "TCP"}]),
+        lambda rules: rules[0].update(ports=[{"port": 5353, "protocol": "UDP"}]),
+        lambda rules: rules[0]["to"].pop(0),
+        lambda rules: rules[0]["to"][0].update(podSelector={"matchLabels": {"app": "other"}}),
+    ],
+)
+def test_denied_dns_is_a_problem(change: Callable[[Any], None], cluster: FakeKubernetes, run_doctor: RunDoctor) -> None:
+    apply_policies(cluster, change)
+    status, checks = run_doctor("--only", "dns")
+    assert (status, checks["dns"]["state"]) == (1, "problem")
+    assert "kube-system, port 53" in texts_of(checks["dns"], "problem")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda rules: rules[0].pop("to"),
+        lambda rules: rules[0].pop("ports"),
+        lambda rules: rules[0].update(ports=[{"port": 1, "endPort": 60000, "protocol": "UDP"}]),
+        lambda rules: rules[0].update(to=[{"namespaceSelector": {}}]),
+        lambda rules: rules[0].update(
+            to=[
+                {
+                    "namespaceSelector": {
+                        "matchExpressions": [
+                            {"key": "kubernetes.io/metadata.name", "operator": "In", "values": ["dns", "kube-system"]}
+                        ]
+                    }
+                }
+            ]
+        ),
+    ],
+)
+def test_dns_may_be_allowed_in_other_ways(
+    change: Callable[[Any], None], cluster: FakeKubernetes, run_doctor: RunDoctor
+) -> None:
+    apply_policies(cluster, change)
+    assert run_doctor("--only", "dns")[1]["dns"]["state"] == "ok"
+
+
+@pytest.mark.usefixtures("openshift")
+def test_the_dns_of_openshift_is_checked(cluster: FakeKubernetes, run_doctor: RunDoctor) -> None:
+    apply_policies(cluster)
+    assert "openshift-dns, port 5353" in texts_of(run_doctor("--only", "dns")[1]["dns"], "ok")
+    apply_policies(cluster, lambda rules: rules.pop())
+    assert "openshift-dns, port 5353" in texts_of(run_doctor("--only", "dns")[1]["dns"], "problem")
+
+
+@pytest.mark.parametrize(
+    ("address", "state"), [("169.254.169.254", "ok"), ("169.254.20.10", "ok"), ("169.254.25.10", "problem")]
+)
+def test_a_pod_checks_the_dns_address_of_its_node(
+    address: str, state: str, cluster: FakeKubernetes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe.cluster.kubernetes_api import Cluster
+    from gumshoe.cluster.preflight import dns
+    from gumshoe.cluster.preflight.client import ClusterReader
+
+    resolver = tmp_path / "resolv.conf"
+    resolver.write_text(f"search agents.svc.cluster.local\nnameserver {address}\noptions ndots:5\n")
+    monkeypatch.setattr(dns, "_RESOLVER", resolver)
+    apply_policies(cluster)
+    (found,) = dns.check_dns(ClusterReader(Cluster.of(None, None), 60, 1, 1, in_pod=True))
+    assert (found.state, f"{address}, port 53" in found.text) == (state, True)
+
+
+@pytest.mark.usefixtures("openshift")
+def test_openshift_rejects_a_user_of_the_runtime_outside_the_namespace_s_range(
+    cluster: FakeKubernetes, run_doctor: RunDoctor, tmp_path: Path
+) -> None:
+    runtime = of_kind(overlay("prod"), "ClusterTrainingRuntime")["gumshoe"]["spec"]
+    put(cluster, "clustertrainingruntimes", "ClusterTrainingRuntime", "gumshoe", spec=runtime)
+    annotations = get_object(cluster, "namespaces", NAMESPACE)["metadata"].setdefault("annotations", {})
+    annotations["openshift.io/sa.scc.uid-range"] = "1000660000/10000"
+    status, checks = run_doctor("--only", "runtime")
+    assert (status, checks["runtime"]["state"]) == (1, "problem")
+    for each in ("10001", "1000660000/10000", "manifests/components/openshift"):
+        assert each in texts_of(checks["runtime"], "problem")
+    annotations["openshift.io/sa.scc.uid-range"] = "10000/10000"
+    assert run_doctor("--only", "runtime")[0] == 0
+    annotations.clear()
+    assert run_doctor("--only", "runtime")[0] == 1
+    changed = of_kind(
+        build_over(["overlays/prod"], ["components/openshift"], tmp_path / "mine"), "ClusterTrainingRuntime"
+    )
+    put(cluster, "clustertrainingruntimes", "ClusterTrainingRuntime", "gumshoe", spec=changed["gumshoe"]["spec"])
+    assert run_doctor("--only", "runtime")[0] == 0
+
+
+@pytest.mark.parametrize("resource", ["amd.com/gpu", "nvidia.com/mig-1g.10gb"])
+def test_gpus_are_counted_by_the_resource_of_the_run(
+    resource: str, cluster: FakeKubernetes, run_doctor: RunDoctor
+) -> None:
+    run = ("--gpus", 8, "--only", "gpus", "--only", "queue", "--only", "quota", "--gpu-resource", resource)
+    status, checks = run_doctor(*run)
+    assert status == 1
+    assert f"no node offers {resource}" in texts_of(checks["gpus"], "problem")
+    assert f"quota for {resource}" in texts_of(checks["queue"], "problem")
+    put_node(cluster, "gpu-c", 8, taints=[])
+    node = get_object(cluster, "nodes", "gpu-c")
+    node["status"]["allocatable"][resource] = "8"
+    node["metadata"]["labels"] = {f"{resource}.product-name": "some-accelerator"}
+    resources = get_object(cluster, "clusterqueues")["spec"]["resourceGroups"][0]["flavors"][0]["resources"]
+    resources.append({"name": resource, "nominalQuota": "8"})
+    hard = get_object(cluster, "resourcequotas", namespace=NAMESPACE)["status"]["hard"]
+    hard[f"requests.{resource}"] = "7"
+    status, checks = run_doctor(*run)
+    assert "some-accelerator (8 per node" in texts_of(checks["gpus"], "ok")
+    assert checks["queue"]["state"] == "ok"
+    assert f'"requests.{resource}":"8"' in texts_of(checks["quota"], "problem")
+
+
+def _remove(fake: FakeKubernetes) -> None:
+    del fake.objects["deployments", "system", "ml-pipeline"]
+
+
+def _store(*arguments: str, served: bool = True, ready: int = 1) -> Callable[[FakeKubernetes], None]:
+    def change(fake: FakeKubernetes) -> None:
+        put_controller(fake, "ml-pipeline", ready, arguments)
+        if not served:
+            fake.unserved.add("pipelines.kubeflow.org/v2beta1")
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "state", "value"),
+    [
+        (_remove, "warning", "platform-agnostic-multi-user?ref"),
+        (_store("--pipelinesStoreKubernetes=true"), "ok", "manifests/overlays/prod-k8s-native"),
+        (_store("-pipelinesStoreKubernetes"), "ok", "manifests/overlays/prod-k8s-native"),
+        (_store("--pipelinesStoreKubernetes=true", served=False), "warning", "pipelines.kubeflow.org/v2beta1"),
+        (_store("--pipelinesStoreKubernetes=false"), "warning", "manifests/overlays/prod-k8s-native, have no effect"),
+        (_store("--config=/config", served=False), "ok", "manifests/overlays/prod fits"),
+        (_store(served=False, ready=0), "warning", "0 of 1 pods of ml-pipeline"),
+    ],
+)
+def test_the_store_of_kubeflow_pipelines_is_named(
+    change: Callable[[FakeKubernetes], None], state: str, value: str, cluster: FakeKubernetes, run_doctor: RunDoctor
+) -> None:
+    change(cluster)
+    status, checks = run_doctor("--only", "pipelines")
+    assert (status, checks["pipelines"]["state"]) == (0, state)
+    assert value in texts_of(checks["pipelines"], state)
