@@ -24,8 +24,8 @@ OTHER = "team-a"
 def apply(fake: FakeKubernetes, name: str) -> subprocess.CompletedProcess[str]:
     """Apply an overlay as documented."""
     kubectl = shutil.which("kubectl") or skip_missing("kubectl (1.25 or later)")
-    command = [kubectl, "--kubeconfig", fake.kubeconfig, "apply", "--server-side", "--validate=false"]
-    return subprocess.run([*command, "-k", MANIFESTS / "overlays" / name], capture_output=True, text=True, check=False)
+    command = [kubectl, f"--kubeconfig={fake.kubeconfig}", "apply", "--server-side", "--validate=false", "-k"]
+    return subprocess.run([*command, MANIFESTS / "overlays" / name], capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
