@@ -10,6 +10,7 @@ import yaml
 
 from gumshoe.cluster import pod_environment as pods
 from tests.certificates import CertificateAuthority
+from tests.manifests.access import Access, list_allowed
 from tests.manifests.kustomize import MANIFESTS, OVERLAYS, Object, build_over, of_kind, overlay
 from tests.manifests.test_manifests import runtime_pod
 
@@ -68,6 +69,9 @@ def test_openshift_chooses_the_user(name: str, tmp_path: Path) -> None:
         assert not {"runAsUser", "fsGroup", "supplementalGroups"} & pod["securityContext"].keys()
         assert not [each for each in pod["containers"] if "runAsUser" in each["securityContext"]]
         assert pod["securityContext"]["runAsNonRoot"] is True
+    for role in ("gumshoe-deploy", "gumshoe-operate"):
+        allowed = list_allowed(of_kind(objects, "Role")[role]["rules"])
+        assert Access("route.openshift.io", "routes/custom-host", "create") in allowed, "to choose the host of a Route"
 
 
 @pytest.mark.parametrize("resource", ["amd.com/gpu", "habana.ai/gaudi", "nvidia.com/mig-1g.10gb"])

@@ -11,6 +11,7 @@ from gumshoe.artifacts.store import Store
 from gumshoe.cluster import deploy, helm_library
 from gumshoe.cluster.deploy import DeployTarget, deploy_published
 from gumshoe.cluster.kubernetes_api import Cluster
+from gumshoe.cluster.pod_refusals import find_step_refusals
 from tests.cluster import fake_kubernetes as kubernetes
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
 from tests.cluster.test_deploy import AGENT, BASE, publish
@@ -28,6 +29,7 @@ EVERYTHING = {  # values with which the chart creates every kind of object
     "monitoring": {"enabled": True, "rules": True, "dashboard": True},
     "ingress": {"enabled": True, "host": "gumshoe.example"},
     "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]},
+    "route": {"enabled": True},
 }
 NOTHING = {
     "serving": {"mode": "external", "external": {"urls": ["http://vllm:8000"]}},
@@ -35,6 +37,7 @@ NOTHING = {
     "monitoring": {"enabled": False, "rules": False, "dashboard": False},
     "ingress": {"enabled": False},
     "httpRoute": {"enabled": False},
+    "route": {"enabled": False},
 }
 
 
@@ -42,8 +45,10 @@ NOTHING = {
 def cluster(cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch) -> FakeKubernetes:
     """Return a cluster that serves all kinds of objects in the chart."""
     more = {
+        "argoproj.io/v1alpha1": {"workflows": "Workflow"},
         "gateway.networking.k8s.io/v1": {"httproutes": "HTTPRoute"},
         "monitoring.coreos.com/v1": {"prometheusrules": "PrometheusRule", "servicemonitors": "ServiceMonitor"},
+        "route.openshift.io/v1": {"routes": "Route"},
     }
     for version, kinds in more.items():
         monkeypatch.setitem(kubernetes._KINDS, version, {**kubernetes._KINDS.get(version, {}), **kinds})
@@ -126,6 +131,7 @@ def test_the_operate_role_allows_exactly_what_the_commands_use(
         view_pods(Cluster.of(None, None), "run-1")
         pod["status"] = {"phase": "Running"}
         view_pods(Cluster.of(None, None), "run-1")
+        find_step_refusals(Cluster.of(None, None), "run-1")
         run_command("deployments", "remove", "mail", "--yes")
     assert used <= rules_of("gumshoe-operate")
     assert rules_of("gumshoe-operate") == used | rules_of("gumshoe-deploy")
