@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -85,6 +86,17 @@ def test_usage_errors_are_not_retried_and_other_failures_are(name: str) -> None:
     (failed,) = jobs["spec"]["failurePolicy"]["rules"]
     assert (failed["action"], failed["onJobFailureReasons"]) == ("FailJobSet", ["PodFailurePolicy"])
     assert jobs["spec"]["failurePolicy"]["maxRestarts"] > 0
+
+
+def test_the_queue_covers_every_resource_that_a_training_can_request() -> None:
+    queue = of_kind(overlay("prod"), "ClusterQueue")["gumshoe"]["spec"]
+    largest = replace(QUEUED, job=QUEUED.job.model_copy(update={"storage": "100Gi"}))
+    _, job, servers = largest.manifests
+    requests = [job["spec"]["trainer"]["resourcesPerNode"]["requests"]]
+    requests += [each["resources"]["requests"] for each in servers["spec"]["template"]["spec"]["containers"]]
+    assert "ephemeral-storage" in requests[0]
+    for group in queue["resourceGroups"]:
+        assert {name for each in requests for name in each} <= set(group["coveredResources"])
 
 
 def test_the_queue_and_priority_of_the_training_exist() -> None:
