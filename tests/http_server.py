@@ -34,6 +34,7 @@ class ReceivedRequest:
     authorization: str | None
     content_type: str
     user_agent: str = ""
+    cookie: str = ""
 
 
 @contextmanager
@@ -46,7 +47,8 @@ def run_faulty_server(
     are passed to `answer` as its second argument, which is `fine` if there is no fault.
 
     `answer` returns status, content type and body. A body in blocks is sent block by block, and stops at a
-    `ConnectionError`. Status 0 means no answer. Status 429 gets a Retry-After header.
+    `ConnectionError`. Status 0 means no answer. Status 429 gets a Retry-After header. The body of status 302 is the
+    address of its Location header.
     """
 
     closing = threading.Event()
@@ -64,6 +66,7 @@ def run_faulty_server(
                 self.headers.get("authorization"),
                 self.headers.get("content-type", ""),
                 self.headers.get("user-agent", ""),
+                self.headers.get("cookie", ""),
             )
             request = ReceivedRequest(self.command, parts.path, query, body, *headers)
             status, kind, text = answer(request, fault)
@@ -78,6 +81,9 @@ def run_faulty_server(
             self.send_header("Content-Type", kind)
             if status == 429:
                 self.send_header("Retry-After", "1")
+            if status == 302 and isinstance(text, bytes):
+                self.send_header("Location", text.decode())
+                text = b""
             if isinstance(text, bytes):
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()

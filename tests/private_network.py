@@ -1,9 +1,11 @@
 """Servers of a private network on real sockets: TLS with a private authority, and an HTTP proxy as the only way out."""
 
+import re
 import select
 import socket
 import ssl
 import threading
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -47,6 +49,8 @@ class ForwardProxy:
     """`HOST:PORT` that the proxy knows, and the `HOST:PORT` where that is. Others are connected to as they are."""
     requested: list[str] = field(default_factory=list)
     """`HOST:PORT` of each request."""
+    credentials: list[str] = field(default_factory=list)
+    """User and password of each request that has them."""
     status: int = 200
     """Status of its answers. With another one than 200, it refuses to connect."""
     url: str = ""
@@ -62,6 +66,8 @@ class ForwardProxy:
             target = address if method == b"CONNECT" else urlsplit(address).netloc
             target = target if ":" in target else f"{target}:80"
             self.requested.append(target)
+            if basic := re.search(rb"(?i)\r\nproxy-authorization: basic (\S+)", head):
+                self.credentials.append(b64decode(basic[1]).decode())
             if self.status != 200:
                 connection.sendall(b"HTTP/1.1 %d Refused\r\nContent-Length: 0\r\n\r\n" % self.status)
                 return

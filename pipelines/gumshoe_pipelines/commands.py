@@ -13,6 +13,7 @@ from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 from gumshoe_pipelines.completion import complete_parameter, complete_pipeline
 
 if TYPE_CHECKING:
+    from gumshoe.cluster.pod_problems import ProblemLog
     from gumshoe_pipelines.graphs import Graph
     from gumshoe_pipelines.kubeflow_client import KubeflowClient
     from gumshoe_pipelines.run_status import PipelineRunView
@@ -42,9 +43,16 @@ Namespace = Annotated[
     str | None, typer.Option(envvar="KFP_NAMESPACE", help="Kubernetes namespace (Kubeflow profile) to run in.")
 ]
 Token = Annotated[str | None, typer.Option(envvar="KFP_TOKEN", help="Bearer token for the Kubeflow Pipelines API.")]
+Cookie = Annotated[
+    str | None,
+    typer.Option(envvar="KFP_COOKIE", metavar="NAME=VALUE", help="Session cookie of Kubeflow's login page."),
+]
 InCluster = Annotated[
     bool,
-    typer.Option("--in-cluster", help="In a pod: use its service account token and the API's address in the cluster."),
+    typer.Option(
+        "--in-cluster",
+        help="In a pod: use its service account token, and by default the API in namespace kubeflow.",
+    ),
 ]
 _NO_IMAGE = "local"  # steps on this machine run without containers
 _STATES = {"SUCCEEDED": "green", "RUNNING": "cyan", "FAILED": "red", "CANCELED": "yellow", "SKIPPED": "dim"}
@@ -60,14 +68,23 @@ def compile_(
             metavar="[PIPELINE]...", autocompletion=complete_pipeline, help="Pipelines to compile (default: all)."
         ),
     ] = None,
+    parameters: Parameters = None,
+    params: ParameterFile = None,
 ) -> None:
-    """Compile pipelines to YAML: PIPELINE.yaml for the Kubeflow API, PIPELINE.k8s.yaml for `kubectl apply`."""
-    from gumshoe.artifacts.storage import explain_os_errors, make_writable_directory
-    from gumshoe_pipelines.graphs import PIPELINES, compile_graph, compile_manifests
+    """Compile pipelines to YAML: PIPELINE.yaml for the Kubeflow API, PIPELINE.k8s.yaml for `kubectl apply`.
 
+    Only the parameters that a run in Kubeflow cannot have are accepted: queue, priority, cache, image_pull_secret.
+    """
+    from gumshoe.artifacts.storage import explain_os_errors, make_writable_directory
+    from gumshoe_pipelines.graphs import PIPELINES, compile_graph, compile_manifests, read_values
+    from gumshoe_pipelines.run_arguments import check_compiled
+
+    present = dict.fromkeys(_use_present_name(each)[0] for each in names or PIPELINES)
+    given = read_values(parameters or [], params)
+    compiled = {name: check_compiled(name, given) for name in present}
     place = make_writable_directory(str(directory))
-    for name in dict.fromkeys(_use_present_name(each)[0] for each in names or PIPELINES):
-        graph = compile_graph(name)
+    for name in present:
+        graph = compile_graph(name, compiled[name])
         for path, text in (
             (place / f"{name}.yaml", graph.text),
             (place / f"{name}.k8s.yaml", compile_manifests(graph)),
@@ -118,6 +135,7 @@ def submit(
     host: Host = None,
     namespace: Namespace = None,
     token: Token = None,
+    cookie: Cookie = None,
     in_cluster: InCluster = False,
     experiment: Annotated[str, typer.Option(help="Experiment name (created if missing).")] = "gumshoe",
     service_account: Annotated[str | None, typer.Option(help="Service account of the run's pods.")] = None,
@@ -157,7 +175,7 @@ def submit(
             "pipelines.run-with-cron",
             f"every run of a schedule needs an ID of its own, got run {arguments['run']}; leave run out",
         )
-    server = KubeflowClient(ServerAddress.of(host, namespace, token, in_cluster=in_cluster))
+    server = KubeflowClient(ServerAddress.of(host, namespace, token, cookie, in_cluster=in_cluster))
     if cron is not None:
         recurring = server.schedule(
             graph, arguments, cron=cron, experiment=experiment, service_account=service_account, caching=caching
@@ -184,6 +202,7 @@ def watch_(
     host: Host = None,
     namespace: Namespace = None,
     token: Token = None,
+    cookie: Cookie = None,
     in_cluster: InCluster = False,
     once: Annotated[bool, typer.Option("--once", help="Print the current state and exit.")] = False,
 ) -> None:
@@ -193,7 +212,7 @@ def watch_(
     """
     from gumshoe_pipelines.kubeflow_client import KubeflowClient, ServerAddress
 
-    _follow(KubeflowClient(ServerAddress.of(host, namespace, token, in_cluster=in_cluster)), run_id, once=once)
+    _follow(KubeflowClient(ServerAddress.of(host, namespace, token, cookie, in_cluster=in_cluster)), run_id, once=once)
 
 
 @app.command("list")
@@ -201,6 +220,7 @@ def list_(
     host: Host = None,
     namespace: Namespace = None,
     token: Token = None,
+    cookie: Cookie = None,
     in_cluster: InCluster = False,
     most: Annotated[int, typer.Option("--limit", min=1, max=100, help="Maximum number of runs.")] = 20,
     json: JsonFlag = False,
@@ -210,7 +230,7 @@ def list_(
 
     from gumshoe_pipelines.kubeflow_client import KubeflowClient, ServerAddress
 
-    runs = KubeflowClient(ServerAddress.of(host, namespace, token, in_cluster=in_cluster)).list_runs(most)
+    runs = KubeflowClient(ServerAddress.of(host, namespace, token, cookie, in_cluster=in_cluster)).list_runs(most)
     if json:
         print_json([{"run_id": each.run_id, "name": each.display_name, "state": each.state} for each in runs])
         return
@@ -241,15 +261,15 @@ def _prepare_run(
 ) -> "tuple[Graph, dict[str, Any]]":
     """Compile a pipeline, and check and complete its parameters: those given, the default of `code`, and `own`."""
     from gumshoe.artifacts.manifest import code_hash
-    from gumshoe_pipelines.graphs import compile_graph, read_values
+    from gumshoe_pipelines.graphs import compile_graph, read_values, split_parameters
     from gumshoe_pipelines.run_arguments import check_arguments, complete_limits
 
     present, implied = _use_present_name(name)
-    graph = compile_graph(present)
-    given = read_values(parameters or [], params)
+    compiled, given = split_parameters(present, read_values(parameters or [], params))
+    graph = compile_graph(present, {} if is_local else compiled)  # there are no pods on this machine
     defaults = {"code": code_hash(), **own, **implied}
     arguments = graph.check({**{key: value for key, value in defaults.items() if key in graph.parameters}, **given})
-    check_arguments(arguments, is_local=is_local)
+    check_arguments({**compiled, **arguments}, is_local=is_local)
     return graph, complete_limits(arguments, is_local=is_local)
 
 
@@ -261,18 +281,21 @@ def _follow(server: "KubeflowClient", run_id: str, *, once: bool = False) -> Non
     from rich.live import Live
 
     from gumshoe.cluster.kubernetes_api import Cluster
+    from gumshoe.cluster.pod_problems import ProblemLog
+    from gumshoe.cluster.pod_refusals import find_step_refusals
     from gumshoe.errors import GumshoeError
     from gumshoe_pipelines.run_status import view_pods, watch_run
 
     cluster = Cluster.of(server.address.namespace or "kubeflow", None)
-    printed = set[str]()
+    printed, problems = set[str](), ProblemLog()
+    get_pods, get_refusals = partial(view_pods, cluster), partial(find_step_refusals, cluster)
     view = None
     with Live(console=err, auto_refresh=False, transient=True) as live:
-        for view in watch_run(lambda: server.get_run(run_id), partial(view_pods, cluster), _warn):
+        for view in watch_run(lambda: server.get_run(run_id), get_pods, get_refusals, _warn):
             if err.is_terminal:
                 live.update(_build_table(view), refresh=True)
             else:
-                _print_news(view, printed)
+                _print_news(view, printed, problems)
             if once:
                 break
     if view is None:
@@ -283,13 +306,15 @@ def _follow(server: "KubeflowClient", run_id: str, *, once: bool = False) -> Non
         raise GumshoeError("pipelines.run-failed", f"run {view.name} ended with state {view.state}{why}")
 
 
-def _print_news(view: "PipelineRunView", printed: set[str]) -> None:
+def _print_news(view: "PipelineRunView", printed: set[str], problems: "ProblemLog") -> None:
     """Print what is new, one line each, if the output is not a terminal."""
     for step in view.steps:
-        for text in (f"{step.name}: {step.state}", *filter(None, (step.progress, step.problem, step.error))):
+        for text in (f"{step.name}: {step.state}", *filter(None, (step.progress, step.error))):
             if f"{step.name}/{text}" not in printed:
                 printed.add(f"{step.name}/{text}")
                 err.print(printable(text), soft_wrap=True)
+        if step.problem and problems.is_news(step.name, step.problem):
+            err.print(printable(f"{step.name}: {step.problem}"), soft_wrap=True)
 
 
 def _build_table(view: "PipelineRunView") -> Any:

@@ -1,22 +1,28 @@
 """Start and inspect runs on a Kubeflow Pipelines server. Each request has a deadline."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import kfp_server_api as api
 import urllib3
+from httpx import create_ssl_context
 
+from gumshoe.cluster.kubeflow_access import AUDIENCE, IN_CLUSTER_URL, find_pod_token
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.network import find_proxy, raise_if_untrusted
 from gumshoe_pipelines.graphs import Graph, read_documents
 from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL
 
-IN_CLUSTER_URL = "http://ml-pipeline.{namespace}.svc.cluster.local:8888"
 _RECENT = 100  # number of runs checked for one in progress
-_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")  # Kubeflow mounts the service account's token here
+_REDIRECTS = (301, 302, 303, 307, 308)
+_API = "apis/v2beta1/"
+_COOKIE = re.compile(r"[!#$%&'*+.^_`|~\w-]+=[^\s;,]+(; ?[!#$%&'*+.^_`|~\w-]+=[^\s;,]+)*", re.A)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +33,33 @@ class ServerAddress:
     namespace: str | None = None
     """Namespace of the experiment, in multi-user mode."""
     token: str | None = None
+    token_file: Path | None = None
+    """File with the token, read for each request, because the kubelet replaces it."""
+    cookie: str | None = None
+    """Session cookie of the login page in front of Kubeflow, as NAME=VALUE."""
     deadline: float = 30
     """Timeout of a request in seconds."""
 
     @classmethod
-    def of(cls, host: str | None, namespace: str | None, token: str | None, *, in_cluster: bool) -> "ServerAddress":
+    def of(
+        cls, host: str | None, namespace: str | None, token: str | None, cookie: str | None, *, in_cluster: bool
+    ) -> "ServerAddress":
         """Build the address from command line options.
 
         Raises:
-            UsageError: if the host is missing or invalid, or the pod has no token.
+            UsageError: if the host is missing or invalid, the cookie is malformed, or the pod has no token.
         """
-        if in_cluster:
-            if not _TOKEN.exists() and token is None:
+        token_file = None
+        if in_cluster and token is None and cookie is None:
+            token_file = find_pod_token()
+            if not token_file.exists():
                 raise UsageError(
                     "pipelines.no-pod-token",
-                    f"--in-cluster needs a token that Kubeflow mounts in pods, but {_TOKEN} does not exist; use --host",
+                    f"--in-cluster needs a token for {AUDIENCE} in the pod, but {token_file} does not exist; mount one "
+                    "(a projected service account token), or use --token",
                 )
-            own = token or _TOKEN.read_text(encoding="utf-8").strip()
-            return cls(host or IN_CLUSTER_URL.format(namespace=namespace or "kubeflow"), namespace, own)
+        if in_cluster and host is None:
+            host = IN_CLUSTER_URL
         if host is None:
             raise UsageError(
                 "pipelines.no-host",
@@ -54,20 +69,35 @@ class ServerAddress:
             raise UsageError(
                 "pipelines.invalid-host", f"--host must be a URL, got {host}; write e.g. http://localhost:8080"
             )
-        return cls(host.rstrip("/"), namespace, token)
+        if cookie is not None and not _COOKIE.fullmatch(cookie):
+            raise UsageError(
+                "pipelines.invalid-cookie",
+                "--cookie ($KFP_COOKIE) must be NAME=VALUE, e.g. oauth2_proxy_kubeflow=...; copy name and value of the "
+                "cookie from the browser in which you are signed in",
+            )
+        return cls(host.rstrip("/"), namespace, token, token_file, cookie)
 
 
 class KubeflowClient:
-    """Call a Kubeflow Pipelines server. Every method raises the errors of `_translate_errors`."""
+    """Call a Kubeflow Pipelines server. Every method raises the errors of `_translate_errors`.
+
+    Certificates and proxies are those of the environment (see `gumshoe.network`).
+    """
 
     def __init__(self, address: ServerAddress) -> None:
         self.address = address
         configuration = api.Configuration(host=address.host)
-        if address.token:
-            configuration.api_key["authorization"] = address.token
+        if address.token or address.token_file:
+            configuration.api_key["authorization"] = address.token or ""
             configuration.api_key_prefix["authorization"] = "Bearer"
-        configuration.retries = urllib3.Retry(0)  # a retried request could start a run twice
-        self._client = api.ApiClient(configuration)
+            configuration.refresh_api_key_hook = self._refresh_token if address.token_file else None
+        self._client = api.ApiClient(configuration, cookie=address.cookie)
+        self._proxy = find_proxy(address.host)
+        self._client.rest_client.pool_manager = _create_pool(self._proxy)  # its own ignores the environment
+
+    def _refresh_token(self, configuration: api.Configuration) -> None:
+        if self.address.token_file:
+            configuration.api_key["authorization"] = self.address.token_file.read_text(encoding="utf-8").strip()
 
     def submit(
         self, graph: Graph, arguments: dict[str, Any], *, experiment: str, service_account: str | None, caching: bool
@@ -157,51 +187,99 @@ class KubeflowClient:
 
         Raises:
             UnavailableError: if the server does not answer, or fails.
+            UsageError: if its certificate is not trusted.
             GumshoeError: if it rejects the request.
         """
         host = self.address.host
         try:
             yield
         except api.ApiException as error:
-            detail = _error_detail(error)
-            if error.status == 401:
-                raise GumshoeError(
-                    "pipelines.unauthenticated",
-                    f"{host} does not accept the credentials: 401{detail}; set a valid token (--token or $KFP_TOKEN)",
-                ) from None
-            if error.status == 403:
-                raise GumshoeError(
-                    "pipelines.access-denied",
-                    f"{host} denies access: 403{detail}; use a token with this right (--token or $KFP_TOKEN)",
-                ) from None
-            if error.status == 404:
-                raise GumshoeError(
-                    "pipelines.not-found",
-                    f"{what} does not exist at {host}: 404{detail}; check the address, the namespace and the id",
-                ) from None
-            if error.status is None or error.status >= 500 or error.status == 429:
-                raise UnavailableError(
-                    "pipelines.server-unhealthy", f"{host} failed: {error.status}{detail}; try again later"
-                ) from None
-            raise GumshoeError(
-                "pipelines.request-rejected", f"{host} rejected the request: {error.status}{detail}"
-            ) from None
+            raise_if_untrusted(error, host)
+            raise _explain_status(error, host, what) from None
         except urllib3.exceptions.HTTPError as error:
-            reason = getattr(error, "reason", None) or error
-            if _is_timeout(reason):
-                raise UnavailableError(
-                    "pipelines.server-timeout",
-                    f"{host} did not answer within {self.address.deadline:g} seconds; check --host and the network",
-                ) from None
-            raise UnavailableError(
-                "pipelines.server-unreachable",
-                f"{host} cannot be reached: {_shorten(reason)}; check --host and the network",
+            raise_if_untrusted(error, host)
+            raise self._explain_connection(error) from None
+        except OSError as error:  # of the token's file
+            raise GumshoeError(
+                "pipelines.no-pod-token", f"cannot read the token in {self.address.token_file}: {error.strerror}"
             ) from None
         except (ValueError, AttributeError, TypeError) as error:  # raised by the client for malformed answers
             raise GumshoeError(
                 "pipelines.not-kubeflow",
                 f"{host} is not a Kubeflow Pipelines API: {_shorten(error)}; check --host",
             ) from None
+
+    def _explain_connection(self, error: urllib3.exceptions.HTTPError) -> GumshoeError:
+        """Return the error for a server that does not answer."""
+        host = self.address.host
+        reason = getattr(error, "reason", None) or error
+        if isinstance(reason, urllib3.exceptions.ProxyError) and self._proxy:
+            proxy = urllib3.util.parse_url(self._proxy)._replace(auth=None)  # without the password
+            return UnavailableError(
+                "pipelines.proxy-failed",
+                f"the proxy {proxy} does not connect to {host}: {_shorten(reason.original_error)}; check the proxy "
+                "(--proxy or $HTTPS_PROXY), or add the host to $NO_PROXY",
+            )
+        if _is_timeout(reason):
+            return UnavailableError(
+                "pipelines.server-timeout",
+                f"{host} did not answer within {self.address.deadline:g} seconds; check --host and the network",
+            )
+        return UnavailableError(
+            "pipelines.server-unreachable",
+            f"{host} cannot be reached: {_shorten(reason)}; check --host and the network",
+        )
+
+
+def _create_pool(proxy: str | None) -> urllib3.PoolManager:
+    """Return connections through a proxy, or direct ones without."""
+    options: dict[str, Any] = {
+        "ssl_context": create_ssl_context(),
+        # A repeated request could start a run twice. A redirect leads to a login page, and is explained.
+        "retries": urllib3.Retry(0, redirect=0, raise_on_redirect=False),
+    }
+    if proxy is None:
+        return urllib3.PoolManager(**options)
+    auth = urllib3.util.parse_url(proxy).auth
+    headers = urllib3.make_headers(proxy_basic_auth=unquote(auth)) if auth else None
+    return urllib3.ProxyManager(proxy, proxy_headers=headers, proxy_ssl_context=options["ssl_context"], **options)
+
+
+def _explain_status(error: api.ApiException, host: str, what: str) -> GumshoeError:
+    """Return the error for a response with an error status."""
+    detail, status = _error_detail(error), error.status
+    headers = error.headers or {}
+    location = headers.get("Location", "")
+    if status in _REDIRECTS and f"/{_API}" in urlsplit(location).path:
+        address = location.partition(f"/{_API}")[0]
+        return GumshoeError("pipelines.moved", f"{host} redirects to {address}: {status}; use --host {address}")
+    if status in _REDIRECTS or (status == 403 and "html" in headers.get("Content-Type", "")):
+        page = f" ({urlsplit(location)._replace(query='').geturl()})" if location else ""
+        return GumshoeError(
+            "pipelines.login-required",
+            f"{host} answers with its login page{page}: {status}; set a token (--token or $KFP_TOKEN) or the session "
+            "cookie of your browser (--cookie or $KFP_COOKIE), or a new one if it has expired",
+        )
+    if status == 401:
+        return GumshoeError(
+            "pipelines.unauthenticated",
+            f"{host} does not accept the credentials: 401{detail}; set a valid token (--token or $KFP_TOKEN) or "
+            f"session cookie (--cookie or $KFP_COOKIE). Tokens for the API itself need the audience {AUDIENCE}",
+        )
+    if status == 403:
+        return GumshoeError(
+            "pipelines.access-denied",
+            f"{host} denies access: 403{detail}; use a token with this right (--token or $KFP_TOKEN), and check "
+            "--namespace",
+        )
+    if status == 404:
+        return GumshoeError(
+            "pipelines.not-found",
+            f"{what} does not exist at {host}: 404{detail}; check the address, the namespace and the id",
+        )
+    if status is None or status >= 500 or status == 429:
+        return UnavailableError("pipelines.server-unhealthy", f"{host} failed: {status}{detail}; try again later")
+    return GumshoeError("pipelines.request-rejected", f"{host} rejected the request: {status}{detail}")
 
 
 def build_pipeline_spec(graph: Graph, arguments: dict[str, Any], *, caching: bool) -> dict[str, Any]:

@@ -13,14 +13,15 @@ from gumshoe_pipelines.placement import STEP_LABEL
 
 OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "CANCELLED", "SKIPPED"})
 _RUN = "pipeline/runid"  # Kubeflow's label
+_NODE = "workflows.argoproj.io/node-name"  # Argo's annotation, e.g. train-agent-x7.root.train-grpo-driver
 _EVERY = 5.0  # seconds
 _TIMEOUT = 600.0  # seconds without an answer before giving up
 _LINES = 20  # lines read from a pod's log
 _PROGRESS_PREFIXES = ("Step ", "Evaluation after ", "Waiting for ")  # prefixes of log lines that report progress
 _HINTS = PodHints(
     images="worker_image and trainer_image",
-    scheduling="gpus, node_selector and tolerations",
-    memory="reduce model.max_context or the batch size, or increase the memory",
+    scheduling="gpus, cpus_per_gpu, memory_per_gpu, node_selector and tolerations",
+    memory="reduce model.max_context or the batch size, or increase memory_per_gpu",
     after_loss="the step is retried, and continues from its last checkpoint",
 )
 
@@ -59,6 +60,8 @@ class PodView:
 def view_pods(cluster: Cluster, run_id: str) -> dict[str, PodView]:
     """Return the state of a run's pods by step. If a step has several pods, the newest counts.
 
+    The pods of a step are the one that prepares it (its driver) and the one that runs it.
+
     Raises:
         GumshoeError: if the pods cannot be listed.
     """
@@ -66,11 +69,15 @@ def view_pods(cluster: Cluster, run_id: str) -> dict[str, PodView]:
     found = cluster.call(cluster.core.list_namespaced_pod, cluster.namespace, label_selector=wanted).items
     pods = sorted(found, key=lambda pod: pod.metadata.creation_timestamp or datetime.min.replace(tzinfo=UTC))
     return {
-        pod.metadata.labels.get(STEP_LABEL, pod.metadata.name): PodView(
-            _read_progress(cluster, pod), find_pod_problem(pod, cluster, _HINTS)
-        )
-        for pod in pods
+        _find_step(pod): PodView(_read_progress(cluster, pod), find_pod_problem(pod, cluster, _HINTS)) for pod in pods
     }
+
+
+def _find_step(pod: Any) -> str:
+    """Return the name of a pod's step. Drivers have no label of it, but the name of their node in the workflow."""
+    node = (pod.metadata.annotations or {}).get(_NODE, pod.metadata.name)
+    found: str = pod.metadata.labels.get(STEP_LABEL) or node.rpartition(".")[2].removesuffix("-driver")
+    return found
 
 
 def _read_progress(cluster: Cluster, pod: Any) -> str:
@@ -86,13 +93,14 @@ def _read_progress(cluster: Cluster, pod: Any) -> str:
     return next((line for line in reversed(lines) if line.startswith(_PROGRESS_PREFIXES)), "")
 
 
-def build_run_view(run: Any, pods: dict[str, PodView]) -> PipelineRunView:
-    """Combine a run of the server with the state of its pods."""
+def build_run_view(run: Any, pods: dict[str, PodView], refusals: dict[str, str]) -> PipelineRunView:
+    """Combine a run of the server with the state of its pods, and why others were refused, by step."""
     details = run.run_details.task_details if run.run_details and run.run_details.task_details else []
     own = [each for each in details if each.display_name not in (None, "root") and "driver" not in each.display_name]
     steps = []
     for each in sorted(own, key=lambda task: (task.create_time is None, task.create_time or 0)):
         pod = pods.get(each.display_name, PodView())
+        problem = refusals.get(each.display_name) or pod.problem
         state = each.state or "PENDING"
         steps.append(
             StepView(
@@ -101,9 +109,11 @@ def build_run_view(run: Any, pods: dict[str, PodView]) -> PipelineRunView:
                 _duration(each.start_time, each.end_time),
                 each.error.message if each.error and each.error.message else "",
                 pod.progress if state == "RUNNING" else "",
-                pod.problem if state not in ("SUCCEEDED", "SKIPPED") else "",
+                problem if state not in ("SUCCEEDED", "SKIPPED") else "",
             )
         )
+    known = {each.name for each in steps}  # the server learns late of a step without any pod
+    steps += [StepView(name, "PENDING", None, problem=text) for name, text in refusals.items() if name not in known]
     error = run.error.message if run.error and run.error.message else ""
     return PipelineRunView(run.run_id, run.display_name or run.run_id, run.state or "PENDING", tuple(steps), error)
 
@@ -118,6 +128,7 @@ def _duration(start: datetime | None, end: datetime | None) -> float | None:
 def watch_run(
     get_run: Callable[[], Any],
     get_pods: Callable[[str], dict[str, PodView]],
+    get_refusals: Callable[[str], dict[str, str]],
     warn: Callable[[str], None],
     *,
     every: float = _EVERY,
@@ -125,14 +136,21 @@ def watch_run(
 ) -> Iterator[PipelineRunView]:
     """Yield the state of a run again and again until it ends. A server that stops answering is asked again.
 
-    `get_run` returns the run, and `get_pods` the state of its pods.
+    `get_run` returns the run, `get_pods` the state of its pods by step, and `get_refusals` why the cluster refused to
+    create pods of its steps. A warning is repeated only if it changes.
 
     Raises:
         UnavailableError: if the server does not answer the first request, or has not answered for `timeout` seconds.
         GumshoeError: if it rejects the request.
     """
     answered: float | None = None
-    warned = ""
+    warned = dict[str, str]()
+
+    def warn_of_change(what: str, message: str) -> None:
+        if warned.get(what) != message:
+            warned[what] = message
+            warn(message)
+
     while True:
         try:
             run = get_run()
@@ -140,20 +158,19 @@ def watch_run(
         except UnavailableError as error:
             if answered is None or time.monotonic() - answered > timeout:
                 raise
-            if error.message_with_code != warned:
-                warned = error.message_with_code
-                warn(f"{warned}; asking again")
+            warn_of_change("server", f"{error.message_with_code}; asking again")
             time.sleep(every)
             continue
+        pods, refusals = dict[str, PodView](), dict[str, str]()
         try:
-            found = get_pods(run.run_id)
+            pods = get_pods(run.run_id)
         except GumshoeError as error:  # only the pods' state is missing then
-            found = {}
-            message = f"cannot list pods: {error.message_with_code}"
-            if message != warned:
-                warned = message
-                warn(message)
-        view = build_run_view(run, found)
+            warn_of_change("pods", f"cannot list pods: {error.message_with_code}")
+        try:
+            refusals = get_refusals(run.run_id)
+        except GumshoeError as error:
+            warn_of_change("refusals", f"cannot tell if pods are refused: {error.message_with_code}")
+        view = build_run_view(run, pods, refusals)
         yield view
         if view.state in OVER:
             return

@@ -1,6 +1,9 @@
 """Fake a Kubeflow Pipelines server and a Kubernetes API on a real socket.
 
 Requests and responses use the types of the published clients. Tests can make the server misbehave.
+
+Credentials are checked as the real ones are: by the API (backend/src/apiserver/auth/authenticator_token_review.go), or
+by the gateway in front of it (oauth2-proxy in the manifests of Kubeflow, and older ones that redirect to Dex).
 """
 
 import json
@@ -11,6 +14,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from gumshoe.cluster.kubeflow_access import AUDIENCE
 from tests.http_server import ReceivedRequest, run_faulty_server
 
 if TYPE_CHECKING:
@@ -27,13 +31,19 @@ class FakeKubeflow:
     """The state of the server, its faults, and a record of requests."""
 
     url: str = ""
-    token: str | None = None
-    """If set, the only token that is accepted."""
+    tokens: dict[str, str] = field(default_factory=dict)
+    """Audience of each token that was issued. If there are any, the API requires one for `AUDIENCE`."""
+    gateway: str = ""
+    """What answers to a request without a token or session: 401, 403 (sign-in page) or 302 (to Dex); empty for none."""
+    session: str = "oauth2_proxy_kubeflow=open"
+    """The cookie that the gateway accepts."""
     runs: "dict[str, api.V2beta1Run]" = field(default_factory=dict)
     recurring: "list[api.V2beta1RecurringRun]" = field(default_factory=list)
     experiments: "list[api.V2beta1Experiment]" = field(default_factory=list)
     pods: "list[kubernetes.V1Pod]" = field(default_factory=list)
     events: "list[kubernetes.CoreV1Event]" = field(default_factory=list)
+    workflows: list[dict[str, Any]] = field(default_factory=list)
+    """Argo's workflows of the runs."""
     logs: dict[str, str] = field(default_factory=dict)
     requests: list[str] = field(default_factory=list)
     faults: deque[str] = field(default_factory=deque)
@@ -75,6 +85,10 @@ class FakeKubeflow:
                 if self.states:
                     run.state = self.states.popleft() if len(self.states) > 1 else self.states[0]
                 return 200, run
+            case "GET", str() if path.endswith("/workflows") and "argoproj.io" in path:
+                name, _, value = query["labelSelector"].partition("=")
+                found = [each for each in self.workflows if each["metadata"]["labels"].get(name) == value]
+                return 200, {"apiVersion": "argoproj.io/v1alpha1", "kind": "WorkflowList", "items": found}
             case "GET", str() if path.endswith("/pods"):
                 name, _, value = query["labelSelector"].partition("=")
                 found = [each for each in self.pods if (each.metadata.labels or {}).get(name) == value]
@@ -86,6 +100,20 @@ class FakeKubeflow:
                 found = [each for each in self.events if each.involved_object.name == pod]
                 return 200, kubernetes.CoreV1EventList(items=found)
         return 404, {"message": "Not Found"}
+
+    def check_credentials(self, request: ReceivedRequest) -> tuple[int, str, bytes] | None:
+        """Return the answer to a request whose credentials are not accepted, or None."""
+        token = (request.authorization or "").removeprefix("Bearer ")
+        if self.gateway and request.cookie != self.session and token not in self.tokens:
+            if self.gateway == "302":
+                page = f"{self.url}/dex/auth?client_id=kubeflow-oidc-authservice&state=x7"
+                return 302, "text/html; charset=utf-8", page.encode()
+            return int(self.gateway), "text/html; charset=utf-8", b"<html>Sign in with Dex</html>"
+        if self.tokens and not self.gateway and self.tokens.get(token) != AUDIENCE:
+            reason = "Failed to authenticate token review" if token else "there is no user identity header"
+            message = f"Internal error: Unauthenticated: {reason}: Request header error"
+            return 401, "application/json", json.dumps({"error": message, "code": 16, "message": message}).encode()
+        return None
 
 
 def read(body: bytes, kind: str) -> Any:
@@ -111,9 +139,10 @@ def fake_kubeflow() -> Iterator[FakeKubeflow]:
         found: Any
         if fault in ("reset", "hang"):
             return 0, "", b""
-        if fake.token and request.authorization != f"Bearer {fake.token}":
-            status, found = 401, {"message": "who are you?"}
-        elif fault.isdigit():
+        refused = fake.check_credentials(request)
+        if refused:
+            return refused
+        if fault.isdigit():
             status, found = int(fault), {"message": "because"}
         else:
             status, found = fake.answer(request.method, request.path, request.query, request.body)

@@ -11,11 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gumshoe.cluster.kubeflow_access import AUDIENCE
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.errors import GumshoeError, UnavailableError
 from tests.cluster.fake_kubernetes import write_kubeconfig
 from tests.errors import raises
 from tests.pipelines.fake_kubeflow import FakeKubeflow, fake_kubeflow
+from tests.private_network import forward_proxy
 from tests.waiting import Clock
 
 if TYPE_CHECKING:
@@ -77,7 +79,9 @@ def _list_cached(sent: Any) -> set[str]:
 def test_a_run_is_submitted_with_its_graph_and_pod_labels(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
     from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL, STEP_LABEL
 
-    done = run("pipeline", "submit", "train-agent", *INPUTS, *STORE, "-p", "run=r1", "--host", kubeflow.url)
+    done = run(
+        "pipeline", "submit", "train-agent", *INPUTS, *STORE, "-p", "run=r1", "-p", "queue=lq", "--host", kubeflow.url
+    )
     assert done.status == 0, done.err
     assert f"{kubeflow.url}/#/runs/details/run-0" in done.out
     created = kubeflow.runs["run-0"]
@@ -88,7 +92,9 @@ def test_a_run_is_submitted_with_its_graph_and_pod_labels(kubeflow: FakeKubeflow
     assert spec["pipeline_spec"]["pipelineInfo"]["name"] == "train-agent"
     executors = spec["platform_spec"]["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     labels = executors["exec-train-grpo"]["podMetadata"]["labels"]
-    assert labels == {PROJECT_LABEL: "acme", RUN_LABEL: "r1", STEP_LABEL: "train-grpo"}
+    own = {"kueue.x-k8s.io/queue-name": "lq", "sidecar.istio.io/inject": "false"}
+    assert labels == {PROJECT_LABEL: "acme", RUN_LABEL: "r1", STEP_LABEL: "train-grpo", **own}
+    assert "queue" not in created.runtime_config.parameters, "it is compiled into the pipeline"
 
 
 def test_an_existing_experiment_is_used(server: "KubeflowClient", kubeflow: FakeKubeflow) -> None:
@@ -239,12 +245,101 @@ def test_an_unreachable_server_ends_with_75(run: Callable[..., Any]) -> None:
     assert done.err.count("\n") == 1
 
 
-def test_the_token_is_sent_to_the_server(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
-    kubeflow.token = "sesame"
-    refused = run("pipeline", "list", "--host", kubeflow.url)
-    assert (refused.status, refused.code) == (1, "pipelines.unauthenticated")
+def test_the_api_accepts_only_tokens_for_its_audience(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
+    kubeflow.tokens = {"sesame": AUDIENCE, "other": "https://kubernetes.default.svc"}
+    for given in ([], ["--token", "other"], ["--token", "unknown"]):
+        refused = run("pipeline", "list", "--host", kubeflow.url, *given)
+        assert (refused.status, refused.code) == (1, "pipelines.unauthenticated")
+        assert AUDIENCE in refused.err
     done = run("pipeline", "list", "--host", kubeflow.url, "--token", "sesame", "--json")
     assert (done.status, json.loads(done.out)) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("gateway", "code"),
+    [("401", "pipelines.unauthenticated"), ("403", "pipelines.login-required"), ("302", "pipelines.login-required")],
+)
+def test_a_gateway_needs_a_session_or_a_token(
+    gateway: str, code: str, kubeflow: FakeKubeflow, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kubeflow.gateway, kubeflow.tokens = gateway, {"sesame": "https://kubernetes.default.svc"}
+    for given in ([], ["--cookie", "oauth2_proxy_kubeflow=expired"]):
+        refused = run("pipeline", "list", "--host", kubeflow.url, *given)
+        assert (refused.status, refused.code) == (1, code)
+        assert "KFP_COOKIE" in refused.err
+    assert len(kubeflow.requests) == 2, "a redirect is not followed"
+    assert run("pipeline", "list", "--host", kubeflow.url, "--token", "sesame").status == 0
+    monkeypatch.setenv("KFP_COOKIE", kubeflow.session)
+    assert run("pipeline", "list", "--host", kubeflow.url).status == 0
+
+
+def test_another_address_of_the_server_is_named(kubeflow: FakeKubeflow, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = b"https://kubeflow.example.com/pipeline/apis/v2beta1/runs?page_size=1"
+    monkeypatch.setattr(kubeflow, "check_credentials", lambda _: (302, "text/html", moved))
+    with raises("pipelines.moved", "--host https://kubeflow.example.com/pipeline"):
+        connect(kubeflow).list_runs(1)
+
+
+@pytest.mark.parametrize("cookie", ["", "value", "name=", "a=b\r\nX: y", "a=b c", "=b"])
+def test_a_malformed_cookie_is_refused(cookie: str, kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
+    done = run("pipeline", "list", "--host", kubeflow.url, "--cookie", cookie)
+    assert (done.status, done.code) == (2, "pipelines.invalid-cookie")
+    assert kubeflow.requests == []
+
+
+def test_a_pod_uses_its_projected_token_and_reads_it_again(
+    kubeflow: FakeKubeflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet replaces the token in time."""
+    from gumshoe_pipelines.kubeflow_client import KubeflowClient, ServerAddress
+
+    place = tmp_path / "token"
+    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(place))
+    with raises("pipelines.no-pod-token", place, AUDIENCE):
+        ServerAddress.of(None, "acme", None, None, in_cluster=True)
+    kubeflow.tokens = {"first": AUDIENCE}
+    place.write_text("first\n")
+    server = KubeflowClient(ServerAddress.of(kubeflow.url, "acme", None, None, in_cluster=True))
+    assert server.list_runs(1) == []
+    kubeflow.tokens = {"second": AUDIENCE}
+    place.write_text("second\n")
+    assert server.list_runs(1) == []
+    place.unlink()
+    with raises("pipelines.no-pod-token", place):
+        server.list_runs(1)
+
+
+@pytest.mark.parametrize("namespace", [None, "acme"])
+def test_a_pod_asks_the_api_in_its_own_namespace(
+    namespace: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The namespace of the run is another one than that of Kubeflow."""
+    from gumshoe_pipelines.kubeflow_client import ServerAddress
+
+    (tmp_path / "token").write_text("sesame")
+    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", str(tmp_path / "token"))
+    found = ServerAddress.of(None, namespace, None, None, in_cluster=True)
+    assert found.host == "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
+    assert found.namespace == namespace
+    other = ServerAddress.of("https://ml-pipeline.other.svc:8888", namespace, None, None, in_cluster=True)
+    assert other.host == "https://ml-pipeline.other.svc:8888"
+
+
+@pytest.mark.parametrize("status", [403, 407, 502])
+def test_a_proxy_that_does_not_connect_is_named_without_its_password(
+    status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe_pipelines.kubeflow_client import KubeflowClient, ServerAddress
+
+    with forward_proxy() as proxy:
+        proxy.status = status
+        monkeypatch.setenv("HTTPS_PROXY", proxy.url.replace("://", "://ann:secret@"))
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        with raises("pipelines.proxy-failed", proxy.url, str(status)) as raised:
+            KubeflowClient(ServerAddress("https://kubeflow.example.com/pipeline")).list_runs(1)
+    assert "secret" not in raised.value.message
+    assert proxy.requested == ["kubeflow.example.com:443"]
+    assert proxy.credentials == ["ann:secret"]
 
 
 def task(name: str, state: str, minutes: float | None = None, error: str = "") -> Any:
@@ -290,6 +385,7 @@ def with_state(phase: str = "Pending", **state: Any) -> dict[str, Any]:
 
 
 def collect_views(server: "KubeflowClient", cluster: Cluster | None = None, **more: Any) -> "list[PipelineRunView]":
+    from gumshoe.cluster.pod_refusals import find_step_refusals
     from gumshoe_pipelines.run_status import view_pods, watch_run
 
     warned: list[str] = more.setdefault("warned", [])
@@ -297,8 +393,11 @@ def collect_views(server: "KubeflowClient", cluster: Cluster | None = None, **mo
     def get_pods(run_id: str) -> dict[str, Any]:
         return {} if cluster is None else view_pods(cluster, run_id)
 
-    views = watch_run(lambda: server.get_run("run-0"), get_pods, warned.append, every=0.01, timeout=3600)
-    return list(views)
+    def get_refusals(run_id: str) -> dict[str, str]:
+        return {} if cluster is None else find_step_refusals(cluster, run_id)
+
+    asked = (lambda: server.get_run("run-0")), get_pods, get_refusals
+    return list(watch_run(*asked, warned.append, every=0.01, timeout=3600))
 
 
 def test_a_run_is_watched_to_its_end(kubeflow: FakeKubeflow, server: "KubeflowClient", cluster: Cluster) -> None:
@@ -336,7 +435,7 @@ def test_a_run_is_watched_to_its_end(kubeflow: FakeKubeflow, server: "KubeflowCl
                 ],
             },
             "Unschedulable",
-            ["gpus, node_selector and tolerations", "(0/3 nodes: no nvidia)"],
+            ["node_selector and tolerations", "(0/3 nodes: no nvidia)"],
         ),
         (with_state(waiting={"reason": "ImagePullBackOff"}), "ImagePullBackOff", ["worker_image and trainer_image"]),
         (with_state(waiting={"reason": "CreateContainerConfigError"}), "CreateContainerConfigError", ["secret"]),
@@ -381,6 +480,68 @@ def test_a_pod_problem_is_found_in_events(kubeflow: FakeKubeflow, server: "Kubef
     (step,) = collect_views(server, cluster)[-1].steps
     assert step.problem.startswith("FailedMount: ")
     assert "(no secret s3)" in step.problem
+
+
+QUOTA = 'pods "x" is forbidden: exceeded quota: team, requested: pods=1, used: pods=5, limited: pods=5'
+
+
+def workflow(**nodes: dict[str, Any]) -> dict[str, Any]:
+    """Return Argo's workflow of run-0 with its nodes by ID."""
+    return {"metadata": {"name": "w", "labels": {"pipeline/runid": "run-0"}}, "status": {"nodes": nodes}}
+
+
+def test_refused_pods_are_explained(kubeflow: FakeKubeflow, server: "KubeflowClient", cluster: Cluster) -> None:
+    """Argo waits if a quota is used up. No pod exists, and the server may not know the step yet."""
+    submit_run(server)
+    kubeflow.states.extend(["RUNNING", "FAILED"])
+    kubeflow.runs["run-0"].run_details = details(task("train-grpo", "RUNNING"))
+    executor = {"type": "Pod", "phase": "Pending", "displayName": "executor", "boundaryID": "dag", "message": QUOTA}
+    driver = {"type": "Pod", "phase": "Error", "displayName": "ingest-driver"}
+    driver["message"] = 'pods "y" is forbidden: violates PodSecurity "restricted:latest": runAsNonRoot != true'
+    kubeflow.workflows.append(workflow(dag={"displayName": "train-grpo"}, executor=executor, driver=driver))
+    trained, ingested = collect_views(server, cluster)[-1].steps
+    assert (trained.name, ingested.name, ingested.state) == ("train-grpo", "ingest", "PENDING")
+    assert "quota team is used up" in trained.problem
+    assert "pod security level restricted" in ingested.problem
+
+
+def test_a_driver_that_cannot_start_is_a_problem_of_its_step(
+    kubeflow: FakeKubeflow, server: "KubeflowClient", cluster: Cluster
+) -> None:
+    """Drivers have no labels of the project."""
+    submit_run(server)
+    kubeflow.states.append("FAILED")
+    kubeflow.runs["run-0"].run_details = details(task("train-grpo", "RUNNING"))
+    found = pod("train-grpo", with_state(waiting={"reason": "ImagePullBackOff"}))
+    found.metadata.labels = {"pipeline/runid": "run-0"}
+    found.metadata.annotations = {"workflows.argoproj.io/node-name": "train-agent-x7.root.train-grpo-driver"}
+    kubeflow.pods.append(found)
+    (step,) = collect_views(server, cluster)[-1].steps
+    assert step.problem.startswith("ImagePullBackOff: ")
+
+
+def test_a_problem_is_printed_once_and_again_if_it_changes(
+    kubeflow: FakeKubeflow,
+    server: "KubeflowClient",
+    run: Callable[..., Any],
+    cluster: Cluster,  # noqa: ARG001 - sets KUBECONFIG
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    submit_run(server)
+    kubeflow.states.extend(["RUNNING", "RUNNING", "RUNNING", "SUCCEEDED"])
+    kubeflow.runs["run-0"].run_details = details(task("train-grpo", "RUNNING"))
+    node = {"type": "Pod", "phase": "Pending", "displayName": "train-grpo", "message": QUOTA}
+    kubeflow.workflows.append(workflow(train=node))
+    messages = [QUOTA.replace("used: pods=5", "used: pods=6"), 'pods "x" is forbidden: no PriorityClass']
+
+    def change(_: float) -> None:
+        node["message"] = messages.pop(0) if messages else node["message"]
+
+    monkeypatch.setattr("gumshoe_pipelines.run_status.time.sleep", change)
+    done = run("pipeline", "watch", "run-0", "--host", kubeflow.url)
+    assert done.status == 0, done.err
+    assert done.err.count("quota team is used up") == 1
+    assert done.err.count("PriorityClass") == 1
 
 
 def test_watching_continues_after_errors(kubeflow: FakeKubeflow, server: "KubeflowClient") -> None:
