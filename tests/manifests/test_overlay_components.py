@@ -10,6 +10,7 @@ import yaml
 
 from gumshoe.cluster import pod_environment as pods
 from tests.certificates import CertificateAuthority
+from tests.charts.test_agent_chart import merge, render, values_of
 from tests.manifests.access import Access, list_allowed
 from tests.manifests.kustomize import MANIFESTS, OVERLAYS, Object, build_over, of_kind, overlay
 from tests.manifests.test_manifests import runtime_pod
@@ -95,6 +96,16 @@ def test_other_gpus_replace_nvidia_s_everywhere(name: str, resource: str, tmp_pa
         for flavor in group["flavors"]:
             assert [each["name"] for each in flavor["resources"]] == group["coveredResources"]
     assert f"--gpu-resource={resource}" in preflight_pod(objects)["spec"]["containers"][0]["args"]
+
+
+@pytest.mark.parametrize("name", ["metadata", "pod-identity"])
+def test_credentials_without_keys_come_from_the_same_addresses_as_in_the_chart(name: str, tmp_path: Path) -> None:
+    objects = build_over(["overlays/dev"], [f"components/{name}"], tmp_path / "mine")
+    rules = of_kind(objects, "NetworkPolicy")[f"gumshoe-{name}"]["spec"]["egress"]
+    values = merge(values_of("standard"), {"networkPolicy": {"credentials": name}})
+    policies = [each["spec"] for (kind, _), each in render(values).items() if kind == "NetworkPolicy"]
+    in_chart = [rule for each in policies for rule in each.get("egress", [])]
+    assert all(each in in_chart for each in rules)
 
 
 def test_manifests_and_chart_allow_the_same_dns_servers() -> None:
