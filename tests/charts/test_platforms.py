@@ -1,8 +1,10 @@
 """Test the chart's values for networks and platforms: DNS, Istio, OpenShift and scheduling."""
 
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -49,7 +51,7 @@ def test_every_kind_of_dns_server_may_be_asked(mode: str, part: str) -> None:
         assert ("NetworkPolicy", "mail-gumshoe-agent-model") not in render(values)
         return
     rules = egress_of(values, part)
-    found: dict[str, set[int]] = {}
+    found: dict[str, set[int | str]] = {}
     for rule in rules:
         ports = ports_of([rule])
         protocols = {each["protocol"] for each in rule["ports"]}
@@ -139,17 +141,9 @@ def test_the_agent_server_runs_as_a_user_that_does_not_exist(tmp_path: Path) -> 
     home.mkdir()
     unknown = dict.fromkeys(["USER", "LOGNAME", "LNAME", "USERNAME"], "")
     with (
+        patch.dict(os.environ, {**unknown, "HOME": str(home), "TMPDIR": str(home)}),
         FakeVLLM(models=("adapter",)) as model,
-        start_server(
-            place,
-            f"vllm:{model.address}#adapter",
-            tmp_path / "log",
-            "--open",
-            prefix=user,
-            HOME=str(home),
-            TMPDIR=str(home),
-            **unknown,
-        ) as server,
+        start_server(place, f"vllm:{model.address}#adapter", tmp_path / "log", "--open", prefix=user) as server,
     ):
         assert server.ask().json()["success"] is True
 
