@@ -14,7 +14,7 @@ from gumshoe.cluster.pod_environment import (
     TRUST_DIRECTORY,
 )
 from gumshoe.cluster.trainjob import CACHE_DIRECTORY, MODEL_CACHE, PRIORITY_LABEL, QUEUE_LABEL, SECRET_KEYS
-from gumshoe_pipelines.step_runner import QUEUED_VARIABLE
+from gumshoe_pipelines.step_runner import QUEUED_VARIABLE, SECONDS_VARIABLE
 
 MINUTE, HOUR = 60, 3600
 PROJECT_LABEL, RUN_LABEL, STEP_LABEL = "gumshoe.dev/project", "gumshoe.dev/run", "gumshoe.dev/step"
@@ -159,6 +159,7 @@ def _configure(task: Any, image: Any, hours: float, cached: bool, pods: PodOptio
     task.set_caching_options(cached)
     task.set_retry(num_retries=RETRIES, backoff_duration=f"{MINUTE}s", backoff_factor=2.0, backoff_max_duration=_EVER)
     kubernetes.set_timeout(task, round(hours * HOUR))
+    task.set_env_variable(SECONDS_VARIABLE, str(round(hours * HOUR)))
     kubernetes.set_security_context(task, run_as_non_root=True)  # the image or the platform names the user
     own = {PROJECT_LABEL: UNKNOWN, RUN_LABEL: UNKNOWN, STEP_LABEL: task.name}
     for label, value in {**own, **ISTIO_LABELS}.items():

@@ -24,17 +24,26 @@ ATTEMPTS = 4
 """Maximum number of attempts in a pod."""
 PAUSE_VARIABLE = "GUMSHOE_STEP_PAUSE"
 """Environment variable with the seconds before the second attempt. Each later pause is twice as long."""
+SECONDS_VARIABLE = "GUMSHOE_STEP_SECONDS"
+"""Environment variable with the seconds after which Kubernetes ends the pod."""
 QUEUED_VARIABLE = "GUMSHOE_STEP_QUEUED"
 """Environment variable of steps with a Kueue queue: `true` if Kueue has admitted the pod."""
 _PAUSE = 60.0  # seconds
+_LEAST = 0.1  # part of the pod's time that must be left for another attempt
+_ENDS = "GUMSHOE_STEP_ENDS"  # environment variable of attempts: when the pod ends, in seconds since 1970
 _TICK = 0.5  # seconds between checks for a signal during a pause
 
 
 class _Attempts:
-    """The attempts of a step. A signal ends the current one, and there is no other after it."""
+    """The attempts of a step. A signal ends the current one, and there is no other after it.
 
-    def __init__(self, command: Sequence[str]) -> None:
+    `seconds` is the time limit of the pod.
+    """
+
+    def __init__(self, command: Sequence[str], seconds: float) -> None:
         self._command = command
+        self._last_start = time.time() + (1 - _LEAST) * seconds
+        self._environment = {**os.environ, _ENDS: str(time.time() + seconds)}
         self._child: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
 
@@ -43,11 +52,12 @@ class _Attempts:
         status = UnavailableError.exit_status
         with handle_signals(self._stop, signal.SIGTERM, signal.SIGINT):
             for number in range(1, ATTEMPTS + 1):
-                self._child = subprocess.Popen(self._command)  # noqa: S603 - our own interpreter and module
+                self._child = subprocess.Popen(self._command, env=self._environment)  # noqa: S603 - our own interpreter and module
                 if self._is_stopping:  # asked before the child was known
                     self._child.terminate()
                 status = self._child.wait()
-                if status != UnavailableError.exit_status or number == ATTEMPTS or self._is_stopping:
+                is_last = number == ATTEMPTS or self._is_stopping or time.time() + pause > self._last_start
+                if status != UnavailableError.exit_status or is_last:
                     break
                 sys.stdout.write(f"Attempt {number} of {ATTEMPTS} failed; the next one begins in {pause:g} s\n")
                 sys.stdout.flush()
@@ -87,6 +97,11 @@ def prepare_environment() -> None:
     exclude_from_proxy(os.environ)
 
 
+def count_seconds_left() -> float:
+    """Return the seconds until Kubernetes ends the pod of this step; infinity without a time limit."""
+    return float(os.environ.get(_ENDS) or "inf") - time.time()
+
+
 def run_once() -> None:
     """Run the module that `sys.argv` names. Exit with the exit status of the error that it raises, if it has one."""
     sys.argv = sys.argv[1:]
@@ -106,7 +121,8 @@ def main(arguments: Sequence[str]) -> int:
         return error.exit_status
     once = "from gumshoe_pipelines.step_runner import run_once; run_once()"
     command = (sys.executable, "-c", once, *arguments)
-    return _Attempts(command).run(float(os.environ.get(PAUSE_VARIABLE) or _PAUSE))
+    attempts = _Attempts(command, float(os.environ.get(SECONDS_VARIABLE) or "inf"))
+    return attempts.run(float(os.environ.get(PAUSE_VARIABLE) or _PAUSE))
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ the store.
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ from gumshoe.training.training_step import TrainResult
 from gumshoe_pipelines.grpo_step import HOURS
 from gumshoe_pipelines.kubeflow_client import get_project_name
 from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL, STEP_LABEL
+from gumshoe_pipelines.step_runner import count_seconds_left
 
 _STEP = "train-grpo"
 _PYTHON = "python"  # in the image
@@ -184,6 +186,7 @@ def build_training_job(name: str, request: TrainRequest, known: TrainSettings, o
         memory_per_gpu=options.memory_per_gpu,
         image_pull_secret=options.image_pull_secret,
         has_ca_bundle=find_ca_file() is not None,
+        ends=time.monotonic() + count_seconds_left() - _EARLIER,
         seconds=HOURS * 3600 - _EARLIER,
     )
 

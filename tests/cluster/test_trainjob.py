@@ -104,7 +104,7 @@ def test_the_manifests_are_valid(assert_valid: Callable[..., None]) -> None:
     pod = {"containers": [{"name": "node", "env": [{"name": "A", "value": "b"}]}]}
     spec = {"replicatedJobs": [{"name": "node", "template": {"spec": {"template": {"spec": pod}}}}]}
     wrong = {"manager": "a.b/c", "trainingRuntimeSpec": {"template": {"spec": spec}}}
-    with pytest.raises(AssertionError, match="trainer.env"):
+    with pytest.raises(AssertionError, match=r"trainer\.env"):
         check_trainjob({**job, "spec": {**job["spec"], "runtimePatches": [wrong]}})
     assert "300.0" not in json.dumps([job, deployment]), "Kubernetes rejects integers with a fraction"
     for each in (job, deployment):
@@ -439,6 +439,23 @@ def test_a_stalled_or_late_training_is_deleted(
         raises("trainjob.time-limit", NAME, "48 hours") as late,
     ):
         train()
+    assert late.type is UnavailableError
+    assert not cluster.objects
+
+
+@pytest.mark.usefixtures("trainer")
+def test_a_training_ends_before_its_step_also_in_the_queue(
+    cluster: FakeKubernetes, train: Callable[..., list[str]], clock: Clock
+) -> None:
+    training, reports = replace(QUEUED, ends=clock.now() + 2 * HOUR), list[str]()
+    assert training.manifests == QUEUED.manifests, "an attempt in another pod finds the same objects"
+    with (
+        meanwhile(
+            lambda: any(each.startswith("Waiting for job") for each in reports), lambda: clock.advance(2 * HOUR + 1)
+        ),
+        raises("trainjob.step-time-limit", NAME) as late,
+    ):
+        train(training, reports)
     assert late.type is UnavailableError
     assert not cluster.objects
 

@@ -115,6 +115,8 @@ def test_every_step_has_labels_optional_secrets_and_a_timeout(graph: Graph) -> N
         assert settings["podMetadata"]["labels"][STEP_LABEL] == name
         assert int(settings["activeDeadlineSeconds"]) > 0
         assert settings["podMetadata"]["labels"]["sidecar.istio.io/inject"] == "false"
+        env = graph.spec["deploymentSpec"]["executors"][f"exec-{name}"]["container"]["env"]
+        assert {"name": "GUMSHOE_STEP_SECONDS", "value": settings["activeDeadlineSeconds"]} in env
         secrets = settings["secretAsEnv"]
         own = {"gumshoe-imap"} if name == "ingest" else set()
         assert {each["secretName"] for each in secrets} == {"gumshoe-s3", "gumshoe-models", "gumshoe-webhook"} | own

@@ -76,6 +76,22 @@ def test_a_step_that_fails_for_now_is_run_again_in_its_pod(
     assert ("[test.code]" in output) == (kind in ("unavailable", "usage")), "Kubeflow shows the last lines"
 
 
+def test_a_step_is_not_run_again_if_its_pod_ends_soon(
+    start: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe_pipelines.step_runner import count_seconds_left
+
+    for seconds, pause, attempts in (("1000000", "0", 4), ("0", "0", 1), ("1000", "901", 1)):
+        (tmp_path / "attempts").unlink(missing_ok=True)
+        process = start("exit", 9, GUMSHOE_STEP_SECONDS=seconds, GUMSHOE_STEP_PAUSE=pause)
+        process.communicate()
+        assert len((tmp_path / "attempts").read_text().split()) == attempts
+    monkeypatch.delenv("GUMSHOE_STEP_ENDS", raising=False)
+    assert count_seconds_left() == float("inf")
+    monkeypatch.setenv("GUMSHOE_STEP_ENDS", "0")
+    assert count_seconds_left() < 0
+
+
 def test_the_pauses_grow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from gumshoe_pipelines import step_runner
 

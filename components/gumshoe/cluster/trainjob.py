@@ -100,6 +100,8 @@ class TrainingJob:
     """True if the pods trust the certificates of the namespace."""
     seconds: int = 48 * 3600
     """Time limit, not counting the time when the job is suspended."""
+    ends: float = float("inf")
+    """Time limit of this process on the clock of `time.monotonic`. Not part of the manifests."""
 
     @property
     def all_env(self) -> list[Manifest]:

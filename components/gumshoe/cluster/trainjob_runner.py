@@ -242,6 +242,12 @@ class _TrainJobRun:
         Raises:
             UnavailableError: if one of them has passed.
         """
+        if now > self.training.ends:
+            raise UnavailableError(
+                "trainjob.step-time-limit",
+                f"TrainJob {self.training.name} did not finish before the time limit of its pipeline step, and was "
+                "deleted; submit the run again with the same ID to continue from the last checkpoint",
+            )
         if self._is_suspended in (True, None):
             return
         if now > self._deadline:
