@@ -50,6 +50,42 @@ def test_a_notification_of_a_failed_run_contains_its_state_and_error(tmp_path: P
         assert value in found.text
 
 
+@pytest.mark.parametrize(
+    ("given", "state", "verb"),
+    [
+        ("COMPLETE", "SUCCEEDED", "succeeded"),  # of Kubeflow's metadata store
+        ("CACHED", "SUCCEEDED", "succeeded"),
+        ("SUCCEEDED", "SUCCEEDED", "succeeded"),  # of the local runner
+        ("FAILED", "FAILED", "failed"),
+        ("CANCELED", "CANCELLED", "cancelled"),
+        ("CANCELLED", "CANCELLED", "cancelled"),
+        ("SKIPPED", "SKIPPED", "skipped"),
+        ("RUNNING", "UNKNOWN", "does not say"),
+        ("UNKNOWN", "UNKNOWN", "does not say"),
+        ("NEW", "UNKNOWN", "does not say"),
+        ("", "UNKNOWN", "does not say"),
+        ("STATE_OF_2030", "UNKNOWN", "STATE_OF_2030"),
+    ],
+)
+def test_every_state_of_kubeflow_has_a_meaning(given: str, state: str, verb: str, tmp_path: Path) -> None:
+    """On Kubeflow, the error is always empty."""
+    found = Outcome.of("r1", str(tmp_path / "store"), given, "")
+    assert found.state == state
+    assert verb in found.text
+
+
+@pytest.mark.parametrize("kind", ["runs/r1/reports", "adapters"])
+def test_a_run_that_kubeflow_still_calls_running_succeeded_if_it_published_its_result(
+    kind: str, tmp_path: Path
+) -> None:
+    """Kubeflow does not end the state of some loops and conditions."""
+    store = tmp_path / "store"
+    publish(store, kind, "r1", why="adapter passes.")
+    found = Outcome.of("r1", str(store), "RUNNING", "")
+    assert (found.state, "succeeded" in found.text) == ("SUCCEEDED", True)
+    assert Outcome.of("r1", str(store), "RUNNING", "no disk").state == "FAILED"
+
+
 def test_a_failed_webhook_request_is_retried(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, pauses: list[float]
 ) -> None:

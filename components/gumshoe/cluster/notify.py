@@ -8,11 +8,19 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError
+from gumshoe.network import explain_untrusted
 from gumshoe.terminal import err, out, printable
 
 WEBHOOK = "GUMSHOE_WEBHOOK"
 """Environment variable with the webhook's address, which may be a secret."""
 _SECONDS, _TRIES = 10.0, 4
+SUCCEEDED, FAILED, CANCELLED, SKIPPED, UNKNOWN = "SUCCEEDED", "FAILED", "CANCELLED", "SKIPPED", "UNKNOWN"
+_STATES = {  # Kubeflow gives those of its metadata store, `kfp.local` and other backends those of the API
+    SUCCEEDED: ("SUCCEEDED", "COMPLETE", "CACHED"),
+    FAILED: ("FAILED", "ERROR"),
+    CANCELLED: ("CANCELLED", "CANCELED", "CANCELING"),
+    SKIPPED: ("SKIPPED", "NOT_TRIGGERED"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +30,7 @@ class Outcome:
     run: str
     store: str
     state: str
-    """State as Kubeflow names it: SUCCEEDED, FAILED or CANCELLED."""
+    """SUCCEEDED, FAILED, CANCELLED, SKIPPED or UNKNOWN."""
     adapter: str | None
     """Reference of the adapter that the run published."""
     text: str
@@ -30,23 +38,41 @@ class Outcome:
 
     @classmethod
     def of(cls, run: str, store: str, state: str, error: str) -> "Outcome":
-        """Collect the result of a run from its state and the store."""
+        """Collect the result of a run from its state as Kubeflow gives it, and the store.
+
+        Kubeflow may still give RUNNING when all steps have ended: after some loops and conditions that succeeded, and
+        after a step whose pod was lost. What the run has published then decides.
+        """
         adapter = why = None
+        has_report = False
         try:
             artifacts = Store(store)
             found = artifacts.find(f"adapters/{run}")
             adapter = found.reference if found else None
             if artifacts.latest(f"runs/{run}/reports"):
+                has_report = True
                 why = str(artifacts.manifest(f"runs/{run}/reports/latest").settings.get("why", ""))
         except GumshoeError as unreadable:
             why = f"cannot read the store: {unreadable.message_with_code}"
-        if state != "SUCCEEDED":
-            text = f"Run {run} ended with state {state}: {error or 'see its steps'}"
-        elif adapter:
-            text = f"Run {run} published {adapter}. {why or ''}"
-        else:
-            text = f"Run {run} succeeded, but published no adapter. {why or ''}"
-        return cls(run, store, state, adapter, text.strip())
+        found_state = next((name for name, given in _STATES.items() if state.upper() in given), UNKNOWN)
+        if found_state == UNKNOWN and (adapter or has_report):
+            found_state = FAILED if error else SUCCEEDED
+        return cls(run, store, found_state, adapter, _describe(run, found_state, state, error, adapter, why or ""))
+
+
+def _describe(run: str, state: str, given: str, error: str, adapter: str | None, why: str) -> str:
+    """Describe the result of a run. `given` is its state as Kubeflow gives it, and `why` the verdict of the gate."""
+    if state == SUCCEEDED:
+        text = (
+            f"Run {run} succeeded and published {adapter}." if adapter else f"Run {run} succeeded without an adapter."
+        )
+        return f"{text} {why}".strip()
+    if state == UNKNOWN:
+        return (
+            f"Run {run} has ended. Kubeflow does not say how (state {given or 'missing'}): {error or 'see its steps'}"
+        )
+    verb = {FAILED: "failed", CANCELLED: "was cancelled", SKIPPED: "was skipped"}[state]
+    return f"Run {run} {verb} ({given}): {error or 'see its steps'}"
 
 
 def send_notification(outcome: Outcome) -> None:
@@ -67,4 +93,5 @@ def send_notification(outcome: Outcome) -> None:
                 httpx.post(address, json=asdict(outcome), timeout=_SECONDS).raise_for_status()
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         # Only the type: the message contains the address, which may contain a key.
-        err.print(f"[bold yellow]warning:[/] cannot send the notification: {type(error).__name__}")
+        why = explain_untrusted(error, "the webhook") or type(error).__name__
+        err.print(f"[bold yellow]warning:[/] cannot send the notification: {printable(why)}", soft_wrap=True)
