@@ -1,5 +1,8 @@
 """Test that refused pods are explained: by the message, for a training, and for a pipeline run."""
 
+import base64
+import gzip
+import json
 import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -172,7 +175,7 @@ def test_a_training_with_an_invalid_image_ends_at_once(trainer: Trainer, train: 
 
 @pytest.mark.parametrize("has_workload", [True, False])
 def test_a_queue_s_admission_checks_are_reported(
-    cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]], has_workload: bool
+    cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]], clock: Clock, has_workload: bool
 ) -> None:
     reports: list[str] = []
     checks = [
@@ -188,7 +191,8 @@ def test_a_queue_s_admission_checks_are_reported(
 
     told = r"spare-nodes is Retry: no node can be added\)" if has_workload else "Kueue has no Workload"
     with meanwhile(
-        load if has_workload else lambda: None,
+        load if has_workload else lambda: any("until queue" in each for each in reports),
+        lambda: clock.advance(61),
         lambda: any(re.search(told, each) for each in reports),
         lambda: trainer.admit(NAME),
         lambda: trainer.end(NAME),
@@ -209,11 +213,12 @@ def test_refused_pods_of_a_pipeline_run_are_found_by_step(
         "d": {**node, "displayName": "index", "phase": "Running"},
         "e": {**node, "displayName": "publish", "message": "PodInitializing"},
     }
-    for run in ("r1", "r2"):
+    compressed = base64.b64encode(gzip.compress(json.dumps(nodes).encode())).decode()
+    for run, status in {"r1": {"nodes": nodes}, "r2": {"compressedNodes": compressed}, "r3": {}}.items():
         meta = {"name": f"run-{run}", "namespace": NAMESPACE, "labels": {"pipeline/runid": run}}
-        status = {"nodes": nodes if run == "r1" else {}}
         cluster.put({"kind": "Workflow", "metadata": meta, "status": status}, "workflows")
     found = find_step_refusals(Cluster.of(None, None), "r1")
     assert found.keys() == {"train", "evaluate"}
     assert all("quota q is used up" in each for each in found.values())
-    assert find_step_refusals(Cluster.of(None, None), "r2") == {}
+    assert find_step_refusals(Cluster.of(None, None), "r2") == found
+    assert find_step_refusals(Cluster.of(None, None), "r3") == {}

@@ -4,6 +4,9 @@ A refused pod does not exist, so no pod reports the reason. It is in the Deploym
 events of the Job that should have created the pod, or in the Argo workflow.
 """
 
+import base64
+import gzip
+import json
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -156,7 +159,10 @@ def find_step_refusals(cluster: Cluster, run_id: str) -> dict[str, str]:
 
 
 def _list_step_refusals(workflow: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    nodes = (workflow.get("status") or {}).get("nodes") or {}
+    status = workflow.get("status") or {}
+    nodes = status.get("nodes") or {}
+    if status.get("compressedNodes"):  # Argo's form of a large status
+        nodes = json.loads(gzip.decompress(base64.b64decode(status["compressedNodes"])))
     for each in nodes.values():
         message = each.get("message") or ""
         if each.get("type") != "Pod" or each.get("phase") not in ("Pending", "Error") or not _is_refusal(message):

@@ -1,7 +1,8 @@
 """Find out what a training on several nodes waits for: its queue, pods that do not start, and pods that are refused."""
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ from gumshoe.cluster.trainjob import JOB_LABEL, ROLE_LABEL, Manifest, TrainingJo
 from gumshoe.errors import GumshoeError
 
 _KUEUE = ("kueue.x-k8s.io", "v1beta2", "workloads")
+_KUEUE_SECONDS = 30.0  # time for Kueue to create a Workload
 _JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"  # Kueue's label on the workload of a job
 _TRAINER_KINDS = ("TrainJob", "JobSet", "Job")  # of the objects that lead to the trainers' pods
 _HINTS = PodHints(
@@ -32,6 +34,7 @@ class TrainJobProblems:
     """That of the TrainJob."""
     created: datetime
     """When the TrainJob was created, by the cluster's clock."""
+    _since: float = field(default_factory=time.monotonic)
 
     def explain_suspension(self, *, was_running: bool) -> str:
         """Explain why the job is suspended, with Kueue's reason if Kueue suspended it. Raise nothing."""
@@ -57,7 +60,7 @@ class TrainJobProblems:
             plural,
             label_selector=f"{_JOB_UID_LABEL}={self.uid}",
         )["items"]
-        if not loads:
+        if not loads and time.monotonic() - self._since > _KUEUE_SECONDS:
             yield "Kueue has no Workload for it: check that Kueue runs and manages TrainJobs"
         for status in (load.get("status") or {} for load in loads):
             for each in status.get("conditions") or []:
