@@ -26,6 +26,7 @@ BASE = "Qwen/Qwen2.5-7B-Instruct"
 IMAGE = "registry.example.com/gumshoe/agent"
 ACCESS = ["--set", "agent.access.existingSecret=gumshoe-keys", "--set", f"agent.image.repository={IMAGE}"]
 AGENT, MODEL = "mail-gumshoe-agent-agent", "mail-gumshoe-agent-predictor"
+NOT_READY = {"type": "Ready", "status": "False"}
 SHORT_TIMEOUT = ["--timeout", "0.01"]
 """For tests in which the deployment never becomes ready."""
 
@@ -510,6 +511,28 @@ def test_failures_that_kserve_reports_are_shown(
     health = show("True", {"name": name, "ready": False})
     assert f"canary {name}" in health
     assert health.count("out of memory") == 1
+
+
+def test_a_warning_of_kserve_is_shown_while_it_creates_nothing(
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
+) -> None:
+    cluster.settle = lambda _: None
+    (service,) = cluster.of("InferenceService")
+    name = service["metadata"]["name"]
+    late = {"type": "PredictorReady", "status": "False", "reason": "ProgressDeadlineExceeded", "message": "timed out"}
+    cluster.change("inferenceservices", "agents", name, status={"conditions": [NOT_READY, late]})
+    health = json.loads(run("deployments", "show", deployed, "--json").out)["health"]
+    assert "timed out" not in health
+    assert "longer than 10 minutes" in health
+
+    cluster.delete("deployments", "agents", MODEL)
+    about = {"kind": "InferenceService", "name": name, "namespace": "agents"}
+    event = {"type": "Warning", "reason": "InternalError", "message": "the webhook denied the Deployment"}
+    seen = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S}Z"
+    meta = {"name": "e", "namespace": "agents"}
+    cluster.put({"kind": "Event", "metadata": meta, "involvedObject": about, "lastTimestamp": seen, **event})
+    health = json.loads(run("deployments", "show", deployed, "--json").out)["health"]
+    assert "(InternalError: the webhook denied the Deployment)" in health
 
 
 def test_old_pods_do_not_count_as_ready(
