@@ -147,7 +147,8 @@ def _s3_variables(annotations: dict[str, str]) -> dict[str, str]:
 
 def _create_llm_pod(service: dict[str, Any]) -> dict[str, Any]:
     """Return the pod of an LLMInferenceService (llmisvc/workload_storage.go:87, workload_lora.go:61)."""
-    spec, pod = service["spec"], deepcopy(service["spec"]["template"])
+    spec: dict[str, Any] = service["spec"]
+    pod: dict[str, Any] = deepcopy(spec["template"])
     is_enabled = spec.get("storageInitializer", {}).get("enabled", True)
     adapters = spec["model"].get("lora", {}).get("adapters", [])
     if adapters and not is_enabled:

@@ -93,7 +93,9 @@ def change(obj: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
     """Return a copy of an object with a field set, appended or, for `DELETED`, deleted."""
     changed = deepcopy(obj)
     *parents, last = [each.replace("~", ".") for each in path.split(".")]
-    place: Any = reduce(lambda part, key: part[int(key) if isinstance(part, list) else key], parents, changed)
+    place: Any = changed
+    for key in parents:
+        place = place[int(key) if isinstance(place, list) else key]
     if isinstance(place, list):
         place[int(last) : int(last) + 1] = [value]
     elif value is DELETED:

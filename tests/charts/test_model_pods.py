@@ -90,6 +90,8 @@ def test_vllm_finds_the_model_and_every_adapter(mode: str, canary: bool) -> None
         expected = {"base": model} | {each["name"]: each["uri"] for each in adapters}
         assert {name: uri for name, (uri, _) in files_of(pod).items()} == expected
         assert find_impossible_mounts(pod) == []
+        mounts = [each for part in [*pod["initContainers"], *pod["containers"]] for each in part["volumeMounts"]]
+        assert {each["name"] for each in mounts} == {each["name"] for each in pod["volumes"]}
     if canary:
         assert len(pods) == 2
         images = [main_container(pod)["image"] for pod in pods]
