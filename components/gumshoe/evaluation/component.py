@@ -67,6 +67,7 @@ def gate(
     run: str,
     decision: dsl.Output[dsl.Artifact],
     summary: dsl.Output[dsl.Markdown],
+    changes: dsl.Output[dsl.ClassificationMetrics],
 ) -> bool:
     """Decide if the adapter is significantly better than the one in service, or the base model. Publish the report.
 
@@ -77,17 +78,22 @@ def gate(
         run: Id of the run.
         decision: The decision, as JSON.
         summary: The decision, as Markdown.
+        changes: Answers that are correct and wrong, before (rows) and after (columns).
     """
+    import json
     import shutil
     from pathlib import Path
 
-    from gumshoe.evaluation.evaluation_step import DECISION, SUMMARY, decide_and_write, publish_report
+    from gumshoe.evaluation.evaluation_step import DECISION, SUMMARY, count_changes, decide_and_write, publish_report
     from gumshoe.evaluation.gate import GateSettings
 
     place = Path(evaluation.path)
     found = decide_and_write(place, GateSettings.from_mapping(thresholds))
     shutil.copyfile(place / DECISION, decision.path)
     shutil.copyfile(place / SUMMARY, summary.path)
+    table = count_changes(place, found)
+    changes.log_confusion_matrix(["correct", "wrong"], table)
+    Path(changes.path).write_text(json.dumps(table), encoding="utf-8")  # Kubeflow uploads a file for each output
     decision.metadata.update(
         {"passed": found.passed, "why": found.why, "report": publish_report(place, found, store, run)}
     )
@@ -105,6 +111,7 @@ def choose(
     best: dsl.Output[dsl.Model],
     decision: dsl.Output[dsl.Artifact],
     summary: dsl.Output[dsl.Markdown],
+    changes: dsl.Output[dsl.ClassificationMetrics],
 ) -> bool:
     """Choose the most accurate adapter among those that pass the gate. Return True if one passes.
 
@@ -117,17 +124,22 @@ def choose(
         best: The chosen adapter, or the best of all if none passes.
         decision: Decision on the chosen adapter, as JSON.
         summary: All decisions, as Markdown.
+        changes: Answers that are correct and wrong, before (rows) and after (columns), of the chosen adapter.
     """
+    import json
     import shutil
     from pathlib import Path
 
-    from gumshoe.evaluation.evaluation_step import DECISION, choose_best, publish_report
+    from gumshoe.evaluation.evaluation_step import DECISION, choose_best, count_changes, publish_report
     from gumshoe.evaluation.gate import GateSettings
 
     places = [Path(each.path) for each in evaluations]
     decisions, place, text = choose_best(places, GateSettings.from_mapping(thresholds))
     shutil.copyfile(places[place] / DECISION, decision.path)
     Path(summary.path).write_text(text, encoding="utf-8")
+    table = count_changes(places[place], decisions[place])
+    changes.log_confusion_matrix(["correct", "wrong"], table)
+    Path(changes.path).write_text(json.dumps(table), encoding="utf-8")  # Kubeflow uploads a file for each output
     shutil.copytree(adapters[place].path, best.path, dirs_exist_ok=True)
     best.metadata.update(adapters[place].metadata)
     last = [

@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,6 +147,17 @@ def choose_best(directories: Sequence[Path], settings: GateSettings) -> tuple[li
     texts = [(each / SUMMARY).read_text(encoding="utf-8") for each in directories]
     verdict = f"Number {best + 1} of {count} is the best" + ("" if decisions[best].passed else ", and none passes")
     return decisions, best, "\n".join([f"{verdict}.", "", *texts])
+
+
+def count_changes(directory: Path, decision: Decision) -> list[list[int]]:
+    """Return the table of McNemar's test: answers by baseline (rows) and candidate (columns), correct and wrong [2, 2].
+
+    The questions with several episodes count once per episode.
+    """
+    pair = (decision.comparison.baseline, decision.comparison.candidate)
+    before, after = (read_result(f"{directory}#{name}")[1].correct_map for name in pair)
+    changes = Counter(each for id_ in after for each in zip(before[id_], after[id_], strict=True))
+    return [[changes[row, column] for column in (True, False)] for row in (True, False)]
 
 
 def publish_report(directory: Path, decision: Decision, store: str, run: str) -> str:
