@@ -167,6 +167,32 @@ def test_a_created_adapter_has_the_initial_weights_of_training(tmp_path: Path) -
     assert not lineage.questions
 
 
+def test_an_adapter_of_the_upper_layers_leaves_the_others_out(tmp_path: Path) -> None:
+    import torch
+    from peft import get_peft_model
+    from safetensors.torch import load_file
+
+    from gumshoe.training.adapters.adapter_files import create_adapter, inspect_adapter
+    from gumshoe.training.models.lora_model import load_base, lora_config
+
+    known = settings(lora__layers=2)
+    report = create_adapter(known, tmp_path)
+    assert {name.split(".")[4] for name in load_file(tmp_path / WEIGHTS)} == {"2", "3"}
+    assert (report.modules, inspect_adapter(tmp_path, "tiny").layout) == (14, [])
+    start = known.lora.model_copy(update={"start": tmp_path})
+    check_start(start)
+    with raises("adapters.other-lora-settings", "lora.layers"):
+        check_start(start.model_copy(update={"layers": None}))
+    with raises("training.too-few-layers", "lora.layers is 5", "4 layers"):
+        create_adapter(settings(lora__layers=5), tmp_path / "more")
+    model = get_peft_model(load_base(known), lora_config(known.lora, load_base(known)))
+    inputs: list[bool] = []
+    for layer in model.get_decoder().layers:
+        layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0].requires_grad))
+    model(input_ids=torch.tensor([[1, 2, 3]]))
+    assert inputs == [False, False, False, True], "the backward pass ends at the input of the third layer"
+
+
 def test_the_command_creates_an_adapter_and_checks_modules(tmp_path: Path, run: Callable[..., CommandResult]) -> None:
     known = ["adapter", "create", "--model", "tiny", "--quantization", "nf4", "--rank", 2, "--alpha", 6]
     done = run(*known, "--target-modules", "q_proj,v_proj", "--out", tmp_path / "a", "--json")

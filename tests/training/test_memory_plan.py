@@ -18,6 +18,7 @@ from gumshoe.training.planning.memory_estimate import (
     ComputeDevice,
     TrainingPass,
     adapter_dtype,
+    estimate_pass,
     kv_bytes,
     layer_activations,
     sampling_parts,
@@ -101,6 +102,17 @@ class TestByHand:
     def test_adapters_have_r_times_inputs_and_outputs(self, tiny: ModelShape) -> None:
         assert tiny.adapter_parameters(LoraSettings(rank=8)) == 110_592
         assert tiny.adapter_parameters(LoraSettings(rank=8, target_modules=("q_proj",))) == 4 * 8 * (192 + 192)
+        assert tiny.adapter_parameters(LoraSettings(rank=8, layers=1)) == 110_592 / 4
+
+    def test_layers_without_an_adapter_keep_nothing_unless_activations_are_recomputed(self, tiny: ModelShape) -> None:
+        def kept(**flags: Any) -> int:
+            known = of(lora__rank="8", **flags)
+            return estimate_pass(tiny, known, CPU, TrainingPass(1, 1000, 100))[0]
+
+        layer = 1000 * layer_activations(tiny, of(lora__rank="8"), CPU, 1000)
+        plain = {"model__gradient_checkpointing": "false"}
+        assert kept(**plain) - kept(**plain, lora__layers="1") == 3 * layer
+        assert kept(lora__layers="1") == kept()
 
     def test_quantized_weights_have_constants(self, tiny: ModelShape) -> None:
         assert pytest.approx(4.127, abs=5e-4) == NF4 * 8, "https://arxiv.org/abs/2305.14314, section 3"

@@ -40,6 +40,11 @@ def of(**flags: Any) -> TrainSettings:
             "lora.target_parameters",
         ),
         (
+            {"lora__target_parameters": "experts", "lora__layers": 2},
+            "settings.layers-of-parameters",
+            "lora.layers is 2",
+        ),
+        (
             {"chat__reasoning_history": "drop", "optimizer__router_loss": 0.1},
             "settings.drop-not-supported",
             "chat.reasoning_history",

@@ -171,7 +171,8 @@ def check_start(settings: LoraSettings) -> None:
     """Check the adapter that training starts from, if one is set.
 
     Raises:
-        UsageError: the adapter does not exist, or has another rank, alpha or targets than the settings.
+        UsageError: the adapter does not exist, or has another rank, alpha, number of layers or targets than the
+            settings.
 
     What `all-linear` stands for depends on the model, so `load_adapter_weights` compares it.
     """
@@ -188,6 +189,7 @@ def check_start(settings: LoraSettings) -> None:
         found = {
             "rank": shape["r"],
             "alpha": shape["lora_alpha"],
+            "layers": len(shape.get("layers_to_transform") or ()) or None,
             "target_modules": sorted(shape["target_modules"]),
             "target_parameters": "experts" if shape.get("target_parameters") else "none",
         }
@@ -199,6 +201,7 @@ def check_start(settings: LoraSettings) -> None:
     wanted = {
         "rank": settings.rank,
         "alpha": settings.alpha,
+        "layers": settings.layers,
         "target_modules": found["target_modules"] if is_open else sorted(settings.target_modules),
         "target_parameters": settings.target_parameters,
     }

@@ -200,6 +200,12 @@ def _find_training_errors(settings: TrainSettings, needed: Sequence[str]) -> Ite
             f"lora.target_parameters {settings.lora.target_parameters} requires lora.dropout 0, got "
             f"{settings.lora.dropout:g}; set it to 0, or lora.target_parameters to none",
         )
+    if settings.lora.target_parameters != "none" and settings.lora.layers is not None:
+        yield UsageError(
+            "settings.layers-of-parameters",
+            f"lora.target_parameters {settings.lora.target_parameters} adapts the experts of all layers, but "
+            f"lora.layers is {settings.lora.layers}; unset it, or set lora.target_parameters to none",
+        )
     if "lm_head" in settings.lora.target_modules:
         yield UsageError(
             "settings.lm-head-not-trained",
@@ -214,7 +220,8 @@ def _find_warm_start_errors(settings: TrainSettings) -> Iterator[UsageError]:
         if wanted.layers is not None:
             yield UsageError(
                 "settings.layers-without-full",
-                f"warm_start.layers {wanted.layers} requires warm_start.weights full (--full), got lora; unset it",
+                f"warm_start.layers {wanted.layers} requires warm_start.weights full (--full), got lora; unset "
+                "it, or set lora.layers instead",
             )
         return
     if settings.model.quantization != "none":

@@ -68,10 +68,16 @@ class LoraSettings(Section):
         description="parameters outside modules that get LoRA matrices; experts: the weights of all experts of a "
         "mixture, if they are one parameter per layer; requires dropout 0",
     )
+    layers: int | None = Field(
+        None,
+        ge=1,
+        description="number of layers that get LoRA matrices, counted from the top; all if unset. Without "
+        "`model.gradient_checkpointing`, nothing is computed for the others in the backward pass",
+    )
     start: Path | None = Field(
         None,
         description="directory of an adapter to start from, e.g. one made by `gumshoe warm-start`, with the same "
-        "rank, alpha and target modules; if unset, start from the base model",
+        "rank, alpha, layers and target modules; if unset, start from the base model",
     )
 
 

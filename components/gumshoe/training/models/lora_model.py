@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import UsageError
 from gumshoe.inference.generation import use_flash_attention
-from gumshoe.training.models.target_modules import lora_targets
+from gumshoe.training.models.target_modules import lora_targets, upper_layers
 from gumshoe.training.run_spec import ADAPTER_WEIGHTS, base_model
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import LoraSettings, ModelSettings
@@ -64,15 +64,13 @@ def freeze_lower_layers(model: Any, layers: int) -> None:
     Raises:
         UsageError: the model has fewer layers, or none that can be told apart.
     """
+    trained = upper_layers(model, layers, "warm_start.layers")
     decoder = model.get_decoder()
-    every = getattr(decoder, "layers", ())
-    if layers > len(every):
-        raise UsageError(
-            "training.too-few-layers",
-            f"warm_start.layers is {layers}, but {type(model).__name__} has {len(every)} layers; lower it, or unset it",
-        )
     model.requires_grad_(False)
-    for each in (*every[-layers:], *([decoder.norm] if hasattr(decoder, "norm") else [])):
+    for each in (
+        *(decoder.layers[number] for number in trained),
+        *([decoder.norm] if hasattr(decoder, "norm") else []),
+    ):
         each.requires_grad_(True)
 
 
@@ -103,7 +101,7 @@ def lora_config(settings: LoraSettings, model: Any) -> LoraConfig:
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         task_type="CAUSAL_LM",
-        **lora_targets(model, settings),  # type: ignore[arg-type]
+        **lora_targets(model, settings),
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,13 @@ class ModelShape:
         """Return the linear modules and the experts' weights that get LoRA matrices."""
         wanted = lora.target_modules
         linears = (each for each in self.linears if (each.is_default if wanted == ALL_LINEAR else each.name in wanted))
-        return (*linears, *(self.experts if lora.target_parameters == "experts" else ()))
+        found = (*linears, *(self.experts if lora.target_parameters == "experts" else ()))
+        share = self.count_trained_layers(lora) / self.layers
+        return tuple(replace(each, count=round(each.count * share)) for each in found)
+
+    def count_trained_layers(self, lora: LoraSettings) -> int:
+        """Return the number of layers that get LoRA matrices."""
+        return min(self.layers, lora.layers or self.layers)
 
     def adapter_parameters(self, lora: LoraSettings) -> int:
         """Return the number of LoRA parameters (https://arxiv.org/abs/2106.09685): r (inputs + outputs) per module."""

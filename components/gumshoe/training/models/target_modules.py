@@ -7,6 +7,7 @@ from gumshoe.errors import UsageError
 from gumshoe.training.settings_sections import ALL_LINEAR, LoraSettings
 
 _ROUTERS = ("gate", "router", "shared_expert_gate")  # they choose experts, or scale one
+_LAYERS = "layers"  # attribute of a decoder: its layers, from the input to the output
 _EXPERTS = "experts"  # name of the module that holds the weights of all experts, [experts, ...] each
 
 
@@ -103,15 +104,34 @@ def expert_parameters(model: Any) -> Iterator[tuple[str, Any]]:
             yield name, parameter
 
 
-def lora_targets(model: Any, settings: LoraSettings) -> dict[str, list[str]]:
+def lora_targets(model: Any, settings: LoraSettings) -> dict[str, Any]:
     """Return the arguments of `peft.LoraConfig` that say what gets LoRA matrices.
 
     Raises:
-        UsageError: a target does not exist.
+        UsageError: a target does not exist, or the model has fewer layers.
     """
-    parameters = find_target_parameters(model, settings.target_parameters)
-    found = {"target_modules": find_target_modules(model, settings.target_modules)}
-    return {**found, "target_parameters": parameters} if parameters else found
+    found: dict[str, Any] = {"target_modules": find_target_modules(model, settings.target_modules)}
+    if parameters := find_target_parameters(model, settings.target_parameters):
+        found["target_parameters"] = parameters
+    if settings.layers is not None:
+        found["layers_to_transform"] = upper_layers(model, settings.layers, "lora.layers")
+        found["layers_pattern"] = _LAYERS
+    return found
+
+
+def upper_layers(model: Any, wanted: int, setting: str) -> list[int]:
+    """Return the numbers of the upper layers of a model's decoder, from 0, [wanted].
+
+    Raises:
+        UsageError: the model has fewer layers, or none that can be told apart.
+    """
+    layers = len(getattr(model.get_decoder(), _LAYERS, ()))
+    if wanted > layers:
+        raise UsageError(
+            "training.too-few-layers",
+            f"{setting} is {wanted}, but {type(model).__name__} has {layers} layers; lower it, or unset it",
+        )
+    return list(range(layers - wanted, layers))
 
 
 def check_modules(model: Any, wanted: Sequence[str]) -> None:

@@ -175,7 +175,8 @@ def estimate_pass(
     mask = work.episodes * work.context**2  # attention mask, a byte per pair of tokens
     end = tokens * hidden * (4 + dtype)  # the last norm, and the input of the loss
     recomputed = settings.model.gradient_checkpointing
-    kept = mask + end + shape.layers * (tokens * hidden * dtype if recomputed else in_layer)
+    layers = shape.layers if recomputed else shape.count_trained_layers(settings.lora)
+    kept = mask + end + layers * (tokens * hidden * dtype if recomputed else in_layer)
     if _is_autocast(shape, settings, place):
         kept += 2 * shape.adapter_parameters(settings.lora)  # 16-bit copies
     working = tokens * _layer_backward_bytes(shape, settings, place) + _dequantized_bytes(shape, settings)

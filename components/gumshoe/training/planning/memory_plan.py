@@ -283,6 +283,8 @@ def _notes(shape: ModelShape, settings: TrainSettings) -> Iterator[str]:
     if not shape.adapter_parameters(settings.lora):
         names = ", ".join(sorted({each.name for each in shape.linears}))
         yield f"the model has none of the modules in lora.target_modules; it has {names}"
+    if (settings.lora.layers or 0) > shape.layers:
+        yield f"lora.layers is {settings.lora.layers}, but the model has {shape.layers} layers"
     left_out = shape.list_uncounted()
     if settings.lora.target_parameters == "experts":
         left_out += ("adapters of experts: the changed weights of a layer's experts, which exist during a pass",)
@@ -298,10 +300,11 @@ def _estimate_time(plan: MemoryPlan, shape: ModelShape, gpu: GpuSpec, tokens: in
     """Estimate the time of one step, from assumed shares of the GPU's peak performance.
 
     A token costs 2 operations per parameter, and 4 per dimension of attention and preceding token
-    (https://arxiv.org/abs/2001.08361, section 2.1). Training has a forward pass for the old log-probabilities, one for
-    those of the base model (if `beta` is not 0), one with gradient, and one more if activations are recomputed. The
-    backward pass costs as much as a forward pass, because the base model's weights have no gradient. For each sampled
-    token, all weights are read from memory once for all concurrent episodes, and the keys and values of each episode.
+    (https://arxiv.org/abs/2001.08361, section 2.1). Training has a forward pass for the old log-probabilities, one
+    for those of the base model (if `beta` is not 0), one with gradient, and one more if activations are recomputed.
+    The backward pass costs as much as a forward pass of the layers with an adapter, because the base model's weights
+    have no gradient; if activations are recomputed, of all layers. For each sampled token, all weights are read from
+    memory once for all concurrent episodes, and the keys and values of each episode.
     """
     settings, machine = plan.settings, plan.machine
     optimizer, rollouts = settings.optimizer, settings.rollouts
@@ -311,7 +314,9 @@ def _estimate_time(plan: MemoryPlan, shape: ModelShape, gpu: GpuSpec, tokens: in
     )
     episodes = settings.groups * rollouts.num_generations
     forward = 2 * shape.multiplied * tokens + 2 * shape.layers * shape.attention * tokens**2  # half of all pairs
-    passes = 3 + (optimizer.beta > 0) + settings.model.gradient_checkpointing
+    recomputed = settings.model.gradient_checkpointing
+    backward = 1 if recomputed else shape.count_trained_layers(settings.lora) / shape.layers
+    passes = 2 + backward + (optimizer.beta > 0) + recomputed
     peak = gpu.flops * 1e12
     training = episodes * forward * passes / (peak * _TRAINING_EFFICIENCY) / optimizer.processes
     samplers = max(1, len({*chain(*allocation.servers)}))
