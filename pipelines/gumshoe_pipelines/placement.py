@@ -10,6 +10,7 @@ from gumshoe.cluster.pod_environment import (
     CA_CONFIG_MAP,
     ISTIO_LABELS,
     PROXY_CONFIG_MAP,
+    PROXY_PREFIX,
     PROXY_VARIABLES,
     TRUST_DIRECTORY,
 )
@@ -166,7 +167,8 @@ def _configure(task: Any, image: Any, hours: float, cached: bool, pods: PodOptio
         kubernetes.add_pod_label(task, label, value)
     for secret, keys in _SECRETS.items():
         kubernetes.use_secret_as_env(task, secret, {key: key for key in keys}, optional=True)
-    kubernetes.use_config_map_as_env(task, PROXY_CONFIG_MAP, {key: key for key in PROXY_VARIABLES}, optional=True)
+    proxy = {key: f"{PROXY_PREFIX}{key}" for key in PROXY_VARIABLES}
+    kubernetes.use_config_map_as_env(task, PROXY_CONFIG_MAP, proxy, optional=True)
     kubernetes.use_config_map_as_volume(task, CA_CONFIG_MAP, TRUST_DIRECTORY, optional=True)
     if pods.image_pull_secret:
         kubernetes.set_image_pull_secrets(task, [pods.image_pull_secret])

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Sequence
 from types import FrameType
 
-from gumshoe.cluster.pod_environment import CA_VARIABLES, exclude_from_proxy, find_ca_file
+from gumshoe.cluster.pod_environment import CA_VARIABLES, find_ca_file, set_proxy
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.network import share_ca_bundle
 from gumshoe.signals import handle_signals
@@ -80,7 +80,7 @@ class _Attempts:
 
 
 def prepare_environment() -> None:
-    """Set the certificates of the namespace for this process and its children, and the hosts without a proxy.
+    """Set the certificates and the proxy of the namespace for this process and its children.
 
     Raises:
         UsageError: if the certificates cannot be read, or Kueue did not see the pod of a step that has a queue.
@@ -94,7 +94,7 @@ def prepare_environment() -> None:
     if found := find_ca_file():
         share_ca_bundle(found)
         os.environ.update(dict.fromkeys(CA_VARIABLES, str(found)))
-    exclude_from_proxy(os.environ)
+    set_proxy(os.environ)
 
 
 def count_seconds_left() -> float:

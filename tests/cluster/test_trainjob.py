@@ -187,6 +187,7 @@ def test_the_user_of_pods_is_that_of_the_image_or_the_platform() -> None:
 def test_pods_have_the_proxy_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
     assert not {"HTTPS_PROXY", "NO_PROXY"} & {each["name"] for each in TRAINING.all_env}
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("NO_PROXY", ".svc")

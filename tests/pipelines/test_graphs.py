@@ -25,6 +25,8 @@ COMPILED = Path(__file__).parents[2] / "pipelines" / "compiled"
 ANN = "ann@example.com"
 MAIL = "maildir:s3://bucket/mail"
 IMAGES = {"worker_image": "worker", "trainer_image": "trainer"}
+KUBEFLOW_VARIABLES = {"http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"}
+"""Variables that Kubeflow sets in steps if its administrator has configured a proxy."""
 ON_GPU = {"warm-start", "train-grpo", "evaluate-policy"}
 
 
@@ -133,7 +135,15 @@ def test_every_step_has_the_certificates_and_the_proxy_of_its_namespace_and_no_f
         )
         (proxy,) = settings["configMapAsEnv"]
         assert (proxy["configMapName"], proxy["optional"]) == ("gumshoe-proxy", True)
-        assert [each["envVar"] for each in proxy["keyToEnv"]] == ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"]
+        assert [each["configMapKey"] for each in proxy["keyToEnv"]] == ["HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"]
+        names = [
+            each["envVar"]
+            for part in ("configMapAsEnv", "secretAsEnv")
+            for one in settings[part]
+            for each in one["keyToEnv"]
+        ]
+        assert not {*names} & KUBEFLOW_VARIABLES, "Kubernetes rejects a variable with a value and a source"
+        assert len(names) == len({*names})
         assert settings["securityContext"] == {"runAsNonRoot": True}
 
 
@@ -218,6 +228,17 @@ def test_the_committed_pipelines_are_up_to_date(name: str) -> None:
     graph = compile_once(name)
     assert (COMPILED / f"{name}.yaml").read_text(encoding="utf-8") == graph.text
     assert (COMPILED / f"{name}.k8s.yaml").read_text(encoding="utf-8") == compile_manifests(graph)
+
+
+def test_the_compile_command_takes_the_compiled_parameters(run: Callable[..., Any], tmp_path: Path) -> None:
+    done = run("pipeline", "compile", "evaluate-agent", "--out", str(tmp_path), "-p", "cache=models")
+    assert done.status == 0, done.err
+    expected = compile_once("evaluate-agent", (("cache", "models"),))
+    assert (tmp_path / "evaluate-agent.yaml").read_text(encoding="utf-8") == expected.text
+    assert (tmp_path / "evaluate-agent.k8s.yaml").read_text(encoding="utf-8") == compile_manifests(expected)
+    done = run("pipeline", "compile", "evaluate-agent", "--out", str(tmp_path / "none"), "-p", "gpus=2")
+    assert (done.status, "[pipelines.not-compiled]" in done.err) == (2, True)
+    assert not (tmp_path / "none").exists()
 
 
 def test_each_entry_of_a_sweep_has_its_own_checkpoints() -> None:

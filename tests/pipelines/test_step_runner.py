@@ -135,24 +135,29 @@ def test_a_step_whose_pod_did_not_wait_in_its_queue_is_refused(start: Any, tmp_p
 def test_a_step_has_the_certificates_and_the_proxy_of_its_namespace(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from gumshoe.cluster.pod_environment import CA_VARIABLES, find_ca_file
+    from gumshoe.cluster.pod_environment import CA_VARIABLES, PROXY_VARIABLES, find_ca_file
     from gumshoe_pipelines import step_runner
 
-    for name in (*CA_VARIABLES, "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
-        monkeypatch.delenv(name, raising=False)
+    proxies = [name for each in PROXY_VARIABLES for name in (each, each.lower(), f"GUMSHOE_{each}")]
+    for name in (*CA_VARIABLES, *proxies):
+        monkeypatch.setenv(name, "")  # so that it is restored
+        monkeypatch.delenv(name)
     monkeypatch.setattr(step_runner, "find_ca_file", lambda: find_ca_file(str(tmp_path)))
     step_runner.prepare_environment()
-    assert not {*CA_VARIABLES, "NO_PROXY"} & os.environ.keys(), "the namespace has neither"
+    assert not {*CA_VARIABLES, *proxies} & os.environ.keys(), "the namespace has neither"
     bundle = tmp_path / "ca-bundle.crt"
     bundle.write_text("no certificate")
     with raises("network.invalid-ca-bundle", str(bundle)):
         step_runner.prepare_environment()
     shutil.copy(certifi.where(), bundle)
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
-    monkeypatch.setenv("NO_PROXY", "example.com, localhost")
+    monkeypatch.setenv("https_proxy", "http://kubeflow:3128")  # by Kubeflow, which has another
+    monkeypatch.setenv("GUMSHOE_HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("GUMSHOE_NO_PROXY", "example.com, localhost")
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     step_runner.prepare_environment()
     assert {os.environ[name] for name in CA_VARIABLES} == {str(bundle)}
+    assert {os.environ["HTTPS_PROXY"], os.environ["https_proxy"]} == {"http://proxy:3128"}
+    assert os.environ["no_proxy"] == os.environ["NO_PROXY"]
     excluded = os.environ["NO_PROXY"].split(",")
     assert excluded[0] == "example.com"
     assert {"localhost", "127.0.0.1", ".svc", "169.254.169.254", "10.96.0.1"} <= {*excluded}

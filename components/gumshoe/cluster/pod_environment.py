@@ -17,6 +17,8 @@ CA_VARIABLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")
 PROXY_CONFIG_MAP = "gumshoe-proxy"
 PROXY_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 """Keys of the ConfigMap, and the environment variables that they become."""
+PROXY_PREFIX = "GUMSHOE_"
+"""Prefix of these variables in the pods of steps, until `set_proxy` sets them."""
 NO_PROXY_HOSTS = ("localhost", "127.0.0.1", "::1", ".svc", ".cluster.local", "169.254.169.254", "169.254.170.23")
 """Hosts that are never reached by a proxy: this pod, Services, and the addresses of cloud credentials."""
 ISTIO_LABELS = {"sidecar.istio.io/inject": "false"}
@@ -29,17 +31,29 @@ def find_ca_file(directory: str = TRUST_DIRECTORY) -> Path | None:
     return found if found.is_file() else None
 
 
-def exclude_from_proxy(environment: MutableMapping[str, str]) -> None:
-    """Add to NO_PROXY what a proxy cannot reach, if the environment has a proxy."""
-    if not (environment.get("HTTP_PROXY") or environment.get("HTTPS_PROXY")):
+def set_proxy(environment: MutableMapping[str, str]) -> None:
+    """Set the proxy of the namespace, and exclude what no proxy can reach. Without a proxy, change nothing.
+
+    Steps have the namespace's proxy under other names, because Kubeflow may set a proxy too, and Kubernetes rejects
+    pods with two sources for one variable. Lower-case names are set as well: some programs prefer them.
+    """
+    for name in PROXY_VARIABLES:
+        if value := environment.get(f"{PROXY_PREFIX}{name}"):
+            environment[name] = environment[name.lower()] = value
+    if not any(_find_variable(environment, name) for name in ("HTTP_PROXY", "HTTPS_PROXY")):
         return
-    given = [each.strip() for each in environment.get("NO_PROXY", "").split(",")]
+    given = [each.strip() for each in _find_variable(environment, "NO_PROXY").split(",")]
     own = environment.get("KUBERNETES_SERVICE_HOST", "")  # the address of the Kubernetes API in a pod
-    environment["NO_PROXY"] = ",".join(dict.fromkeys(filter(None, (*given, *NO_PROXY_HOSTS, own))))
+    excluded = ",".join(dict.fromkeys(filter(None, (*given, *NO_PROXY_HOSTS, own))))
+    environment["NO_PROXY"] = environment["no_proxy"] = excluded
+
+
+def _find_variable(environment: Mapping[str, str], name: str) -> str:
+    return environment.get(name.lower()) or environment.get(name) or ""
 
 
 def build_pod_environment(environment: Mapping[str, str] = os.environ, *, has_ca_bundle: bool) -> list[dict[str, Any]]:
     """Return the environment variables for pods that a step creates: its own proxy, and where certificates are."""
-    proxy = {name: environment[name] for name in PROXY_VARIABLES if environment.get(name)}
+    proxy = {name: value for name in PROXY_VARIABLES if (value := _find_variable(environment, name))}
     trust = dict.fromkeys(CA_VARIABLES, f"{TRUST_DIRECTORY}/{CA_KEY}") if has_ca_bundle else {}
     return [{"name": name, "value": value} for name, value in {**proxy, **trust}.items()]
