@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 import yaml
 
 from tests.manifests.kustomize import MANIFESTS, of_kind, overlay
@@ -37,6 +38,13 @@ def test_the_application_is_valid_and_deploys_an_existing_overlay() -> None:
     assert fits(made["spec"], FIELDS)
     assert {each.partition("=")[0] for each in made["spec"]["syncPolicy"]["syncOptions"]} == OPTIONS
     assert (MANIFESTS.parent / made["spec"]["source"]["path"] / "kustomization.yaml").is_file()
+
+
+@pytest.mark.parametrize("name", ["prod", "prod-k8s-native"])
+def test_the_namespace_is_never_deleted(name: str) -> None:
+    (namespace,) = of_kind(overlay(name), "Namespace").values()
+    options = namespace["metadata"]["annotations"]["argocd.argoproj.io/sync-options"]
+    assert set(options.split(",")) == {"Prune=false", "Delete=false"}
 
 
 def test_pipeline_versions_are_never_changed_or_deleted() -> None:
