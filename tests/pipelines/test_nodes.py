@@ -1,5 +1,6 @@
 """Test the parameters for training on several nodes."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -97,6 +98,7 @@ def test_steps_request_only_what_they_use() -> None:
         ({"gpu_resource": "nvidia.com/mig-1g.10gb", "gpus": 2}, "pipelines.several-mig-devices", ["gpus: ", "mig-1g"]),
         ({"cpus_per_gpu": 0}, "pipelines.invalid-resources", ["cpus_per_gpu: ", "0"]),
         ({"memory_per_gpu": "32 GB"}, "pipelines.invalid-resources", ["memory_per_gpu: ", "'32 GB'"]),
+        ({"memory_per_gpu": "8K"}, "pipelines.invalid-resources", ["memory_per_gpu: ", "'8K'"]),
         ({"worker_cpus": "half"}, "pipelines.invalid-resources", ["worker_cpus: ", "'half'"]),
         ({"worker_memory": ""}, "pipelines.invalid-resources", ["worker_memory: ", "''"]),
     ],
@@ -128,6 +130,42 @@ def test_a_trainjob_has_the_options_of_the_pipeline_s_pods_unless_it_has_its_own
     found = TrainJobOptions.of(2, 8, {"queue": "own"}, "trainer", {}, [], pods, **amounts)
     assert (found.job.queue, found.job.cache, found.image_pull_secret) == ("own", "models", "registry")
     assert (found.gpu_resource, found.cpus_per_gpu, found.memory_per_gpu) == tuple(amounts.values())
+
+
+def test_the_training_step_passes_its_inputs_to_the_trainjob(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gumshoe.errors import GumshoeError
+    from gumshoe_pipelines import trainjob_step
+    from gumshoe_pipelines.grpo_step import train_grpo
+
+    def start(_: object, options: trainjob_step.TrainJobOptions) -> None:
+        raise GumshoeError("test.started", repr(options))
+
+    monkeypatch.setattr(trainjob_step, "train_on_cluster", start)
+    artifact = SimpleNamespace(path="none", metadata={})
+    places: dict[str, Any] = dict.fromkeys(("index", "scenarios", "adapter", "metrics", "plots"), artifact)
+    learning = {"base_model": "tiny", "config": "", "settings": {}, "checkpoints": "s3://bucket/mail/runs/r1"}
+    amounts = {"gpus": 8, "gpu_resource": "amd.com/gpu", "cpus_per_gpu": 6, "memory_per_gpu": "48Gi"}
+    pods = {"queue": "lq", "image_pull_secret": "registry"}
+    where = {"node_selector": {"pool": "gpus"}, "tolerations": [], "image": "trainer:1", "pods": pods}
+    job: dict[str, Any] = {"rollout_servers": 2.0, "fs_group": None}
+    given = {**places, **learning, **amounts, **where, "job": job}
+    with raises("test.started") as started:
+        train_grpo.python_func(**given, nodes=2)
+    expected = trainjob_step.TrainJobOptions.of(
+        2,
+        8,
+        {**job, "queue": "lq"},
+        "trainer:1",
+        {"pool": "gpus"},
+        [],
+        {"image_pull_secret": "registry"},
+        gpu_resource="amd.com/gpu",
+        cpus_per_gpu=6,
+        memory_per_gpu="48Gi",
+    )
+    assert started.value.message == repr(expected)
+    with raises("pipelines.job-of-one-node", "rollout_servers"):
+        train_grpo.python_func(**given, nodes=1)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ GPU_RESOURCE = "nvidia.com/gpu"
 CPUS_PER_GPU, GIBIBYTES_PER_GPU = 4, 32
 """Default CPUs and memory that a pod requests for each of its GPUs."""
 MEMORY_PER_GPU = f"{GIBIBYTES_PER_GPU}Gi"
-MEMORY_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([KMGTPE]i?)?")
+MEMORY_QUANTITY = re.compile(r"(\d+(?:\.\d+)?)(k|Ki|[MGTPE]i?)?")
 
 
 def multiply_quantity(quantity: str, factor: int) -> str:
