@@ -33,7 +33,7 @@ DENIED = answer(403, "AccessDenied", "Access Denied")
 
 @pytest.fixture(autouse=True)
 def _clear_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GUMSHOE_STORE", "KFP_HOST", "KFP_TOKEN"):
+    for name in ("GUMSHOE_STORE", "KFP_HOST", "KFP_TOKEN", "KFP_COOKIE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -134,7 +134,9 @@ def test_the_json_output_is_reproducible(run: Callable[..., CommandResult], clus
     first, second = run("doctor", "--json"), run("doctor", "--json")
     assert (first.status, first.out) == (1, second.out)
     found = json.loads(first.out)
-    cluster_checks = "api crds controllers pipelines namespace dns accounts secrets storage gpus quota queue runtime"
+    cluster_checks = (
+        "api crds controllers pipelines namespace dns accounts secrets trust storage gpus quota queue runtime"
+    )
     assert [each["check"] for each in found["checks"]] == [*cluster_checks.split(), "store", "kfp"]
     assert found["namespace"] == NAMESPACE
 
@@ -498,6 +500,7 @@ FORBIDDEN = [
     ("accounts", "get", "serviceaccounts", "get serviceaccounts/gumshoe-pipeline in agents"),
     ("accounts", "create", "subjectaccessreviews", "create subjectaccessreviews.authorization.k8s.io"),
     ("secrets", "get", "secrets", "get secrets/gumshoe-s3 in agents"),
+    ("trust", "get", "configmaps", "get configmaps/gumshoe-ca in agents"),
     ("storage", "list", "storageclasses", "list storageclasses.storage.k8s.io"),
     ("gpus", "list", "nodes", "list nodes"),
     ("gpus", "list", "pods", "list pods in all namespaces"),
@@ -768,6 +771,7 @@ def test_nothing_is_written_to_a_bucket_with_object_lock(
     [
         ("users", 0, "ok", "--namespace"),
         ("401", 1, "problem", "(401)"),
+        ("302", 1, "problem", "(302)"),
         ("404", 1, "problem", "(404, "),
         ("page", 1, "problem", "(200, text/html)"),
         ("503", 75, "unanswered", "(503)"),
@@ -787,10 +791,12 @@ def test_the_health_of_kubeflow_pipelines_is_checked(
     url, faults, requests = pipelines
     faults.append(fault)
     monkeypatch.setenv("KFP_TOKEN", "secret-token")
+    monkeypatch.setenv("KFP_COOKIE", "session=secret-token")
     ended, checks = run_doctor("--kfp", url, "--timeout", HOUR if fault == "hang" else 60 * HOUR)
     assert (ended, checks["kfp"]["state"]) == (status, state)
     assert value in texts_of(checks["kfp"], state)
     assert (requests[0].path, requests[0].authorization) == ("/apis/v2beta1/healthz", "Bearer secret-token")
+    assert requests[0].cookie == "session=secret-token"
     assert "secret-token" not in json.dumps(checks)
 
 

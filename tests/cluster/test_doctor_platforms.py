@@ -1,11 +1,15 @@
-"""Test what `gumshoe doctor` says of profiles, DNS, OpenShift, other GPUs and Kubeflow Pipelines' store."""
+"""Test what `gumshoe doctor` says of profiles, DNS, certificates, OpenShift, other GPUs and the store of pipelines."""
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gumshoe.cluster.pod_environment import CA_CONFIG_MAP, CA_KEY, PROXY_CONFIG_MAP
+from gumshoe.cluster.preflight import pod_environment_checks
+from tests.certificates import CertificateAuthority
 from tests.cluster import fake_kubernetes as kubernetes
 from tests.cluster.fake_kubernetes import FakeKubernetes
 from tests.cluster.fit_cluster import NAMESPACE, put, put_controller, put_node
@@ -212,3 +216,65 @@ def test_the_store_of_kubeflow_pipelines_is_named(
     status, checks = run_doctor("--only", "pipelines")
     assert (status, checks["pipelines"]["state"]) == (0, state)
     assert value in texts_of(checks["pipelines"], state)
+
+
+@pytest.mark.parametrize(
+    ("data", "state", "value"),
+    [
+        ({CA_KEY: CertificateAuthority().certificate.decode()}, "ok", "1 certificate;"),
+        ({"ca.crt": CertificateAuthority().certificate.decode()}, "problem", f"has no {CA_KEY}"),
+        ({CA_KEY: "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"}, "problem", "no valid"),
+        ({CA_KEY: ""}, "problem", CA_KEY),
+    ],
+)
+def test_the_trusted_certificates_are_checked(
+    data: dict[str, str], state: str, value: str, cluster: FakeKubernetes, run_doctor: RunDoctor
+) -> None:
+    assert run_doctor("--only", "trust")[1]["trust"]["state"] == "ok", "they are optional"
+    put(cluster, "configmaps", "ConfigMap", CA_CONFIG_MAP, namespace=NAMESPACE, data=data)
+    status, checks = run_doctor("--only", "trust")
+    assert (status, checks["trust"]["state"]) == (state == "problem", state)
+    assert value in texts_of(checks["trust"], state)
+
+
+def test_expired_certificates_are_a_warning(
+    cluster: FakeKubernetes, run_doctor: RunDoctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {CA_KEY: CertificateAuthority().certificate.decode()}
+    put(cluster, "configmaps", "ConfigMap", CA_CONFIG_MAP, namespace=NAMESPACE, data=data)
+    monkeypatch.setattr(pod_environment_checks, "time", SimpleNamespace(time=lambda: 10.0**11))
+    status, checks = run_doctor("--only", "trust")
+    assert (status, checks["trust"]["state"]) == (0, "warning")
+    assert "1 of 1 certificates" in texts_of(checks["trust"], "warning")
+
+
+@pytest.mark.parametrize(
+    ("data", "state", "value"),
+    [
+        ({"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": ".svc"}, "ok", "sets HTTPS_PROXY"),
+        ({"HTTPS_PROXY": "proxy:3128"}, "problem", "HTTPS_PROXY is not a URL"),
+        ({"HTTPS_PROXY": "http://proxy:3128", "https_proxy": "x"}, "warning", ": https_proxy\n"),
+        ({"NO_PROXY": ".svc"}, "warning", "sets no proxy"),
+    ],
+)
+def test_the_proxy_of_pods_is_checked(
+    data: dict[str, str], state: str, value: str, cluster: FakeKubernetes, run_doctor: RunDoctor
+) -> None:
+    put(cluster, "configmaps", "ConfigMap", PROXY_CONFIG_MAP, namespace=NAMESPACE, data=data)
+    status, checks = run_doctor("--only", "trust")
+    assert (status, checks["trust"]["state"]) == (state == "problem", state)
+    assert value in texts_of(checks["trust"], state)
+
+
+@pytest.mark.parametrize("labels", [{"istio-injection": "enabled"}, {"istio.io/rev": "default"}])
+def test_a_runtime_that_gets_a_sidecar_is_a_problem(
+    labels: dict[str, str], cluster: FakeKubernetes, run_doctor: RunDoctor
+) -> None:
+    assert run_doctor("--only", "runtime")[0] == 0
+    get_object(cluster, "namespaces", NAMESPACE)["metadata"]["labels"].update(labels)
+    status, checks = run_doctor("--only", "runtime")
+    assert (status, checks["runtime"]["state"]) == (1, "problem")
+    assert "sidecar.istio.io/inject" in texts_of(checks["runtime"], "problem")
+    runtime = of_kind(overlay("prod"), "ClusterTrainingRuntime")["gumshoe"]["spec"]
+    put(cluster, "clustertrainingruntimes", "ClusterTrainingRuntime", "gumshoe", spec=runtime)
+    assert run_doctor("--only", "runtime")[0] == 0

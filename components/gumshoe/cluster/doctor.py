@@ -13,7 +13,16 @@ from functools import partial
 from gumshoe.artifacts.storage import split_uri
 from gumshoe.cluster.kubernetes_api import Cluster, find_kubeconfig
 from gumshoe.cluster.pod_resources import GPU_RESOURCE
-from gumshoe.cluster.preflight import components, dns, external, gpu_checks, permissions, pipeline_store, queues
+from gumshoe.cluster.preflight import (
+    components,
+    dns,
+    external,
+    gpu_checks,
+    permissions,
+    pipeline_store,
+    pod_environment_checks,
+    queues,
+)
 from gumshoe.cluster.preflight.client import ClusterReader, NotAllowedError, Object
 from gumshoe.cluster.preflight.result import Finding, State, from_error, skipped
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
@@ -28,6 +37,7 @@ _CLUSTER_CHECKS: dict[str, Callable[[ClusterReader], Iterator[Finding]]] = {
     "dns": dns.check_dns,
     "accounts": permissions.check_accounts,
     "secrets": permissions.check_secrets,
+    "trust": pod_environment_checks.check_trust,
     "storage": permissions.check_storage,
     "gpus": gpu_checks.check_gpus,
     "quota": queues.check_quotas,

@@ -22,6 +22,7 @@ from gumshoe.cluster.preflight.permissions import suggest_manifests
 from gumshoe.cluster.preflight.result import Finding, ok, pluralize, problem, skipped, warning
 
 QUEUE = RUNTIME = "gumshoe"
+_SIDECAR = "sidecar.istio.io/inject"
 _USERS = "openshift.io/sa.scc.uid-range"  # annotation of a namespace: its first user, and their number
 _PRIORITIES = ("gumshoe-training", "gumshoe-evaluation")
 
@@ -273,14 +274,21 @@ def check_runtime(reader: ClusterReader) -> Iterator[Finding]:
         )
         return
     yield ok(f"ClusterTrainingRuntime {RUNTIME} exists")
-    if reader.is_openshift:
-        yield _check_user(reader, found)
-
-
-def _check_user(reader: ClusterReader, runtime: Object) -> Finding:
-    """Check that OpenShift accepts the user of trainers: the one it assigns, or one of the namespace's range."""
-    users = sorted(_list_users(runtime.get("spec") or {}))
     namespace = reader.get(NAMESPACES, reader.namespace, namespaced=False) or {"metadata": {}}
+    if reader.is_openshift:
+        yield _check_user(reader, found, namespace)
+    labels = namespace["metadata"].get("labels") or {}
+    is_injected = labels.get("istio-injection") == "enabled" or "istio.io/rev" in labels
+    if is_injected and "false" not in _list_values(found.get("spec") or {}, _SIDECAR):
+        yield problem(
+            f"Istio adds a sidecar to the trainers' pods, which blocks their ports and never ends: {_SIDECAR} is unset",
+            *suggest_manifests(reader, "apply Gumshoe's manifests again, whose runtime has the label"),
+        )
+
+
+def _check_user(reader: ClusterReader, runtime: Object, namespace: Object) -> Finding:
+    """Check that OpenShift accepts the user of trainers: the one it assigns, or one of the namespace's range."""
+    users = sorted(map(int, _list_values(runtime.get("spec") or {}, "runAsUser")))
     given = (namespace["metadata"].get("annotations") or {}).get(_USERS) or ""
     first, _, size = given.partition("/")
     allowed = range(int(first), int(first) + int(size)) if given else range(0)
@@ -294,14 +302,14 @@ def _check_user(reader: ClusterReader, runtime: Object) -> Finding:
     )
 
 
-def _list_users(document: Any) -> Iterator[int]:
-    """Yield the values of all fields `runAsUser`."""
+def _list_values(document: Any, field: str) -> Iterator[Any]:
+    """Yield the values of all fields of this name."""
     if isinstance(document, list):
         for each in document:
-            yield from _list_users(each)
+            yield from _list_values(each, field)
     elif isinstance(document, dict):
         for name, value in document.items():
-            if name == "runAsUser":
-                yield int(value)
+            if name == field:
+                yield value
             else:
-                yield from _list_users(value)
+                yield from _list_values(value, field)
