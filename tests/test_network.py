@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 from urllib.parse import urlsplit
@@ -17,6 +18,7 @@ from pydantic import BaseModel
 from gumshoe.artifacts.s3 import S3Storage
 from gumshoe.artifacts.storage import Limits
 from gumshoe.client.agent_client import AgentClient
+from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.notify import WEBHOOK, Outcome, send_notification
 from gumshoe.embeddings.embedder import EndpointEmbedder
 from gumshoe.endpoint import openai_client
@@ -26,6 +28,7 @@ from gumshoe.network import find_proxy, is_local_network, share_ca_bundle
 from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings
 from gumshoe.rollouts.chat_model import check_chat_server
 from tests.certificates import CertificateAuthority
+from tests.cluster.fake_kubernetes import write_kubeconfig
 from tests.errors import raises
 from tests.http_server import ReceivedRequest, run_faulty_server
 from tests.private_network import ForwardProxy, forward_proxy, serve_tls
@@ -34,6 +37,18 @@ PUBLIC = "https://service.example.com"
 """A name that only the proxy knows."""
 BUNDLES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
 _LISTING = b'<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/"><Name>b</Name></ListBucketResult>'
+
+_VERSION = (
+    "major",
+    "minor",
+    "gitVersion",
+    "gitCommit",
+    "gitTreeState",
+    "buildDate",
+    "goVersion",
+    "compiler",
+    "platform",
+)
 
 
 class Verdict(BaseModel):
@@ -56,6 +71,7 @@ class Service:
         answers: dict[str, Any] = {
             "/v1/models": {"data": [{"id": "m", "max_model_len": 4096}]},
             "/v1/embeddings": {"data": [{"index": 0, "object": "embedding", "embedding": [1.0, 0.0]}]},
+            "/version/": dict.fromkeys(_VERSION, "1"),
             "/api/models/acme/mail-model": {"id": "acme/mail-model"},
             "/v1/chat/completions": {"id": "1", "object": "chat.completion", "choices": [choice]},
         }
@@ -82,6 +98,13 @@ def _ask_kubeflow(url: str) -> None:
     from gumshoe_pipelines.kubeflow_client import KubeflowClient, ServerAddress
 
     KubeflowClient(ServerAddress(url)).list_runs(1)
+
+
+def _ask_kubernetes(url: str, **settings: str) -> None:
+    """Use a kubeconfig without certificates."""
+    with TemporaryDirectory() as place, pytest.MonkeyPatch.context() as patched:
+        patched.setenv("KUBECONFIG", str(write_kubeconfig(Path(place), url, **settings)))
+        Cluster.of(None, None).check()
 
 
 def _list_bucket(url: str) -> None:
@@ -154,6 +177,7 @@ def _find_hub_model(url: str) -> None:
 
 RAISING: dict[str, Callable[[str], object]] = {
     "Kubeflow Pipelines": _ask_kubeflow,
+    "Kubernetes": _ask_kubernetes,
     "S3": _list_bucket,
     "judge": _ask_judge,
     "chat model": _check_chat_model,
@@ -191,6 +215,24 @@ def test_an_unknown_authority_is_named_with_what_to_set(name: str, service: Serv
     assert service.received == []
 
 
+def test_the_doctor_names_an_unknown_authority(service: Service) -> None:
+    from gumshoe.cluster.preflight.external import check_kfp
+
+    (found,) = check_kfp(service.url, 60, in_pod=False, reader=None)
+    assert found.state == "problem"
+    assert service.url in found.text
+    assert "SSL_CERT_FILE" in found.remedy
+
+
+def test_an_untrusted_webhook_causes_a_warning_without_its_address(
+    service: Service, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _notify(service.url)
+    printed = capfd.readouterr()
+    assert "SSL_CERT_FILE" in printed.err
+    assert "/hook" not in printed.err + printed.out
+
+
 @clients
 def test_the_proxy_of_the_environment_is_used(
     name: str, service: Service, proxy: ForwardProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -226,6 +268,16 @@ def test_one_bundle_is_shared_with_libraries_that_read_other_variables(
         assert os.environ["REQUESTS_CA_BUNDLE"] == "other.pem", "a variable that is set stays"
         share_ca_bundle(bundle)
         assert {os.environ[name] for name in BUNDLES} == {str(bundle)}
+
+
+def test_the_proxy_of_a_kubeconfig_wins(
+    service: Service, proxy: ForwardProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trust(service, tmp_path, monkeypatch)
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:9")
+    _ask_kubernetes(PUBLIC, **{"proxy-url": proxy.url.replace("://", "://ann:pass%40word@")})
+    assert proxy.requested == ["service.example.com:443"]
+    assert proxy.credentials == ["ann:pass@word"]
 
 
 def test_a_setting_of_boto3_wins_for_s3(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,6 +334,8 @@ def test_the_proxy_of_a_url_is_that_of_the_environment(monkeypatch: pytest.Monke
     assert list(found.values()) == ["http://proxy:1", None, None]
     monkeypatch.setenv("ALL_PROXY", "http://proxy:2")
     assert find_proxy("http://service.example.com") == "http://proxy:2"
+    assert find_proxy("https://10.0.0.1:6443") == "http://proxy:1", "the API of a private cluster, as for kubectl"
+    assert [find_proxy(each) for each in ("http://localhost:1", "http://ml-pipeline.kubeflow.svc:8888")] == [None] * 2
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,9 @@ ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
 INTERNAL = {
     "GUMSHOE_VLLM_PLUGIN": "set for the vLLM servers that Gumshoe starts",
+    "GUMSHOE_STEP_ENDS": "set by the steps of pipelines",
+    "GUMSHOE_STEP_QUEUED": "set by the pipeline",
+    "GUMSHOE_STEP_SECONDS": "set by the pipeline",
     "KFP_POD_NAME": "set by Kubeflow Pipelines",
     "KFP_POD_UID": "set by Kubeflow Pipelines",
     "LOCAL_RANK": "set by accelerate",
@@ -33,9 +36,11 @@ INTERNAL = {
 """Environment variables that the code reads and users do not set."""
 ELSEWHERE = {
     *("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_REGION"),
+    *("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE", "AWS_CA_BUNDLE"),
+    *("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"),
     *("HF_HOME", "HF_TOKEN", "HF_HUB_OFFLINE", "WANDB_API_KEY", "MLFLOW_TRACKING_URI"),
 }
-"""Environment variables in the reference that only libraries read."""
+"""Environment variables in the reference that only libraries read, or that are read in a loop over their names."""
 
 
 @pytest.fixture(scope="module")

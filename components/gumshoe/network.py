@@ -10,7 +10,7 @@ import os
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from gumshoe.errors import UsageError
 
@@ -68,14 +68,28 @@ def find_ca_bundle() -> str | None:
 
 
 def find_proxy(url: str) -> str | None:
-    """Return the proxy for a URL that the environment names, or None. For clients that do not read the environment."""
+    """Return the proxy for a URL that the environment names, or None. For clients that do not read the environment.
+
+    Like programs in Go, it returns none for this machine, and also none for Services of the cluster.
+    """
     from urllib.request import getproxies, proxy_bypass
 
     parts = urlsplit(url)
-    if is_local_network(url) or proxy_bypass(parts.netloc.rpartition("@")[2]):
+    host = parts.hostname or ""
+    if host in ("localhost", "127.0.0.1", "::1") or host.endswith(_CLUSTER_DOMAINS):
+        return None
+    if proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None
     proxies = getproxies()
     return proxies.get(parts.scheme) or proxies.get("all")
+
+
+def proxy_headers(proxy: str) -> dict[str, str]:
+    """Return the headers with the user and password in a proxy's URL, for urllib3."""
+    import urllib3
+
+    auth = urllib3.util.parse_url(proxy).auth
+    return dict(urllib3.make_headers(proxy_basic_auth=unquote(auth))) if auth else {}
 
 
 def is_local_network(url: str) -> bool:

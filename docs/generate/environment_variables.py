@@ -32,6 +32,16 @@ READ = {
         "AWS_REGION": "Region of the S3 bucket.",
         "AWS_ENDPOINT_URL": "Address of an S3 server other than AWS.",
     },
+    "Certificates and proxy": {
+        "SSL_CERT_FILE": "File with the CA certificates to trust (PEM), instead of the public ones. The option "
+        "`gumshoe --ca-bundle` wins.",
+        "REQUESTS_CA_BUNDLE, CURL_CA_BUNDLE": "The same, if `SSL_CERT_FILE` is not set. Otherwise they get its value, "
+        "unless they are set.",
+        "AWS_CA_BUNDLE": "The same for S3 only. It wins there.",
+        "HTTPS_PROXY, HTTP_PROXY, ALL_PROXY": "Proxy for `https` and `http` addresses, and for both. The option "
+        "`gumshoe --proxy` wins. Not used for IMAP, scraping and Kubernetes in a pod.",
+        "NO_PROXY": "Hosts and domains that are reached without a proxy, e.g. `localhost,.svc,.example.com`.",
+    },
     "Mail": {
         "GUMSHOE_IMAP_PASSWORD": "Password for `imap:` sources. `GUMSHOE_IMAP_PASSWORD_ANN_EXAMPLE_COM` is for the "
         "account `ann@example.com` only.",
@@ -41,6 +51,11 @@ READ = {
     "Cluster": {
         "KUBECONFIG": "Configuration of access to Kubernetes. Default: `~/.kube/config`.",
         "KFP_TOKEN": "Bearer token for the Kubeflow Pipelines API.",
+        "KFP_COOKIE": "Session cookie of Kubeflow's login page, as `NAME=VALUE`.",
+        "KF_PIPELINES_SA_TOKEN_PATH": "File with the token of a pod's service account, for `--in-cluster`. Default: "
+        "`/var/run/secrets/kubeflow/pipelines/token`.",
+        "HELM_DRIVER": "Where Helm stores releases. Default: `secret`.",
+        "GUMSHOE_STEP_PAUSE": "Seconds before a pipeline step that failed for now is run again. Default: 60.",
         WEBHOOK: "Webhook URL that receives the outcome of each pipeline run.",
     },
     "Training on several machines": {

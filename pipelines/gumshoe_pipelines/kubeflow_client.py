@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 import kfp_server_api as api
 import urllib3
@@ -15,7 +15,7 @@ from httpx import create_ssl_context
 
 from gumshoe.cluster.kubeflow_access import AUDIENCE, IN_CLUSTER_URL, find_pod_token
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
-from gumshoe.network import find_proxy, raise_if_untrusted
+from gumshoe.network import find_proxy, proxy_headers, raise_if_untrusted
 from gumshoe_pipelines.graphs import Graph, read_documents
 from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL
 
@@ -240,9 +240,8 @@ def _create_pool(proxy: str | None) -> urllib3.PoolManager:
     }
     if proxy is None:
         return urllib3.PoolManager(**options)
-    auth = urllib3.util.parse_url(proxy).auth
-    headers = urllib3.make_headers(proxy_basic_auth=unquote(auth)) if auth else None
-    return urllib3.ProxyManager(proxy, proxy_headers=headers, proxy_ssl_context=options["ssl_context"], **options)
+    options["proxy_ssl_context"] = options["ssl_context"]
+    return urllib3.ProxyManager(proxy, proxy_headers=proxy_headers(proxy), **options)
 
 
 def _explain_status(error: api.ApiException, host: str, what: str) -> GumshoeError:

@@ -562,14 +562,14 @@ def _messages() -> tuple[Any, Any]:
     return unknown, made
 
 
-def write_kubeconfig(directory: Path, url: str) -> Path:
-    """Write a kubeconfig for a cluster and return its path."""
+def write_kubeconfig(directory: Path, url: str, **settings: str) -> Path:
+    """Write a kubeconfig for a cluster, with more settings of it, and return its path."""
     where = {"cluster": "fake", "user": "ann", "namespace": "agents"}
     config = {
         "apiVersion": "v1",
         "kind": "Config",
         "current-context": "fake",
-        "clusters": [{"name": "fake", "cluster": {"server": url}}],
+        "clusters": [{"name": "fake", "cluster": {"server": url, **settings}}],
         "users": [{"name": "ann", "user": {"token": "secret"}}],
         "contexts": [{"name": "fake", "context": where}],
     }

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.network import find_ca_bundle, find_proxy, proxy_headers, raise_if_untrusted
 
 if TYPE_CHECKING:
     from kubernetes import client
@@ -138,6 +139,9 @@ class Cluster:
         with _translate_config_errors():
             if places := find_kubeconfig():
                 config.load_kube_config(places, context=self.context, client_configuration=found)
+                found.proxy = _find_proxy(places, self.context, found.host)
+                found.proxy_headers = proxy_headers(found.proxy) if found.proxy else None
+                found.ssl_ca_cert = found.ssl_ca_cert or find_ca_bundle()
             else:
                 config.load_incluster_config(client_configuration=found)
         found.retries = 0  # the caller decides what to retry
@@ -154,6 +158,7 @@ class Cluster:
         Raises:
             ClusterError: if the cluster rejects a request.
             ClusterUnavailableError: if it does not answer in time.
+            UsageError: if its certificate is not trusted.
         """
         import urllib3
         from kubernetes.client import ApiException
@@ -195,6 +200,7 @@ class Cluster:
                 _error_causes(error),
             ) from None
         except urllib3.exceptions.HTTPError as error:
+            raise_if_untrusted(error, "the Kubernetes API")
             reason = getattr(error, "reason", None) or error
             if _is_timeout(reason):
                 raise ClusterUnavailableError(
@@ -232,6 +238,18 @@ def _find_namespace(context: str | None) -> str:
             "cluster.unknown-context", f"context {context} does not exist in the kubeconfig; use one of: {known}"
         )
     return str(chosen["context"].get("namespace") or "default")
+
+
+def _find_proxy(places: str, context: str | None, host: str) -> str | None:
+    """Return the proxy for a context's cluster as kubectl does: its `proxy-url`, or that of the environment."""
+    from kubernetes import config
+    from kubernetes.config.kube_config import KubeConfigMerger
+
+    contexts, active = config.list_kube_config_contexts(places)
+    chosen = next(each for each in contexts if each["name"] == context) if context else active
+    clusters = KubeConfigMerger(places).config["clusters"]
+    named = clusters.get_with_name(chosen["context"]["cluster"])["cluster"]
+    return named.safe_get("proxy-url") or find_proxy(host)
 
 
 def find_kubeconfig() -> str | None:

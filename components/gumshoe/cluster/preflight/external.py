@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import httpx
 
 from gumshoe.artifacts.storage import Limits, Storage, StorageError, open_storage, split_uri
+from gumshoe.cluster.kubeflow_access import IN_CLUSTER_URL, find_pod_token
 from gumshoe.cluster.preflight.client import ClusterReader
 from gumshoe.cluster.preflight.result import Finding, State, from_error, ok, problem, skipped, warning
 from gumshoe.errors import UnavailableError
+from gumshoe.network import explain_untrusted
 
 if TYPE_CHECKING:
     from gumshoe.artifacts.s3 import Retention, S3Storage
@@ -24,9 +26,6 @@ _KEY = ".gumshoe-doctor-"  # prefix of all test objects
 _SKEW = timedelta(minutes=1)  # S3 rejects requests from 15 minutes on
 _LONG_AGO = datetime(2000, 1, 1, tzinfo=UTC)
 _NOTHING = re.compile("(?!)")
-IN_CLUSTER_URL = "http://ml-pipeline.kubeflow.svc.cluster.local:8888"
-"""Default address of Kubeflow Pipelines for pods."""
-_TOKEN = Path("/var/run/secrets/kubeflow/pipelines/token")  # Kubeflow mounts the service account's token here
 
 
 def check_store(uri: str, seconds: float) -> Iterator[Finding]:
@@ -238,8 +237,10 @@ def check_kfp(host: str | None, seconds: float, *, in_pod: bool, reader: Cluster
     if not address:
         yield skipped("no address of Kubeflow Pipelines given (--kfp or $KFP_HOST)")
         return
-    token = os.environ.get("KFP_TOKEN") or (_TOKEN.read_text(encoding="utf-8").strip() if _TOKEN.exists() else "")
+    place, cookie = find_pod_token(), os.environ.get("KFP_COOKIE")
+    token = os.environ.get("KFP_TOKEN") or (place.read_text(encoding="utf-8").strip() if place.exists() else "")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
+    headers |= {"Cookie": cookie} if cookie else {}
     forward = "kubectl -n kubeflow port-forward service/ml-pipeline 8888:8888"
 
     def add_context(*commands: str) -> tuple[str, ...]:
@@ -248,6 +249,9 @@ def check_kfp(host: str | None, seconds: float, *, in_pod: bool, reader: Cluster
     try:
         answer = httpx.get(f"{address}/apis/v2beta1/healthz", headers=headers, timeout=seconds)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
+        if untrusted := explain_untrusted(error, address):
+            yield problem(*untrusted.split("; ", 1))
+            return
         cause = "in time" if isinstance(error, httpx.TimeoutException) else f"({' '.join(str(error).split())[:200]})"
         yield Finding(
             State.UNANSWERED,
@@ -262,10 +266,10 @@ def check_kfp(host: str | None, seconds: float, *, in_pod: bool, reader: Cluster
 
 
 def _check_kfp_answer(address: str, answer: httpx.Response) -> Finding:
-    if answer.status_code in (401, 403):
+    if answer.status_code in (401, 403) or answer.is_redirect:
         return problem(
             f"Kubeflow Pipelines at {address} rejects the credentials ({answer.status_code})",
-            "set $KFP_TOKEN to a valid token",
+            "set $KFP_TOKEN to a valid token, or $KFP_COOKIE to the cookie of a session",
         )
     if answer.status_code >= 500:
         text = f"Kubeflow Pipelines at {address} failed ({answer.status_code})"
@@ -280,7 +284,7 @@ def _check_kfp_answer(address: str, answer: httpx.Response) -> Finding:
         kind = answer.headers.get("content-type", "no content type")
         return problem(
             f"the server at {address} is not Kubeflow Pipelines 2 ({answer.status_code}, {kind})",
-            "use the address of its API; if a login page answers, set $KFP_TOKEN",
+            "use the address of its API; if a login page answers, set $KFP_TOKEN or $KFP_COOKIE",
         )
     version = health.get("tag_name") or health.get("apiServerTagName") or "(unknown version)"
     if health.get("multi_user") or health.get("apiServerMultiUser"):
