@@ -795,6 +795,16 @@ def test_a_pipeline_deploys_its_adapter(cluster: FakeKubernetes, store: Store) -
         assert list_loaded(cluster) == ["r1", "r2"]
 
 
+def test_a_pipeline_overwrites_changes_of_other_programs_on_request(
+    cluster: FakeKubernetes, store: Store, deployed: str
+) -> None:
+    run_kubectl("scale", f"deployment/{AGENT}", "--replicas=7")
+    with raises("deploy.conflict", "spec.replicas is 7 (by kubectl)"):
+        deploy_published("adapters/r2", store.uri, "canary", DeployTarget.of({"name": deployed}))
+    deploy_published("adapters/r2", store.uri, "canary", DeployTarget.of({"name": deployed, "force": True}))
+    assert cluster.objects["deployments", "agents", AGENT]["spec"]["replicas"] == 2
+
+
 @pytest.mark.parametrize(
     ("parameters", "code", "values"),
     [

@@ -171,6 +171,7 @@ def test_the_program_and_the_library_may_take_turns(
     assert managers == {"helm"}
 
 
+@pytest.mark.parametrize("way", ["library"], indirect=True)
 def test_nothing_is_changed_without_all_permissions(releases: Releases, cluster: FakeKubernetes) -> None:
     for plural in ("secrets", "inferenceservices"):
         cluster.refused = ("create", plural)

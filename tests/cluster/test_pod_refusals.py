@@ -142,11 +142,11 @@ def test_a_training_says_why_its_pods_are_refused_and_goes_on_when_they_are_acce
         train(reports=reports)
     told = list_waits("trainer")
     assert len(told) == 2, "each reason is reported once, though the name of the pod changes"
-    for value in (f"Job {NAME}-node-0", "quota gpus is used up"):
+    for value in (f"Job {NAME}-node-0 in namespace agents", "quota gpus is used up"):
         assert value in told[0]
     assert "ServiceAccount b does not exist" in told[1]
     (server,) = list_waits("rollout")
-    for value in (f"Deployment {SERVERS}", "pod security level baseline", 'volume "dev"'):
+    for value in (f"Deployment {SERVERS} in namespace agents", "pod security level baseline", 'volume "dev"'):
         assert value in server
     assert "Step 1/1" in reports
 

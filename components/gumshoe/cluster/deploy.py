@@ -69,6 +69,8 @@ class DeployTarget(ParameterModel):
     """Percentage of the questions for a canary."""
     values: Values = Field(default_factory=dict)
     """Chart values that override those of the release."""
+    force: bool = False
+    """Overwrite changes of other programs, e.g. `kubectl set image`, instead of failing."""
 
     @field_validator("name")
     @classmethod
@@ -461,7 +463,7 @@ def deploy_published(published: str, store: str, mode: str, target: DeployTarget
     if mode == "none":
         return ""
     releases = Releases(Cluster.of(target.namespace or None, None))
-    changes = Deployments(releases, WaitOptions(_PIPELINE_SECONDS, rollback_on_failure=True))
+    changes = Deployments(releases, WaitOptions(_PIPELINE_SECONDS, rollback_on_failure=True), target.force)
     adapter = find_adapter(store, published.removeprefix(f"{KIND}/"))
     stored = releases.find(target.name)
     is_canary = mode == "canary" and stored is not None and ServingState.of(stored.values).adapter != adapter.version

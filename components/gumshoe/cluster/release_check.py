@@ -172,7 +172,7 @@ class ReleaseCheck:
 
     def _try_to_store(self, *methods: str) -> None:
         """Try to write a Secret like the ones in which Helm stores releases. It does not exist, and is not created."""
-        if not os.environ.get("HELM_DRIVER", "secret").startswith("secret"):
+        if not (os.environ.get("HELM_DRIVER") or "secret").startswith("secret"):
             return
         name = "gumshoe-release-check"
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name}}

@@ -130,16 +130,17 @@ class Releases:
                 changed.
         """
         stored = self.find(name)
+        if stored and stored.release.status.startswith("pending-"):
+            self._recover(stored.release, is_forced=is_forced)
+            stored = self.get(name)
         wanted = self._call_offline(lambda: self._helm.render(name, values))
         self._check_change(name, stored, _parse_objects(wanted), is_forced=is_forced)
         if stored is None:
             self._call(lambda helm: helm.install(name, values, description, create_namespace=create_namespace))
             return
-        if stored.release.status.startswith("pending-"):
-            self._recover(stored.release)
         self._call(lambda helm: helm.upgrade(name, values, description))
 
-    def _recover(self, pending: Release) -> None:
+    def _recover(self, pending: Release, *, is_forced: bool) -> None:
         """Roll back a release whose last change was killed: Helm accepts no other change before that.
 
         Raises:
@@ -155,7 +156,7 @@ class Releases:
                 f"`gumshoe deployments show {pending.name}`",
             )
         complete = (each for each in self.list_history(pending.name) if each.status in ("deployed", "superseded"))
-        self.rollback(pending.name, next(complete, pending).revision)
+        self.rollback(pending.name, next(complete, pending).revision, is_forced=is_forced)
 
     def rollback(self, name: str, revision: int, *, is_forced: bool = False) -> None:
         """Roll back to a revision, even after an operation was killed. If forced, overwrite fields like `apply`.

@@ -118,7 +118,8 @@ class TrainJobProblems:
         """Return why the trainers' pods were refused: the newest warning about the TrainJob, its JobSet or a Job."""
         refusals = find_refusals(self.cluster, self.training.name, self.created)
         first = next((each for each in refusals if each.kind in _TRAINER_KINDS), None)
-        return {"trainer": f"{first.kind} {first.name}: {first.text}"} if first else {}
+        space = self.cluster.namespace
+        return {"trainer": f"{first.kind} {first.name} in namespace {space}: {first.text}"} if first else {}
 
     def _find_server_refusal(self, running: int) -> dict[str, str]:
         """Return why the rollout servers' pods were refused."""
@@ -129,7 +130,8 @@ class TrainJobProblems:
         read = self.cluster.apps.read_namespaced_deployment
         found = self.cluster.find(read, name=name, namespace=self.cluster.namespace)
         refusal = find_deployment_refusal(found) if found else ""
-        return {"rollout": f"Deployment {name}: {refusal}"} if refusal else {}
+        space = self.cluster.namespace
+        return {"rollout": f"Deployment {name} in namespace {space}: {refusal}"} if refusal else {}
 
 
 def _pod_name(pod: Any) -> str:
