@@ -158,6 +158,17 @@ def _notify(url: str) -> None:
         send_notification(Outcome("r", "s", "SUCCEEDED", None, "text"))
 
 
+def _export_spans(url: str) -> None:
+    """Export as the agent server does. The library uses requests, which does not read SSL_CERT_FILE."""
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+    with patch.dict(os.environ, {"OTEL_EXPORTER_OTLP_ENDPOINT": url}):
+        share_ca_bundle()
+        exporter = OTLPSpanExporter()
+        exporter.export([])
+        exporter.shutdown()
+
+
 def _find_hub_model(url: str) -> None:
     """Ask the hub at another address. Its library keeps one session with the certificates of the first request."""
     from huggingface_hub import close_session
@@ -188,7 +199,7 @@ RAISING: dict[str, Callable[[str], object]] = {
     "hub": _find_hub_model,
 }
 """Clients that raise an error if a request fails, by name."""
-CLIENTS = {**RAISING, "webhook": _notify, "signing keys": _fetch_signing_keys}
+CLIENTS = {**RAISING, "webhook": _notify, "signing keys": _fetch_signing_keys, "spans": _export_spans}
 clients = pytest.mark.parametrize("name", CLIENTS)
 
 
