@@ -166,7 +166,7 @@ def _export_spans(url: str) -> None:
         share_ca_bundle()
         exporter = OTLPSpanExporter()
         exporter.export([])
-        exporter.shutdown()
+        exporter.shutdown()  # type: ignore[no-untyped-call]
 
 
 def _find_hub_model(url: str) -> None:

@@ -4,13 +4,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterError
 from gumshoe.cluster.pod_problems import PodHints, find_pod_problem
 from gumshoe.errors import GumshoeError, UnavailableError
 from gumshoe_pipelines.placement import STEP_LABEL
 
+Answer = TypeVar("Answer")
 OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "CANCELLED", "SKIPPED"})
 _RUN = "pipeline/runid"  # Kubeflow's label
 _NODE = "workflows.argoproj.io/node-name"  # Argo's annotation, e.g. train-agent-x7.root.train-grpo-driver
@@ -161,17 +162,21 @@ def watch_run(
             warn_of_change("server", f"{error.message_with_code}; asking again")
             time.sleep(every)
             continue
-        pods, refusals = dict[str, PodView](), dict[str, str]()
-        try:
-            pods = get_pods(run.run_id)
-        except GumshoeError as error:  # only the pods' state is missing then
-            warn_of_change("pods", f"cannot list pods: {error.message_with_code}")
-        try:
-            refusals = get_refusals(run.run_id)
-        except GumshoeError as error:
-            warn_of_change("refusals", f"cannot tell if pods are refused: {error.message_with_code}")
+        pods = _ask_cluster(get_pods, run.run_id, "cannot list pods", warn_of_change)
+        refusals = _ask_cluster(get_refusals, run.run_id, "cannot tell if pods are refused", warn_of_change)
         view = build_run_view(run, pods, refusals)
         yield view
         if view.state in OVER:
             return
         time.sleep(every)
+
+
+def _ask_cluster(
+    request: Callable[[str], dict[str, Answer]], run_id: str, failure: str, warn: Callable[[str, str], None]
+) -> dict[str, Answer]:
+    """Return the answer of the cluster. Without one, warn, because only details are missing then."""
+    try:
+        return request(run_id)
+    except GumshoeError as error:
+        warn(failure, f"{failure}: {error.message_with_code}")
+        return {}
