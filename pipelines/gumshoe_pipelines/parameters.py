@@ -148,7 +148,9 @@ class TrainingParameters(RunParameters):
         str, "How to deploy the published adapter: `none`, `canary` (beside the adapter in service) or `full`."
     ] = "none"
     deployment: Annotated[
-        dict[str, Any], "Where to deploy: name, namespace, percent (traffic of a canary), values (of the Helm chart)."
+        dict[str, Any],
+        "Where to deploy: name, namespace, percent (traffic of a canary), values (of the Helm chart), force (overwrite "
+        "what other programs have changed).",
     ] = field(default_factory=dict)
     nodes: Annotated[
         int, "Number of training nodes. With more than 1, a Kubeflow TrainJob and separate vLLM servers are used."
