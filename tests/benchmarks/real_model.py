@@ -1,6 +1,7 @@
 """Compare policies on invented and real mail: `python -m tests.benchmarks.real_model POLICY...`.
 
     python -m tests.benchmarks.real_model --split validation base=smollm2-135m warm=local:outputs/warm
+    python -m tests.benchmarks.real_model large=chat:MODEL --price large=2.5/10
 
 A policy is as for `gumshoe evaluate --policy`, with a name before `=`. Beside them stand the policy `keywords`, the
 tiny policy, and BM25: the sentence closest to the question, of the message that BM25 ranks first. The questions are
@@ -63,10 +64,13 @@ class Outcome:
 
     policy: str
     values: dict[str, list[float]]
+    cost: float | None = None
+    """Dollars per 1,000 questions, if the policy has a price."""
 
     def row(self, first: "Outcome") -> str:
         """Return a row of a Markdown table, with the difference of correct answers and sources from the first one."""
-        cells = [self.policy, *(_share(self.values[each]) for each in (*METRICS, UNUSABLE))]
+        cost = "" if self.cost is None else f" (${self.cost:.2f} per 1,000 questions)"
+        cells = [f"{self.policy}{cost}", *(_share(self.values[each]) for each in (*METRICS, UNUSABLE))]
         for each in ("correct", "right_source"):
             low, high = paired_difference(self.values[each], first.values[each])
             change = _mean(self.values[each]) - _mean(first.values[each])
@@ -89,6 +93,7 @@ def main() -> None:
     parser.add_argument("--split", choices=["validation", "test"], default="validation")
     parser.add_argument("--only", choices=[*SEEDS, "real"], nargs="+", help="only these questions")
     parser.add_argument("--environment", default="", help="environment of policies that have no record of theirs")
+    parser.add_argument("--price", action="append", default=[], help="price of a policy: NAME=PROMPT/COMPLETION")
     parser.add_argument("--out", type=Path, default=Path("outputs/real-model"))
     options = parser.parse_args()
     named = dict(each.split("=", 1) for each in options.policies) | {"keywords": "keywords", "tiny": "tiny"}
@@ -154,13 +159,16 @@ def evaluate(name: str, word: str, asked: Questions, options: argparse.Namespace
     limits = ["--max-turns", MOST_TURNS, "--max-tokens", MOST_TOKENS, "--split", options.split]
     is_recorded = word in ("keywords", "tiny") or not options.environment
     environment = [] if is_recorded else ["--environment", options.environment]
-    words = ["--index", asked.index, "--scenarios", asked.scenarios, "--policy", word, *limits, *environment]
-    gumshoe("evaluate", *words, "--out", out)
+    price = [text for each in options.price if each.startswith(f"{name}=") for text in ("--price", each)]
+    words = ["--index", asked.index, "--scenarios", asked.scenarios, "--policy", f"{name}={word}"]
+    gumshoe("evaluate", *words, *limits, *environment, *price, "--out", out)
     lines = (out / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
     by_id = {each["scenario"]: each for each in map(json.loads, lines)}
     episodes = [by_id[each.id] for each in chosen]
     values = {metric: [float(each[metric]) for each in episodes] for metric in METRICS}
-    return Outcome(name, values | {UNUSABLE: [float(_is_unusable(each)) for each in episodes]})
+    (measured,) = json.loads((out / "metrics.json").read_text(encoding="utf-8"))["policies"]
+    cost = measured["metrics"]["cost_per_1000"]["value"] if price else None
+    return Outcome(name, values | {UNUSABLE: [float(_is_unusable(each)) for each in episodes]}, cost)
 
 
 def _is_unusable(episode: dict[str, Any]) -> bool:
