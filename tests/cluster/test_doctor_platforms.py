@@ -92,6 +92,7 @@ def test_denied_dns_is_a_problem(change: Callable[[Any], None], cluster: FakeKub
         lambda rules: rules[0].pop("ports"),
         lambda rules: rules[0].update(ports=[{"port": 1, "endPort": 60000, "protocol": "UDP"}]),
         lambda rules: rules[0].update(to=[{"namespaceSelector": {}}]),
+        lambda rules: rules[0]["to"][0].update(podSelector={"matchLabels": {"k8s-app": "kube-dns"}}),
         lambda rules: rules[0].update(
             to=[
                 {
@@ -150,8 +151,9 @@ def test_openshift_rejects_a_user_of_the_runtime_outside_the_namespace_s_range(
     assert (status, checks["runtime"]["state"]) == (1, "problem")
     for each in ("10001", "1000660000/10000", "manifests/components/openshift"):
         assert each in texts_of(checks["runtime"], "problem")
-    annotations["openshift.io/sa.scc.uid-range"] = "10000/10000"
-    assert run_doctor("--only", "runtime")[0] == 0
+    for users in ("10000/10000", "10000-19999"):
+        annotations["openshift.io/sa.scc.uid-range"] = users
+        assert run_doctor("--only", "runtime")[0] == 0
     annotations.clear()
     assert run_doctor("--only", "runtime")[0] == 1
     changed = of_kind(

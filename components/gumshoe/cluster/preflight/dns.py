@@ -12,6 +12,11 @@ from gumshoe.cluster.preflight.result import Finding, ok, problem
 
 _RESOLVER = Path("/etc/resolv.conf")
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
+_POD_LABELS = (  # of the DNS servers' pods
+    {},
+    {"k8s-app": "kube-dns"},
+    {"dns.operator.openshift.io/daemonset-dns": "default"},
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +92,8 @@ def _covers_peer(peer: Object, server: _DnsServer) -> bool:
         networks = [block["cidr"]] if block else []
         excluded = (block or {}).get("except") or []
         return _is_in(server.address, networks) and not _is_in(server.address, excluded)
-    if namespaces is None or peer.get("podSelector"):
+    pods = peer.get("podSelector") or {}
+    if namespaces is None or pods.get("matchExpressions") or pods.get("matchLabels", {}) not in _POD_LABELS:
         return False
     wanted = namespaces.get("matchLabels") or {}
     names = {value for each in namespaces.get("matchExpressions") or [] for value in each.get("values") or []}
@@ -95,4 +101,4 @@ def _covers_peer(peer: Object, server: _DnsServer) -> bool:
 
 
 def _is_in(address: str, networks: list[str]) -> bool:
-    return any(ip_address(address) in ip_network(each) for each in networks)
+    return any(ip_address(address) in ip_network(each, strict=False) for each in networks)

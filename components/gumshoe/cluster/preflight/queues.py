@@ -23,7 +23,7 @@ from gumshoe.cluster.preflight.result import Finding, ok, pluralize, problem, sk
 
 QUEUE = RUNTIME = "gumshoe"
 _SIDECAR = "sidecar.istio.io/inject"
-_USERS = "openshift.io/sa.scc.uid-range"  # annotation of a namespace: its first user, and their number
+_USERS = "openshift.io/sa.scc.uid-range"  # annotation of a namespace: FIRST/NUMBER or FIRST-LAST
 _PRIORITIES = ("gumshoe-training", "gumshoe-evaluation")
 
 
@@ -290,8 +290,9 @@ def _check_user(reader: ClusterReader, runtime: Object, namespace: Object) -> Fi
     """Check that OpenShift accepts the user of trainers: the one it assigns, or one of the namespace's range."""
     users = sorted(map(int, _list_values(runtime.get("spec") or {}, "runAsUser")))
     given = (namespace["metadata"].get("annotations") or {}).get(_USERS) or ""
-    first, _, size = given.partition("/")
-    allowed = range(int(first), int(first) + int(size)) if given else range(0)
+    first, separator, other = given.partition("-" if "-" in given else "/")
+    last = int(other) + 1 if separator == "-" else int(first or 0) + int(other or 0)
+    allowed = range(int(first or 0), last)
     wrong = [each for each in users if each not in allowed]
     if not wrong:
         return ok(f"ClusterTrainingRuntime {RUNTIME} leaves the user of its pods to OpenShift")
