@@ -8,6 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
+from tests.charts.kserve_pods import create_pods
 from tests.charts.test_agent_chart import MODES, chart, merge, of_kind, render, values_of
 from tests.inference.fake_vllm import FakeVLLM
 from tests.serving.agent_server import make_files, start_server
@@ -195,3 +196,27 @@ def test_the_agent_server_can_be_scheduled_by_class() -> None:
     pod = render(merge(values_of("standard"), {"agent": given}))[AGENT]["spec"]["template"]["spec"]
     assert {name: pod[name] for name in given} == given
     assert not given.keys() & render(values_of("standard"))[AGENT]["spec"]["template"]["spec"].keys()
+
+
+@pytest.mark.parametrize("mode", ["standard", "llmisvc"])
+def test_own_environment_variables_and_labels_replace_those_of_the_chart(mode: str) -> None:
+    own = [{"name": name, "value": "own"} for name in ("HOME", "HTTPS_PROXY", "SSL_CERT_FILE", "AWS_REGION")]
+    label = {"sidecar.istio.io/inject": "own"}
+    changes = {
+        "platform": "openshift",
+        "trust": {"caBundle": {"configMap": "company"}},
+        "proxy": {"https": "http://proxy.example.com:3128"},
+        "serving": {"extraEnv": own, "fetch": {"extraEnv": own}, "storage": {"region": "eu"}, "podLabels": label},
+        "agent": {"extraEnv": own, "storage": {"region": "eu"}, "podLabels": label},
+    }
+    values = merge(values_of(mode), changes)
+    (model,) = create_pods(render(values), {})
+    agent = render(values)[AGENT]["spec"]["template"]
+    for pod in (model, agent["spec"]):
+        for container in [*pod["initContainers"], *pod["containers"]]:
+            names = [each["name"] for each in container["env"]]
+            assert sorted(names) == sorted(set(names))
+            assert [each for each in container["env"] if each["name"] in {one["name"] for one in own}] == own
+    text = "\n".join(chart().render(values, name="mail", namespace="agents").values())
+    assert text.count("sidecar.istio.io/inject: own") == 2
+    assert text.count("sidecar.istio.io/inject") == 3, "the third is that of the test's pod"

@@ -101,6 +101,16 @@ variable, requests the second, boto3 the third. */}}
 {{- end -}}
 {{- end -}}
 
+{{/* Environment variables. Those in `extra` replace those of the same name in `own`: a server-side apply is rejected if a
+name occurs twice. Parameters: own (YAML), extra. */}}
+{{- define "gumshoe.mergeEnv" -}}
+{{- $names := list -}}
+{{- range .extra -}}{{- $names = append $names .name -}}{{- end -}}
+{{- $all := list -}}
+{{- range .own | fromYamlArray -}}{{- if not (has .name $names) -}}{{- $all = append $all . -}}{{- end -}}{{- end -}}
+{{- toYaml (concat $all .extra) -}}
+{{- end -}}
+
 {{/* Security context of the pods that run our images. OpenShift assigns user and groups, and refuses fixed ones. */}}
 {{- define "gumshoe.podSecurity" -}}
 runAsNonRoot: true
@@ -285,9 +295,6 @@ seccompProfile: {type: RuntimeDefault}
 {{- end }}
 {{- include "gumshoe.trustEnv" . }}
 {{- include "gumshoe.proxyEnv" . }}
-{{- with .Values.agent.extraEnv }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
 {{- define "gumshoe.agentEnvFrom" -}}

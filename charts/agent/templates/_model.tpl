@@ -82,27 +82,7 @@ images of mode `llmisvc`, which KServe mounts. */}}
     - {{ printf "%s=/files/%s" .uri .directory | quote }}
     {{- end }}
   env:
-    - name: HOME
-      value: /tmp
-    - name: TMPDIR
-      value: /tmp
-    {{- with .storage.endpoint }}
-    - name: AWS_ENDPOINT_URL
-      value: {{ printf "%s://%s" (ternary "https" "http" $.Values.serving.storage.https) . | quote }}
-    {{- end }}
-    {{- with .storage.region }}
-    - name: AWS_REGION
-      value: {{ . | quote }}
-    {{- end }}
-    {{- with $.Values.model.tokenSecret }}
-    - name: HF_TOKEN
-      valueFrom: {secretKeyRef: {name: {{ . }}, key: HF_TOKEN}}
-    {{- end }}
-    {{- include "gumshoe.trustEnv" $ | indent 4 }}
-    {{- include "gumshoe.proxyEnv" $ | indent 4 }}
-    {{- with .fetch.extraEnv }}
-    {{- toYaml . | nindent 4 }}
-    {{- end }}
+    {{- include "gumshoe.mergeEnv" (dict "own" (include "gumshoe.fetchEnv" $) "extra" .fetch.extraEnv) | nindent 4 }}
   {{- with .storage.existingSecret }}
   envFrom:
     - secretRef: {name: {{ . }}}
@@ -122,6 +102,27 @@ images of mode `llmisvc`, which KServe mounts. */}}
     {{- end }}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "gumshoe.fetchEnv" -}}
+- name: HOME
+  value: /tmp
+- name: TMPDIR
+  value: /tmp
+{{- with .Values.serving.storage.endpoint }}
+- name: AWS_ENDPOINT_URL
+  value: {{ printf "%s://%s" (ternary "https" "http" $.Values.serving.storage.https) . | quote }}
+{{- end }}
+{{- with .Values.serving.storage.region }}
+- name: AWS_REGION
+  value: {{ . | quote }}
+{{- end }}
+{{- with .Values.model.tokenSecret }}
+- name: HF_TOKEN
+  valueFrom: {secretKeyRef: {name: {{ . }}, key: HF_TOKEN}}
+{{- end }}
+{{- include "gumshoe.trustEnv" . }}
+{{- include "gumshoe.proxyEnv" . }}
 {{- end -}}
 
 {{/* Mounts of vLLM's container for fetched files and claims. Empty if KServe mounts all. */}}
@@ -203,11 +204,7 @@ images of mode `llmisvc`, which KServe mounts. */}}
 
 {{/* Labels and annotations of vLLM's pods, common to both KServe modes. */}}
 {{- define "gumshoe.modelPodMetadata" -}}
-labels:
-  {{- include "gumshoe.istioLabels" . | nindent 2 }}
-  {{- with .Values.serving.podLabels }}
-  {{- toYaml . | nindent 2 }}
-  {{- end }}
+labels: {{- merge (dict) .Values.serving.podLabels (include "gumshoe.istioLabels" . | fromYaml) | toYaml | nindent 2 }}
 {{- $annotations := merge (dict) .Values.serving.podAnnotations (include "gumshoe.istioAnnotations" . | fromYaml) }}
 {{- with $annotations }}
 annotations: {{- toYaml . | nindent 2 }}
@@ -295,20 +292,22 @@ model:
 
 {{/* Environment of vLLM's container. The digest of its configuration shows if KServe has processed a change. */}}
 {{- define "gumshoe.modelEnv" -}}
+{{- include "gumshoe.mergeEnv" (dict "own" (include "gumshoe.ownModelEnv" .) "extra" .Values.serving.extraEnv) -}}
+{{- end -}}
+
+{{- define "gumshoe.ownModelEnv" -}}
 {{- $parts := list (include "gumshoe.image" .Values.serving.image) (include "gumshoe.vllmArgs" .) (include "gumshoe.modelFiles" .) (toJson .Values.serving) (include "gumshoe.modelPodMetadata" .) (include "gumshoe.modelPod" .) (include "gumshoe.modelContainer" .) -}}
 - name: GUMSHOE_MODEL
   value: {{ join "\n" $parts | sha256sum | trunc 16 | quote }}
-{{- $names := list -}}
-{{- range .Values.serving.extraEnv -}}{{- $names = append $names .name -}}{{- end -}}
-{{- if and (or .Values.serving.restricted (eq .Values.platform "openshift")) (not (has "HOME" $names)) }}
+{{- if or .Values.serving.restricted (eq .Values.platform "openshift") (dig "runAsUser" 0 .Values.serving.securityContext) }}
+# The user has neither a home directory nor a name, without which torch before 2.13 cannot be imported.
 - name: HOME
-  value: /tmp  # the user has no home directory
+  value: /tmp
+- name: USER
+  value: vllm
 {{- end }}
 {{- include "gumshoe.trustEnv" . }}
 {{- include "gumshoe.proxyEnv" . }}
-{{- with .Values.serving.extraEnv }}
-{{ toYaml . }}
-{{- end }}
 {{- end -}}
 
 {{/* Security context of vLLM's container. Its image runs as root, unless the platform or these values set a user. */}}
