@@ -329,10 +329,33 @@ def test_options_set_certificates_and_proxy_of_a_command(
     assert set(proxy.requested) == {"service.example.com:443"}
 
 
-@pytest.mark.parametrize("url", ["proxy:3128", "socks5://proxy:1080", "http://", ""])
-def test_a_proxy_that_is_not_a_url_is_refused(url: str, run: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("url", ["socks5://proxy:1080", "http://", "", "http://[x", "http://ann:secret@proxy:port"])
+def test_a_proxy_that_is_not_a_url_is_refused(
+    url: str, run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     done = run("--proxy", url, "explain", "plugins.no-code")
     assert (done.status, done.code) == (2, "network.invalid-proxy")
+    assert "secret" not in done.err
+    if url:
+        monkeypatch.setenv("HTTPS_PROXY", url)
+        monkeypatch.delenv("https_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        with raises("network.invalid-proxy", "HTTPS_PROXY"):
+            find_proxy(PUBLIC)
+
+
+def test_a_proxy_without_a_scheme_is_an_http_proxy(
+    service: Service, proxy: ForwardProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That is how curl and httpx read it."""
+    trust(service, tmp_path, monkeypatch)
+    address = proxy.url.removeprefix("http://")
+    monkeypatch.setenv("HTTPS_PROXY", address)
+    _ask_kubernetes(PUBLIC)
+    _ask_kubernetes(PUBLIC, **{"proxy-url": address})
+    assert proxy.requested == ["service.example.com:443"] * 2
+    with raises("network.invalid-proxy", "socks5://proxy:1080"):
+        _ask_kubernetes(PUBLIC, **{"proxy-url": "socks5://proxy:1080"})
 
 
 def test_the_proxy_of_a_url_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

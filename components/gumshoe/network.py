@@ -7,6 +7,7 @@ Proxies: `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, as httpx, boto
 """
 
 import os
+import re
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,12 +55,32 @@ def share_proxy(url: str) -> None:
     """Let all libraries of this process and its children use a proxy, except for the hosts in NO_PROXY.
 
     Raises:
-        UsageError: if it is not the URL of a proxy.
+        UsageError: if it is not the address of an HTTP proxy.
     """
-    if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
-        raise UsageError("network.invalid-proxy", f"--proxy must be a URL, got {url!r}; write e.g. http://proxy:3128")
+    proxy = parse_proxy(url, "--proxy")
     for name in _PROXIES:
-        os.environ[name] = os.environ[name.lower()] = url  # programs disagree on which of both wins
+        os.environ[name] = os.environ[name.lower()] = proxy  # programs disagree on which of both wins
+
+
+def parse_proxy(proxy: str, source: str) -> str:
+    """Return the URL of a proxy, which is an HTTP proxy if it has no scheme, e.g. proxy:3128.
+
+    Raises:
+        UsageError: if it is not the address of an HTTP proxy. The message names `source`, and has no password.
+    """
+    url = proxy if "://" in proxy else f"http://{proxy}"
+    try:
+        parts = urlsplit(url)
+        is_valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        is_valid = False
+    if not is_valid:
+        shown = re.sub("//.*@", "//", url) if proxy else ""
+        raise UsageError(
+            "network.invalid-proxy",
+            f"{source} must be the address of an HTTP proxy, got {shown!r}; write e.g. http://proxy:3128",
+        )
+    return url
 
 
 def find_ca_bundle() -> str | None:
@@ -71,6 +92,9 @@ def find_proxy(url: str) -> str | None:
     """Return the proxy for a URL that the environment names, or None. For clients that do not read the environment.
 
     Like programs in Go, it returns none for this machine, and also none for Services of the cluster.
+
+    Raises:
+        UsageError: if it is not an HTTP proxy.
     """
     from urllib.request import getproxies, proxy_bypass
 
@@ -81,7 +105,8 @@ def find_proxy(url: str) -> str | None:
     if proxy_bypass(parts.netloc.rpartition("@")[2]):
         return None
     proxies = getproxies()
-    return proxies.get(parts.scheme) or proxies.get("all")
+    found = proxies.get(parts.scheme) or proxies.get("all")
+    return parse_proxy(found, f"{parts.scheme.upper()}_PROXY (or ALL_PROXY)") if found else None
 
 
 def proxy_headers(proxy: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
-from gumshoe.network import find_ca_bundle, find_proxy, proxy_headers, raise_if_untrusted
+from gumshoe.network import find_ca_bundle, find_proxy, parse_proxy, proxy_headers, raise_if_untrusted
 
 if TYPE_CHECKING:
     from kubernetes import client
@@ -249,7 +249,8 @@ def _find_proxy(places: str, context: str | None, host: str) -> str | None:
     chosen = next(each for each in contexts if each["name"] == context) if context else active
     clusters = KubeConfigMerger(places).config["clusters"]
     named = clusters.get_with_name(chosen["context"]["cluster"])["cluster"]
-    return named.safe_get("proxy-url") or find_proxy(host)
+    proxy = named.safe_get("proxy-url")
+    return parse_proxy(proxy, "proxy-url of the kubeconfig") if proxy else find_proxy(host)
 
 
 def find_kubeconfig() -> str | None:
