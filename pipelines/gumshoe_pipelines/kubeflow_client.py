@@ -22,6 +22,7 @@ from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL
 _RECENT = 100  # number of runs checked for one in progress
 _REDIRECTS = (301, 302, 303, 307, 308)
 _API = "apis/v2beta1/"
+_TOKEN = re.compile(r"[\x21-\x7e]+")
 _COOKIE = re.compile(r"[!#$%&'*+.^_`|~\w-]+=[^\s;,]+(; ?[!#$%&'*+.^_`|~\w-]+=[^\s;,]+)*", re.A)
 
 
@@ -47,7 +48,7 @@ class ServerAddress:
         """Build the address from command line options.
 
         Raises:
-            UsageError: if the host is missing or invalid, the cookie is malformed, or the pod has no token.
+            UsageError: if the host is missing or invalid, the cookie or token is malformed, or the pod has no token.
         """
         token_file = None
         if in_cluster and token is None and cookie is None:
@@ -75,7 +76,8 @@ class ServerAddress:
                 "--cookie ($KFP_COOKIE) must be NAME=VALUE, e.g. oauth2_proxy_kubeflow=...; copy name and value of the "
                 "cookie from the browser in which you are signed in",
             )
-        return cls(host.rstrip("/"), namespace, token, token_file, cookie)
+        found = None if token is None else _check_token(token, "--token ($KFP_TOKEN)")
+        return cls(host.rstrip("/"), namespace, found, token_file, cookie)
 
 
 class KubeflowClient:
@@ -97,7 +99,8 @@ class KubeflowClient:
 
     def _refresh_token(self, configuration: api.Configuration) -> None:
         if self.address.token_file:
-            configuration.api_key["authorization"] = self.address.token_file.read_text(encoding="utf-8").strip()
+            text = self.address.token_file.read_text(encoding="utf-8", errors="replace")
+            configuration.api_key["authorization"] = _check_token(text, str(self.address.token_file))
 
     def submit(
         self, graph: Graph, arguments: dict[str, Any], *, experiment: str, service_account: str | None, caching: bool
@@ -229,6 +232,19 @@ class KubeflowClient:
             "pipelines.server-unreachable",
             f"{host} cannot be reached: {_shorten(reason)}; check --host and the network",
         )
+
+
+def _check_token(text: str, source: str) -> str:
+    """Return a token without the white space around it.
+
+    Raises:
+        UsageError: if it cannot be sent in a header. The message does not contain it.
+    """
+    token = text.strip()
+    if not _TOKEN.fullmatch(token):
+        why = "it contains white space or characters other than ASCII" if token else "it is empty"
+        raise UsageError("pipelines.invalid-token", f"{source} is not a token: {why}; copy the whole token again")
+    return token
 
 
 def _create_pool(proxy: str | None) -> urllib3.PoolManager:

@@ -287,6 +287,21 @@ def test_a_malformed_cookie_is_refused(cookie: str, kubeflow: FakeKubeflow, run:
     assert kubeflow.requests == []
 
 
+@pytest.mark.parametrize("token", ["secret\nword", "two secrets", "secr\u00e9t", " "])
+def test_a_malformed_token_is_refused_and_not_shown(
+    token: str, kubeflow: FakeKubeflow, run: Callable[..., Any]
+) -> None:
+    done = run("pipeline", "list", "--host", kubeflow.url, "--token", token)
+    assert (done.status, done.code) == (2, "pipelines.invalid-token")
+    assert not [part for part in ("secret", "secr\u00e9t") if part in done.err]
+    assert kubeflow.requests == []
+
+
+def test_white_space_around_a_token_is_ignored(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
+    kubeflow.tokens = {"sesame": AUDIENCE}
+    assert run("pipeline", "list", "--host", kubeflow.url, "--token", "sesame\n").status == 0
+
+
 def test_a_pod_uses_its_projected_token_and_reads_it_again(
     kubeflow: FakeKubeflow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +319,9 @@ def test_a_pod_uses_its_projected_token_and_reads_it_again(
     kubeflow.tokens = {"second": AUDIENCE}
     place.write_text("second\n")
     assert server.list_runs(1) == []
+    place.write_text("")
+    with raises("pipelines.invalid-token", place):
+        server.list_runs(1)
     place.unlink()
     with raises("pipelines.no-pod-token", place):
         server.list_runs(1)
