@@ -197,7 +197,9 @@ class ServingFetchValues(ValuesSection):
         description="Resources of the init container.",
     )
     extra_env: list[NamedObject] = Field(
-        [], description="Additional environment variables of the init container, e.g. HF_ENDPOINT for a mirror."
+        [],
+        description="Additional environment variables of the init container, e.g. HF_ENDPOINT for a mirror. They "
+        "replace the chart's own.",
     )
 
 
@@ -277,7 +279,9 @@ class ServingValues(ValuesSection):
     extra_args: list[str] = Field(
         [], description="Additional arguments for vLLM, except `--lora-modules`, which the chart sets."
     )
-    extra_env: list[NamedObject] = Field([], description="Additional environment variables for vLLM.")
+    extra_env: list[NamedObject] = Field(
+        [], description="Additional environment variables for vLLM. They replace the chart's own."
+    )
     extra_volumes: list[KubernetesObject] = Field([], description="Additional volumes for vLLM's pods.")
     extra_volume_mounts: list[KubernetesObject] = Field([], description="Mounts of these volumes.")
     runtime_canary: RuntimeCanaryValues = RuntimeCanaryValues()
@@ -386,7 +390,9 @@ class AgentValues(ValuesSection):
     pod_annotations: dict[str, str] = Field({}, description="Additional annotations of the pods.")
     pod_labels: dict[str, str] = Field({}, description="Additional labels of the pods.")
     extra_args: list[str] = Field([], description="Additional arguments for `gumshoe serve`.")
-    extra_env: list[NamedObject] = Field([], description="Additional environment variables for the agent server.")
+    extra_env: list[NamedObject] = Field(
+        [], description="Additional environment variables for the agent server. They replace the chart's own."
+    )
     extra_volumes: list[KubernetesObject] = Field([], description="Additional volumes for the pods.")
     extra_volume_mounts: list[KubernetesObject] = Field([], description="Mounts of these volumes.")
     service: ServiceValues = ServiceValues()

@@ -115,6 +115,7 @@ def test_images_are_locked_labelled_and_not_run_as_root(image: str) -> None:
     given = dict(last)
     assert given["USER"].split(":")[0].isdigit()
     assert int(given["USER"].split(":")[0]) >= 10000
+    assert re.search(r"\bUSER=\w+", given["ENV"]), "a user that the platform assigns has no name"
     assert {"title", "version", "revision", "licenses", "base.name"} <= set(
         re.findall(r"org\.opencontainers\.image\.([a-z.]+)=", given["LABEL"])
     )

@@ -197,6 +197,7 @@ def test_refusals_and_failures_of_the_hub_are_told_apart(fetch: Callable[..., Co
         fetch(f"hf://acme/gated={tmp_path / 'a'}"),
         fetch(f"hf://acme/missing={tmp_path / 'a'}"),
         fetch(f"hf://acme/base:v9={tmp_path / 'a'}"),
+        fetch(f"hf://acme/base/models={tmp_path / 'a'}"),
         fetch(f"hf://acme/base={tmp_path / 'a'}", HF_HUB_OFFLINE="1"),
         fetch(f"hf://acme/base={tmp_path / 'a'}", HF_ENDPOINT="http://127.0.0.1:9"),
         fetch("hf://acme/base"),
@@ -205,6 +206,7 @@ def test_refusals_and_failures_of_the_hub_are_told_apart(fetch: Callable[..., Co
         results.append(fetch(f"hf://acme/base={tmp_path / 'a'}"))
     assert [(each.status, each.code) for each in results] == [
         (2, "model-fetch.access-denied"),
+        (2, "model-fetch.not-found"),
         (2, "model-fetch.not-found"),
         (2, "model-fetch.not-found"),
         (2, "model-fetch.offline"),

@@ -118,7 +118,7 @@ def _copy_file(storage: Storage, entry: Entry, path: Path, deadline: Deadline) -
 def _fetch_from_hub(uri: str, directory: Path) -> FetchedFiles:
     from huggingface_hub import HfApi, constants, snapshot_download
 
-    name, _, revision = uri.removeprefix(HUB).partition(":")
+    name, _, revision = uri.removeprefix(HUB).rstrip("/").partition(":")
     with _explain_hub_errors(uri):
         found = HfApi().model_info(
             name, revision=revision or None, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
@@ -176,16 +176,20 @@ def _verify(file: Any, path: Path, uri: str) -> bool:
 def _explain_hub_errors(uri: str) -> Iterator[None]:
     """Turn errors of the hub's library into a GumshoeError."""
     import httpx
-    from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
+    from huggingface_hub.errors import HFValidationError, OfflineModeIsEnabled
 
     try:
         yield
-    except (OSError, ValueError, HTTPError) as error:
+    except (OSError, ValueError, httpx.HTTPError) as error:
         reason = str(error).strip().partition("\n")[0]
         answer = getattr(error, "response", None)
         status = getattr(answer, "status_code", None)
         if isinstance(error, OfflineModeIsEnabled):
             raise UsageError("model-fetch.offline", f"{uri}: HF_HUB_OFFLINE is set; unset it, or use s3://") from error
+        if isinstance(error, HFValidationError):
+            raise UsageError(
+                "model-fetch.not-found", f"{uri}: {reason}; use hf://OWNER/NAME or hf://OWNER/NAME:REVISION"
+            ) from error
         if status in (401, 403):
             raise UsageError(
                 "model-fetch.access-denied",
