@@ -9,10 +9,13 @@ from typing import Any
 from gumshoe.artifacts.storage import split_uri
 from gumshoe.cluster.trainjob_spec import TrainJobSpec
 from gumshoe.errors import UsageError
-from gumshoe_pipelines.step_resources import ResourceParameters, check_job
+from gumshoe_pipelines.step_resources import MIG, ResourceParameters, check_job
 
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
+_SECONDS = "tolerationSeconds"
+_TOLERATION = {"key", "operator", "value", "effect", _SECONDS}
+_OF_SERVERS = ("rollout_gpus", "priority_class", "runtime_class", "scheduler")  # options of `job`
 _RESOURCES = tuple(each.name for each in fields(ResourceParameters))
 
 
@@ -77,8 +80,47 @@ def _check_nodes(arguments: Mapping[str, Any], is_local: bool) -> None:
 
 
 def _check_job(arguments: Mapping[str, Any], _: bool) -> None:
-    if arguments.get("nodes", 1) != 1:  # otherwise reported by the check of `nodes`
-        TrainJobSpec.of(arguments["job"])
+    if arguments.get("nodes", 1) == 1:  # reported by the check of `nodes`
+        return
+    given = arguments["job"]
+    job = TrainJobSpec.of(given)
+    if job.priority and not given.get("queue", arguments.get("queue")):
+        raise UsageError(
+            "pipelines.priority-without-queue",
+            f"priority has no effect without a queue, got {job.priority!r}; set queue to a Kueue LocalQueue, or leave "
+            "priority out",
+        )
+    if not job.rollout_servers and (idle := [name for name in _OF_SERVERS if given.get(name)]):
+        raise UsageError(
+            "pipelines.no-servers-for-options",
+            f"{', '.join(idle)}: no effect without rollout servers, got rollout_servers 0; leave it out",
+        )
+    resource = arguments.get("gpu_resource", "")
+    if MIG in resource and (job.rollout_gpus or 0) > 1:
+        raise UsageError(
+            "pipelines.several-mig-devices", f"rollout_gpus must be 1 with {resource}, got {job.rollout_gpus}"
+        )
+
+
+def _check_node_selector(arguments: Mapping[str, Any], _: bool) -> None:
+    for label, value in arguments["node_selector"].items():
+        if not (isinstance(label, str) and isinstance(value, str)):
+            raise UsageError(
+                "pipelines.invalid-node-selector",
+                f"labels and values must be strings, got {label!r}: {value!r}; put them in quotes, e.g. "
+                '{gpu: "true"}',
+            )
+
+
+def _check_tolerations(arguments: Mapping[str, Any], _: bool) -> None:
+    for each in arguments["tolerations"]:
+        known = isinstance(each, Mapping) and each.keys() <= _TOLERATION
+        if not known or not all(isinstance(value, str) for name, value in each.items() if name != _SECONDS):
+            raise UsageError(
+                "pipelines.invalid-tolerations",
+                f"a toleration must be a mapping of strings with {', '.join(sorted(_TOLERATION))}, got {each!r}; write "
+                "e.g. {key: nvidia.com/gpu, operator: Exists}",
+            )
 
 
 def _check_servers(arguments: Mapping[str, Any]) -> None:
@@ -108,5 +150,7 @@ PLACEMENT_CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
     **{name: partial(_check_pod_option, name) for name in ("queue", "priority", "cache", "image_pull_secret")},
     "nodes": _check_nodes,
     "job": _check_job,
+    "node_selector": _check_node_selector,
+    "tolerations": _check_tolerations,
 }
 """Check of each parameter. It gets all arguments, and True if the pipeline runs on this machine."""

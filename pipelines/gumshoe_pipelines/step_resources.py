@@ -15,6 +15,8 @@ from gumshoe.cluster.pod_resources import (
 from gumshoe.errors import UsageError
 
 WORKER_CPUS, WORKER_MEMORY = "1", "4Gi"
+MIG = "/mig-"
+"""Part of the resource names of NVIDIA's MIG devices."""
 _RESOURCE = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
 _CPUS = re.compile(r"\d+m|\d+(\.\d{1,3})?")
 
@@ -43,7 +45,7 @@ class ResourceParameters:
         """Yield the name of each invalid parameter, and what is wrong with it."""
         if self.gpus < 0:
             yield "gpus", UsageError("pipelines.invalid-gpus", f"must be an integer >= 0, got {self.gpus}")
-        if "/mig-" in self.gpu_resource and self.gpus > 1:
+        if MIG in self.gpu_resource and self.gpus > 1:
             why = "a process sees only one MIG device, and they cannot communicate with each other"
             message = f"must be 1 with {self.gpu_resource}, got {self.gpus}; {why}"
             yield "gpus", UsageError("pipelines.several-mig-devices", message)

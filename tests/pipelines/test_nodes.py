@@ -7,6 +7,8 @@ import pytest
 
 from tests.errors import raises
 
+_TRANSFORMERS = {"settings": {"rollouts.engine": "transformers"}}
+
 
 def test_nodes_and_servers_use_the_same_addresses() -> None:
     from gumshoe_pipelines.trainjob_step import TrainJobOptions, build_settings
@@ -194,6 +196,26 @@ def test_the_training_step_passes_its_inputs_to_the_trainjob(monkeypatch: pytest
         ({"job": {"queue": "lq"}}, "pipelines.job-of-one-node", "got queue"),
         ({"nodes": 1, "job": {"memory": "8Gi"}}, "pipelines.job-of-one-node", "got memory"),
         ({"nodes": 2, "job": {"servers": 1}}, "trainjob.invalid-job", "job: "),
+        ({"nodes": 2, "job": {"priority": "high"}}, "pipelines.priority-without-queue", "job: "),
+        (
+            {"nodes": 2, "queue": "lq", "job": {"priority": "high", "queue": ""}},
+            "pipelines.priority-without-queue",
+            "job: ",
+        ),
+        (
+            {"nodes": 2, "job": {"rollout_servers": 0, "scheduler": "volcano", "rollout_gpus": 2}, **_TRANSFORMERS},
+            "pipelines.no-servers-for-options",
+            "rollout_gpus, scheduler",
+        ),
+        (
+            {"nodes": 2, "job": {"rollout_gpus": 2}, "gpu_resource": "nvidia.com/mig-3g.40gb"},
+            "pipelines.several-mig-devices",
+            "got 2",
+        ),
+        ({"node_selector": {"gpu": True}}, "pipelines.invalid-node-selector", "'gpu': True"),
+        ({"tolerations": ["gpu"]}, "pipelines.invalid-tolerations", "got 'gpu'"),
+        ({"tolerations": [{"key": "gpu", "value": True}]}, "pipelines.invalid-tolerations", "True"),
+        ({"tolerations": [{"name": "gpu"}]}, "pipelines.invalid-tolerations", "name"),
         ({"gpus": -1}, "pipelines.invalid-gpus", "gpus: "),
         ({"worker_image": ""}, "pipelines.empty-image", "worker_image: "),
         ({"trainer_image": " "}, "pipelines.empty-image", "trainer_image: "),
@@ -208,6 +230,9 @@ def test_invalid_nodes_are_refused_before_anything_starts(arguments: dict[str, A
     with raises("pipelines.single-machine", "got 2"):
         check_arguments({"nodes": 2, "store": "s3://bucket/mail"}, is_local=True)
     check_arguments({"nodes": 1, "job": {}, "store": "s3://bucket/mail"}, is_local=True)
-    for sampled in ({"rollouts.engine": "transformers"}, {"rollouts.servers": ["http://elsewhere:8000"]}):
+    placed = {"node_selector": {"gpu": "true"}, "tolerations": [{"key": "gpu", "tolerationSeconds": 60}]}
+    waiting = {"queue": "lq", "priority": "low", "job": {"priority": "high"}}
+    check_arguments({"nodes": 2, "store": "s3://bucket/mail", **placed, **waiting}, is_local=False)
+    for sampled in (_TRANSFORMERS["settings"], {"rollouts.servers": ["http://elsewhere:8000"]}):
         several = {"nodes": 2, "job": {"rollout_servers": 0}, "settings": sampled, "store": "s3://bucket/mail"}
         check_arguments(several, is_local=False)
