@@ -800,6 +800,18 @@ def test_the_health_of_kubeflow_pipelines_is_checked(
     assert "secret-token" not in json.dumps(checks)
 
 
+def test_a_malformed_token_is_not_printed(
+    pipelines: tuple[str, deque[str], list[ReceivedRequest]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe.cluster.preflight.external import check_kfp
+
+    for token in ("secret\nword", "secr\u00e9t"):
+        monkeypatch.setenv("KFP_TOKEN", token)
+        (found,) = check_kfp(pipelines[0], 2, in_pod=False, reader=None)
+        assert found.state == "problem"
+        assert "secr" not in found.text
+
+
 def test_a_pod_uses_the_default_address_of_kubeflow_pipelines() -> None:
     from gumshoe.cluster.preflight.external import check_kfp
 

@@ -238,7 +238,7 @@ def check_kfp(host: str | None, seconds: float, *, in_pod: bool, reader: Cluster
         yield skipped("no address of Kubeflow Pipelines given (--kfp or $KFP_HOST)")
         return
     place, cookie = find_pod_token(), os.environ.get("KFP_COOKIE")
-    token = os.environ.get("KFP_TOKEN") or (place.read_text(encoding="utf-8").strip() if place.exists() else "")
+    token = (os.environ.get("KFP_TOKEN") or (place.read_text(encoding="utf-8") if place.exists() else "")).strip()
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     headers |= {"Cookie": cookie} if cookie else {}
     forward = "kubectl -n kubeflow port-forward service/ml-pipeline 8888:8888"
@@ -248,6 +248,9 @@ def check_kfp(host: str | None, seconds: float, *, in_pod: bool, reader: Cluster
 
     try:
         answer = httpx.get(f"{address}/apis/v2beta1/healthz", headers=headers, timeout=seconds)
+    except (httpx.LocalProtocolError, UnicodeEncodeError):  # their messages contain the token
+        yield problem("the token or cookie cannot be sent in a header", "copy $KFP_TOKEN or $KFP_COOKIE again")
+        return
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         if untrusted := explain_untrusted(error, address):
             yield problem(*untrusted.split("; ", 1))
