@@ -27,6 +27,7 @@ PIPELINES = {
 RENAMED: dict[str, tuple[str, dict[str, Any]]] = {"retrain-agent": ("train-agent", {"against": "latest"})}
 """Earlier names of pipelines: the present name, and the parameters that make it the same pipeline."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if PyYAML was built with libyaml
+_QUANTITIES = ("memory_per_gpu", "worker_cpus", "worker_memory")
 _TYPES: dict[str, tuple[type, ...]] = {
     "STRING": (str,),
     "NUMBER_INTEGER": (int,),
@@ -68,12 +69,13 @@ class Graph:
         return found
 
     def check(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Check values for the parameters, and return them.
+        """Check values for the parameters, and return them. Quantities may be numbers, as in Kubernetes.
 
         Raises:
             UsageError: if a parameter is unknown or missing, or a value has the wrong type.
         """
         faults, known = [], self.parameters
+        values = {name: _to_quantity(value) if name in _QUANTITIES else value for name, value in values.items()}
         names = [*known, *(find_builder(self.name).compiled_parameters if self.name in PIPELINES else ())]
         for name, value in values.items():
             if name not in known:
@@ -98,6 +100,11 @@ class Graph:
         if faults:
             raise combine_errors(faults)
         return dict(values)
+
+
+def _to_quantity(value: Any) -> Any:
+    """Return a number as text, e.g. "2" for 2 CPUs, and any other value as it is."""
+    return str(value) if type(value) in (int, float) else value
 
 
 def _type_error(name: str, wanted: str, value: object) -> UsageError:

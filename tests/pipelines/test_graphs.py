@@ -309,6 +309,14 @@ def test_a_missing_parameter_is_described() -> None:
         graph.check({"sources": ["a"], "store": "s", **IMAGES})
 
 
+def test_quantities_may_be_numbers() -> None:
+    given = {"sources": ["a"], "scenarios": "b", "store": "s", **IMAGES}
+    found = compile_once("train-agent").check({**given, "worker_cpus": 0.5, "memory_per_gpu": 34359738368})
+    assert (found["worker_cpus"], found["memory_per_gpu"]) == ("0.5", "34359738368")
+    with raises("pipelines.wrong-parameter-type", "worker_memory", "true"):
+        compile_once("train-agent").check({**given, "worker_memory": True})
+
+
 def test_compiled_parameters_are_checked_too() -> None:
     assert split_parameters("train-agent", {"queue": "lq", "seed": 2}) == ({"queue": "lq"}, {"seed": 2})
     with raises("pipelines.wrong-parameter-type", "cache", "true"):
