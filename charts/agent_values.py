@@ -213,7 +213,9 @@ class RuntimeCanaryValues(ValuesSection):
 
 
 class DisruptionValues(ValuesSection):
-    max_unavailable: int | str = Field(1, description="Maximum number of unavailable pods while nodes are drained.")
+    max_unavailable: Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern="^[0-9]+%?$")] = Field(
+        1, description="Maximum number of unavailable pods while nodes are drained, or a percentage."
+    )
 
 
 class ServingValues(ValuesSection):

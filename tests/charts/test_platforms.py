@@ -220,3 +220,42 @@ def test_own_environment_variables_and_labels_replace_those_of_the_chart(mode: s
     text = "\n".join(chart().render(values, name="mail", namespace="agents").values())
     assert text.count("sidecar.istio.io/inject: own") == 2
     assert text.count("sidecar.istio.io/inject") == 3, "the third is that of the test's pod"
+
+
+@pytest.mark.parametrize("mode", ["standard", "llmisvc"])
+def test_a_default_can_be_removed_with_null(mode: str) -> None:
+    lists = dict.fromkeys(["podLabels", "podAnnotations", "extraEnv", "extraArgs", "resources"])
+    network = dict.fromkeys(["from", "dns", "prometheus", "modelFrom", "modelEgress", "egress"])
+    changes = {
+        "serving": {**lists, "securityContext": None, "resourceClaims": None},
+        "agent": lists,
+        "networkPolicy": network,
+        "proxy": {"https": "http://proxy.example.com:3128", "noProxy": None},
+        "route": {"enabled": True, "annotations": None},
+    }
+    objects = render(merge(values_of(mode), changes))
+    (rule,) = objects[POLICY]["spec"]["ingress"]
+    assert {"podSelector": {}} in rule["from"]
+
+
+@pytest.mark.parametrize("mode", ["standard", "llmisvc"])
+def test_names_of_digits_stay_text(mode: str) -> None:
+    names = {"priorityClassName": "1", "runtimeClassName": "2", "schedulerName": "3", "serviceAccount": {"name": "4"}}
+    changes = {
+        "serving": {**names, "storage": {"existingSecret": "5"}},
+        "agent": {**names, "storage": {"existingSecret": "5"}, "access": {"existingSecret": "6"}},
+        "model": {"tokenSecret": "7", "uri": "pvc://8/a"},
+        "trust": {"caBundle": {"configMap": "9"}},
+        "istio": {"sidecar": True, "namespace": "10"},
+    }
+    objects = render(merge(values_of(mode), changes))
+
+    def find_numbers(document: Any, path: str = "") -> list[str]:
+        if isinstance(document, dict):
+            return [each for key, value in document.items() for each in find_numbers(value, f"{path}.{key}")]
+        if isinstance(document, list):
+            return [each for value in document for each in find_numbers(value, path)]
+        text = path.rpartition(".")[2].lower()
+        return [path] if isinstance(document, int) and (text.endswith("name") or "label" in path.lower()) else []
+
+    assert [each for one in objects.values() for each in find_numbers(one)] == []

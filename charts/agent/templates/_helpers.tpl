@@ -75,10 +75,10 @@ variable, requests the second, boto3 the third. */}}
 {{- with .Values.trust.caBundle -}}
 {{- if .configMap -}}
 - name: trust
-  configMap: {name: {{ .configMap }}, items: [{key: {{ .key | quote }}, path: {{ .key | quote }}}]}
+  configMap: {name: {{ .configMap | quote }}, items: [{key: {{ .key | quote }}, path: {{ .key | quote }}}]}
 {{- else if .secret -}}
 - name: trust
-  secret: {secretName: {{ .secret }}, items: [{key: {{ .key | quote }}, path: {{ .key | quote }}}], defaultMode: 0444}
+  secret: {secretName: {{ .secret | quote }}, items: [{key: {{ .key | quote }}, path: {{ .key | quote }}}], defaultMode: 0444}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -96,7 +96,7 @@ variable, requests the second, boto3 the third. */}}
   value: {{ . | quote }}
 {{- end }}
 - name: NO_PROXY
-  value: {{ concat (list "localhost" "127.0.0.1" "::1" ".svc" ".cluster.local" "169.254.169.254" "169.254.170.23") .noProxy | join "," | quote }}
+  value: {{ concat (list "localhost" "127.0.0.1" "::1" ".svc" ".cluster.local" "169.254.169.254" "169.254.170.23") (.noProxy | default list) | join "," | quote }}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -108,7 +108,7 @@ name occurs twice. Parameters: own (YAML), extra. */}}
 {{- range .extra -}}{{- $names = append $names .name -}}{{- end -}}
 {{- $all := list -}}
 {{- range .own | fromYamlArray -}}{{- if not (has .name $names) -}}{{- $all = append $all . -}}{{- end -}}{{- end -}}
-{{- toYaml (concat $all .extra) -}}
+{{- toYaml (concat $all (.extra | default list)) -}}
 {{- end -}}
 
 {{/* Security context of the pods that run our images. OpenShift assigns user and groups, and refuses fixed ones. */}}
@@ -212,7 +212,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- if .Values.istio.sidecar }}
 - ports: [{port: 15012, protocol: TCP}]  # configuration and certificates of the sidecar
   to:
-    - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ .Values.istio.namespace }}}}
+    - namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ .Values.istio.namespace | quote }}}}
       podSelector: {matchLabels: {app: istiod}}
 {{- end }}
 {{- if eq .Values.networkPolicy.credentials "metadata" }}
@@ -300,7 +300,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- define "gumshoe.agentEnvFrom" -}}
 {{- with .Values.agent.storage.existingSecret }}
 envFrom:
-  - secretRef: {name: {{ . }}}
+  - secretRef: {name: {{ . | quote }}}
 {{- end }}
 {{- end -}}
 

@@ -85,7 +85,7 @@ images of mode `llmisvc`, which KServe mounts. */}}
     {{- include "gumshoe.mergeEnv" (dict "own" (include "gumshoe.fetchEnv" $) "extra" .fetch.extraEnv) | nindent 4 }}
   {{- with .storage.existingSecret }}
   envFrom:
-    - secretRef: {name: {{ . }}}
+    - secretRef: {name: {{ . | quote }}}
   {{- end }}
   securityContext:
     readOnlyRootFilesystem: true
@@ -119,7 +119,7 @@ images of mode `llmisvc`, which KServe mounts. */}}
 {{- end }}
 {{- with .Values.model.tokenSecret }}
 - name: HF_TOKEN
-  valueFrom: {secretKeyRef: {name: {{ . }}, key: HF_TOKEN}}
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: HF_TOKEN}}
 {{- end }}
 {{- include "gumshoe.trustEnv" . }}
 {{- include "gumshoe.proxyEnv" . }}
@@ -157,7 +157,7 @@ images of mode `llmisvc`, which KServe mounts. */}}
 {{- range include "gumshoe.mountedFiles" . | fromYamlArray -}}{{- $claims = set $claims .volume .claim -}}{{- end -}}
 {{- range $volume, $claim := $claims }}
 - name: {{ $volume }}
-  persistentVolumeClaim: {claimName: {{ $claim }}}
+  persistentVolumeClaim: {claimName: {{ $claim | quote }}}
 {{- end }}
 {{- end -}}
 
@@ -204,8 +204,8 @@ images of mode `llmisvc`, which KServe mounts. */}}
 
 {{/* Labels and annotations of vLLM's pods, common to both KServe modes. */}}
 {{- define "gumshoe.modelPodMetadata" -}}
-labels: {{- merge (dict) .Values.serving.podLabels (include "gumshoe.istioLabels" . | fromYaml) | toYaml | nindent 2 }}
-{{- $annotations := merge (dict) .Values.serving.podAnnotations (include "gumshoe.istioAnnotations" . | fromYaml) }}
+labels: {{- merge (dict) (.Values.serving.podLabels | default dict) (include "gumshoe.istioLabels" . | fromYaml) | toYaml | nindent 2 }}
+{{- $annotations := merge (dict) (.Values.serving.podAnnotations | default dict) (include "gumshoe.istioAnnotations" . | fromYaml) }}
 {{- with $annotations }}
 annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
@@ -215,7 +215,7 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- define "gumshoe.modelPod" -}}
 {{- with .Values.serving -}}
 automountServiceAccountToken: false
-serviceAccountName: {{ include "gumshoe.modelAccount" $ }}
+serviceAccountName: {{ include "gumshoe.modelAccount" $ | quote }}
 terminationGracePeriodSeconds: {{ .terminationSeconds | int }}
 {{- if .restricted }}
 securityContext:
@@ -235,13 +235,13 @@ affinity: {{- toYaml . | nindent 2 }}
 resourceClaims: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with .schedulerName }}
-schedulerName: {{ . }}
+schedulerName: {{ . | quote }}
 {{- end }}
 {{- with include "gumshoe.fetchContainer" $ }}
 initContainers:
@@ -299,7 +299,7 @@ model:
 {{- $parts := list (include "gumshoe.image" .Values.serving.image) (include "gumshoe.vllmArgs" .) (include "gumshoe.modelFiles" .) (toJson .Values.serving) (include "gumshoe.modelPodMetadata" .) (include "gumshoe.modelPod" .) (include "gumshoe.modelContainer" .) -}}
 - name: GUMSHOE_MODEL
   value: {{ join "\n" $parts | sha256sum | trunc 16 | quote }}
-{{- if or .Values.serving.restricted (eq .Values.platform "openshift") (dig "runAsUser" 0 .Values.serving.securityContext) }}
+{{- if or .Values.serving.restricted (eq .Values.platform "openshift") (dig "runAsUser" 0 (.Values.serving.securityContext | default dict)) }}
 # The user has neither a home directory nor a name, without which torch before 2.13 cannot be imported.
 - name: HOME
   value: /tmp
@@ -317,7 +317,7 @@ model:
 {{- $user = dict "runAsNonRoot" true -}}
 {{- if ne .Values.platform "openshift" -}}{{- $user = set $user "runAsUser" 10001 -}}{{- end -}}
 {{- end -}}
-{{- with merge (dict) .Values.serving.securityContext $user -}}
+{{- with merge (dict) (.Values.serving.securityContext | default dict) $user -}}
 {{ toYaml . }}
 {{ end -}}
 {{- include "gumshoe.containerSecurity" . -}}
@@ -373,10 +373,11 @@ volumes:
 {{- with .Values.serving -}}
 {{- $gpus := dict -}}
 {{- $claims := list -}}
+{{- $given := .resources | default dict -}}
 {{- range .resourceClaims -}}{{- $claims = append $claims (dict "name" .name) -}}{{- end -}}
 {{- if not $claims -}}{{- $gpus = dict .gpuResource (.gpus | int) -}}{{- end -}}
-{{- $limits := merge (dict) $gpus (.resources.limits | default dict) -}}
-{{- $requests := merge (dict) $gpus (.resources.requests | default dict) -}}
+{{- $limits := merge (dict) $gpus ($given.limits | default dict) -}}
+{{- $requests := merge (dict) $gpus ($given.requests | default dict) -}}
 {{- $resources := dict "limits" $limits "requests" $requests -}}
 {{- if $claims -}}{{- $resources = set $resources "claims" $claims -}}{{- end -}}
 {{- toYaml $resources -}}
@@ -394,7 +395,7 @@ volumes:
 {{- if and (eq .strategy "Recreate") (ne .mode "standard") -}}{{ fail "serving.strategy: KServe supports Recreate only with serving.mode standard" }}{{- end -}}
 {{- if and $isCanary (ne .mode "standard") -}}{{ fail "serving.runtimeCanary: KServe supports it only with serving.mode standard" }}{{- end -}}
 {{- if and (not .gpuResource) (not .resourceClaims) -}}{{ fail "serving.gpuResource: required without serving.resourceClaims; set it to the resource name of the GPUs" }}{{- end -}}
-{{- if and .restricted (or (not (dig "runAsNonRoot" true .securityContext)) (eq (dig "runAsUser" 1 .securityContext | int) 0)) -}}{{ fail "serving.securityContext: serving.restricted forbids root; set another user, or leave it out" }}{{- end -}}
+{{- if and .restricted (or (not (dig "runAsNonRoot" true (.securityContext | default dict))) (eq (dig "runAsUser" 1 (.securityContext | default dict) | int) 0)) -}}{{ fail "serving.securityContext: serving.restricted forbids root; set another user, or leave it out" }}{{- end -}}
 {{- if and (ne .mode "external") (include "gumshoe.fetchesModel" $) -}}
   {{- range include "gumshoe.fetchedFiles" $ | fromYamlArray -}}
     {{- if not (regexMatch "^(hf|s3)://" .uri) -}}{{ fail (printf "%s: only KServe's storage initializer can fetch it, which is not used with these values (see What is installed in the chart's README); use hf://, s3:// or pvc://" .uri) }}{{- end -}}
