@@ -111,6 +111,13 @@ def test_feedback_is_stored_and_sources_are_read(protected_server: ServerClient)
             client.read_source(answer, "<99@example.com>")
 
 
+@pytest.mark.parametrize("key", ["secret\nword", "secr\u00e9t", "two secrets"])
+def test_a_malformed_key_is_not_printed(key: str) -> None:
+    with raises("serving.malformed-key") as raised:
+        AgentClient("http://127.0.0.1:9", key)
+    assert "secr" not in str(raised.value)
+
+
 def test_errors_have_a_class_a_code_and_a_status(protected_server: ServerClient, model: FakeVLLM) -> None:
     with AgentClient(protected_server.url, "gum_wrong") as client, raises("serving.unknown-key", "401") as raised:
         client.ask(QUESTION)

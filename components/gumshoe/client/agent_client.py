@@ -65,6 +65,17 @@ class ServerUnavailableError(AgentServerError, UnavailableError):
     """Report that the server is busy, failed, or cannot be reached (status 429, 5xx, or none)."""
 
 
+def _check_key(key: str) -> str:
+    """Return a key without the white space around it. The message of an error does not contain it."""
+    found = key.strip()
+    if not found.isascii() or not found.isprintable() or " " in found:
+        raise UsageError(
+            "serving.malformed-key",
+            "the key contains white space or characters other than ASCII; copy the whole key again",
+        )
+    return found
+
+
 class AgentClient:
     """Client of an agent server. Several threads may use it at once. Close it, or use it in a `with` block.
 
@@ -78,12 +89,15 @@ class AgentClient:
             `limits.deadline`, 120 seconds by default.
         retries: how often a request is sent again if the server answers 429 or 503. The pause before it is that of
             the `Retry-After` header, otherwise 1, 2, 4, … seconds, and at most 60.
+
+    Raises:
+        UsageError: if the key contains white space or characters other than ASCII.
     """
 
     def __init__(self, url: str, key: str | None = None, *, timeout: float = 300, retries: int = 3) -> None:
         self.url = url.rstrip("/")
         self._http = httpx.Client(
-            headers={"Authorization": f"Bearer {key}"} if key else {},
+            headers={"Authorization": f"Bearer {_check_key(key)}"} if key else {},
             timeout=httpx.Timeout(timeout, connect=min(timeout, _CONNECT_TIMEOUT)),
         )
         self._retrying = Retrying(
