@@ -53,6 +53,9 @@ def test_the_labels_of_a_profile_are_checked(
         assert each in texts_of(checks["namespace"], state)
 
 
+NOT_KUBE_SYSTEM = {"key": "kubernetes.io/metadata.name", "operator": "NotIn", "values": ["kube-system"]}
+
+
 def apply_policies(fake: FakeKubernetes, change: Callable[[Any], None] = lambda _: None) -> None:
     """Add the NetworkPolicies of the manifests. `change` gets the egress rules for DNS."""
     for name, each in of_kind(overlay("prod"), "NetworkPolicy").items():
@@ -76,6 +79,7 @@ def test_dns_is_allowed_by_the_manifests_or_without_policies(cluster: FakeKubern
         lambda rules: rules[0].update(ports=[{"port": 5353, "protocol": "UDP"}]),
         lambda rules: rules[0]["to"].pop(0),
         lambda rules: rules[0]["to"][0].update(podSelector={"matchLabels": {"app": "other"}}),
+        lambda rules: rules[0]["to"][0].update(namespaceSelector={"matchExpressions": [NOT_KUBE_SYSTEM]}),
     ],
 )
 def test_denied_dns_is_a_problem(change: Callable[[Any], None], cluster: FakeKubernetes, run_doctor: RunDoctor) -> None:

@@ -12,7 +12,7 @@ from gumshoe.cluster.preflight.result import Finding, ok, problem
 
 _RESOLVER = Path("/etc/resolv.conf")
 _NAMESPACE_LABEL = "kubernetes.io/metadata.name"
-_POD_LABELS = (  # of the DNS servers' pods
+_POD_LABELS: tuple[dict[str, str], ...] = (  # of the DNS servers' pods
     {},
     {"k8s-app": "kube-dns"},
     {"dns.operator.openshift.io/daemonset-dns": "default"},
@@ -96,7 +96,8 @@ def _covers_peer(peer: Object, server: _DnsServer) -> bool:
     if namespaces is None or pods.get("matchExpressions") or pods.get("matchLabels", {}) not in _POD_LABELS:
         return False
     wanted = namespaces.get("matchLabels") or {}
-    names = {value for each in namespaces.get("matchExpressions") or [] for value in each.get("values") or []}
+    rules = [each for each in namespaces.get("matchExpressions") or [] if each["operator"] == "In"]
+    names = {value for each in rules for value in each.get("values") or []}
     return not namespaces or wanted == {_NAMESPACE_LABEL: server.namespace} or server.namespace in names
 
 
