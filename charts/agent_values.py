@@ -27,6 +27,11 @@ Seconds = Annotated[int, Field(ge=0)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 Percent = Annotated[int, Field(ge=0, le=100)]
 KubernetesObject = dict[str, Any]
+PodLabels = Annotated[
+    dict[str, str],
+    Field(json_schema_extra={"propertyNames": {"not": {"pattern": r"^(app\.kubernetes\.io|helm\.sh)/"}}}),
+]
+"""Labels beside those of the chart, which select its pods."""
 
 
 @with_config(_STRICT)
@@ -274,7 +279,7 @@ class ServingValues(ValuesSection):
     scheduler_name: str = Field("", description="Scheduler of vLLM. Default: the cluster's default scheduler.")
     disruption: DisruptionValues = DisruptionValues()
     pod_annotations: dict[str, str] = Field({}, description="Additional annotations of vLLM's pods.")
-    pod_labels: dict[str, str] = Field({}, description="Additional labels of vLLM's pods.")
+    pod_labels: PodLabels = Field({}, description="Additional labels of vLLM's pods.")
     service_account: ServingAccountValues = ServingAccountValues()
     storage: ServingStorageValues = ServingStorageValues()
     fetch: ServingFetchValues = ServingFetchValues()
@@ -390,7 +395,7 @@ class AgentValues(ValuesSection):
         "", description="Scheduler of the agent server. Default: the cluster's default scheduler."
     )
     pod_annotations: dict[str, str] = Field({}, description="Additional annotations of the pods.")
-    pod_labels: dict[str, str] = Field({}, description="Additional labels of the pods.")
+    pod_labels: PodLabels = Field({}, description="Additional labels of the pods.")
     extra_args: list[str] = Field([], description="Additional arguments for `gumshoe serve`.")
     extra_env: list[NamedObject] = Field(
         [], description="Additional environment variables for the agent server. They replace the chart's own."

@@ -15,6 +15,7 @@ from gumshoe.cluster.pod_environment import (
     TRUST_DIRECTORY,
 )
 from gumshoe.cluster.trainjob import CACHE_DIRECTORY, MODEL_CACHE, PRIORITY_LABEL, QUEUE_LABEL, SECRET_KEYS
+from gumshoe_pipelines.step_resources import SHARED_MEMORY
 from gumshoe_pipelines.step_runner import QUEUED_VARIABLE, SECONDS_VARIABLE
 
 MINUTE, HOUR = 60, 3600
@@ -146,7 +147,7 @@ class Placement:
         task.set_accelerator_type(self.gpu_resource).set_accelerator_limit(self.gpus)
         kubernetes.add_node_selector_json(task, self.node_selector)
         kubernetes.add_toleration_json(task, self.tolerations)
-        kubernetes.empty_dir_mount(task, volume_name="shm", mount_path="/dev/shm", medium="Memory")  # noqa: S108
+        kubernetes.empty_dir_mount(task, volume_name=SHARED_MEMORY, mount_path="/dev/shm", medium="Memory")  # noqa: S108
         for label, value in self.pods.queue_labels.items():
             kubernetes.add_pod_label(task, label, value)
         if self.pods.queue:

@@ -7,9 +7,10 @@ from functools import partial
 from typing import Any
 
 from gumshoe.artifacts.storage import split_uri
+from gumshoe.cluster.pod_environment import CA_CONFIG_MAP
 from gumshoe.cluster.trainjob_spec import TrainJobSpec
 from gumshoe.errors import UsageError
-from gumshoe_pipelines.step_resources import MIG, ResourceParameters, check_job
+from gumshoe_pipelines.step_resources import MIG, SHARED_MEMORY, ResourceParameters, check_job
 
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
@@ -40,6 +41,11 @@ def _check_pod_option(name: str, arguments: Mapping[str, Any], _: bool) -> None:
             "pipelines.invalid-object-name",
             f"must be the name of a Kubernetes object, got {value!r}; use at most 63 lower-case letters, digits and "
             "dashes",
+        )
+    if name == "cache" and value in (SHARED_MEMORY, CA_CONFIG_MAP):
+        raise UsageError(
+            "pipelines.invalid-object-name",
+            f"must not be {value}, as another volume of the pods has this name; use another PersistentVolumeClaim",
         )
     if name == "priority" and value and not arguments.get("queue"):
         raise UsageError(

@@ -15,6 +15,8 @@ from gumshoe.cluster.pod_resources import (
 from gumshoe.errors import UsageError
 
 WORKER_CPUS, WORKER_MEMORY = "1", "4Gi"
+SHARED_MEMORY = "shm"
+"""Volume of GPU steps. Kubeflow names the volume of a claim or ConfigMap like that, so these need other names."""
 MIG = "/mig-"
 """Part of the resource names of NVIDIA's MIG devices."""
 _RESOURCE = re.compile(r"[a-z0-9]([a-z0-9.-]*[a-z0-9])?/[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")

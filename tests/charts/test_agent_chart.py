@@ -282,6 +282,8 @@ def test_two_releases_in_one_namespace_do_not_conflict() -> None:
         ({"agent": {"access": {"existingSecret": ""}}}, "agent.access: ", "existingSecret"),
         ({"agent": {"access": {"jwksUrl": "https://a.example/keys"}}}, "agent.access: ", "issuer"),
         ({"agent": {"replicas": "2"}}, "/agent/replicas", ""),
+        ({"agent": {"podLabels": {"app.kubernetes.io/name": "mine"}}}, "app.kubernetes.io/name", ""),
+        ({"serving": {"podLabels": {"helm.sh/chart": "mine"}}}, "helm.sh/chart", ""),
         ({"ingress": {"enabled": True}}, "ingress.host: ", ""),
         ({"trust": {"caBundle": {"configMap": "a", "secret": "b"}}}, "trust.caBundle: ", "one of them"),
         ({"trust": {"caBundle": {"configMap": "a", "key": "a/b"}}}, "/trust/caBundle/key", ""),

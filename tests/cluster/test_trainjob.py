@@ -196,6 +196,11 @@ def test_pods_have_the_proxy_of_the_step(monkeypatch: pytest.MonkeyPatch) -> Non
     for env in (job["spec"]["trainer"]["env"], *(each["env"] for each in containers)):
         proxies = {each["name"]: each["value"] for each in env if each["name"].endswith("_PROXY")}
         assert proxies == {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": ".svc"}
+    monkeypatch.setenv("HTTPS_PROXY", "http://ann:secret@proxy:3128")
+    monkeypatch.setenv("GUMSHOE_HTTPS_PROXY", "http://ann:secret@proxy:3128")
+    assert "secret" not in json.dumps(TRAINING.manifests), "the namespace's proxy stays in its ConfigMap"
+    source = {"configMapKeyRef": {"name": "gumshoe-proxy", "key": "HTTPS_PROXY"}}
+    assert {"name": "HTTPS_PROXY", "valueFrom": source} in TRAINING.all_env
 
 
 @pytest.mark.parametrize("run", ["r1", "2024-05-03.a", "A" * 63, "sweep/slow", "x-" * 31, "ü"])
@@ -220,6 +225,7 @@ def test_names_are_dns_labels_derived_from_the_run(run: str) -> None:
         ({"queue": "My queue", "runtime": 1}, "trainjob.invalid-job", ["queue: ", "'My queue'", "runtime: ", "got 1"]),
         ({"memory": "64 GB"}, "trainjob.invalid-job", ["memory: ", "'64 GB'", "256Gi"]),
         ({"fs_group": 0, "scheduler": "My own"}, "trainjob.invalid-job", ["fs_group: ", "scheduler: ", "'My own'"]),
+        ({"memory": "0Gi"}, "trainjob.invalid-job", ["memory: ", "'0Gi'"]),
         ({"memory": 64}, "trainjob.invalid-job", ["memory: ", "got 64"]),
         (["rollout_servers"], "trainjob.invalid-job", ["must be a mapping", "got ['rollout_servers']"]),
     ],

@@ -327,6 +327,9 @@ def test_compiled_parameters_are_checked_too() -> None:
     for name, value in (("queue", "My queue"), ("cache", "models.v1"), ("image_pull_secret", "-")):
         with raises("pipelines.invalid-object-name", f"{name}: ", repr(value)):
             check_compiled("train-agent", {name: value})
+    for volume in ("shm", "gumshoe-ca"):
+        with raises("pipelines.invalid-object-name", "cache: ", volume):
+            check_compiled("train-agent", {"cache": volume})
     with raises("pipelines.priority-without-queue", "priority: ", "'high'"):
         check_compiled("train-agent", {"priority": "high"})
 

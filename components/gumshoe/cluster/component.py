@@ -26,7 +26,7 @@ def deploy_agent(published: str, store: str, how: str, target: dict) -> str:
         published: Reference of the adapter in the store.
         store: URI of the project's store.
         how: `none` deploys nothing, `canary` serves it beside the adapter in service, `full` replaces that adapter.
-        target: Deployment: name, namespace, percent (share of the canary) and values (of the Helm chart).
+        target: Deployment: name, namespace, percent (share of the canary), values (of the Helm chart) and force.
     """
     from gumshoe.cluster.deploy import DeployTarget, deploy_published
 

@@ -53,7 +53,16 @@ def _find_variable(environment: Mapping[str, str], name: str) -> str:
 
 
 def build_pod_environment(environment: Mapping[str, str] = os.environ, *, has_ca_bundle: bool) -> list[dict[str, Any]]:
-    """Return the environment variables for pods that a step creates: its own proxy, and where certificates are."""
-    proxy = {name: value for name in PROXY_VARIABLES if (value := _find_variable(environment, name))}
-    trust = dict.fromkeys(CA_VARIABLES, f"{TRUST_DIRECTORY}/{CA_KEY}") if has_ca_bundle else {}
-    return [{"name": name, "value": value} for name, value in {**proxy, **trust}.items()]
+    """Return the environment variables for pods that a step creates: its own proxy, and where certificates are.
+
+    The namespace's proxy is a reference to its ConfigMap, because its URL may have a password.
+    """
+    proxy = [_build_proxy_variable(environment, name) for name in PROXY_VARIABLES if _find_variable(environment, name)]
+    trust = [{"name": name, "value": f"{TRUST_DIRECTORY}/{CA_KEY}"} for name in CA_VARIABLES if has_ca_bundle]
+    return [*proxy, *trust]
+
+
+def _build_proxy_variable(environment: Mapping[str, str], name: str) -> dict[str, Any]:
+    if name != "NO_PROXY" and environment.get(f"{PROXY_PREFIX}{name}"):
+        return {"name": name, "valueFrom": {"configMapKeyRef": {"name": PROXY_CONFIG_MAP, "key": name}}}
+    return {"name": name, "value": _find_variable(environment, name)}

@@ -18,6 +18,6 @@ def multiply_quantity(quantity: str, factor: int) -> str:
         ValueError: if it is not a quantity.
     """
     found = MEMORY_QUANTITY.fullmatch(quantity)
-    if found is None:
-        raise ValueError(f"must be a Kubernetes quantity, got {quantity!r}; write e.g. 256Gi")
+    if found is None or not Decimal(found[1]):
+        raise ValueError(f"must be a Kubernetes quantity above 0, got {quantity!r}; write e.g. 256Gi")
     return f"{(Decimal(found[1]) * factor).normalize():f}{found[2] or ''}"
