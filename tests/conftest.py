@@ -58,9 +58,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
     Hypothesis also draws the constants of loaded modules, and which are loaded differs between workers and runs.
     """
+    _keep_process_title(config)
     if config.getoption("--hypothesis-profile") != "random":
         assert hasattr(providers, "_get_local_constants"), "hypothesis has changed: find how it collects constants now"
         providers._get_local_constants = Constants
+
+
+def _keep_process_title(config: pytest.Config) -> None:
+    """Keep pytest-xdist from changing the title of its workers with each test: Helm's library signs changes with it."""
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "WorkerInteractor":
+            plugin.run_one_test.__globals__["setproctitle"] = lambda _: None
 
 
 _NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))

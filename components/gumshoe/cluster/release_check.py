@@ -32,8 +32,15 @@ _SHOWN = 10  # conflicts that a message lists
 
 
 def library_manager() -> str:
-    """Return the name under which Helm's library manages fields: that of the program that runs in this process."""
-    return Path(sys.orig_argv[0]).name if sys.orig_argv else "unknown"
+    """Return the name under which Helm's library manages fields: that of the program that runs in this process.
+
+    The library takes it from the title of the process, which programs may change.
+    """
+    try:
+        title = Path("/proc/self/cmdline").read_bytes().partition(b"\0")[0].decode(errors="replace")
+    except OSError:  # outside Linux
+        title = sys.orig_argv[0] if sys.orig_argv else "unknown"
+    return Path(title).name
 
 
 @dataclass(frozen=True, slots=True)
