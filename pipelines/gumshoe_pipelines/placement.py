@@ -90,7 +90,7 @@ def plan_run(  # Kubeflow declares several outputs as a NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class PodOptions:
-    """What Kubeflow cannot take from a run: it is compiled into the pods of a pipeline. Empty for none."""
+    """Options of pods that Kubeflow cannot take from a run. They are compiled into a pipeline; empty ones do nothing."""
 
     queue: str = ""
     """Kueue LocalQueue of GPU steps."""

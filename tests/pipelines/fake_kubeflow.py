@@ -34,7 +34,7 @@ class FakeKubeflow:
     tokens: dict[str, str] = field(default_factory=dict)
     """Audience of each token that was issued. If there are any, the API requires one for `AUDIENCE`."""
     gateway: str = ""
-    """What answers to a request without a token or session: 401, 403 (sign-in page) or 302 (to Dex); empty for none."""
+    """Answer to a request without a token or session: 401, 403 (sign-in page) or 302 (to Dex); empty to accept it."""
     session: str = "oauth2_proxy_kubeflow=open"
     """The cookie that the gateway accepts."""
     runs: "dict[str, api.V2beta1Run]" = field(default_factory=dict)
