@@ -90,7 +90,7 @@ def plan_run(  # Kubeflow declares several outputs as a NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class PodOptions:
-    """Options of pods that Kubeflow cannot take from a run. They are compiled into a pipeline; empty ones do nothing."""
+    """Options of pods that Kubeflow cannot take from a run. They are compiled into a pipeline."""
 
     queue: str = ""
     """Kueue LocalQueue of GPU steps."""
