@@ -347,7 +347,7 @@ def test_a_proxy_that_is_not_a_url_is_refused(
 def test_a_proxy_without_a_scheme_is_an_http_proxy(
     service: Service, proxy: ForwardProxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That is how curl and httpx read it."""
+    """It means http, as for curl and httpx."""
     trust(service, tmp_path, monkeypatch)
     address = proxy.url.removeprefix("http://")
     monkeypatch.setenv("HTTPS_PROXY", address)

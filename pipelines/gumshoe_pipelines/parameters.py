@@ -120,7 +120,7 @@ class RunParameters:
 
     @property
     def placement(self) -> Placement:
-        """Where the steps run. `plan` chooses the resources of GPU steps."""
+        """Images, resources and pod options of the steps. `plan` chooses the resources of GPU steps."""
         return Placement(
             worker_image=self.worker_image,
             trainer_image=self.trainer_image,

@@ -210,7 +210,7 @@ def _list_refusals(stored: StoredRelease, deployments: list[Any]) -> Iterator[st
 
 
 def _find_warning(cluster: Cluster, name: str, found: dict[str, Any]) -> str:
-    """Return the newest warning about an object that KServe processes, in parentheses; empty if there is none."""
+    """Return the newest warning about an object that KServe processes, in parentheses, or an empty string."""
     since = datetime.fromisoformat(found["metadata"]["creationTimestamp"])
     newest = next((each for each in find_refusals(cluster, name, since) if each.name == name), None)
     return f" ({newest.text})" if newest else ""

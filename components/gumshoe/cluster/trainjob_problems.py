@@ -31,7 +31,7 @@ class TrainJobProblems:
     cluster: Cluster
     training: TrainingJob
     uid: str
-    """That of the TrainJob."""
+    """UID of the TrainJob."""
     created: datetime
     """When the TrainJob was created, by the cluster's clock."""
     _since: float = field(default_factory=time.monotonic)

@@ -19,6 +19,6 @@ def http_options(url: str) -> HttpOptions:
     """Return the options of clients for a server: the environment's certificates, and its proxy unless it is local.
 
     The certificates are those of SSL_CERT_FILE or SSL_CERT_DIR, or else public ones. httpx itself ignores both
-    variables if it is told to ignore proxies.
+    variables if it must ignore proxies.
     """
     return {"verify": httpx.create_ssl_context(), "trust_env": not is_local_network(url)}
