@@ -5,6 +5,7 @@ import re
 from typing import TYPE_CHECKING
 
 from gumshoe.errors import UsageError
+from gumshoe.network import clean_credential
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
@@ -17,9 +18,15 @@ def api_key(url: str | None) -> str:
     """Return OPENAI_API_KEY, or "none" if it is not set and `url` is given: local servers may need no key.
 
     Raises:
-        UsageError: if OPENAI_API_KEY is not set and `url` is None, i.e. OpenAI itself.
+        UsageError: if OPENAI_API_KEY is malformed, or not set and `url` is None, i.e. OpenAI itself.
     """
-    key = os.environ.get("OPENAI_API_KEY") or ("none" if url else "")
+    given = clean_credential(os.environ.get("OPENAI_API_KEY", ""))
+    if given is None:
+        raise UsageError(
+            "models.malformed-api-key",
+            "OPENAI_API_KEY contains white space or characters other than ASCII; copy the whole key again",
+        )
+    key = given or ("none" if url else "")
     if not key:
         raise UsageError("models.no-api-key", "OPENAI_API_KEY is not set; set it, or use your own server: MODEL@URL")
     return key

@@ -22,6 +22,7 @@ CA_BUNDLE = "SSL_CERT_FILE"
 """Environment variable with the trusted certificates. OpenSSL, httpx, Go and Rust read it."""
 _OTHER_NAMES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # requests and pip read the first, curl the second
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY")
+_CREDENTIAL = re.compile(r"[\x21-\x7e]+")  # ASCII without white space
 _CLUSTER_DOMAINS = (".svc", ".cluster.local", ".localhost")
 
 
@@ -115,6 +116,12 @@ def proxy_headers(proxy: str) -> dict[str, str]:
 
     auth = urllib3.util.parse_url(proxy).auth
     return dict(urllib3.make_headers(proxy_basic_auth=unquote(auth))) if auth else {}
+
+
+def clean_credential(text: str) -> str | None:
+    """Return a key or token without the white space around it, or None if it cannot be sent in a header."""
+    found = text.strip()
+    return found if not found or _CREDENTIAL.fullmatch(found) else None
 
 
 def is_local_network(url: str) -> bool:

@@ -15,14 +15,13 @@ from httpx import create_ssl_context
 
 from gumshoe.cluster.kubeflow_access import AUDIENCE, IN_CLUSTER_URL, find_pod_token
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
-from gumshoe.network import find_proxy, proxy_headers, raise_if_untrusted
+from gumshoe.network import clean_credential, find_proxy, proxy_headers, raise_if_untrusted
 from gumshoe_pipelines.graphs import Graph, read_documents
 from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL
 
 _RECENT = 100  # number of runs checked for one in progress
 _REDIRECTS = (301, 302, 303, 307, 308)
 _API = "apis/v2beta1/"
-_TOKEN = re.compile(r"[\x21-\x7e]+")
 _COOKIE = re.compile(r"[!#$%&'*+.^_`|~\w-]+=[^\s;,]+(; ?[!#$%&'*+.^_`|~\w-]+=[^\s;,]+)*", re.A)
 
 
@@ -240,9 +239,9 @@ def _check_token(text: str, source: str) -> str:
     Raises:
         UsageError: if it cannot be sent in a header. The message does not contain it.
     """
-    token = text.strip()
-    if not _TOKEN.fullmatch(token):
-        why = "it contains white space or characters other than ASCII" if token else "it is empty"
+    token = clean_credential(text)
+    if not token:
+        why = "it is empty" if token == "" else "it contains white space or characters other than ASCII"
         raise UsageError("pipelines.invalid-token", f"{source} is not a token: {why}; copy the whole token again")
     return token
 

@@ -555,6 +555,14 @@ def test_the_key_comes_from_the_environment(
     assert set(server.keys) == {"Bearer a-key"}
 
 
+def test_a_malformed_key_is_refused_and_white_space_around_it_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1\nsk-2")
+    with raises("models.malformed-api-key", "OPENAI_API_KEY"):
+        openai_client("http://localhost/v1")
+    monkeypatch.setenv("OPENAI_API_KEY", " sk-1\n")
+    assert openai_client(None).api_key == "sk-1"
+
+
 def test_openai_is_not_called_without_a_key() -> None:
     with raises("models.no-api-key", "OPENAI_API_KEY"):
         openai_client(None)

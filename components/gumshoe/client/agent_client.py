@@ -13,7 +13,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_at
 
 from gumshoe.client.responses import PROBLEM_TYPE, AgentAnswer, AgentStep, CitedText, FeedbackResult, Response
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
-from gumshoe.network import raise_if_untrusted
+from gumshoe.network import clean_credential, raise_if_untrusted
 
 _CODE = re.compile(re.escape(PROBLEM_TYPE) + r"([a-z][a-z-]*\.[a-z0-9][a-z0-9-]*)")
 _BUSY, _FAILED = 429, 500
@@ -67,8 +67,8 @@ class ServerUnavailableError(AgentServerError, UnavailableError):
 
 def _check_key(key: str) -> str:
     """Return a key without the white space around it. The message of an error does not contain it."""
-    found = key.strip()
-    if not found.isascii() or not found.isprintable() or " " in found:
+    found = clean_credential(key)
+    if found is None:
         raise UsageError(
             "serving.malformed-key",
             "the key contains white space or characters other than ASCII; copy the whole key again",
