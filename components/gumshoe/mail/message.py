@@ -8,6 +8,8 @@ from functools import lru_cache
 from hashlib import sha256
 from typing import Literal
 
+import idna
+
 Role = Literal["to", "cc", "bcc"]
 ROLES: tuple[Role, ...] = ("to", "cc", "bcc")
 State = Literal["", "deleted", "trash", "spam"]
@@ -111,13 +113,27 @@ def clean_line(text: str) -> str:
 
 
 def normalize_address(address: str) -> str:
-    """Return an address for comparison: lower case, without surrounding brackets, quotes or whitespace."""
+    """Return an address as the index stores it: lower case, without surrounding brackets, quotes or whitespace.
+
+    An internationalized domain becomes the one that mail servers use: `xn--bcher-kva.example` for `bücher.example`.
+    The address of a caller is compared more strictly: see `gumshoe.mail.identities`.
+    """
     return _normalize_cached(address) if len(address) <= _MAX_CACHED else _normalize(address)
 
 
 def _normalize(address: str) -> str:
     # The Kelvin sign stays: it is the only letter outside ASCII with a lower case in ASCII, and names somebody else.
-    return _KELVIN.join(part.lower() for part in _SURROUNDING.sub("", clean(address)).split(_KELVIN))
+    lowered = _KELVIN.join(part.lower() for part in _SURROUNDING.sub("", clean(address)).split(_KELVIN))
+    local, at, domain = lowered.rpartition("@")
+    return lowered if domain.isascii() or not at else f"{local}{at}{_encode_domain(domain)}"
+
+
+def _encode_domain(domain: str) -> str:
+    """Return a domain with A-labels (IDNA 2008), or unchanged if it cannot be a domain."""
+    try:
+        return idna.encode(domain, strict=True).decode()
+    except ValueError:  # such as idna.IDNAError
+        return domain
 
 
 _normalize_cached = lru_cache(1 << 16)(_normalize)  # a few people write most mail
