@@ -289,8 +289,13 @@ def open_locked_file(path: Path) -> Iterator[BinaryIO]:
         yield file
 
 
-def write_atomically(path: Path, source: BinaryIO, advance: Callable[[int], object] = lambda _: None) -> None:
-    """Write to a temporary file in the same directory, flush it to disk, and rename it."""
+def write_atomically(
+    path: Path, source: BinaryIO, advance: Callable[[int], object] = lambda _: None, mode: int = 0o644
+) -> None:
+    """Write to a temporary file in the same directory, flush it to disk, and rename it.
+
+    `mode` is the permissions of the file. Until it is complete, only its owner may read it.
+    """
     descriptor, temporary = tempfile.mkstemp(prefix=_PARTIAL[0], suffix=_PARTIAL[1], dir=path.parent)
     try:
         with os.fdopen(descriptor, "wb") as target:
@@ -299,7 +304,7 @@ def write_atomically(path: Path, source: BinaryIO, advance: Callable[[int], obje
                 advance(len(block))
             target.flush()
             os.fsync(target.fileno())
-        Path(temporary).chmod(0o644)
+        Path(temporary).chmod(mode)
         Path(temporary).replace(path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -4,6 +4,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -186,6 +187,56 @@ def questions(
         )
     if not json and report.questions:
         print_next("gumshoe", "scenarios", "check", path, "--index", index)
+
+
+@app.command(
+    epilog="""
+    gumshoe synthesize canaries --seed 1 --inbox ann@example.com \\
+      --scenarios questions.jsonl --out canaries
+    """
+)
+def canaries(
+    seed: Seed,
+    place: Out,
+    inboxes: Annotated[
+        list[str],
+        typer.Option("--inbox", metavar="ADDRESS[,ADDRESS...]", help="Inbox to plant canaries in (repeatable)."),
+    ],
+    count: Annotated[int, typer.Option(help="Number of planted canaries, divided among the inboxes.")] = 16,
+    controls: Annotated[int, typer.Option(help="Number of canaries that are planted nowhere.")] = 16,
+    day: Annotated[
+        datetime | None,
+        typer.Option("--date", formats=["%Y-%m-%d"], help="Day of the questions; the mail is older. Default: today."),
+    ] = None,
+    scenarios: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Scenarios to copy into DIR/scenarios.jsonl, before those of the canaries."),
+    ] = None,
+    replace: Replace = False,
+    json: JsonFlag = False,
+) -> None:
+    """Invent secrets to plant in training mail, to measure what a policy remembers of it.
+
+    Writes the messages, DIR/mail.jsonl, the training questions, DIR/scenarios.jsonl, and the private record of all
+    secrets, DIR/canaries.json, for `gumshoe evaluate --memorised`. Index the messages only for training.
+    """
+    from gumshoe.corpus import SCENARIOS_FILE
+    from gumshoe.scenarios.canary_record import CANARIES_FILE
+    from gumshoe.scenarios.sources import load_scenarios
+    from gumshoe.synthesis.canaries import synthesize_canaries, write_canaries
+    from gumshoe.synthesis.mailboxes import MAIL_FILE
+
+    addresses = [each.strip() for several in inboxes for each in several.split(",") if each.strip()]
+    made = synthesize_canaries(seed, addresses, count, controls, (day or datetime.now(UTC)).date())
+    others = load_scenarios(scenarios) if scenarios else None
+    directory = _check_output(place, (CANARIES_FILE, MAIL_FILE, SCENARIOS_FILE), replace=replace)
+    write_canaries(made, directory, others)
+    if json:
+        print_json({"planted": count, "controls": controls, "content": made.record.content})
+        return
+    shown = printable(directory)
+    out.print(f"[bold]{count:,} canaries[/] and {controls:,} controls in {shown}/{CANARIES_FILE}", soft_wrap=True)
+    print_next("gumshoe", "mail", "index", "SOURCE", f"jsonl:{directory / MAIL_FILE}", "--out", "training-index")
 
 
 def _describe_questions(result: "ScenarioSet") -> dict[str, Any]:
