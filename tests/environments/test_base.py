@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from gumshoe.environments.base import EpisodeState
+from gumshoe.environments.data_marks import enclose_data, strip_marks
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.tools import BadArgumentsError, Call, Toolbox, ToolError, UnknownToolError
 from gumshoe.mail.index import MailIndex
@@ -200,8 +201,9 @@ def test_a_validation_error_inside_a_tool_is_not_the_model_s_fault() -> None:
 
 def test_a_search_lists_ids_dates_senders_subjects_and_snippets(index: MailIndex) -> None:
     shown = environment(index).toolbox.run(Call("search_inbox", {"keywords": ["price"]}))
-    assert shown == "2001-05-01 ann@example.com: Gas price\n  The gas price is 42.\n  id: <1@example.com>"
-    assert environment(index).toolbox.run(Call("search_inbox", {"keywords": ["oil"]})) == "Nothing found."
+    assert strip_marks(shown) == "2001-05-01 ann@example.com: Gas price\n  The gas price is 42.\n  id: <1@example.com>"
+    nothing = environment(index).toolbox.run(Call("search_inbox", {"keywords": ["oil"]}))
+    assert nothing == enclose_data("Nothing found.")
 
 
 def test_a_search_lists_the_newest_first(index: MailIndex) -> None:
@@ -211,7 +213,7 @@ def test_a_search_lists_the_newest_first(index: MailIndex) -> None:
 
 def test_a_message_is_shown_with_its_header(index: MailIndex) -> None:
     shown = environment(index).toolbox.run(Call("read_email", {"message_id": "<8@example.com>"}))
-    assert shown == (
+    assert strip_marks(shown) == (
         "From: <bob@example.com>\nTo: ann@example.com\nDate: Thursday, 2001-05-03 12:00\n"
         "Subject: Subject 8\n\ngas and power"
     )

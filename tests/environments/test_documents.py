@@ -46,7 +46,7 @@ def environment(index: DocumentIndex, *right: int, asked: Any = None, **settings
     """Return an environment, given the documents with the answer."""
     sources = [f"d{number}" for number in right or (1,)]
     about = Scenario.model_validate(about_documents(1, document_ids=sources, **(asked or {})))
-    return DocumentsEnvironment(index, about, 10, **settings)
+    return DocumentsEnvironment(index, about, 10, **{"marks": False, **settings})
 
 
 def listed(text: str) -> list[str]:

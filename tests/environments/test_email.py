@@ -52,7 +52,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> MailIndex:
 def environment(index: MailIndex, *right: int, **settings: Any) -> EmailEnvironment:
     sources = [f"<{number}@example.com>" for number in right or (1,)]
     asked = scenario(1, inbox_address="bob@example.com", query_date="2001-05-10", message_ids=sources)
-    return EmailEnvironment(index, asked, 10, **settings)
+    return EmailEnvironment(index, asked, 10, **{"marks": False, **settings})
 
 
 def search(place: EmailEnvironment, *keywords: str, **arguments: Any) -> str:

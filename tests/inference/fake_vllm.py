@@ -27,6 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from gumshoe.environments.data_marks import strip_marks
 from tests.http_server import run_server
 from tests.waiting import wait_until
 
@@ -93,14 +94,17 @@ def decoded(ids: list[int]) -> str:
 
 def next_call(question: str, results: list[str], *, of_documents: bool = False) -> tuple[str, dict[str, Any]]:
     """Return the next call of a competent model, which searches, reads, and answers with what it read."""
-    about = re.findall(r"\d+", question)[-1]
+    about, results = re.findall(r"\d+", question)[-1], list(map(strip_marks, results))
     if of_documents and not results:
         return "search_documents", {"query": f"body of {about}"}
     if of_documents:
         document_id = (re.findall(r"  id: (\S+)", results[0]) or ["none"])[0]
         if len(results) == 1:
             return "read_document", {"document_id": document_id}
-        return "return_final_answer", {"answer": results[-1].splitlines()[-1], "document_ids": [document_id]}
+        return "return_final_answer", {
+            "answer": results[-1].splitlines()[-1],
+            "document_ids": [document_id],
+        }
     if not results:
         return "search_inbox", {"keywords": ["body", about]}
     message_id = (re.findall(r"  id: (\S+)", results[0]) or ["<none>"])[0]
@@ -386,6 +390,7 @@ def _completion(request: dict[str, Any]) -> dict[str, Any]:
                 "logprobs": {"token_logprobs": logprobs} if request.get("logprobs") is not None else None,
                 "token_ids": ids if request.get("return_token_ids") else None,
                 "prompt_token_ids": prompt if request.get("return_token_ids") else None,
+                "prompt_logprobs": None if request.get("prompt_logprobs") is None else prompt_logprobs_of(prompt),
             }
         ],
     }
@@ -439,6 +444,12 @@ def refuse(said: str, code: int) -> Act:
 def logprobs_of(ids: list[int]) -> list[float]:
     """Return the log-probabilities that the server assigns to ids."""
     return [-(each % 7) / 8 for each in ids]
+
+
+def prompt_logprobs_of(ids: list[int]) -> list[dict[str, Any] | None]:
+    """Return the log-probabilities of a prompt in vLLM's format. The first token has none."""
+    scored = list(zip(ids, logprobs_of(ids), strict=True))
+    return [None, *({str(token): {"logprob": logprob}} for token, logprob in scored[1:])]
 
 
 def chat_completion(request: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gumshoe.environments.base import Ending, Environment, EpisodeState, Unusable
+from gumshoe.environments.data_marks import enclose_data
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.tools import Toolbox
 from gumshoe.inference.policy import Completion, Policy, Sampling, ScriptedPolicy
@@ -147,7 +148,7 @@ def test_the_ids_of_an_episode_equal_the_template_s_rendering(
 ) -> None:
     place, again = (EmailEnvironment(index, scenario(1), 10) for _ in range(2))
     made = episode(chat, scripted(tokenizer, f"I search.\n{SEARCH}", READ, ANSWER), place)
-    search = chat.escape_control_tokens(again.search_inbox(["gas"]))
+    search = chat.escape_control_tokens(enclose_data(again.search_inbox(["gas"])))
     assert "< |im_end|>" in search
     expected = rendered(
         tokenizer,
@@ -155,7 +156,7 @@ def test_the_ids_of_an_episode_equal_the_template_s_rendering(
         f"I search.\n{SEARCH}",
         search,
         READ,
-        again.read_email("<1@example.com>"),
+        enclose_data(again.read_email("<1@example.com>")),
         ANSWER,
     )
     assert chat.decode(expected[-1:]) == "\n"  # follows the end of a turn; no policy samples it
@@ -270,10 +271,10 @@ def test_the_model_receives_a_tool_s_error_and_continues(
     made = episode(chat, scripted(tokenizer, *turns), place)
     told = [each.text for each in made.spans if each.origin == "injected"]
     assert told[0] == (
-        "\n<|im_start|>user\n<tool_response>\nError: there is no message '<7@example.com>' in this inbox; use an id as "
-        "a search lists it\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+        "\n<|im_start|>user\n<tool_response>\nError: [[data]]\nthere is no message '<7@example.com>' in this inbox; "
+        "use an id as a search lists it\n[[end of data]]\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
     )
-    assert "\nError: there are 0 keywords; write 1 to 32\n" in told[1]
+    assert "\nError: [[data]]\nthere are 0 keywords; write 1 to 32\n" in told[1]
     assert "\n  id: <1@example.com>" in told[2]
     assert (made.ending, made.turns, made.record.tool_errors, made.record.invalid_ids) == ("answer", 4, 2, 1)
     assert (made.record.searches, made.record.empty_searches) == (2, 0)
@@ -356,7 +357,8 @@ def test_several_calls_of_a_turn_are_run_in_order(tokenizer: Any, chat: ChatForm
     place, again = (EmailEnvironment(index, scenario(1), 10) for _ in range(2))
     both = f"{SEARCH}\n{READ}"
     made = episode(chat, scripted(tokenizer, both, ANSWER), place)
-    results = [chat.escape_control_tokens(each) for each in (again.search_inbox(["gas"]), again.read_email(READ_ID))]
+    shown = map(enclose_data, (again.search_inbox(["gas"]), again.read_email(READ_ID)))
+    results = list(map(chat.escape_control_tokens, shown))
     messages = [
         {"role": "system", "content": place.system_prompt()},
         {"role": "user", "content": place.user_prompt()},
@@ -442,7 +444,7 @@ def test_a_turn_truncated_after_its_call_is_ended_by_injected_tokens(
     length = len(tokenizer.encode(READ, add_special_tokens=False))
     made = episode(chat, scripted(tokenizer, READ), place, EpisodeLimits(2, 100_000), Sampling(max_tokens=length))
     result = EmailEnvironment(index, scenario(1), 10).read_email("<1@example.com>")
-    expected = rendered(tokenizer, place, READ, result, READ)
+    expected = rendered(tokenizer, place, READ, enclose_data(result), READ)
     assert (made.ending, made.turns) == ("max turns", 2)
     assert made.ids == expected[: len(made.ids)]
     assert chat.decode(expected[len(made.ids) :]) == "<|im_end|>\n"

@@ -12,6 +12,7 @@ from gumshoe.documents.document import Document
 from gumshoe.documents.index import DocumentHit, DocumentIndex, DocumentNotFoundError
 from gumshoe.environments.base import DocumentSource, SourceText
 from gumshoe.environments.budgets import HitCharacters, HitCount, PageCharacters, cut_hit
+from gumshoe.environments.data_marks import NOTE
 from gumshoe.environments.search import SearchEnvironment
 from gumshoe.environments.tools import Toolbox, vary_tool
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
@@ -55,17 +56,22 @@ class DocumentsEnvironment(SearchEnvironment):
     `document_characters`, longer documents are read in pages of that many characters, whatever `longest` is. With
     `handles`, tools show handles such as d1 in place of ids; both can be read and given as sources.
 
+    With `marks`, results of tools are enclosed in marks that no document can contain, and the system prompt says that
+    the text between them is data (see `gumshoe.environments.data_marks`).
+
     Raises:
         ScenarioError: if the scenario is not about documents.
     """
 
     has_inboxes = DocumentsCorpus.has_inboxes
-    for_tiny: ClassVar[Mapping[str, Any]] = {"reasoning": False, "hits": 2}
-    """Settings that the tiny policy was trained with: few hits and no reasoning."""
+    for_tiny: ClassVar[Mapping[str, Any]] = {"reasoning": False, "hits": 2, "marks": False}
+    """Settings that the tiny policy was trained with: few hits, no reasoning and no marks."""
     for_calls: ClassVar[Mapping[str, Any]] = {"longest": 200_000}
     """Settings for single tool calls: they do not know earlier searches, so reading shows more of a document."""
     needed_for_calls: ClassVar[Mapping[str, Any]] = {"handles": False}
     """Settings that single tool calls must have: only the episode that shows a handle knows it."""
+    if_unrecorded: ClassVar[Mapping[str, Any]] = {"marks": False}
+    """Settings of policies whose record of the training does not have them, because they did not exist."""
 
     def __init__(
         self,
@@ -79,13 +85,15 @@ class DocumentsEnvironment(SearchEnvironment):
         hit_characters: HitCharacters = None,
         document_characters: PageCharacters = None,
         handles: bool = False,
+        marks: bool = True,
     ) -> None:
         if scenario.message_ids or scenario.inbox_address is not None:
             raise ScenarioError(
                 "environments.not-about-documents", f"scenario {scenario.id} is not about documents: it has an inbox"
             )
         read = vary_tool(self.read_document, () if document_characters else ("page",))
-        self.toolbox = Toolbox([self.search_documents, read, self.return_final_answer])
+        self.toolbox = Toolbox([self.search_documents, read, self.return_final_answer], marks=marks)
+        self._marks = marks
         self._index, self._max_turns = index, max_turns
         self._reasoning, self._hits, self._longest = reasoning, hits, longest
         self._hit_characters, self._page_characters = hit_characters, document_characters
@@ -120,7 +128,8 @@ class DocumentsEnvironment(SearchEnvironment):
 
     def system_prompt(self) -> str:
         """Return the task and the turn limit. They are the same for every scenario, so a server computes them once."""
-        return _SYSTEM.format(turns=self._max_turns) + (_REASONING if self._reasoning else "")
+        marks = f"\n\n{NOTE}" if self._marks else ""
+        return _SYSTEM.format(turns=self._max_turns) + marks + (_REASONING if self._reasoning else "")
 
     def user_prompt(self) -> str:
         """Return the date, if the scenario has one, and the question."""

@@ -6,6 +6,7 @@ from typing import Any, ClassVar, TypeVar
 
 from gumshoe.environments.base import Event, MessageSource, SourceText
 from gumshoe.environments.budgets import HitCharacters, HitCount, PageCharacters
+from gumshoe.environments.data_marks import NOTE
 from gumshoe.environments.mail_results import MailFormat, explain_no_match, header_fields
 from gumshoe.environments.search import SearchEnvironment, bare_id
 from gumshoe.environments.tools import Toolbox, ToolError, ToolFunction, vary_tool
@@ -43,17 +44,22 @@ class EmailEnvironment(SearchEnvironment):
     its header fields are cut, and a thread is cut to about the same size. With `handles`, tools show handles such as m1
     in place of the ids of messages; both can be read and given as sources.
 
+    With `marks`, results of tools are enclosed in marks that no message can contain, and the system prompt says that
+    the text between them is data (see `gumshoe.environments.data_marks`).
+
     Raises:
         ScenarioError: if the scenario is not about mail.
     """
 
     has_inboxes = MailCorpus.has_inboxes
-    for_tiny: ClassVar[Mapping[str, Any]] = {"threads": False, "meaning": False}
+    for_tiny: ClassVar[Mapping[str, Any]] = {"threads": False, "meaning": False, "marks": False}
     """Settings that the tiny policy was trained with."""
     for_calls: ClassVar[Mapping[str, Any]] = {"threads": True, "meaning": True}
     """Settings for single tool calls, e.g. of an MCP client, even if the server's own policy is the tiny one."""
     needed_for_calls: ClassVar[Mapping[str, Any]] = {"handles": False}
     """Settings that single tool calls must have: only the episode that shows a handle knows it."""
+    if_unrecorded: ClassVar[Mapping[str, Any]] = {"marks": False}
+    """Settings of policies whose record of the training does not have them, because they did not exist."""
 
     def __init__(
         self,
@@ -67,6 +73,7 @@ class EmailEnvironment(SearchEnvironment):
         hit_characters: HitCharacters = None,
         message_characters: PageCharacters = None,
         handles: bool = False,
+        marks: bool = True,
     ) -> None:
         if scenario.document_ids:
             raise ScenarioError(
@@ -80,7 +87,8 @@ class EmailEnvironment(SearchEnvironment):
         self._page_characters = message_characters
         self._format = MailFormat(threads, hit_characters, message_characters, self.show_id)
         self._inbox, self._until = scenario.inbox_address, scenario.visible_before
-        self.toolbox = Toolbox(list(self._list_tools(meaning and index.has_vectors)))
+        self._marks = marks
+        self.toolbox = Toolbox(list(self._list_tools(meaning and index.has_vectors)), marks=marks)
         super().__init__(scenario, handle_prefix="m" if handles else "")
 
     def _list_tools(self, has_meaning: bool) -> Iterator[ToolFunction]:
@@ -124,7 +132,7 @@ class EmailEnvironment(SearchEnvironment):
 
     def system_prompt(self) -> str:
         """Return the task and the turn limit. They are the same for every scenario, so a server computes them once."""
-        return _SYSTEM.format(turns=self._max_turns)
+        return _SYSTEM.format(turns=self._max_turns) + (f"\n\n{NOTE}" if self._marks else "")
 
     def user_prompt(self) -> str:
         """Return the owner of the inbox, the date and the question."""

@@ -41,8 +41,9 @@ class EnvironmentClass(Protocol):
 
     Optional members: a static method `get_ready(index)` that does in advance the slow work of the first search; a
     static method `read_source(index, scenario, source_id)` that returns a `SourceText`, or None if `find_source` does;
-    `for_tiny` and `for_calls`, default settings for the tiny policy and for single tool calls; and `needed_for_calls`,
-    settings that single tool calls have whatever the user has set.
+    `for_tiny` and `for_calls`, default settings for the tiny policy and for single tool calls; `needed_for_calls`,
+    settings that single tool calls have whatever the user has set; and `if_unrecorded`, settings of policies whose
+    record of the training does not have them.
     """
 
     has_inboxes: ClassVar[bool]
@@ -169,7 +170,8 @@ class EnvFactory:
         Raises:
             UsageError: if the environment does not have such a setting.
         """
-        return replace(self, arguments=_validate(self.name, self.kind, trained), recorded=frozenset(trained))
+        known = _with_unrecorded(self.kind, trained)
+        return replace(self, arguments=_validate(self.name, self.kind, known), recorded=frozenset(known))
 
     def for_calls(self) -> "EnvFactory":
         """Return a copy with the settings for single tool calls, whatever the server's own policy was trained with.
@@ -235,8 +237,10 @@ def open_env(
     """
     wanted = named or recorded or EnvironmentSettings(name=detect_corpus(directory).name)
     kind = _find_class(wanted.name)
-    own = _validate(wanted.name, kind, wanted.arguments)
-    trained = frozenset(recorded.arguments) if recorded and not named else frozenset[str]()
+    is_recorded = recorded is not None and named is None
+    given = _with_unrecorded(kind, wanted.arguments) if is_recorded else wanted.arguments
+    own = _validate(wanted.name, kind, given)
+    trained = frozenset(given) if is_recorded else frozenset[str]()
     return EnvFactory(wanted.name, kind, kind.open_index(directory), own, own, directory, named, trained)
 
 
@@ -247,6 +251,11 @@ def validate_environment(named: EnvironmentSettings) -> dict[str, Any]:
         UsageError: if the environment or a setting of it does not exist, or a setting is invalid.
     """
     return _validate(named.name, _find_class(named.name), named.arguments)
+
+
+def _with_unrecorded(kind: EnvironmentClass, trained: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that a policy was trained with, with those that did not exist then."""
+    return {**getattr(kind, "if_unrecorded", {}), **trained}
 
 
 def _validate(name: str, kind: EnvironmentClass, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,9 +10,13 @@ from typing import Any, cast
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
+from gumshoe.environments.argument_checks import find_bad_values, join_faults
+from gumshoe.environments.data_marks import enclose_data, escape_marks
+
 ToolFunction = Callable[..., str]
 """A tool: a function that takes the model's arguments and returns the text of the result."""
 
+_MAX_NAME = 80  # characters of an unknown name in a message
 _STRICT = ConfigDict(strict=True, arbitrary_types_allowed=True)
 
 
@@ -46,10 +50,12 @@ class Toolbox:
     """Tools of one environment, by name.
 
     The schema of a tool comes from its signature and its docstring (Google style). Arguments are checked strictly and
-    never converted to another type.
+    never converted to another type. With `marks`, what a call returns, or reports as a `ToolError`, is enclosed in the
+    marks of `gumshoe.environments.data_marks`.
     """
 
-    def __init__(self, tools: list[ToolFunction]) -> None:
+    def __init__(self, tools: list[ToolFunction], *, marks: bool = False) -> None:
+        self._marks = marks
         self._tools: Mapping[str, ToolFunction] = {tool.__name__: tool for tool in tools}
         self._checked_tools: Mapping[str, ToolFunction] = {
             name: _with_checks(tool) for name, tool in self._tools.items()
@@ -74,14 +80,25 @@ class Toolbox:
         """
         tool = self._checked_tools.get(call.name)
         if tool is None:
-            raise UnknownToolError(f"there is no tool {call.name!r}; there are {', '.join(self._tools)}")
+            raise UnknownToolError(self._quote(f"there is no tool {call.name[:_MAX_NAME]!r}; there are {', '.join(self._tools)}"))
+        if fault := join_faults(find_bad_values(call.arguments)):
+            raise BadArgumentsError(self._quote(f"{call.name}: {fault}"))
         try:
-            return tool(**call.arguments)
+            result = tool(**call.arguments)
         except ValidationError as error:
             if error.title.rpartition(".")[2] != call.name:  # raised inside the tool
                 raise
-            faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg'].lower()}" for fault in error.errors()]
-            raise BadArgumentsError(f"{call.name}: {'; '.join(faults)}") from None
+            faults = join_faults(f"{'.'.join(map(str, each['loc']))}: {each['msg'].lower()}" for each in error.errors())
+            raise BadArgumentsError(self._quote(f"{call.name}: {faults}")) from None
+        except ToolError as error:
+            if self._marks:
+                error.args = (enclose_data(str(error)),)
+            raise
+        return enclose_data(result) if self._marks and result else result
+
+    def _quote(self, message: str) -> str:
+        """Return a message about a call that quotes the call, which a message in the data may have suggested."""
+        return escape_marks(message) if self._marks else message
 
 
 # Building variants, checks and schemas takes longer than a search, and each episode has its own toolbox. All are

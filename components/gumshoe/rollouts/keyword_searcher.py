@@ -5,6 +5,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 
 from gumshoe.environments.base import Environment
+from gumshoe.environments.data_marks import strip_marks
 from gumshoe.environments.registry import FINAL_ANSWER
 from gumshoe.environments.tools import Call
 from gumshoe.inference.policy_names import KEYWORDS
@@ -70,7 +71,7 @@ class KeywordSearcher:
 
     def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:  # noqa: ARG002 - always one call
         """Keep the result of the last call."""
-        self._results = "\n\n".join(results)
+        self._results = "\n\n".join(map(strip_marks, results))
 
     async def next_turn(self) -> Turn | None:
         """Return the next call, or None after the last one."""
