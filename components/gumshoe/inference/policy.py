@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from gumshoe.errors import UnavailableError
+from gumshoe.redaction import redact
 
 MAX_TEMPERATURE = 2.0
 """Highest temperature that vLLM and the OpenAI API accept."""
@@ -17,6 +18,7 @@ class PolicyError(UnavailableError):
     """
 
     def __init__(self, code: str, public_message: str, server_message: str = "") -> None:
+        public_message, server_message = redact(public_message), redact(server_message)
         message = f"{public_message} ({server_message})" if server_message else public_message
         super().__init__(code, message)
         self.args = (code, public_message, server_message)  # what pickle passes to this method
@@ -66,6 +68,29 @@ class Policy(Protocol):
             PolicyError: if there is no usable answer.
         """
         ...
+
+
+class ContinuationScorer(Protocol):
+    """Return the log-probabilities of given tokens. Chat models cannot do it."""
+
+    async def score(self, prompt_ids: Sequence[int], continuations: Sequence[Sequence[int]]) -> list[float]:
+        """Return the log-probability of each continuation [tokens] after a prompt [tokens], in nats.
+
+        Raises:
+            PolicyError: if there is no usable answer.
+            ValueError: if the prompt or a continuation is empty.
+        """
+        ...
+
+
+def check_not_empty(prompt_ids: Sequence[int], continuations: Sequence[Sequence[int]]) -> None:
+    """Check that a prompt and its continuations have tokens.
+
+    Raises:
+        ValueError: if one is empty.
+    """
+    if not prompt_ids or not continuations or not all(continuations):
+        raise ValueError("a prompt and its continuations must have at least one token each")
 
 
 class ScriptedPolicy:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import UsageError
 from gumshoe.inference.cpu_memory import keep_freed_memory
-from gumshoe.inference.policy import Completion, PolicyError, Sampling
+from gumshoe.inference.policy import Completion, PolicyError, Sampling, check_not_empty
 
 if TYPE_CHECKING:
     from gumshoe.inference.turn_batch import PastKeyValues, PendingTurn
@@ -94,12 +94,26 @@ class TransformersPolicy:
         """Common prefix of the conversations. Dropped with the last one, because weights may change then."""
         self._running = False
         self._stop = threading.Event()
+        self._scoring = asyncio.Lock()
 
     def open_conversation(self) -> "TransformersConversation":
         """Open a conversation. Call `leave` when it ends."""
         conversation = TransformersConversation(self)
         self._conversations.append(conversation)
         return conversation
+
+    async def score(self, prompt_ids: Sequence[int], continuations: Sequence[Sequence[int]]) -> list[float]:
+        """Return the log-probability of each continuation after a prompt (see `ContinuationScorer.score`)."""
+        from gumshoe.inference.continuations import score_continuations
+
+        check_not_empty(prompt_ids, continuations)
+        async with self._scoring:
+            try:
+                return await asyncio.to_thread(score_continuations, self._model, prompt_ids, continuations)
+            except RuntimeError as error:  # raised by torch, e.g. if memory is full
+                raise PolicyError(
+                    "inference.generation-failed", f"{self._version} failed to score tokens", str(error)
+                ) from None
 
     def _leave(self, conversation: "TransformersConversation") -> None:
         if conversation in self._conversations:

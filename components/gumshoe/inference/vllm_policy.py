@@ -15,7 +15,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 
 from gumshoe.errors import UsageError
 from gumshoe.inference.http_options import http_options
-from gumshoe.inference.policy import Completion, PolicyError, Sampling
+from gumshoe.inference.policy import Completion, PolicyError, Sampling, check_not_empty
 from gumshoe.inference.vllm_server import server_address
 from gumshoe.network import raise_if_untrusted
 
@@ -27,6 +27,7 @@ _NO_MODEL = "does not exist"  # vLLM's text with a 404; also sent while a restar
 _JSON = {"Content-Type": "application/json"}
 _ID_LIMIT = 1 << 31
 _PROBE_TOKENS = 16  # tokens; a model is not certain of all of them
+_SCORED_AT_ONCE = 64  # requests
 _MIN_CERTAIN_LOGPROB = -1e-3  # minimum log-probability of a token if no other could be sampled
 
 _log = logging.getLogger(__name__)
@@ -130,6 +131,39 @@ class VLLMPolicy:
         build (0.31: "CPU Generator does not use offset"), and batches of changing size are not reproducible anyway.
         """
         return await self._sample(prompt_ids, sampling, stop_ids, None)
+
+    async def score(self, prompt_ids: Sequence[int], continuations: Sequence[Sequence[int]]) -> list[float]:
+        """Return the log-probability of each continuation after a prompt (see `ContinuationScorer.score`)."""
+        check_not_empty(prompt_ids, continuations)
+        limit = asyncio.Semaphore(_SCORED_AT_ONCE)
+
+        async def score_one(continuation: Sequence[int]) -> float:
+            whole = [*prompt_ids, *continuation]
+            request = self._request(whole, Sampling(max_tokens=1), ()) | {"prompt_logprobs": 0}
+            async with limit:
+                answer = await self._request_with_retries(request, None)
+            self._parse_answer(answer, request, Sampling(max_tokens=1))
+            return sum(self._parse_prompt_logprobs(answer, whole)[len(prompt_ids) :])
+
+        return list(await asyncio.gather(*map(score_one, continuations)))
+
+    def _parse_prompt_logprobs(self, answer: Any, ids: Sequence[int]) -> list[float]:
+        """Return the log-probabilities of the tokens of a prompt [tokens]; 0 for the first, which has none.
+
+        Raises:
+            PolicyError: if the answer does not have them.
+        """
+        try:
+            given = answer["choices"][0]["prompt_logprobs"]
+            found = [float(each[str(token)]["logprob"]) for each, token in zip(given[1:], ids[1:], strict=True)]
+            if not all(map(_is_number, found)):
+                raise ValueError
+        except (KeyError, TypeError, ValueError):
+            raise PolicyError(
+                "inference.prompt-logprobs-missing",
+                f"{self._model}: the answer has no log-probabilities of the prompt; use a current vLLM server",
+            ) from None
+        return [0.0, *found]
 
     @contextmanager
     def open_conversation(self) -> Iterator["_VLLMConversation"]:
