@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,14 @@ from gumshoe.rollouts.token_session import TokenChatSession
 
 if TYPE_CHECKING:
     from gumshoe.inference.transformers_policy import TransformersPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPolicy:
+    """A policy with token ids in and out, and its chat format."""
+
+    policy: "VLLMPolicy | TransformersPolicy"
+    chat: ChatFormat
 
 
 OpenChatSession = Callable[[Environment, str], AbstractContextManager[ChatSession]]
@@ -77,12 +86,37 @@ async def open_policy(
             model = ApiChatModel(client, name.model, sampling, settings)
             yield lambda environment, _: nullcontext(ApiChatSession(model, *_build_prompts(environment)))
         return
+    async with open_token_policy(name, tokenizer, limits.max_context, requests, settings) as opened:
+        yield token_chat_sessions(opened.policy, opened.chat, sampling, limits.max_context)
+
+
+@asynccontextmanager
+async def open_token_policy(
+    name: PolicyName,
+    tokenizer: Path | str | None,
+    max_context: int,
+    requests: RequestLimits | None = None,
+    chat_settings: ChatSettings | None = None,
+) -> AsyncIterator[TokenPolicy]:
+    """Yield a policy with token ids in and out, and its chat format, while the block runs. See `open_policy`.
+
+    Raises:
+        UsageError: as `open_policy`, or if it is a chat model or needs no model.
+        PolicyError: if its server does not answer.
+    """
+    if name.kind in ("chat", KEYWORDS):
+        raise UsageError(
+            "inference.token-policy-required",
+            f"{name.version} has no log-probabilities of given tokens: it is a {name.kind} policy; use a tiny, local:, "
+            "vllm: or transformers: policy",
+        )
+    settings = resolve_chat_settings(chat_settings, *name.directories, tokenizer)
     if name.kind == "local":
         async with (
-            start_local_policy(name, limits.max_context) as running,
-            open_policy(running, name.base, sampling, limits, requests, settings) as open_session,
+            start_local_policy(name, max_context) as running,
+            open_token_policy(running, name.base, max_context, requests, settings) as opened,
         ):
-            yield open_session
+            yield opened
         return
     if tokenizer is None and name.kind == "vllm":
         raise UsageError(
@@ -93,12 +127,21 @@ async def open_policy(
     chat = await asyncio.to_thread(ChatFormat, codec, settings)
     if name.kind == "vllm":
         async with VLLMPolicy(name.urls, name.model, requests) as server_policy:
-            await server_policy.check(limits.max_context)
+            await server_policy.check(max_context)
             probe = _build_probe(chat)
             await server_policy.check_vocabulary(codec, chat.decode(probe), chat.stop_ids)
             await server_policy.check_logprobs(probe[: len(probe) // 2], chat.stop_ids)
-            yield token_chat_sessions(server_policy, chat, sampling, limits.max_context)
+            yield TokenPolicy(server_policy, chat)
         return
+    yield TokenPolicy(_load_local_model(name, codec), chat)
+
+
+def _load_local_model(name: PolicyName, codec: Any) -> "TransformersPolicy":
+    """Load a model into this process, and check that it has all ids of a tokenizer.
+
+    Raises:
+        UsageError: if it cannot be loaded, or has fewer ids.
+    """
     try:
         from gumshoe.inference.transformers_policy import TransformersPolicy  # takes seconds to import
 
@@ -115,7 +158,7 @@ async def open_policy(
             f"the tokenizer has ids up to {highest}, but {name.model} has only {local.vocabulary} tokens; use the "
             "model's own tokenizer",
         )
-    yield token_chat_sessions(local, chat, sampling, limits.max_context)
+    return local
 
 
 def token_chat_sessions(
