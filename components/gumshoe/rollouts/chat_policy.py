@@ -7,6 +7,7 @@ from typing import Any
 from gumshoe.environments.tools import Call
 from gumshoe.rollouts.call_forms import UnusableCallError, find_form
 from gumshoe.rollouts.chat_model import ApiAnswer, ApiCall, ApiChatModel
+from gumshoe.rollouts.control_tokens import break_control_tokens
 from gumshoe.rollouts.episode import Turn
 from gumshoe.rollouts.trajectory import Span
 
@@ -18,10 +19,14 @@ class ApiChatSession:
 
     Tool calls arrive in the API's own fields. In the trajectory they are text in the form of Hermes, without reasoning,
     so that all other code is the same as for token policies. Only the sampling parameters that the API has are sent.
+
+    Control tokens of known model families in the question and in results of tools are broken up, so that a message
+    cannot end a result or begin another turn.
     """
 
     def __init__(self, model: ApiChatModel, system: str, question: str, tools: list[Any]) -> None:
         self._model, self._tools = model, tools
+        question = break_control_tokens(question)
         self.settings = model.settings
         self._messages: list[Any] = [
             {"role": "system", "content": system},
@@ -33,6 +38,7 @@ class ApiChatSession:
 
     def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:  # noqa: ARG002 - the ids are known
         """Add the results of the last turn's calls. A turn that has no usable call may have one for all of them."""
+        results = list(map(break_control_tokens, results))
         is_paired = len(results) == len(self._call_ids)
         texts = results if is_paired else ["\n\n".join(results)] * len(self._call_ids)
         self._messages += [
