@@ -25,7 +25,7 @@ def test_help_lists_commands_without_heavy_imports() -> None:
     )
     lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
     assert "artifacts" in "\n".join(lines)
-    own = "['gumshoe.cli', 'gumshoe.errors', 'gumshoe.help_pages', 'gumshoe.terminal']"
+    own = "['gumshoe.cli', 'gumshoe.errors', 'gumshoe.help_pages', 'gumshoe.redaction', 'gumshoe.terminal']"
     assert lines[-3:] == ["0", "[]", own]
 
 
@@ -38,7 +38,8 @@ def test_a_command_imports_only_its_own_package() -> None:
         "print(sorted({name.split('.')[1] for name in sys.modules if name.startswith('gumshoe.')}))\n"
     )
     run = subprocess.run([sys.executable, "-c", code, "nowhere"], capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines()[-1] == "['artifacts', 'cli', 'errors', 'help_pages', 'network', 'terminal']"
+    shared = ["cli", "errors", "help_pages", "network", "redaction", "terminal", "text_checks", "text_formats"]
+    assert run.stdout.splitlines()[-1] == str(["artifacts", *shared])
 
 
 def test_version(run: Run) -> None:

@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.help_pages import print_help
+from gumshoe.redaction import print_traceback, redact
 from gumshoe.terminal import err, has_printed_json, print_json, printable, reset_printed_json
 
 _GROUPS = {
@@ -154,6 +155,17 @@ def _read_dotenv() -> None:
         ) from None
 
 
+def _check_encoding(arguments: list[str]) -> None:
+    for number, argument in enumerate(arguments, 1):
+        try:
+            argument.encode()
+        except UnicodeEncodeError:  # Python keeps such bytes as lone surrogates, which nothing else accepts
+            raise UsageError(
+                "cli.undecodable-argument",
+                f"argument {number} is not valid UTF-8: {argument!r}; write it in UTF-8, or rename the file",
+            ) from None
+
+
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit with its status."""
     atexit.register(gc.freeze)  # a garbage collection of all of torch at exit takes a second
@@ -161,6 +173,7 @@ def main(argv: list[str] | None = None) -> None:
     reset_printed_json()
     try:
         _read_dotenv()
+        _check_encoding(arguments)
         status = app(arguments, prog_name="gumshoe", standalone_mode=False)
     except GumshoeError as error:
         err.print(f"[bold red]error:[/] {printable(error.message_with_code)}", soft_wrap=True)
@@ -170,6 +183,9 @@ def main(argv: list[str] | None = None) -> None:
     except typer.Abort:
         err.print("[red]Aborted.[/]")
         status = 1
+    except Exception:
+        sys.excepthook = print_traceback  # not that of typer, which shows values as they are
+        raise
     sys.exit(status if isinstance(status, int) else 0)
 
 
@@ -177,6 +193,7 @@ def _print_usage_error(error: typer.TyperException, arguments: list[str]) -> int
     """Print what is wrong with the arguments, or nothing if help was printed because there were none."""
     from typer.rich_utils import rich_format_error  # takes a third of the time that the start takes
 
+    cast(Any, error).message = redact(error.message)
     rich_format_error(cast(Any, error))
     if message := error.format_message():
         err.print("\\[cli.usage]")

@@ -8,14 +8,16 @@ lists the codes with their causes and remedies.
 import warnings
 from typing import ClassVar
 
+from gumshoe.redaction import redact
+
 
 class GumshoeError(Exception):
     """Report a failure. Exit status 1.
 
     Args:
         code: `<area>.<problem>`, listed in the `errors.toml` of the package that raises it.
-        message: what is wrong: what was found; what to do. Custom environments and rewards may pass the message
-            alone; its code is then `plugins.no-code`.
+        message: what is wrong: what was found; what to do. Credentials in it are masked. Custom environments and
+            rewards may pass the message alone; its code is then `plugins.no-code`.
     """
 
     exit_status: ClassVar[int] = 1
@@ -24,6 +26,7 @@ class GumshoeError(Exception):
         if message is None:
             code, message = "plugins.no-code", code
             warnings.warn("errors take a code and a message", DeprecationWarning, stacklevel=2)
+        message = redact(message)
         super().__init__(code, message)
         self.code, self.message = code, message
         self.add_note(f"[{code}]")  # shown at the end of tracebacks, e.g. of pipeline steps

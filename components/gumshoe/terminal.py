@@ -1,7 +1,6 @@
 """Print results on standard output, and everything else on standard error."""
 
 import json
-import logging
 import shlex
 import time
 import unicodedata
@@ -28,12 +27,22 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from gumshoe.redaction import redact
+
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
-logging.getLogger("httpx").setLevel(logging.WARNING)  # at INFO, which Kubeflow sets, it logs each request
+
+class _MessageConsole(Console):
+    """Console for messages: credentials in text are masked. Results, e.g. mail, are printed on `out` as they are."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print text with credentials masked."""
+        super().print(*(redact(each) if isinstance(each, str) else each for each in objects), **options)
+
+
 out = Console(highlight=False)
-err = Console(stderr=True, highlight=False)
+err = _MessageConsole(stderr=True, highlight=False)
 PRINT_INTERVAL = 10.0
 """Minimum number of seconds between two lines of progress."""
 _is_quiet = ContextVar("is_quiet", default=False)

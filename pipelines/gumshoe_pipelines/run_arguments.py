@@ -14,6 +14,7 @@ from gumshoe.artifacts.store import Store
 from gumshoe.corpus import CORPORA, DEFAULT_ENVIRONMENT, Corpus, find_corpus
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import ParameterModel, validate_model
+from gumshoe.redaction import find_credentials
 from gumshoe_pipelines.graphs import combine_errors, split_parameters
 from gumshoe_pipelines.parameters import EMBEDDING
 from gumshoe_pipelines.placement_arguments import PLACEMENT_CHECKS
@@ -36,7 +37,14 @@ def check_arguments(arguments: Mapping[str, Any], *, is_local: bool) -> None:
     Raises:
         UsageError: if arguments are invalid; the message lists all faults.
     """
-    faults = []
+    faults = [
+        UsageError(
+            "pipelines.credentials-in-arguments",
+            f"{place}: contains a password or a key, which would be stored with the run and shown to its viewers; "
+            "remove it, and put it into a Secret of the pipeline, e.g. gumshoe-models",
+        )
+        for place in find_credentials(arguments)
+    ]
     for name, check in _CHECKS.items():
         if name in arguments or arguments.keys() & _CHECKED_TOGETHER.get(name, set()):
             try:

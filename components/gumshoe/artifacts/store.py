@@ -50,7 +50,9 @@ from gumshoe.artifacts.storage import (
     open_storage,
 )
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.redaction import redact_json
 from gumshoe.terminal import progress
+from gumshoe.text_formats import load_json
 
 PRUNED = "pruned.json"  # stays where an artifact was, so that its version is not used again
 _MARKER = ".conditional-writes"
@@ -144,7 +146,7 @@ class Store:
             made_from=tuple(made_from),
             code=code_hash(),
             image=image,
-            settings=settings or {},
+            settings=redact_json(settings or {}),
         )
         existing = self.find(reference)
         if existing is None and any(self.storage.entries(f"{reference}/{PRUNED}")):
@@ -243,7 +245,7 @@ class Store:
         except NotFoundError:
             return self.storage.create(key, pointer)
         with suppress(ValueError, KeyError, TypeError):  # a damaged file is replaced
-            if datetime.fromisoformat(json.loads(current)["created"]) >= manifest.created:
+            if datetime.fromisoformat(load_json(current)["created"]) >= manifest.created:
                 return True
         return self.storage.swap(key, pointer, tag)
 
@@ -294,7 +296,7 @@ class Store:
         """Return the newest version of a kind, or None if the kind has no versions."""
         try:
             text, _ = self.storage.read(f"{check_kind(kind)}/{LATEST}")
-            return str(json.loads(text)["version"])
+            return str(load_json(text)["version"])
         except NotFoundError:
             return None
         except (ValueError, KeyError, TypeError):

@@ -38,6 +38,7 @@ from gumshoe.evaluation.results import (
 from gumshoe.evaluation.statistics import cohens_kappa
 from gumshoe.evaluation.trained_settings import find_chat_settings, open_trained_env
 from gumshoe.inference.policy_names import PolicyName
+from gumshoe.redaction import redact
 from gumshoe.rewards.best_of_n import Choice, ChoiceSettings, Selector, total_cost
 from gumshoe.rewards.builtin_rewards import rubric
 from gumshoe.rewards.judge import Judge, JudgedQuestion, Verdict
@@ -48,6 +49,7 @@ from gumshoe.rollouts.writer import RolloutOptions, read_trajectories, run_to_fi
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.terminal import Advance
+from gumshoe.text_formats import load_json
 
 _LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,63})=(.+)", re.S)
 _ADDRESS = re.compile(r"https?://[^#]*")  # may change when a server is restarted
@@ -233,7 +235,7 @@ def _record_settings(
             write_atomically(path, io.BytesIO(json.dumps(recorded, indent=2).encode() + b"\n"))
             return
         try:
-            before = dict(json.loads(path.read_bytes()))
+            before = dict(load_json(path.read_bytes()))
         except (ValueError, TypeError):
             raise UsageError(
                 "evaluation.state-damaged", f"{path} is not valid JSON; use another --out directory"
@@ -340,7 +342,7 @@ def _read_choices(content: bytes) -> dict[str, Choice]:
     found = {}
     for line in content.splitlines():
         try:
-            fields: dict[str, Any] = json.loads(line)
+            fields: dict[str, Any] = load_json(line)
             key = fields.pop("key")
             found[key] = Choice(**fields)
         except (ValueError, KeyError, TypeError, AttributeError):
@@ -429,7 +431,7 @@ def _build_result(
         policies.append(
             PolicyResult(
                 name=each.name,
-                policy=each.word,
+                policy=redact(each.word),
                 version=policy.version,
                 environment=env_factory.provenance["environment"],
                 is_unseen=each.name in unseen,

@@ -17,6 +17,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, StatusCode, Tracer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
+from gumshoe.redaction import redact, redact_json
 from gumshoe.rollouts.answer import Answer, Cost
 from gumshoe.rollouts.trajectory import Trajectory
 
@@ -129,8 +130,8 @@ class JsonFormatter(logging.Formatter):
         if context.is_valid:
             entry |= {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
         if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False, default=str)
+            entry["exception"] = record.exc_text or self.formatException(record.exc_info)
+        return json.dumps(redact_json(entry), ensure_ascii=False, default=redact)
 
 
 def log_as_json() -> None:

@@ -10,7 +10,9 @@ from pydantic.fields import FieldInfo
 
 from gumshoe.corpus import CORPORA
 from gumshoe.environments.registry import NamedEnvironment
+from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Sampling
+from gumshoe.redaction import find_credentials
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.training.settings_sections import (
@@ -71,6 +73,17 @@ class TrainSettings(Section):
             turn_level = {"name": "turn_level", "settings": {**scale, "loss": loss}}
             changed["optimizer"] = {**given, "algorithm": turn_level}
         return changed
+
+    @model_validator(mode="after")
+    def _check_credentials(self) -> "TrainSettings":
+        """Refuse credentials: settings are stored with the run and its adapters, and shown in experiment trackers."""
+        if places := find_credentials(self.model_dump(mode="json")):
+            raise UsageError(
+                "training.credentials-in-settings",
+                f"settings contain a password or a key, which would be stored with the run: {', '.join(places)}; "
+                "remove it, and set an environment variable instead, e.g. VLLM_API_KEY for vLLM servers or OPENAI_API_KEY",
+            )
+        return self
 
     @property
     def directory(self) -> Path:

@@ -1,0 +1,239 @@
+"""Mask secrets in text that is logged, printed as an error, reported or stored.
+
+`redact` finds credentials by their form (user and password of any URL, signed URLs, credential headers, values of
+fields such as `api_key`, keys and tokens of known formats) and by their value: those of environment variables such as
+AWS_SECRET_ACCESS_KEY, and those passed to `register_secret`. All errors of Gumshoe, all log records and all tracebacks
+of uncaught exceptions pass through it, so that no caller has to remember it. Mail, questions and answers do not.
+"""
+
+import logging
+import os
+import re
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+MASK = "***"
+"""Text in place of a secret. It may stand in a URL."""
+
+_END = r"\s\"'<>`\\"  # characters that end a URL in text
+_USER_INFO = re.compile(
+    rf"""(?P<name>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{{0,30}}:(?:\\?/){{2}})
+    (?:[^/?\#{_END}]{{0,500}}@                           # user, or user and password
+    |[^/?\#:@{_END}]{{0,100}}:(?!\d*(?:[/?\#,;)\]}}{_END}]|$))[^{_END}]{{0,300}}@)  # a password with /, not a port""",
+    re.I | re.X,
+)
+_ENCODED_USER_INFO = re.compile(
+    r"(?P<name>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,30}%3a%2f%2f)[^\s&/]{0,500}?(?=%40)", re.I
+)
+_PARAMETER = re.compile(
+    r"(?P<name>(?:[?&;]|%3f|%26)(?:[\w.-]{0,40}(?:token|secret|passw|passphrase|signature|credential|api[_-]?key|"
+    r"access[_-]?key|private[_-]?key)[\w.-]{0,40}|auth|sig|key|pwd|pass|jwt|awsaccesskeyid|code)(?:=|%3d))"
+    rf"(?:(?!%26)[^&;#{_END}])+",
+    re.I,
+)
+_WEBHOOK = re.compile(
+    r"(?P<name>https?://(?:hooks\.slack\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api/webhooks|"
+    rf"[\w.-]{{1,100}}\.webhook\.office\.com/webhookb2)/)[^?#{_END}]+",
+    re.I,
+)
+_BEARER = re.compile(r"(?P<name>\bBearer\s+)(?=[\w.~+/-]{0,15}(?:\d|[\w.~+/-]{16}))[\w.~+/-]{6,}=*", re.I)
+_BASIC = re.compile(r"(?P<name>\bBasic\s+)(?=[\w+/]{0,1000}[\d=])[\w+/]{6,}=*")
+_KUBECONFIG = re.compile(r"(?P<name>^\s*(?:token|password|client-key-data):\s+)[^\s\"'.<$]\S*", re.M)
+_PRIVATE_KEY = re.compile(r"(?P<name>-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----)(?:(?!-----).)+", re.S)
+_NAMED = (_PRIVATE_KEY, _WEBHOOK, _PARAMETER, _BEARER, _BASIC, _KUBECONFIG)
+_KNOWN_FORMS = re.compile(
+    r"""\bgum_[\w-]{16,}|\bhf_[A-Za-z0-9]{16,}|\bapi_org_[A-Za-z0-9]{16,}|\b(?:sk|rk|pk)-[\w-]{16,}
+    |\b(?:AKIA|ASIA|AGPA|AROA|AIDA)[A-Z0-9]{12,}\b|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}
+    |\bxox[abeoprs]-[\w-]{10,}|\bxapp-[\w-]{10,}|\bAIza[\w-]{30,}|\bya29\.[\w.-]{20,}|\bhvs\.[\w-]{20,}|\bnpm_[A-Za-z0-9]{30,}
+    |\bpypi-[\w-]{30,}|\beyJ[\w-]{6,}\.[\w-]{4,}(?:\.[\w-]*)*""",
+    re.X,
+)
+_FIELD = re.compile(  # a name, and what separates it from its value
+    r"""(?<![\w.-])(?P<field>[\w.-]++)
+    (?:(?P<quote>["'])(?:\s{0,9},\s{0,9}["']value["']\s{0,9}:|\s{0,9}(?::|=>?|,(?=\s{0,9}b?["'])))|\s{0,9}(?P<mark>=|:))
+    \s{0,9}(?P<open>b?["'])?""",
+    re.X,
+)
+_SECRET_NAME = re.compile(
+    r"(?:.*_)?(?:password|passwd|passphrase|pwd|secret|secret_key|secret_access_key|access_key|access_key_id|api_key|"
+    r"apikey|private_key|signing_key|client_secret|client_key_data|token|(?:auth|access|refresh|session|id|bearer|bot|"
+    r"security|csrf|vault)_token|authorization|cookie|set_cookie|webhook|webhook_url|dsn|credentials?|"
+    r"otlp(?:_\w+)?_headers)"
+)
+_PLAIN_NAMES = {"token", "secret", "id_token", "credential", "credentials", "key"}  # also ordinary words: only with "="
+_ENV_SUFFIX = re.compile(r"(.*_(?:TOKEN|PASSWORD))_[A-Z0-9_]+")  # GUMSHOE_IMAP_PASSWORD_ANN
+_AUTHORIZATION = re.compile(r"(?:[A-Za-z][\w-]{1,30}\s+)?(?P<token>[^\s\"',;]+)")
+_SEVERAL = re.compile(r"(?:aws4-|digest\s|signature\s)", re.I)  # schemes whose credentials have several parts
+_LINE, _REST, _WORD = re.compile(r"[^\r\n]*"), re.compile(r"[^\"'\r\n]*"), re.compile(r"[^\s\"',;&})\]]*")
+_TO_QUOTE = {"'": re.compile(r"[^'\r\n]*"), '"': re.compile(r'[^"\r\n]*')}
+_PLACEHOLDER = re.compile(r"\.\.\.|[<${*…]")
+_SECRET_VARIABLE = re.compile(
+    r"(?:.*_)?(?:TOKEN|PASSWORD|PASSWD|SECRET|SECRET_ACCESS_KEY|SECRET_KEY|ACCESS_KEY_ID|API_KEY|APIKEY|PRIVATE_KEY|"
+    r"CREDENTIALS?|WEBHOOK|AUTHORIZATION|OTLP_HEADERS|OTLP_TRACES_HEADERS)(?:_.*)?"
+)
+_MIN_VALUE = 8  # characters of a value that is searched for; shorter ones may be ordinary words
+_ORDINARY = {"password", "anonymous", "disabled", "required", "optional"}  # placeholders that are no secrets
+_registered: set[str] = set()
+
+
+def redact(text: object) -> str:
+    """Return text with all credentials masked.
+
+    >>> redact("GET http://ann:pw@vllm:8000/v1?token=abc failed")
+    'GET http://***@vllm:8000/v1?token=*** failed'
+    """
+    found = str(text)
+    for value in _secret_values():
+        found = found.replace(value, MASK)
+    if "//" in found or "\\/" in found:
+        found = _USER_INFO.sub(rf"\g<name>{MASK}@", found)
+    if "%40" in found:
+        found = _ENCODED_USER_INFO.sub(rf"\g<name>{MASK}", found)
+    for form in _NAMED:
+        found = form.sub(rf"\g<name>{MASK}", found)
+    return _KNOWN_FORMS.sub(MASK, _mask_fields(found))
+
+
+def _mask_fields(text: str) -> str:
+    """Mask the values of fields, headers and variables whose name says that they are secret."""
+    parts, done = list[str](), 0
+    for match in _FIELD.finditer(text):
+        if match.start() >= done and (end := _find_secret_end(text, match)) > match.end():
+            parts += [text[done : match.end()], MASK]
+            done = end
+    return "".join([*parts, text[done:]])
+
+
+def _find_secret_end(text: str, match: re.Match[str]) -> int:
+    """Return where the secret value of a field ends, or its beginning if it is not secret."""
+    name, begin = _normalize(match["field"]), match.end()
+    if not _SECRET_NAME.fullmatch(name) or _PLACEHOLDER.match(text, begin):
+        return begin
+    opened = match["open"] or ""
+    if name.endswith("authorization"):
+        return _find_authorization_end(text, begin, _TO_QUOTE.get(opened[-1:], _LINE))
+    if name.endswith("cookie"):
+        found = _REST.match(text, begin)
+        return found.end() if found and "=" in found[0] else begin
+    found = _TO_QUOTE.get(opened[-1:], _WORD).match(text, begin)
+    is_prose = match["mark"] == ":" and not opened  # e.g. "token: it has expired"
+    if not found or (is_prose and not name.endswith(("password", "passphrase")) and _is_prose(name, found[0])):
+        return begin
+    return found.end()
+
+
+def _normalize(name: str) -> str:
+    suffixed = _ENV_SUFFIX.fullmatch(name)
+    return (suffixed[1] if suffixed else name).lower().replace("-", "_").replace(".", "_")
+
+
+def _is_prose(name: str, value: str) -> bool:
+    return name in _PLAIN_NAMES or value.isalpha()
+
+
+def _find_authorization_end(text: str, begin: int, whole: re.Pattern[str]) -> int:
+    """Return where the credentials of an Authorization header end. `whole` matches the rest of the header."""
+    if _SEVERAL.match(text, begin) and (found := whole.match(text, begin)):
+        return found.end()
+    credentials = _AUTHORIZATION.match(text, begin)
+    if credentials is None or _PLACEHOLDER.match(credentials["token"]):
+        return begin
+    return credentials.end()
+
+
+def redact_json(value: Any) -> Any:
+    """Return JSON-like data with all credentials masked: in each text, and the values of fields such as `password`.
+
+    >>> redact_json({"servers": ["http://ann:pw@vllm:8000"], "api_key": "abc", "max_tokens": 5})
+    {'servers': ['http://***@vllm:8000'], 'api_key': '***', 'max_tokens': 5}
+    """
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {
+            redact(name): MASK
+            if each and isinstance(each, str) and _SECRET_NAME.fullmatch(_normalize(str(name)))
+            else redact_json(each)
+            for name, each in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [redact_json(each) for each in value]
+    return value
+
+
+def find_credentials(value: Any, place: str = "") -> list[str]:
+    """Return where JSON-like data has texts with credentials, e.g. `rollouts.servers.0`, sorted as they occur."""
+    if isinstance(value, str):
+        return [place] if redact(value) != value else []
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list | tuple):
+        items = enumerate(value)
+    return [
+        found for name, each in items for found in find_credentials(each, f"{place}.{name}" if place else str(name))
+    ]
+
+
+def register_secret(value: str) -> None:
+    """Mask this value from now on, e.g. a password from a file. Values of less than 8 characters are ignored."""
+    if len(value) >= _MIN_VALUE:
+        _registered.add(value)
+
+
+def _secret_values() -> list[str]:
+    """Return the known secrets, the longest first, so that no part of one remains."""
+    named = {value for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name.upper())}
+    found = {value.strip() for value in named | _registered}
+    return sorted((each for each in found if len(each) >= _MIN_VALUE and each not in _ORDINARY), key=len, reverse=True)
+
+
+class RedactedRecord(logging.LogRecord):
+    """A log record whose message and traceback are redacted, whatever handler writes it."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if self.exc_info and self.exc_info[0] is not None:
+            self.exc_text = redact("".join(traceback.format_exception(*self.exc_info)).rstrip("\n"))
+
+    def getMessage(self) -> str:  # noqa: N802 - logging calls it
+        """Return the message with its arguments, redacted."""
+        return redact(super().getMessage())
+
+
+def install() -> None:
+    """Redact all log records of this process, and the tracebacks of its uncaught exceptions.
+
+    Hooks that another program has set, e.g. a debugger, stay.
+    """
+    if logging.getLogRecordFactory() is logging.LogRecord:
+        logging.setLogRecordFactory(RedactedRecord)
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = print_traceback
+    if threading.excepthook is threading.__excepthook__:
+        threading.excepthook = _print_thread_traceback
+
+
+def print_traceback(
+    kind: type[BaseException], error: BaseException, trace: Any, write: Callable[[str], object] | None = None
+) -> None:
+    """Print an uncaught exception on standard error as Python does, with credentials masked."""
+    text = redact("".join(traceback.format_exception(kind, error, trace)))
+    if write is not None:
+        write(text)
+    elif sys.stderr is not None:
+        sys.stderr.write(text)
+
+
+def _print_thread_traceback(args: Any) -> None:
+    if args.exc_type is not SystemExit:
+        name = args.thread.name if args.thread else "?"
+        print_traceback(args.exc_type, args.exc_value, args.exc_traceback, lambda text: _write_thread(name, text))
+
+
+def _write_thread(name: str, text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"Exception in thread {name}:\n{text}")
