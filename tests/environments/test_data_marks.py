@@ -78,6 +78,7 @@ def test_escaping_again_changes_nothing_and_text_without_pairs_is_kept(text: str
     once = escape_marks(text)
     assert escape_marks(once) == once
     assert strip_marks(enclose_data(text)) == once
+    assert strip_marks(f"Error: {enclose_data(text)}") == f"Error: {once}"
     plain = "".join(each for each in text if each not in BRACKETS and ord(each) < 0x2000)
     assert escape_marks(plain) == plain
 

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
+from gumshoe.environments.data_marks import NOTE
 from tests.inference.fake_vllm import FakeVLLM, stall, status
 from tests.serving.agent_server import (
     ANN,
@@ -74,7 +75,7 @@ def test_an_mcp_client_learns_what_the_server_and_its_tools_do(protected_server:
 
     info, instructions, tools = asyncio.run(look())
     assert (info.name, info.title, info.version) == ("gumshoe", "Gumshoe", importlib.metadata.version("gumshoe-agents"))
-    for value in ("`ask`", "`search_inbox`", "`read_email`", "inbox_address", "2,000", "3600", "serving.busy"):
+    for value in ("`ask`", "`search_inbox`", "`read_email`", "inbox_address", "2,000", "3600", "serving.busy", NOTE):
         assert value in instructions
     assert {each.name: each.title for each in tools} == {
         "search_inbox": "Search inbox",
@@ -103,7 +104,7 @@ def test_an_mcp_client_searches_reads_and_asks(protected_server: AgentProcess, m
         ("read_email", {"message_id": "<7@example.com>"}),
         ("ask", {"question": "What is in 7?", "query_date": DAY}),
     )
-    assert '"7" 1, "zebra" 0.' in blamed[1].partition("\n")[0]
+    assert '"7" 1, "zebra" 0.' in blamed[1].splitlines()[1]
     assert "id: <7@example.com>" in blamed[1]
     assert "Body of message 7" in thread[1]
     assert "id: <7@example.com>" in found[1]
@@ -207,7 +208,7 @@ def test_calls_have_a_limit_and_a_deadline(place: ServerFiles, monkeypatch: pyte
         async with ToolThreads(deadline=7200) as threads:
             service = AnswerService(settings, env_factory, Metrics(), create_tracer(), threads, lambda *_: None, [])
             try:
-                calls = [asyncio.create_task(service.call(make_scenario(), search)) for _ in range(3)]
+                calls = [asyncio.create_task(service.call(make_scenario(), search, "ann")) for _ in range(3)]
                 await async_wait_until(lambda: is_searched.is_set() and calls[2].done())
                 clock.advance(3500)
                 await asyncio.sleep(0.05)

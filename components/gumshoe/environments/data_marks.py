@@ -21,6 +21,7 @@ _OPENING = re.compile(  # brackets, characters that become one if the text is no
 )
 _BLANK_CATEGORIES = {"Cc", "Cf", "Mn", "Me", "Cn", "Co"}
 _BLANK_LETTERS = "\u115f\u1160\u3164\uffa0\u2800"  # letters and symbols without a visible form
+_ENCLOSED = re.compile(rf"(Error: )?{re.escape(BEGIN)}\n(.*)\n{re.escape(END)}", re.S)
 
 
 def enclose_data(text: str) -> str:
@@ -49,8 +50,9 @@ def escape_marks(text: str) -> str:
 
 
 def strip_marks(text: str) -> str:
-    """Return the data of a tool's result without the marks around it, if it has them."""
-    return text.removeprefix(f"{BEGIN}\n").removesuffix(f"\n{END}")
+    """Return a tool's result, or the message of its error, without the marks around its data, if it has them."""
+    found = _ENCLOSED.fullmatch(text)
+    return (found[1] or "") + found[2] if found else text
 
 
 def _is_blank(character: str) -> bool:

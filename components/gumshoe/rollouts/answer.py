@@ -7,6 +7,7 @@ from datetime import date
 from typing import Any
 
 from gumshoe.environments.base import Source
+from gumshoe.environments.data_marks import strip_marks
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.environments.tools import Call
 from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
@@ -29,7 +30,7 @@ class AnswerStep:
     text: str
     """Text of the turn outside reasoning and calls, in the first step of the turn."""
     result: str | None = None
-    """None while the tool runs, and if the turn ended the conversation."""
+    """Without the marks around its data. None while the tool runs, and if the turn ended the conversation."""
     reasoning: str = ""
     """Reasoning of the turn, in its first step."""
     call: int = 1
@@ -182,7 +183,7 @@ class _ReportingSession:
         self._session.add_results(calls, results)
         first = next(at for at, step in enumerate(self.steps) if step.turn == self._turn)
         for place, result in enumerate(results, first):
-            self.steps[place] = replace(self.steps[place], result=result)
+            self.steps[place] = replace(self.steps[place], result=strip_marks(result))
             self._on_step(self.steps[place])
 
     async def next_turn(self) -> Turn | None:

@@ -19,6 +19,7 @@ from mcp.types import ToolAnnotations
 from pydantic import BaseModel, Field, ValidationError, create_model
 
 from gumshoe.client.responses import CitedDocument, CitedMessage
+from gumshoe.environments.data_marks import NOTE
 from gumshoe.environments.tools import BadArgumentsError, Call, Toolbox, ToolFunction, UnknownSourceError
 from gumshoe.environments.tools import ToolError as RefusedCallError
 from gumshoe.installation import DISTRIBUTION
@@ -114,7 +115,8 @@ def create_mcp_server(service: AnswerService) -> MCPServer[Any]:
     ) -> str:
         with _translate_errors():
             request: Any = context.request_context.request
-            return await service.call(build_scenario(request, call.name, inbox_address, query_date, service), call)
+            scenario = build_scenario(request, call.name, inbox_address, query_date, service)
+            return await service.call(scenario, call, request.state.caller)
 
     async def ask(
         *,
@@ -126,7 +128,7 @@ def create_mcp_server(service: AnswerService) -> MCPServer[Any]:
         with _translate_errors():
             request: Any = context.request_context.request
             scenario = build_scenario(request, question, inbox_address, query_date, service)
-            answer = await service.answer(scenario, None, lambda _: None)
+            answer = await service.answer(scenario, None, lambda _: None, request.state.caller)
             log_answer(request, answer, service.settings)
         return ToolAnswer.model_validate(answer, from_attributes=True)
 
@@ -156,7 +158,8 @@ def create_mcp_server(service: AnswerService) -> MCPServer[Any]:
 
 def _write_instructions(service: AnswerService, tools: list[ToolFunction]) -> str:
     has_inboxes, limits = service.env_factory.has_inboxes, service.settings.limits
-    return _ABOUT.format(
+    has_marks = bool(service.env_factory.for_calls().arguments.get("marks"))
+    about = _ABOUT.format(
         what="the mail in one inbox" if has_inboxes else "a collection of documents",
         tools=" and ".join(f"`{tool.__name__}`" for tool in tools),
         whose=_WHOSE_MAIL if has_inboxes else _WHOSE_DOCUMENTS,
@@ -164,6 +167,7 @@ def _write_instructions(service: AnswerService, tools: list[ToolFunction]) -> st
         deadline=limits.deadline,
         question=limits.question,
     )
+    return f"{about} {NOTE}" if has_marks else about
 
 
 def _forbid_others(model: type[ModelT]) -> type[ModelT]:
