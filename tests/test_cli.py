@@ -38,7 +38,7 @@ def test_a_command_imports_only_its_own_package() -> None:
         "print(sorted({name.split('.')[1] for name in sys.modules if name.startswith('gumshoe.')}))\n"
     )
     run = subprocess.run([sys.executable, "-c", code, "nowhere"], capture_output=True, text=True, check=True)
-    shared = ["cli", "errors", "help_pages", "network", "redaction", "terminal", "text_checks", "text_formats"]
+    shared = ["cli", "errors", "help_pages", "json_text", "network", "redaction", "terminal", "text_checks"]
     assert run.stdout.splitlines()[-1] == str(["artifacts", *shared])
 
 
@@ -83,3 +83,12 @@ def test_explain_lists_the_codes_with_a_prefix(run: Run) -> None:
 def test_the_installed_program_runs() -> None:
     program = Path(sys.executable).with_name("gumshoe")
     assert subprocess.run([program, "--version"], capture_output=True, check=True).stdout.startswith(b"gumshoe ")
+
+
+@pytest.mark.parametrize("argument", [b"\xff", b"--index=K\xf6ln", b"\xed\xa0\x80"])
+def test_an_argument_that_is_not_utf_8_is_refused(argument: bytes) -> None:
+    words = [sys.executable.encode(), b"-m", b"gumshoe", b"mail", b"search", argument, b"--json"]
+    ran = subprocess.run(words, capture_output=True, check=False)
+    assert ran.returncode == 2
+    assert json.loads(ran.stdout)["error"]["code"] == "cli.undecodable-argument"
+    assert b"cli.undecodable-argument" in ran.stderr

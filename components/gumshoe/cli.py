@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import typer
-from dotenv import find_dotenv, load_dotenv
+from dotenv import load_dotenv
 from typer.core import TyperGroup
 
 from gumshoe.errors import GumshoeError, UsageError
@@ -136,7 +136,7 @@ def _root(
 ) -> None:
     """Train search agents with reinforcement learning and put them into service.
 
-    Reads environment variables from a `.env` file in this directory or a parent. Variables that are set already win.
+    Reads environment variables from the file `.env` in this directory. Variables that are set already win.
     """
     from gumshoe.network import share_ca_bundle, share_proxy
 
@@ -146,9 +146,13 @@ def _root(
 
 
 def _read_dotenv() -> None:
-    path = find_dotenv(usecwd=True)
+    path = Path.cwd() / ".env"  # not in a parent such as /tmp, where others could write it
     try:
-        load_dotenv(path)
+        if path.is_file():
+            from gumshoe.trusted_files import check_trusted
+
+            check_trusted(path, "the file .env")
+            load_dotenv(path)
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             "cli.dotenv-unreadable", f"cannot read {path}: {error}; write it in UTF-8, one NAME=VALUE per line"

@@ -5,11 +5,11 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ConfigDict, create_model
 
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import validate_model
+from gumshoe.yaml_text import InvalidYamlError, load_yaml
 
 
 def import_attribute(what: str, place: str, attribute: str, code: str) -> Any:
@@ -33,8 +33,8 @@ def parse_named(value: Any, settings_key: str) -> tuple[str, dict[str, Any]] | N
     any of them, in YAML.
     """
     try:
-        read = yaml.safe_load(value) if isinstance(value, str) else value
-    except yaml.YAMLError:
+        read = load_yaml(value) if isinstance(value, str) else value
+    except InvalidYamlError:
         return None
     match read:
         case str(name) if name.strip():

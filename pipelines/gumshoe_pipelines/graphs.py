@@ -15,6 +15,7 @@ import yaml
 
 from gumshoe.errors import UsageError
 from gumshoe.installation import install_command
+from gumshoe.yaml_text import InvalidYamlError, load_yaml
 
 if TYPE_CHECKING:
     from gumshoe_pipelines.parameters import PipelineBuilder
@@ -216,7 +217,7 @@ def read_values(pairs: list[str], path: Path | None) -> dict[str, Any]:
     values: dict[str, Any] = {}
     try:
         if path is not None:
-            read = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+            read = load_yaml(path.read_text(encoding="utf-8")) or {}
             if not isinstance(read, dict):
                 raise UsageError(
                     "pipelines.parameters-not-a-mapping",
@@ -231,15 +232,15 @@ def read_values(pairs: list[str], path: Path | None) -> dict[str, Any]:
                     "pipelines.invalid-parameter-option",
                     f"a parameter must be NAME=VALUE, got {pair!r}; write e.g. seed=2",
                 )
-            values[name.strip()] = yaml.safe_load(text) if text else ""
+            values[name.strip()] = load_yaml(text) if text else ""
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             "pipelines.parameters-unreadable",
             f"cannot read parameters from {path}: {error}; name a YAML file in UTF-8",
         ) from None
-    except yaml.YAMLError as error:
+    except InvalidYamlError as error:
         raise UsageError(
             "pipelines.invalid-yaml",
-            f"the parameters are not valid YAML: {' '.join(str(error).split())}; quote or correct the value",
+            f"the parameters are not valid YAML: {error}; quote or correct the value",
         ) from None
     return values

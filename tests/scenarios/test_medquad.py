@@ -95,7 +95,7 @@ def test_records_without_an_answer_are_counted(run: Callable[..., CommandResult]
         ({"question": 7}, "question .*int"),
         ({"answer": ["a"]}, "answer .*list"),
         ({"document_url": "", "question_focus": ""}, "document_url, url, question_focus, focus"),
-        ({"answer": "a\ud800"}, "answer: .*valid string"),
+        ({"answer": "a\ud800"}, r"answer: U\+D800"),
     ],
 )
 def test_an_invalid_record_is_a_malformed_line(wrong: dict[str, Any], message: str, tmp_path: Path) -> None:

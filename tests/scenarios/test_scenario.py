@@ -14,9 +14,10 @@ from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from tests.errors import raises
 from tests.scenarios.questions import ANN, QUICK, about_documents, ids, question, scenario, scenario_sets
 
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 JSON_VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=6,
 )
 ODD_VALUES = JSON_VALUES | st.floats() | st.binary() | st.just("\ud800") | st.datetimes() | st.dates()
@@ -95,7 +96,10 @@ def test_mail_is_visible_until_the_end_of_the_query_date() -> None:
         ({"how_realistic": float("nan")}, "how_realistic"),
         ({"split": "dev"}, "split"),
         ({"needs_all": "perhaps"}, "needs_all"),
-        ({"note": "\ud800"}, "written as JSON"),
+        ({"note": "\ud800"}, r"note: U\+D800"),
+        ({"note": {"a\udfff": 1}}, r"note.a\ufffd: .*U\+DFFF"),
+        ({"answer": "a\0b"}, r"answer: U\+0000 at character 2"),
+        ({"note": [float("inf")]}, "written as JSON"),
         ({"note": b"\xff"}, "written as JSON"),
     ],
 )
@@ -140,9 +144,9 @@ def test_a_line_omits_default_values() -> None:
 
 @QUICK
 @given(
-    extra=st.dictionaries(st.text(), JSON_VALUES.filter(lambda value: value is not None), max_size=3),
-    texts=st.tuples(*[st.text(min_size=1).filter(str.strip)] * 3),
-    sources=st.lists(st.text(min_size=1).filter(str.strip), min_size=1, max_size=3),
+    extra=st.dictionaries(TEXTS, JSON_VALUES.filter(lambda value: value is not None), max_size=3),
+    texts=st.tuples(*[TEXTS.filter(str.strip)] * 3),
+    sources=st.lists(TEXTS.filter(str.strip), min_size=1, max_size=3),
     day=st.dates(),
     realism=st.none() | st.floats(0, 1),
     needs_all=st.booleans(),

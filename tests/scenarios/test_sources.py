@@ -118,7 +118,11 @@ def test_a_file_without_scenarios_is_an_error(tmp_path: Path, data: bytes) -> No
         (json.dumps(question(4, message_ids="a")).encode(), "a list (got 'a')"),
         (json.dumps(question(4, inbox_address="ann")).encode(), "inbox_address: 'ann'"),
         (json.dumps(question(4, splits="test")).encode(), "field 'splits'; did you mean 'split'?"),
-        (json.dumps(question(4, note="\ud800")).encode(), "written as JSON"),
+        (json.dumps(question(4, note="\ud800")).encode(), "note: U+D800"),
+        (json.dumps(question(4, answer="a\0")).encode(), "answer: U+0000"),
+        (json.dumps(question(4, note=float("nan"))).encode(), "NaN"),
+        (b'{"id": ' + b"[" * 100_000, "JSON"),
+        (b'{"id": ' + b"9" * 5000 + b"}", "JSON"),
     ],
 )
 def test_a_malformed_line_is_an_error_with_its_number(tmp_path: Path, line: bytes, message: str) -> None:

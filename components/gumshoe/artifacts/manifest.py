@@ -1,7 +1,6 @@
 """The manifest of an artifact (`manifest.json`), and checks of a directory against it."""
 
 import hashlib
-import json
 import re
 import uuid
 from collections.abc import Callable, Iterable
@@ -14,6 +13,7 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from gumshoe.artifacts.storage import is_partial
 from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.json_text import load_json
 
 MANIFEST = "manifest.json"
 LATEST = "latest.json"
@@ -194,10 +194,11 @@ class Manifest(BaseModel):
             InvalidManifestError: if it is not a manifest, or contradicts itself.
         """
         try:
-            is_own = str(json.loads(text).get("format", "")).startswith("gumshoe.")
-        except (ValueError, AttributeError, RecursionError):
+            is_own = str(load_json(text).get("format", "")).startswith("gumshoe.")
+        except (ValueError, AttributeError) as error:
+            fault = error if isinstance(error, ValueError) else "not a JSON object"
             raise InvalidManifestError(
-                "artifacts.invalid-manifest", f"{where} is not a valid manifest: not a JSON object"
+                "artifacts.invalid-manifest", f"{where} is not a valid manifest: {fault}"
             ) from None
         if not is_own:
             raise ForeignManifestError(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST
 from gumshoe.artifacts.storage import Storage, explain_os_errors, write_atomically
+from gumshoe.json_text import load_json
 
 MARK = "private.json"
 _ARTIFACT = re.compile(rf"(?P<place>.+)/{DATA_PREFIX}[0-9a-f]{{32}}/{re.escape(MARK)}", re.S)
@@ -79,7 +80,7 @@ def remove_private_copies(storage: Storage, found: Iterable[PrivateCopy]) -> Non
 def _read_mark(text: bytes) -> tuple[frozenset[str] | None, list[str]]:
     """Return the inboxes of a mark (None if unknown or unreadable), and the names of files beside its directory."""
     try:
-        content = json.loads(text)
+        content = load_json(text)
         named, beside = content["inboxes"], [str(each) for each in content.get("beside", ())]
         return None if named is None else frozenset(str(each).casefold() for each in named), beside
     except (ValueError, KeyError, TypeError, AttributeError):

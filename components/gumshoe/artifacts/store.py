@@ -50,9 +50,9 @@ from gumshoe.artifacts.storage import (
     open_storage,
 )
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.json_text import load_json
 from gumshoe.redaction import redact_json
 from gumshoe.terminal import progress
-from gumshoe.text_formats import load_json
 
 PRUNED = "pruned.json"  # stays where an artifact was, so that its version is not used again
 _MARKER = ".conditional-writes"

@@ -15,6 +15,7 @@ from gumshoe.corpus import DEFAULT_ENVIRONMENT, find_corpus
 from gumshoe.errors import UsageError
 from gumshoe.installation import install_command
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable
+from gumshoe.yaml_text import InvalidYamlError, load_yaml
 
 if TYPE_CHECKING:
     from gumshoe.cluster.deploy import Deployments
@@ -297,8 +298,8 @@ def _read_values(files: list[Path], sets: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for file in files:
         try:
-            read = yaml.safe_load(file.read_text(encoding="utf-8")) or {}
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            read = load_yaml(file.read_text(encoding="utf-8")) or {}
+        except (OSError, ValueError) as error:
             raise UsageError(
                 "deploy.values-unreadable",
                 f"cannot read values from {file}: {' '.join(str(error).split())}; name a YAML file in UTF-8",
@@ -317,8 +318,8 @@ def _read_values(files: list[Path], sets: list[str]) -> dict[str, Any]:
                 "deploy.invalid-set-option", f"--set must be NAME=VALUE, got {each!r}; write e.g. --set serving.gpus=2"
             )
         try:
-            value: Any = yaml.safe_load(text) if text else ""
-        except yaml.YAMLError as error:
+            value: Any = load_yaml(text) if text else ""
+        except InvalidYamlError as error:
             raise UsageError(
                 "deploy.invalid-set-option",
                 f"the value of --set {each!r} is not valid YAML: {' '.join(str(error).split())}; quote or correct it",

@@ -80,7 +80,9 @@ class Toolbox:
         """
         tool = self._checked_tools.get(call.name)
         if tool is None:
-            raise UnknownToolError(self._quote(f"there is no tool {call.name[:_MAX_NAME]!r}; there are {', '.join(self._tools)}"))
+            raise UnknownToolError(
+                self._quote(f"there is no tool {call.name[:_MAX_NAME]!r}; there are {', '.join(self._tools)}")
+            )
         if fault := join_faults(find_bad_values(call.arguments)):
             raise BadArgumentsError(self._quote(f"{call.name}: {fault}"))
         try:

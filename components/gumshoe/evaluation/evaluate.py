@@ -18,7 +18,9 @@ from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.storage import explain_os_errors, open_locked_file, write_atomically
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.evaluation.canary_evaluation import CanarySettings, ProbedPolicy, check_probed, measure_memorization
 from gumshoe.evaluation.comparison import compare_policies
+from gumshoe.evaluation.memorization import Memorization
 from gumshoe.evaluation.metrics import Price, accuracy_by_kind, compute_metrics
 from gumshoe.evaluation.predictions import ChosenAnswer, Prediction, group_by_question, write_predictions, write_table
 from gumshoe.evaluation.results import (
@@ -38,6 +40,7 @@ from gumshoe.evaluation.results import (
 from gumshoe.evaluation.statistics import cohens_kappa
 from gumshoe.evaluation.trained_settings import find_chat_settings, open_trained_env
 from gumshoe.inference.policy_names import PolicyName
+from gumshoe.json_text import load_json
 from gumshoe.redaction import redact
 from gumshoe.rewards.best_of_n import Choice, ChoiceSettings, Selector, total_cost
 from gumshoe.rewards.builtin_rewards import rubric
@@ -49,7 +52,6 @@ from gumshoe.rollouts.writer import RolloutOptions, read_trajectories, run_to_fi
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.terminal import Advance
-from gumshoe.text_formats import load_json
 
 _LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,63})=(.+)", re.S)
 _ADDRESS = re.compile(r"https?://[^#]*")  # may change when a server is restarted
@@ -88,6 +90,8 @@ class EvaluationRequest:
     """Prices by policy name."""
     adapters: tuple[tuple[str, Path], ...] = ()
     """(policy name, directory) of adapters, to read which questions they were trained on."""
+    canaries: CanarySettings | None = None
+    """Canaries of the training, to measure what the policies memorized."""
     choice: ChoiceSettings | None = None
     """Settings to choose one of the samples as a question's answer. All samples are run before, so that they can be
     reused with another method."""
@@ -114,7 +118,7 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
         UnavailableError: if some questions have no episode, or some answers no verdict. Run it again to add them.
     """
     scenarios = select_scenarios(settings.rollout)
-    unseen = _check(settings, scenarios)
+    seen = _check(settings, scenarios)
     settings = replace(settings, rollout=replace(settings.rollout, chat=find_chat_settings(settings)))
     env_factory = open_trained_env(settings)
     async with AsyncExitStack() as open_judges:
@@ -144,7 +148,9 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
             JudgeResult(name=name, usage=judge.model.usage.to_dict() if isinstance(judge, OpenAIJudge) else {})
             for name, judge in judges
         )
-    result = _build_result(settings, scenarios, env_factory, predictions, judge_results, unseen)
+    memorized = await _measure_canaries(settings, directory, scenarios, env_factory, seen, watch)
+    result = _build_result(settings, scenarios, env_factory, predictions, judge_results, set(seen))
+    result = result.with_memorization(memorized)
     with explain_os_errors(directory):
         write_predictions(directory / PREDICTIONS, predictions)
         write_table(directory / TABLE, predictions)
@@ -152,8 +158,31 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
     return EvaluationRun(result, scenarios, predictions, trajectories, env_factory)
 
 
-def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> set[str]:
-    """Check the settings. Return the names of the policies that are known not to have seen the scenarios.
+async def _measure_canaries(
+    settings: EvaluationRequest,
+    directory: Path,
+    scenarios: ScenarioSet,
+    env_factory: EnvFactory,
+    seen: Mapping[str, frozenset[str]],
+    watch: ShowProgress,
+) -> dict[str, Memorization]:
+    """Return what each policy memorized of the canaries, by name; nothing without canaries."""
+    canaries = settings.canaries
+    if canaries is None:
+        return {}
+    probed = [
+        ProbedPolicy(
+            each.name, each.word, canaries.record.count_learned(seen[each.name]) if each.name in seen else None
+        )
+        for each in settings.policies
+    ]
+    return await measure_memorization(canaries, settings.rollout, probed, directory, env_factory, scenarios, watch)
+
+
+def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> dict[str, frozenset[str]]:
+    """Check the settings. Return the policies that are known not to have seen the scenarios.
+
+    The result has the digests of all questions that a policy was trained or selected on, by its name.
 
     Raises:
         UsageError: if a setting is wrong.
@@ -175,9 +204,11 @@ def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> set[str]:
                 "evaluation.option-for-unknown-policy",
                 f"--{what} names the unknown policy {unknown!r}; use one of {', '.join(names)}",
             )
-    takes_tokenizer, unseen = [], set[str]()
+    takes_tokenizer, unseen = [], dict[str, frozenset[str]]()
     for each in settings.policies:
         policy = PolicyName.parse(each.word)
+        if settings.canaries:
+            check_probed(each.word, each.name)
         takes_tokenizer.append(policy.takes_tokenizer)
         if policy.kind == "vllm" and settings.rollout.tokenizer is None:
             raise UsageError(
@@ -190,7 +221,7 @@ def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> set[str]:
             lineage = Lineage.read(place)
             if lineage:
                 lineage.check_unseen(scenarios, each.name)
-                unseen.add(each.name)
+                unseen[each.name] = unseen.get(each.name, frozenset()) | lineage.questions
             elif place in own:
                 raise UsageError(
                     "evaluation.lineage-missing",
@@ -219,6 +250,8 @@ def _record_settings(
         "samples": rollout.samples,
     }
     recorded |= rollout.episode_settings | env_factory.provenance
+    if settings.canaries:
+        recorded |= {"canaries": settings.canaries.record.content, "canary samples": settings.canaries.samples}
     for each in settings.policies:
         policy = PolicyName.parse(each.word)
         recorded |= {

@@ -14,6 +14,7 @@ from gumshoe.artifacts.private_data import MARK
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.embeddings.vectors import CENTER, SIGNS, VECTORS
 from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.json_text import load_json
 
 FILE_NAME = "mail-index.json"
 SEGMENT_PREFIX = "segment-"
@@ -29,7 +30,7 @@ INDEX_FILES = {
     MARK: "Marks the index as private, for `gumshoe artifacts forget`.",
 }
 """Description of each file of an index of mail."""
-VERSION = 3
+VERSION = 4
 
 # `message` counts the different messages of an index through all segments, from 1. A copy is a message as somebody
 # received or sent it, with its own id, date and recipients. Copies of a message may be in later segments.
@@ -51,6 +52,7 @@ CREATE TABLE copies (
     sent INTEGER,        -- seconds since 1970, UTC
     utc_offset INTEGER,  -- minutes east of UTC on the sender's clock
     sender_name TEXT NOT NULL,
+    is_unverified INTEGER NOT NULL,  -- 1 if a mail server found that the sender is forged
     recipients TEXT NOT NULL,  -- JSON [[role, address, name], ...]
     refs TEXT NOT NULL,        -- JSON [id, ...]
     PRIMARY KEY (message, copy)
@@ -116,7 +118,7 @@ def read_state(directory: Path) -> IndexState:
     """
     path = index_path(directory)
     try:
-        content = json.loads(path.read_bytes())
+        content = load_json(path.read_bytes())
         schema = content["schema"]
         if schema == VERSION:
             return IndexState(int(content["version"]), tuple(map(str, content["segments"])), dict(content["facts"]))

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ConfigDict
 
 from gumshoe.errors import UsageError
 from gumshoe.mail.inboxes import OwnedSource
 from gumshoe.mail.sources import split_source
 from gumshoe.model_validation import validate_model
+from gumshoe.yaml_text import load_yaml
 
 
 class _Entry(BaseModel):
@@ -17,20 +17,21 @@ class _Entry(BaseModel):
     source: str
     owner: str = ""
     aliases: tuple[str, ...] = ()
+    trust_from: bool = False
+    trust_authserv: tuple[str, ...] = ()
 
 
 def read_source_list(path: Path) -> list[OwnedSource]:
-    """Read a YAML list of sources. Each entry is a URI, or a mapping with `source`, `owner` and `aliases`.
+    """Read a YAML list of sources. Each entry is a URI, or a mapping with the fields of `OwnedSource`.
 
     Raises:
         UsageError: if the file cannot be read, or an entry is invalid. The message names the file and the entry.
     """
     try:
-        # BaseLoader creates only strings, lists and mappings: an unquoted value is never a date or a number.
-        listed = yaml.load(path.read_text(encoding="utf-8"), yaml.BaseLoader)  # noqa: S506
+        listed = load_yaml(path.read_text(encoding="utf-8"), only_text=True)
     except OSError as error:
         raise UsageError("mail.invalid-source-list", f"cannot read {path}: {error.strerror}; check the path") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UsageError("mail.invalid-source-list", f"{path} is not valid YAML: {error}") from None
     if not isinstance(listed, list) or not listed:
         raise UsageError(
@@ -40,7 +41,7 @@ def read_source_list(path: Path) -> list[OwnedSource]:
 
 
 def parse_source(entry: object, place: str) -> OwnedSource:
-    """Return an entry of a list of sources: a URI, or a mapping with `source`, `owner` and `aliases`.
+    """Return an entry of a list of sources: a URI, or a mapping with `source` and the other fields of `OwnedSource`.
 
     Raises:
         UsageError: if it is invalid. The message begins with `place`.
@@ -50,6 +51,6 @@ def parse_source(entry: object, place: str) -> OwnedSource:
     found = validate_model(_Entry, entry, "mail.invalid-source-list", place)
     try:
         split_source(found.source)
-        return OwnedSource(found.source, found.owner, found.aliases)
+        return OwnedSource(found.source, found.owner, found.aliases, found.trust_from, found.trust_authserv)
     except UsageError as error:
         raise UsageError(error.code, f"{place}: {error.message}") from None

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gumshoe.embeddings.embedder import Embedder, EmbedderSettings, EmbeddingError, open_embedder
@@ -14,6 +13,7 @@ from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings, parse_mod
 from gumshoe.rewards.exact_match import is_exact
 from gumshoe.rewards.heuristic.heuristic_judge import HeuristicJudge
 from gumshoe.rewards.judge import Judge, JudgedQuestion, JudgeError, Verdict
+from gumshoe.yaml_text import InvalidYamlError, load_yaml
 
 _VERSION = "verdict 1"
 _SYSTEM = """\
@@ -142,11 +142,9 @@ def parse_judge(named: Any) -> tuple[str, dict[str, Any]]:
     """
     if isinstance(named, str) and named.lstrip().startswith("{"):
         try:
-            named = yaml.safe_load(named)
-        except yaml.YAMLError as error:
-            raise UsageError(
-                "judges.invalid-yaml", f"the judge {named} is not valid YAML: {' '.join(str(error).split())}"
-            ) from None
+            named = load_yaml(named)
+        except InvalidYamlError as error:
+            raise UsageError("judges.invalid-yaml", f"the judge {named} is not valid YAML: {error}") from None
     if isinstance(named, Mapping) and len(named) == 1:
         name, settings = next(iter(named.items()))
     else:

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from gumshoe.environments.base import Ending, EpisodeState, Unusable
 from gumshoe.environments.tools import Call
 from gumshoe.errors import UsageError
+from gumshoe.json_text import load_json
 from gumshoe.rollouts.call_forms import UnusableCallError, find_form
 
 Origin = Literal["prompt", "sampled", "injected"]
@@ -195,7 +196,7 @@ class Trajectory:
             TrajectoryFileError: if it is not a trajectory. The message begins with `where`.
         """
         try:
-            fields: dict[str, Any] = json.loads(line)
+            fields: dict[str, Any] = load_json(line, is_recorded=True)
             if "spans" not in fields and "mistakes" not in fields:
                 fields["spans"] = fields.pop("segments")  # the name of spans in version 0.1
             spans = [_read_span(each) for each in fields.pop("spans")]

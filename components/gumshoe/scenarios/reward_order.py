@@ -1,12 +1,12 @@
 """Sort scenarios by how hard they were for a policy."""
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 
 from gumshoe.errors import UsageError
+from gumshoe.json_text import load_json
 from gumshoe.scenarios.scenario import ScenarioSet
 
 _PREDICTIONS = "predictions.jsonl"  # of an evaluation, one record per episode; that package imports this one
@@ -21,7 +21,7 @@ def mean_rewards(evaluation: Path) -> dict[str, float]:
     path, rewards = evaluation / _PREDICTIONS, defaultdict[str, list[float]](list)
     try:
         with path.open(encoding="utf-8") as lines:
-            for record in map(json.loads, lines):
+            for record in map(load_json, lines):
                 rewards[str(record["scenario"])].append(float(record["reward"]))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UsageError(

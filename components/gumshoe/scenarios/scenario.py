@@ -13,8 +13,10 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
+from gumshoe.documents.collection_names import check_collection_patterns
 from gumshoe.errors import UsageError
 from gumshoe.mail.message import normalize_address
+from gumshoe.text_checks import check_text, find_bad_texts
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
@@ -30,6 +32,13 @@ def _validate_address(value: str) -> str:
     if not re.fullmatch(r"\S+@\S+", address := normalize_address(value)):
         raise ValueError(f"{value!r} is not a whole address, such as ann@example.com")
     return address
+
+
+def _validate_collections(value: tuple[str, ...]) -> tuple[str, ...]:
+    try:
+        return check_collection_patterns(value)
+    except UsageError as error:
+        raise ValueError(error.message) from None
 
 
 def _to_date(value: Any) -> Any:
@@ -74,6 +83,8 @@ class Scenario(BaseModel):
     how_realistic: Annotated[float, Field(ge=0, le=1)] | None = None
     """Probability that the inbox's owner asks this, from 0 to 1."""
     inbox_address: Annotated[str, AfterValidator(_validate_address)] | None = None
+    collections: Annotated[tuple[str, ...], AfterValidator(_validate_collections)] | None = None
+    """Collections of documents that may be read, or patterns such as `eng-*`. Needed if the index has collections."""
     query_date: Annotated[date, BeforeValidator(_to_date)] | None = None
     """Day on which the question is asked. Mail sent later does not exist yet."""
     split: Split | None = None
@@ -88,27 +99,39 @@ class Scenario(BaseModel):
             missing = [name for name in ("inbox_address", "query_date") if getattr(self, name) is None]
             if missing:
                 raise ValueError(f"a question about mail needs {' and '.join(missing)}")
+            if self.collections is not None:
+                raise ValueError("a question about mail has no collections; only documents belong to collections")
         for name in self.model_extra or {}:
             meant = get_close_matches(name.lower(), type(self).model_fields, n=1, cutoff=0.9)
             if meant:
                 raise ValueError(f"unknown field {name!r}; did you mean {meant[0]!r}?")
+        for place, fault in find_bad_texts(dict(self)):
+            raise ValueError(f"{place}: {fault}")
         try:
-            self.to_json().encode()
-        except ValueError as error:
+            json.dumps(self.model_extra, allow_nan=False, skipkeys=True, default=str)  # the next would write null
+            self.to_json()
+        except (ValueError, RecursionError) as error:
             raise ValueError(f"cannot be written as JSON ({error})") from None
         return self
 
     @classmethod
-    def from_question(cls, question: str, inbox_address: str | None, query_date: date | None) -> "Scenario":
+    def from_question(
+        cls,
+        question: str,
+        inbox_address: str | None,
+        query_date: date | None,
+        collections: tuple[str, ...] | None = None,
+    ) -> "Scenario":
         """Create a scenario for a question without a known answer. It can be answered, but not used for training or
         evaluation.
 
         Questions about documents have no inbox, and a date only if it matters.
 
         Raises:
+            InvalidTextError: if the question contains NUL or a lone surrogate.
             ScenarioError: if the question is empty, the address is malformed, or the date is the last possible one.
         """
-        text = question.strip()
+        text = check_text(question, "the question").strip()
         try:
             inbox = None if inbox_address is None else _validate_address(inbox_address)
         except ValueError as error:
@@ -121,7 +144,13 @@ class Scenario(BaseModel):
                 f"query date {query_date} is out of range; use the day on which the question is asked",
             )
         return cls.model_construct(
-            id="asked", question=text, answer="", inbox_address=inbox, query_date=query_date, message_ids=()
+            id="asked",
+            question=text,
+            answer="",
+            inbox_address=inbox,
+            query_date=query_date,
+            message_ids=(),
+            collections=collections,
         )
 
     @property
@@ -161,7 +190,7 @@ class Scenario(BaseModel):
         non_default = {
             name: value for name, value in fields.items() if value is not None and value != unset.get(name, ...)
         }
-        return json.dumps(non_default, ensure_ascii=False)
+        return json.dumps(non_default, ensure_ascii=False, allow_nan=False)
 
 
 class ScenarioRecord(BaseModel):

@@ -1,6 +1,5 @@
 """Read scenarios from `jsonl:` files and `hf:` datasets, and select some of them."""
 
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from gumshoe.artifacts.hub import explain_dataset_errors, list_splits, open_data
 from gumshoe.artifacts.lines import GZIP_ERRORS, file_size, read_lines
 from gumshoe.artifacts.storage import NotFoundError
 from gumshoe.documents.sources import is_medquad_record
+from gumshoe.json_text import load_json
 from gumshoe.mail.message import normalize_address
 from gumshoe.scenarios import medquad
 from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioError, ScenarioSet, Split, parse_split, seeded_sort_key
@@ -117,8 +117,8 @@ def _read_lines(place: str) -> Iterator[_LocatedRecord]:
 
 def _parse_json(line: bytes, where: str) -> Any:
     try:
-        return json.loads(line.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # covers bytes that are not UTF-8
+        return load_json(line)
+    except ValueError as error:
         return ScenarioLine(where, None, f"not JSON ({error}); write one object per line, in UTF-8")
 
 
@@ -141,7 +141,7 @@ def _read_rows(uri: str) -> Iterator[_LocatedRecord]:
 def _to_line(record: Any, where: str, split: Split | None) -> ScenarioLine:
     if not isinstance(record, dict):
         return ScenarioLine(where, None, f"{_KINDS[type(record)]}, not an object; write one object per line")
-    fields = {name: value for name, value in record.items() if value is not None}
+    fields = {name: value for name, value in record.items() if value is not None and value == value}  # NaN
     if split is not None and not fields.get("split"):
         fields["split"] = split
     try:

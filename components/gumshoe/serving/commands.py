@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 from rich.markup import escape
 
 from gumshoe.completion import complete_adapter, complete_choice, complete_model, complete_policy, complete_selector
@@ -16,6 +15,7 @@ from gumshoe.inference.policy import MAX_TEMPERATURE
 from gumshoe.installation import install_command
 from gumshoe.rollouts.commands import ChatOption, EnvironmentOption, parse_environment
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable
+from gumshoe.yaml_text import InvalidYamlError, load_yaml
 
 if TYPE_CHECKING:
     from gumshoe.rollouts.answer import Answer, AnswerStep
@@ -171,7 +171,7 @@ def add(
 
     Restart a running server to use the new key. To revoke a key, remove its entry from the file.
     """
-    from gumshoe.serving.access import add_key
+    from gumshoe.serving.key_file import add_key
 
     inboxes = inbox or []
     key = add_key(file, name, inboxes)
@@ -197,8 +197,8 @@ def _parse_sets(sets: list[str]) -> dict[str, Any]:
                 "serving.invalid-set-option", f"--set must be NAME=VALUE, e.g. limits.queue=10; got {each!r}"
             )
         try:
-            _set_nested(found, name.strip(), yaml.safe_load(value))
-        except yaml.YAMLError as error:
+            _set_nested(found, name.strip(), load_yaml(value))
+        except InvalidYamlError as error:
             raise UsageError(
                 "serving.invalid-set-option", f"--set {each!r}: the value is not valid YAML: {error}"
             ) from None

@@ -5,10 +5,10 @@ in this order: flags, environment, file.
 """
 
 import re
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
@@ -25,6 +25,8 @@ from gumshoe.inference.policy import MAX_TEMPERATURE
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.rewards.best_of_n import MAX_SAMPLES, ChoiceMethod, ChoiceSettings
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
+from gumshoe.trusted_files import check_trusted
+from gumshoe.yaml_text import load_yaml
 
 PREFIX = "GUMSHOE_SERVE__"
 _STRICT = ConfigDict(extra="forbid", frozen=True)
@@ -106,6 +108,9 @@ class AccessSettings(BaseModel):
     verified_email: bool = Field(
         True,
         description="Accept the claim `email` only if `email_verified` is true: some providers let users choose it.",
+    )
+    max_token_age: int = Field(
+        86_400, ge=1, description="Maximum number of seconds between the `iat` and the `exp` claim of a token."
     )
     inboxes: tuple[str, ...] = Field((), description="Inboxes or patterns (*@example.com) that every token may read.")
     allowed_hosts: tuple[str, ...] = Field(
@@ -213,7 +218,14 @@ class ServeSettings(BaseSettings):
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources of settings, highest precedence first."""
-        return init_settings, env_settings, YamlConfigSettingsSource(settings_cls)
+        return init_settings, env_settings, _SettingsFile(settings_cls)
+
+
+class _SettingsFile(YamlConfigSettingsSource):
+    """Read a settings file with the checks of `load_yaml`."""
+
+    def _read_file(self, file_path: Path | Traversable) -> dict[str, Any]:
+        return load_yaml(file_path.read_bytes()) or {}
 
 
 def read_settings(file: Path | None, flags: dict[str, Any], kind: type[ServeSettings] = ServeSettings) -> ServeSettings:
@@ -224,6 +236,8 @@ def read_settings(file: Path | None, flags: dict[str, Any], kind: type[ServeSett
     """
     if file is not None and not file.is_file():
         raise UsageError("serving.settings-file-not-found", f"settings file {file} does not exist")
+    if file is not None:
+        check_trusted(file, "the settings file")
 
     class GivenServeSettings(kind):  # type: ignore[misc, valid-type]
         model_config = SettingsConfigDict(yaml_file=file)
@@ -235,7 +249,7 @@ def read_settings(file: Path | None, flags: dict[str, Any], kind: type[ServeSett
         raise UsageError(
             "serving.invalid-settings", f"invalid server settings: {describe_validation_error(error)}"
         ) from None
-    except (yaml.YAMLError, SettingsError, TypeError, ValueError) as error:
+    except (OSError, SettingsError, TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             "serving.settings-unreadable", f"cannot read settings from {file or 'the environment'}: {error}"
         ) from None

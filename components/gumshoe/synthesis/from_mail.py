@@ -23,6 +23,7 @@ from typing import Any, BinaryIO
 
 from gumshoe.artifacts.storage import explain_os_errors, open_locked_file, write_atomically
 from gumshoe.errors import UsageError
+from gumshoe.json_text import load_json
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.search_arguments import check_address
 from gumshoe.rewards.judge import JudgeError
@@ -291,7 +292,7 @@ def _read_progress(file: BinaryIO, path: Path, header: bytes) -> dict[tuple[str,
         return {}
     expected = json.loads(header)
     try:
-        found = dict(json.loads(first_line))
+        found = dict(load_json(first_line))
         finished = [FinishedBatch.model_validate_json(line) for line in lines]
     except (ValueError, TypeError):
         raise UsageError(

@@ -20,9 +20,11 @@ from gumshoe.artifacts.storage import NotFoundError, open_uri
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.terminal import err, printable
+from gumshoe.text_checks import InvalidTextError, check_text
 from gumshoe.training.settings import SECTIONS, TrainSettings, walk_fields
 from gumshoe.training.settings_old_names import OLD_NAMES
 from gumshoe.training.settings_sections import EnvVar
+from gumshoe.yaml_text import InvalidYamlError, load_yaml
 
 CONFIGS = Path(__file__).parent / "configs"
 """Configurations that come with Gumshoe; the file name without `.yaml` is the name."""
@@ -164,14 +166,14 @@ def _read_config(config: str | None) -> dict[str, Any]:
         else:
             with open_uri(config) as file:
                 text = file.read().decode()
-        read = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, NotFoundError) as error:
+        read = load_yaml(text)
+    except InvalidYamlError as error:
+        raise UsageError("settings.config-not-yaml", f"{config} is not YAML: {error}") from None
+    except (OSError, ValueError, NotFoundError) as error:
         names = ", ".join(sorted(each.stem for each in CONFIGS.glob("*.yaml")))
         raise UsageError(
             "settings.config-unreadable", f"cannot read {config}: {error}; give a YAML file, or one of {names}"
         ) from None
-    except yaml.YAMLError as error:
-        raise UsageError("settings.config-not-yaml", f"{config} is not YAML: {' '.join(str(error).split())}") from None
     if read is None:
         return {}
     if not isinstance(read, dict):
@@ -211,11 +213,10 @@ def _flatten(read: Mapping[str, Any], origin: str, prefix: str = "") -> Iterator
 
 def _parse_value(text: str, name: str, origin: str) -> Any:
     """Parse a value given as text; empty text and `null` mean None."""
-    if name in _PLAIN_TEXT and text not in ("", "null"):
-        return text
+    is_plain = name in _PLAIN_TEXT and text not in ("", "null")
     try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
+        return check_text(text, name) if is_plain else load_yaml(text)
+    except (InvalidTextError, InvalidYamlError):
         raise UsageError(
             "settings.value-not-yaml", f"{name} must be a value in YAML, got {text!r} (from {origin})"
         ) from None

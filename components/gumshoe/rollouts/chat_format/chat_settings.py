@@ -4,12 +4,12 @@ import io
 from pathlib import Path
 from typing import Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, ValidationInfo, field_validator
 
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import describe_validation_error, validate_model
+from gumshoe.yaml_text import load_yaml
 
 CHAT_SETTINGS = "chat_settings.json"
 """File in an adapter's directory with the settings that it was trained with."""
@@ -74,8 +74,8 @@ class ChatSettings(BaseModel):
         try:
             if not text.lstrip().startswith("{"):
                 what, text = text, Path(text).expanduser().read_text()
-            given = yaml.safe_load(text)
-        except (OSError, ValueError, yaml.YAMLError) as error:
+            given = load_yaml(text)
+        except (OSError, ValueError) as error:
             raise UsageError("rollouts.invalid-chat-settings", f"{what}: cannot read settings: {error}") from None
         if not isinstance(given, dict):
             raise UsageError(

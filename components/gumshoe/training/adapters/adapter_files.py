@@ -1,6 +1,5 @@
 """Adapters on disk: create one without loading the base model, inspect one, and check it against a base model."""
 
-import json
 import math
 import re
 from collections import Counter
@@ -20,6 +19,7 @@ from gumshoe.artifacts.storage import explain_os_errors
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.inference.vllm_server import round_up_lora_rank
+from gumshoe.json_text import load_json
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
@@ -131,7 +131,7 @@ class Adapter:
             UsageError: the directory is not a LoRA adapter, or is damaged.
         """
         try:
-            shape = json.loads((directory / ADAPTER_CONFIG).read_bytes())
+            shape = load_json((directory / ADAPTER_CONFIG).read_bytes())
             kind, _ = shape["peft_type"], int(shape["r"])
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise UsageError(

@@ -5,7 +5,6 @@ Nothing here loads a model: only the headers of safetensors files and the first 
 
 import hashlib
 import io
-import json
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from gumshoe.artifacts.source_files import read_json_model
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.environments.recorded import ENVIRONMENT
 from gumshoe.errors import UsageError
+from gumshoe.json_text import load_json
 from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS
 from gumshoe.scenarios.lineage import LINEAGE_FILE
 from gumshoe.training.run_spec import ADAPTER_CONFIG, ADAPTER_WEIGHTS, METADATA, base_model
@@ -88,7 +88,7 @@ def read_tensor_headers(file: Path) -> dict[str, StoredTensor]:
             (length,) = struct.unpack("<Q", stream.read(8))
             if length > min(size, _MAX_HEADER):
                 raise ValueError("no safetensors header")
-            header = json.loads(stream.read(length))
+            header = load_json(stream.read(length))
         begin = 8 + length
         found = {
             name: StoredTensor(
@@ -129,7 +129,7 @@ def find_tensors(directory: Path) -> dict[str, StoredTensor]:
             )
         return read_tensor_headers(directory / WEIGHTS)
     try:
-        wanted: dict[str, str] = json.loads(index.read_bytes())["weight_map"]
+        wanted: dict[str, str] = load_json(index.read_bytes())["weight_map"]
         names = sorted(set(wanted.values()))
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UsageError("base-models.index-damaged", f"{index} is damaged: {error}; download it again") from None
@@ -277,7 +277,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     """
     path = directory / CONFIG
     try:
-        read = json.loads(path.read_bytes())
+        read = load_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise UsageError(
             "base-models.invalid-config", f"cannot read {path}: {error}; give the directory of a model"

@@ -1,0 +1,95 @@
+"""Parse YAML from outside, and refuse what would fail later, where nobody can tell its source any more.
+
+PyYAML accepts text that cannot be stored (see `text_checks`), keeps one of two equal keys, and follows aliases to any
+size. For text that is not YAML, it raises errors of many classes.
+"""
+
+from collections.abc import Hashable
+from typing import Any
+
+import yaml
+
+from gumshoe.json_text import MAX_DEPTH
+from gumshoe.text_checks import find_bad_texts
+
+_MAX_NODES = 100_000
+"""Maximum number of values in a document, with each alias counted as what it stands for."""
+# Errors that PyYAML is known to raise for values that contradict their tags, e.g. `!!int ""` or 2024-13-45.
+_ERRORS = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+
+
+class InvalidYamlError(ValueError):
+    """Report text that is not YAML, or that contains values which cannot be stored. The message says why, on a line."""
+
+
+def load_yaml(text: str | bytes, *, only_text: bool = False) -> Any:
+    """Return the value of a YAML document; None if it is empty. Bytes are UTF-8 or UTF-16.
+
+    With `only_text`, values that are not lists or mappings stay text, so that none becomes a date or a number.
+
+    Raises:
+        InvalidYamlError: if it is not YAML, has a key twice in a mapping, is nested more than `MAX_DEPTH` deep, is too
+            large with its aliases, or contains NUL or a lone surrogate.
+    """
+    try:
+        value = yaml.load(text, _TextLoader if only_text else _Loader)  # noqa: S506 - both are safe
+    except _ERRORS as error:
+        raise InvalidYamlError(_explain(error)) from None
+    _measure(value, {}, 0)
+    for path, fault in find_bad_texts(value):
+        raise InvalidYamlError(f"{path}: {fault}" if path else fault)
+    return value
+
+
+def _explain(error: Exception) -> str:
+    if isinstance(error, yaml.YAMLError | ValueError):
+        return " ".join(str(error).split())
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    return "a value does not have the form of its type"
+
+
+def _measure(value: Any, known: dict[int, int], depth: int) -> int:
+    """Return the number of values in a value of YAML. `known` has the numbers of the lists and mappings seen so far.
+
+    Raises:
+        InvalidYamlError: if there are too many, at most on a path of `MAX_DEPTH`. A value that contains itself has such
+            a path.
+    """
+    if not isinstance(value, list | dict | set | tuple):
+        return 1
+    if id(value) in known:
+        return known[id(value)]
+    if depth > MAX_DEPTH:
+        raise InvalidYamlError(f"it is nested more than {MAX_DEPTH} levels deep")
+    inner = [*value.keys(), *value.values()] if isinstance(value, dict) else list(value)
+    count = 1 + sum(_measure(each, known, depth + 1) for each in inner)
+    if count > _MAX_NODES:
+        raise InvalidYamlError(f"it has more than {_MAX_NODES:,} values")
+    known[id(value)] = count
+    return count
+
+
+class _UniqueKeys(yaml.constructor.SafeConstructor):
+    """Refuse mappings with a key twice, of which PyYAML keeps the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if not isinstance(key_node, yaml.ScalarNode):
+                continue
+            key = (key_node.tag, key_node.value)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key_node.value!r} appears twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+class _Loader(_UniqueKeys, yaml.SafeLoader):
+    pass
+
+
+class _TextLoader(_UniqueKeys, yaml.BaseLoader):
+    pass
