@@ -146,9 +146,9 @@ def _ask_agent(url: str) -> None:
 
 
 def _fetch_signing_keys(url: str) -> None:
-    from gumshoe.serving.access import _SigningKeys
+    from gumshoe.serving.token_access import SigningKeys
 
-    asyncio.run(_SigningKeys(f"{url}/keys")._fetch())
+    asyncio.run(SigningKeys(f"{url}/keys")._fetch())
 
 
 def _notify(url: str) -> None:

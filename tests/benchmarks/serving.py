@@ -44,8 +44,9 @@ from gumshoe.rollouts.episode import ChatSession
 from gumshoe.rollouts.sessions import token_chat_sessions
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.serving.access import add_key, open_access
+from gumshoe.serving.access_control import open_access
 from gumshoe.serving.feedback_recorder import FeedbackRecorder
+from gumshoe.serving.key_file import add_key
 from gumshoe.serving.served_policies import ServedPolicy
 from gumshoe.serving.server import open_routes
 from gumshoe.serving.service import AnswerService

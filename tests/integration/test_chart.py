@@ -17,7 +17,7 @@ from gumshoe.artifacts.store import Store
 from gumshoe.inference.policy_names import TINY
 from gumshoe.inference.vllm_server import is_vllm_installed
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.serving.access import add_key
+from gumshoe.serving.key_file import add_key
 from tests.charts.test_agent_chart import CHART, of_kind, render, settings_of
 from tests.conftest import find_free_port, skip_missing
 from tests.integration.inputs import make_mail, write_adapter

@@ -92,7 +92,7 @@ def question_body(number: int = 7, **changes: Any) -> dict[str, Any]:
 
 def add_key(file: Path, name: str, inboxes: list[str]) -> str:
     """Create a key for inboxes, add its hash to a file, and return it."""
-    from gumshoe.serving.access import add_key as add
+    from gumshoe.serving.key_file import add_key as add
 
     return add(file, name, inboxes)
 

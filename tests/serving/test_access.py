@@ -187,7 +187,7 @@ def test_a_key_file_contains_only_hashes_and_is_validated(
     key = made.out.strip()
     assert key not in file.read_text()
     assert file.stat().st_mode & 0o077 == 0
-    from gumshoe.serving.access import read_keys
+    from gumshoe.serving.key_file import read_keys
 
     assert [(each.name, each.inboxes) for each in read_keys(file)] == [("app", (ANN, "*@example.com"))]
     again = run("serve-key", file, "app", "--inbox", ANN)
@@ -245,7 +245,8 @@ def embed_key(made: Provider) -> str:
     import jwt
 
     key = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(made.other.public_key()))
-    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "a", "email": EVE, "exp": int(time.time()) + 60}
+    now = int(time.time())
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "a", "email": EVE, "iat": now, "exp": now + 60}
     return jwt.encode(claims, made.other, algorithm="RS256", headers={"jwk": key, "kid": "rsa"})
 
 
@@ -310,10 +311,10 @@ def test_unknown_keys_do_not_cause_a_request_each(
     provider: tuple[Provider, str], clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The provider is asked once, and again after a pause."""
-    from gumshoe.serving import access
+    from gumshoe.serving import token_access
     from gumshoe.serving.access import UnauthenticatedError
 
-    monkeypatch.setattr(access, "_PAUSE", 3600.0)
+    monkeypatch.setattr(token_access, "_PAUSE", 3600.0)
     made, address = provider
     opened = make_access(f"{address}/keys")
     for before in (JwksHandler.requests, JwksHandler.requests + 1):
@@ -327,7 +328,7 @@ def test_unknown_keys_do_not_cause_a_request_each(
 
 def make_access(url: str, **changes: Any) -> "Access":
     """Return the access control of a server that accepts the provider's tokens."""
-    from gumshoe.serving.access import open_access
+    from gumshoe.serving.access_control import open_access
     from gumshoe.serving.settings import AccessSettings
 
     given = {"jwks_url": url, "issuer": ISSUER, "audience": AUDIENCE, **changes}
@@ -352,10 +353,10 @@ def test_unverified_addresses_can_be_trusted(provider: tuple[Provider, str]) -> 
 def test_a_slow_or_endless_key_response_is_aborted(
     path: str, provider: tuple[Provider, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gumshoe.serving import access
+    from gumshoe.serving import token_access
     from gumshoe.serving.access import SigningKeysUnavailableError
 
-    monkeypatch.setattr(access, "_TIMEOUT", 0.3 if path == "slow" else 3600.0)
+    monkeypatch.setattr(token_access, "_TIMEOUT", 0.3 if path == "slow" else 3600.0)
     made, address = provider
     with pytest.raises(SigningKeysUnavailableError) as raised:
         authenticate(made.token(), f"{address}/{path}")

@@ -285,7 +285,7 @@ def test_a_hanging_model_is_aborted_at_the_deadline(
     async def answer() -> None:
         async with open_test_service(place, model.address, {"deadline": 3600}) as service:
             model.inject(act, times=None)
-            late = asyncio.create_task(service.answer(make_scenario(), None, lambda _: None))
+            late = asyncio.create_task(service.answer(make_scenario(), None, lambda _: None, "ann"))
             await async_wait_until(lambda: model.under_way == 1)
             clock.advance(3500)
             await asyncio.sleep(0.05)
@@ -294,7 +294,7 @@ def test_a_hanging_model_is_aborted_at_the_deadline(
             with pytest.raises(DeadlineExceededError, match="3600 seconds"):
                 await late
             model.heal()
-            assert (await service.answer(make_scenario(), None, lambda _: None)).success
+            assert (await service.answer(make_scenario(), None, lambda _: None, "ann")).success
 
     asyncio.run(answer())
 
@@ -316,7 +316,7 @@ def test_an_internal_error_is_only_detailed_in_the_log(
 ) -> None:
     from gumshoe.environments.registry import open_env
     from gumshoe.rollouts.tool_threads import ToolThreads
-    from gumshoe.serving.access import open_access
+    from gumshoe.serving.access_control import open_access
     from gumshoe.serving.feedback_recorder import FeedbackRecorder
     from gumshoe.serving.server import open_routes
     from gumshoe.serving.service import AnswerService
@@ -519,7 +519,7 @@ def test_without_a_session_the_policy_is_drawn_by_its_share(
         canary = {"canary": "next", "canary_percent": 30}
         async with open_test_service(place, model.address, {}, **canary) as service:
             await async_wait_until(lambda: not any(each.problem for each in service.candidates))
-            return [(await service.answer(make_scenario(), None, lambda _: None)).policy for _ in range(4)]
+            return [(await service.answer(make_scenario(), None, lambda _: None, "ann")).policy for _ in range(4)]
 
     assert asyncio.run(answer()) == ["next", "next", "adapter", "adapter"]
 

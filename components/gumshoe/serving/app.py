@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from gumshoe.client import responses
 from gumshoe.environments.base import SourceText
+from gumshoe.mail.identities import IdentityError, parse_identity
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.rollouts.answer import Answer, AnswerStep, Cost
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
@@ -90,7 +91,10 @@ def build_scenario(
             "serving.question-too-long", f"question: at most {most:,} characters, got {len(question):,}"
         )
     try:
+        named = parse_identity(named) if named is not None else None
         scenario = Scenario.from_question(question, named, service.env_factory.default_query_date(day))
+    except IdentityError as error:
+        raise RefusedRequestError("scenarios.invalid-inbox", f"inbox_address: {error.message}") from None
     except ScenarioError as error:
         raise RefusedRequestError(error.code, f"{_FIELDS[error.code]}: {error.message}") from None
     if has_inboxes and not caller.may_read(str(scenario.inbox_address)):
@@ -130,7 +134,9 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
     )
     async def invoke(body: InvokeBody, request: Request) -> Response:
         """Answer a question from an inbox, or from documents."""
-        answer = await service.answer(parse_scenario(request, body), body.session_id, lambda _: None)
+        answer = await service.answer(
+            parse_scenario(request, body), body.session_id, lambda _: None, request.state.caller
+        )
         log_answer(request, answer, settings)
         shown = answer if body.steps else replace(answer, steps=())
         return Response(_ANSWER.dump_json(shown), media_type="application/json")
@@ -163,7 +169,7 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
             if not done.cancelled():
                 done.exception()  # otherwise asyncio warns if the client has disconnected
 
-        work = asyncio.create_task(service.answer(scenario, body.session_id, put))
+        work = asyncio.create_task(service.answer(scenario, body.session_id, put, request.state.caller))
         work.add_done_callback(end)
         request_task = asyncio.current_task()
         if request_task is not None:  # ends when all has been sent, or when the client disconnects
@@ -185,7 +191,7 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
 
         return StreamingResponse(send_events(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
-    async def add_answer(scenario: Scenario, answer: str | None, sources: list[str]) -> Scenario:
+    async def add_answer(scenario: Scenario, answer: str | None, sources: list[str], caller: str) -> Scenario:
         """Return the scenario with its correct answer and the messages or documents that contain it."""
         fields = scenario.model_dump(include={"question", "inbox_address", "query_date"}, exclude_none=True)
         name = f"asked-{scenario.digest}-{secrets.token_hex(4)}"
@@ -194,7 +200,7 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
             learned = Scenario.model_validate({"id": name, **fields, "answer": answer, f"{what}_ids": sources})
         except ValidationError as error:
             raise RefusedRequestError("serving.invalid-answer", describe_validation_error(error)) from None
-        missing = await service.find_missing_sources(learned)
+        missing = await service.find_missing_sources(learned, caller)
         if missing:
             raise RefusedRequestError(
                 "serving.source-not-found", f"{what} {missing[0]!r} does not exist{where}", status=_INVALID
@@ -222,7 +228,7 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
             answer, sources = body.answer, body.source_ids
         is_kept = bool(answer and sources)
         if is_kept:
-            recorder.record_feedback(await add_answer(scenario, answer, sources))
+            recorder.record_feedback(await add_answer(scenario, answer, sources, request.state.caller))
         request.state.log_fields |= {"right": body.right, "kept": is_kept}
         return responses.FeedbackResult(kept=is_kept)
 
@@ -272,7 +278,7 @@ def _add_source_route(app: FastAPI, service: AnswerService, secured: list[Depend
         scenario = build_scenario(request, "Read a source.", body.inbox_address, body.query_date, service)
         if not service.env_factory.reads_sources:
             raise RefusedRequestError("serving.sources-not-readable")
-        found = await service.read_source(scenario, body.source_id)
+        found = await service.read_source(scenario, body.source_id, request.state.caller)
         if found is None:
             what, where = _name_source(service)
             raise RefusedRequestError("serving.source-not-found", f"{what} {body.source_id!r} does not exist{where}")

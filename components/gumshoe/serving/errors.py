@@ -13,8 +13,14 @@ from starlette.responses import JSONResponse, Response
 from gumshoe.client.responses import PROBLEM_TYPE
 from gumshoe.errors import UnavailableError
 from gumshoe.inference.policy import PolicyError
-from gumshoe.serving.access import ForbiddenError, SigningKeysUnavailableError, UnauthenticatedError
+from gumshoe.serving.access import (
+    ForbiddenError,
+    KeysUnavailableError,
+    SigningKeysUnavailableError,
+    UnauthenticatedError,
+)
 from gumshoe.serving.api_models import UNKNOWN_FIELD, Problem, describe_unknown_field
+from gumshoe.serving.fair_limiter import BusyError
 
 _log = logging.getLogger(__name__)
 _FAILED = 500
@@ -47,7 +53,8 @@ INVALID, NOT_FOUND, METHOD, INTERNAL = (
 _FORBIDDEN, _BUSY, _DEADLINE = "serving.inbox-forbidden", "serving.busy", "serving.deadline-exceeded"
 _EMPTY = "scenarios.empty-question"
 _NO_MODEL, _MODEL_FAILED = "serving.model-unavailable", "serving.model-failed"
-_NO_KEYS, _NO_DEPENDENCY = "serving.signing-keys-unavailable", "serving.dependency-unavailable"
+_NO_SIGNING_KEYS, _NO_DEPENDENCY = "serving.signing-keys-unavailable", "serving.dependency-unavailable"
+_NO_KEYS = "serving.keys-unavailable"
 
 PROBLEM_KINDS: dict[str, ProblemKind] = {
     INVALID: ProblemKind(422, "Invalid request", "question: field required"),
@@ -81,6 +88,9 @@ PROBLEM_KINDS: dict[str, ProblemKind] = {
     "serving.unknown-signing-key": ProblemKind(
         401, "Authentication failed", "The token is signed with a key that is not published."
     ),
+    "serving.token-lives-too-long": ProblemKind(
+        401, "Authentication failed", "The token is valid for more than 86,400 seconds after it was issued."
+    ),
     _FORBIDDEN: ProblemKind(403, "Access denied", "You may not read this inbox. GET /principal lists yours."),
     NOT_FOUND: ProblemKind(404, "Not found", "There is no /ask; see /docs."),
     "serving.source-not-found": ProblemKind(
@@ -105,7 +115,8 @@ PROBLEM_KINDS: dict[str, ProblemKind] = {
     _MODEL_FAILED: ProblemKind(502, "Model failed", "The model gave no usable answer. See the server's log."),
     _NO_MODEL: ProblemKind(503, "Model unavailable", "Try again later."),
     "serving.not-ready": ProblemKind(503, "Not ready", "invoices-3: the model server does not answer"),
-    _NO_KEYS: ProblemKind(
+    _NO_KEYS: ProblemKind(503, "Keys unavailable", "The server's key file does not exist. Try again later."),
+    _NO_SIGNING_KEYS: ProblemKind(
         503, "Signing keys unavailable", "The keys that tokens are signed with are not available. Try again later."
     ),
     _NO_DEPENDENCY: ProblemKind(
@@ -128,10 +139,6 @@ class RefusedRequestError(Exception):
         self.code, self.status = code, status or kind.status
 
 
-class BusyError(Exception):
-    """Report that the queue is full."""
-
-
 class ModelNotReadyError(Exception):
     """Report that the model is not available yet or any more. The message says why, for the log."""
 
@@ -146,7 +153,8 @@ _CODES: dict[type[Exception], str] = {
     DeadlineExceededError: _DEADLINE,
     ModelNotReadyError: _NO_MODEL,
     PolicyError: _MODEL_FAILED,
-    SigningKeysUnavailableError: _NO_KEYS,
+    KeysUnavailableError: _NO_KEYS,
+    SigningKeysUnavailableError: _NO_SIGNING_KEYS,
     UnavailableError: _NO_DEPENDENCY,
     Exception: INTERNAL,
 }

@@ -43,6 +43,8 @@ _CREDENTIALS = (
     "serving.invalid-token",
     "serving.unsupported-algorithm",
     "serving.unknown-signing-key",
+    "serving.token-lives-too-long",
+    "serving.keys-unavailable",
     "serving.signing-keys-unavailable",
 )
 AUTHENTICATED = (*ANY_REQUEST, *_CREDENTIALS)
@@ -64,6 +66,7 @@ ASKING = (*_QUESTION, *_RUNNING, "serving.model-failed", "serving.model-unavaila
 READING_SOURCE = (*_INBOX, *_RUNNING, "serving.source-not-found", "serving.sources-not-readable")
 GIVING_FEEDBACK = (
     *_QUESTION,
+    *_RUNNING,
     "serving.query-date-missing",
     "serving.invalid-answer",
     "serving.feedback-disabled",

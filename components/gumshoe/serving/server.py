@@ -16,7 +16,8 @@ from starlette.types import ASGIApp
 from gumshoe.artifacts.store import Store, fetch_directory
 from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.errors import UsageError
-from gumshoe.serving.access import Access, open_access
+from gumshoe.serving.access import Access
+from gumshoe.serving.access_control import open_access
 from gumshoe.serving.app import create_app
 from gumshoe.serving.feedback_recorder import FeedbackRecorder
 from gumshoe.serving.mcp_server import create_mcp_server
@@ -71,10 +72,11 @@ async def open_application(settings: ServeSettings, env_factory: EnvFactory) -> 
     """
     keeps = settings.keeping.feedback or settings.keeping.trajectories > 0
     store = Store(settings.store) if keeps and settings.store else None
-    access = open_access(settings.access)
+    metrics = Metrics()
+    access = open_access(settings.access, metrics)
     with FeedbackRecorder(settings.keeping, store) as recorder:
         async with (
-            open_service(settings, env_factory, Metrics(), create_tracer(), recorder.record_episode) as service,
+            open_service(settings, env_factory, metrics, create_tracer(), recorder.record_episode) as service,
             open_routes(service, access, recorder) as app,
         ):
             yield app

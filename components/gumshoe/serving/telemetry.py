@@ -87,6 +87,12 @@ class Metrics:
         self.policy = Gauge(
             f"{name}policy_share", "Fraction of the questions routed to a policy.", ["policy"], registry=registry
         )
+        self.key_file_current = Gauge(
+            f"{name}key_file_current",
+            "1 if the content of the key file is in use, 0 if the file was deleted, is invalid or is not trusted.",
+            registry=registry,
+        )
+        self.key_file_current.set(1)
         self.ready = Gauge(f"{name}ready", "1 if the server can answer questions, else 0.", registry=registry)
 
     def count_choice(self, how: str, cost: Cost | None) -> None:
