@@ -52,7 +52,12 @@ class NotesCorpus(Corpus):
     def check_options(self, options: Mapping[str, Any]) -> None:
         assert not options
 
-    def open_search(self, directory: Path, inbox: str | None) -> "NotesSearch":  # noqa: ARG002
+    def open_search(
+        self,
+        directory: Path,
+        inbox: str | None,  # noqa: ARG002
+        collections: Any = None,  # noqa: ARG002
+    ) -> "NotesSearch":
         return NotesSearch(directory)
 
     def ingest(

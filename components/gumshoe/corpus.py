@@ -27,7 +27,8 @@ DEFAULT_ENVIRONMENT = "email"
 
 
 SourceEntry = str | Mapping[str, Any]
-"""Entry of a list of sources: a URI, or a mapping with the URI as `source`, e.g. of a mailbox with an owner."""
+"""Entry of a list of sources: a URI, or a mapping with the URI as `source`, e.g. of a mailbox with an owner, or of
+documents in a collection."""
 
 
 class QuestionScope(Protocol):
@@ -35,6 +36,8 @@ class QuestionScope(Protocol):
 
     @property
     def inbox_address(self) -> str | None: ...
+    @property
+    def collections(self) -> tuple[str, ...] | None: ...
     @property
     def query_date(self) -> date | None: ...
     @property
@@ -160,8 +163,8 @@ class Corpus(ABC):
         return "none"
 
     @abstractmethod
-    def open_search(self, directory: Path, inbox: str | None) -> SourceSearch:
-        """Open an index to search it; one inbox of it, if its items belong to inboxes.
+    def open_search(self, directory: Path, inbox: str | None, collections: Sequence[str] | None = None) -> SourceSearch:
+        """Open an index to search it; one inbox or some collections of it, if its items belong to such.
 
         Raises:
             GumshoeError: if the index cannot be opened.

@@ -127,11 +127,17 @@ def print_unreadable(found: Iterable[tuple[str, str, str]], *, json: bool) -> No
 def print_origin(facts: Mapping[str, Any]) -> None:
     """Print the sources, date and options of an index. `facts` are its `stats`."""
     for source in facts["sources"]:
-        shown = source if isinstance(source, str) else f"{source['source']}, mailbox of {source['owner']}"
+        shown = source if isinstance(source, str) else _describe_source(source)
         out.print(f"from {printable(shown)}", soft_wrap=True)
     options = ", ".join(f"{name} {printable(value)}" for name, value in facts["options"].items())
     out.print(f"built {facts['built']} with {options}, schema {facts['schema']}", soft_wrap=True)
     out.print(f"content {facts['content']}", soft_wrap=True)
+
+
+def _describe_source(source: Mapping[str, Any]) -> str:
+    if "collection" in source:
+        return f"{source['source']}, collection {source['collection']}"
+    return f"{source['source']}, mailbox of {source['owner']}"
 
 
 def _visible(character: str) -> str:

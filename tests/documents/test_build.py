@@ -318,8 +318,23 @@ def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 FILES = [
-    *("documents.sqlite", "owners.i4", "document-starts.i8", "document-texts.i4", "document-scores.f4"),
-    *("chunk-starts.i8", "chunk-texts.i4", "chunk-scores.f4", "vectors.f2", "signs.u8", "center.f4"),
+    *(
+        "documents.sqlite",
+        "owners.i4",
+        "document-starts.i8",
+        "document-texts.i4",
+        "document-counts.u2",
+        "document-lengths.i4",
+    ),
+    *(
+        "chunk-starts.i8",
+        "chunk-texts.i4",
+        "chunk-counts.u2",
+        "chunk-lengths.i4",
+        "vectors.f2",
+        "signs.u8",
+        "center.f4",
+    ),
 ]
 
 
@@ -351,7 +366,7 @@ def test_a_damaged_file_is_rejected(intact: Path, tmp_path: Path, name: str, dam
         (lambda _: b"", "store.index-damaged", ""),
         (lambda _: b"[]", "store.index-damaged", ""),
         (lambda _: b"\x80\x04}", "store.index-damaged", ""),
-        (lambda facts: facts.replace(b'"schema_version": 1', b'"schema_version": 2'), "documents.index-version", 2),
+        (lambda facts: facts.replace(b'"schema_version": 2', b'"schema_version": 9'), "documents.index-version", 2),
         (lambda facts: facts.replace(b'"folder": "data-', b'"folder": "../data-'), "store.index-damaged", "folder"),
         (lambda facts: facts.replace(b"<f2", b"|O"), "store.index-damaged", "dtype"),
         (lambda facts: facts.replace(b'"content"', b'"contents"'), "store.index-damaged", "content"),

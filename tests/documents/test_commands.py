@@ -58,6 +58,29 @@ def test_the_options_of_index_are_recorded(run: Run, tmp_path: Path) -> None:
     )
 
 
+def test_collections_are_named_by_sources_and_searches(run: Run, tmp_path: Path) -> None:
+    source, place = write_jsonl(tmp_path / "d.jsonl", DISEASES[:1]), tmp_path / "index"
+    (tmp_path / "sources.yaml").write_text(f"- {write_jsonl(tmp_path / 'e.jsonl', DISEASES[1:2])}\n")
+    options = ["--out", place, "--embedding", "none", "--collection", "hr", "--sources", tmp_path / "sources.yaml"]
+    ran = run("documents", "index", source, *options, "--json")
+    assert json.loads(ran.out)["collections"] == {"default": 1, "hr": 1}
+    stats = run("documents", "stats", "--index", place).out
+    for part in ("1 default, 1 hr", f"{source}, collection hr"):
+        assert part in stats
+    refused = run("documents", "search", "--index", place, "virus")
+    assert (refused.status, refused.code) == (2, "documents.collections-required")
+    for given, found in ((["hr"], ["flu"]), (["default"], ["gout"]), (["d*", "h*"], ["flu", "gout"]), (["x"], [])):
+        named = [word for each in given for word in ("--collections", each)]
+        hits = json.loads(run("documents", "search", "--index", place, *named, "caused", "--json").out)
+        assert sorted(hit["document_id"] for hit in hits) == found
+    read = run("documents", "read", "--index", place, "--collections", "hr", "flu")
+    assert "Collection: hr" in read.out
+    other = run("documents", "read", "--index", place, "--collections", "hr", "gout")
+    assert other.code == "documents.document-not-found"
+    conflict = run("documents", "index", "--out", tmp_path / "no", "--collection", "hr")
+    assert conflict.code == "documents.option-conflict"
+
+
 def test_search_prints_hits(run: Run, index: str) -> None:
     ran = run("documents", "search", "--index", index, "virus", "fever")
     assert ran.status == 0

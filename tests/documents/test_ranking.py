@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gumshoe.documents.index import MAX_SNIPPET, make_snippet
-from gumshoe.documents.lexical import Analyzer, PostingsBuilder, check_language
+from gumshoe.documents.document_snippets import MAX_SNIPPET, make_snippet
+from gumshoe.documents.lexical import Analyzer, Bm25, PostingsBuilder, check_language
 from tests.errors import raises
 
 QUICK = settings(derandomize=True, deadline=None, database=None)
@@ -31,18 +31,37 @@ def test_words_are_stemmed_without_case_accents_and_stop_words() -> None:
 
 def test_the_score_of_a_word_is_lucene_s_bm25() -> None:
     numbers: dict[str, int] = {}
-    builder = PostingsBuilder(numbers)
+    builder = PostingsBuilder()
     for text in ("gout gout toe", "toe", "heart of gold"):
-        builder.add(ENGLISH.split_words(text))
-    postings = builder.finish()
+        builder.add([numbers.setdefault(word, len(numbers)) for word in ENGLISH.split_words(text)])
+    scorer = Bm25(builder.finish(len(numbers)), [range(3)])
     # Kamphuis et al. 2020, row "Lucene (accurate)" without its constant factor: "gout" is in one of three texts, twice.
     inverse = math.log(1 + (3 - 1 + 0.5) / (1 + 0.5))
     length, average = 3, (3 + 1 + 2) / 3
     expected = inverse * 2 / (2 + 1.2 * (1 - 0.75 + 0.75 * length / average))
-    assert postings.score([numbers["gout"]], 3) == pytest.approx([expected, 0, 0])
-    twice = postings.score([numbers["gout"], numbers["toe"], numbers["gout"]], 3)
-    assert twice[0] == pytest.approx(2 * expected + postings.score([numbers["toe"]], 3)[0])
-    assert PostingsBuilder({}).finish().score([], 2).tolist() == [0, 0]
+    assert scorer.score([[numbers["gout"]]]) == pytest.approx([expected, 0, 0])
+    twice = scorer.score([[numbers["gout"]], [numbers["toe"]], [numbers["gout"]]])
+    assert twice[0] == pytest.approx(2 * expected + scorer.score([[numbers["toe"]]])[0])
+    assert Bm25(PostingsBuilder().finish(0), []).score([]).tolist() == []
+
+
+def test_the_score_of_a_word_is_that_of_the_collections_alone() -> None:
+    """Give two collections the same words: the score in both together is that of one collection with all texts."""
+    texts = [["gout", "gout", "toe"], ["toe"], ["gold", "toe"], ["gout"]]
+    together, apart = PostingsBuilder(), PostingsBuilder()
+    words, ours, others = ["gout", "toe", "gold"], {"gout": 0, "toe": 1}, {"gold": 2, "toe": 3, "gout": 4}
+    for place, text in enumerate(texts):
+        together.add([words.index(word) for word in text])
+        apart.add([(ours if place < 2 else others)[word] for word in text])
+    whole, parts = Bm25(together.finish(3), [range(4)]), apart.finish(5)
+    for place, word in enumerate(words):
+        both = Bm25(parts, [range(2), range(2, 4)]).score([[ours.get(word), others[word]]])
+        assert both.tolist() == whole.score([[place]]).tolist()
+    alone = PostingsBuilder()
+    for text in texts[2:]:
+        alone.add([words.index(word) for word in text])
+    expected = Bm25(alone.finish(3), [range(2)]).score([[0], [1]])
+    assert Bm25(parts, [range(2, 4)]).score([[others["gout"]], [others["toe"]]]).tolist() == expected.tolist()
 
 
 def test_stemming_is_thread_safe() -> None:

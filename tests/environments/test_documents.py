@@ -15,6 +15,7 @@ from gumshoe.documents.index import DocumentIndex
 from gumshoe.environments.base import EpisodeState
 from gumshoe.environments.documents import DocumentsEnvironment, make_excerpt
 from gumshoe.environments.ingest import ingest_sources
+from gumshoe.environments.registry import open_env
 from gumshoe.environments.tools import Call, ToolError
 from gumshoe.inference.policy import Sampling
 from gumshoe.rollouts.episode import EpisodeLimits
@@ -221,6 +222,60 @@ def test_an_ingested_index_has_the_given_owners_and_options(tmp_path: Path) -> N
     assert ingest_sources([owned], "email", "none", tmp_path / "index", options) == made
     with raises("mail.index-exists", tmp_path / "index"):
         ingest_sources([source], "email", "none", tmp_path / "index", options)
+
+
+@pytest.fixture(scope="module")
+def walled(tmp_path_factory: pytest.TempPathFactory) -> DocumentIndex:
+    """Return an index in which document 1 is in the collection hr, and the others are in eng."""
+    pages = [{**each, "collection": "eng" if number else "hr"} for number, each in enumerate(PAGES)]
+    return DocumentIndex(make_collection(tmp_path_factory.mktemp("walled"), pages))
+
+
+def test_tools_reach_only_the_collections_of_the_scenario(walled: DocumentIndex) -> None:
+    place = environment(walled, asked={"collections": ["eng"]}, handles=True)
+    shown = place.search_documents("fever cough nine days hr:d1")
+    assert "Marsh" not in shown
+    assert "Hill fever" in shown
+    for wanted in ("d1", "hr:d1", "d9"):  # d1 is a handle too: that of a document that was shown
+        if wanted == "d1":
+            assert "Hill fever" in place.read_document(wanted)
+            continue
+        with pytest.raises(ToolError) as error:
+            place.read_document(wanted)
+        assert str(error.value).replace(wanted, "ID") == "there is no document 'ID'; use an id as a search lists it"
+    place.return_final_answer("nine days", ["hr:d1"])
+    assert (place.record.right_sources, place.record.invalid_ids) == ([], 3)
+    for find in (DocumentsEnvironment.find_source, DocumentsEnvironment.read_source):
+        assert find(walled, place.scenario, "d1") is None
+        assert find(walled, environment(walled, asked={"collections": ["h*"]}).scenario, "d1") is not None
+
+
+def test_a_scenario_without_collections_is_refused_if_the_index_has_some(
+    walled: DocumentIndex, index: DocumentIndex
+) -> None:
+    about = Scenario.model_validate(about_documents(1))
+    with raises("environments.no-collections", "d1"):
+        DocumentsEnvironment(walled, about, 10)
+    for find in (DocumentsEnvironment.find_source, DocumentsEnvironment.read_source):
+        with raises("environments.no-collections", "d1"):
+            find(walled, about, "d1")
+    assert listed(environment(index, asked={"collections": ["hr"]}).search_documents("Hill fever"))
+    assert listed(environment(walled, asked={"collections": ["*"]}).search_documents("Hill fever"))
+
+
+def test_tools_of_an_index_with_collections_can_be_described(walled: DocumentIndex) -> None:
+    factory = open_env(walled.path.parents[1])
+    assert factory.has_collections
+    assert [tool.__name__ for tool in factory.list_tools()] == ["search_documents", "read_document"]
+
+
+def test_documents_are_ingested_into_collections(tmp_path: Path) -> None:
+    source = {"source": write_jsonl(tmp_path / "in.jsonl", PAGES), "collection": "hr"}
+    made = ingest_sources([source], "documents", "none", tmp_path / "index")
+    assert (made.facts["collections"], made.facts["sources"]) == ({"hr": len(PAGES)}, [source])
+    assert ingest_sources([source], "documents", "none", tmp_path / "index") == made
+    with raises("documents.index-exists"):
+        ingest_sources([{**source, "collection": "eng"}], "documents", "none", tmp_path / "index")
 
 
 def test_documents_are_ingested_with_options_and_without_owners(tmp_path: Path) -> None:

@@ -524,3 +524,17 @@ def test_the_clean_real_questions_pass_the_check(real_index: Path, shared_data: 
     (tmp_path / "clean.jsonl").write_bytes(report.clean.to_jsonl())
     again = check_scenarios(read_scenarios(str(tmp_path / "clean.jsonl")), real_index)
     assert (again.findings, again.clean.content) == ([], report.clean.content)
+
+
+def test_documents_are_looked_up_in_the_collections_of_the_scenario(tmp_path: Path) -> None:
+    make_collection(tmp_path, [page(1, collection="hr"), page(2, collection="eng")])
+    questions = [
+        about_documents(1, id="a", question="One?", collections=["hr"]),
+        about_documents(1, id="b", question="Two?", collections=["eng"]),
+        about_documents(1, id="c", question="Three?"),
+        about_documents(1, id="d", question="Four?", collections=["*"]),
+    ]
+    path = write_questions(tmp_path / "q.jsonl", questions)
+    report = check_scenarios(read_scenarios(path), tmp_path / "index")
+    found = [(each.where.rpartition(":")[2], each.problem) for each in report.findings]
+    assert found == [("2", "document in another collection"), ("3", "question without collections")]

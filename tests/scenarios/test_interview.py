@@ -28,9 +28,13 @@ def mail(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def add(run: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch) -> Add:
     """Return a function that runs the command with answers on standard input."""
 
-    def typed(path: Path, index: Path, *answers: str, inbox: str | None = ANN) -> CommandResult:
+    def typed(
+        path: Path, index: Path, *answers: str, inbox: str | None = ANN, collections: str | None = None
+    ) -> CommandResult:
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{each}\n" for each in answers)))
-        return run("scenarios", "add", path, "--index", index, *(("--inbox", inbox) if inbox else ()))
+        options = {"--inbox": inbox, "--collections": collections}
+        given = [word for name, value in options.items() if value for word in (name, value)]
+        return run("scenarios", "add", path, "--index", index, *given)
 
     return typed
 
@@ -139,6 +143,19 @@ def test_a_question_about_documents_is_added(add: Add, tmp_path: Path) -> None:
     (found,) = added(path)
     assert (found.document_ids, found.inbox_address, found.query_date) == (("gout",), None, None)
     assert add(path, index, "uric acid").code == "scenarios.conflicting-options"
+
+
+def test_a_question_about_a_collection_is_added(add: Add, mail: Path, tmp_path: Path) -> None:
+    index, path = tmp_path / "index", tmp_path / "own.jsonl"
+    source = write_jsonl(tmp_path / "d.jsonl", [{**each, "collection": "hr"} for each in DISEASES])
+    build_document_index([source], index, LEXICAL)
+    assert add(path, index, "q", inbox=None).code == "documents.collections-required"
+    answers = ("uric acid", "1", "What hurts?", "The toe", "", "train", "q")
+    assert add(path, index, *answers, inbox=None, collections="h*").status == 0
+    (found,) = added(path)
+    assert (found.document_ids, found.collections) == (("gout",), ("h*",))
+    assert "Nothing found" in add(path, index, "uric acid", "q", inbox=None, collections="eng").err
+    assert add(path, mail, "q", collections="hr").code == "scenarios.conflicting-options"
 
 
 def test_without_input_and_terminal_the_command_is_refused(add: Add, mail: Path, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from gumshoe.corpus import LookupResult, QuestionScope
+from gumshoe.documents.collection_names import ALL_COLLECTIONS
 from gumshoe.documents.index import DocumentIndex, DocumentNotFoundError
 
 
@@ -17,12 +18,21 @@ class DocumentAudit:
     def __init__(self, index: Path) -> None:
         self._index = DocumentIndex(index)
 
-    def look_up(self, source_id: str, question: QuestionScope) -> LookupResult:  # noqa: ARG002 - all documents are visible
+    def look_up(self, source_id: str, question: QuestionScope) -> LookupResult:
         """See `gumshoe.corpus.SourceAudit.look_up`."""
+        if self._index.collections and question.collections is None:
+            return LookupResult(None, "question without collections", "is in an index with collections")
         try:
-            listed = self._index.head(source_id).document_id
+            listed = self._index.view(question.collections or ()).head(source_id).document_id
         except DocumentNotFoundError:
-            return LookupResult(None, "document missing", "is not in the index")
+            return self._explain_missing(source_id)
         if listed != source_id:
             return LookupResult(listed, "document known under another id", f"is listed as {listed}")
         return LookupResult(listed)
+
+    def _explain_missing(self, source_id: str) -> LookupResult:
+        try:
+            found = self._index.view(ALL_COLLECTIONS).head(source_id)
+        except DocumentNotFoundError:
+            return LookupResult(None, "document missing", "is not in the index")
+        return LookupResult(None, "document in another collection", f"is in the collection {found.collection}")

@@ -6,7 +6,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
 from io import BytesIO
@@ -15,8 +15,10 @@ from pathlib import Path
 import apsw
 
 from gumshoe.artifacts.manifest import file_digest
+from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.artifacts.sqlite import open_read_only
 from gumshoe.artifacts.storage import explain_os_errors, flush_to_disk, lock_directory, write_atomically
+from gumshoe.documents.collection_names import DEFAULT_COLLECTION
 from gumshoe.documents.document_writer import DocumentCounts, DocumentWriter
 from gumshoe.documents.lexical import check_language
 from gumshoe.documents.schema import (
@@ -32,17 +34,21 @@ from gumshoe.documents.schema import (
     chunk_texts,
 )
 from gumshoe.documents.scraping.extraction import check_installed
+from gumshoe.documents.source_entries import CollectionSource, parse_source_entry
 from gumshoe.documents.sources import Source, open_source
+from gumshoe.documents.staging import CollectionStaging, assign_collection
 from gumshoe.embeddings.chunking import MAX_TOKENS, CountTokens, make_token_counter
 from gumshoe.embeddings.embedder import DEFAULT_MODEL, Embedder, TokenCounter, open_embedder
+from gumshoe.embeddings.neutral_center import compute_neutral_center
 from gumshoe.embeddings.search_options import NO_EMBEDDING
 from gumshoe.embeddings.vectors import CENTER, PLAN, SIGNS, VECTORS, compute_center, write_signs, write_vectors
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.terminal import progress
 
+OpenedCollectionSource = tuple[CollectionSource, Source]
 MIN_CHUNK_TOKENS = 32
 """Minimum number of tokens per chunk."""
-_LIBRARIES = ("bm25s", "pebble", "pypdf", "rensa", "sentencex", "trafilatura")
+_LIBRARIES = ("pebble", "pypdf", "rensa", "sentencex", "trafilatura")
 _PARTIAL = ".partial"
 
 
@@ -68,13 +74,15 @@ class DocumentBuildReport:
     """Numbers of documents and chunks that were read, kept and dropped."""
     content: str
     """Digest of the documents and the options. Equal documents and options give an equal digest."""
+    collections: dict[str, int] = field(default_factory=dict)
+    """Number of documents of each collection. Empty if everybody may read the index."""
     resumed: int = 0
     """Chunks whose vectors an earlier, interrupted build had computed."""
     seconds: float = 0
 
 
 def build_document_index(
-    sources: Iterable[str],
+    sources: Iterable[str | CollectionSource],
     directory: Path,
     options: DocumentBuildOptions | None = None,
     *,
@@ -82,6 +90,9 @@ def build_document_index(
     embedder: Embedder | None = None,
 ) -> DocumentBuildReport:
     """Index the documents of some sources in `directory`.
+
+    As soon as one document belongs to a collection, the index has collections: documents without one belong to
+    `default`, and a search must say which collections it may read.
 
     The index appears when it is complete. A killed build leaves nothing that looks finished; if it is started again
     with the same documents and options, it reuses the vectors. With `replace`, an existing index is replaced in one
@@ -98,7 +109,8 @@ def build_document_index(
     started = time.monotonic()
     check_installed("indexing", _LIBRARIES)
     options = options or DocumentBuildOptions()
-    opened = [open_source(uri) for uri in sources]
+    listed = [parse_source_entry(each, "invalid source") for each in sources]
+    opened = [(each, open_source(each.uri)) for each in listed]
     if not opened:
         raise UsageError("documents.no-sources", "no source to index; name one or more, e.g. dir:manuals")
     check_options(options)
@@ -173,31 +185,37 @@ def _check_input_limit(options: DocumentBuildOptions, embedder: object) -> None:
 
 
 def _build(
-    sources: list[Source], partial: Path, options: DocumentBuildOptions, embedder: Embedder | None, count: CountTokens
+    sources: list[OpenedCollectionSource],
+    partial: Path,
+    options: DocumentBuildOptions,
+    embedder: Embedder | None,
+    count: CountTokens,
 ) -> tuple[IndexFacts, DocumentBuildReport]:
     """Build everything in `partial`, and return its description and the report."""
     path = partial / DATABASE
     path.unlink(missing_ok=True)
     with _create_database(path) as database:
         gatherer = DocumentWriter(database, options.tokens, options.language, count, options.drop_duplicates)
-        _read_sources(sources, gatherer)
+        has_collections = _read_sources(sources, gatherer, partial)
         report = DocumentBuildReport(gatherer.counts, content=gatherer.compute_digest(VERSION, asdict(options)))
         if not gatherer.counts.chunks:
             listed = ", ".join(f"{count:,} {reason}" for reason, count in gatherer.counts.unreadable.items())
             raise UsageError(
                 "documents.no-documents",
-                f"no document to index in {', '.join(each.uri for each in sources)} ({listed or 'empty'}); check the "
-                "sources",
+                f"no document to index in {', '.join(each.uri for each, _ in sources)} ({listed or 'empty'}); check "
+                "the sources",
             )
-        arrays = gatherer.write_words(partial)
+        report.collections = {each.name: each.documents for each in gatherer.collections if each.name}
+        arrays = gatherer.write_postings(partial)
         database.execute(INDEXES)
     if embedder is not None:
+        ends = list(itertools.accumulate(each.chunks for each in gatherer.collections))
         with closing(open_read_only(path)) as reader, progress("Embedding", total=report.counts.chunks) as advance:
             plan = blake2b(f"{report.content} {embedder.name}".encode(), digest_size=16).hexdigest()
             vectors, report.resumed = write_vectors(
-                partial, plan, lambda chunk: chunk_texts(reader, chunk), report.counts.chunks, embedder, advance
+                partial, plan, lambda chunk: chunk_texts(reader, chunk), ends, embedder, advance
             )
-            center = compute_center(vectors)
+            center = compute_neutral_center(embedder) if has_collections else compute_center(vectors)
             arrays |= {VECTORS: vectors, SIGNS: write_signs(partial, vectors, center), CENTER: center}
     forms = {name: ArrayForm(dtype=each.dtype.str, shape=each.shape) for name, each in arrays.items()}
     files = {
@@ -208,24 +226,37 @@ def _build(
         schema_version=VERSION,
         content=report.content,
         built=datetime.now(UTC).isoformat(timespec="seconds"),
-        sources=[source.uri for source in sources],
+        sources=[each.to_fact() for each, _ in sources],
         options=asdict(options),
         counts=asdict(report.counts),
+        collections=gatherer.collections,
         folder=f"data-{report.content[:16]}",
         files=files,
     )
     return facts, report
 
 
-def _read_sources(sources: list[Source], gatherer: DocumentWriter) -> None:
-    totals = [source.total for source in sources]
+def _read_sources(sources: list[OpenedCollectionSource], gatherer: DocumentWriter, partial: Path) -> bool:
+    """Add the documents of all sources, one collection after the other. Return True if the index has collections."""
+    totals = [source.total for _, source in sources]
     total = None if None in totals else sum(filter(None, totals))
-    with progress("Reading", total=total, in_bytes=total is not None) as advance:
-        for source in sources:
+    with (
+        closing(CollectionStaging(partial)) as staging,
+        progress("Reading", total=total, in_bytes=total is not None) as advance,
+    ):
+        for entry, source in sources:
             for item in source.read(advance if total is not None else _ignore_bytes):
-                gatherer.add(item)
+                found = assign_collection(item, entry.collection, source.uri)
+                if isinstance(found, UnreadableItem) or not staging.add(found):
+                    gatherer.add(found)
                 counts = gatherer.counts
                 advance(int(total is None), note=f"{counts.documents:,} documents, {counts.chunks:,} chunks")
+        gatherer.end_collection(DEFAULT_COLLECTION if staging.is_used else "")
+        for name, documents in staging.read():
+            for document in documents:
+                gatherer.add(document)
+            gatherer.end_collection(name)
+        return staging.is_used
 
 
 def _ignore_bytes(_: int) -> None:

@@ -54,19 +54,28 @@ StorePlace = Annotated[
     epilog="""
     gumshoe documents index dir:handbook --out index
     gumshoe documents index hf:lavita/MedQuAD --out index --embedding none
+    gumshoe documents index dir:personnel --collection hr --out index
     """
 )
 def index(
-    sources: Annotated[
-        list[str],
+    directory: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output directory (created if missing).")],
+    uris: Annotated[
+        list[str] | None,
         typer.Argument(
             metavar="SOURCE...",
             autocompletion=complete_words("jsonl:", "dir:", "hf:"),
             help="jsonl:FILE[.gz], dir:DIR (text, Markdown, HTML, PDF), hf:DATASET or hf:DATASET@SPLIT, e.g. "
             "hf:lavita/MedQuAD. Files may be file:// or s3:// URIs.",
         ),
-    ],
-    directory: Annotated[Path, typer.Option("--out", metavar="DIR", help="Output directory (created if missing).")],
+    ] = None,
+    collection: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Collection of each SOURCE. Only callers with access to it may read them."),
+    ] = "",
+    source_list: Annotated[
+        Path | None,
+        typer.Option("--sources", metavar="FILE", help="YAML list of more sources: URIs, or {source, collection}."),
+    ] = None,
     embedding: Annotated[
         str,
         typer.Option(
@@ -88,7 +97,13 @@ def index(
     counted by reason; `gumshoe documents stats --unreadable` lists them.
     """
     from gumshoe.documents.build import DocumentBuildOptions, build_document_index
+    from gumshoe.documents.source_entries import CollectionSource, read_source_entries
 
+    if collection and not uris:
+        raise UsageError("documents.option-conflict", "--collection needs a SOURCE argument, got none; name a SOURCE")
+    sources = [CollectionSource(uri, collection) for uri in uris or ()]
+    if source_list is not None:
+        sources += read_source_entries(source_list)
     options = DocumentBuildOptions(embedding, tokens, language, drop_duplicates=not duplicates)
     report = build_document_index(sources, directory, options, replace=replace)
     if json:
@@ -111,7 +126,18 @@ def index(
             f"Run `gumshoe documents stats --index {escape_control_characters(directory)} --unreadable` to list them.",
             soft_wrap=True,
         )
-    print_next(*suggest_after_indexing(sources, directory))
+    print_counts("collections", report.collections)
+    print_next(*suggest_after_indexing([each.uri for each in sources], directory))
+
+
+Collections = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--collections",
+        metavar="NAME|PATTERN",
+        help="Read these collections, e.g. hr, eng-* or '*' (repeatable). Required if the index has collections.",
+    ),
+]
 
 
 @app.command(epilog="gumshoe documents search --index index how long is the warranty")
@@ -119,6 +145,7 @@ def search(
     index: IndexPlace,
     query: Annotated[list[str], typer.Argument(metavar="QUERY...", help="Search query.")],
     store: StorePlace = None,
+    collections: Collections = None,
     limit: Annotated[int, typer.Option(min=1, max=100, help="Maximum number of results.")] = 10,
     filters: Annotated[
         list[str] | None,
@@ -134,7 +161,7 @@ def search(
     from gumshoe.documents.index import open_index
 
     with open_index(index, store) as opened:
-        hits = opened.search(
+        hits = opened.open_view(collections).search(
             " ".join(query),
             limit=limit,
             filters=_parse_filters(filters or []),
@@ -160,18 +187,24 @@ def read(
         str, typer.Argument(metavar="DOCUMENT_ID", help="Id from `gumshoe documents search`, without #n.")
     ],
     store: StorePlace = None,
+    collections: Collections = None,
     json: JsonFlag = False,
 ) -> None:
     """Read one document."""
     from gumshoe.documents.index import open_index
 
     with open_index(index, store) as opened:
-        document = opened.read(document_id)
+        document = opened.open_view(collections).read(document_id)
     if json:
         print_json(asdict(document))
         return
-    fields = {"Title": document.title, "Id": document.document_id, "URL": document.url, **document.metadata}
-    for name, value in fields.items():
+    fields = {
+        "Title": document.title,
+        "Id": document.document_id,
+        "URL": document.url,
+        "Collection": document.collection,
+    }
+    for name, value in (fields | document.metadata).items():
         if value:
             shown = ", ".join(value) if isinstance(value, list) else value
             label = name if name == "URL" else printable(name).capitalize()
@@ -212,6 +245,7 @@ def _print_stats(facts: dict[str, Any]) -> None:
     )
     vectors = f"{facts['dimensions']} dimensions" if facts["dimensions"] else "lexical search only"
     out.print(f"embedding {printable(facts['options']['embedding'])}, {vectors}", soft_wrap=True)
+    print_counts("collections", facts["collections"])
     print_counts("dropped duplicates", facts["duplicates"])
     print_counts("unreadable", facts["unreadable"])
     if facts["metadata"]:

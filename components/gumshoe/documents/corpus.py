@@ -9,23 +9,24 @@ from gumshoe.corpus import Corpus, FoundSource, IngestResult, OpenedSource, Sour
 
 if TYPE_CHECKING:
     from gumshoe.documents.build import DocumentBuildOptions
-    from gumshoe.documents.index import DocumentIndex
+    from gumshoe.documents.document_view import DocumentView
+    from gumshoe.documents.source_entries import CollectionSource
 
 
 class DocumentSearch:
     """Search documents and read them (a `SourceSearch`)."""
 
-    def __init__(self, index: "DocumentIndex") -> None:
-        self._index = index
+    def __init__(self, view: "DocumentView") -> None:
+        self._view = view
 
     def search(self, words: Sequence[str]) -> list[FoundSource]:
         """See `SourceSearch.search`."""
-        hits = self._index.search(" ".join(words), limit=10)
+        hits = self._view.search(" ".join(words), limit=10)
         return [FoundSource(hit.document_id, hit.title or "(no title)", "", hit.snippet) for hit in hits]
 
     def read(self, source_id: str) -> OpenedSource:
         """See `SourceSearch.read`."""
-        document = self._index.read(source_id)
+        document = self._view.read(source_id)
         return OpenedSource(f"{document.title}\n\n{document.text}".strip(), None)
 
 
@@ -48,13 +49,25 @@ class DocumentsCorpus(Corpus):
         """See `Corpus.split_source`."""
         from gumshoe.documents.sources import split_source
 
-        return split_source(self.require_uri(source))
+        return split_source(self._parse_source(source).uri)
 
     def check_source(self, source: SourceEntry) -> None:
         """See `Corpus.check_source`."""
         from gumshoe.documents.sources import open_source
 
-        open_source(self.require_uri(source))
+        open_source(self._parse_source(source).uri)
+
+    def _parse_source(self, source: SourceEntry) -> "CollectionSource":
+        """Return a URI, or a mapping with `source` and `collection`.
+
+        Raises:
+            UsageError: if it is invalid.
+        """
+        from gumshoe.documents.source_entries import parse_source_entry
+
+        if not isinstance(source, str) and {"owner", "aliases"} & source.keys():
+            self.require_uri(source)
+        return parse_source_entry(source, "invalid source")
 
     def check_options(self, options: Mapping[str, Any]) -> None:
         """See `Corpus.check_options`."""
@@ -66,11 +79,16 @@ class DocumentsCorpus(Corpus):
         """See `Corpus.choose_embedding`."""
         return embedding
 
-    def open_search(self, directory: Path, inbox: str | None) -> DocumentSearch:  # noqa: ARG002 - all are visible
+    def open_search(
+        self,
+        directory: Path,
+        inbox: str | None,  # noqa: ARG002 - of mail
+        collections: Sequence[str] | None = None,
+    ) -> DocumentSearch:
         """See `Corpus.open_search`."""
         from gumshoe.documents.index import DocumentIndex
 
-        return DocumentSearch(DocumentIndex(directory))
+        return DocumentSearch(DocumentIndex(directory).open_view(collections))
 
     def ingest(
         self, sources: Sequence[SourceEntry], directory: Path, embedding: str, options: Mapping[str, Any]
@@ -79,9 +97,10 @@ class DocumentsCorpus(Corpus):
         from gumshoe.documents.build import build_document_index
         from gumshoe.documents.index import DocumentIndex
 
-        uris, chosen = list(map(self.require_uri, sources)), replace(_parse_options(options), embedding=embedding)
-        if not (self.is_index(directory) and is_built_from(DocumentIndex(directory).stats(), uris, chosen)):
-            build_document_index(uris, directory, chosen)
+        listed = list(map(self._parse_source, sources))
+        recorded, chosen = [each.to_fact() for each in listed], replace(_parse_options(options), embedding=embedding)
+        if not (self.is_index(directory) and is_built_from(DocumentIndex(directory).stats(), recorded, chosen)):
+            build_document_index(listed, directory, chosen)
         facts = DocumentIndex(directory).stats()
         summary = f"{facts['documents']:,} documents in {facts['chunks']:,} chunks indexed"
         return IngestResult(facts["documents"], summary, facts)

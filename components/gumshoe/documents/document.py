@@ -11,6 +11,7 @@ from urllib.parse import unquote
 
 import httpx
 
+from gumshoe.documents.collection_names import check_collection_name
 from gumshoe.mail.message import clean, clean_line
 
 Metadata = dict[str, str | list[str]]
@@ -35,6 +36,8 @@ class Document:
     url: str = ""
     metadata: Metadata = field(default_factory=dict)
     """Flat: category, synonyms, source and other fields of the source."""
+    collection: str = ""
+    """Collection that it belongs to. Empty if the index has no collections."""
 
     def list_context(self) -> list[str]:
         """Return the parts of the context line of its chunks, the most important first."""
@@ -46,7 +49,12 @@ class Document:
 
 
 def make_document(
-    document_id: Any, title: Any, text: Any, url: Any = None, metadata: Mapping[str, Any] | None = None
+    document_id: Any,
+    title: Any,
+    text: Any,
+    url: Any = None,
+    metadata: Mapping[str, Any] | None = None,
+    collection: Any = None,
 ) -> Document:
     """Create a document from the fields of a source, and clean them. None means empty.
 
@@ -54,6 +62,7 @@ def make_document(
 
     Raises:
         TypeError: if a field has a wrong type; the message names it.
+        UsageError: if the collection is not the name of one.
     """
     name, where, content = _to_line("title", title), _to_line("url", url), clean(_to_text("text", text)).strip()
     given = _to_line("id", document_id)
@@ -62,7 +71,8 @@ def make_document(
         for name, raw in (metadata or {}).items()
         if (key := clean_line(str(name))) and (value := _to_metadata_value(raw))
     }
-    return Document(given or generate_id(where, name, content), name, content, where, known)
+    collected = "" if collection in (None, "") else check_collection_name(collection)
+    return Document(given or generate_id(where, name, content), name, content, where, known, collected)
 
 
 def generate_id(url: str, title: str, text: str) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.documents.document import Document
 from gumshoe.documents.lexical import Analyzer, PostingsBuilder
-from gumshoe.documents.schema import CHUNK, CHUNK_POSTINGS, DOCUMENT_POSTINGS, OWNERS
+from gumshoe.documents.schema import CHUNK, CHUNK_POSTINGS, DOCUMENT_POSTINGS, OWNERS, CollectionFacts
 from gumshoe.embeddings.chunking import Chunk, CountTokens, split_text
 from gumshoe.mail.message import clean
 
@@ -51,23 +51,51 @@ class DocumentCounts:
 
 
 class DocumentWriter:
-    """Write documents in order into a database that has the tables of an index."""
+    """Write documents in order, one collection after the other, into a database that has the tables of an index.
+
+    Invariant: what is written for a document depends on the documents of its own collection only.
+    """
 
     def __init__(
         self, database: apsw.Connection, budget: int, language: str, count: CountTokens, drop_duplicates: bool
     ) -> None:
         self.counts = DocumentCounts()
+        self.collections: list[CollectionFacts] = []
+        """The collections that are complete."""
         self._database, self._budget, self._language, self._count = database, budget, language, count
-        self._numbers: dict[str, int] = {}
+        self._words = 0
         self._analyzer = Analyzer(language)
-        self._of_documents = PostingsBuilder(self._numbers)
-        self._of_chunks = PostingsBuilder(self._numbers)
+        self._of_documents = PostingsBuilder()
+        self._of_chunks = PostingsBuilder()
         self._owners: list[int] = []
-        self._ids: set[str] = set()
-        self._contents: dict[bytes, int] = {}
         self._content = blake2b(digest_size=32)
         self._drops = drop_duplicates
+        self._begin_collection()
+
+    def _begin_collection(self) -> None:
+        """Forget ids, texts and words, so that nothing in the next collection depends on the earlier ones."""
+        self._numbers: dict[str, int] = {}
+        self._ids: set[str] = set()
+        self._contents: dict[bytes, int] = {}
         self._duplicates = DuplicateFinder(self._read_chunk)
+        self._first = (self.counts.documents, self.counts.chunks)
+
+    def end_collection(self, name: str) -> None:
+        """End the collection of the documents that were added since the last one. Without documents, it is left out."""
+        documents, chunks = self.counts.documents - self._first[0], self.counts.chunks - self._first[1]
+        if not documents:
+            return
+        rows = ((len(self.collections), word, number) for word, number in self._numbers.items())
+        self._database.executemany("INSERT INTO words VALUES (?, ?, ?)", rows)
+        self.collections.append(CollectionFacts(name=name, documents=documents, chunks=chunks))
+        self._content.update(json.dumps(["collection", name]).encode())
+        self._words += len(self._numbers)
+        self._begin_collection()
+
+    def _number_words(self, words: list[str]) -> list[int]:
+        """Return the numbers of words, as `Analyzer` returns them."""
+        numbers, first = self._numbers, self._words
+        return [numbers.setdefault(word, first + len(numbers)) for word in words]
 
     def add(self, item: Document | UnreadableItem) -> None:
         """Add a document, or record an unreadable item."""
@@ -91,7 +119,8 @@ class DocumentWriter:
         if document.document_id in self._ids:
             return
         self._ids.add(document.document_id)
-        self._database.execute("INSERT INTO other_ids VALUES (?, ?)", (document.document_id, kept))
+        row = (len(self.collections), document.document_id, kept)
+        self._database.execute("INSERT INTO other_ids VALUES (?, ?, ?)", row)
         self._content.update(f"={document.document_id}\0{kept}\n".encode())
 
     def _reserve_id(self, document_id: str) -> str:
@@ -105,15 +134,15 @@ class DocumentWriter:
         chunked = split_text(document.text, document.list_context(), self._budget, self._count, self._language)
         metadata = json.dumps(document.metadata, ensure_ascii=False, sort_keys=True)
         row = (number, document_id, document.title, document.url, chunked.context, metadata, document.text)
+        collection = len(self.collections)
         self._content.update(json.dumps([row, [(each.start, each.stop) for each in chunked.chunks]]).encode())
-        self._database.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?)", row)
+        self._database.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (number, collection, *row[1:]))
         for name, value in document.metadata.items():
             values = dict.fromkeys(each.casefold() for each in (value if isinstance(value, list) else [value]))
-            self._database.executemany(
-                "INSERT INTO metadata VALUES (?, ?, ?)", [(name, each, number) for each in values]
-            )
-        of_context = self._analyzer.split_words(chunked.context)
-        of_chunks = [self._analyzer.split_words(document.text[each.start : each.stop]) for each in chunked.chunks]
+            rows = [(collection, name, each, number) for each in values]
+            self._database.executemany("INSERT INTO metadata VALUES (?, ?, ?, ?)", rows)
+        texts = [chunked.context, *(document.text[each.start : each.stop] for each in chunked.chunks)]
+        of_context, *of_chunks = [self._number_words(self._analyzer.split_words(each)) for each in texts]
         self._of_documents.add(of_context + list(itertools.chain(*of_chunks)))
         repeated: list[DuplicateKind] = []
         for position, chunk in enumerate(chunked.chunks):
@@ -129,7 +158,7 @@ class DocumentWriter:
         for kind in repeated:
             _increment(self.counts.duplicates, f"{kind} chunks")
 
-    def _add_chunk(self, document: int, position: int, chunk: Chunk, words: list[str]) -> None:
+    def _add_chunk(self, document: int, position: int, chunk: Chunk, words: list[int]) -> None:
         row = (self.counts.chunks, document, position, chunk.start, chunk.stop, chunk.tokens)
         self._database.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?)", row)
         self._content.update(f"#{position}\n".encode())
@@ -149,13 +178,12 @@ class DocumentWriter:
         whole.update(json.dumps(options, sort_keys=True).encode())
         return whole.hexdigest()
 
-    def write_words(self, partial: Path) -> dict[str, NDArray[Any]]:
-        """Write the words and the arrays of the lexical retriever to files, and return the array of each file."""
+    def write_postings(self, partial: Path) -> dict[str, NDArray[Any]]:
+        """Write the arrays of the lexical retriever to files, and return the array of each file."""
         arrays: dict[str, NDArray[Any]] = {OWNERS: np.asarray(self._owners, np.int32)}
         for names, builder in ((DOCUMENT_POSTINGS, self._of_documents), (CHUNK_POSTINGS, self._of_chunks)):
-            found = builder.finish()
-            arrays |= zip(names, (found.starts, found.texts, found.scores), strict=True)
-        self._database.executemany("INSERT INTO words VALUES (?, ?)", self._numbers.items())
+            found = builder.finish(self._words)
+            arrays |= zip(names, (found.starts, found.texts, found.counts, found.lengths), strict=True)
         for name, array in arrays.items():
             array.tofile(partial / name)
         return arrays

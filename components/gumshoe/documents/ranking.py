@@ -1,12 +1,13 @@
 """Rank chunks by dense and by lexical scores, and fuse both rankings."""
 
-from collections.abc import Callable, Iterable
+import itertools
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gumshoe.documents.lexical import Postings
+from gumshoe.documents.lexical import Bm25, Postings
 from gumshoe.documents.schema import CHUNK_POSTINGS, DOCUMENT_POSTINGS, OWNERS, IndexFiles
 from gumshoe.embeddings.embedder import Vectors
 from gumshoe.embeddings.fusion import Numbers, RetrieverScores, find_ranks, fuse
@@ -19,7 +20,7 @@ _MIN_LISTED = 200  # minimum number of documents that each retriever lists
 _CHUNKS_PER_DOCUMENT = 4  # chunks that dense retrieval fetches per listed document
 
 Allowed = NDArray[np.bool_] | None
-"""[documents]: True for documents that may be found. None means all."""
+"""[documents of the collections]: True for documents that may be found. None means all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,39 +33,68 @@ class RankedDocument:
     lexical_rank: int | None
 
 
-class Ranker:
-    """Rank the documents of an index. Thread-safe."""
+class IndexArrays:
+    """The arrays of an index, mapped into memory, and the documents and chunks of each of its collections."""
 
     def __init__(self, files: IndexFiles) -> None:
-        self._owners: NDArray[np.int32] = files.array(OWNERS)
-        self._firsts = np.flatnonzero(np.diff(self._owners, prepend=-1))
-        """First chunk of each document that has chunks. A document's chunks are consecutive."""
-        self._documents: int = files.facts.counts["documents"]
-        self._of_documents = Postings(*map(files.array, DOCUMENT_POSTINGS))
-        self._of_chunks = Postings(*map(files.array, CHUNK_POSTINGS))
+        self.owners: NDArray[np.int32] = files.array(OWNERS)
+        self.of_documents = Postings(*map(files.array, DOCUMENT_POSTINGS))
+        self.of_chunks = Postings(*map(files.array, CHUNK_POSTINGS))
         has_vectors = VECTORS in files.facts.files
         self.dense = DenseRetriever(*map(files.array, (VECTORS, SIGNS, CENTER))) if has_vectors else None
+        counts = files.facts.collections
+        self.documents = _to_ranges([each.documents for each in counts])
+        self.chunks = _to_ranges([each.chunks for each in counts])
+
+
+def _to_ranges(counts: Iterable[int]) -> list[range]:
+    return [range(first, last) for first, last in itertools.pairwise(itertools.accumulate(counts, initial=0))]
+
+
+class Ranker:
+    """Rank the documents of some collections, as if the index contained no others. Thread-safe.
+
+    Documents and chunks of these collections are numbered anew, from 0, in the order of the collections. No number,
+    statistic or vector of another collection is read.
+    """
+
+    def __init__(self, arrays: IndexArrays, collections: Sequence[int]) -> None:
+        chunks = [arrays.chunks[each] for each in collections]
+        documents = [arrays.documents[each] for each in collections]
+        self._chunks = np.concatenate([np.zeros(0, np.int64), *(np.arange(each.start, each.stop) for each in chunks)])
+        """[chunks]: number of each chunk in the index."""
+        self._owners = np.zeros(len(self._chunks), np.int32)
+        """[chunks]: document of each chunk, ascending."""
+        chunk, document = 0, 0
+        for part, owned in zip(chunks, documents, strict=True):
+            self._owners[chunk : chunk + len(part)] = arrays.owners[part.start : part.stop] - owned.start + document
+            chunk, document = chunk + len(part), document + len(owned)
+        self._firsts = np.flatnonzero(np.diff(self._owners, prepend=-1))
+        """First chunk of each document that has chunks. A document's chunks are consecutive."""
+        self._of_documents = Bm25(arrays.of_documents, documents)
+        self._of_chunks = Bm25(arrays.of_chunks, chunks)
+        self._dense = arrays.dense
 
     def rank(
         self,
         vector: Vectors | None,
-        words: Iterable[int],
+        words: Sequence[Sequence[int | None]],
         weight: float,
         limit: int,
         fusion: Fusion = "score",
         allowed: Allowed = None,
     ) -> list[RankedDocument]:
-        """Return the best documents, at most `limit`, for the vector [dimensions] and the word numbers of a query.
+        """Return the best documents, at most `limit`, for the vector [dimensions] and the words of a query.
 
-        `weight` is the weight of the dense score, from 0 to 1; the lexical score gets the rest. A retriever with weight
-        0 is not used.
+        A word is given as its number in each collection, or None for those that do not contain it. `weight` is the
+        weight of the dense score, from 0 to 1; the lexical score gets the rest. A retriever with weight 0 is not used.
         """
         depth = max(_MIN_LISTED, 2 * limit)
         listings: dict[str, _RetrieverResult] = {}
         if weight > 0 and vector is not None:
             listings["dense"] = self._search_dense(vector, weight, depth, allowed)
         if weight < 1:
-            listings["lexical"] = self._search_lexical(list(words), 1 - weight, depth, allowed)
+            listings["lexical"] = self._search_lexical(words, 1 - weight, depth, allowed)
         candidates = np.unique(np.concatenate([each.listed for each in listings.values()]))
         sides = {name: each.align(candidates, self._owners) for name, each in listings.items()}
         fused = fuse(list(sides.values()), fusion)
@@ -76,7 +106,7 @@ class Ranker:
         ranks = {name: side.ranks.tolist() for name, side in sides.items()}
         return [
             RankedDocument(
-                int(candidates[place]),
+                int(self._chunks[candidates[place]]),
                 float(fused[place]),
                 (ranks["dense"][place] or None) if "dense" in ranks else None,
                 (ranks["lexical"][place] or None) if "lexical" in ranks else None,
@@ -90,22 +120,28 @@ class Ranker:
         Raises:
             ValueError: if the index has no vectors.
         """
-        dense = self.dense
+        dense = self._dense
         if dense is None:
             raise ValueError("an index without vectors cannot be searched with a vector")
-        chunks = dense.find_nearest(
-            vector, depth * _CHUNKS_PER_DOCUMENT, None if allowed is None else allowed[self._owners]
-        )
+        among = self._chunks if allowed is None else self._chunks[allowed[self._owners]]
+        nearest = dense.find_nearest(vector, depth * _CHUNKS_PER_DOCUMENT, among)
+        chunks = np.searchsorted(self._chunks, nearest)
         _, firsts = np.unique(self._owners[chunks], return_index=True)
-        return _RetrieverResult(weight, chunks[np.sort(firsts)[:depth]], lambda among: dense.score(vector, among))
+        return _RetrieverResult(
+            weight, chunks[np.sort(firsts)[:depth]], lambda found: dense.score(vector, self._chunks[found])
+        )
 
-    def _search_lexical(self, words: list[int], weight: float, depth: int, allowed: Allowed) -> "_RetrieverResult":
+    def _search_lexical(
+        self, words: Sequence[Sequence[int | None]], weight: float, depth: int, allowed: Allowed
+    ) -> "_RetrieverResult":
         """List documents by BM25 of the whole document, times `DOCUMENT_WEIGHT`, plus BM25 of the best chunk.
 
         The words of a query may be far apart in a document, and a long document has chunks about many subjects.
         """
-        scores = self._of_chunks.score(words, len(self._owners))
-        scores += DOCUMENT_WEIGHT * self._of_documents.score(words, self._documents)[self._owners]
+        scores = self._of_chunks.score(words)
+        scores += DOCUMENT_WEIGHT * self._of_documents.score(words)[self._owners]
+        if not len(scores):
+            return _RetrieverResult(weight, np.zeros(0, np.int64), lambda among: scores[among])
         highest = np.maximum.reduceat(scores, self._firsts)
         found = np.flatnonzero(highest if allowed is None else highest * allowed[self._owners[self._firsts]])
         ends = np.append(self._firsts[1:], len(scores))

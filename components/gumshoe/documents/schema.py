@@ -4,7 +4,6 @@ In that folder, `documents.sqlite` contains documents, chunks and words. The oth
 in `index.json`. `index.json` is written last, atomically.
 """
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,17 +18,19 @@ from gumshoe.artifacts.manifest import file_digest
 from gumshoe.embeddings.chunking import add_context
 from gumshoe.embeddings.vectors import CENTER, SIGNS, VECTORS
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.json_text import load_json
 from gumshoe.model_validation import describe_validation_error
 
 FACTS = "index.json"
 DATABASE = "documents.sqlite"
-VERSION = 1
+VERSION = 2
 FOLDER = r"^data-[0-9a-f]{16}(-\d+)?$"
 """Pattern of the folder's name."""
 
 TABLES = """
 CREATE TABLE documents (
     document INTEGER PRIMARY KEY,
+    collection INTEGER NOT NULL,  -- number in `index.json`, from 0
     document_id TEXT NOT NULL,
     title TEXT NOT NULL,
     url TEXT NOT NULL,
@@ -39,7 +40,8 @@ CREATE TABLE documents (
 );
 -- A chunk is part of its document's text, from `start` up to `stop`, in characters. `position` counts all chunks of a
 -- document, including dropped duplicates. Documents and chunks are numbered from 0,
--- in the order of the arrays; each document has a chunk.
+-- in the order of the arrays; each document has a chunk. Those of a collection are consecutive. Every other table that
+-- a search reads begins with the collection, so that a query reads no row of another one.
 CREATE TABLE chunks (
     chunk INTEGER PRIMARY KEY,
     document INTEGER NOT NULL,
@@ -49,27 +51,30 @@ CREATE TABLE chunks (
     tokens INTEGER NOT NULL
 );
 -- Ids of documents that were dropped because another has the same title and text.
-CREATE TABLE other_ids (document_id TEXT NOT NULL, document INTEGER NOT NULL);
+CREATE TABLE other_ids (collection INTEGER NOT NULL, document_id TEXT NOT NULL, document INTEGER NOT NULL);
 CREATE TABLE metadata (
-    name TEXT NOT NULL, value TEXT NOT NULL, document INTEGER NOT NULL, PRIMARY KEY (name, value, document)
+    collection INTEGER NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, document INTEGER NOT NULL,
+    PRIMARY KEY (collection, name, value, document)
 ) WITHOUT ROWID;
-CREATE TABLE words (word TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE words (
+    collection INTEGER NOT NULL, word TEXT NOT NULL, number INTEGER NOT NULL, PRIMARY KEY (collection, word)
+) WITHOUT ROWID;
 CREATE TABLE unreadable (place TEXT NOT NULL, reason TEXT NOT NULL, detail TEXT NOT NULL);
 """
 INDEXES = """
-CREATE UNIQUE INDEX documents_id ON documents (document_id);
+CREATE UNIQUE INDEX documents_id ON documents (collection, document_id);
 CREATE INDEX chunks_document ON chunks (document);
-CREATE INDEX other_ids_id ON other_ids (document_id);
+CREATE INDEX other_ids_id ON other_ids (collection, document_id);
 """
 CHUNK = "SELECT context, text, start, stop FROM chunks JOIN documents USING (document)"
 
 OWNERS = "owners.i4"
 """[chunks]: document number of each chunk, from 0, ascending."""
-DOCUMENT_POSTINGS = ("document-starts.i8", "document-texts.i4", "document-scores.f4")
-CHUNK_POSTINGS = ("chunk-starts.i8", "chunk-texts.i4", "chunk-scores.f4")
+DOCUMENT_POSTINGS = ("document-starts.i8", "document-texts.i4", "document-counts.u2", "document-lengths.i4")
+CHUNK_POSTINGS = ("chunk-starts.i8", "chunk-texts.i4", "chunk-counts.u2", "chunk-lengths.i4")
 """The arrays of `lexical.Postings`, for whole documents and for chunks."""
 INDEX_FILES = {
-    FACTS: "Content digest, sources, options, counts, and size and SHA-256 of every other file. It is written last.",
+    FACTS: "Content digest, sources, options, counts, collections, and size and SHA-256 of all files. It is written last.",
     f"data-*/{DATABASE}": "Documents, chunks, metadata, words, and what could not be read.",
     f"data-*/{OWNERS}": "The document of each chunk.",
     f"data-*/{', '.join(DOCUMENT_POSTINGS)}": "BM25 postings of whole documents.",
@@ -98,6 +103,17 @@ class FileFacts(BaseModel):
     array: ArrayForm | None = None
 
 
+class CollectionFacts(BaseModel):
+    """A collection of an index, and its numbers of documents and chunks."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    """Empty for the only collection of an index whose documents name none."""
+    documents: int
+    chunks: int
+
+
 class IndexFacts(BaseModel):
     """The content of `index.json`."""
 
@@ -107,9 +123,12 @@ class IndexFacts(BaseModel):
     content: str
     """Digest of the documents and the options. Equal documents and options give an equal digest."""
     built: str
-    sources: list[str]
+    sources: list[str | dict[str, str]]
+    """URI of each source, or a mapping of `source` and `collection`."""
     options: dict[str, Any]
     counts: dict[str, Any]
+    collections: list[CollectionFacts]
+    """In the order of their documents and chunks."""
     folder: str = Field(pattern=FOLDER)
     files: dict[str, FileFacts]
 
@@ -173,7 +192,7 @@ def read_facts(directory: Path) -> IndexFacts:
             "documents.no-index", f"no document index in {directory}; build one with `gumshoe documents index`"
         )
     try:
-        content = json.loads(path.read_bytes())
+        content = load_json(path.read_bytes())
         version = content.get("schema_version") if isinstance(content, dict) else None
         if version != VERSION and isinstance(version, int):
             raise GumshoeError(

@@ -26,7 +26,7 @@ FORMS = "jsonl:FILE[.gz] or dir:DIR (each a path, file:// or s3://), or hf:DATAS
 NO_ANSWER = "no answer in the record"
 """Reason for skipping a MedQuAD record whose answer was withdrawn by its publisher."""
 _KINDS = ("jsonl", "dir", "hf")
-_OWN_FIELDS = ("id", "_id", "document_id", "title", "text", "url", "metadata")
+_OWN_FIELDS = ("id", "_id", "document_id", "title", "text", "url", "metadata", "collection")
 # Field names in `hf:lavita/MedQuAD` and in MedQuAD as JSON lines.
 _PAGE = ("document_url", "url")
 _TITLE = ("question_focus", "focus")
@@ -79,7 +79,7 @@ def split_source(uri: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _JsonlDocuments:
-    """A file of JSON objects, one per line: id, title, text, url and metadata, or records of MedQuAD."""
+    """A file of JSON objects, one per line: id, title, text, url, metadata and collection, or records of MedQuAD."""
 
     uri: str
     total: int | None
@@ -134,6 +134,8 @@ def parse_records(records: Iterable[tuple[str, Any] | UnreadableItem]) -> Iterat
             yield UnreadableItem(where, "wrong type of field", str(error))
         except NoPageError as error:
             yield UnreadableItem(where, "no page", str(error))
+        except UsageError as error:
+            yield UnreadableItem(where, "invalid collection", error.message)
     yield from (page.to_document(key) for key, page in pages.items())
 
 
@@ -144,7 +146,12 @@ def _parse_generic(record: dict[str, Any], where: str) -> Document | UnreadableI
         raise TypeError(f"metadata must be an object, got {type(nested).__name__}")
     others = {name: value for name, value in record.items() if name not in _OWN_FIELDS}
     document = make_document(
-        given, record.get("title"), record.get("text"), record.get("url"), {**(nested or {}), **others}
+        given,
+        record.get("title"),
+        record.get("text"),
+        record.get("url"),
+        {**(nested or {}), **others},
+        record.get("collection"),
     )
     return document if document.text else UnreadableItem(where, "no text", document.title)
 

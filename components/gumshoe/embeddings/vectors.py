@@ -4,8 +4,9 @@ A search first compares sign bits, which is fast, and then the vectors of the ch
 signs relative to a center: models such as E5 place all texts close together, so plain signs would hardly differ.
 """
 
+import itertools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from io import BytesIO
 from itertools import islice
 from pathlib import Path
@@ -51,9 +52,16 @@ class DenseRetriever:
     def dimensions(self) -> int:
         return int(self._vectors.shape[1])
 
-    def find_nearest(self, query: Vectors, k: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int64]:
-        """Return the chunks nearest to a query vector [dimensions], nearest first, among those allowed: [k]."""
-        chunks = self._shortlist(query, max(count_compared(len(self._vectors)), k), allowed)
+    def find_nearest(self, query: Vectors, k: int, among: NDArray[np.int64] | None) -> NDArray[np.int64]:
+        """Return the chunks nearest to a query vector [dimensions], nearest first: [k].
+
+        `among` is an ascending list of chunks. No other chunk is looked at. None means all.
+        """
+        chunks = np.arange(len(self._vectors)) if among is None else among
+        compared = max(count_compared(len(chunks)), k)
+        if len(chunks) > compared:
+            distances = self.measure(query, among)
+            chunks = chunks[np.sort(np.argpartition(distances, compared)[:compared])]
         scores = self.score(query, chunks)
         return chunks[top_k(scores, k)]
 
@@ -68,22 +76,21 @@ class DenseRetriever:
         """Return the number of sign bits in which a query vector differs from some chunks, or from all: [chunks]."""
         query_bits = sign_bits(query[None, :] - self._center)[:, 0]
         distances = np.zeros(len(self._vectors) if chunks is None else len(chunks), np.uint16)
+        chosen = slice(None) if chunks is None else _to_slice(chunks)
         for row, word in zip(self._signs, query_bits, strict=True):
-            distances += np.bitwise_count((row if chunks is None else row[chunks]) ^ word)
+            distances += np.bitwise_count(row[chosen] ^ word)
         return distances
 
     def is_from_model(self, vector: Vectors, chunk: int) -> bool:
         """Return True if a vector [dimensions] can be the same model's of the same text as that of a chunk."""
         return len(vector) == self.dimensions and bool(self.score(vector, np.array([chunk]))[0] >= _MIN_COSINE)
 
-    def _shortlist(self, query: Vectors, k: int, allowed: NDArray[np.bool_] | None) -> NDArray[np.int64]:
-        chunks = np.arange(len(self._vectors)) if allowed is None else np.flatnonzero(allowed)
-        if len(chunks) <= k:
-            return chunks
-        distances = self.measure(query)
-        if allowed is not None:
-            distances[~allowed] = np.iinfo(np.uint16).max
-        return np.sort(np.argpartition(distances, k)[:k])
+
+def _to_slice(chunks: NDArray[np.int64]) -> NDArray[np.int64] | slice:
+    """Return ascending chunks as a slice if they have no gaps: a slice of an array is not copied."""
+    if len(chunks) and chunks[-1] - chunks[0] + 1 == len(chunks):
+        return slice(int(chunks[0]), int(chunks[-1]) + 1)
+    return chunks
 
 
 def count_compared(chunks: int) -> int:
@@ -95,7 +102,7 @@ def write_vectors(
     partial: Path,
     plan: str,
     texts: Callable[[int], Iterator[str]],
-    chunks: int,
+    ends: Sequence[int],
     embedder: Embedder,
     advance: Callable[[int], object],
 ) -> tuple[NDArray[np.float16], int]:
@@ -103,15 +110,20 @@ def write_vectors(
 
     Return all vectors [chunks, dimensions], and the number of those that an earlier, killed run with the same plan had
     written. `texts` yields the texts from a chunk number on. The windows do not depend on interruptions, so the vectors
-    are always identical to the bit.
+    are always identical to the bit. `ends` are the numbers of chunks after which a new window begins, so that the
+    vectors before do not depend on the texts after; the last one is the number of all chunks.
 
     Raises:
         EmbeddingError: if the chunks cannot be embedded.
     """
-    existing = _count_complete_windows(partial, plan, chunks)
+    windows = _list_windows(ends)
+    existing = _count_complete_windows(partial, plan, windows)
     advance(existing)
     waiting = texts(existing)
-    while window := list(islice(waiting, _WINDOW)):
+    for start, end in itertools.pairwise([0, *windows]):
+        if start < existing:
+            continue
+        window = list(islice(waiting, end - start))
         rows = embedder.embed(window, "passage").astype(np.float16)
         if not (partial / PLAN).exists():
             write_atomically(partial / PLAN, BytesIO(f"{plan} {rows.shape[1]}".encode()))
@@ -120,7 +132,7 @@ def write_vectors(
             file.flush()
             os.fsync(file.fileno())
         advance(len(window))
-    return np.memmap(partial / VECTORS, np.float16, "r").reshape(chunks, -1), existing
+    return np.memmap(partial / VECTORS, np.float16, "r").reshape(ends[-1], -1), existing
 
 
 def write_signs(partial: Path, vectors: NDArray[np.float16], center: Vectors) -> NDArray[np.uint64]:
@@ -143,7 +155,15 @@ def compute_center(vectors: NDArray[np.float16]) -> Vectors:
     return np.asarray(sum(sums) / np.float64(len(vectors)), np.float32)
 
 
-def _count_complete_windows(partial: Path, plan: str, chunks: int) -> int:
+def _list_windows(ends: Sequence[int]) -> list[int]:
+    """Return the end of each window, given the numbers of chunks after which a new one begins."""
+    windows: list[int] = []
+    for start, end in itertools.pairwise([0, *ends]):
+        windows += [*range(start + _WINDOW, end, _WINDOW), *[end] * (end > start)]
+    return windows
+
+
+def _count_complete_windows(partial: Path, plan: str, windows: Sequence[int]) -> int:
     """Return the number of usable vectors of the same plan.
 
     Truncate an unfinished window, and delete vectors of another plan.
@@ -156,7 +176,7 @@ def _count_complete_windows(partial: Path, plan: str, chunks: int) -> int:
         return 0
     width = int(dimensions) * np.dtype(np.float16).itemsize
     stored = vectors.stat().st_size // width
-    existing = chunks if stored >= chunks else stored // _WINDOW * _WINDOW
+    existing = max((end for end in windows if end <= stored), default=0)
     os.truncate(vectors, existing * width)
     return existing
 

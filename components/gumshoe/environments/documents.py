@@ -38,7 +38,7 @@ _GAP = "\n\n[…]\n\n"  # replaces the omitted parts of a long document
 
 
 class SearchableDocuments(Protocol):
-    """An index with the methods that the environment needs, such as `DocumentIndex`."""
+    """An index with the methods that the environment needs, such as `DocumentView`."""
 
     def search(self, query: str, *, limit: int = 10) -> Iterable[DocumentHit]: ...
     def read(self, document_id: str) -> Document: ...
@@ -46,8 +46,10 @@ class SearchableDocuments(Protocol):
 
 
 class DocumentsEnvironment(SearchEnvironment):
-    """Answer one scenario from a collection of documents. All users may read all documents.
+    """Answer one scenario from the documents that it may read.
 
+    If the index has collections, the scenario names those that it may read, and they are part of every query. Neither
+    the model nor the text of a document can change them. Without collections, every scenario may read all documents.
     The index is shared and read-only. With `reasoning`, the system prompt asks the model to think in `<think>` before
     each call; turn it off for policies that were trained without it. A search lists at most `hits` passages. Of a
     document with more than `longest` characters, the tool shows the beginning and the passages that searches listed.
@@ -60,7 +62,7 @@ class DocumentsEnvironment(SearchEnvironment):
     the text between them is data (see `gumshoe.environments.data_marks`).
 
     Raises:
-        ScenarioError: if the scenario is not about documents.
+        ScenarioError: if the scenario is not about documents, or names no collections of an index that has some.
     """
 
     has_inboxes = DocumentsCorpus.has_inboxes
@@ -75,7 +77,7 @@ class DocumentsEnvironment(SearchEnvironment):
 
     def __init__(
         self,
-        index: SearchableDocuments,
+        index: SearchableDocuments | DocumentIndex,
         scenario: Scenario,
         max_turns: int,
         *,
@@ -94,7 +96,7 @@ class DocumentsEnvironment(SearchEnvironment):
         read = vary_tool(self.read_document, () if document_characters else ("page",))
         self.toolbox = Toolbox([self.search_documents, read, self.return_final_answer], marks=marks)
         self._marks = marks
-        self._index, self._max_turns = index, max_turns
+        self._index, self._max_turns = _open_view(index, scenario), max_turns
         self._reasoning, self._hits, self._longest = reasoning, hits, longest
         self._hit_characters, self._page_characters = hit_characters, document_characters
         self._listed: dict[str, list[str]] = {}
@@ -110,20 +112,24 @@ class DocumentsEnvironment(SearchEnvironment):
         return DocumentIndex(directory)
 
     @staticmethod
-    def get_ready(index: SearchableDocuments) -> None:
+    def get_ready(index: DocumentIndex) -> None:
         """Load the model that embeds queries."""
-        index.search("What is there?", limit=1)
+        index.get_ready()
 
     @staticmethod
-    def find_source(index: SearchableDocuments, scenario: Scenario, source_id: str) -> DocumentSource | None:  # noqa: ARG004
-        """Return the document with an id, or None if it does not exist."""
-        found = _read_or_none(index.head, source_id)
+    def find_source(
+        index: SearchableDocuments | DocumentIndex, scenario: Scenario, source_id: str
+    ) -> DocumentSource | None:
+        """Return the document with an id, or None if the scenario may read no such document."""
+        found = _read_or_none(_open_view(index, scenario).head, source_id)
         return _to_source(found) if found else None
 
     @staticmethod
-    def read_source(index: SearchableDocuments, scenario: Scenario, source_id: str) -> SourceText | None:  # noqa: ARG004
-        """Return the document with an id, with its text, or None if it does not exist."""
-        found = _read_or_none(index.read, source_id)
+    def read_source(
+        index: SearchableDocuments | DocumentIndex, scenario: Scenario, source_id: str
+    ) -> SourceText | None:
+        """Return the document with an id, with its text, or None if the scenario may read no such document."""
+        found = _read_or_none(_open_view(index, scenario).read, source_id)
         return SourceText(_to_source(found), {}, found.text) if found else None
 
     def system_prompt(self) -> str:
@@ -184,6 +190,23 @@ class DocumentsEnvironment(SearchEnvironment):
         """Return the id of a document as searches list it. See `SearchEnvironment.listed_id`."""
         document = _read_or_none(self._index.head, source_id)
         return document.document_id if document else None
+
+
+def _open_view(index: SearchableDocuments | DocumentIndex, scenario: Scenario) -> SearchableDocuments:
+    """Return the part of an index that a scenario may read.
+
+    Raises:
+        ScenarioError: if the index has collections, and the scenario names none.
+    """
+    if not isinstance(index, DocumentIndex) or not index.collections:
+        return index
+    if scenario.collections is None:
+        raise ScenarioError(
+            "environments.no-collections",
+            f"scenario {scenario.id} names no collections, and the index has some; set its field `collections` to "
+            'those that it may read, e.g. ["hr"], or ["*"] for all',
+        )
+    return index.view(scenario.collections)
 
 
 def _read_or_none(read: Callable[[str], Document], document_id: str) -> Document | None:

@@ -49,7 +49,8 @@ class EnvironmentClass(Protocol):
     has_inboxes: ClassVar[bool]
     """True if a question is about one inbox; a server then accepts it only from users who may read that inbox.
 
-    False if every user may read the whole index."""
+    False if every user may read the whole index, or the collections of documents that the user has access to: an index
+    with collections lists their names in its attribute `collections`."""
 
     def __call__(self, index: Any, scenario: Scenario, max_turns: int, **settings: Any) -> Environment: ...
 
@@ -136,6 +137,11 @@ class EnvFactory:
         """True if a question is about one inbox, which only some users may read."""
         return self.kind.has_inboxes
 
+    @property
+    def has_collections(self) -> bool:
+        """True if the documents of the index belong to collections, which only some users may read."""
+        return bool(getattr(self.index, "collections", ()))
+
     def default_query_date(self, day: date | None) -> date | None:
         """Return `day`, or if it is None the default date of a question: today for mail, and None for documents.
 
@@ -189,7 +195,8 @@ class EnvFactory:
     def list_tools(self) -> list[ToolFunction]:
         """Return the tools other than the final answer, to describe them. Do not call them."""
         nobody, day = ("nobody@example.com", date.min) if self.has_inboxes else (None, None)
-        tools = self.new_environment(Scenario.from_question("What is there?", nobody, day), 1).toolbox.tools
+        scenario = Scenario.from_question("What is there?", nobody, day, () if self.has_collections else None)
+        tools = self.new_environment(scenario, 1).toolbox.tools
         return [tool for tool in tools if tool.__name__ != FINAL_ANSWER]
 
     def new_environment(self, scenario: Scenario, max_turns: int) -> Environment:

@@ -32,10 +32,12 @@ class MailSearch:
 
     def read(self, source_id: str) -> OpenedSource:
         """See `SourceSearch.read`."""
+        from gumshoe.mail.search_results import UNVERIFIED
+
         message = self._index.read(self._inbox, source_id)
         sent = message.sent
         head = {
-            "From": message.sender,
+            "From": f"{message.sender} ({UNVERIFIED})" if message.is_unverified else message.sender,
             "To": ", ".join(each.address for each in message.recipients),
             "Date": f"{sent:%Y-%m-%d %H:%M %z}" if sent else "unknown",
             "Subject": message.subject,
@@ -89,7 +91,12 @@ class MailCorpus(Corpus):
         """See `Corpus.choose_embedding`."""
         return str(options.get("embedding", NO_EMBEDDING))
 
-    def open_search(self, directory: Path, inbox: str | None) -> MailSearch:
+    def open_search(
+        self,
+        directory: Path,
+        inbox: str | None,
+        collections: Sequence[str] | None = None,  # noqa: ARG002 - of documents
+    ) -> MailSearch:
         """See `Corpus.open_search`."""
         from gumshoe.mail.index import MailIndex
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from gumshoe.artifacts.storage import flush_to_disk, write_atomically
 from gumshoe.embeddings.chunking import MAX_TOKENS, CountTokens, add_context, make_token_counter, split_text
 from gumshoe.embeddings.embedder import Embedder, TokenCounter, Vectors
+from gumshoe.embeddings.neutral_center import compute_neutral_center
 from gumshoe.embeddings.vectors import CENTER, PLAN, SIGNS, write_signs, write_vectors
 from gumshoe.mail.message_vectors import MessageChunk, cut_chunk, list_parts
 from gumshoe.mail.schema import CHUNKS
@@ -20,42 +21,6 @@ from gumshoe.terminal import progress
 
 MAX_CHUNKS = 200
 """Chunks of a message that are embedded, at most. Words find the rest of a long message."""
-# Sign bits are relative to the mean of these, which depends on the model only: the mean of a collection would depend on
-# the mail of all inboxes.
-_ORDINARY_TEXTS = (
-    "Can we move the meeting to Thursday afternoon?",
-    "Thanks, that works for me.",
-    "Please find the signed contract attached.",
-    "The invoice for March has not been paid yet.",
-    "Your order has been shipped and will arrive on Monday.",
-    "Happy birthday! I hope you have a wonderful day.",
-    "The server was down for two hours last night.",
-    "I am out of the office until the end of the month.",
-    "Here are the numbers for the second quarter.",
-    "Could you send me the address of the hotel?",
-    "The flight from Paris leaves at 7:45 in the morning.",
-    "We regret to inform you that your application was not successful.",
-    "Who is responsible for the budget of this project?",
-    "Click here to unsubscribe from this newsletter.",
-    "The doctor says that she can go home tomorrow.",
-    "Prices of gas and power rose by four percent.",
-    "Reset your password with the link below.",
-    "The children have a football match on Saturday.",
-    "I do not agree with the changes to section 3.",
-    "Legal has reviewed the draft and has some comments.",
-    "What is the temperature of the water in the lake?",
-    "The new version fixes a bug in the search.",
-    "Dinner at our place on Friday at eight?",
-    "The committee will vote on the proposal next week.",
-    "She plays the violin in an orchestra.",
-    "The rent includes heating and electricity.",
-    "Our train is late, please start without us.",
-    "This is an automatic reply. Please do not answer it.",
-    "Il prossimo incontro si terrà a Roma.",
-    "Vielen Dank für Ihre schnelle Antwort.",
-    "¿Cuándo empieza la reunión de mañana?",
-    "明日の会議は午後三時からです。",
-)
 
 
 def embed_segments(segments: Sequence[IndexSegment], embedder: Embedder) -> None:
@@ -81,9 +46,9 @@ def embed_segments(segments: Sequence[IndexSegment], embedder: Embedder) -> None
                 continue
             plan = blake2b(f"{embedder.name}\0".encode() + content, digest_size=16).hexdigest()
             texts = partial(_read_chunk_texts, segment, placed)
-            vectors, _ = write_vectors(segment.directory, plan, texts, placed.shape[1], embedder, advance)
+            vectors, _ = write_vectors(segment.directory, plan, texts, [placed.shape[1]], embedder, advance)
             if center is None:
-                center = embedder.embed(_ORDINARY_TEXTS, "passage").mean(axis=0)
+                center = compute_neutral_center(embedder)
             write_signs(segment.directory, vectors, center)
             flush_to_disk(segment.directory / name for name in (SIGNS, CENTER))
             (segment.directory / PLAN).unlink()

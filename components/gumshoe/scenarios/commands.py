@@ -56,6 +56,13 @@ def add(
         str | None,
         typer.Option(metavar="ADDRESS", help="Inbox that the questions are about (mail only). Default: ask for it."),
     ] = None,
+    collections: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|PATTERN",
+            help="Collections that the questions may read (repeatable). Required if the index has collections.",
+        ),
+    ] = None,
 ) -> None:
     """Write questions of your own: search, read what was found, then enter the question and its answer.
 
@@ -68,7 +75,7 @@ def add(
     _check_output(path, replace=True)
     added, rejected = 0, list[str]()
     with suppress(InterviewOverError):
-        interview = Interview.open(path, index, inbox)
+        interview = Interview.open(path, index, inbox, tuple(collections) if collections else None)
         added, rejected = interview.run()
     out.print(f"[bold]{added:,} scenarios[/] added to {printable(path)}", soft_wrap=True)
     if rejected and not (sys.stdin is not None and sys.stdin.isatty()):
@@ -81,7 +88,9 @@ def add(
         return
     found = ScenarioSet.of(interview.existing)
     if len(found) < _MIN_TO_SPLIT and not found.only("test"):
-        print_next("gumshoe", "scenarios", "add", path, "--index", index, *(("--inbox", inbox) if inbox else ()))
+        named = [word for each in collections or () for word in ("--collections", each)]
+        named += ["--inbox", inbox] if inbox else []
+        print_next("gumshoe", "scenarios", "add", path, "--index", index, *named)
     else:
         _print_next_step(found, path, index)
 

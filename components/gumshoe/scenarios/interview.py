@@ -87,6 +87,7 @@ class Interview:
     index: Path
     corpus: Corpus
     inbox: str | None
+    collections: tuple[str, ...] | None
     search: SourceSearch
     dialog: Dialog
     existing: list[Scenario]
@@ -95,7 +96,9 @@ class Interview:
     """Why scenarios were not added."""
 
     @classmethod
-    def open(cls, path: Path, index: Path, inbox: str | None) -> "Interview":
+    def open(
+        cls, path: Path, index: Path, inbox: str | None, collections: tuple[str, ...] | None = None
+    ) -> "Interview":
         """Open the file and the index.
 
         Raises:
@@ -113,7 +116,13 @@ class Interview:
         dialog = Dialog()
         if corpus.has_inboxes:
             inbox = check_address("inbox", inbox or dialog.ask("Inbox (address)"))
-        return cls(path, index, corpus, inbox, corpus.open_search(index, inbox), dialog, existing)
+        if collections and corpus.has_inboxes:
+            raise UsageError(
+                "scenarios.conflicting-options",
+                f"{index} contains {corpus.content}, not documents; leave out --collections",
+            )
+        search = corpus.open_search(index, inbox, collections)
+        return cls(path, index, corpus, inbox, collections, search, dialog, existing)
 
     def run(self) -> tuple[int, list[str]]:
         """Add scenarios until the user ends the dialog. Return how many were added, and why others were not."""
@@ -165,6 +174,8 @@ class Interview:
             fields["needs_all"] = ask_until("Does the answer need all of them? [y/N]", _parse_yes, "y or n")
         if self.corpus.has_inboxes:
             fields |= {"inbox_address": self.inbox, "query_date": self._ask_day(ids)}
+        elif self.collections is not None:
+            fields["collections"] = self.collections
         realistic = "How realistic is it, from 0 to 1? (Enter to skip)"
         fields["how_realistic"] = ask_until(realistic, _parse_share, "a number from 0 to 1")
         splits = ", ".join(SPLITS)

@@ -1,0 +1,45 @@
+"""Show the part of a text that contains most of the words of a query."""
+
+import re
+from collections.abc import Set as AbstractSet
+
+from gumshoe.documents.lexical import Analyzer
+
+MAX_SNIPPET = 240
+"""Maximum length of a snippet in characters."""
+_LEAD = 40  # characters shown before the first match
+_ELLIPSIS = "…"
+
+
+def make_snippet(text: str, words: AbstractSet[str], analyzer: Analyzer) -> str:
+    """Return the part of a text that contains most of some words, on one line. Without a match, return its beginning.
+
+    `words` are stemmed by the analyzer. Only whole words are shown, with an ellipsis where text is left out.
+    """
+    line = " ".join(text.split())
+    if len(line) <= MAX_SNIPPET:
+        return line
+    first = _find_densest(line, words, analyzer) if words else 0
+    start = max(0, min(first - _LEAD, len(line) - MAX_SNIPPET))
+    if start:
+        start = line.find(" ", start, first) + 1 or start
+    stop = start + MAX_SNIPPET
+    if stop < len(line) and (end := line.rfind(" ", first, stop + 1)) > 0:
+        stop = end
+    shown = line[start:stop].strip()
+    return f"{_ELLIPSIS} " * (start > 0) + shown + f" {_ELLIPSIS}" * (stop < len(line))
+
+
+def _find_densest(line: str, words: AbstractSet[str], analyzer: Analyzer) -> int:
+    """Return the start of the section that contains most of some words, each counted once."""
+    # Stemming is slow. A word and its stem begin alike, except for the stem's last letter.
+    prefixes = sorted({re.escape(word[: max(2, len(word) - 1)]) for word in words})
+    likely = re.compile(rf"\b(?:{'|'.join(prefixes)})\w*", re.I)
+    found = [
+        (each.start(), stem)
+        for each in likely.finditer(line)
+        for stem in analyzer.split_words(each[0])
+        if stem in words
+    ]
+    counts = [len({stem for at, stem in found if 0 <= at - place < MAX_SNIPPET - _LEAD}) for place, _ in found]
+    return found[counts.index(max(counts))][0] if counts else 0
