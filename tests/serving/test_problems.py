@@ -123,7 +123,8 @@ def test_inner_errors_are_answered_with_a_server_code(error: Exception, status: 
 
 def test_caller_errors_keep_their_codes() -> None:
     from gumshoe.serving.access import ForbiddenError, SigningKeysUnavailableError, UnauthenticatedError
-    from gumshoe.serving.errors import BusyError, DeadlineExceededError, ModelNotReadyError, RefusedRequestError
+    from gumshoe.serving.errors import DeadlineExceededError, ModelNotReadyError, RefusedRequestError
+    from gumshoe.serving.fair_limiter import BusyError
 
     for error, status, code in (
         (RefusedRequestError("serving.not-ready", "adapter"), 503, "serving.not-ready"),

@@ -169,7 +169,7 @@ def test_a_late_sample_is_cancelled_before_the_deadline(place: ServerFiles, mode
     async def answer() -> None:
         async with open_test_service(place, model.address, {"deadline": DEADLINE}, **FOUR) as service:
             model.inject(stall)
-            late = asyncio.create_task(service.answer(make_scenario(), None, lambda _: None))
+            late = asyncio.create_task(service.answer(make_scenario(), None, lambda _: None, "ann"))
             await async_wait_until(lambda: len(model.requests) == 10 and model.under_way == 1)
             await async_wait_until(lambda: service.metrics.running._value.get() == 1)
             clock.advance(0.74 * DEADLINE)
@@ -190,7 +190,7 @@ def test_all_samples_late_is_a_timeout(place: ServerFiles, model: FakeVLLM, cloc
     async def answer() -> None:
         async with open_test_service(place, model.address, {"deadline": DEADLINE}, **FOUR) as service:
             model.inject(stall, times=None)
-            late = asyncio.create_task(service.answer(make_scenario(), None, lambda _: None))
+            late = asyncio.create_task(service.answer(make_scenario(), None, lambda _: None, "ann"))
             await async_wait_until(lambda: model.under_way == 4)
             clock.advance(DEADLINE + 1)
             with pytest.raises(DeadlineExceededError):
@@ -258,7 +258,7 @@ def test_if_the_judge_stalls_the_first_answer_is_returned_in_time(
     async def answer() -> None:
         limits = {"deadline": DEADLINE}
         async with open_test_service(place, model.address, limits, **FOUR, choose="best", choose_by=by) as service:
-            late = asyncio.create_task(service.answer(make_scenario(), None, lambda _: None))
+            late = asyncio.create_task(service.answer(make_scenario(), None, lambda _: None, "ann"))
             await async_wait_until(lambda: judge.under_way == 1)
             clock.advance(0.89 * DEADLINE)
             await asyncio.sleep(0.05)

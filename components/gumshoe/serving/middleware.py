@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gumshoe.serving.access import Access, UnauthenticatedError
+from gumshoe.serving.callers import name_caller
 from gumshoe.serving.errors import RefusedRequestError, build_error_response, log_unexpected
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, log_event, start_span
@@ -96,6 +97,7 @@ class Middleware:
             kind, _, credentials = headers.get("authorization", "").partition(" ")
             caller = await self.access.authenticate(credentials.strip() if kind.lower() == "bearer" else None)
             scope["state"]["principal"] = caller
+            scope["state"]["caller"] = name_caller(caller, (scope.get("client") or [None])[0])
             scope["state"]["log_fields"]["principal"] = caller.name
         if route == "/mcp" and scope["method"] != "POST":  # GET would open a stream without events
             raise HTTPException(405, "Use POST for MCP.", {"Allow": "POST"})

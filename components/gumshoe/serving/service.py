@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from opentelemetry.trace import Tracer
-from prometheus_client import Gauge
 
 from gumshoe.environments.base import SourceText
 from gumshoe.environments.recorded import use_recorded
@@ -25,7 +24,8 @@ from gumshoe.rollouts.sessions import OpenChatSession
 from gumshoe.rollouts.tool_threads import ToolFailedError, ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.serving.errors import BusyError, DeadlineExceededError, ModelNotReadyError
+from gumshoe.serving.errors import DeadlineExceededError, ModelNotReadyError
+from gumshoe.serving.fair_limiter import BusyError, FairLimiter
 from gumshoe.serving.served_policies import ServedPolicy, choose_policy, episode_limits, open_policies
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, start_span
@@ -38,59 +38,6 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class ConcurrencyLimiter:
-    """Limit concurrent tasks to `limit`, and waiting ones to `queue`."""
-
-    limit: int
-    queue: int
-    waiting_gauge: Gauge
-    """Metric for the number of waiting tasks."""
-    _free: asyncio.Semaphore = field(init=False)
-    _acquire_lock: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
-    """Only one task acquires slots at a time: two that each hold half of what they need would wait for each other."""
-    _left: int = field(init=False)
-    _waiting: int = field(default=0, init=False)
-
-    def __post_init__(self) -> None:
-        self._free = asyncio.Semaphore(self.limit)
-        self._left = self.limit
-
-    @asynccontextmanager
-    async def acquire(self, count: int = 1) -> AsyncIterator[Callable[[], None]]:
-        """Hold `count` slots while the block runs. Yields a function that releases one of them early.
-
-        Raises:
-            BusyError: if the queue is full.
-        """
-        if self._waiting >= self.queue and (self._acquire_lock.locked() or self._left < count):
-            raise BusyError
-        held = 0
-
-        def release_one() -> None:
-            nonlocal held
-            if held:
-                held -= 1
-                self._left += 1
-                self._free.release()
-
-        try:
-            self._waiting += 1
-            try:
-                with self.waiting_gauge.track_inprogress():
-                    async with self._acquire_lock:
-                        while held < count:
-                            await self._free.acquire()
-                            held += 1
-                            self._left -= 1
-            finally:
-                self._waiting -= 1
-            yield release_one
-        finally:
-            while held:
-                release_one()
-
-
 EpisodeCallback = Callable[[Scenario, Trajectory], object]
 """Called with each episode that ended normally."""
 
@@ -101,7 +48,7 @@ class AnswerService:
 
     Invariants: an episode, and all samples of a question, use one policy. A session keeps its policy as long as that
     is in service. At most `limits.concurrency` episodes run at once, over all questions, and at most `limits.queue`
-    questions wait. The same limits hold for single tool calls.
+    questions wait. The same limits hold for single tool calls. Both are shared fairly among callers.
     """
 
     settings: ServeSettings
@@ -114,14 +61,14 @@ class AnswerService:
     selector: Selector | None = None
     """Set if a question has several samples."""
     choice: ChoiceSettings | None = field(init=False)
-    _episodes: ConcurrencyLimiter = field(init=False)
-    _calls: ConcurrencyLimiter = field(init=False)
+    _episodes: FairLimiter = field(init=False)
+    _calls: FairLimiter = field(init=False)
 
     def __post_init__(self) -> None:
         limits = self.settings.limits
         self.choice = self.settings.model.choice
         self._episodes, self._calls = (
-            ConcurrencyLimiter(limits.concurrency, limits.queue, self.metrics.waiting.labels(what))
+            FairLimiter(limits.concurrency, limits.queue, self.metrics.waiting.labels(what))
             for what in ("episode", "call")
         )
         self.metrics.ready.set_function(lambda: float(not self.problem))
@@ -134,8 +81,12 @@ class AnswerService:
         first = self.candidates[0]
         return f"{first.name.version}: {first.problem}" if first.problem else ""
 
-    async def answer(self, scenario: Scenario, session: str | None, on_step: Callable[[AnswerStep], object]) -> Answer:
+    async def answer(
+        self, scenario: Scenario, session: str | None, on_step: Callable[[AnswerStep], object], caller: str
+    ) -> Answer:
         """Answer a question. The caller's access to its inbox must have been checked before.
+
+        `caller` is a name of `name_caller`.
 
         Raises:
             BusyError: if the queue is full.
@@ -145,7 +96,7 @@ class AnswerService:
             ToolFailedError: if a tool fails.
         """
         try:
-            return await self._with_deadline(self._answer_in_turn(scenario, session, on_step))
+            return await self._with_deadline(self._answer_in_turn(scenario, session, on_step, caller))
         except BusyError:
             self.metrics.refused.labels("busy").inc()
             raise
@@ -164,7 +115,7 @@ class AnswerService:
             _log.warning("the model failed: %s [%s]", message, failure.code)
             raise failure from None
 
-    async def call(self, scenario: Scenario, call: Call) -> str:
+    async def call(self, scenario: Scenario, call: Call, caller: str) -> str:
         """Run one tool call and return its result. The caller's access to the scenario's inbox must have been checked.
 
         Raises:
@@ -175,9 +126,9 @@ class AnswerService:
             ToolFailedError: if the tool fails.
         """
         environment = self.env_factory.for_calls().new_environment(scenario, 1)
-        return await self._with_deadline(self._run_tool(call.name, environment.toolbox.run, call))
+        return await self._with_deadline(self._run_tool(caller, call.name, environment.toolbox.run, call))
 
-    async def read_source(self, scenario: Scenario, source_id: str) -> SourceText | None:
+    async def read_source(self, scenario: Scenario, source_id: str, caller: str) -> SourceText | None:
         """Return a source that the scenario may access, with at most 200,000 characters of its text, or None.
 
         The caller's access to the scenario's inbox must have been checked.
@@ -188,20 +139,29 @@ class AnswerService:
             ToolFailedError: if the index does not answer.
         """
         read = self.env_factory.read_source
-        found = await self._with_deadline(self._run_tool("source", read, scenario, source_id))
+        found = await self._with_deadline(self._run_tool(caller, "source", read, scenario, source_id))
         if found is None or len(found.text) <= _MAX_SOURCE_TEXT:
             return found
         return replace(found, text=found.text[:_MAX_SOURCE_TEXT], truncated=True)
 
-    async def find_missing_sources(self, scenario: Scenario) -> list[str]:
-        """Return the sources of a scenario that do not exist in its inbox on its date, or in the documents."""
+    async def find_missing_sources(self, scenario: Scenario, caller: str) -> list[str]:
+        """Return the sources of a scenario that do not exist in its inbox on its date, or in the documents.
+
+        Raises:
+            BusyError: if the queue is full.
+            DeadlineExceededError: if there is no result within the deadline.
+            ToolFailedError: if the index does not answer.
+        """
         find = self.env_factory.find_source
-        found = [await self.threads.run("sources", find, scenario, each) for each in scenario.sources]
+        found = [
+            await self._with_deadline(self._run_tool(caller, "sources", find, scenario, each))
+            for each in scenario.sources
+        ]
         return [name for name, each in zip(scenario.sources, found, strict=True) if each is None]
 
-    async def _run_tool(self, name: str, function: Callable[..., T], *arguments: object) -> T:
+    async def _run_tool(self, caller: str, name: str, function: Callable[..., T], *arguments: object) -> T:
         """Run a function in a tool's thread, within the limit of concurrent calls."""
-        async with self._calls.acquire():
+        async with self._calls.acquire(caller):
             return await self.threads.run(name, function, *arguments)
 
     async def _with_deadline(self, work: Awaitable[T]) -> T:
@@ -213,12 +173,12 @@ class AnswerService:
             raise DeadlineExceededError(f"No answer within {deadline:g} seconds.") from None
 
     async def _answer_in_turn(
-        self, scenario: Scenario, session: str | None, on_step: Callable[[AnswerStep], object]
+        self, scenario: Scenario, session: str | None, on_step: Callable[[AnswerStep], object], caller: str
     ) -> Answer:
         """Wait for a free slot, then run the episodes of a question."""
         started = time.monotonic()
         choice = self.choice
-        async with self._episodes.acquire(choice.samples if choice else 1) as release_one:
+        async with self._episodes.acquire(caller, choice.samples if choice else 1) as release_one:
             self.metrics.phases.labels("waiting").observe(time.monotonic() - started)
             policy = choose_policy(self.candidates, session)
             if policy.open_session is None:
