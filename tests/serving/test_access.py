@@ -18,12 +18,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import CommandResult
-from tests.errors import check_error
+from tests.errors import check_error, raises
 from tests.http_server import run_server
 from tests.inference.fake_vllm import FakeVLLM
 from tests.serving.agent_server import (
     ANN,
     BOB,
+    DAY,
     EVE,
     SECRET,
     AgentProcess,
@@ -68,6 +69,14 @@ class JwksHandler(BaseHTTPRequestHandler):
         """Log nothing."""
 
 
+def publish(key: Any, **fields: Any) -> dict[str, Any]:
+    """Return the JWK of an RSA key."""
+    import jwt
+
+    public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
+    return {name: value for name, value in public.items() if name != "key_ops"} | fields
+
+
 class Provider:
     """Sign tokens, and publish the keys to verify them."""
 
@@ -79,21 +88,52 @@ class Provider:
         self.ec = ec.generate_private_key(ec.SECP256R1())
         other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         self.other = other
+        limits: dict[str, dict[str, Any]] = {
+            "enc": {"use": "enc"},
+            "sign": {"key_ops": ["sign"]},
+            "other use": {"use": "SIG"},
+            "verify": {"use": "sig", "key_ops": ["verify"]},
+        }
+        self.keys = {name: rsa.generate_private_key(public_exponent=65537, key_size=2048) for name in limits}
+        limited = [publish(self.keys[name], kid=name, **limit) for name, limit in limits.items()]
         JwksHandler.keys = [
-            json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self.rsa.public_key())) | {"kid": "rsa", "alg": "RS256"},
+            publish(self.rsa, kid="rsa", alg="RS256"),
+            *limited,
+            publish(self.keys["enc"], kid="rsa", use="enc"),
+            {"kty": "unknown", "kid": "unknown"},
             json.loads(jwt.algorithms.ECAlgorithm.to_jwk(self.ec.public_key())) | {"kid": "ec"},
             {"kty": "oct", "kid": "shared", "k": base64.urlsafe_b64encode(b"0" * 32).decode(), "alg": "HS256"},
         ]
 
-    def token(self, key: Any = None, algorithm: str = "RS256", kid: str | None = "rsa", **claims: Any) -> str:
+    def token(
+        self,
+        key: Any = None,
+        algorithm: str = "RS256",
+        kid: str | None = "rsa",
+        headers: dict[str, Any] | None = None,
+        **claims: Any,
+    ) -> str:
         import jwt
 
         now = int(time.time())
         given = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": now + 600, "iat": now}
         given |= {"email": ANN, "email_verified": True, **claims}
         given = {name: value for name, value in given.items() if value is not None}
-        headers = {"kid": kid} if kid else {}
+        headers = {**(headers or {}), **({"kid": kid} if kid else {})}
+        if isinstance(given.get("iat"), str) or "crit" in headers:  # the library refuses to write these
+            return sign(headers, given, self.rsa)
         return jwt.encode(given, self.rsa if key is None else key, algorithm=algorithm, headers=headers)
+
+
+def sign(header: dict[str, Any], claims: dict[str, Any], key: Any) -> str:
+    """Return a token with any header and claims, signed with RS256."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import padding
+
+    parts = [json.dumps({"alg": "RS256", **header}).encode(), json.dumps(claims).encode()]
+    signed = b".".join(base64.urlsafe_b64encode(each).rstrip(b"=") for each in parts)
+    signature = key.sign(signed, padding.PKCS1v15(), hashes.SHA256())
+    return f"{signed.decode()}.{base64.urlsafe_b64encode(signature).rstrip(b'=').decode()}"
 
 
 @pytest.fixture(scope="module")
@@ -217,10 +257,119 @@ def test_a_key_file_contains_only_hashes_and_is_validated(
 
 def test_a_token_can_read_the_inboxes_in_its_claim(ask: Ask, provider: tuple[Provider, str]) -> None:
     made, _ = provider
-    for token in (made.token(), made.token(made.ec, "ES256", "ec"), made.token(aud=["other", AUDIENCE])):
+    for token in (
+        made.token(),
+        made.token(made.ec, "ES256", "ec"),
+        made.token(aud=["other", AUDIENCE]),
+        made.token(made.keys["verify"], kid="verify"),
+        made.token(exp=int(time.time()) + 80_000),
+        sign({"kid": "rsa"}, {**jwt_claims(), "email": ANN.upper()}, made.rsa),
+    ):
         assert ask(token).status_code == 200
         assert ask(token, inbox_address=EVE).status_code == 403
     assert ask(made.token(email=[ANN, BOB]), inbox_address=BOB).status_code == 200
+
+
+def jwt_claims() -> dict[str, Any]:
+    """Return the claims of a valid token of Ann's."""
+    now = int(time.time())
+    return {
+        "iss": ISSUER,
+        "aud": AUDIENCE,
+        "sub": "ann",
+        "iat": now,
+        "exp": now + 600,
+        "email": ANN,
+        "email_verified": True,
+    }
+
+
+EVE_SPELLINGS = (
+    f"'{EVE}'",
+    f"'{EVE}",
+    f'"{EVE}"',
+    f"<{EVE}>",
+    f" {EVE}",
+    f"{EVE} ",
+    f"\n{EVE}",
+    f"{EVE}\n",
+    f"\u00a0{EVE}",
+    f"\t{EVE}",
+    f"eve(x)@{EVE.partition('@')[2]}",
+    f'"eve"@{EVE.partition("@")[2]}',
+    f"Eve <{EVE}>",
+    f"{ANN},{EVE}",
+    EVE.replace("@", "\uff20"),
+    EVE.replace("v", "\uff56"),
+    EVE.replace("o", "\uff4f", 1),
+    EVE.replace("v", "v\u200b"),
+    EVE.replace("v", "v\u00ad"),
+    f"\u202e{EVE}",
+    f"\ufeff{EVE}",
+    f"{EVE}\0",
+    f"{EVE}.",
+)
+
+
+@pytest.mark.parametrize("email", EVE_SPELLINGS, ids=ascii)
+def test_a_claim_that_only_resembles_an_address_reads_nothing(
+    email: str, ask: Ask, provider: tuple[Provider, str]
+) -> None:
+    made, _ = provider
+    for token in (made.token(email=email), made.token(email=[email])):
+        for inbox in (EVE, email):
+            response = ask(token, inbox_address=inbox, question="What is in 99?", steps=True)
+            assert response.status_code in (403, 422), response.text
+            assert SECRET not in response.text
+
+
+@pytest.mark.parametrize("inbox", EVE_SPELLINGS, ids=ascii)
+def test_an_inbox_that_only_resembles_an_address_is_refused(
+    inbox: str, ask: Ask, provider: tuple[Provider, str]
+) -> None:
+    response = ask(provider[0].token(email=EVE), inbox_address=inbox)
+    assert (response.status_code, code_of(response)) == (422, "scenarios.invalid-inbox")
+    assert ask(provider[0].token(email=EVE), inbox_address=EVE.capitalize()).status_code == 200
+
+
+KELVIN = "\u212aate@example.com"
+
+
+def test_the_kelvin_sign_is_nobody(tmp_path: Path) -> None:
+    from gumshoe.serving.access import Principal, check_patterns
+
+    assert not Principal("x", ("kate@example.com",)).may_read(KELVIN)
+    with raises("serving.invalid-inbox-pattern"):
+        check_patterns([KELVIN])
+    with raises("serving.invalid-inbox-pattern"):
+        add_key(tmp_path / "keys.yaml", "kate", [KELVIN])
+    assert not (tmp_path / "keys.yaml").exists()
+
+
+def test_an_internationalized_domain_is_the_same_in_index_key_token_and_request(
+    provider: tuple[Provider, str], model: FakeVLLM, tmp_path: Path
+) -> None:
+    from tests.inference.fake_vllm import write_tokenizer
+    from tests.mail.mailbox import make_index, record
+    from tests.serving.in_process import model_settings
+
+    unicode_form, ascii_form = "ann@bücher.example", "ann@xn--bcher-kva.example"
+    mail = [record(1, to=[unicode_form]), record(2, to=[ascii_form]), record(3, to=["ann@bucher.example"])]
+    files = ServerFiles(make_index(tmp_path / "mail", mail).path.parent, write_tokenizer(tmp_path / "model"))
+    access = {"jwks_url": f"{provider[1]}/keys", "issuer": ISSUER, "audience": AUDIENCE}
+    key = add_key(tmp_path / "keys", "domain", ["*@Bücher.example"])
+    given = {"model": model_settings(files, model.address), "access": {**access, "keys": str(tmp_path / "keys")}}
+    with serve_in_thread(make_settings(files, **given)) as server:
+        for email in (unicode_form, ascii_form):
+            for credentials in (provider[0].token(email=email), key):
+                named = {"Authorization": f"Bearer {credentials}"}
+                for inbox in (unicode_form, ascii_form):
+                    for number in (1, 2, 3):
+                        body = {"source_id": f"<{number}@example.com>", "inbox_address": inbox, "query_date": DAY}
+                        response = server.client.post("/source", json=body, headers=named)
+                        assert response.status_code == (404 if number == 3 else 200), response.text
+                body = question_body(inbox_address="ann@bucher.example")
+                assert server.client.post("/invoke", json=body, headers=named).status_code == 403
 
 
 def forge_token(token: str, **header: Any) -> str:
@@ -251,6 +400,7 @@ def embed_key(made: Provider) -> str:
 
 
 INVALID, UNKNOWN, ALGORITHM = "invalid-token", "unknown-signing-key", "unsupported-algorithm"
+LIFE = "token-lives-too-long"
 INVALID_TOKENS: dict[str, Callable[[Provider], str]] = {
     "expired": lambda made: made.token(exp=int(time.time()) - 3600),
     "without an end": lambda made: made.token(exp=None),
@@ -271,6 +421,21 @@ INVALID_TOKENS: dict[str, Callable[[Provider], str]] = {
         [made.token().split(".")[0], made.token(email=EVE).split(".")[1], made.token().split(".")[2]]
     ),
     "its own key": embed_key,
+    "without a beginning": lambda made: made.token(iat=None),
+    "issued in the future": lambda made: made.token(iat=int(time.time()) + 3600, exp=int(time.time()) + 7200),
+    "issued at no number": lambda made: made.token(iat="yesterday"),
+    "living too long": lambda made: made.token(exp=int(time.time()) + 86_500),
+    "issued long ago": lambda made: made.token(iat=int(time.time()) - 86_400),
+    "an empty subject": lambda made: made.token(sub=""),
+    "a key for encryption": lambda made: made.token(made.keys["enc"], kid="enc"),
+    "a key for encryption with the id of another": lambda made: made.token(made.keys["enc"]),
+    "a key for signing only": lambda made: made.token(made.keys["sign"], kid="sign"),
+    "a key with an unknown use": lambda made: made.token(made.keys["other use"], kid="other use"),
+    "another algorithm than its key's": lambda made: made.token(algorithm="PS256"),
+    "an unknown extension that is critical": lambda made: made.token(headers={"crit": ["exp2"], "exp2": 1}),
+    "an empty list of critical extensions": lambda made: made.token(headers={"crit": []}),
+    "a payload outside": lambda made: made.token(headers={"crit": ["b64"], "b64": False}),
+    "a header that is nested deeply": lambda _: base64.urlsafe_b64encode(b"[" * 9000).decode().rstrip("=") + ".e30.x",
     "no token at all": lambda _: "a.b.c",
 }
 
@@ -282,6 +447,12 @@ OTHER_CODES = {
     "the public key as a secret": ALGORITHM,
     "unsigned": ALGORITHM,
     "unsigned, in capitals": ALGORITHM,
+    "living too long": LIFE,
+    "issued long ago": LIFE,
+    "a key for encryption": UNKNOWN,
+    "a key for signing only": UNKNOWN,
+    "a key with an unknown use": UNKNOWN,
+    "another algorithm than its key's": ALGORITHM,
 }
 
 
@@ -324,6 +495,39 @@ def test_unknown_keys_do_not_cause_a_request_each(
             assert raised.value.code == "serving.unknown-signing-key"
         assert JwksHandler.requests == before + 1
         clock.advance(3601)
+
+
+def test_a_new_signing_key_is_accepted_within_seconds_whatever_an_attacker_sends(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens with made-up keys neither cause more requests than the pause allows, nor keep a new key from working."""
+    from gumshoe.serving import token_access
+    from gumshoe.serving.access import UnauthenticatedError
+
+    monkeypatch.setattr(JwksHandler, "keys", JwksHandler.keys)
+    made = Provider()
+
+    async def attack_and_rotate(opened: "Access") -> tuple[int, int]:
+        requests, rotated = JwksHandler.requests, None
+        for second in range(100):
+            for number in range(5):
+                with suppress(UnauthenticatedError):
+                    await opened.authenticate(made.token(made.other, kid=f"made-up-{second}-{number}"))
+            if second == 50:
+                JwksHandler.keys = [publish(made.other, kid="new"), *JwksHandler.keys]
+            if second >= 50 and rotated is None:
+                with suppress(UnauthenticatedError):
+                    await opened.authenticate(made.token(made.other, kid="new"))
+                    rotated = second - 50
+            clock.advance(1)
+        assert rotated is not None
+        return JwksHandler.requests - requests, rotated
+
+    with run_server(ThreadingHTTPServer(("127.0.0.1", 0), JwksHandler)) as address:
+        opened = make_access(f"{address}/keys")
+        requests, delay = asyncio.run(attack_and_rotate(opened))
+    assert requests <= 100 / token_access._PAUSE + 1
+    assert delay <= token_access._PAUSE <= 10
 
 
 def make_access(url: str, **changes: Any) -> "Access":

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import jwt
 
+from gumshoe.documents.collection_names import check_collection_patterns, is_collection_name
 from gumshoe.mail.identities import IdentityError, parse_identity
 from gumshoe.serving.access import Principal, SigningKeysUnavailableError, UnauthenticatedError, check_patterns
 from gumshoe.serving.settings import AccessSettings
@@ -113,6 +114,7 @@ class TokenAccess:
         self._settings = settings
         self._published = SigningKeys(str(settings.jwks_url))
         self._inboxes = check_patterns(settings.inboxes)
+        self._collections = check_collection_patterns(settings.collections)
 
     async def authenticate(self, credentials: str) -> Principal:
         """Return the caller with a token.
@@ -128,7 +130,8 @@ class TokenAccess:
                 "serving.invalid-token", f"The token is not valid: {str(error).lower()}."
             ) from None
         own = _read_claimed_inboxes(claims, self._settings)
-        return Principal(claims["sub"], (*own, *self._inboxes), "token")
+        claimed = _read_claimed_collections(claims, self._settings)
+        return Principal(claims["sub"], (*own, *self._inboxes), "token", (*claimed, *self._collections))
 
     async def _verify(self, token: str) -> dict[str, Any]:
         """Return the claims of a valid token."""
@@ -148,7 +151,7 @@ class TokenAccess:
             options={"require": _REQUIRED},
         )
         if not claims["sub"]:
-            raise jwt.InvalidSubjectError("the subject is empty")
+            raise jwt.InvalidTokenError("the subject is empty")
         if int(claims["exp"]) - int(claims["iat"]) > settings.max_token_age:
             raise UnauthenticatedError(
                 "serving.token-lives-too-long",
@@ -162,9 +165,19 @@ def _read_claimed_inboxes(claims: dict[str, Any], settings: AccessSettings) -> t
     name = settings.inbox_claim
     if name == "email" and settings.verified_email and claims.get("email_verified") is not True:
         return ()
+    return tuple(address for each in _list_claimed(claims, name) for address in _parse_claim(each))
+
+
+def _read_claimed_collections(claims: dict[str, Any], settings: AccessSettings) -> tuple[str, ...]:
+    """Return the collections in a token's claim. What is not a name, such as a pattern, is ignored."""
+    return tuple(each for each in _list_claimed(claims, settings.collection_claim) if is_collection_name(each))
+
+
+def _list_claimed(claims: dict[str, Any], name: str | None) -> list[str]:
+    """Return the strings in a claim, which is one or a list of them."""
     found = claims.get(name) if name else None
     listed = [found] if isinstance(found, str) else found if isinstance(found, list) else []
-    return tuple(address for each in listed if isinstance(each, str) for address in _parse_claim(each))
+    return [each for each in listed if isinstance(each, str)]
 
 
 def _parse_claim(text: str) -> list[str]:
