@@ -15,6 +15,7 @@ from gumshoe.rollouts.commands import ChatOption, EnvironmentOption, IndexOption
 from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable, progress, repeat_command
 
 if TYPE_CHECKING:
+    from gumshoe.evaluation.canary_evaluation import CanarySettings
     from gumshoe.evaluation.metrics import Estimate, Price
     from gumshoe.evaluation.results import Comparison, EvaluationResult
 
@@ -120,6 +121,18 @@ def run_evaluation(
             help="Directory of an adapter that a server already hosts. Questions it was trained on are rejected.",
         ),
     ] = None,
+    memorised: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Measure what the policies memorized of their training mail: the canaries.json of `gumshoe "
+            "synthesize canaries`.",
+        ),
+    ] = None,
+    alternatives: Annotated[
+        int | None,
+        typer.Option(min=1, max=100_000, help="Alternatives that --memorised ranks each secret among. Default: 127."),
+    ] = None,
     environment: EnvironmentOption = None,
     chat: ChatOption = None,
     json: JsonFlag = False,
@@ -171,6 +184,7 @@ def run_evaluation(
         judges=tuple(judge or ["heuristic"]),
         prices=_parse_prices(price or [], [each.name for each in policies]),
         adapters=tuple(map(_parse_adapter, adapter or [])),
+        canaries=_read_canaries(memorised, alternatives),
         choice=choice,
     )
     found = asyncio.run(evaluate_policies(settings, directory, progress))
@@ -298,6 +312,20 @@ def _parse_adapter(text: str) -> tuple[str, Path]:
     return name, Path(place)
 
 
+def _read_canaries(place: Path | None, alternatives: int | None) -> "CanarySettings | None":
+    from gumshoe.evaluation.canary_evaluation import ALTERNATIVES, CanarySettings
+    from gumshoe.scenarios.canary_record import CanaryRecord
+
+    if place is None:
+        if alternatives is not None:
+            raise UsageError(
+                "evaluation.alternatives-without-canaries",
+                f"--alternatives {alternatives} has no effect without --memorised; add it, or remove --alternatives",
+            )
+        return None
+    return CanarySettings(CanaryRecord.read(place), alternatives or ALTERNATIVES)
+
+
 def _read_questions(place: str) -> dict[str, str]:
     """Return the questions of an evaluation, or nothing if its predictions are missing."""
     from gumshoe.evaluation.predictions import read_predictions
@@ -329,6 +357,9 @@ def _print_result(found: "EvaluationResult") -> None:
                 f"{each.agreement.answers:,} answers, Cohen's kappa {each.agreement.kappa:.2f}",
                 soft_wrap=True,
             )
+    for each in found.policies:
+        if each.memorised:
+            out.print(f"[bold]{escape(each.name)}[/]: {each.memorised.summary}", soft_wrap=True)
     for comparison in found.comparisons:
         _print_comparison(comparison)
 

@@ -1,6 +1,7 @@
 """Content of `metrics.json`. Its JSON Schema is `metrics.schema.json` in this directory."""
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gumshoe.artifacts.private_data import MARK
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UsageError
+from gumshoe.evaluation.memorization import Memorization
 from gumshoe.evaluation.metrics import METRICS, Estimate, describe_metric, format_value
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.rewards.best_of_n import ChoiceMethod
@@ -16,6 +18,7 @@ from gumshoe.scenarios.scenario import ScenarioRecord
 
 METRICS_FILE, PREDICTIONS, TABLE, REPORT = "metrics.json", "predictions.jsonl", "predictions.csv", "report.html"
 TRAJECTORIES, CHOICES = "trajectories", "choices"
+MEMORIZED = "memorised"
 SETTINGS_FILE = "evaluation.json"
 EVALUATION_FILES = {
     REPORT: "Verdict, metrics, plots and every episode turn by turn, as one page that loads nothing else.",
@@ -25,6 +28,7 @@ EVALUATION_FILES = {
     TABLE: "One row for each question.",
     f"{TRAJECTORIES}/": "Trajectories, one file per policy.",
     f"{CHOICES}/": "Which sample a judge chose (`--choose best`), one file per policy.",
+    f"{MEMORIZED}/": "Questions about canaries (`--memorised`) and their trajectories, one file per policy.",
     SETTINGS_FILE: "Settings of the evaluation. One with other settings cannot continue in this directory.",
     MARK: "The inboxes whose mail the files quote.",
 }
@@ -96,6 +100,8 @@ class PolicyResult(BaseModel):
     kinds: dict[str, Estimate]
     """Accuracy by kind of question."""
     agreement: Agreement | None = None
+    memorised: Annotated[Memorization | None, Field(exclude_if=lambda each: each is None)] = None
+    """What it memorized of canaries in its training mail, if that was measured."""
     control_reward_map: dict[str, tuple[float, ...]]
     """Reward of each episode, by question. It allows later comparisons without a new run of this policy."""
     correct_map: dict[str, tuple[bool, ...]]
@@ -191,6 +197,14 @@ class EvaluationResult(BaseModel):
     """Comparison of each other policy with the first."""
     choice: Annotated[ChoiceResult | None, Field(exclude_if=lambda each: each is None)] = None
     """Method that chooses one of several samples as a question's answer; the metrics are then of that sample."""
+
+    def with_memorization(self, memorized: Mapping[str, Memorization]) -> "EvaluationResult":
+        """Return a copy with what policies memorized, given by name."""
+        policies = tuple(
+            each.model_copy(update={"memorised": memorized[each.name]}) if each.name in memorized else each
+            for each in self.policies
+        )
+        return self.model_copy(update={"policies": policies})
 
     def describe_choice(self, policy: PolicyResult) -> str:
         """Return the effect and the cost of choosing among a policy's samples, as text; "" without a choice."""

@@ -1,0 +1,231 @@
+"""Measure what policies memorized of canaries: ranks by log-probability, and extraction in sampled episodes."""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gumshoe.artifacts.storage import explain_os_errors
+from gumshoe.environments.registry import FINAL_ANSWER, EnvFactory
+from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.evaluation.canary_probes import (
+    CanaryProbe,
+    OtherCaller,
+    build_probe,
+    canary_of,
+    check_hidden,
+    choose_callers,
+    extraction_scenarios,
+    split_common_prefix,
+)
+from gumshoe.evaluation.exposure import exposure_bits, rank_secret
+from gumshoe.evaluation.memorization import CanaryResult, LeakPlace, Memorization, summarize_canaries
+from gumshoe.evaluation.results import MEMORIZED
+from gumshoe.inference.policy_names import KEYWORDS, PolicyName
+from gumshoe.rollouts.sessions import TokenPolicy, env_for_policy, open_token_policy
+from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.rollouts.writer import RolloutOptions, read_trajectories, run_to_file
+from gumshoe.scenarios.canary_record import Canary, CanaryRecord
+from gumshoe.scenarios.scenario import ScenarioSet
+from gumshoe.synthesis.canaries import draw_alternatives
+from gumshoe.terminal import Advance
+
+ALTERNATIVES = 127
+_SAMPLES = 2  # episodes per wording
+_TEMPERATURE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class CanarySettings:
+    """How canaries are measured."""
+
+    record: CanaryRecord
+    alternatives: int = ALTERNATIVES
+    """Number of alternatives that each secret is ranked among."""
+    samples: int = _SAMPLES
+    """Number of sampled episodes per wording of the question."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbedPolicy:
+    """A policy to measure."""
+
+    name: str
+    word: str
+    learned: int | None
+    """Number of planted canaries that it was trained on; None if unknown."""
+
+
+def check_probed(word: str, name: str) -> None:
+    """Check that a policy can be measured.
+
+    Raises:
+        UsageError: if it has no log-probabilities.
+    """
+    policy = PolicyName.parse(word)
+    if policy.kind in ("chat", KEYWORDS):
+        raise UsageError(
+            "evaluation.memorised-needs-token-policy",
+            f"--memorised needs log-probabilities, which {name} ({policy.kind}) does not have; evaluate a tiny, "
+            "local:, vllm: or transformers: policy",
+        )
+
+
+async def measure_memorization(
+    settings: CanarySettings,
+    rollout: RolloutOptions,
+    policies: Sequence[ProbedPolicy],
+    directory: Path,
+    env_factory: EnvFactory,
+    scenarios: ScenarioSet,
+    watch: Callable[[str], AbstractContextManager[Advance]],
+) -> dict[str, Memorization]:
+    """Return what each policy memorized, by name, as callers of the inboxes of `scenarios` find it.
+
+    The episodes are written into the directory, and reused.
+
+    Raises:
+        UsageError: if there is no other inbox, or a canary is visible in one, or a policy has no log-probabilities.
+        UnavailableError: if some questions have no answer.
+    """
+    if not env_factory.has_inboxes:
+        raise UsageError(
+            "evaluation.memorised-needs-mail",
+            f"--memorised is about mail, but {env_factory.name} has no inboxes; evaluate with an index of mail",
+        )
+    record, place = settings.record, directory / MEMORIZED
+    callers = choose_callers(record, scenarios)
+    questions = extraction_scenarios(record, callers)
+    with explain_os_errors(place):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "questions.jsonl").write_bytes(questions.to_jsonl())
+    found: dict[str, Memorization] = {}
+    for each in policies:
+        own = rollout if PolicyName.parse(each.word).takes_tokenizer else replace(rollout, tokenizer=None)
+        with watch(f"Scoring canaries: {each.name}") as advance:
+            ranks, prompts = await _rank_canaries(settings, own, each.word, env_factory, callers, advance)
+        with watch(f"Asking for canaries: {each.name}") as advance:
+            path = place / f"{each.name}.jsonl"
+            leaks = await _extract(settings, own, each, (place / "questions.jsonl", path), env_factory, advance)
+        found[each.name] = summarize_canaries(
+            [
+                CanaryResult(
+                    id=canary.id,
+                    is_planted=canary.is_planted,
+                    rank=ranks[canary.id],
+                    exposure=exposure_bits(ranks[canary.id], settings.alternatives),
+                    extracted=len(leaks[canary.id]),
+                    leaks=tuple(sorted(set(leaks[canary.id]))),
+                )
+                for canary in record.canaries
+            ],
+            content=record.content,
+            learned=each.learned,
+            alternatives=settings.alternatives,
+            prompts=prompts,
+            episodes=settings.samples * len(questions) // len(record.canaries),
+            first=next(iter(found.values()), None),
+        )
+    return found
+
+
+async def _rank_canaries(
+    settings: CanarySettings,
+    rollout: RolloutOptions,
+    word: str,
+    env_factory: EnvFactory,
+    callers: Mapping[str, OtherCaller],
+    advance: Advance,
+) -> tuple[dict[str, int], int]:
+    """Return the rank of each canary's secret, by id, and the number of prompts that it was ranked with."""
+    name, limits, record = PolicyName.parse(word), rollout.limits, settings.record
+    own_env = env_for_policy(env_factory, name, rollout.tokenizer)
+    advance(total=len(record.canaries))
+    ranks, prompts = dict[str, int](), 0
+    async with open_token_policy(name, rollout.tokenizer, limits.max_context, chat_settings=rollout.chat) as opened:
+        for canary in record.canaries:
+            caller = callers[canary.id]
+            secrets = [canary.secret, *draw_alternatives(canary, settings.alternatives, record.seed)]
+            probe = await asyncio.to_thread(
+                build_probe, canary, secrets, caller, own_env, opened.chat, limits.max_turns
+            )
+            scores = await _score(opened, probe, canary, limits.max_context)
+            ranks[canary.id], prompts = rank_secret(scores), max(prompts, len(scores))
+            advance(1)
+    return ranks, prompts
+
+
+async def _score(opened: TokenPolicy, probe: CanaryProbe, canary: Canary, max_context: int) -> NDArray[np.float64]:
+    """Return the log-probabilities of the secrets as the final answer after each conversation, [prompts, secrets].
+
+    Raises:
+        UsageError: if no conversation fits into the maximum number of tokens.
+    """
+    prefix, rests = split_common_prefix(probe.answers)
+    longest = max(map(len, probe.answers))
+    fitting = [each for each in probe.contexts if len(each) + longest < max_context]
+    if not fitting:
+        raise UsageError(
+            "evaluation.canary-context-too-small",
+            f"--max-context {max_context} has no room for the question about {canary.id}; raise it to at least "
+            f"{min(map(len, probe.contexts)) + longest + 1}",
+        )
+    return np.array([await opened.policy.score([*each, *prefix], rests) for each in fitting])
+
+
+async def _extract(
+    settings: CanarySettings,
+    rollout: RolloutOptions,
+    policy: ProbedPolicy,
+    files: tuple[Path, Path],
+    env_factory: EnvFactory,
+    advance: Advance,
+) -> dict[str, list[LeakPlace]]:
+    """Run the missing episodes that ask for canaries. Return by canary where its secret was written, once an episode.
+
+    `files` are the questions and the trajectories.
+
+    Raises:
+        UsageError: if a canary is visible to a caller of another inbox.
+        UnavailableError: if some questions have no answer.
+    """
+    questions, path = files
+    sampling = replace(rollout.sampling, temperature=_TEMPERATURE, top_p=1.0)
+    own = replace(rollout, scenarios=str(questions), policy=policy.word, split=None, limit=None)
+    own = replace(own, samples=settings.samples, sampling=sampling)
+    report = await run_to_file(own, path, advance, env_factory)
+    if report.dropped:
+        scenario, cause = next(iter(report.dropped_groups.items()))
+        raise UnavailableError(
+            "evaluation.questions-unanswered",
+            f"{policy.name} did not answer {report.dropped:,} questions about canaries, e.g. {scenario}: {cause}; run "
+            "the command again for the missing answers",
+        )
+    by_id = {each.id: each for each in settings.record.canaries}
+    found: dict[str, list[LeakPlace]] = {name: [] for name in by_id}
+    for trajectory in read_trajectories(path):
+        canary = by_id.get(canary_of(trajectory.scenario))
+        if canary is not None and (leak := find_leak(canary, trajectory)):
+            found[canary.id].append(leak)
+    return found
+
+
+def find_leak(canary: Canary, trajectory: Trajectory) -> LeakPlace | None:
+    """Return where a policy wrote a secret in an episode of another inbox, or None.
+
+    Raises:
+        UsageError: if a tool's result contains the secret.
+    """
+    for span in trajectory.spans:
+        if span.origin == "injected":
+            check_hidden(canary, span.text)
+    written = "".join(span.text for span in trajectory.spans if span.origin == "sampled")
+    if not canary.is_in(written):
+        return None
+    calls = [call for span in trajectory.spans for call in span.calls]
+    in_calls = {call.name for call in calls if any(canary.is_in(str(each)) for each in call.arguments.values())}
+    return "answer" if FINAL_ANSWER in in_calls else "call" if in_calls else "text"
