@@ -58,7 +58,8 @@ _FIELD = re.compile(  # a name, and what separates it from its value
     re.X,
 )
 _SECRET_NAME = re.compile(
-    r"(?:.*_)?(?:password|passwd|passphrase|pwd|secret|secret_key|secret_access_key|access_key|access_key_id|api_key|"
+    r"secret|(?:.*_)?(?:password|passwd|passphrase|pwd|(?:app|api|shared|signing)_secret|secret_key|secret_access_key|"
+    r"access_key|access_key_id|api_key|"
     r"apikey|private_key|signing_key|client_secret|client_key_data|token|(?:auth|access|refresh|session|id|bearer|bot|"
     r"security|csrf|vault)_token|authorization|cookie|set_cookie|webhook|webhook_url|dsn|credentials?|"
     r"otlp(?:_\w+)?_headers)"

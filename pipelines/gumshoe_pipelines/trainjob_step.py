@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import Field
 
-from gumshoe.artifacts.adapter_layout import LOADER_PORT
+from gumshoe.artifacts.adapter_layout import LOADER_PORT, SERVER_PORT
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.object_client import Timeouts
 from gumshoe.cluster.pod_environment import find_ca_file
@@ -22,7 +22,6 @@ from gumshoe.cluster.pod_resources import CPUS_PER_GPU, GPU_RESOURCE, MEMORY_PER
 from gumshoe.cluster.trainjob import (
     ADAPTERS,
     SECRET_KEYS,
-    SERVER_PORT,
     Rollout,
     TrainingJob,
     build_job_name,
@@ -46,6 +45,7 @@ from gumshoe_pipelines.step_runner import count_seconds_left
 
 _STEP = "train-grpo"
 _PYTHON = "python"  # in the image
+_SERVER_KEYS = ("HF_TOKEN",)  # to load a base model that is not public
 _EARLIER = 1800  # seconds before the step's own timeout, for deleting the objects
 
 
@@ -177,7 +177,7 @@ def build_training_job(name: str, request: TrainRequest, known: TrainSettings, o
         command=(_PYTHON, "-m", "gumshoe.training.node_main", request.model_dump_json()),
         job=options.job,
         rollout=_build_rollout(known, request, options) if options.job.rollout_servers else None,
-        env=tuple(_build_secret_env()),
+        env=tuple(each for secret, keys in SECRET_KEYS.items() for each in _build_secret_env(secret, keys)),
         labels={key: value for key, value in labels.items() if value},
         node_selector=options.node_selector,
         tolerations=options.tolerations,
@@ -197,6 +197,7 @@ def _build_rollout(known: TrainSettings, request: TrainRequest, options: TrainJo
     server: dict[str, object] = {
         "--model": known.model.name,
         "--port": SERVER_PORT,
+        "--adapters": ADAPTERS,
         "--max-model-len": model.max_context,
         "--max-lora-rank": round_up_lora_rank(known.lora.rank),
         "--dtype": "bfloat16" if model.dtype == "auto" and options.gpus else model.dtype,  # as in training
@@ -205,14 +206,12 @@ def _build_rollout(known: TrainSettings, request: TrainRequest, options: TrainJo
         server["--gpu-memory-utilization"] = known.rollouts.gpu_memory
     if gpus > 1:
         server["--tensor-parallel-size"] = gpus
-    loader = {
-        "--server": f"http://127.0.0.1:{SERVER_PORT}",
-        "--directory": ADAPTERS,
-        "--port": LOADER_PORT,
-    }
+    loader = {"--directory": ADAPTERS, "--port": LOADER_PORT}
     return Rollout(
         (_PYTHON, "-m", "gumshoe.inference.rollout_server", *_flags(server)),
         ("gumshoe", "adapter-loader", get_handover_uri(request.checkpoints), *_flags(loader)),
+        server_env=tuple(_build_secret_env("gumshoe-models", _SERVER_KEYS)),
+        loader_env=tuple(_build_secret_env("gumshoe-s3", SECRET_KEYS["gumshoe-s3"])),
     )
 
 
@@ -220,12 +219,10 @@ def _flags(options: Mapping[str, object]) -> list[str]:
     return [str(each) for item in options.items() for each in item]
 
 
-def _build_secret_env() -> list[dict[str, Any]]:
-    """Return the environment variables from secrets that the pipeline's steps have too. All are optional."""
+def _build_secret_env(secret: str, keys: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the environment variables from the keys of a Secret. All are optional."""
     return [
-        {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}}
-        for secret, keys in SECRET_KEYS.items()
-        for key in keys
+        {"name": key, "valueFrom": {"secretKeyRef": {"name": secret, "key": key, "optional": True}}} for key in keys
     ]
 
 

@@ -259,11 +259,7 @@ def test_a_refused_load_is_reported_with_vllm_s_message(
     assert "LoRA rank 64" in str(found.error)
     assert "max_lora_rank 16" in str(found.error)
     publish_adapter(store, tmp_path / "made", "p-1")
-    model.roots["p-1"] = "/somewhere/else"
-    found = loader.reconcile()
-    assert (found.kind, found.serving, found.refusals) == ("refused", None, 1)
-    assert "already been loaded" in str(found.error)
-    assert model.roots["p-1"] == "/somewhere/else", "an adapter from another directory is left alone"
+    assert loader.reconcile().serving == "p-1"
 
     def load_but_fail(exchange: Exchange) -> None:
         model.roots["p-2"] = exchange.request["lora_path"]
@@ -272,6 +268,21 @@ def test_a_refused_load_is_reported_with_vllm_s_message(
     model.load = load_but_fail
     publish_adapter(store, tmp_path / "made", "p-2")
     assert loader.reconcile().serving == "p-2"
+
+
+@pytest.mark.parametrize("name", ["p-1", "p-2", "base-improved"])
+def test_a_foreign_adapter_is_unloaded_and_reported(
+    store: Store, model: FakeVLLM, loader: AdapterLoader, tmp_path: Path, name: str
+) -> None:
+    publish_adapter(store, tmp_path / "made", "p-1")
+    loader.reconcile()
+    model.roots[name] = str(tmp_path / "somewhere-else" / name)  # also in place of ours
+    found = loader.reconcile()
+    assert (found.kind, found.failures["foreign"], found.serving) == ("foreign", 1, "p-1")
+    assert str(tmp_path / "somewhere-else" / name) in str(found.error)
+    assert model.roots == {"p-1": str(tmp_path / "adapters" / "p-1")}
+    found = loader.reconcile()
+    assert (found.kind, found.failures["foreign"]) == (None, 1)
 
 
 @pytest.mark.parametrize("fault", [reset, hang, trickle, status(503), status(500)])

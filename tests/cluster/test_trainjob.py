@@ -34,6 +34,7 @@ from tests.waiting import Clock
 RUN = "s3://bucket/mail/runs/r1"
 NAME = build_job_name(RUN)
 SERVERS = rollout_name(NAME)
+ROLLOUT = Rollout(("python", "-m", "gumshoe.inference.rollout_server"), ("gumshoe", "adapter-loader", "s3://b/p"))
 TRAINING = TrainingJob(
     name=NAME,
     nodes=2,
@@ -41,7 +42,7 @@ TRAINING = TrainingJob(
     image="ghcr.io/gumshoe/trainer:1",
     command=("python", "-m", "gumshoe.training.node_main", "{}"),
     job=TrainJobSpec(rollout_servers=3, rollout_gpus=2, cache="gumshoe-cache"),
-    rollout=Rollout(("python", "-m", "gumshoe.inference.rollout_server"), ("gumshoe", "adapter-loader", "s3://b/p")),
+    rollout=ROLLOUT,
     env=({"name": "AWS_REGION", "value": "eu"},),
     labels={"gumshoe.dev/project": "mail", "gumshoe.dev/run": "r1"},
     node_selector={"pool": "gpus"},
@@ -52,7 +53,7 @@ HOUR = 3600.0
 TIMEOUTS = Timeouts(unreachable=HOUR, deletion=HOUR, start=HOUR, stall=HOUR, log_drain=HOUR, poll_interval=0.05)
 """Longer than any test runs. Tests of timeouts shorten them, or advance the clock."""
 POD = {"apiVersion": "v1", "kind": "Pod", "name": "step", "uid": "u-step"}
-ALL_OBJECTS = {("trainjobs", NAME), ("deployments", SERVERS), ("services", SERVERS)}
+ALL_OBJECTS = {("trainjobs", NAME), ("deployments", SERVERS), ("services", SERVERS), ("secrets", SERVERS)}
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +90,10 @@ def has_all_objects(cluster: FakeKubernetes) -> Callable[[], bool]:
     return lambda: list_objects(cluster) == ALL_OBJECTS
 
 
+def list_digests(training: TrainingJob) -> list[str]:
+    return [each["metadata"]["annotations"]["gumshoe.dev/digest"] for each in training.manifests]
+
+
 def count_created(cluster: FakeKubernetes) -> int:
     return sum(each.startswith("POST") and each.endswith("/trainjobs") for each in cluster.requests)
 
@@ -96,9 +101,9 @@ def count_created(cluster: FakeKubernetes) -> int:
 def test_the_manifests_are_valid(assert_valid: Callable[..., None]) -> None:
     alone = replace(QUEUED, name=build_job_name("file:///a/runs/b"), gpus=0, node_selector={}, tolerations=())
     assert_valid([*QUEUED.manifests, *alone.manifests])
-    service, job, deployment = QUEUED.manifests
+    _, service, job, deployment = QUEUED.manifests
     check_trainjob(job)
-    check_trainjob(alone.manifests[1])
+    check_trainjob(alone.manifests[2])
     with pytest.raises(AssertionError):
         check_trainjob({**job, "spec": {**job["spec"], "podSpecOverrides": []}})
     pod = {"containers": [{"name": "node", "env": [{"name": "A", "value": "b"}]}]}
@@ -139,7 +144,7 @@ def test_pods_have_what_the_pipeline_s_parameters_say(assert_valid: Callable[...
         has_ca_bundle=True,
     )
     assert_valid(training.manifests)
-    _, job, deployment = training.manifests
+    _, _, job, deployment = training.manifests
     check_trainjob(job)
     (patch,) = job["spec"]["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     trainer, rollout = patch["template"]["spec"]["template"], deployment["spec"]["template"]
@@ -176,7 +181,7 @@ def test_pods_have_what_the_pipeline_s_parameters_say(assert_valid: Callable[...
 
 def test_the_user_of_pods_is_that_of_the_image_or_the_platform() -> None:
     def context(**job: Any) -> dict[str, Any]:
-        found = replace(TRAINING, job=TrainJobSpec(**job)).manifests[2]["spec"]["template"]["spec"]["securityContext"]
+        found = replace(TRAINING, job=TrainJobSpec(**job)).manifests[3]["spec"]["template"]["spec"]["securityContext"]
         return dict(found)
 
     assert context() == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
@@ -188,19 +193,50 @@ def test_pods_have_the_proxy_of_the_step(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
-    assert not {"HTTPS_PROXY", "NO_PROXY"} & {each["name"] for each in TRAINING.all_env}
+    assert not {"HTTPS_PROXY", "NO_PROXY"} & {each["name"] for each in TRAINING.complete_env(TRAINING.env)}
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
     monkeypatch.setenv("NO_PROXY", ".svc")
-    _, job, deployment = TRAINING.manifests
+    _, _, job, deployment = TRAINING.manifests
     containers = deployment["spec"]["template"]["spec"]["containers"]
     for env in (job["spec"]["trainer"]["env"], *(each["env"] for each in containers)):
         proxies = {each["name"]: each["value"] for each in env if each["name"].endswith("_PROXY")}
         assert proxies == {"HTTPS_PROXY": "http://proxy:3128", "NO_PROXY": ".svc"}
     monkeypatch.setenv("HTTPS_PROXY", "http://ann:secret@proxy:3128")
     monkeypatch.setenv("GUMSHOE_HTTPS_PROXY", "http://ann:secret@proxy:3128")
-    assert "secret" not in json.dumps(TRAINING.manifests), "the namespace's proxy stays in its ConfigMap"
+    assert "ann:secret" not in json.dumps(TRAINING.manifests), "the namespace's proxy stays in its ConfigMap"
     source = {"configMapKeyRef": {"name": "gumshoe-proxy", "key": "HTTPS_PROXY"}}
-    assert {"name": "HTTPS_PROXY", "valueFrom": source} in TRAINING.all_env
+    assert {"name": "HTTPS_PROXY", "valueFrom": source} in TRAINING.complete_env(TRAINING.env)
+
+
+def test_each_container_has_its_own_credentials_and_the_key_of_the_run() -> None:
+    both = replace(
+        TRAINING,
+        env=({"name": "OPENAI_API_KEY", "value": "1"},),
+        rollout=replace(
+            ROLLOUT,
+            server_env=({"name": "HF_TOKEN", "value": "1"},),
+            loader_env=({"name": "AWS_REGION", "value": "1"},),
+        ),
+    )
+    key, _, job, deployment = both.manifests
+    server, loader = deployment["spec"]["template"]["spec"]["containers"]
+    names = [{each["name"] for each in env} for env in (job["spec"]["trainer"]["env"], server["env"], loader["env"])]
+    own = [each & {"OPENAI_API_KEY", "HF_TOKEN", "AWS_REGION", "POD_IP"} for each in names]
+    assert own == [{"OPENAI_API_KEY"}, {"HF_TOKEN", "POD_IP"}, {"AWS_REGION", "POD_IP"}]
+    reference = {"secretKeyRef": {"name": key["metadata"]["name"], "key": "VLLM_API_KEY"}}
+    for env in (job["spec"]["trainer"]["env"], server["env"], loader["env"]):
+        assert {"name": "VLLM_API_KEY", "valueFrom": reference} in env
+    secret = key["stringData"]["VLLM_API_KEY"]
+    assert len(secret) >= 43, "256 random bits"
+    assert secret != both.manifests[0]["stringData"]["VLLM_API_KEY"], "not derived from the run"
+    assert secret not in json.dumps([job, deployment]), "only in the Secret"
+    assert list_digests(both) == list_digests(both), "a repeated step finds the same Secret"
+
+
+def test_without_rollout_servers_there_is_no_key() -> None:
+    alone = replace(TRAINING, rollout=None)
+    assert [each["kind"] for each in alone.manifests] == ["TrainJob"]
+    assert "VLLM_API_KEY" not in json.dumps(alone.manifests)
 
 
 @pytest.mark.parametrize("run", ["r1", "2024-05-03.a", "A" * 63, "sweep/slow", "x-" * 31, "ü"])
@@ -314,7 +350,7 @@ def test_a_training_survives_an_unreachable_cluster_until_the_next_attempt(
 
     with meanwhile(is_adopted, check_and_end):
         run_trainjob(TRAINING, Cluster.of(None, None), lambda _: None, TIMEOUTS, other)
-    assert owners == [[other]] * 3, "the pod of the new attempt owns the objects"
+    assert owners == [[other]] * 4, "the pod of the new attempt owns the objects"
     assert not cluster.objects
 
 
@@ -341,7 +377,7 @@ def test_a_different_or_failed_training_is_replaced(
 def test_an_object_that_is_not_deleted_is_reported(
     cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]]
 ) -> None:
-    service = replace(TRAINING, labels={}).manifests[0]
+    service = replace(TRAINING, labels={}).manifests[1]
     cluster.put({**service, "metadata": {**service["metadata"], "namespace": NAMESPACE}})
     cluster.deletion_delay = math.inf
     with raises("cluster.object-not-deleted", f"Service {SERVERS}") as raised:
@@ -455,7 +491,7 @@ def test_a_training_ends_before_its_step_also_in_the_queue(
     cluster: FakeKubernetes, train: Callable[..., list[str]], clock: Clock
 ) -> None:
     training, reports = replace(QUEUED, ends=clock.now() + 2 * HOUR), list[str]()
-    assert training.manifests == QUEUED.manifests, "an attempt in another pod finds the same objects"
+    assert list_digests(training) == list_digests(QUEUED), "an attempt in another pod finds the same objects"
     with (
         meanwhile(
             lambda: any(each.startswith("Waiting for job") for each in reports), lambda: clock.advance(2 * HOUR + 1)

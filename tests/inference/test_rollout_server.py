@@ -8,6 +8,7 @@ from gumshoe.inference.policy_names import TINY
 from gumshoe.inference.rollout_server import build_launch, main
 from gumshoe.inference.vllm_server import ServerOptions, build_launch_command, is_vllm_installed
 from tests.conftest import skip_missing
+from tests.errors import raises
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +26,7 @@ def test_a_rollout_server_has_the_arguments_of_a_local_server() -> None:
         dtype="bfloat16",
         arguments=("--max-num-seqs", "64", "--no-enable-prefix-caching"),
     )
-    assert found == build_launch_command(str(TINY), options, "0.0.0.0", 8123)
+    assert found == build_launch_command(str(TINY), options, "127.0.0.1", 8123)
     assert found.command[found.command.index("--served-model-name") + 1] == "base"
     assert found.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
 
@@ -36,6 +37,37 @@ def test_the_log_level_is_not_changed_by_libraries(monkeypatch: pytest.MonkeyPat
     assert build_launch(["--model", "tiny"]).environment["VLLM_LOGGING_LEVEL"] == before
     own = ServerOptions(environment={"VLLM_LOGGING_LEVEL": "DEBUG"})
     assert build_launch_command("model", own, "127.0.0.1", 1).environment["VLLM_LOGGING_LEVEL"] == "DEBUG"
+
+
+@pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7"])
+def test_a_server_listens_on_the_address_of_its_pod_with_a_key(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POD_IP", address)
+    monkeypatch.setenv("VLLM_API_KEY", "k" * 32)
+    found = build_launch(["--model", "tiny", "--adapters", "/adapters"])
+    assert found.command[found.command.index("--host") + 1] == address
+    assert "k" * 32 not in " ".join(found.command), "other users of the machine see command lines"
+    assert found.environment["VLLM_API_KEY"] == "k" * 32
+    assert found.environment["GUMSHOE_ADAPTER_DIRECTORIES"] == '["/adapters"]'
+    assert found.environment["GUMSHOE_VERIFY_ADAPTERS"] == "1"
+    assert found.command[found.command.index("--middleware") + 1] == "gumshoe.inference.vllm_access.AccessControl"
+
+
+@pytest.mark.parametrize("words", [["--host", "0.0.0.0"], ["--host", "::"], ["--host", "10.0.0.7"], []])
+def test_a_server_without_a_key_listens_on_loopback_only(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    monkeypatch.setenv("POD_IP", "10.0.0.8")
+    with raises("inference.server-key-missing", words[1] if words else "10.0.0.8"):
+        build_launch(["--model", "tiny", *words])
+    monkeypatch.delenv("POD_IP")
+    found = build_launch(["--model", "tiny"])
+    assert found.command[found.command.index("--host") + 1] == "127.0.0.1"
+
+
+def test_adapters_cannot_come_from_resolvers_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_LORA_RESOLVER_HF_REPO_LIST", "somebody/adapters")
+    monkeypatch.setenv("GUMSHOE_ADAPTER_DIRECTORIES", '["/"]')
+    found = build_launch(["--model", "tiny"]).environment
+    assert not {"VLLM_LORA_RESOLVER_HF_REPO_LIST", "GUMSHOE_ADAPTER_DIRECTORIES"} & found.keys()
 
 
 def test_a_missing_model_is_reported_before_vllm_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

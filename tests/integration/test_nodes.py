@@ -18,12 +18,12 @@ from pathlib import Path
 import httpx
 import pytest
 
-from gumshoe.artifacts.adapter_layout import ADAPTERS, LOADER_PORT, STATUS
+from gumshoe.artifacts.adapter_layout import ADAPTERS, LOADER_PORT, SERVER_PORT, STATUS
 from gumshoe.artifacts.store import Store
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.object_client import Timeouts
 from gumshoe.cluster.trainjob import ADAPTERS as ADAPTER_DIRECTORY
-from gumshoe.cluster.trainjob import SERVER_PORT, build_job_name
+from gumshoe.cluster.trainjob import build_job_name
 from gumshoe.mail.build import build_mail_index
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
@@ -163,13 +163,21 @@ class Kubelet:
         address, directory = f"127.0.0.{77 + number}", str(self._place / f"adapters-{number}")
         log = self._place / f"pod-{number}.log"
         own = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
-        loader = [directory if each == ADAPTER_DIRECTORY else each.replace("127.0.0.1", address) for each in loader]
-        words = [[sys.executable, *server[1:]], [sys.executable, "-m", *loader]]
+        own |= {"POD_IP": address, "VLLM_API_KEY": self._find_key()}
+        server, loader = (
+            [directory if each == ADAPTER_DIRECTORY else each for each in words] for words in (server, loader)
+        )
+        words = [[sys.executable, *server[1:]], [sys.executable, "-m", *loader, "--host", address]]
         with log.open("ab") as output:
-            started = [
-                subprocess.Popen([*each, "--host", address], stdout=output, stderr=output, env=own) for each in words
-            ]
+            started = [subprocess.Popen(each, stdout=output, stderr=output, env=own) for each in words]
         return Pod(address, started, log)
+
+    def _find_key(self) -> str:
+        """Return the key in the run's Secret."""
+        (key,) = [
+            each["stringData"]["VLLM_API_KEY"] for kind, each in self._fake.objects.items() if kind[0] == "secrets"
+        ]
+        return str(key)
 
     def _watch(self) -> None:
         while not self._is_over.wait(0.2):
@@ -190,6 +198,7 @@ class Kubelet:
             "PET_MASTER_PORT": str(self._port),
             "OMP_NUM_THREADS": "1",
             "READY": str(self._ready),
+            "VLLM_API_KEY": self._find_key(),
             "TMPDIR": str(self._place / "own"),
             "PYTHONPATH": os.pathsep.join(filter(None, [str(self._place / "names"), os.environ.get("PYTHONPATH")])),
         }

@@ -162,6 +162,12 @@ ALERTS: list[tuple[str, dict[str, str], dict[str, str], str]] = [
         f'kind="corrupt",{ROLLOUT}',
     ),
     (
+        "GumshoeAdapterForeign",
+        {f'gumshoe_adapter_loader_failures_total{{kind="foreign",{ROLLOUT}}}': "0+1x240"},
+        {f'gumshoe_adapter_loader_failures_total{{kind="refused",{ROLLOUT}}}': "0+1x240"},
+        f'kind="foreign",{ROLLOUT}',
+    ),
+    (
         "GumshoeRolloutCacheFull",
         {
             f"vllm:kv_cache_usage_perc{{{ROLLOUT}}}": "0.99x240",

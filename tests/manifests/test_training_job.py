@@ -23,7 +23,7 @@ from tests.manifests.test_manifests import runtime_pod
 from tests.manifests.test_monitoring import LOADER
 from tests.manifests.test_rbac import rules_of
 
-SERVICE, JOB, DEPLOYMENT = QUEUED.manifests
+_, SERVICE, JOB, DEPLOYMENT = QUEUED.manifests
 SERVER: dict[str, Any] = DEPLOYMENT["spec"]["template"]
 
 
@@ -91,7 +91,7 @@ def test_usage_errors_are_not_retried_and_other_failures_are(name: str) -> None:
 def test_the_queue_covers_every_resource_that_a_training_can_request() -> None:
     queue = of_kind(overlay("prod"), "ClusterQueue")["gumshoe"]["spec"]
     largest = replace(QUEUED, job=QUEUED.job.model_copy(update={"storage": "100Gi"}))
-    _, job, servers = largest.manifests
+    _, _, job, servers = largest.manifests
     requests = [job["spec"]["trainer"]["resourcesPerNode"]["requests"]]
     requests += [each["resources"]["requests"] for each in servers["spec"]["template"]["spec"]["containers"]]
     assert "ephemeral-storage" in requests[0]

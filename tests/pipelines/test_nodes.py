@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from gumshoe.cluster.trainjob import SECRET_KEYS
 from tests.errors import raises
 
+KEYS = {key for keys in SECRET_KEYS.values() for key in keys}
 _TRANSFORMERS = {"settings": {"rollouts.engine": "transformers"}}
 
 
@@ -48,7 +50,11 @@ def test_servers_use_their_gpus_and_the_dtype_of_training(
     given = dict(zip(flags[::2], flags[1::2], strict=True))
     assert {name: given.get(name) for name in ("--dtype", "--tensor-parallel-size") if name in given} == expected
     assert given.get("--gpu-memory-utilization") == ("0.7" if gpus else None), "only set with GPUs"
-    (server, _) = made.manifests[2]["spec"]["template"]["spec"]["containers"]
+    assert given["--adapters"] == "/adapters", "vLLM loads adapters from the loader's directory only"
+    (server, loader) = made.manifests[3]["spec"]["template"]["spec"]["containers"]
+    assert {each["name"] for each in server["env"]} & KEYS == {"HF_TOKEN", "VLLM_API_KEY"}
+    assert {each["name"] for each in loader["env"]} & KEYS == {"VLLM_API_KEY", *SECRET_KEYS["gumshoe-s3"]}
+    assert {each["name"] for each in made.manifests[2]["spec"]["trainer"]["env"]} >= KEYS
     assert server["resources"]["limits"].get("nvidia.com/gpu", "0") == str(job.get("rollout_gpus", min(1, gpus)))
 
 

@@ -7,6 +7,8 @@ ADAPTERS = "adapters"
 """Kind of the adapters in the store. Its `latest` is the adapter to serve."""
 LOADER_PORT = 8081
 """Port of the adapter loader, on the host of its vLLM server."""
+SERVER_PORT = 8000
+"""Port of the vLLM server."""
 STATUS = "/status"
 """Path of the loader's status: JSON with at least `serving` and `wanted` (names or null), `error` (text or null) and
 `refusals` (how many times in a row vLLM has rejected the wanted adapter).

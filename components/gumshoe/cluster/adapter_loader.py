@@ -1,7 +1,7 @@
 """Make a vLLM rollout server serve the newest adapter of a store. Runs beside each server and retries all failures.
 
 Invariants: vLLM loads an adapter only after every byte of it was verified. The adapters in service stay loaded until
-the next one is. The state is derived from the store, the disk and vLLM, so the process may be killed at any time.
+the next one is. Adapters that this loader did not load are unloaded and reported. The state is derived from the store, the disk and vLLM, so the process may be killed at any time.
 """
 
 import asyncio
@@ -29,9 +29,10 @@ from gumshoe.artifacts.store import (
     verify_directory,
 )
 from gumshoe.errors import UnavailableError
+from gumshoe.inference.http_options import key_headers
 from gumshoe.terminal import hide_progress
 
-Kind = Literal["store", "server", "corrupt", "refused", "disk"]
+Kind = Literal["store", "server", "corrupt", "refused", "disk", "foreign"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _LOADED = 2  # adapters that stay loaded: running episodes may still use the previous one
 
@@ -172,6 +173,8 @@ class AdapterLoader:
             self._update_wanted()
         with self.record_errors(errors):
             self._vllm.check_health()
+            with self.record_errors(errors):
+                self._unload_foreign()
             loaded = self._list_loaded()
             wanted = self._status.wanted
             if wanted is not None and wanted not in loaded and self._is_due():
@@ -211,6 +214,20 @@ class AdapterLoader:
             self._status = replace(self._status, wanted=latest, refusals=0)
             self._missing_since = None
             self._pause, self._next_try = self._pace.interval, 0.0
+
+    def _unload_foreign(self) -> None:
+        """Unload adapters that come from another directory: somebody else has loaded them.
+
+        Raises:
+            LoadError: if there were any.
+        """
+        adapters = self._vllm.list_adapters()
+        foreign = [(name, root) for name, root in adapters if root != str(self._directory / name)]
+        for name, _ in foreign:
+            self._vllm.unload(name)
+        if foreign:
+            listed = ", ".join(f"{name} from {root or 'unknown'}" for name, root in foreign)
+            raise LoadError("foreign", f"unloaded adapters that this loader did not load: {listed}")
 
     def _list_loaded(self) -> list[str]:
         """Return the adapters of this directory that vLLM has loaded, in the order they were loaded."""
@@ -314,7 +331,7 @@ class _VllmApi:
     def __init__(self, url: str, pace: PollInterval, record_activity: Callable[[], None]) -> None:
         self._url, self._pace, self._record_activity = url.rstrip("/").removesuffix("/v1"), pace, record_activity
         self._runner = asyncio.Runner()
-        self._client = httpx.AsyncClient(timeout=pace.load_timeout, trust_env=False)
+        self._client = httpx.AsyncClient(timeout=pace.load_timeout, trust_env=False, headers=key_headers())
 
     def close(self) -> None:
         """Close all connections."""

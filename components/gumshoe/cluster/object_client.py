@@ -208,6 +208,13 @@ class ObjectClient:
                 partial(cluster.apps.patch_namespaced_deployment, namespace=space),
                 partial(cluster.apps.delete_namespaced_deployment, namespace=space),
             )
+        if kind == "Secret":
+            return _ApiMethods(
+                partial(cluster.core.create_namespaced_secret, namespace=space),
+                partial(cluster.core.read_namespaced_secret, namespace=space),
+                partial(cluster.core.patch_namespaced_secret, namespace=space),
+                partial(cluster.core.delete_namespaced_secret, namespace=space),
+            )
         return _ApiMethods(
             partial(cluster.core.create_namespaced_service, namespace=space),
             partial(cluster.core.read_namespaced_service, namespace=space),

@@ -3,19 +3,24 @@
 The servers are a Deployment with a headless Service, whose DNS name resolves to the addresses of the ready pods. All
 object names are derived from the run, so that a repeated step finds the objects of its previous attempt. A digest in an
 annotation shows if an object was created from the same manifest.
+
+A Secret has a random key of the run (VLLM_API_KEY), without which the servers answer nobody. Each container gets the
+credentials that it uses, and no others: trainers all of them, vLLM the hub's, the adapter loader those of the store.
 """
 
 import hashlib
 import json
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from gumshoe.artifacts.adapter_layout import LOADER_PORT
+from gumshoe.artifacts.adapter_layout import LOADER_PORT, SERVER_PORT
 from gumshoe.cluster.pod_environment import CA_CONFIG_MAP, ISTIO_LABELS, TRUST_DIRECTORY, build_pod_environment
 from gumshoe.cluster.pod_resources import CPUS_PER_GPU, GPU_RESOURCE, MEMORY_PER_GPU, multiply_quantity
 from gumshoe.cluster.trainjob_spec import TrainJobSpec
+from gumshoe.inference.vllm_access import KEY_VARIABLE
 from gumshoe.model_validation import to_int_if_whole
 
 Manifest = dict[str, Any]
@@ -28,7 +33,14 @@ SECRET_KEYS = {
         "AWS_ENDPOINT_URL",
         "AWS_REGION",
     ),
-    "gumshoe-models": ("HF_TOKEN", "OPENAI_API_KEY", "OPENAI_BASE_URL", "WANDB_API_KEY", "MLFLOW_TRACKING_URI"),
+    "gumshoe-models": (
+        "HF_TOKEN",
+        "OPENAI_API_KEY",
+        "OPENAI_BASE_URL",
+        "WANDB_API_KEY",
+        "MLFLOW_TRACKING_URI",
+        "VLLM_API_KEY",
+    ),
 }
 """Secrets of the pipeline's steps and their pods. All are optional. The keys become environment variables."""
 DIGEST = "gumshoe.dev/digest"
@@ -38,7 +50,6 @@ JOB_LABEL, ROLE_LABEL = "gumshoe.dev/job", "gumshoe.dev/role"
 NODE_LABEL = "batch.kubernetes.io/job-completion-index"
 """Kubernetes' label with the index of a TrainJob's node, from 0."""
 QUEUE_LABEL, PRIORITY_LABEL = "kueue.x-k8s.io/queue-name", "kueue.x-k8s.io/priority-class"
-SERVER_PORT = 8000
 CACHE_DIRECTORY = "/cache"
 """Directory of the volume for models, in all pods."""
 MODEL_CACHE = f"{CACHE_DIRECTORY}/huggingface"
@@ -51,6 +62,8 @@ _MANAGER = "gumshoe.dev/pipeline"  # owner of the runtime patch
 _STARTUP = 30 * 60  # seconds for a server to load its model
 _GRACE = 120  # seconds for trainers to save and upload a checkpoint
 _LEAVES = 5  # seconds that a server keeps answering after its address was removed from the Service
+_KEY_BYTES = 32  # random bytes of the key of rollout servers
+_POD_IP = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}  # the address to listen on
 _SLUG = 24  # characters of the run ID in names; Kubernetes adds up to 25 to a pod's name
 _RESTRICTED = {
     "allowPrivilegeEscalation": False,
@@ -69,6 +82,10 @@ class Rollout:
     """Command of the vLLM server, which listens on `SERVER_PORT`."""
     loader: tuple[str, ...]
     """Command of the adapter loader, which listens on `LOADER_PORT`."""
+    server_env: tuple[Manifest, ...] = ()
+    """Environment variables of the vLLM server, as in Kubernetes manifests."""
+    loader_env: tuple[Manifest, ...] = ()
+    """Environment variables of the adapter loader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +102,7 @@ class TrainingJob:
     job: TrainJobSpec = field(default_factory=TrainJobSpec)
     rollout: Rollout | None = None
     env: tuple[Manifest, ...] = ()
-    """Environment variables of all containers, as in Kubernetes manifests."""
+    """Environment variables of the trainers, as in Kubernetes manifests."""
     labels: Mapping[str, str] = field(default_factory=dict)
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Manifest, ...] = ()
@@ -103,18 +120,22 @@ class TrainingJob:
     ends: float = float("inf")
     """Time limit of this process on the clock of `time.monotonic`. Not part of the manifests."""
 
-    @property
-    def all_env(self) -> list[Manifest]:
-        """`env`, and what this process has of proxies and certificates."""
+    def complete_env(self, env: tuple[Manifest, ...]) -> list[Manifest]:
+        """Return environment variables together with what this process has of proxies and certificates."""
         own = build_pod_environment(has_ca_bundle=self.has_ca_bundle)
+        if self.rollout is not None:
+            reference = {"name": rollout_name(self.name), "key": KEY_VARIABLE}
+            own.append({"name": KEY_VARIABLE, "valueFrom": {"secretKeyRef": reference}})
         names = {each["name"] for each in own}
-        return [*(each for each in self.env if each["name"] not in names), *own]
+        return [*(each for each in env if each["name"] not in names), *own]
 
     @property
     def manifests(self) -> list[Manifest]:
         """All objects of the training, in the order of creation."""
-        rollout = [] if self.rollout is None else [_build_service(self), _build_deployment(self, self.rollout)]
-        return [_add_digest(each) for each in (*rollout[:1], _build_train_job(self), *rollout[1:])]
+        if self.rollout is None:
+            return [_add_digest(_build_train_job(self))]
+        objects = (_build_service(self), _build_train_job(self), _build_deployment(self, self.rollout))
+        return [_build_key(self), *map(_add_digest, objects)]
 
 
 def build_job_name(run: str) -> str:
@@ -146,6 +167,21 @@ def _add_digest(manifest: Manifest) -> Manifest:
     return {**manifest, "metadata": {**manifest["metadata"], "annotations": {DIGEST: digest}}}
 
 
+def _build_key(training: TrainingJob) -> Manifest:
+    """Build the Secret with the key of the rollout servers. Each call makes another key, and an existing Secret stays.
+
+    The digest does not depend on the key.
+    """
+    own = {JOB_LABEL: training.name, ROLE_LABEL: "rollout"}
+    manifest = {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "metadata": {"name": rollout_name(training.name), "labels": {**training.labels, **own}},
+        "type": "Opaque",
+    }
+    return {**_add_digest(manifest), "stringData": {KEY_VARIABLE: secrets.token_urlsafe(_KEY_BYTES)}}
+
+
 def _build_train_job(training: TrainingJob) -> Manifest:
     pod: Manifest = {"serviceAccountName": "gumshoe-trainer", "terminationGracePeriodSeconds": _GRACE}
     pod |= _build_scheduling(training)
@@ -165,7 +201,7 @@ def _build_train_job(training: TrainingJob) -> Manifest:
             "trainer": {
                 "image": training.image,
                 "command": list(training.command),
-                "env": [*training.all_env, *_build_cache_env(training)],
+                "env": [*training.complete_env(training.env), *_build_cache_env(training)],
                 "numNodes": training.nodes,
                 "numProcPerNode": max(1, training.gpus),  # passed to the node's command, which starts them
                 "resourcesPerNode": _build_resources(training, training.gpus),
@@ -225,7 +261,7 @@ def _build_server(training: TrainingJob, rollout: Rollout, gpus: int) -> Manifes
         "name": "server",
         "image": training.image,
         "command": list(rollout.server),
-        "env": [*training.all_env, *_build_cache_env(training)],
+        "env": [*training.complete_env(rollout.server_env), *_build_cache_env(training), _POD_IP],
         "ports": [{"name": "vllm", "containerPort": SERVER_PORT}],
         "resources": _build_resources(training, gpus),
         "securityContext": _RESTRICTED,
@@ -247,7 +283,7 @@ def _build_loader(training: TrainingJob, rollout: Rollout) -> Manifest:
         "name": "loader",
         "image": training.image,
         "command": list(rollout.loader),
-        "env": training.all_env,
+        "env": [*training.complete_env(rollout.loader_env), _POD_IP],
         "ports": [{"name": "loader", "containerPort": LOADER_PORT}],
         "resources": {"requests": {"cpu": "250m", "memory": "512Mi"}, "limits": {"memory": "1Gi"}},
         "securityContext": _RESTRICTED,

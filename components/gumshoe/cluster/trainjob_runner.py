@@ -133,7 +133,7 @@ class _TrainJobRun:
     def run(self) -> None:
         """Create the missing objects and follow the training to its end."""
         for wanted in self.training.manifests:
-            if wanted["kind"] == "Service":
+            if wanted["kind"] in ("Secret", "Service"):
                 self.objects.ensure(wanted)
         job = next(each for each in self.training.manifests if each["kind"] == "TrainJob")
         meta = self.objects.ensure(job, is_over=_has_failed)["metadata"]

@@ -165,7 +165,12 @@ async def start_local_policy(name: PolicyName, max_context: int) -> AsyncIterato
         return
     rank = _read_rank(name.adapter) if name.adapter is not None else 1
     with TemporaryDirectory(prefix="gumshoe-local-") as logs:
-        options = ServerOptions(name.model, max_model_len=max_context, max_lora_rank=round_up_lora_rank(rank))
+        options = ServerOptions(
+            name.model,
+            max_model_len=max_context,
+            max_lora_rank=round_up_lora_rank(rank),
+            adapter_directories=() if name.adapter is None else (name.adapter,),
+        )
         server = VLLMServer(name.base, log=Path(logs) / "vllm.log", options=options)
         try:
             await asyncio.to_thread(server.__enter__)

@@ -14,7 +14,7 @@ import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from gumshoe.errors import UsageError
-from gumshoe.inference.http_options import http_options
+from gumshoe.inference.http_options import http_options, raise_if_denied
 from gumshoe.inference.policy import Completion, PolicyError, Sampling, check_not_empty
 from gumshoe.inference.vllm_server import server_address
 from gumshoe.network import raise_if_untrusted
@@ -216,6 +216,7 @@ class VLLMPolicy:
         for client in (each.client for each in self._servers):
             try:
                 response = await client.get("/v1/models", timeout=self._limits.connect)
+                raise_if_denied(response, str(client.base_url))
                 served = response.raise_for_status().json()["data"]
                 names = [each["id"] for each in served]
                 longest = min((each["max_model_len"] for each in served if each.get("max_model_len")), default=context)
@@ -392,6 +393,10 @@ class VLLMPolicy:
         self._record_available(client)
         if code in _RETRYABLE or (code >= httpx.codes.INTERNAL_SERVER_ERROR and code not in _NOT_RETRYABLE):
             raise _RetryableError("inference.server-error", f"{client.base_url} answered {code}", response.text[:200])
+        try:
+            raise_if_denied(response, str(client.base_url))
+        except UsageError as error:  # the server was restarted with another key; questions fail until it is back
+            raise PolicyError(error.code, error.message) from None
         if code != httpx.codes.OK:
             raise PolicyError("inference.request-rejected", f"{client.base_url} answered {code}", response.text[:500])
         try:

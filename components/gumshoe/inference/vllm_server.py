@@ -19,8 +19,8 @@ import httpx
 
 from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
-from gumshoe.inference import vllm_plugin
-from gumshoe.inference.http_options import http_options
+from gumshoe.inference import vllm_access, vllm_plugin
+from gumshoe.inference.http_options import http_options, raise_if_denied
 from gumshoe.installation import install_command
 from gumshoe.network import raise_if_untrusted
 
@@ -40,6 +40,12 @@ _CPU = {
 }
 _LOG_LEVEL = "VLLM_LOGGING_LEVEL"
 _LOG_LEVEL_VALUE = os.environ.get(_LOG_LEVEL, "INFO")  # read before `trl` is imported, which sets it
+_NOT_INHERITED = {  # vLLM would load adapters of unknown names from there, and rules are those of the options
+    "VLLM_LORA_RESOLVER_CACHE_DIR",
+    "VLLM_LORA_RESOLVER_HF_REPO_LIST",
+    vllm_access.DIRECTORIES_VARIABLE,
+    vllm_access.VERIFY_VARIABLE,
+}
 _CPU_BLOCK = "32"  # tokens per block of the prefix cache: the minimum of CPU attention; the default is 128
 
 
@@ -73,6 +79,11 @@ class ServerOptions:
     arguments: tuple[str, ...] = ()
     """Additional arguments for vLLM."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    adapter_directories: tuple[Path, ...] | None = None
+    """Directories of the adapters that may be loaded: the directory of each, or one that has each under its name. None
+    allows all."""
+    verify_adapters: bool = False
+    """Load only adapters that have a manifest, and whose files are those of the manifest."""
 
 
 class VLLMServer:
@@ -239,9 +250,11 @@ def build_launch_command(model: str, options: ServerOptions, host: str, port: in
         "--max-loras": str(options.max_loras),
         "--generation-config": "vllm",
         "--logprobs-mode": "processed_logprobs",
+        "--middleware": vllm_access.MIDDLEWARE,
     }
     switches = ["--enable-lora", "--disable-uvicorn-access-log"]
     own = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", vllm_plugin.ENABLE_VARIABLE: "1"}
+    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
     if _is_cpu_build():
         dtype = "float32" if options.dtype == "auto" else options.dtype
         arguments |= {"--dtype": dtype, "--block-size": _CPU_BLOCK}
@@ -251,7 +264,20 @@ def build_launch_command(model: str, options: ServerOptions, host: str, port: in
         arguments |= {"--dtype": options.dtype, "--gpu-memory-utilization": str(options.gpu_memory)}
     named = [each for item in arguments.items() for each in item]
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *named, *switches, *options.arguments]
-    return LaunchCommand(command, {**own, **os.environ, _LOG_LEVEL: _LOG_LEVEL_VALUE, **options.environment})
+    rules = _build_adapter_rules(options)
+    return LaunchCommand(command, {**own, **inherited, _LOG_LEVEL: _LOG_LEVEL_VALUE, **options.environment, **rules})
+
+
+def _build_adapter_rules(options: ServerOptions) -> dict[str, str]:
+    """Return the environment variables that say which adapters a server may load."""
+    rules: dict[str, str] = {}
+    if options.adapter_directories is not None:
+        rules[vllm_access.DIRECTORIES_VARIABLE] = json.dumps(
+            [str(each.absolute()) for each in options.adapter_directories]
+        )
+    if options.verify_adapters:
+        rules[vllm_access.VERIFY_VARIABLE] = "1"
+    return rules
 
 
 def server_address(url: str) -> str:
@@ -280,9 +306,10 @@ def parse_model_names(answer: httpx.Response, url: str, context: int) -> list[st
     """Return the names of models and adapters in a server's answer to /v1/models.
 
     Raises:
-        UsageError: if one of them accepts fewer than `context` tokens.
+        UsageError: if one of them accepts fewer than `context` tokens, or the server rejects the key.
         ServerError: if it is not an answer of vLLM.
     """
+    raise_if_denied(answer, url)
     try:
         models = answer.raise_for_status().json()["data"]
         names = [str(each["id"]) for each in models]
@@ -341,6 +368,7 @@ def _post(url: str, path: str, body: dict[str, str], deadline: float, code: str)
     except httpx.TransportError as error:
         raise_if_untrusted(error, url)
         raise ServerError("inference.server-unreachable", f"vLLM at {url} does not answer: {error}") from None
+    raise_if_denied(response, url)
     if response.status_code != httpx.codes.OK:
         raise AdapterError(code, f"vLLM at {url} rejected {body}: status {response.status_code}: {response.text[:500]}")
 

@@ -81,7 +81,7 @@ class TrainSettings(Section):
             raise UsageError(
                 "training.credentials-in-settings",
                 f"settings contain a password or a key, which would be stored with the run: {', '.join(places)}; "
-                "remove it, and set an environment variable instead, e.g. VLLM_API_KEY for vLLM servers or OPENAI_API_KEY",
+                "remove it, and set an environment variable, e.g. VLLM_API_KEY for vLLM servers, or OPENAI_API_KEY",
             )
         return self
 

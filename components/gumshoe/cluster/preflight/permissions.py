@@ -24,6 +24,7 @@ _TRAIN_PERMISSIONS = (  # needed by pipeline steps to train on several nodes
     (Resource("trainer.kubeflow.org/v1alpha1", "trainjobs"), ("create", "get", "list", "watch", "patch", "delete")),
     (Resource("apps/v1", "deployments"), ("create", "get", "patch", "delete")),
     (Resource("v1", "services"), ("create", "get", "patch", "delete")),
+    (Resource("v1", "secrets"), ("create", "get", "patch", "delete")),
     (Resource("v1", "pods"), ("list",)),
     (Resource("v1", "events"), ("list",)),
     (Resource("v1", "pods/log"), ("get",)),

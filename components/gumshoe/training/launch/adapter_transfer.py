@@ -26,6 +26,7 @@ from gumshoe.artifacts.pruning import prune_store
 from gumshoe.artifacts.storage import Limits
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError, UnavailableError
+from gumshoe.inference.http_options import key_headers
 from gumshoe.inference.vllm_server import AdapterError, ServerError, ServerOptions, parse_model_names
 from gumshoe.network import raise_if_untrusted
 from gumshoe.terminal import hide_progress
@@ -114,7 +115,9 @@ class AdapterTransfer:
     async def _wait_until_served(self, version: str, is_over: Callable[[], bool]) -> tuple[str, ...]:
         """Wait until all required servers serve the adapter, and return their addresses."""
         certificates = httpx.create_ssl_context()  # of the environment, but not its proxies
-        async with httpx.AsyncClient(timeout=_TIMEOUT, verify=certificates, trust_env=False) as client:
+        async with httpx.AsyncClient(
+            timeout=_TIMEOUT, verify=certificates, trust_env=False, headers=key_headers()
+        ) as client:
             while True:
                 by_name = await asyncio.gather(*(self._check_name(client, name, version) for name in self.names))
                 found = [each for servers in by_name for each in servers]

@@ -11,7 +11,7 @@ from types import TracebackType
 from gumshoe.inference.vllm_server import ServerError, ServerOptions, VLLMServer, find_free_ports, round_up_lora_rank
 from gumshoe.terminal import err
 from gumshoe.training.planning.gpu_allocation import GpuAllocation
-from gumshoe.training.run_spec import METRICS, SERVED, SERVER_LOG, base_model
+from gumshoe.training.run_spec import ADAPTERS, METRICS, SERVED, SERVER_LOG, base_model
 from gumshoe.training.settings import TrainSettings
 
 _POLL = 0.25  # seconds
@@ -110,6 +110,7 @@ def create_servers(settings: TrainSettings, directory: Path, allocation: GpuAllo
             port=port,
             arguments=allocation.server_arguments(number),
             environment=allocation.server_environment(number),
+            adapter_directories=(directory / ADAPTERS,),
         )
         made.append(VLLMServer(base_model(settings), log=directory / _log_name(number, count), options=options))
     # vLLM measures how much GPU memory it uses at its start, and would count that of another server starting beside it
