@@ -90,6 +90,14 @@ def run(
     open_access: Annotated[
         bool, typer.Option("--open", help="Let anybody read everything. Use it only on your own machine.")
     ] = False,
+    i_know: Annotated[
+        bool,
+        typer.Option(
+            "--i-know",
+            help="With --open and another --host than this machine: accept that everybody in the network can read "
+            "everything. Also set access.allowed_hosts.",
+        ),
+    ] = False,
     host: Annotated[str | None, typer.Option(help="Address to listen on (default: 127.0.0.1).")] = None,
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port to listen on (default: 8000); 0 for any free port.")
@@ -138,6 +146,7 @@ def run(
         "model.canary_percent": canary_percent,
         "access.keys": None if keys is None else str(keys),
         "access.open": open_access or None,
+        "access.open_to_network": i_know or None,
     }
     for setting, value in options.items():
         if value is not None:
@@ -165,6 +174,15 @@ def add(
             help="Inbox that the key may read, or a pattern, e.g. *@example.com. Repeatable. Not needed for documents.",
         ),
     ] = None,
+    collection: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--collection",
+            metavar="NAME",
+            help="Collection of documents that the key may read, or a pattern, e.g. eng-*. Repeatable. Not needed if "
+            "the index has no collections.",
+        ),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Create a key for the agent server and print it. The file only contains its hash, so it cannot be shown again.
@@ -173,13 +191,14 @@ def add(
     """
     from gumshoe.serving.key_file import add_key
 
-    inboxes = inbox or []
-    key = add_key(file, name, inboxes)
+    inboxes, collections = inbox or [], collection or []
+    key = add_key(file, name, inboxes, collections)
     if json:
-        print_json({"name": name, "key": key, "inboxes": inboxes})
+        print_json({"name": name, "key": key, "inboxes": inboxes, "collections": collections})
         return
     out.print(key, soft_wrap=True)
-    what = ", ".join(inboxes) or "documents, but no inbox (add --inbox for mail)"
+    named = [*inboxes, *(f"the collection {each}" for each in collections)]
+    what = ", ".join(named) or "documents without collections, but no inbox (add --inbox or --collection)"
     err.print(f"{printable(name)} may read {printable(what)}", soft_wrap=True)
 
 
@@ -290,6 +309,13 @@ def run_question(
     ] = None,
     environment: EnvironmentOption = None,
     chat: ChatOption = None,
+    collections: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|PATTERN",
+            help="Collections of documents to read, e.g. hr, eng-* or '*' (repeatable). Required if the index has some.",
+        ),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Answer one question, on this machine (--index) or by an agent server (--url), and show the steps and sources.
@@ -297,7 +323,17 @@ def run_question(
     Exits with 3 if there is no answer.
     """
     if url is not None:  # index and store may be set by environment variables, for other commands
-        local_options = {"index", "adapter", "store", "model", "max_turns", "max_tokens", "environment", "chat"}
+        local_options = {
+            "index",
+            "adapter",
+            "store",
+            "model",
+            "max_turns",
+            "max_tokens",
+            "environment",
+            "chat",
+            "collections",
+        }
         local_options |= {"samples", "choose", "choose_by", "temperature"}
         sources = {name: context.get_parameter_source(name) for name in local_options}
         given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
@@ -318,6 +354,7 @@ def run_question(
         err.print(f"{printable(inbox)} asks: {printable(question)}" if inbox else printable(question), soft_wrap=True)
     if question is None:
         raise UsageError("serving.no-question", "no question given: write QUESTION, or use --scenarios FILE")
+    readable = known.collections if known else tuple(collections) if collections else None
     query_date = known.query_date if known and known.query_date else day.date() if day else None
     from gumshoe.serving.ask import LocalModel, Question, answer_locally, ask_server
 
@@ -330,7 +367,7 @@ def run_question(
         from gumshoe.rollouts.episode import EpisodeLimits
 
         choice = parse_choice_options(samples, choose or ("majority" if samples > 1 else None), choose_by, temperature)
-        local_question = Question(index, inbox, query_date, question, parse_environment(environment))
+        local_question = Question(index, inbox, query_date, question, parse_environment(environment), readable)
         local, limits = LocalModel(adapter, store, model, ChatSettings.parse(chat)), EpisodeLimits(max_turns)
         sampling = Sampling(temperature or 0.0, max_tokens=max_tokens)
         found = asyncio.run(answer_locally(local_question, local, sampling, limits, choice))

@@ -16,6 +16,7 @@ from gumshoe.inference.policy import PolicyError
 from gumshoe.serving.access import (
     ForbiddenError,
     KeysUnavailableError,
+    NoCollectionsError,
     SigningKeysUnavailableError,
     UnauthenticatedError,
 )
@@ -54,7 +55,7 @@ _FORBIDDEN, _BUSY, _DEADLINE = "serving.inbox-forbidden", "serving.busy", "servi
 _EMPTY = "scenarios.empty-question"
 _NO_MODEL, _MODEL_FAILED = "serving.model-unavailable", "serving.model-failed"
 _NO_SIGNING_KEYS, _NO_DEPENDENCY = "serving.signing-keys-unavailable", "serving.dependency-unavailable"
-_NO_KEYS = "serving.keys-unavailable"
+_NO_KEYS, _NO_COLLECTIONS = "serving.keys-unavailable", "serving.no-collections"
 
 PROBLEM_KINDS: dict[str, ProblemKind] = {
     INVALID: ProblemKind(422, "Invalid request", "question: field required"),
@@ -92,6 +93,18 @@ PROBLEM_KINDS: dict[str, ProblemKind] = {
         401, "Authentication failed", "The token is valid for more than 86,400 seconds after it was issued."
     ),
     _FORBIDDEN: ProblemKind(403, "Access denied", "You may not read this inbox. GET /principal lists yours."),
+    "serving.client-not-local": ProblemKind(
+        403, "Client not allowed", "This host name is only for clients on the server's own machine."
+    ),
+    "serving.origin-not-allowed": ProblemKind(
+        403,
+        "Origin not allowed",
+        "Origin header 'https://page.example' is not allowed. The operator can add the page's origin to "
+        "access.allowed_origins.",
+    ),
+    _NO_COLLECTIONS: ProblemKind(
+        403, "Access denied", "Your key or token may not read any collection of documents. GET /principal lists yours."
+    ),
     NOT_FOUND: ProblemKind(404, "Not found", "There is no /ask; see /docs."),
     "serving.source-not-found": ProblemKind(
         404, "Source not found", "message '<8@example.com>' does not exist in that inbox"
@@ -149,6 +162,7 @@ class DeadlineExceededError(Exception):
 
 _CODES: dict[type[Exception], str] = {
     ForbiddenError: _FORBIDDEN,
+    NoCollectionsError: _NO_COLLECTIONS,
     BusyError: _BUSY,
     DeadlineExceededError: _DEADLINE,
     ModelNotReadyError: _NO_MODEL,

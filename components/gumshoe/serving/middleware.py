@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gumshoe.serving.access import Access, UnauthenticatedError
+from gumshoe.serving.browser_checks import check_browser
 from gumshoe.serving.callers import name_caller
 from gumshoe.serving.errors import RefusedRequestError, build_error_response, log_unexpected
 from gumshoe.serving.settings import ServeSettings
@@ -22,7 +23,6 @@ from gumshoe.serving.web_page import PAGE_PATHS
 PUBLIC = {**dict.fromkeys(PAGE_PATHS, "/page"), "/": "/", "/healthz": "/healthz", "/readyz": "/readyz"}
 PUBLIC |= {"/metrics": "/metrics", "/openapi.json": "/openapi.json"}
 ROUTES = {"/invoke", "/invoke/stream", "/source", "/feedback", "/principal", "/mcp"}
-_LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _BODY_TIMEOUT = 20.0  # seconds
 _REQUEST_ID = re.compile(r"[\w.-]{1,64}", re.A)
 _FAILED = 500
@@ -92,7 +92,7 @@ class Middleware:
         self, scope: Scope, receive: Receive, answer: "_ResponseWriter", headers: Headers, route: str
     ) -> None:
         if route not in _QUIET:  # probes use the pod's IP address as host
-            self._check_host(headers.get("host", ""))
+            check_browser(scope, headers, self.settings.access, is_public=route in PUBLIC.values())
         if route not in PUBLIC.values():
             kind, _, credentials = headers.get("authorization", "").partition(" ")
             caller = await self.access.authenticate(credentials.strip() if kind.lower() == "bearer" else None)
@@ -112,17 +112,6 @@ class Middleware:
             work.cancel()
             disconnect.cancel()
             await asyncio.gather(work, disconnect, return_exceptions=True)
-
-    def _check_host(self, host: str) -> None:
-        """Check the Host header, which protects a server with open access from DNS rebinding by web pages."""
-        access = self.settings.access
-        allowed = access.allowed_hosts or (_LOCAL_HOSTS if access.open else ())
-        name = re.sub(r":\d+$", "", host).lower()
-        if allowed and name not in allowed:
-            raise RefusedRequestError(
-                "serving.host-not-allowed",
-                f"Host header {name[:100]!r} is not allowed. The operator can add it to access.allowed_hosts.",
-            )
 
     async def _read_body(self, receive: Receive, headers: Headers) -> bytes:
         most = self.settings.limits.body

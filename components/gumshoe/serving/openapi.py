@@ -34,6 +34,8 @@ ANY_REQUEST = (
     "serving.request-too-slow",
     "serving.request-too-large",
     "serving.host-not-allowed",
+    "serving.client-not-local",
+    "serving.origin-not-allowed",
     "serving.internal-error",
 )
 """Problems of every operation."""
@@ -57,6 +59,7 @@ _INBOX = (
     "scenarios.invalid-inbox",
     "scenarios.invalid-query-date",
     "serving.inbox-forbidden",
+    "serving.no-collections",
     "serving.dependency-unavailable",
 )
 _RUNNING = ("serving.busy", "serving.deadline-exceeded")

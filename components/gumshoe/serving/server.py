@@ -10,7 +10,6 @@ from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import uvicorn
 import uvloop
-from mcp.server.transport_security import TransportSecuritySettings
 from starlette.types import ASGIApp
 
 from gumshoe.artifacts.store import Store, fetch_directory
@@ -19,6 +18,7 @@ from gumshoe.errors import UsageError
 from gumshoe.serving.access import Access
 from gumshoe.serving.access_control import open_access
 from gumshoe.serving.app import create_app
+from gumshoe.serving.browser_checks import allow_origins, transport_security
 from gumshoe.serving.feedback_recorder import FeedbackRecorder
 from gumshoe.serving.mcp_server import create_mcp_server
 from gumshoe.serving.middleware import Middleware, add_request_ids
@@ -89,19 +89,22 @@ async def open_routes(service: AnswerService, access: Access, recorder: Feedback
     if settings.access.open:
         what = "every mailbox in" if service.env_factory.has_inboxes else "all of"
         _log.warning("access is open: anyone who can reach this server can read %s its index", what)
+    elif not (service.env_factory.has_inboxes or service.env_factory.has_collections):
+        _log.warning("the index has no collections: every caller with a key or token can read all of its documents")
     app = create_app(settings, service, recorder)
     tools = create_mcp_server(service)
     mounted = tools.streamable_http_app(
         stateless_http=True,
         json_response=True,
-        transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),  # `Middleware` does
+        transport_security=transport_security(settings.access),
     )
     app.router.routes.extend(mounted.routes)
     # Exclude the objects loaded so far from garbage collection: each full collection would delay all episodes.
     gc.collect()
     gc.freeze()
     async with tools.session_manager.run():
-        yield add_request_ids(Middleware(app, settings, access, service.metrics, service.tracer))
+        guarded = Middleware(app, settings, access, service.metrics, service.tracer)
+        yield add_request_ids(allow_origins(guarded, settings.access))
 
 
 @contextmanager

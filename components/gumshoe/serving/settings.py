@@ -6,10 +6,11 @@ in this order: flags, environment, file.
 
 import re
 from importlib.resources.abc import Traversable
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -19,6 +20,7 @@ from pydantic_settings import (
 )
 
 from gumshoe.corpus import CORPORA
+from gumshoe.documents.collection_names import check_collection_patterns
 from gumshoe.environments.registry import NamedEnvironment
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
@@ -30,6 +32,9 @@ from gumshoe.yaml_text import load_yaml
 
 PREFIX = "GUMSHOE_SERVE__"
 _STRICT = ConfigDict(extra="forbid", frozen=True)
+_LOCAL_HOST = "localhost"
+HostName = Annotated[str, StringConstraints(to_lower=True, pattern=r"^([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])$")]
+Origin = Annotated[str, StringConstraints(pattern=r"^https?://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:\d+)?$")]
 Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 
 
@@ -91,7 +96,7 @@ class ServedModelSettings(BaseModel):
 
 
 class AccessSettings(BaseModel):
-    """Access control. Every authenticated caller may read documents.
+    """Access control. Every authenticated caller may read documents that belong to no collection.
 
     Set `keys`, `jwks_url` or both, or else `open`.
     """
@@ -113,8 +118,23 @@ class AccessSettings(BaseModel):
         86_400, ge=1, description="Maximum number of seconds between the `iat` and the `exp` claim of a token."
     )
     inboxes: tuple[str, ...] = Field((), description="Inboxes or patterns (*@example.com) that every token may read.")
-    allowed_hosts: tuple[str, ...] = Field(
-        (), description="Allowed Host headers. Default: any; with open access, only those of this machine."
+    collection_claim: str | None = Field(
+        None, description="Claim that contains the collection or the collections of documents that a token may read."
+    )
+    collections: tuple[str, ...] = Field(
+        (), description="Collections of documents or patterns (eng-*) that every token may read."
+    )
+    open_to_network: bool = Field(
+        False,
+        description="With open access, listen on other addresses than 127.0.0.1. Then everybody in the network can "
+        "read everything. Requires `allowed_hosts`.",
+    )
+    allowed_hosts: tuple[HostName, ...] = Field(
+        (),
+        description="Allowed Host headers, without ports. Default: any; with open access, only those of this machine.",
+    )
+    allowed_origins: tuple[Origin, ...] = Field(
+        (), description="Origins of web pages on other hosts that may send requests, e.g. https://tools.example.com."
     )
 
     @model_validator(mode="after")
@@ -128,12 +148,21 @@ class AccessSettings(BaseModel):
                 "--open (access.open) lets anybody read everything, so keys and tokens would have no effect; leave it "
                 "out, or --keys (access.keys) and access.jwks_url"
             )
+        if self.open_to_network and not self.open:
+            raise ValueError("access.open_to_network (--i-know) has no effect without --open (access.open)")
         if self.jwks_url and not (self.issuer and self.audience):
             raise ValueError(
                 "access.jwks_url needs access.issuer and access.audience, or it would accept tokens for other services"
             )
-        if self.jwks_url and not (self.inbox_claim or self.inboxes):
-            raise ValueError("set access.inbox_claim or access.inboxes, or no token can read anything")
+        if self.jwks_url and not (self.inbox_claim or self.inboxes or self.collection_claim or self.collections):
+            raise ValueError(
+                "set access.inbox_claim, access.inboxes, access.collection_claim or access.collections, or no token "
+                "can read anything"
+            )
+        try:
+            check_collection_patterns(self.collections)
+        except UsageError as error:
+            raise ValueError(f"access.collections: {error.message}") from None
         return self
 
 
@@ -200,6 +229,8 @@ class ServeSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _check(self) -> "ServeSettings":
+        if self.access.open and not _is_loopback(self.host):
+            _check_open_to_network(self.access, self.host)
         if (self.keeping.feedback or self.keeping.trajectories) and not self.store:
             raise ValueError("keeping.feedback and keeping.trajectories need a store; set store")
         if self.model.samples > self.limits.concurrency:
@@ -219,6 +250,33 @@ class ServeSettings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Return the sources of settings, highest precedence first."""
         return init_settings, env_settings, _SettingsFile(settings_cls)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == _LOCAL_HOST
+
+
+def _check_open_to_network(access: AccessSettings, host: str) -> None:
+    """Check that the operator wants open access from the network, and has named the hosts.
+
+    Raises:
+        UsageError: if not.
+    """
+    if not access.open_to_network:
+        raise UsageError(
+            "serving.open-to-network",
+            f"open access on {host} lets everybody who can reach this address read everything in the index: use "
+            "--keys, or listen on 127.0.0.1, or accept the risk with --i-know (access.open_to_network)",
+        )
+    if not access.allowed_hosts:
+        raise UsageError(
+            "serving.hosts-not-named",
+            f"open access on {host} needs the names by which clients reach this server, or any web page could read "
+            "everything through a client's browser: set access.allowed_hosts, e.g. [agent.example.com]",
+        )
 
 
 class _SettingsFile(YamlConfigSettingsSource):
