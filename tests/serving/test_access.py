@@ -553,6 +553,26 @@ def test_unverified_addresses_can_be_trusted(provider: tuple[Provider, str]) -> 
     assert named.patterns == (BOB,), "email_verified only applies to the claim email"
 
 
+@pytest.mark.parametrize(
+    ("claimed", "expected"),
+    [
+        ("hr", ("hr", "open")),
+        (["hr", "eng-docs"], ("hr", "eng-docs", "open")),
+        (["hr", "*", "eng-*", "HR", "h r", "hr\n", 7, None, ["x"], "\u212a"], ("hr", "open")),
+        ("*", ("open",)),
+        ({"hr": True}, ("open",)),
+        (None, ("open",)),
+    ],
+)
+def test_claims_name_collections_without_patterns(
+    claimed: Any, expected: tuple[str, ...], provider: tuple[Provider, str]
+) -> None:
+    made, address = provider
+    token, url = made.token(groups=claimed), f"{address}/keys"
+    assert authenticate(token, url, collection_claim="groups", collections=["open"]).collections == expected
+    assert authenticate(token, url, collections=["open"]).collections == ("open",)
+
+
 @pytest.mark.parametrize("path", ["slow", "endless"])
 def test_a_slow_or_endless_key_response_is_aborted(
     path: str, provider: tuple[Provider, str], monkeypatch: pytest.MonkeyPatch

@@ -108,7 +108,10 @@ def test_inboxes_and_unknown_keys_are_refused(library: AgentProcess) -> None:
     known = (library.log.parent / "ann").read_text()
     assert library.client.post("/invoke", json=QUESTION, headers={"Authorization": f"Bearer {known}"}).is_success
     caller = library.client.get("/principal").json()
-    assert caller == {"name": "reader", "inboxes": [], "has_inboxes": False, "feedback": True, "sources": True}
+    assert caller == {
+        **{"name": "reader", "inboxes": [], "collections": []},
+        **{"has_inboxes": False, "feedback": True, "sources": True},
+    }
 
 
 def test_a_source_is_read_without_an_inbox(library: AgentProcess) -> None:

@@ -74,7 +74,7 @@ DOCUMENT_POSTINGS = ("document-starts.i8", "document-texts.i4", "document-counts
 CHUNK_POSTINGS = ("chunk-starts.i8", "chunk-texts.i4", "chunk-counts.u2", "chunk-lengths.i4")
 """The arrays of `lexical.Postings`, for whole documents and for chunks."""
 INDEX_FILES = {
-    FACTS: "Content digest, sources, options, counts, collections, and size and SHA-256 of all files. It is written last.",
+    FACTS: "Content digest, sources, options, counts, collections, size and SHA-256 of all files. It is written last.",
     f"data-*/{DATABASE}": "Documents, chunks, metadata, words, and what could not be read.",
     f"data-*/{OWNERS}": "The document of each chunk.",
     f"data-*/{', '.join(DOCUMENT_POSTINGS)}": "BM25 postings of whole documents.",

@@ -1,4 +1,4 @@
-"""Describe callers and the inboxes that they may read. `access_control` authenticates them.
+"""Describe callers and the inboxes and collections that they may read. `access_control` authenticates them.
 
 Invariants: a principal depends only on its credentials. A question about an inbox that the caller may not read is
 refused with the same message whether the inbox exists or not.
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Literal, Protocol
 
+from gumshoe.documents.collection_names import ALL_COLLECTIONS
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.mail.identities import IdentityError, parse_identity, parse_identity_pattern
 from gumshoe.terminal import escape_control_characters
@@ -28,6 +29,10 @@ class UnauthenticatedError(Exception):
 
 class ForbiddenError(Exception):
     """Report that the caller may not read an inbox."""
+
+
+class NoCollectionsError(Exception):
+    """Report that the caller may not read any collection of documents."""
 
 
 class SigningKeysUnavailableError(UnavailableError):
@@ -50,6 +55,8 @@ class Principal:
     """Name of the key, or the subject of the token, shortened."""
     patterns: tuple[str, ...]
     kind: Literal["anybody", "key", "token"] = "key"
+    collections: tuple[str, ...] = ()
+    """Collections of documents that the caller may read, or patterns of `gumshoe.documents.collection_names`."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", shorten_name(self.name))
@@ -117,4 +124,4 @@ def _matches(pattern: str, address: str) -> bool:
     return re.fullmatch("[^@]*".join(map(re.escape, pattern.split("*"))), address) is not None
 
 
-ANONYMOUS = Principal("anybody", ("*@*",), "anybody")
+ANONYMOUS = Principal("anybody", ("*@*",), "anybody", ALL_COLLECTIONS)

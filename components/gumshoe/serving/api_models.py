@@ -152,6 +152,11 @@ class Caller(BaseModel):
     inboxes: list[str] = Field(
         description="Addresses and patterns of the inboxes that the caller may read.", examples=[[_INBOX]]
     )
+    collections: list[str] = Field(
+        description="Names and patterns of the collections of documents that the caller may read. If the index has no "
+        "collections, every caller may read all of it.",
+        examples=[["hr", "eng-*"]],
+    )
     has_inboxes: bool = Field(
         description="True if the server answers from inboxes, false if it answers from documents.", examples=[True]
     )

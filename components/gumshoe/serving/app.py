@@ -20,7 +20,7 @@ from gumshoe.mail.identities import IdentityError, parse_identity
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.rollouts.answer import Answer, AnswerStep, Cost
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
-from gumshoe.serving.access import ForbiddenError, Principal
+from gumshoe.serving.access import ForbiddenError, NoCollectionsError, Principal
 from gumshoe.serving.api_models import (
     Caller,
     FeedbackBody,
@@ -74,8 +74,11 @@ def build_scenario(
 ) -> Scenario:
     """Build the scenario of a question, after checking that the caller may read its inbox.
 
+    If the index has collections, the scenario names those that the caller may read.
+
     Raises:
         ForbiddenError: if the caller may not.
+        NoCollectionsError: if the caller may not read any collection.
         RefusedRequestError: if the question is invalid, or its inbox is missing or does not exist.
     """
     caller: Principal = request.state.principal
@@ -92,13 +95,20 @@ def build_scenario(
         )
     try:
         named = parse_identity(named) if named is not None else None
-        scenario = Scenario.from_question(question, named, service.env_factory.default_query_date(day))
+        scenario = Scenario.from_question(
+            question,
+            named,
+            service.env_factory.default_query_date(day),
+            caller.collections if service.env_factory.has_collections else None,
+        )
     except IdentityError as error:
         raise RefusedRequestError("scenarios.invalid-inbox", f"inbox_address: {error.message}") from None
     except ScenarioError as error:
         raise RefusedRequestError(error.code, f"{_FIELDS[error.code]}: {error.message}") from None
     if has_inboxes and not caller.may_read(str(scenario.inbox_address)):
         raise ForbiddenError
+    if scenario.collections == ():
+        raise NoCollectionsError
     if settings.log_questions:
         request.state.log_fields |= {"question": question, "inbox": scenario.inbox_address}
     return scenario.model_copy(update={"id": f"asked-{scenario.digest}"})
@@ -193,7 +203,9 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
 
     async def add_answer(scenario: Scenario, answer: str | None, sources: list[str], caller: str) -> Scenario:
         """Return the scenario with its correct answer and the messages or documents that contain it."""
-        fields = scenario.model_dump(include={"question", "inbox_address", "query_date"}, exclude_none=True)
+        fields = scenario.model_dump(
+            include={"question", "inbox_address", "query_date", "collections"}, exclude_none=True
+        )
         name = f"asked-{scenario.digest}-{secrets.token_hex(4)}"
         what, where = _name_source(service)
         try:
@@ -241,11 +253,12 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
         tags=[AGENT],
     )
     async def get_principal(request: Request) -> Caller:
-        """Return the caller and the inboxes that it may read."""
+        """Return the caller, and the inboxes and collections of documents that it may read."""
         caller: Principal = request.state.principal
         return Caller(
             name=caller.name,
             inboxes=list(caller.patterns),
+            collections=list(caller.collections),
             has_inboxes=service.env_factory.has_inboxes,
             feedback=settings.keeping.feedback,
             sources=service.env_factory.reads_sources,

@@ -80,6 +80,8 @@ class Question:
     text: str
     environment: EnvironmentSettings | None = None
     """None for the environment that fits the index."""
+    collections: tuple[str, ...] | None = None
+    """Collections of documents to read, or patterns. Needed if the index has collections."""
 
 
 async def answer_locally(
@@ -102,7 +104,14 @@ async def answer_locally(
         env_factory = open_env(question.index, question.environment)
         if env_factory.has_inboxes and question.inbox is None:
             raise UsageError("serving.no-inbox", "questions about mail need --inbox ADDRESS")
-        scenario = Scenario.from_question(question.text, question.inbox, env_factory.default_query_date(question.day))
+        if env_factory.has_collections and question.collections is None:
+            raise UsageError(
+                "documents.collections-required",
+                "the documents of this index belong to collections; name those to read, e.g. --collections hr, or "
+                "'*' for all",
+            )
+        day = env_factory.default_query_date(question.day)
+        scenario = Scenario.from_question(question.text, question.inbox, day, question.collections)
         env_factory.check([scenario], limits.max_turns)  # before a model is fetched or started
         policy = model.resolve(stack)
         env_factory = env_for_policy(env_factory, policy)

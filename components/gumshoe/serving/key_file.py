@@ -11,6 +11,7 @@ from pathlib import Path
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from gumshoe.documents.collection_names import check_collection_patterns
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.serving.access import KeysUnavailableError, Principal, UnauthenticatedError, check_patterns
@@ -33,6 +34,8 @@ class Key(BaseModel):
     sha256: str = Field(pattern="^[0-9a-f]{64}$")
     inboxes: tuple[str, ...] = ()
     """Empty for a key that only reads documents."""
+    collections: tuple[str, ...] = ()
+    """Collections of documents, or patterns such as `eng-*`. Not needed if the index has no collections."""
 
 
 def read_keys(path: Path) -> list[Key]:
@@ -61,6 +64,7 @@ def _parse_keys(content: bytes, path: Path) -> list[Key]:
         keys = [Key.model_validate(each) for each in listed]
         for each in keys:
             check_patterns(each.inboxes)
+            check_collection_patterns(each.collections)
     except (InvalidYamlError, UnicodeDecodeError) as error:
         raise UsageError("serving.key-file-invalid-yaml", f"{path} is not valid YAML: {error}") from None
     except ValidationError as error:
@@ -70,13 +74,16 @@ def _parse_keys(content: bytes, path: Path) -> list[Key]:
     return keys
 
 
-def add_key(path: Path, name: str, inboxes: Iterable[str]) -> str:
-    """Create a key, append its name, hash and inboxes to a key file, and return the key, which is not stored.
+def add_key(path: Path, name: str, inboxes: Iterable[str], collections: Iterable[str] = ()) -> str:
+    """Create a key, append its name, hash, inboxes and collections to a key file, and return the key.
+
+    The key itself is not stored.
 
     Raises:
-        UsageError: if the file is not a key file or already has that name, or an inbox is not an address or pattern.
+        UsageError: if the file is not a key file or already has that name, or an inbox or a collection does not have
+            the form of one or of a pattern.
     """
-    patterns = check_patterns(inboxes)
+    patterns, collected = check_patterns(inboxes), check_collection_patterns(collections)
     known = read_keys(path) if path.exists() else []
     if any(each.name == name for each in known):
         raise UsageError(
@@ -85,6 +92,7 @@ def add_key(path: Path, name: str, inboxes: Iterable[str]) -> str:
         )
     key = KEY_PREFIX + secrets.token_urlsafe(32)
     line = {"name": name, "sha256": _hash_key(key), "inboxes": list(patterns)}
+    line |= {"collections": list(collected)} if collected else {}
     path.touch(mode=0o600)
     written = path.read_text(encoding="utf-8")
     with path.open("a", encoding="utf-8") as file:
@@ -124,7 +132,7 @@ class KeyFile:
         found = [each for each in self._keys if hmac.compare_digest(each.sha256, hashed)]  # all of them, always
         if not found:
             raise UnauthenticatedError("serving.unknown-key", "This key is not known.")
-        return Principal(found[0].name, check_patterns(found[0].inboxes), "key")
+        return Principal(found[0].name, check_patterns(found[0].inboxes), "key", found[0].collections)
 
     def is_current(self) -> bool:
         """Read the file if it has changed. Return True if its content is in use."""

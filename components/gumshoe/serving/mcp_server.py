@@ -1,6 +1,6 @@
 """Provide the environment's tools, and the agent itself as a tool, to MCP clients.
 
-Invariant: a tool only reads the inboxes of the principal that sent the request.
+Invariant: a tool only reads the inboxes and collections of the principal that sent the request.
 """
 
 import inspect
@@ -37,6 +37,9 @@ _WHOSE_MAIL = """\
 Each call reads one inbox: `inbox_address`, which you may leave out if your key may read only one. Calls about other \
 inboxes fail with the code serving.inbox-forbidden. Mail later than `query_date` (default: today) is ignored."""
 _WHOSE_DOCUMENTS = "The documents are the same for all users."
+_WHOSE_COLLECTIONS = (
+    "Each call reads the collections of documents that your key or token may read. Others do not exist for it."
+)
 _READ_ONLY = ToolAnnotations(
     read_only_hint=True,
     destructive_hint=False,
@@ -158,11 +161,12 @@ def create_mcp_server(service: AnswerService) -> MCPServer[Any]:
 
 def _write_instructions(service: AnswerService, tools: list[ToolFunction]) -> str:
     has_inboxes, limits = service.env_factory.has_inboxes, service.settings.limits
+    whose = _WHOSE_COLLECTIONS if service.env_factory.has_collections else _WHOSE_DOCUMENTS
     has_marks = bool(service.env_factory.for_calls().arguments.get("marks"))
     about = _ABOUT.format(
         what="the mail in one inbox" if has_inboxes else "a collection of documents",
         tools=" and ".join(f"`{tool.__name__}`" for tool in tools),
-        whose=_WHOSE_MAIL if has_inboxes else _WHOSE_DOCUMENTS,
+        whose=_WHOSE_MAIL if has_inboxes else whose,
         items="messages" if has_inboxes else "documents",
         deadline=limits.deadline,
         question=limits.question,
