@@ -109,8 +109,12 @@ def test_inboxes_and_unknown_keys_are_refused(library: AgentProcess) -> None:
     assert library.client.post("/invoke", json=QUESTION, headers={"Authorization": f"Bearer {known}"}).is_success
     caller = library.client.get("/principal").json()
     assert caller == {
-        **{"name": "reader", "inboxes": [], "collections": []},
-        **{"has_inboxes": False, "feedback": True, "sources": True},
+        "name": "reader",
+        "inboxes": [],
+        "collections": [],
+        "has_inboxes": False,
+        "feedback": True,
+        "sources": True,
     }
 
 

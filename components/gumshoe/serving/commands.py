@@ -313,7 +313,7 @@ def run_question(
         list[str] | None,
         typer.Option(
             metavar="NAME|PATTERN",
-            help="Collections of documents to read, e.g. hr, eng-* or '*' (repeatable). Required if the index has some.",
+            help="Collections of documents to read, e.g. hr, eng-* or '*' (repeatable). Needed if the index has some.",
         ),
     ] = None,
     json: JsonFlag = False,
