@@ -4,15 +4,17 @@ import itertools
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import apsw
+from numpy.typing import NDArray
 
 from gumshoe.artifacts.manifest import file_digest
 from gumshoe.artifacts.source_files import UnreadableItem
@@ -49,7 +51,8 @@ OpenedCollectionSource = tuple[CollectionSource, Source]
 MIN_CHUNK_TOKENS = 32
 """Minimum number of tokens per chunk."""
 _LIBRARIES = ("pebble", "pypdf", "rensa", "sentencex", "trafilatura")
-_PARTIAL = ".partial"
+PARTIAL = ".partial"
+"""Directory of the files that a build is writing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +134,7 @@ def build_document_index(
         count = make_token_counter(embedder)
         partial = _prepare_partial(directory)
         facts, report = _build(opened, partial, options, embedder, count)
-        _make_visible(directory, partial, facts)
+        make_visible(directory, partial, facts)
     report.seconds = time.monotonic() - started
     return report
 
@@ -154,7 +157,7 @@ def _prepare_partial(directory: Path) -> Path:
 
     That build may have been killed while moving its files into place.
     """
-    partial = directory / _PARTIAL
+    partial = directory / PARTIAL
     facts = directory / FACTS
     published = facts.read_text(errors="replace") if facts.exists() else ""
     for path in _list_folders(directory):
@@ -194,7 +197,7 @@ def _build(
     """Build everything in `partial`, and return its description and the report."""
     path = partial / DATABASE
     path.unlink(missing_ok=True)
-    with _create_database(path) as database:
+    with create_database(path) as database:
         gatherer = DocumentWriter(database, options.tokens, options.language, count, options.drop_duplicates)
         has_collections = _read_sources(sources, gatherer, partial)
         report = DocumentBuildReport(gatherer.counts, content=gatherer.compute_digest(VERSION, asdict(options)))
@@ -217,11 +220,6 @@ def _build(
             )
             center = compute_neutral_center(embedder) if has_collections else compute_center(vectors)
             arrays |= {VECTORS: vectors, SIGNS: write_signs(partial, vectors, center), CENTER: center}
-    forms = {name: ArrayForm(dtype=each.dtype.str, shape=each.shape) for name, each in arrays.items()}
-    files = {
-        name: FileFacts(size=(partial / name).stat().st_size, sha256=file_digest(partial / name), array=forms.get(name))
-        for name in (DATABASE, *forms)
-    }
     facts = IndexFacts(
         schema_version=VERSION,
         content=report.content,
@@ -231,9 +229,18 @@ def _build(
         counts=asdict(report.counts),
         collections=gatherer.collections,
         folder=f"data-{report.content[:16]}",
-        files=files,
+        files=describe_index_files(partial, arrays),
     )
     return facts, report
+
+
+def describe_index_files(partial: Path, arrays: Mapping[str, NDArray[Any]]) -> dict[str, FileFacts]:
+    """Return the facts of the database and of the files of arrays."""
+    forms = {name: ArrayForm(dtype=each.dtype.str, shape=each.shape) for name, each in arrays.items()}
+    return {
+        name: FileFacts(size=(partial / name).stat().st_size, sha256=file_digest(partial / name), array=forms.get(name))
+        for name in (DATABASE, *forms)
+    }
 
 
 def _read_sources(sources: list[OpenedCollectionSource], gatherer: DocumentWriter, partial: Path) -> bool:
@@ -264,7 +271,7 @@ def _ignore_bytes(_: int) -> None:
 
 
 @contextmanager
-def _create_database(path: Path) -> Iterator[apsw.Connection]:
+def create_database(path: Path) -> Iterator[apsw.Connection]:
     """Create a database without a journal: nobody else reads it before it is moved into place.
 
     Raises:
@@ -288,7 +295,7 @@ def _create_database(path: Path) -> Iterator[apsw.Connection]:
         ) from None
 
 
-def _make_visible(directory: Path, partial: Path, facts: IndexFacts) -> None:
+def make_visible(directory: Path, partial: Path, facts: IndexFacts) -> None:
     """Move the built files into place. `index.json`, which names their folder, is written last."""
     names = itertools.chain([facts.folder], (f"{facts.folder}-{count}" for count in itertools.count(2)))
     folder = next(name for name in names if not (directory / name).exists())
