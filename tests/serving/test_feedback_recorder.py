@@ -2,7 +2,7 @@
 
 import json
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from tests.inference.fake_vllm import FakeVLLM
 from tests.serving.agent_server import (
     ANN,
     BOB,
+    DAY,
     AgentProcess,
     ServerFiles,
     add_key,
@@ -117,6 +118,162 @@ def test_redacted_text_is_not_recorded(place: ServerFiles, model: FakeVLLM, tmp_
     trajectories = [each for path in root.rglob("trajectories.jsonl") for each in read_trajectories(path)]
     assert trajectories
     assert not any(span.ids for each in trajectories for span in each.spans)
+
+
+PLANTED = "XQ-4711-SECRET"
+
+
+def plant(kind: Any, name: str = "") -> Any:
+    """Return a value of a type that contains the secret in each of its texts."""
+    import dataclasses
+    import types
+    import typing
+
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is str or kind is Any:
+        return f"{name} {PLANTED} of {name}"
+    if origin in (typing.Union, types.UnionType):
+        return plant(next(each for each in arguments if each is not type(None)), name)
+    if origin is typing.Literal:
+        return arguments[0]
+    if origin is dict:
+        return {plant(str, "key"): plant(arguments[1], name)}
+    if origin in (list, tuple):
+        return origin([plant(arguments[0], name)])
+    if dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind)
+        return kind(**{each.name: plant(hints[each.name], each.name) for each in dataclasses.fields(kind)})
+    return kind(7)
+
+
+def find_texts(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield path and text of every text in a JSON document, including names."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            yield f"{path} name", key
+            yield from find_texts(each, f"{path}.{key}")
+    elif isinstance(value, list):
+        for each in value:
+            yield from find_texts(each, path)
+
+
+def test_no_text_of_a_trajectory_escapes_redaction() -> None:
+    """The trajectory has a secret in every field that is text, also in fields that are added later."""
+    from gumshoe.rollouts.trajectory import Trajectory
+    from gumshoe.serving.record_redaction import REDACTED, RecordRedactor
+
+    planted = plant(Trajectory)
+    assert planted.record.sources == [f"sources {PLANTED} of sources"]
+    before = dict(find_texts(json.loads(planted.to_json())))
+    assert sum(PLANTED in text for text in before.values()) > 15
+    line = RecordRedactor([r"XQ-\d+-SECRET"]).write_trajectory(planted)
+    assert "4711" not in line
+    after = dict(find_texts(json.loads(line)))
+    assert after[".record.sources"] == f"sources {REDACTED} of sources"
+    read = Trajectory.from_json(line, "line 1")
+    assert (read.ending, read.turns, read.record.deeds) == (planted.ending, planted.turns, planted.record.deeds)
+    assert not any(each.ids or each.logprobs for each in read.spans)
+    assert read.segments == []
+
+
+def test_words_of_the_format_and_numbers_outside_calls_are_not_redacted() -> None:
+    from gumshoe.environments.tools import Call
+    from gumshoe.rollouts.trajectory import Span, Trajectory
+    from gumshoe.serving.record_redaction import RecordRedactor
+
+    planted = plant(Trajectory)
+    call = Call("search", {"account": 1234567890, "small": 7, "all": True, "deep": [{"pin": 4711.5}]})
+    planted.spans = [Span("sampled", "text", (1, 2), (0.0, 0.0), (call,))]
+    planted.turns, planted.scenario = 1234567890, "asked-" + "1234567890abcdef"
+    read = json.loads(RecordRedactor([r"\d{4,}", "answer|sampled|search"]).write_trajectory(planted))
+    assert (read["ending"], read["turns"], read["scenario"]) == ("answer", 1234567890, "asked-1234567890abcdef")
+    (span,) = read["spans"]
+    assert span["origin"] == "sampled"
+    (made,) = span["calls"]
+    assert made["name"] == "[redacted]"
+    assert made["arguments"] == {
+        "account": "[redacted]", "small": 7, "all": True, "deep": [{"pin": "[redacted]"}],
+    }  # fmt: skip
+
+
+def test_feedback_whose_sources_are_redacted_is_not_stored() -> None:
+    from gumshoe.scenarios.scenario import Scenario
+    from gumshoe.serving.record_redaction import RecordRedactor
+
+    scenario = Scenario.model_validate({
+        "id": "asked-0123456789abcdef-01234567", "question": "a 4711", "answer": "b 4711", "message_ids": ["<4711@x>"],
+        "inbox_address": "ann4711@example.com", "query_date": DAY, "kind": "c 4711", "given_by": "0123456789abcdef",
+    })  # fmt: skip
+    assert RecordRedactor(["4711"]).redact_scenario(scenario) is None
+    other = scenario.model_copy(update={"message_ids": ("<1@x>",)})
+    found = RecordRedactor(["4711", "0123"]).redact_scenario(other)
+    assert found is not None
+    assert (found.id, found.given_by, found.inbox_address) == (other.id, other.given_by, "ann4711@example.com")
+    assert (found.question, found.answer, found.kind) == ("a [redacted]", "b [redacted]", "c [redacted]")
+    assert RecordRedactor([]).redact_scenario(scenario) == scenario
+
+
+def test_feedback_names_its_caller_and_nobody_replaces_that_of_others(
+    place: ServerFiles, model: FakeVLLM, tmp_path: Path
+) -> None:
+    from gumshoe.scenarios.sources import load_scenarios
+    from gumshoe.serving.access import Principal
+
+    file = tmp_path / "keys"
+    keys = {name: add_key(file, name, [ANN]) for name in ("ann", "bob")}
+    root = tmp_path / "store"
+    settings = recording_settings(place, model, root, access={"keys": str(file)}, every=3600)
+    with serve_in_thread(settings) as server:
+        for name, answer in (("ann", "first"), ("bob", "second"), ("ann", "third")):
+            body = feedback_body(answer=answer)
+            given = server.client.post("/feedback", json=body, headers={"Authorization": f"Bearer {keys[name]}"})
+            assert given.json() == {"kept": True}
+    stored = load_scenarios(str(next(root.rglob("scenarios.jsonl"))))
+    pseudonyms = {name: Principal(name, (), "key").pseudonym for name in keys}
+    assert {(each.given_by, each.answer) for each in stored} == {
+        (pseudonyms["ann"], "third"), (pseudonyms["bob"], "second"),
+    }  # fmt: skip
+    assert Principal("ann", (), "token").pseudonym != pseudonyms["ann"]
+    (version,) = Store(str(root)).list("feedback")
+    assert version.settings["given_by"] == dict.fromkeys(pseudonyms.values(), 1)
+
+
+def test_feedback_of_one_caller_is_bounded(place: ServerFiles, model: FakeVLLM, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    keys = {name: add_key(file, name, [ANN]) for name in ("ann", "bob")}
+    access = {"keys": str(file)}
+    settings = recording_settings(place, model, tmp_path / "store", access=access, feedback_per_hour=3, every=3600)
+
+    with serve_in_thread(settings) as server:
+
+        def give(name: str, **changes: Any) -> Any:
+            named = {"Authorization": f"Bearer {keys[name]}"}
+            return server.client.post("/feedback", json=feedback_body(**changes), headers=named)
+
+        assert [give("ann", answer=str(number)).status_code for number in range(3)] == [202] * 3
+        refused = give("ann")
+        assert (refused.status_code, code_of(refused)) == (429, "serving.too-much-feedback")
+        assert 3500 < int(refused.headers["retry-after"]) <= 3600
+        assert give("ann", right=False).status_code == 202, "nothing is stored"
+        assert give("bob").status_code == 202
+
+
+def test_a_caller_may_give_feedback_again_after_an_hour() -> None:
+    from gumshoe.serving.feedback_limit import FeedbackLimit
+
+    now = [0.0]
+    limit = FeedbackLimit(2, lambda: now[0])
+    assert [limit.admit("ann") for _ in range(3)] == [0, 0, 3600]
+    now[0] = 3599.5
+    assert (limit.admit("ann"), limit.admit("bob")) == (1, 0)
+    now[0] = 3600
+    assert [limit.admit("ann") for _ in range(3)] == [0, 0, 3600]
+    for number in range(5000):
+        now[0] += 3600
+        limit.admit(str(number))
+    assert len(limit._times) <= 1001
 
 
 def test_feedback_about_a_forbidden_inbox_is_refused(place: ServerFiles, model: FakeVLLM, tmp_path: Path) -> None:

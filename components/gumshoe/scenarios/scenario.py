@@ -90,6 +90,8 @@ class Scenario(BaseModel):
     split: Split | None = None
     kind: str | None = None
     """Kind of question, if known, for grouping results."""
+    given_by: str | None = None
+    """Pseudonym of the caller of an agent server who gave this answer as feedback."""
 
     @model_validator(mode="after")
     def _check_complete(self) -> "Scenario":

@@ -37,6 +37,7 @@ from gumshoe.serving.errors import (
     describe_error,
     log_unexpected,
 )
+from gumshoe.serving.feedback_limit import FeedbackLimit
 from gumshoe.serving.feedback_recorder import FeedbackRecorder
 from gumshoe.serving.openapi import (
     AGENT,
@@ -127,6 +128,7 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
     app = AgentApi()
     _add_error_handlers(app)
 
+    limit = FeedbackLimit(settings.keeping.feedback_per_hour)
     secured = require_credentials(open_access=settings.access.open)
 
     def parse_scenario(request: Request, body: QuestionBody) -> Scenario:
@@ -201,18 +203,21 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
 
         return StreamingResponse(send_events(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
-    async def add_answer(scenario: Scenario, answer: str | None, sources: list[str], caller: str) -> Scenario:
-        """Return the scenario with its correct answer and the messages or documents that contain it."""
+    async def add_answer(request: Request, scenario: Scenario, answer: str | None, sources: list[str]) -> Scenario:
+        """Return the scenario with its correct answer, the messages or documents that contain it, and the caller."""
+        principal: Principal = request.state.principal
         fields = scenario.model_dump(
             include={"question", "inbox_address", "query_date", "collections"}, exclude_none=True
         )
         name = f"asked-{scenario.digest}-{secrets.token_hex(4)}"
         what, where = _name_source(service)
         try:
-            learned = Scenario.model_validate({"id": name, **fields, "answer": answer, f"{what}_ids": sources})
+            learned = Scenario.model_validate(
+                {"id": name, **fields, "answer": answer, f"{what}_ids": sources, "given_by": principal.pseudonym}
+            )
         except ValidationError as error:
             raise RefusedRequestError("serving.invalid-answer", describe_validation_error(error)) from None
-        missing = await service.find_missing_sources(learned, caller)
+        missing = await service.find_missing_sources(learned, request.state.caller)
         if missing:
             raise RefusedRequestError(
                 "serving.source-not-found", f"{what} {missing[0]!r} does not exist{where}", status=_INVALID
@@ -240,7 +245,8 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
             answer, sources = body.answer, body.source_ids
         is_kept = bool(answer and sources)
         if is_kept:
-            recorder.record_feedback(await add_answer(scenario, answer, sources, request.state.caller))
+            _check_feedback_limit(limit, request.state.caller)
+            is_kept = recorder.record_feedback(await add_answer(request, scenario, answer, sources))
         request.state.log_fields |= {"right": body.right, "kept": is_kept}
         return responses.FeedbackResult(kept=is_kept)
 
@@ -298,6 +304,15 @@ def _add_source_route(app: FastAPI, service: AnswerService, secured: list[Depend
         return found
 
 
+def _check_feedback_limit(limit: FeedbackLimit, caller: str) -> None:
+    if seconds := limit.admit(caller):
+        raise RefusedRequestError(
+            "serving.too-much-feedback",
+            f"At most {limit.limit:,} feedback records per hour. Try again in {seconds:,} seconds.",
+            headers={"Retry-After": str(seconds)},
+        )
+
+
 def _name_source(service: AnswerService) -> tuple[str, str]:
     """Return the noun for a source, and the place to name with it in an error, e.g. "message" and " in that inbox"."""
     return ("message", " in that inbox") if service.env_factory.has_inboxes else ("document", "")
@@ -329,6 +344,9 @@ def _add_operator_routes(app: FastAPI, service: AnswerService) -> None:
         if service.problem:
             raise RefusedRequestError("serving.not-ready", service.problem)
         return ReadyStatus(policies=[each.name.version for each in service.candidates])
+
+    if service.settings.metrics_port is not None:
+        return
 
     @app.get(
         "/metrics",

@@ -1,7 +1,7 @@
 """Map errors to problems (RFC 9457) that reveal nothing about the server's internals."""
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -123,6 +123,9 @@ PROBLEM_KINDS: dict[str, ProblemKind] = {
         "Host not allowed",
         "Host header 'agent.example' is not allowed. The operator can add it to access.allowed_hosts.",
     ),
+    "serving.too-much-feedback": ProblemKind(
+        429, "Too much feedback", "At most 100 feedback records per hour. Try again in 60 seconds."
+    ),
     _BUSY: ProblemKind(429, "Too many requests", "Try again later."),
     INTERNAL: ProblemKind(500, "Internal error", "The server failed. See its log."),
     _MODEL_FAILED: ProblemKind(502, "Model failed", "The model gave no usable answer. See the server's log."),
@@ -143,13 +146,19 @@ PROBLEM_KINDS: dict[str, ProblemKind] = {
 class RefusedRequestError(Exception):
     """Report a request that is rejected, with the code of its problem and a detail.
 
-    `status` replaces the code's own status.
+    `status` replaces the code's own status. `headers` are sent with the response.
     """
 
-    def __init__(self, code: str, detail: str | None = None, status: int | None = None) -> None:
+    def __init__(
+        self,
+        code: str,
+        detail: str | None = None,
+        status: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
         kind = PROBLEM_KINDS[code]
         super().__init__(detail or kind.detail)
-        self.code, self.status = code, status or kind.status
+        self.code, self.status, self.headers = code, status or kind.status, dict(headers or {})
 
 
 class ModelNotReadyError(Exception):

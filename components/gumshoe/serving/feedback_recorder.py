@@ -6,10 +6,10 @@ all. They are marked with the inboxes they quote, so that `gumshoe artifacts for
 
 import logging
 import random
-import re
 import secrets
 import threading
-from dataclasses import dataclass, field, replace
+from collections import Counter
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,17 +17,26 @@ from tempfile import TemporaryDirectory
 from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError
-from gumshoe.rollouts.trajectory import Span, Trajectory
+from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
+from gumshoe.serving.record_redaction import RecordRedactor
 from gumshoe.serving.settings import RecordingSettings
 from gumshoe.terminal import hide_progress
 
 KIND = "feedback"
 SCENARIOS, TRAJECTORIES = "scenarios.jsonl", "trajectories.jsonl"
-_REDACTED = "[redacted]"
 _MAX_LINES = 1000  # maximum number of unpublished lines per file; further ones are dropped
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    inbox: str | None
+    """The inbox that the line quotes, if any."""
+    text: str
+    given_by: str | None
+    """Pseudonym of the caller who gave the feedback; None for an episode."""
 
 
 @dataclass(slots=True)
@@ -36,15 +45,15 @@ class FeedbackRecorder:
 
     settings: RecordingSettings
     store: Store | None
-    _lines: dict[str, dict[str, tuple[str | None, str]]] = field(
-        default_factory=lambda: {SCENARIOS: {}, TRAJECTORIES: {}}
-    )
-    """Unpublished lines by file and key: the inbox that a line quotes, if any, and the line. A new line replaces the
-    old one with the same key.
-    """
+    _lines: dict[str, dict[str, "_Line"]] = field(default_factory=lambda: {SCENARIOS: {}, TRAJECTORIES: {}})
+    """Unpublished lines by file and key. A new line replaces the old one with the same key."""
+    _redactor: RecordRedactor = field(init=False)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _ended: threading.Event = field(default_factory=threading.Event)
     _thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        self._redactor = RecordRedactor(self.settings.redact)
 
     def __enter__(self) -> "FeedbackRecorder":
         if self.store is not None:
@@ -58,37 +67,30 @@ class FeedbackRecorder:
             self._thread.join()
             self._publish()
 
-    def record_feedback(self, scenario: Scenario) -> None:
-        """Record a question with its correct answer."""
-        texts = {"question": self._redact(scenario.question), "answer": self._redact(scenario.answer)}
-        line = scenario.model_copy(update=texts).to_json()
-        self._add(SCENARIOS, scenario.digest, scenario.inbox_address, line)
+    def record_feedback(self, scenario: Scenario) -> bool:
+        """Record a question with its correct answer. Return False if redaction leaves nothing that can be used.
+
+        A caller's feedback replaces only its own feedback on the same question.
+        """
+        redacted = self._redactor.redact_scenario(scenario)
+        if redacted is None:
+            return False
+        key = f"{scenario.given_by} {scenario.digest}"
+        self._add(SCENARIOS, key, scenario.inbox_address, redacted.to_json(), scenario.given_by)
+        return True
 
     def record_episode(self, scenario: Scenario, trajectory: Trajectory) -> None:
         """Record an episode, if it is selected for the sample."""
         if random.random() < self.settings.trajectories:  # noqa: S311 - nothing secret
-            line = self._redact_trajectory(trajectory).to_json()
+            line = self._redactor.write_trajectory(trajectory)
             self._add(TRAJECTORIES, secrets.token_hex(8), scenario.inbox_address, line)
 
-    def _redact_trajectory(self, trajectory: Trajectory) -> Trajectory:
-        """Return the trajectory without redacted text, and without token IDs, which would reveal it."""
-        if not self.settings.redact:
-            return trajectory
-        record = replace(trajectory.record, answer=self._redact(trajectory.record.answer or ""))
-        spans = [Span(each.origin, self._redact(each.text)) for each in trajectory.spans]
-        return replace(trajectory, spans=spans, record=record, detail=self._redact(trajectory.detail))
-
-    def _redact(self, text: str) -> str:
-        for each in self.settings.redact:
-            text = re.sub(each, _REDACTED, text)
-        return text
-
-    def _add(self, file: str, key: str, inbox: str | None, line: str) -> None:
+    def _add(self, file: str, key: str, inbox: str | None, line: str, given_by: str | None = None) -> None:
         with self._lock:
             if len(self._lines[file]) >= _MAX_LINES and key not in self._lines[file]:
                 _log.warning("%s lines of %s are unpublished; a new one is dropped", _MAX_LINES, file)
                 return
-            self._lines[file][key] = inbox, line
+            self._lines[file][key] = _Line(inbox, line, given_by)
 
     def _run(self) -> None:
         while not self._ended.wait(self.settings.every):
@@ -104,12 +106,12 @@ class FeedbackRecorder:
             with TemporaryDirectory(prefix="gumshoe-kept-") as place, hide_progress():
                 for file, kept in lines.items():
                     if kept:
-                        text = "".join(f"{line}\n" for _, line in kept.values())
+                        text = "".join(f"{each.text}\n" for each in kept.values())
                         Path(place, file).write_text(text, encoding="utf-8")
-                mark_private(
-                    Path(place), {inbox for kept in lines.values() for inbox, _ in kept.values() if inbox is not None}
-                )
-                self.store.publish(Path(place), KIND, version)
+                written = [each for kept in lines.values() for each in kept.values()]
+                mark_private(Path(place), {each.inbox for each in written if each.inbox is not None})
+                givers = Counter(each.given_by for each in written if each.given_by is not None)
+                self.store.publish(Path(place), KIND, version, settings={"given_by": dict(givers)})
         except (GumshoeError, OSError) as error:
             message = error.message_with_code if isinstance(error, GumshoeError) else error
             _log.warning("cannot publish the records, trying again later: %s", message)

@@ -73,6 +73,7 @@ GIVING_FEEDBACK = (
     "serving.query-date-missing",
     "serving.invalid-answer",
     "serving.feedback-disabled",
+    "serving.too-much-feedback",
 )
 
 _QUESTION_REF = {"$ref": "#/components/schemas/QuestionBody"}

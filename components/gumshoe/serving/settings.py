@@ -190,6 +190,9 @@ class RecordingSettings(BaseModel):
         (), description="Regular expressions of text to redact. If set, token IDs are not recorded."
     )
     every: float = Field(300, gt=0, description="Seconds between two publications.")
+    feedback_per_hour: int = Field(
+        100, ge=1, description="Maximum number of feedback records per caller and hour; further ones get status 429."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "RecordingSettings":
@@ -221,6 +224,11 @@ class ServeSettings(BaseSettings):
     store: str | None = Field(None, description="Store of the indexes and adapters, and for recorded data.")
     host: str = Field("127.0.0.1", description="Address to listen on; 0.0.0.0 for all.")
     port: Annotated[int, Field(ge=0, le=65535)] = Field(8000, description="Port to listen on; 0 for any free port.")
+    metrics_port: Annotated[int, Field(ge=1, le=65535)] | None = Field(
+        None,
+        description="Another port for `/metrics`, so that what publishes `port` does not publish the metrics. Default: "
+        "`/metrics` is on `port`.",
+    )
     log_questions: bool = Field(False, description="Log questions and answers, which may quote mail or documents.")
     model: ServedModelSettings = ServedModelSettings()
     access: AccessSettings = Field(default={}, validate_default=True)
@@ -231,6 +239,8 @@ class ServeSettings(BaseSettings):
     def _check(self) -> "ServeSettings":
         if self.access.open and not _is_loopback(self.host):
             _check_open_to_network(self.access, self.host)
+        if self.metrics_port is not None and self.metrics_port == self.port:
+            raise ValueError(f"metrics_port must differ from port, got {self.port} for both; leave it out, or change it")
         if (self.keeping.feedback or self.keeping.trajectories) and not self.store:
             raise ValueError("keeping.feedback and keeping.trajectories need a store; set store")
         if self.model.samples > self.limits.concurrency:
