@@ -12,7 +12,7 @@ from gumshoe.evaluation.component import evaluate_policy
 from gumshoe.mail.imap_account import PASSWORD, TOKEN
 from gumshoe.scenarios.component import load_scenarios
 from gumshoe_pipelines.parameters import RunParameters, TrainingParameters
-from gumshoe_pipelines.placement import Placement, plan_run
+from gumshoe_pipelines.placement import MODEL_SECRETS, NO_SECRETS, NOTIFY_SECRETS, Placement, plan_run
 
 _IMAP_SECRET = "gumshoe-imap"  # noqa: S105 - a name
 
@@ -20,7 +20,7 @@ _IMAP_SECRET = "gumshoe-imap"  # noqa: S105 - a name
 def create_notification(given: RunParameters) -> Any:
     """Create the step that runs when all others have ended, for `dsl.ExitHandler`."""
     task = notify(store=given.store, run=given.run, job=dsl.PIPELINE_JOB_ID_PLACEHOLDER)
-    return given.placement.on_cpu(task, hours=0.25)
+    return given.placement.on_cpu(task, hours=0.25, secrets=NOTIFY_SECRETS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def plan(given: RunParameters, nodes: Any = 1) -> PlannedRun:
         node_selector=given.node_selector,
         tolerations=given.tolerations,
     )
-    found = where.on_cpu(task, hours=0.25).outputs
+    found = where.on_cpu(task, hours=0.25, secrets=NO_SECRETS).outputs
     own = {name: found[name] for name in ("node_selector", "tolerations")}
     return PlannedRun(
         found["run"],
@@ -68,7 +68,8 @@ def ingest_and_split(given: RunParameters, *, current: Any = "") -> dict[str, An
     be evaluated too; empty for none.
     """
     where = given.placement
-    now = where.on_cpu(look_at_sources(sources=given.sources, scenarios=given.scenarios)).outputs
+    looked = look_at_sources(sources=given.sources, scenarios=given.scenarios)
+    now = where.on_cpu(looked, secrets=MODEL_SECRETS).outputs
     made = ingest(
         sources=given.sources,
         environment=given.environment,
@@ -77,7 +78,7 @@ def ingest_and_split(given: RunParameters, *, current: Any = "") -> dict[str, An
         state=now["sources"],
         code=given.code,
     )
-    index = where.on_cpu(made, hours=12, cached=True).outputs["index"]
+    index = where.on_cpu(made, hours=12, cached=True, secrets=MODEL_SECRETS).outputs["index"]
     kubernetes.use_secret_as_env(made, _IMAP_SECRET, {each: each for each in (PASSWORD, TOKEN)}, optional=True)
     loaded = load_scenarios(
         source=given.scenarios,
@@ -88,7 +89,7 @@ def ingest_and_split(given: RunParameters, *, current: Any = "") -> dict[str, An
         current=current,
         code=given.code,
     )
-    where.on_cpu(loaded, cached=True)
+    where.on_cpu(loaded, cached=True, secrets=MODEL_SECRETS)
     return {"index": index, "scenarios": loaded.outputs["scenarios"]}
 
 
@@ -102,7 +103,7 @@ def evaluate(given: RunParameters, where: Placement, *, hours: float, cached: bo
         choice=given.choice,
         code=given.code,
     )
-    return where.on_gpu(task, hours=hours, cached=cached)
+    return where.on_gpu(task, hours=hours, cached=cached, secrets=MODEL_SECRETS)
 
 
 def publish_if_gate_passes(given: TrainingParameters, run: Any, decided: Any, adapter: Any) -> None:

@@ -1,5 +1,6 @@
 """Configure where steps run: images, resources, secrets, timeouts and retries."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
@@ -25,7 +26,15 @@ UNKNOWN = "unknown"
 RETRIES = 3
 """Maximum number of new pods for a step whose pod was lost."""
 _EVER = "365d"  # Argo counts from the first start, gives up after that, and ends a retry that still runs then
-_SECRETS = {**SECRET_KEYS, "gumshoe-webhook": ("GUMSHOE_WEBHOOK",)}
+Secrets = Mapping[str, tuple[str, ...]]
+"""Secrets of a step, and the keys of each that become environment variables. All are optional."""
+NO_SECRETS: Secrets = {}
+STORE_SECRETS: Secrets = {"gumshoe-s3": SECRET_KEYS["gumshoe-s3"]}
+NOTIFY_SECRETS: Secrets = {**STORE_SECRETS, "gumshoe-webhook": ("GUMSHOE_WEBHOOK",)}
+MODEL_SECRETS: Secrets = {**STORE_SECRETS, "gumshoe-models": ("HF_TOKEN", "OPENAI_API_KEY", "OPENAI_BASE_URL")}
+"""For steps that read datasets or models of the hub, or ask a judge or an embedding model."""
+TRAINING_SECRETS: Secrets = SECRET_KEYS
+"""For steps that also report to experiment trackers, or use vLLM servers of the user."""
 _EXECUTOR = "python3 -m kfp.dsl.executor_main"
 _RUNNER = "exec python3 -m gumshoe_pipelines.step_runner kfp.dsl.executor_main"
 _MANAGED = "metadata.labels['kueue.x-k8s.io/managed']"  # Kueue sets it on the pods that it admits
@@ -135,14 +144,14 @@ class Placement:
         cpus, memory = plan[f"{pod}_cpus"], plan[f"{pod}_memory"]
         return replace(self, gpus=plan[pod], cpus=cpus, memory=memory, **others)
 
-    def on_cpu(self, task: Any, *, hours: float = 1, cached: bool = False) -> Any:
+    def on_cpu(self, task: Any, *, hours: float = 1, cached: bool = False, secrets: Secrets = STORE_SECRETS) -> Any:
         """Place a step without GPUs."""
-        _configure(task, self.worker_image, hours, cached, self.pods)
+        _configure(task, self.worker_image, hours, cached, self.pods, secrets)
         return _set_resources(task, self.worker_cpus, self.worker_memory)
 
-    def on_gpu(self, task: Any, *, hours: float, cached: bool = False) -> Any:
+    def on_gpu(self, task: Any, *, hours: float, cached: bool = False, secrets: Secrets = TRAINING_SECRETS) -> Any:
         """Place a step on GPUs."""
-        _configure(task, self.trainer_image, hours, cached, self.pods)
+        _configure(task, self.trainer_image, hours, cached, self.pods, secrets)
         _register(task, self.gpu_resource, self.gpus)
         task.set_accelerator_type(self.gpu_resource).set_accelerator_limit(self.gpus)
         kubernetes.add_node_selector_json(task, self.node_selector)
@@ -155,7 +164,7 @@ class Placement:
         return _set_resources(task, self.cpus, self.memory)
 
 
-def _configure(task: Any, image: Any, hours: float, cached: bool, pods: PodOptions) -> Any:
+def _configure(task: Any, image: Any, hours: float, cached: bool, pods: PodOptions, secrets: Secrets) -> Any:
     _run_by_step_runner(task)
     task.set_container_image(image)
     task.set_caching_options(cached)
@@ -166,7 +175,7 @@ def _configure(task: Any, image: Any, hours: float, cached: bool, pods: PodOptio
     own = {PROJECT_LABEL: UNKNOWN, RUN_LABEL: UNKNOWN, STEP_LABEL: task.name}
     for label, value in {**own, **ISTIO_LABELS}.items():
         kubernetes.add_pod_label(task, label, value)
-    for secret, keys in _SECRETS.items():
+    for secret, keys in secrets.items():
         kubernetes.use_secret_as_env(task, secret, {key: key for key in keys}, optional=True)
     proxy = {key: f"{PROXY_PREFIX}{key}" for key in PROXY_VARIABLES}
     kubernetes.use_config_map_as_env(task, PROXY_CONFIG_MAP, proxy, optional=True)

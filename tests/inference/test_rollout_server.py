@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from gumshoe.artifacts.hub import ModelLocation
 from gumshoe.inference.policy_names import TINY
 from gumshoe.inference.rollout_server import build_launch, main
 from gumshoe.inference.vllm_server import ServerOptions, build_launch_command, is_vllm_installed
@@ -26,7 +27,7 @@ def test_a_rollout_server_has_the_arguments_of_a_local_server() -> None:
         dtype="bfloat16",
         arguments=("--max-num-seqs", "64", "--no-enable-prefix-caching"),
     )
-    assert found == build_launch_command(str(TINY), options, "127.0.0.1", 8123)
+    assert found == build_launch_command(ModelLocation(str(TINY), local_files_only=True), options, "127.0.0.1", 8123)
     assert found.command[found.command.index("--served-model-name") + 1] == "base"
     assert found.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
 
@@ -36,7 +37,12 @@ def test_the_log_level_is_not_changed_by_libraries(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "CRITICAL")  # as `trl` does when it is imported
     assert build_launch(["--model", "tiny"]).environment["VLLM_LOGGING_LEVEL"] == before
     own = ServerOptions(environment={"VLLM_LOGGING_LEVEL": "DEBUG"})
-    assert build_launch_command("model", own, "127.0.0.1", 1).environment["VLLM_LOGGING_LEVEL"] == "DEBUG"
+    assert (
+        build_launch_command(ModelLocation("model", local_files_only=True), own, "127.0.0.1", 1).environment[
+            "VLLM_LOGGING_LEVEL"
+        ]
+        == "DEBUG"
+    )
 
 
 @pytest.mark.parametrize("address", ["10.0.0.7", "fd00::7"])
@@ -68,6 +74,22 @@ def test_adapters_cannot_come_from_resolvers_of_vllm(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("GUMSHOE_ADAPTER_DIRECTORIES", '["/"]')
     found = build_launch(["--model", "tiny"]).environment
     assert not {"VLLM_LORA_RESOLVER_HF_REPO_LIST", "GUMSHOE_ADAPTER_DIRECTORIES"} & found.keys()
+
+
+def test_a_model_of_the_hub_is_served_at_its_commit() -> None:
+    location = ModelLocation("acme/model", local_files_only=False, revision="c0ffee")
+    command = build_launch_command(location, ServerOptions(), "127.0.0.1", 1).command
+    assert [command[command.index(each) + 1] for each in ("--model", "--revision", "--tokenizer-revision")] == [
+        "acme/model",
+        "c0ffee",
+        "c0ffee",
+    ]
+
+
+@pytest.mark.parametrize("argument", ["--trust-remote-code", "--trust_remote_code", "--trust-remote-code=true"])
+def test_code_of_a_model_is_never_run(argument: str) -> None:
+    with raises("inference.remote-code", argument):
+        build_launch(["--model", "tiny", argument])
 
 
 def test_a_missing_model_is_reported_before_vllm_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,7 @@ from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import UsageError
 
 openers = {"find": lambda name: find_model(name, "tokenizer.json").local_files_only}
+openers |= {"revision": lambda name: find_model(name, "tokenizer.json").revision}
 openers |= {"tokenizer": lambda name: len(load_tokenizer(name)), "model": TransformersPolicy}
 pauses = []
 time.sleep = pauses.append
@@ -67,8 +68,11 @@ class _Hub(BaseHTTPRequestHandler):
         name = self.path.removeprefix("/api/models/")
         if name == "acme/silent":
             self.stopped.wait()
-        there = name in {"acme/there", "acme/cached"}
-        body = json.dumps({"id": name, "sha": "a" * 40, "siblings": [], "tags": []} if there else {}).encode()
+        name, _, revision = name.partition("/revision/")
+        there = name in {"acme/there", "acme/cached"} and revision != "gone"
+        body = json.dumps(
+            {"id": name, "sha": ("b" if revision else "a") * 40, "siblings": [], "tags": []} if there else {}
+        ).encode()
         self.send_response(200 if there else 503 if name == "acme/busy" else 404)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -148,6 +152,23 @@ def test_offline_the_hub_is_not_called(home: Path) -> None:
         assert each.code == "sources.model-not-found"
         assert "HF_HUB_OFFLINE" in each.error
         assert each.pauses == []
+
+
+def test_a_model_has_the_commit_of_its_revision(home: Path) -> None:
+    with hub() as endpoint:
+        named = [
+            "revision=acme/there",
+            "revision=acme/there:v1",
+            "revision=acme/there:gone",
+            "revision=acme/cached:gone",
+        ]
+        newest, tagged, *gone = look(home, endpoint, *named)
+    assert [newest.found, tagged.found] == ["a" * 40, "b" * 40]
+    assert [each.code for each in gone] == ["sources.model-not-found"] * 2
+    named = ["revision=acme/cached", f"revision=acme/cached:{'a' * 40}", f"revision=acme/cached:{'b' * 40}"]
+    newest, pinned, other = look(home, "http://127.0.0.1:9", *named, HF_HUB_OFFLINE="1")
+    assert [newest.found, pinned.found] == ["a" * 40] * 2, "the name of the snapshot"
+    assert other.code == "sources.model-not-found", "another commit is no substitute"
 
 
 @pytest.mark.nightly

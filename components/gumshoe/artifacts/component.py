@@ -44,15 +44,17 @@ def publish_adapter(
     import shutil
     from pathlib import Path
 
-    from gumshoe.artifacts.model_card import write_model_card
+    from gumshoe.artifacts.model_card import find_base_revision, write_model_card
     from gumshoe.artifacts.store import Store
 
     place = Path(published.path)
     shutil.copytree(adapter.path, place, dirs_exist_ok=True)
     shutil.copyfile(decision.path, place / "gate.json")
     write_model_card(place)
-    why = json.loads(Path(decision.path).read_text(encoding="utf-8"))["why"]
-    settings = {**adapter.metadata, "gate": why}
+    decided = json.loads(Path(decision.path).read_text(encoding="utf-8"))
+    settings = {**adapter.metadata, "gate": decided["why"], **find_base_revision(place)}
+    if memorized := decided.get("memorised"):
+        settings["memorised"] = {name: memorized[name]["value"] for name in ("exposure", "extracted")}
     manifest = Store(store).publish(place, "adapters", version, settings=settings, image=image).manifest
     published.metadata.update(settings, version=version, content=manifest.content, store=store)
     print(f"Published {manifest.reference} in {store}")

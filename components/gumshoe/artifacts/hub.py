@@ -1,4 +1,8 @@
-"""Datasets and models of the Hugging Face hub, or in local directories. Datasets are streamed."""
+"""Datasets and models of the Hugging Face hub, or in local directories. Datasets are streamed.
+
+Both may name a revision: `OWNER/NAME:REVISION`, a commit, tag or branch. Whatever is named, it is resolved to a commit
+once, so that all files are of the same one. Code in a repository is never run (`trust_remote_code`).
+"""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -11,7 +15,7 @@ from gumshoe.artifacts.base_models import CONVERTED_FORMS, resolve_base_model
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.network import raise_if_untrusted
 
-_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.A)
+_HUB_NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(:(?P<revision>[\w./-]+))?", re.A)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +26,13 @@ class ModelLocation:
     """A directory, or a name on the hub."""
     local_files_only: bool
     """True if the hub must not be asked: for a directory, or for a cached copy while the hub is unavailable."""
+    revision: str | None = None
+    """Commit on the hub; None for a directory."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments for `from_pretrained` beside the name."""
+        return {"local_files_only": self.local_files_only, **({"revision": self.revision} if self.revision else {})}
 
 
 def find_model(place: Path | str, file: str) -> ModelLocation:
@@ -40,20 +51,21 @@ def find_model(place: Path | str, file: str) -> ModelLocation:
     directory = Path(name).expanduser()
     if directory.is_dir():
         return ModelLocation(str(directory), local_files_only=True)
-    if isinstance(place, Path) or name[:1] in {".", "~"} or not _HUB_NAME.fullmatch(name):
+    parsed = _HUB_NAME.fullmatch(name)
+    if isinstance(place, Path) or name[:1] in {".", "~"} or parsed is None:
         raise UsageError(
             "sources.no-such-model-directory",
             f"the directory {name} does not exist; name a model's directory, its name on the hub, or {CONVERTED_FORMS}",
         )
 
-    from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
+    model, revision = parsed["name"], parsed["revision"]
     try:
-        _request_info(name, "model")
+        found = _request_info(model, "model", revision)
     except (OSError, ValueError, HTTPError) as error:  # ValueError: not a valid name
-        if isinstance(try_to_load_from_cache(name, file), str):
-            return ModelLocation(name, local_files_only=True)
+        if cached := find_cached_directory(name, file):
+            return ModelLocation(model, local_files_only=True, revision=cached.name)
         raise_if_untrusted(error, "the hub")
         offline = isinstance(error, OfflineModeIsEnabled)
         reason = "HF_HUB_OFFLINE is set" if offline else str(error).strip().partition("\n")[0]
@@ -62,35 +74,53 @@ def find_model(place: Path | str, file: str) -> ModelLocation:
             f"model {name} is neither a directory nor in the local cache, and the hub does not provide it: {reason}; "
             "name a directory, or check the name, the network, and HF_TOKEN if it is private",
         ) from None
-    return ModelLocation(name, local_files_only=False)
+    return ModelLocation(model, local_files_only=False, revision=found.sha)
+
+
+def find_cached_directory(name: str, file: str) -> Path | None:
+    """Return the directory of a model in the hub's cache that has a file; None without one. No network is used.
+
+    The directory has the name of the commit.
+    """
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    parsed = _HUB_NAME.fullmatch(name)
+    try:
+        found = parsed and try_to_load_from_cache(parsed["name"], file, revision=parsed["revision"])
+    except HFValidationError:  # not a name on the hub
+        return None
+    return Path(found).parent if isinstance(found, str) else None
 
 
 def open_dataset(uri: str, split: str = "train") -> Iterable[Any]:
-    """Return the records of `hf:DATASET@SPLIT`, or of the given split of `hf:DATASET`.
+    """Return the records of `hf:DATASET[:REVISION]@SPLIT`, or of the given split of `hf:DATASET[:REVISION]`.
 
     They are read lazily, so iterate inside `explain_dataset_errors`.
 
     Raises:
         GumshoeError: if the dataset or split does not exist, or the hub does not provide it.
     """
-    name, named_split = _split_uri(uri)
+    name, revision, named_split = _split_uri(uri)
     import datasets  # takes seconds to import
 
     with explain_dataset_errors(uri):
-        _check_reachable(name)
-        records: Iterable[Any] = _retry(datasets.load_dataset, name, split=named_split or split, streaming=True)
+        commit = _find_commit(name, revision)
+        records: Iterable[Any] = _retry(
+            datasets.load_dataset, name, split=named_split or split, streaming=True, revision=commit
+        )
         return records
 
 
 def get_dataset_commit(uri: str) -> str:
-    """Return the current commit of `hf:DATASET` on the hub.
+    """Return the current commit of `hf:DATASET`, or that of the revision in the URI.
 
     Raises:
         GumshoeError: if the dataset does not exist, or the hub does not answer.
     """
-    name, _ = _split_uri(uri)
+    name, revision, _ = _split_uri(uri)
     with explain_dataset_errors(uri):
-        return str(_retry(_request_info, name, kind="dataset").sha)
+        return str(_retry(_request_info, name, kind="dataset", revision=revision).sha)
 
 
 def find_local_dataset(uri: str) -> str | None:
@@ -99,7 +129,7 @@ def find_local_dataset(uri: str) -> str | None:
     Raises:
         UsageError: if the URI names no dataset.
     """
-    name, _ = _split_uri(uri)
+    name, _, _ = _split_uri(uri)
     return name if Path(name).is_dir() else None
 
 
@@ -109,14 +139,14 @@ def list_splits(uri: str) -> list[str]:
     Raises:
         GumshoeError: if the dataset does not exist, or the hub does not answer.
     """
-    name, named_split = _split_uri(uri)
+    name, revision, named_split = _split_uri(uri)
     if named_split:
         return [named_split]
     import datasets
 
     with explain_dataset_errors(uri):
-        _check_reachable(name)
-        return list(_retry(datasets.get_dataset_split_names, name))
+        commit = _find_commit(name, revision)
+        return list(_retry(datasets.get_dataset_split_names, name, revision=commit))
 
 
 def _retry(request: Callable[..., Any], name: str, **options: Any) -> Any:
@@ -129,24 +159,28 @@ def _retry(request: Callable[..., Any], name: str, **options: Any) -> Any:
     return policy(request, name, **options)
 
 
-def _split_uri(uri: str) -> tuple[str, str]:
+def _split_uri(uri: str) -> tuple[str, str | None, str]:
+    """Return the name or directory of a dataset, its revision or None, and the split or an empty string."""
     place = uri.removeprefix("hf:")
     name, _, split = place.rpartition("@") if "@" in place else (place, "", "")
     if "/" in split:  # the path of a directory may contain an @
         name, split = place, ""
     if not name.strip():
         raise UsageError("sources.no-dataset-name", f"{uri!r} names no dataset; use hf:OWNER/NAME or hf:DIRECTORY")
-    return name, split
+    parsed = None if Path(name).is_dir() else _HUB_NAME.fullmatch(name)
+    return (name, None, split) if parsed is None else (parsed["name"], parsed["revision"], split)
 
 
-def _check_reachable(name: str) -> None:
-    """Raise at once if a dataset's name is wrong or the hub does not answer, instead of after minutes of retries."""
-    if not Path(name).is_dir():
-        _request_info(name, "dataset")
+def _find_commit(name: str, revision: str | None) -> str | None:
+    """Return the commit of a dataset on the hub; None for a directory.
+
+    Raises at once if the name is wrong or the hub does not answer, instead of after minutes of retries.
+    """
+    return None if Path(name).is_dir() else str(_request_info(name, "dataset", revision).sha)
 
 
-def _request_info(name: str, kind: Literal["dataset", "model"]) -> Any:
-    """Return the hub's information about a dataset or a model."""
+def _request_info(name: str, kind: Literal["dataset", "model"], revision: str | None = None) -> Any:
+    """Return the hub's information about a dataset or a model, at a revision or the newest one."""
     from huggingface_hub import HfApi, constants, get_session
 
     hooks = get_session().event_hooks["request"]
@@ -154,7 +188,7 @@ def _request_info(name: str, kind: Literal["dataset", "model"]) -> Any:
         hooks.append(_limit_timeout)
     api = HfApi()
     request: Callable[..., Any] = api.dataset_info if kind == "dataset" else api.model_info
-    return request(name, timeout=constants.HF_HUB_ETAG_TIMEOUT)
+    return request(name, revision=revision, timeout=constants.HF_HUB_ETAG_TIMEOUT)
 
 
 def _limit_timeout(request: Any) -> None:

@@ -25,6 +25,12 @@ def write_model_card(directory: Path, metadata: dict[str, Any] | None = None) ->
     write_atomically(directory / CARD, io.BytesIO(f"{text.rstrip()}\n".encode()))
 
 
+def find_base_revision(directory: Path) -> dict[str, str]:
+    """Return the commit of an adapter's base model on the hub as a setting of its manifest, if it is known."""
+    revision = _read(directory / "base_model.json").get("revision")
+    return {"base_model_revision": revision} if revision else {}
+
+
 class _CardFacts:
     """The content of the files that a card is written from."""
 
@@ -36,7 +42,9 @@ class _CardFacts:
         settings = self.run.get("settings", {})
         base = str(settings.get("model", {}).get("name") or self.config.get("base_model_name_or_path") or "unknown")
         self.is_on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~", "gguf:"))
-        self.base = base if self.is_on_hub else Path(base).name  # the place on this machine is nobody else's business
+        self.base = (
+            base.partition(":")[0] if self.is_on_hub else Path(base).name
+        )  # the place on this machine is nobody else's business
         self.algorithm = settings.get("optimizer", {}).get("algorithm", {}).get("name")
         self.mode = settings.get("mode")
 
@@ -87,6 +95,22 @@ def _render_results(gate: dict[str, Any]) -> Iterator[str]:
     interval = f"{accuracy['low']:+.1%} to {accuracy['high']:+.1%}"
     yield f"| difference, with its {level:.0%} interval | {accuracy['difference']:+.1%} ({interval}) |"
     yield from ["", f"p-value (McNemar's exact test): {found['p_value']:.3g}. {gate['why']}"]
+    if gate.get("memorised"):
+        yield from _render_memorization(gate["memorised"])
+
+
+def _render_memorization(found: dict[str, Any]) -> Iterator[str]:
+    """Yield what the adapter memorized of canaries in its training mail."""
+    yield from ["", "## Memorized training mail", ""]
+    yield "Invented secrets (canaries) were planted in the training mail, and asked for from other inboxes. Controls"
+    yield "were planted nowhere."
+    yield from ["", "| | canaries | controls |", "|---|---|---|"]
+    yield f"| exposure, bits | {found['exposure']['value']:.2f} | {found['control_exposure']['value']:.2f} |"
+    yield f"| extracted | {found['extracted']['value']:.1%} | {found['control_extracted']['value']:.1%} |"
+    interval = f"{found['extracted']['low']:.1%} to {found['extracted']['high']:.1%}"
+    yield from ["", f"The share of extracted canaries is {interval} with 95 % confidence, of"]
+    yield f"{found['extracted']['questions']:,} canaries with {found['episodes']:,} episodes each. A policy that does"
+    yield f"not know them has an exposure of 1.44 bits on average; p-value of the difference: {found['p_value']:.2g}."
 
 
 def _render_data(facts: _CardFacts) -> Iterator[str]:

@@ -105,7 +105,7 @@ class SentenceEmbedder:
 
         disable_progress_bar()  # type: ignore[no-untyped-call]
         try:
-            self._model: Any = SentenceTransformer(place.name, device=device, local_files_only=place.local_files_only)
+            self._model: Any = SentenceTransformer(place.name, device=device, **place.options)
         except (OSError, ValueError) as error:
             raise UsageError(
                 "embeddings.model-not-loaded",
@@ -369,10 +369,13 @@ def _find_packaged_model() -> Path:
 
 
 def _cache_identity(place: ModelLocation) -> str:
-    """Return the name that a model's vectors are cached under. For a directory: its path and last modification time."""
+    """Return the name that a model's vectors are cached under.
+
+    It contains the commit of a model on the hub, and the path and last modification time of a directory.
+    """
     directory = Path(place.name)
     if not directory.is_dir():
-        return place.name
+        return f"{place.name}:{place.revision}" if place.revision else place.name
     newest = max((each.stat().st_mtime_ns for each in directory.rglob("*") if each.is_file()), default=0)
     return f"{directory.resolve()} {newest}"
 

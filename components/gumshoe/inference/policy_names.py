@@ -229,7 +229,7 @@ def load_tokenizer(place: Path | str) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     try:
-        return PreTrainedTokenizerFast.from_pretrained(found.name, local_files_only=found.local_files_only)
+        return PreTrainedTokenizerFast.from_pretrained(found.name, **found.options)
     except Exception as error:  # noqa: BLE001 - damaged files raise KeyError and others
         reason = " ".join(str(error).split())
         raise UsageError(

@@ -50,7 +50,7 @@ def build_launch(arguments: Sequence[str]) -> LaunchCommand:
         verify_adapters=known.adapters is not None,
     )
     place = TINY if known.model == "tiny" else known.model
-    return build_launch_command(find_model(place, "config.json").name, options, known.host, known.port)
+    return build_launch_command(find_model(place, "config.json"), options, known.host, known.port)
 
 
 def _check_key(host: str) -> None:

@@ -52,9 +52,7 @@ class TransformersPolicy:
             keep_freed_memory()
         dtype = torch.float32 if device == "cpu" else torch.bfloat16
         try:
-            loaded: Any = AutoModelForCausalLM.from_pretrained(
-                place.name, dtype=dtype, local_files_only=place.local_files_only
-            )
+            loaded: Any = AutoModelForCausalLM.from_pretrained(place.name, dtype=dtype, **place.options)
             if adapter is not None:
                 from peft import PeftModel
 

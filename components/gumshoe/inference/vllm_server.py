@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import distributions
@@ -17,7 +17,7 @@ from types import TracebackType
 
 import httpx
 
-from gumshoe.artifacts.hub import find_model
+from gumshoe.artifacts.hub import ModelLocation, find_model
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.inference import vllm_access, vllm_plugin
 from gumshoe.inference.http_options import http_options, raise_if_denied
@@ -122,11 +122,11 @@ class VLLMServer:
             UsageError: if vLLM is not installed, or the model does not exist.
             ServerError: if its port is in use.
         """
-        self._model = find_model(self._model, "config.json").name  # vLLM reports a missing model late, in many lines
+        location = find_model(self._model, "config.json")  # vLLM reports a missing model late, in many lines
         port, self._has_started = self._options.port or find_free_ports(1)[0], False
         _wait_for_port(port)
         self.url = f"http://127.0.0.1:{port}"
-        launch = build_launch_command(self._model, self._options, "127.0.0.1", port)
+        launch = build_launch_command(location, self._options, "127.0.0.1", port)
         command = [sys.executable, "-m", "gumshoe.inference.reaper", *launch.command]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - our interpreter and arguments
@@ -234,14 +234,15 @@ class LaunchCommand:
     environment: dict[str, str]
 
 
-def build_launch_command(model: str, options: ServerOptions, host: str, port: int) -> LaunchCommand:
+def build_launch_command(model: ModelLocation, options: ServerOptions, host: str, port: int) -> LaunchCommand:
     """Return the command that starts a server of `model` on `host` and `port`, for the installed build of vLLM.
 
     Raises:
-        UsageError: if vLLM is not installed.
+        UsageError: if vLLM is not installed, or would run code from the model's repository.
     """
+    _check_remote_code(options.arguments)
     arguments = {
-        "--model": model,
+        "--model": model.name,
         "--served-model-name": options.name,
         "--host": host,
         "--port": str(port),
@@ -252,6 +253,8 @@ def build_launch_command(model: str, options: ServerOptions, host: str, port: in
         "--logprobs-mode": "processed_logprobs",
         "--middleware": vllm_access.MIDDLEWARE,
     }
+    if model.revision:
+        arguments |= {"--revision": model.revision, "--tokenizer-revision": model.revision}
     switches = ["--enable-lora", "--disable-uvicorn-access-log"]
     own = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", vllm_plugin.ENABLE_VARIABLE: "1"}
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
@@ -266,6 +269,20 @@ def build_launch_command(model: str, options: ServerOptions, host: str, port: in
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", *named, *switches, *options.arguments]
     rules = _build_adapter_rules(options)
     return LaunchCommand(command, {**own, **inherited, _LOG_LEVEL: _LOG_LEVEL_VALUE, **options.environment, **rules})
+
+
+def _check_remote_code(arguments: Sequence[str]) -> None:
+    """Refuse arguments that make vLLM run code from a model's repository.
+
+    Raises:
+        UsageError: if one does.
+    """
+    for each in arguments:
+        if each.partition("=")[0].replace("_", "-") == "--trust-remote-code":
+            raise UsageError(
+                "inference.remote-code",
+                f"{each} would run code from the model's repository; use a model that vLLM and transformers support",
+            )
 
 
 def _build_adapter_rules(options: ServerOptions) -> dict[str, str]:

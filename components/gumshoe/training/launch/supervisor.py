@@ -290,7 +290,7 @@ def check_context(settings: TrainSettings) -> None:
     from transformers import AutoConfig
 
     place = find_model(base_model(settings), "config.json")
-    config = AutoConfig.from_pretrained(place.name, local_files_only=place.local_files_only)
+    config = AutoConfig.from_pretrained(place.name, **place.options)
     most = getattr(config.get_text_config(), "max_position_embeddings", None)
     if most is not None and settings.model.max_context > most:
         raise UsageError(

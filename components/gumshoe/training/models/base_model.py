@@ -15,6 +15,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from gumshoe.artifacts.base_models.gguf_conversion import to_bfloat16
+from gumshoe.artifacts.hub import find_cached_directory
 from gumshoe.artifacts.model_card import CARD
 from gumshoe.artifacts.source_files import read_json_model
 from gumshoe.artifacts.storage import write_atomically
@@ -156,6 +157,8 @@ class AdapterBase(BaseModel):
     """Storage of the weights on disk; None if they were not on this machine."""
     fingerprint: str | None = None
     """SHA-256 of names, shapes and first values of all tensors, regardless of how they are split into files."""
+    revision: str | None = None
+    """Commit on the hub, if it is a model of the hub and was on this machine."""
     outside: str | None = None
     """The same for embeddings, norms and biases only, which quantization does not change."""
 
@@ -241,7 +244,8 @@ def identify_base_model(name: str, place: str, quantization: Literal["none", "nf
     """
     directory = find_local_directory(place)
     if directory is None or not any((directory / each).exists() for each in (WEIGHTS, INDEX)):
-        return AdapterBase(name=name, quantization=quantization)
+        revision = directory.name if directory is not None and directory.parent.name == "snapshots" else None
+        return AdapterBase(name=name, quantization=quantization, revision=revision)
     config, tensors = read_config(directory), find_tensors(directory)
     is_quantized = bool(config.get("quantization_config"))
     fingerprint, outside = _compute_fingerprints(tensors, is_tied=bool(config.get("tie_word_embeddings")))
@@ -251,6 +255,7 @@ def identify_base_model(name: str, place: str, quantization: Literal["none", "nf
         stored="quantized" if is_quantized else "full",
         fingerprint=fingerprint,
         outside=outside,
+        revision=directory.name if directory.parent.name == "snapshots" else None,
     )
 
 
@@ -259,14 +264,7 @@ def find_local_directory(place: str) -> Path | None:
     directory = Path(place).expanduser()
     if directory.is_dir():
         return directory
-    from huggingface_hub import try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    try:
-        found = try_to_load_from_cache(place, CONFIG)
-    except HFValidationError:  # not a name on the hub
-        return None
-    return Path(found).parent if isinstance(found, str) else None
+    return find_cached_directory(place, CONFIG)
 
 
 def read_config(directory: Path) -> dict[str, Any]:

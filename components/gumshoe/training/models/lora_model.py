@@ -39,7 +39,7 @@ def load_base(settings: TrainSettings, dtype: torch.dtype | None = None) -> Any:
     # Pass no quantization_config for "none": None would make transformers read quantized files as full weights.
     quantized = {"quantization_config": nf4_config()} if settings.model.quantization == "nf4" else {}
     model: Any = AutoModelForCausalLM.from_pretrained(
-        place.name, dtype=dtype or dtype_of(settings.model), local_files_only=place.local_files_only, **quantized
+        place.name, dtype=dtype or dtype_of(settings.model), **place.options, **quantized
     )
     shape, router_loss = model.config.get_text_config(), settings.optimizer.router_loss
     if hasattr(shape, "output_router_logits"):

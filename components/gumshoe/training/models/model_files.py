@@ -38,9 +38,7 @@ def fetch_model(name: str) -> Path:
     place = find_model(resolve_model(name), CONFIG)
     directory = Path(place.name)
     if not directory.is_dir():
-        downloaded = snapshot_download(
-            place.name, allow_patterns=[*_DOWNLOADED_FILES], local_files_only=place.local_files_only
-        )
+        downloaded = snapshot_download(place.name, allow_patterns=[*_DOWNLOADED_FILES], **place.options)
         directory = Path(downloaded)
     if not (directory / "tokenizer.json").exists():
         raise UsageError(

@@ -153,9 +153,8 @@ def load_meta_model(model: str) -> Any:
 
     place = None if Path(model).is_file() else find_model(TINY if model == "tiny" else model, "config.json")
     try:
-        config: Any = AutoConfig.from_pretrained(
-            model if place is None else place.name, local_files_only=place is None or place.local_files_only
-        )
+        options = {"local_files_only": True} if place is None else place.options
+        config: Any = AutoConfig.from_pretrained(model if place is None else place.name, **options)
         if hasattr(config, "quantization_config"):
             del config.quantization_config
         with torch.device("meta"):
