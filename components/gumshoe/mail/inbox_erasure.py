@@ -1,0 +1,158 @@
+"""Erase messages and inboxes from an index: write its segments anew without them, and delete the old ones."""
+
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gumshoe.artifacts.private_data import mark_private
+from gumshoe.artifacts.sqlite import explain_damage
+from gumshoe.mail.build import extend_mail_index
+from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport
+from gumshoe.mail.index_directory import PARTIAL, change_index, digest_content, remove_leftovers
+from gumshoe.mail.schema import SEGMENT_PREFIX, IndexState, check_exists, index_path, write_state
+from gumshoe.mail.segment import IndexSegments
+from gumshoe.mail.segment_rewriter import SegmentRewriter
+from gumshoe.mail.terms import bare_id
+
+
+def has_inbox(directory: Path, inbox: str) -> bool:
+    """Return True if an index has an inbox.
+
+    Raises:
+        UsageError, GumshoeError: if there is no index, or it is damaged.
+    """
+    return inbox in _open(directory)[1].list_inboxes()
+
+
+def find_message_ids(directory: Path, message_id: str) -> list[str]:
+    """Return the ids, as stored, of the messages with an id, given with or without brackets.
+
+    Raises:
+        UsageError, GumshoeError: if there is no index, or it is damaged.
+    """
+    _, segments = _open(directory)
+    bare = bare_id(message_id)
+    names = {message_id, bare, f"<{bare}>"}
+    found = segments.find_ids(sorted(names))
+    return sorted(
+        {copy.message_id for numbers in found.values() for each in numbers for copy in segments.read_copies(each)}
+        & names
+    )
+
+
+def find_messages_of(directory: Path, address: str) -> list[str]:
+    """Return the ids of all messages that a person sent or received, or whose text contains the address.
+
+    Raises:
+        UsageError, GumshoeError: if there is no index, or it is damaged.
+    """
+    _, segments = _open(directory)
+    found: set[str] = set()
+    with explain_damage(directory):
+        numbers = segments.collect(lambda each: each.execute("SELECT DISTINCT message FROM copies"))
+        for (number,) in numbers:
+            copies = segments.read_copies(number)
+            text = segments.read_text(number)
+            people = {person[1].lower() for copy in copies for person in copy.recipients}
+            texts = [text.sender, text.subject, text.body, *(each.text for each in text.attachments)]
+            holders = {entry.address for copy in copies for entry in copy.inboxes}
+            if address in people | holders or any(address in each.lower() for each in texts):
+                found |= {copy.message_id for copy in copies}
+    return sorted(found)
+
+
+def erase_messages(directory: Path, message_ids: Iterable[str]) -> None:
+    """Remove messages from all inboxes of an index, and write all segments anew.
+
+    If no message is left, the index is deleted.
+
+    Raises:
+        UsageError, GumshoeError: as in `extend_mail_index`.
+    """
+    extend_mail_index([], directory, remove=sorted(set(message_ids)), compact=True)
+    _delete_if_empty(directory)
+
+
+def erase_inbox(directory: Path, inbox: str) -> None:
+    """Remove an inbox from an index, and everything that only this inbox may see.
+
+    Messages that other inboxes hold stay in those, with the address among their senders and recipients. The new
+    segments become visible in one step. If no inbox is left, the index is deleted.
+
+    Raises:
+        UsageError: if there is no index.
+        UnavailableError: if a build is in progress.
+        GumshoeError: if the index is damaged, or the new segments cannot be written.
+    """
+    check_exists(directory)
+    with explain_damage(directory), change_index(directory):
+        state, segments = IndexSegments.open_present(directory)
+        others = tuple(sorted(set(segments.list_inboxes()) - {inbox}))
+        partial = directory / PARTIAL
+        shutil.rmtree(partial, ignore_errors=True)
+        names = _write_segments(SegmentRewriter(segments, inboxes=others), state, directory, inbox)
+        remove_leftovers(directory, names, at_once=True)
+    _delete_if_empty(directory)
+
+
+def _write_segments(rewriter: SegmentRewriter, state: IndexState, directory: Path, inbox: str) -> tuple[str, ...]:
+    used = [int(path.name.removeprefix(SEGMENT_PREFIX)) for path in directory.glob(f"{SEGMENT_PREFIX}*")]
+    names: list[str] = []
+    for number, group in enumerate(rewriter.list_groups(), max(used, default=0) + 1):
+        names.append(f"{SEGMENT_PREFIX}{number}")
+        rewriter.write(group, directory / PARTIAL / names[-1])
+    kept = MailBuildOptions.from_dict(state.facts["options"])
+    options = replace(kept, inboxes=tuple(each for each in kept.inboxes if each != inbox))
+    copies = rewriter.counts["copies"]
+    report = MailBuildReport(
+        messages=rewriter.messages,
+        read=copies,
+        kept_out=Counter({"duplicate": copies - rewriter.messages}),
+        attachments=rewriter.attachments,
+        without_date=rewriter.counts["without date"],
+        content=digest_content(IndexSegments.open(directory / PARTIAL, names), options),
+    )
+    facts = _without_sources_of(state.facts, inbox) | {
+        "options": {**state.facts["options"], "inboxes": list(options.inboxes)},
+        "built": datetime.now(UTC).isoformat(timespec="seconds"),
+        **report.to_facts(),
+    }
+    for name in names:
+        (directory / PARTIAL / name).replace(directory / name)
+    shutil.rmtree(directory / PARTIAL, ignore_errors=True)
+    mark_private(directory, None)
+    write_state(directory, IndexState(state.version + 1, tuple(names), facts))
+    return tuple(names)
+
+
+def _without_sources_of(facts: dict[str, Any], inbox: str) -> dict[str, Any]:
+    """Return the facts of an index without the sources of one owner, or whose names contain the address."""
+    gone = {
+        each if isinstance(each, str) else each["source"] for each in facts["sources"] if inbox in str(each).lower()
+    }
+    sources = [each for each in facts["sources"] if (each if isinstance(each, str) else each["source"]) not in gone]
+    by_source = {
+        name: {uri: value for uri, value in facts.get(name, {}).items() if uri not in gone}
+        for name in ("source_messages", "positions")
+    }
+    return {**facts, "sources": sources, **by_source}
+
+
+def _open(directory: Path) -> tuple[IndexState, IndexSegments]:
+    check_exists(directory)
+    with explain_damage(directory):
+        return IndexSegments.open_present(directory)
+
+
+def _delete_if_empty(directory: Path) -> None:
+    """Delete an index without messages. Its description goes first, so that nobody sees half of it."""
+    with change_index(directory):
+        _, segments = IndexSegments.open_present(directory)
+        if any(each.messages for each in segments.segments):
+            return
+        index_path(directory).unlink()
+        remove_leftovers(directory, (), at_once=True)

@@ -1,0 +1,74 @@
+"""Erasing messages and inboxes: nothing of them is left in any file, and the rest is found as before."""
+
+from pathlib import Path
+
+import pytest
+
+from gumshoe.mail.audit import MailAudit
+from gumshoe.mail.inbox_erasure import erase_inbox, erase_messages, find_message_ids, find_messages_of, has_inbox
+from gumshoe.mail.index import MailIndex, MessageNotFoundError
+from gumshoe.mail.schema import index_path
+from tests.mail.mailbox import make_index, record
+
+ANN, BOB, CAROL = "ann@example.com", "bob@example.com", "carol@example.com"
+
+
+def find_bytes(directory: Path, *needles: str) -> set[str]:
+    """Return which texts occur in a file below a directory, in any case."""
+    contents = [path.read_bytes().lower() for path in directory.rglob("*") if path.is_file()]
+    return {each for each in needles if any(each.lower().encode() in content for content in contents)}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Return an index of mail from Ann to Bob, from Carol to Bob, and from Carol to Carol and Bob."""
+    carol = {"from": CAROL, "sender": CAROL}
+    records = [
+        record(1, body="zircon for bob", to=[BOB]),
+        record(2, **carol, body="quartz for bob", to=[BOB]),
+        record(3, **carol, body="secret beryl", to=[CAROL]),
+        record(4, **carol, body="opal, says ann@example.com", to=[BOB]),
+    ]
+    return make_index(tmp_path, records).directory
+
+
+def test_a_message_is_erased_from_all_inboxes(directory: Path) -> None:
+    assert find_message_ids(directory, "2@example.com") == ["<2@example.com>"]
+    assert find_message_ids(directory, "9@example.com") == []
+    assert find_bytes(directory, "quartz", "2@example.com") == {"quartz", "2@example.com"}
+    erase_messages(directory, ["<2@example.com>"])
+    assert find_bytes(directory, "quartz", "2@example.com") == set()
+    assert MailAudit(directory).find("2@example.com") == []
+    index = MailIndex(directory)
+    for inbox in (BOB, CAROL):
+        with pytest.raises(MessageNotFoundError):
+            index.read(inbox, "<2@example.com>")
+    assert [hit.message_id for hit in index.search(BOB, ["zircon"])] == ["<1@example.com>"]
+
+
+def test_an_inbox_is_erased_with_what_only_it_may_see(directory: Path) -> None:
+    before = MailIndex(directory).search(BOB, ["quartz"])
+    assert has_inbox(directory, CAROL)
+    erase_inbox(directory, CAROL)
+    assert not has_inbox(directory, CAROL)
+    assert find_bytes(directory, "beryl", "3@example.com") == set()
+    index = MailIndex(directory)
+    assert index.search(CAROL, ["quartz"]) == []
+    assert index.search(BOB, ["quartz"]) == before
+    assert index.read(BOB, "<2@example.com>").sender == CAROL
+    assert index.stats()["messages"] == 3
+
+
+def test_all_messages_of_a_person_are_erased(directory: Path) -> None:
+    assert find_messages_of(directory, ANN) == ["<1@example.com>", "<4@example.com>"]
+    erase_messages(directory, find_messages_of(directory, ANN))
+    assert find_bytes(directory, ANN, "zircon", "opal") == set()
+    assert not has_inbox(directory, ANN)
+    assert [hit.message_id for hit in MailIndex(directory).search(BOB, ["quartz"])] == ["<2@example.com>"]
+
+
+def test_an_index_without_messages_is_deleted(directory: Path) -> None:
+    for inbox in (ANN, BOB, CAROL):
+        erase_inbox(directory, inbox)
+    assert not index_path(directory).exists()
+    assert find_bytes(directory, "zircon", "quartz", "beryl", "opal", "example.com") == set()
