@@ -144,6 +144,11 @@ class TrainingParameters(RunParameters):
     thresholds: Annotated[
         dict[str, Any], "Thresholds an adapter must meet to be published. Missing ones have their defaults."
     ] = field(default_factory=dict)
+    canaries: Annotated[
+        str,
+        "Record of the canaries that are planted in `sources`, e.g. s3://bucket/canaries/canaries.json, to measure "
+        "what the adapter memorized. Empty for none.",
+    ] = ""
     deploy: Annotated[
         str, "How to deploy the published adapter: `none`, `canary` (beside the adapter in service) or `full`."
     ] = "none"

@@ -318,7 +318,28 @@ def _check_choice(arguments: Mapping[str, Any], _: bool) -> None:
 def _check_thresholds(arguments: Mapping[str, Any], _: bool) -> None:
     from gumshoe.evaluation.gate import GateSettings
 
-    GateSettings.from_mapping(arguments["thresholds"])
+    if GateSettings.from_mapping(arguments["thresholds"]).needs_canaries and not arguments.get("canaries"):
+        raise UsageError(
+            "pipelines.thresholds-without-canaries",
+            "the thresholds max_exposure and max_extracted need canaries, but `canaries` is empty; set it to the "
+            "canaries.json of `gumshoe synthesize canaries`",
+        )
+
+
+def _check_canaries(arguments: Mapping[str, Any], is_local: bool) -> None:
+    from gumshoe.scenarios.canary_record import CanaryRecord
+
+    if not arguments["canaries"]:
+        return
+    corpus = find_corpus(arguments.get("environment", DEFAULT_ENVIRONMENT))
+    if corpus is not None and not corpus.has_inboxes:
+        raise UsageError(
+            "pipelines.canaries-need-mail",
+            f"canaries are planted in mail, but the environment is {arguments['environment']}; leave `canaries` empty",
+        )
+    _check_readable(arguments["canaries"], is_local)
+    if is_local:
+        CanaryRecord.read(arguments["canaries"])
 
 
 def _check_deploy(arguments: Mapping[str, Any], _: bool) -> None:
@@ -379,6 +400,7 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
     "demonstrations": _check_demonstrations,
     "limits": _check_limits,
     "choice": _check_choice,
+    "canaries": _check_canaries,
     "thresholds": _check_thresholds,
     "judge": _check_judge,
     "deploy": _check_deploy,

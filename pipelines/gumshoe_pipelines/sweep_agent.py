@@ -42,6 +42,7 @@ def sweep_agent(given: SweepAgentParameters) -> None:
             entry=each.__getattr__("name"),  # `each.name` is the name of the placeholder
         )
         compared = {"adapter": trained.outputs["adapter"], "baseline": before.outputs["evaluation"]}
+        compared["canaries"] = given.canaries
         after = evaluate(given, own.evaluation, hours=6, **inputs, **compared)
     decided = where.on_cpu(
         choose(

@@ -54,7 +54,8 @@ def train_agent(given: TrainAgentParameters) -> None:
         )
         adapter = trained.outputs["adapter"]
         adapters = {"adapter": adapter, "current": current["adapter"]}
-        after = evaluate(given, evaluation, hours=12, **inputs, **adapters, baseline=before.outputs["evaluation"])
+        compared = {**adapters, "baseline": before.outputs["evaluation"], "canaries": given.canaries}
+        after = evaluate(given, evaluation, hours=12, **inputs, **compared)
         decided = gate(evaluation=after.outputs["evaluation"], thresholds=given.thresholds, store=given.store, run=run)
         where.on_cpu(decided, hours=0.5)
         publish_if_gate_passes(given, run, decided, adapter)

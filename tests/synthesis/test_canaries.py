@@ -116,7 +116,7 @@ def test_only_the_owner_may_read_the_record(tmp_path: Path) -> None:
     write_canaries(made, tmp_path)
     assert stat.S_IMODE((tmp_path / CANARIES_FILE).stat().st_mode) == 0o600
     assert json.loads((tmp_path / MARK).read_text())["inboxes"] == [ANN, BOB]
-    assert CanaryRecord.read(tmp_path) == CanaryRecord.read(tmp_path / CANARIES_FILE) == made.record
+    assert CanaryRecord.read(str(tmp_path)) == CanaryRecord.read(str(tmp_path / CANARIES_FILE)) == made.record
 
 
 @pytest.mark.parametrize(
@@ -138,12 +138,18 @@ def test_impossible_canaries_are_refused(inboxes: list[str], count: int, control
 
 def test_a_record_must_exist_and_have_planted_canaries_and_controls(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as missing:
-        CanaryRecord.read(tmp_path)
+        CanaryRecord.read(str(tmp_path))
     assert missing.value.code == "scenarios.canaries-not-found"
     CanaryRecord(seed=1, canaries=tuple(make().record.planted)).write(tmp_path)
     with pytest.raises(UsageError) as incomplete:
-        CanaryRecord.read(tmp_path)
+        CanaryRecord.read(str(tmp_path))
     assert incomplete.value.code == "scenarios.canaries-incomplete"
+    broken = make().record.model_dump(mode="json")
+    broken["canaries"][0]["secret"] = "none"
+    (tmp_path / CANARIES_FILE).write_text(json.dumps(broken))
+    with pytest.raises(UsageError) as invalid:
+        CanaryRecord.read(str(tmp_path))
+    assert invalid.value.code == "scenarios.canaries-invalid"
 
 
 def test_the_command_writes_all_files_and_refuses_scenarios_without_a_split(
@@ -156,7 +162,7 @@ def test_the_command_writes_all_files_and_refuses_scenarios_without_a_split(
     assert (refused.status, refused.code) == (2, "synthesis.scenarios-without-split")
     ran = run(*options, "--json")
     assert ran.status == 0, ran.err
-    record = CanaryRecord.read(tmp_path / "made")
+    record = CanaryRecord.read(str(tmp_path / "made"))
     assert json.loads(ran.out) == {"planted": 4, "controls": 3, "content": record.content}
     assert {each.query_date for each in record.canaries} == {DAY}
     assert run(*options).code == "synthesis.output-exists"

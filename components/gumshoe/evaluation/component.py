@@ -18,6 +18,7 @@ def evaluate_policy(
     current: dsl.Input[dsl.Model] = None,
     baseline: dsl.Input[dsl.Artifact] = None,
     choice: dict = {},  # noqa: B006 - Kubeflow requires a literal
+    canaries: str = "",
 ) -> float:
     """Evaluate the base model and the given adapters on the test split, and return the accuracy of the last one.
 
@@ -35,6 +36,7 @@ def evaluate_policy(
         current: Adapter in service, to evaluate too; an empty directory for none.
         baseline: Evaluation of the base model, to reuse its episodes.
         choice: How one of several samples is chosen: samples, choose, choose_by, temperature; empty for one sample.
+        canaries: Path or URI of the record of canaries in the training mail; empty to measure no memorization.
     """
     import json
     import shutil
@@ -48,8 +50,12 @@ def evaluate_policy(
     adapters = {"current": current, "adapter": adapter}
     given = {name: Path(each.path) for name, each in adapters.items() if each is not None}
     questions, page = Path(scenarios.path), Path(report.path)
-    result = evaluate_policies(Path(index.path), questions, base_model, given, judge, limits, place, page, choice)
+    result = evaluate_policies(
+        Path(index.path), questions, base_model, given, judge, limits, place, page, choice, canaries
+    )
     numbers = {name: estimate.value for name, estimate in result.metrics.items()}
+    if result.memorised is not None:
+        numbers |= {"exposure": result.memorised.exposure.value, "extracted": result.memorised.extracted.value}
     for name, value in numbers.items():
         metrics.log_metric(name, value)
     Path(metrics.path).write_text(

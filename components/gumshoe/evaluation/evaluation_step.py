@@ -15,6 +15,7 @@ from gumshoe.artifacts.storage import explain_os_errors
 from gumshoe.artifacts.store import Store
 from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.environments.registry import NamedEnvironment
+from gumshoe.evaluation.canary_evaluation import CanarySettings
 from gumshoe.evaluation.evaluate import EvaluationRequest, NamedPolicy, evaluate
 from gumshoe.evaluation.gate import Decision, GateSettings, decide_gate
 from gumshoe.evaluation.metrics import describe_metric, format_value
@@ -26,6 +27,7 @@ from gumshoe.rewards.best_of_n import ChoiceSettings
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.writer import RolloutOptions
+from gumshoe.scenarios.canary_record import CanaryRecord
 from gumshoe.terminal import progress
 
 BASE, CURRENT, ADAPTER = "base", "current", "adapter"
@@ -69,12 +71,14 @@ def evaluate_policies(
     directory: Path,
     page: Path,
     choice: Mapping[str, Any] | None = None,
+    canaries: str = "",
 ) -> PolicyResult:
     """Evaluate the base model and its adapters, by name, on the test split. Return the result of the last one.
 
     `limits` has the fields of `EvaluationLimits`. `choice` has those of `ChoiceSettings`, to choose among several
     samples; without it, one sample is taken greedily. The report is also written to `page`. Directories without an
-    adapter are skipped. If `directory` already has an evaluation of the base model, it is not evaluated again.
+    adapter are skipped. `canaries` is the path or the URI of a record of canaries, to measure what the policies
+    memorized. If `directory` already has an evaluation of the base model, it is not evaluated again.
 
     Raises:
         UsageError: if the settings are wrong; no episode was started.
@@ -104,6 +108,7 @@ def evaluate_policies(
         policies=tuple(policies),
         judges=(judge,),
         choice=choice_settings,
+        canaries=CanarySettings(CanaryRecord.read(canaries)) if canaries else None,
     )
     found = asyncio.run(evaluate(settings, directory, progress))
     write_report(found, settings, directory / REPORT)
@@ -184,6 +189,8 @@ def _summary(decision: Decision, result: EvaluationResult) -> str:
             f"# {'Passed' if decision.passed else 'Not passed'}",
             "",
             decision.why_with_code,
+            "",
+            *(f"- {each.name}: {each.memorised.summary}" for each in result.policies if each.memorised),
             "",
             f"| {len(result.scenarios.ids):,} questions | {' | '.join(names)} |",
             f"|---|{'---|' * len(names)}",

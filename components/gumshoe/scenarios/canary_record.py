@@ -12,11 +12,17 @@ from datetime import date
 from pathlib import Path
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from gumshoe.artifacts.source_files import read_json_model
-from gumshoe.artifacts.storage import explain_os_errors, write_atomically
+from gumshoe.artifacts.storage import (
+    InvalidUriError,
+    NotFoundError,
+    explain_os_errors,
+    open_uri,
+    write_atomically,
+)
 from gumshoe.errors import UsageError
+from gumshoe.model_validation import describe_validation_error
 from gumshoe.scenarios.scenario import Scenario
 
 CANARIES_FILE = "canaries.json"
@@ -132,19 +138,28 @@ class CanaryRecord(BaseModel):
             write_atomically(path, io.BytesIO(self.model_dump_json(indent=2).encode() + b"\n"), mode=0o600)
 
     @classmethod
-    def read(cls, place: Path) -> "CanaryRecord":
-        """Read a record, given the file or its directory.
+    def read(cls, place: str) -> "CanaryRecord":
+        """Read a record, given its path or URI (`s3://`), or its directory on this machine.
 
         Raises:
             UsageError: if it does not exist or is invalid, or has no planted canary or no control.
+            StorageError, UnavailableError: if it cannot be read.
         """
-        path = place / CANARIES_FILE if place.is_dir() else place
-        found = read_json_model(cls, path, "canaries")
-        if found is None:
+        path = str(Path(place) / CANARIES_FILE) if Path(place).is_dir() else place
+        try:
+            with open_uri(path) as file:
+                found = cls.model_validate_json(file.read())
+        except (NotFoundError, InvalidUriError) as error:
             raise UsageError(
                 "scenarios.canaries-not-found",
-                f"{path} does not exist; name the {CANARIES_FILE} that `gumshoe synthesize canaries` wrote",
-            )
+                f"{error}; name the {CANARIES_FILE} that `gumshoe synthesize canaries` wrote",
+            ) from None
+        except ValidationError as error:
+            raise UsageError(
+                "scenarios.canaries-invalid",
+                f"{path} is not a record of canaries: {describe_validation_error(error)}; make it again with `gumshoe "
+                "synthesize canaries`",
+            ) from None
         if not (found.planted and found.controls):
             raise UsageError(
                 "scenarios.canaries-incomplete",
