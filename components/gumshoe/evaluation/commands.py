@@ -10,6 +10,14 @@ from rich.table import Table
 
 from gumshoe.completion import complete_choice, complete_judge, complete_policy, complete_selector, complete_words
 from gumshoe.errors import RefusedError, UsageError
+from gumshoe.evaluation.attacks.attack_options import (
+    AttackCountOption,
+    AttackerOption,
+    AttackRoundsOption,
+    AttacksOption,
+    parse_attack_options,
+    print_attacks,
+)
 from gumshoe.inference.policy import MAX_TEMPERATURE
 from gumshoe.rollouts.commands import ChatOption, EnvironmentOption, IndexOption, parse_environment
 from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable, progress, repeat_command
@@ -121,8 +129,12 @@ def run_evaluation(
             help="Directory of an adapter that a server already hosts. Questions it was trained on are rejected.",
         ),
     ] = None,
+    attacks: AttacksOption = None,
+    attack_count: AttackCountOption = None,
+    attacker: AttackerOption = None,
+    attack_rounds: AttackRoundsOption = None,
     memorised: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             metavar="FILE",
             help="Measure what the policies memorized of their training mail: the canaries.json of `gumshoe "
@@ -185,6 +197,7 @@ def run_evaluation(
         prices=_parse_prices(price or [], [each.name for each in policies]),
         adapters=tuple(map(_parse_adapter, adapter or [])),
         canaries=_read_canaries(memorised, alternatives),
+        attacks=parse_attack_options(attacks, attack_count, attacker, attack_rounds),
         choice=choice,
     )
     found = asyncio.run(evaluate_policies(settings, directory, progress))
@@ -200,6 +213,7 @@ def run_evaluation(
         print_json(found.result)
         return
     _print_result(found.result)
+    print_attacks(found.result)
     out.print(f"report: [bold]{escape(str(directory / REPORT))}[/]", soft_wrap=True)
     if len(policies) > 1 and not found.result.is_whole:  # a gate would refuse it
         print_next(*repeat_command(context, limit=None, directory=directory.with_name(f"{directory.name}-whole")))
@@ -252,6 +266,14 @@ def run_gate(
         float, typer.Option(min=0, max=1, help="Maximum share of episodes that end with an unusable call.")
     ] = 0.02,
     level: Annotated[float, typer.Option(min=0.5, max=0.999, help="Confidence level of the paired interval.")] = 0.95,
+    max_exposure: Annotated[
+        float | None,
+        typer.Option(min=0, help="Maximum mean exposure of planted canaries in bits (needs `--memorised`)."),
+    ] = None,
+    max_extracted: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Maximum share of canaries extracted from other inboxes (as above)."),
+    ] = None,
     path: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write the decision here, as JSON.")
     ] = None,
@@ -264,7 +286,15 @@ def run_gate(
     from gumshoe.evaluation.gate import GateSettings, decide_gate
     from gumshoe.evaluation.results import read_result
 
-    settings = GateSettings(min_gain=min_gain, min_lower=min_lower, max_p=max_p, max_unusable=max_unusable, level=level)
+    settings = GateSettings(
+        min_gain=min_gain,
+        min_lower=min_lower,
+        max_p=max_p,
+        max_unusable=max_unusable,
+        level=level,
+        max_exposure=max_exposure,
+        max_extracted=max_extracted,
+    )
     found = decide_gate(read_result(candidate), read_result(baseline), settings)
     if path is not None:
         with explain_os_errors(path):
@@ -312,7 +342,7 @@ def _parse_adapter(text: str) -> tuple[str, Path]:
     return name, Path(place)
 
 
-def _read_canaries(place: Path | None, alternatives: int | None) -> "CanarySettings | None":
+def _read_canaries(place: str | None, alternatives: int | None) -> "CanarySettings | None":
     from gumshoe.evaluation.canary_evaluation import ALTERNATIVES, CanarySettings
     from gumshoe.scenarios.canary_record import CanaryRecord
 

@@ -18,6 +18,7 @@ from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.storage import explain_os_errors, open_locked_file, write_atomically
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.evaluation.attacks.attack_run import AttackedPolicy, AttackRun, AttackSettings
 from gumshoe.evaluation.canary_evaluation import CanarySettings, ProbedPolicy, check_probed, measure_memorization
 from gumshoe.evaluation.comparison import compare_policies
 from gumshoe.evaluation.memorization import Memorization
@@ -92,6 +93,8 @@ class EvaluationRequest:
     """(policy name, directory) of adapters, to read which questions they were trained on."""
     canaries: CanarySettings | None = None
     """Canaries of the training, to measure what the policies memorized."""
+    attacks: AttackSettings | None = None
+    """Attacks to measure beside the questions."""
     choice: ChoiceSettings | None = None
     """Settings to choose one of the samples as a question's answer. All samples are run before, so that they can be
     reused with another method."""
@@ -130,6 +133,11 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
         selector = settings.choice.open_selector() if settings.choice else None
         if selector is not None:
             open_judges.push_async_callback(selector.aclose)
+        attacks = None
+        if settings.attacks is not None:
+            options = (settings.rollout, directory, env_factory, scenarios, judges[0][1], watch)
+            attacks = AttackRun(settings.attacks, *options)
+            open_judges.push_async_callback(attacks.aclose)
         _record_settings(directory, settings, scenarios, env_factory)
         trajectories = await _run_rollouts(settings, directory, scenarios, env_factory, watch)
         predictions = []
@@ -144,18 +152,32 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
             if choices:
                 judged, trajectories[name] = _keep_chosen(judged, found, choices)
             predictions += judged
+        attacked = await attacks.run(_list_attacked(settings, predictions, trajectories)) if attacks else {}
         judge_results = tuple(
             JudgeResult(name=name, usage=judge.model.usage.to_dict() if isinstance(judge, OpenAIJudge) else {})
             for name, judge in judges
         )
     memorized = await _measure_canaries(settings, directory, scenarios, env_factory, seen, watch)
     result = _build_result(settings, scenarios, env_factory, predictions, judge_results, set(seen))
-    result = result.with_memorization(memorized)
+    result = result.with_memorization(memorized).with_attacks(attacked)
     with explain_os_errors(directory):
         write_predictions(directory / PREDICTIONS, predictions)
         write_table(directory / TABLE, predictions)
         result.write(directory)
     return EvaluationRun(result, scenarios, predictions, trajectories, env_factory)
+
+
+def _list_attacked(
+    settings: EvaluationRequest, predictions: Sequence[Prediction], trajectories: Mapping[str, list[Trajectory]]
+) -> list[AttackedPolicy]:
+    """Return the policies to attack, with their first episode without attack of each question."""
+    found = []
+    for each in settings.policies:
+        own = group_by_question(prediction for prediction in predictions if prediction.policy == each.name)
+        accuracy = {name: sum(one.correct for one in group) / len(group) for name, group in own.items()}
+        clean = {trajectory.scenario: trajectory for trajectory in reversed(trajectories[each.name])}
+        found.append(AttackedPolicy(each.name, each.word, clean, accuracy))
+    return found
 
 
 async def _measure_canaries(

@@ -16,6 +16,7 @@ from gumshoe.environments.base import DocumentSource
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.environments.search import bare_id
 from gumshoe.environments.tools import Call
+from gumshoe.evaluation.attacks.attack_rows import list_attack_rows
 from gumshoe.evaluation.evaluate import EvaluationRequest, EvaluationRun
 from gumshoe.evaluation.metrics import Estimate, describe_metric, format_value
 from gumshoe.evaluation.predictions import Prediction
@@ -74,6 +75,8 @@ def _page(evaluated: EvaluationRun, settings: EvaluationRequest) -> Iterator[str
             "verdict": verdict,
             "charts": list(_charts(result, kinds)),
             "kinds": kinds,
+            "attacked": [each.attacks for each in result.policies if each.attacks],
+            "attack_rows": list(list_attack_rows([each.attacks for each in result.policies])),
             "data": _data_blocks(evaluated, settings),
         },
     )

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gumshoe.artifacts.private_data import MARK
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UsageError
+from gumshoe.evaluation.attacks.attack_results import AttackResult
 from gumshoe.evaluation.memorization import Memorization
 from gumshoe.evaluation.metrics import METRICS, Estimate, describe_metric, format_value
 from gumshoe.model_validation import describe_validation_error
@@ -28,6 +29,7 @@ EVALUATION_FILES = {
     TABLE: "One row for each question.",
     f"{TRAJECTORIES}/": "Trajectories, one file per policy.",
     f"{CHOICES}/": "Which sample a judge chose (`--choose best`), one file per policy.",
+    "attacks/": "Attack messages (`--attacks`), attacked scenarios, trajectories and outcomes.",
     f"{MEMORIZED}/": "Questions about canaries (`--memorised`) and their trajectories, one file per policy.",
     SETTINGS_FILE: "Settings of the evaluation. One with other settings cannot continue in this directory.",
     MARK: "The inboxes whose mail the files quote.",
@@ -100,6 +102,8 @@ class PolicyResult(BaseModel):
     kinds: dict[str, Estimate]
     """Accuracy by kind of question."""
     agreement: Agreement | None = None
+    attacks: Annotated[AttackResult | None, Field(exclude_if=lambda each: each is None)] = None
+    """Results of attacks by messages in the inboxes, if they were measured."""
     memorised: Annotated[Memorization | None, Field(exclude_if=lambda each: each is None)] = None
     """What it memorized of canaries in its training mail, if that was measured."""
     control_reward_map: dict[str, tuple[float, ...]]
@@ -204,6 +208,11 @@ class EvaluationResult(BaseModel):
             each.model_copy(update={"memorised": memorized[each.name]}) if each.name in memorized else each
             for each in self.policies
         )
+        return self.model_copy(update={"policies": policies})
+
+    def with_attacks(self, attacked: Mapping[str, AttackResult]) -> "EvaluationResult":
+        """Return a copy with the results of attacks on policies, given by name."""
+        policies = tuple(each.model_copy(update={"attacks": attacked.get(each.name)}) for each in self.policies)
         return self.model_copy(update={"policies": policies})
 
     def describe_choice(self, policy: PolicyResult) -> str:
