@@ -137,7 +137,14 @@ def print_origin(facts: Mapping[str, Any]) -> None:
 def _describe_source(source: Mapping[str, Any]) -> str:
     if "collection" in source:
         return f"{source['source']}, collection {source['collection']}"
-    return f"{source['source']}, mailbox of {source['owner']}"
+    known = [str(source["source"])]
+    if "owner" in source:
+        known.append(f"mailbox of {source['owner']}")
+    if "trust_from" in source:
+        known.append("all senders trusted")
+    if "trust_authserv" in source:
+        known.append(f"senders confirmed by {' or '.join(source['trust_authserv'])}")
+    return ", ".join(known)
 
 
 def _visible(character: str) -> str:

@@ -50,8 +50,6 @@ def trusted(text: str) -> set[str]:
         ("Ann [at home <ann@x>", [("Ann [at home", "ann@x")]),
         ("RE: Ann <ann@x>", [("RE: Ann", "ann@x")]),
         ("Ann Lee <ann@x>; Bob Ek <bob@x>", [("Ann Lee", "ann@x"), ("Bob Ek", "bob@x")]),
-        ("Greg Meyer greg@example.com", [("Greg Meyer", "greg@example.com")]),
-        ('"Greg Meyer" greg@example.com', [("Greg Meyer", "greg@example.com")]),
         ("Greg Meyer", [("Greg Meyer", "")]),
         ("Сергей Обухов", [("Сергей Обухов", "")]),
         ('"Doe, Jane" </O=ACME/OU=GROUP ONE/CN=JDOE>', [("Doe, Jane", "")]),
@@ -76,11 +74,7 @@ def test_plain_forms_are_read_and_trusted(text: str, listed: list[tuple[str, str
         '"eve@example.com" <dave@example.com>',
         '"Dave \\" <eve@example.com>" <dave@example.com>',
         "eve@example.com <dave@example.com>",
-        "<dave@example.com> eve@example.com",
-        "<dave@example.com>eve@example.com",
-        "Dave <dave@example.com> <eve@example.com>",
         "eve@example.com: dave@example.com;",
-        "eve@example.com: dave@example.com",
         "[mailto:eve@example.com] <dave@example.com>",
         "dave@example.com (eve@example.com)",
         "dave@example.com (a (eve@example.com) b)",
@@ -108,6 +102,29 @@ def test_only_the_address_of_a_mail_server_counts(text: str) -> None:
         '"eve@example.com',
         '"eve@example.com, dave@example.com',
         '"eve@example.com"',
+        "Eve Smith eve@example.com",
+        '"Eve Smith" eve@example.com',
+        "<dave@example.com> eve@example.com",
+        "<eve@example.com>dave@example.com",
+        "Eve <eve@example.com> <dave@example.com>",
+        "Dave <dave@example.com> <eve@example.com>",
+        "Cc: eve@example.com",
+        "dave@example.com\rCc: eve@example.com",
+        "dave@example.com: eve@example.com",
+        'dave@example.com: eve@example.com, "x;"',
+        "Dave: eve@example.com (x;)",
+        "eve\u00a0@example.com",
+        "eve@example.com\u00a0",
+        "<eve@exam\u0085ple.com>",
+        "=?utf-8?q?a(?= <eve@example.com>, x) <dave@example.com>",
+        "'a( ' <eve@example.com>, x) <dave@example.com>",
+        "<dave@[x>, eve@example.com, <]>",
+        "<dave(>, eve@example.com, <)@example.com>",
+        "eve@example.com..",
+        "<eve@.example.com>",
+        "<eve@example.com\x00>",
+        "<eve@example.com>, (",
+        "<eve@example.com>, [ dave@example.com",
         "<eve@example.com",
         "eve@example.com>",
         "eve@example.com)",
@@ -148,7 +165,7 @@ def test_letters_outside_ascii_do_not_become_ascii() -> None:
     assert normalize_address("MÜLLER@Example.com") == "müller@example.com"
 
 
-@pytest.mark.parametrize("text", ["'eve@example.com' <dave@example.com>", "Dave <dave@example.com> <eve@example.com>"])
+@pytest.mark.parametrize("text", ["'eve@example.com' <dave@example.com>", "eve@example.com <dave@example.com>"])
 def test_mail_and_records_are_read_alike(text: str) -> None:
     mail = parse_message(f"From: {text}\nTo: {text}\n\nText.".encode(), "here")
     record = parse_record({"from": text, "to": [text], "body": "Text."}, "here")

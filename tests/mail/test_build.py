@@ -92,6 +92,8 @@ def test_the_index_records_how_it_was_built(tmp_path: Path) -> None:
         "max_attachments": 50,
         "max_attachment_bytes": 20 << 20,
         "max_attachment_characters": 200_000,
+        "trust_from": False,
+        "trust_authserv": [],
         "embedding": "none",
     }
     assert facts["kept_out"] == report.kept_out

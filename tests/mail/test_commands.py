@@ -119,6 +119,31 @@ def test_index_reads_a_list_of_sources(run: Run, tmp_path: Path) -> None:
     assert facts == [first, {"source": second, "owner": "carol@example.com", "aliases": []}]
 
 
+def test_senders_are_trusted_by_option(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "mail").mkdir()
+    results = "Authentication-Results: mx.example.com; dmarc={} header.from=example.com\n"
+    raw = f"From: {ANN}\nTo: {BOB}\nSubject: s\nMessage-ID: <{{}}@example.com>\n\nbody {{}}\n"
+    (tmp_path / "mail" / "1.eml").write_text(results.format("pass") + raw.format(1, "one"))
+    (tmp_path / "mail" / "2.eml").write_text(results.format("fail") + raw.format(2, "two"))
+    source, index = f"eml:{tmp_path / 'mail'}", tmp_path / "index"
+    ran = run("mail", "index", source, "--out", index)
+    assert "2 messages are not in their sender's inbox" in ran.out
+    assert "--trust-from" in ran.out
+    trusting = ["--trust-authserv", "MX.example.com", "--trust-from"]
+    ran = run("mail", "index", source, *trusting, "--out", index, "--replace", "--json")
+    assert json.loads(ran.out)["unproven_senders"] == 1
+    stated = {"source": source, "trust_from": True, "trust_authserv": ["mx.example.com"]}
+    assert read_state(index).facts["sources"] == [stated]
+    found = json.loads(run("mail", "search", "--index", index, "--inbox", ANN, "body", "--json").out)
+    assert [(hit["message_id"], hit["is_unverified"]) for hit in found] == [("<1@example.com>", False)]
+    for command in (["search", "body"], ["read", "<2@example.com>"]):
+        shown = run("mail", command[0], "--index", index, "--inbox", BOB, *command[1:]).out
+        assert shown.count("(unverified sender)") == 1
+    stats = run("mail", "stats", "--index", index).out
+    assert "1 messages not in their sender's inbox" in stats
+    assert f"{source}, all senders trusted, senders confirmed by mx.example.com" in stats
+
+
 def test_index_suggests_an_owner_and_counts_messages_without_an_inbox(run: Run, tmp_path: Path) -> None:
     lists = [record(number, sender="", to=[]) for number in range(2)]
     source = write_jsonl(tmp_path / "m.jsonl", [*lists, *(record(n, sender=f"{n}@x.org") for n in range(3, 9))])
@@ -151,6 +176,9 @@ def test_an_index_is_extended_and_messages_are_removed(run: Run, tmp_path: Path)
         (["SOURCE", "--out", "X", "--into", "X"], "--into"),
         (["SOURCE", "--out", "X", "--remove", "1@example.com"], "--remove"),
         (["--sources", "x.yaml", "--out", "X", "--owner", ANN], "--owner"),
+        (["--sources", "x.yaml", "--out", "X", "--trust-from"], "--trust-from"),
+        (["--sources", "x.yaml", "--out", "X", "--trust-authserv", "mx.example.com"], "--trust-authserv"),
+        (["maildir:x", "--out", "X", "--owner", ANN, "--trust-from"], "--trust-from"),
         (["SOURCE", "--into", "X", "--max-body", "10"], "--max-body"),
         (["SOURCE", "--into", "X", "--inbox", ANN], "--inbox"),
         (["SOURCE", "--into", "X", "--replace"], "--replace"),
@@ -308,6 +336,7 @@ def test_stats_describe_the_index(run: Run, index: str) -> None:
         (["index", "maildir:/no/such/place", "--out", "X"], "sources.no-such-directory", "/no/such/place"),
         (["index", "--out", "X"], "mail.no-sources", ""),
         (["index", "maildir:x", "--out", "X", "--owner", "ann"], "mail.invalid-owner", "'ann'"),
+        (["index", "maildir:x", "--out", "X", "--trust-authserv", "m x"], "mail.invalid-server-name", "'m x'"),
         (["index", "maildir:x", "--out", "X", "--inbox", "ann"], "mail.invalid-index-options", "'ann'"),
         (["index", "--sources", "/no/such/file", "--out", "X"], "mail.invalid-source-list", "/no/such/file"),
         (["index", "--into", "X", "--remove", "1"], "mail.no-index", "x"),

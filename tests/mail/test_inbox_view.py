@@ -152,6 +152,7 @@ def test_an_inbox_reads_its_own_copies_of_any_segment(tmp_path: Path) -> None:
                     each.sent,
                     each.utc_offset,
                     each.sender_name,
+                    each.is_unverified,
                     visible(each, entry),
                     each.references,
                     entry.shown_id,

@@ -17,11 +17,15 @@ def test_entries_are_uris_or_mappings(tmp_path: Path) -> None:
         "  owner: Ann@example.com\n"
         "  aliases: [a.lee@example.com]\n"
         "- {source: 'jsonl:mail.jsonl', owner: }\n"
+        "- {source: 'mbox:journal.mbox', trust_from: true}\n"
+        "- {source: 'mbox:all.mbox', trust_authserv: [MX.example.com]}\n"
     )
     assert read_source_list(path) == [
         OwnedSource("mbox:archive.mbox"),
         OwnedSource("maildir:ann", "ann@example.com", ("a.lee@example.com",)),
         OwnedSource("jsonl:mail.jsonl"),
+        OwnedSource("mbox:journal.mbox", trust_from=True),
+        OwnedSource("mbox:all.mbox", trust_authserv=("mx.example.com",)),
     ]
 
 
@@ -38,6 +42,9 @@ def test_entries_are_uris_or_mappings(tmp_path: Path) -> None:
         ("- {source: maildir:x, aliases: a@example.com}", "mail.invalid-source-list", ["entry 1", "aliases"]),
         ("- {source: maildir:x, owner: ann}", "mail.invalid-owner", ["entry 1", "'ann'"]),
         ("- {source: maildir:x, aliases: [a@example.com]}", "mail.invalid-owner", ["entry 1"]),
+        ("- {source: maildir:x, trust_from: perhaps}", "mail.invalid-source-list", ["entry 1", "trust_from"]),
+        ("- {source: maildir:x, trust_authserv: [m x]}", "mail.invalid-server-name", ["entry 1", "'m x'"]),
+        ("- {source: maildir:x, owner: a@x, trust_from: true}", "mail.option-conflict", ["entry 1", "a@x"]),
         ("- maildir:x\n- ftp:y", "sources.unknown-form", ["entry 2", "ftp:y"]),
     ],
 )

@@ -6,7 +6,7 @@ from functools import cache
 
 from gumshoe.environments.budgets import cut, cut_hit, join_within
 from gumshoe.mail.quotes import fold_message
-from gumshoe.mail.search_results import Hit, Message
+from gumshoe.mail.search_results import UNVERIFIED, Hit, Message
 
 _MAX_THREAD = 12_000  # characters of a thread that are shown; the wanted message is always shown whole
 _MAX_OTHER = 2_000  # characters shown of the text of another message of the thread
@@ -34,7 +34,7 @@ def header_fields(message: Message, most: int | None = None, limit: int | None =
     There are at most `most` recipients a role, and about `limit` characters a field.
     """
     name = message.sender_name if limit is None else cut(message.sender_name, limit // 2)
-    fields = {"From": f"{name} <{message.sender}>".lstrip()}
+    fields = {"From": f"{name} <{message.sender}>".lstrip() + _mark_sender(message.is_unverified)}
     for role in ("to", "cc"):
         people = [each.address for each in message.recipients if each.role == role]
         if most is not None and len(people) > most:
@@ -62,6 +62,7 @@ class MailFormat:
         sent = f"{hit.sent:%Y-%m-%d}" if hit.sent else "no date"
         sender = hit.sender if self.hit_characters is None else cut(hit.sender, _MAX_SENDER)
         subject, snippet = cut_hit(_cut_subject(hit.subject), hit.snippet, query, self.hit_characters)
+        sender += _mark_sender(hit.is_unverified)
         shown = f"{sent} {sender}: {subject}\n  {snippet}\n  id: {self.show_id(hit.message_id)}"
         if self.threads and hit.thread_size > 1:
             shown += f" (thread {self.show_id(hit.thread)}, {hit.thread_size} messages)"
@@ -111,6 +112,10 @@ class MailFormat:
             body = f"{body[:longest]} […]\n{more}"
         header = self.format_header(message, in_thread=True)
         return f"[{number} of {size}]\n{header}\nId: {self.show_id(message.message_id)}\n\n{body}"
+
+
+def _mark_sender(is_unverified: bool) -> str:
+    return f" ({UNVERIFIED})" if is_unverified else ""
 
 
 def _cut_subject(subject: str) -> str:

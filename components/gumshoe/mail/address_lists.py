@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from gumshoe.mail.headers import decode_header_text, repair_bytes
-from gumshoe.mail.message import clean_line, normalize_address
+from gumshoe.mail.message import clean, clean_line, normalize_address
 
 _MAX_LENGTH = 1 << 20  # characters of one list; the rest is ignored
 _MAX_CACHED = 300  # characters of a list that is kept in the cache
@@ -24,22 +24,29 @@ _QUOTED_LOCAL = re.compile(rf'"((?:[^"\\]|\\.)*+)"(@{_DOMAIN})')
 _ATOM = re.compile(r"[\w!#$%&'*+/=?^`{|}~-]+(?:\.[\w!#$%&'*+/=?^`{|}~-]+)*+")
 
 # The common entries: ann@example.com, Ann Lee <ann@example.com>, "Lee, Ann" <ann@example.com>
-_PLAIN = r"[A-Za-z0-9!#$%&*+/=^_`{|}~.-]++@[A-Za-z0-9.-]++"
+_PLAIN = r"[A-Za-z0-9!#$%&*+/=^_`{|}~.-]++@[A-Za-z0-9-]++(?:\.[A-Za-z0-9-]++)*+"
 _COMMON = re.compile(rf"(?:({_PLAIN})|(?:\"([^\"\\@?]*+)\"|([\w .&/'-]*+)) ?<({_PLAIN})>) ?(?:, ?|$)")
 _TOKEN = re.compile(
     r"(?P<space>\s++)"
-    r"|(?P<encoded>=\?[^?\s]{1,80}\?[bq]\?[^?]{0,2000}\?=)"
+    r"|(?P<encoded>=\?[\w.*+:-]{1,80}\?[bq]\?[^?()<>\"\[\]\\]{0,2000}\?=)"
     r"|(?P<quoted>\"(?:[^\"\\]|\\.)*+\")"
-    r"|(?P<single>'[^'<>\"@]{0,200}'(?=\s{0,9}<))"
+    r"|(?P<single>'[^'<>()\"\[\]\\@]{0,200}'(?=\s{0,9}<))"
     r"|(?P<angle><(?:[^<>\"]|\"(?:[^\"\\]|\\.)*+\")*+>)"
     r"|(?P<mark>[,;:])"
     r"|(?P<word>(?:[^\s,;:<>()\"\[\]]|\[[^\[\]<>()\"]*+\])++)",
-    re.S | re.I,
+    re.S | re.I | re.A,  # other spaces than those of ASCII are part of a word
 )
+_SPACES = re.compile(r"[ \t\n]++")
+_UNSTABLE = re.compile("[\x7f-\xa0\ufffd]")  # controls, and characters that may have been some
+# An address that a mail server delivers to as it is written: no quotation, and a domain that exists in DNS. Dots may be
+# anywhere in the local part, since some providers have given out such addresses.
+_HOST = r"[\w!#$%&*+/=?^`{|}~-]++"
+_DELIVERABLE = re.compile(rf"(?!'){_LOCAL}@(?:{_HOST}(?:\.{_HOST})*+|\[[!-&(-Z^-~]++\])", re.A)
 _STRAY = re.compile(r"[\[\])>]|<(?=[^<>\"]*+<)")  # a bracket without a partner, which leaves the rest readable
 _CLOSING_APOSTROPHE = re.compile(r"'(?=[\s,;<]|$)")
 _PARENTHESIS = re.compile(r"[()]|\\.", re.S)
-_ROUTE = re.compile(r"@[^\s,@:]++(?:,@[^\s,@:]++)*+:")
+_LITERAL = re.compile(r"\[[^\[\]\\]*+\]")
+_ROUTE = re.compile(rf"@{_HOST}(?:\.{_HOST})*+(?: ?, ?@{_HOST}(?:\.{_HOST})*+)*+ ?:", re.A)
 _SEPARATORS = re.compile(r"[\s<>()\",;:\[\]\\]+")
 _PART_SEPARATORS = re.compile(r"[,;]")
 
@@ -72,7 +79,7 @@ def parse_addresses(text: str) -> tuple[Mailbox, ...]:
 
 def _parse(text: str) -> tuple[Mailbox, ...]:
     entries: list[Mailbox] = []
-    line = clean_line(text)
+    line = _SPACES.sub(" ", clean(text)).strip(" ")
     position, end = 0, len(line)
     while position < end:
         common = _COMMON.match(line, position)
@@ -109,14 +116,17 @@ class _ListReader:
         self._names: list[list[_Part]] = []  # entries without an address: perhaps the beginning of `Meyer, Greg <...>`
         self._entries: list[Mailbox] = []
         self._has_stray = False
+        self._open_group: int | None = None  # number of entries before a group that has not ended
 
     def read(self) -> list[Mailbox]:
         if not self._read_tokens():
             return list(_read_loosely(self._line))
         self._end_entry()
         self._end_names()
+        if self._open_group is not None:  # the semicolon that was to end it stands in a quotation or a comment
+            self._entries[self._open_group :] = map(_doubt, self._entries[self._open_group :])
         if self._has_stray and not self._has_one_reading():
-            return [entry._replace(is_doubtful=True) for entry in self._entries]
+            return [*map(_doubt, self._entries)]
         return self._entries
 
     def _has_one_reading(self) -> bool:
@@ -140,6 +150,8 @@ class _ListReader:
                 self._read_mark(text, position, is_glued)
             elif kind and kind != "space":
                 if kind in {"encoded", "word"} and _hides_address(text):
+                    return False
+                if kind == "angle" and not _is_closed(text):
                     return False
                 if kind == "word":
                     self._note_apostrophe(text, position)
@@ -168,29 +180,28 @@ class _ListReader:
     def _read_mark(self, mark: str, position: int, is_glued: bool) -> None:
         parts = self._parts
         if mark == ":":
-            if parts and parts[-1].kind == "word" and parts[-1].text.lower() == "mailto":
+            if len(parts) == 1 and parts[0].kind == "word" and parts[0].text.lower() == "mailto":
                 parts.pop()
             elif position > self._last_semicolon:  # no group: RE: Ann <ann@example.com>
                 parts.append(_Part("colon", ":", is_glued))
             else:  # the name of a group
                 parts.clear()
                 self._end_names()
+                self._open_group = len(self._entries)
             return
         self._end_entry(mark == ",")
         if mark == ";":
             self._end_names()
+            self._open_group = None
 
     def _end_entry(self, may_continue: bool = False) -> None:
         parts, self._parts = self._parts, []
-        if not parts:
+        if not parts or parts[-1].kind == "colon":  # the name of a group without members
             return
         if any(part.kind == "angle" for part in parts):
             before = [part for name in self._names for part in (*name, _Part("comma", ",", True))]
             self._names.clear()
             self._add(_read_bracketed(before + parts))
-            return
-        colon = max((index for index, part in enumerate(parts) if part.kind == "colon"), default=-1)
-        if not (parts := parts[colon + 1 :]):
             return
         if may_continue and "@" not in _join(parts):
             self._names.append(parts)
@@ -201,7 +212,7 @@ class _ListReader:
         self._add(_read_bare(parts))
 
     def _add(self, entry: Mailbox) -> None:
-        self._entries.append(entry._replace(is_doubtful=True) if self._is_in_apostrophes else entry)
+        self._entries.append(_doubt(entry) if self._is_in_apostrophes else entry)
 
     def _end_names(self) -> None:
         self._entries += map(_read_bare, self._names)
@@ -209,6 +220,10 @@ class _ListReader:
 
 
 _ONE_IN_BRACKETS = re.compile(rf"[^@]*<\s*(?:mailto:)?{_LOCAL}@{_DOMAIN}\s*>[^@]*", re.I)
+
+
+def _doubt(entry: Mailbox) -> Mailbox:
+    return entry._replace(is_doubtful=bool(entry.address))
 
 
 def _find_comment_end(line: str, start: int) -> int:
@@ -221,29 +236,53 @@ def _find_comment_end(line: str, start: int) -> int:
     return 0
 
 
+def _is_closed(text: str) -> bool:
+    """Return True if comments and square brackets in angle brackets end there. Otherwise they may hide what follows."""
+    if text.count("[") != len(_LITERAL.findall(text)):
+        return False
+    position = text.find("(")
+    while position >= 0:
+        position = _find_comment_end(text, position)
+        if not position:
+            return False
+        position = text.find("(", position)
+    return True
+
+
 def _hides_address(text: str) -> bool:
     """Return True if an address and a separator stand in an encoded word or in square brackets of a name."""
     return "@" in text and any(mark in text for mark in ',;<>()"') and not _ADDRESS.fullmatch(text)
 
 
 def _read_bracketed(parts: list[_Part]) -> Mailbox:
-    """Read an entry with an address in angle brackets. Only the first brackets count; all else is its name."""
+    """Read an entry with an address in angle brackets. The text before it is its name.
+
+    It is doubtful if more than comments stands behind the brackets.
+    """
     index = next(index for index, part in enumerate(parts) if part.kind == "angle")
     address, is_doubtful = _read_angle(parts[index].text[1:-1])
     name = _join(parts[:index] + parts[index + 1 :])
     if not address and not name:
         name = clean_line(parts[index].text.strip("<> "))
-    return Mailbox(name, normalize_address(address), is_doubtful)
+    has_more = any(part.kind not in {"comment", "stray"} for part in parts[index + 1 :])
+    return _to_mailbox(name, address, is_doubtful or has_more)
+
+
+def _to_mailbox(name: str, address: str, is_doubtful: bool = False) -> Mailbox:
+    """Return an entry. It is doubtful if the normal form of its address is not deliverable as it is written."""
+    normal = normalize_address(address)
+    is_exact = _DELIVERABLE.fullmatch(normal) and not _UNSTABLE.search(normal)
+    return Mailbox(name, normal, bool(normal) and (is_doubtful or not is_exact))
 
 
 def _read_angle(content: str) -> tuple[str, bool]:
     """Return the address in angle brackets and True if it is doubtful. RFC 5322 allows a route and comments there."""
-    text = content.strip()
+    text = content.strip(" ")
     if text.isascii() and _ADDRESS.fullmatch(text) and "'" not in text:
         return text, False
     if "(" in text:
         text = re.sub(r"\([^()]*+\)", " ", text)
-    text = re.sub(r" ?([.@]) ?", r"\1", " ".join(text.split()))
+    text = re.sub(r" ?([.@]) ?", r"\1", _SPACES.sub(" ", text).strip(" "))
     if text[:7].lower() == "mailto:":
         text = text[7:].lstrip()
     text = _ROUTE.sub("", text, count=1) if text.startswith("@") else text
@@ -269,7 +308,7 @@ def _read_address(text: str) -> str:
 
 
 def _read_bare(parts: list[_Part]) -> Mailbox:
-    """Read an entry without angle brackets: an address, a name, or a name and an address behind it."""
+    """Read an entry without angle brackets: an address or a name. An address among other words is doubtful."""
     words = [part for part in parts if part.kind != "comment"]
     if not words:
         return Mailbox(_join(parts), "")
@@ -282,12 +321,11 @@ def _read_bare(parts: list[_Part]) -> Mailbox:
     has_comment_between = any(part.kind == "comment" for part in parts[begin : parts.index(words[-1])])
     address = _read_address(_join_address(words))
     if address and not has_comment_between:
-        return Mailbox(_join([part for part in parts if part.kind == "comment"]), normalize_address(address))
-    is_doubtful = len(holders) > 1 or holders[0] != len(words) - 1 or has_comment_between or words[-1].is_glued
+        return _to_mailbox(_join([part for part in parts if part.kind == "comment"]), address)
     for index in holders:
         if address := _read_address(words[index].text):
             others = [part for part in parts if part is not words[index]]
-            return Mailbox(_join(others), normalize_address(address), is_doubtful)
+            return _to_mailbox(_join(others), address, is_doubtful=True)
     return Mailbox(name, "")
 
 

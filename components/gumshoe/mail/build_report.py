@@ -34,6 +34,10 @@ class MailBuildOptions:
     """Maximum size of an attachment whose text is read."""
     max_attachment_characters: int = 200_000
     """Maximum length of an attachment's text. The rest is cut off."""
+    trust_from: bool = False
+    """Trust the address in From in all sources without an owner. See `OwnedSource.trust_from`."""
+    trust_authserv: tuple[str, ...] = ()
+    """Names of mail servers whose `Authentication-Results` confirm senders, in all sources."""
     embedding: str = NO_EMBEDDING
     """Embedding model, as for `open_embedder`, for searches by meaning. "none" builds an index without vectors."""
 
@@ -73,6 +77,8 @@ class MailBuildReport:
     without_id: int = 0
     without_inbox: int = 0
     """Messages in the index that are in nobody's inbox."""
+    unproven_senders: int = 0
+    """Messages that are not in their sender's inbox because nothing shows that the sender is genuine."""
     removed: int = 0
     """Copies of messages that were removed since the index was built: on request, or by a sync."""
     owners: dict[str, tuple[str, float]] = field(default_factory=dict)

@@ -14,6 +14,7 @@ from gumshoe.embeddings.search_options import Fusion, format_ranks
 from gumshoe.errors import UsageError
 from gumshoe.mail.message import ROLES
 from gumshoe.mail.search_arguments import MEANING_WEIGHT, Order
+from gumshoe.mail.search_results import UNVERIFIED
 from gumshoe.terminal import (
     JsonFlag,
     err,
@@ -76,9 +77,28 @@ def index(
         list[str] | None,
         typer.Option("--alias", metavar="ADDRESS", help="Other address of the owner (repeatable)."),
     ] = None,
+    trust_from: Annotated[
+        bool,
+        typer.Option(
+            "--trust-from",
+            help="Trust the sender's address in each SOURCE: an archive in which nobody can forge one, e.g. a journal.",
+        ),
+    ] = False,
+    trust_authserv: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Mail server whose Authentication-Results confirm senders in each SOURCE, by the name with which "
+            "these headers begin, e.g. mx.example.com (repeatable).",
+        ),
+    ] = None,
     source_list: Annotated[
         Path | None,
-        typer.Option("--sources", metavar="FILE", help="YAML list of more sources: URIs, or {source, owner, aliases}."),
+        typer.Option(
+            "--sources",
+            metavar="FILE",
+            help="YAML list of more sources: URIs, or {source, owner, aliases, trust_from, trust_authserv}.",
+        ),
     ] = None,
     inboxes: Annotated[
         list[str] | None,
@@ -145,7 +165,8 @@ def index(
     from gumshoe.mail.index_options import parse_options
 
     _check_index_options(_list_given(context))
-    listed = _list_sources(uris or [], owner, aliases or [], source_list)
+    trust = trust_from, tuple(trust_authserv or ())
+    listed = _list_sources(uris or [], owner, aliases or [], trust, source_list)
     if directory is None:
         place = cast(Path, extended)
         report = extend_mail_index(
@@ -190,8 +211,10 @@ def _check_index_options(given: dict[str, str]) -> None:
     """Raise UsageError if options of `gumshoe mail index` do not fit together."""
     if ("directory" in given) == ("extended" in given):
         raise UsageError("mail.option-conflict", "set either --out to build an index, or --into to add to one")
-    if {"owner", "aliases"} & given.keys() and "uris" not in given:
-        raise UsageError("mail.option-conflict", "--owner and --alias need a SOURCE argument, got none; name a SOURCE")
+    of_sources = {"owner", "aliases", "trust_from", "trust_authserv"}
+    if (needing := of_sources & given.keys()) and "uris" not in given:
+        names = ", ".join(given[each] for each in sorted(needing))
+        raise UsageError("mail.option-conflict", f"{names} cannot be used without a SOURCE argument; name a SOURCE")
     changes = {"remove", "sync", "allow_missing", "compact"}
     for name in [name for name in given if name in changes and "directory" in given]:
         raise UsageError("mail.option-conflict", f"{given[name]} cannot be used with --out; use it with --into")
@@ -202,7 +225,7 @@ def _check_index_options(given: dict[str, str]) -> None:
         )
     if "allow_missing" in given and "sync" not in given:
         raise UsageError("mail.option-conflict", "--allow-missing cannot be used without --sync")
-    allowed = {"uris", "extended", "owner", "aliases", "source_list", *changes, "json"}
+    allowed = {"uris", "extended", *of_sources, "source_list", *changes, "json"}
     fixed = [option for name, option in given.items() if name not in allowed]
     if "extended" in given and fixed:
         raise UsageError(
@@ -211,11 +234,13 @@ def _check_index_options(given: dict[str, str]) -> None:
         )
 
 
-def _list_sources(uris: list[str], owner: str, aliases: list[str], source_list: Path | None) -> "list[OwnedSource]":
+def _list_sources(
+    uris: list[str], owner: str, aliases: list[str], trust: tuple[bool, tuple[str, ...]], source_list: Path | None
+) -> "list[OwnedSource]":
     """Return the sources of the command line, and then those of a file."""
     from gumshoe.mail.inboxes import OwnedSource
 
-    listed = [OwnedSource(each, owner, tuple(aliases)) for each in uris]
+    listed = [OwnedSource(each, owner, tuple(aliases), *trust) for each in uris]
     if source_list is not None:
         from gumshoe.mail.source_list import read_source_list
 
@@ -245,6 +270,14 @@ def _print_report(report: "MailBuildReport", place: Path, *, is_new: bool) -> No
         out.print(
             f"{report.without_inbox:,} messages are in nobody's inbox, and no search finds them. If a source is the "
             "mailbox of one person, build the index again with --owner ADDRESS.",
+            soft_wrap=True,
+        )
+    if report.unproven_senders:
+        out.print(
+            f"{report.unproven_senders:,} messages are not in their sender's inbox, only in those of the recipients, "
+            "because anybody can forge a sender. They are neither in a folder for sent mail nor confirmed by a trusted "
+            "server. If nobody can forge senders in a source, build the index again with --trust-from; if your mail "
+            "server checks them, with --trust-authserv NAME.",
             soft_wrap=True,
         )
     for source, (address, share) in report.owners.items():
@@ -351,7 +384,8 @@ def _print_hits(hits: "Iterable[Hit]", mark: str = "") -> None:
         is_ranked = hit.dense_rank or hit.lexical_rank
         ranks = f"  ({format_ranks(hit.dense_rank, hit.lexical_rank)})" if is_ranked else ""
         out.print(
-            f"  {_format_date(hit.sent)}  {printable(hit.sender)}  [cyan]{printable(hit.message_id)}[/]{size}{ranks}",
+            f"  {_format_date(hit.sent)}  {printable(hit.sender)}{_mark_sender(hit.is_unverified)}  "
+            f"[cyan]{printable(hit.message_id)}[/]{size}{ranks}",
             soft_wrap=True,
         )
         out.print(f"  [dim]{printable(hit.snippet)}[/]", soft_wrap=True)
@@ -395,7 +429,8 @@ def _print_message(message: "Message") -> None:
         ("Message-ID", message.message_id),
     ]
     for name, value in lines:
-        out.print(f"[bold]{name}:[/] {printable(value)}", soft_wrap=True)
+        mark = _mark_sender(message.is_unverified) if name == "From" else ""
+        out.print(f"[bold]{name}:[/] {printable(value)}{mark}", soft_wrap=True)
     out.print()
     out.print(printable(message.body), soft_wrap=True)
     for each in message.attachments:
@@ -455,10 +490,15 @@ def stats(
         f"{facts['without_id']:,} without an id; {facts['removed']:,} removed",
         soft_wrap=True,
     )
+    out.print(f"{facts['unproven_senders']:,} messages not in their sender's inbox, because it may be forged")
     if facts["vectors"]:
         embedding = printable(facts["options"]["embedding"])
         out.print(f"embedding {embedding}, {facts['vectors']:,} vectors of {facts['dimensions']} dimensions")
     print_origin(facts)
+
+
+def _mark_sender(is_unverified: bool) -> str:
+    return f" [red]({UNVERIFIED})[/]" if is_unverified else ""
 
 
 def _format_person(name: str, address: str) -> str:

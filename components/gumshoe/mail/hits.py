@@ -97,6 +97,7 @@ class HitReader:
                     snippet,
                     copies[thread[0]][0].shown_id,
                     len(thread),
+                    is_unverified=all(each.is_unverified for each in copies[message]),
                 )
             )
         return tuple(hits)

@@ -13,7 +13,6 @@ from gumshoe.installation import install_command
 from gumshoe.mail.imap_account import CommandRefusedError, ConnectionLostError, ImapAccount, parse_imap_uri
 from gumshoe.mail.imap_folders import ImapFolder, choose_folders
 from gumshoe.mail.items import MailSource, RawMessage
-from gumshoe.mail.message import State
 from gumshoe.mail.message_files import MAX_MESSAGE_SIZE
 
 if TYPE_CHECKING:
@@ -126,7 +125,7 @@ class ImapMail(MailSource):
                     detail = f"{facts[uid].size:,} bytes; the maximum is {MAX_MESSAGE_SIZE:,}"
                     yield uid, UnreadableItem(where, "message too large", detail)
                 elif uid in contents:
-                    yield uid, _to_item(where, contents[uid], facts[uid], folder.state)
+                    yield uid, _to_item(where, contents[uid], facts[uid], folder)
             missing -= {*contents, *(set(batch) - sizes.keys())}
         for uid in connection.find_existing(sorted(missing)):  # the others were deleted meanwhile
             where = self.account.item_uri(folder.title, uidvalidity, uid)
@@ -134,7 +133,7 @@ class ImapMail(MailSource):
                 where, "cannot be downloaded", "the server leaves it out"
             )
             for _, content in connection.download({uid: facts[uid].size}) if uid in facts else ():
-                item = _to_item(where, content, facts[uid], folder.state)
+                item = _to_item(where, content, facts[uid], folder)
             yield uid, item
 
 
@@ -153,11 +152,13 @@ def _divide(facts: "Mapping[int, MessageFacts]") -> Iterator[list[int]]:
         yield batch
 
 
-def _to_item(where: str, content: bytes | str, facts: "MessageFacts", folder: State) -> RawMessage | UnreadableItem:
+def _to_item(
+    where: str, content: bytes | str, facts: "MessageFacts", folder: ImapFolder
+) -> RawMessage | UnreadableItem:
     if isinstance(content, str):
         return UnreadableItem(where, "cannot be downloaded", content)
     date = format_datetime(facts.received) if facts.received else ""
-    return RawMessage(where, content, date, "deleted" if facts.is_deleted else folder)
+    return RawMessage(where, content, date, "deleted" if facts.is_deleted else folder.state, folder.is_sent)
 
 
 class _Connection:

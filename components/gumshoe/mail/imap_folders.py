@@ -7,12 +7,14 @@ from dataclasses import dataclass
 from gumshoe.errors import UsageError
 from gumshoe.mail.imap_account import ImapAccount
 from gumshoe.mail.message import State
-from gumshoe.mail.states import find_folder_state
+from gumshoe.mail.states import find_folder_state, is_sent_folder
 
 _NOT_FOLDERS = {"\\noselect", "\\nonexistent"}
 _VIEWS = {"\\all", "\\flagged", "\\important"}  # special uses of folders that show the messages of others (RFC 6154)
 _USES: dict[State, str] = {"trash": "\\trash", "spam": "\\junk"}
 """Special use of the folders whose messages have a state."""
+_SENT = "\\sent"
+"""Special use of folders for sent mail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class ImapFolder:
     """Name in the encoding of IMAP."""
     title: str
     state: State = ""
+    is_sent: bool = False
+    """True if it is a folder for sent mail."""
 
 
 def choose_folders(
@@ -64,8 +68,11 @@ def choose_folders(
         chosen |= found
     if not chosen:
         raise _missing_folder(account, "INBOX", ())
+    sent = [each for each in folders if _SENT in each.flags] or [each for each in folders if is_sent_folder(each.title)]
     selected = (
-        ImapFolder(each.name, each.title, states.get(each.title, "")) for each in folders if each.title in chosen
+        ImapFolder(each.name, each.title, states.get(each.title, ""), each in sent)
+        for each in folders
+        if each.title in chosen
     )
     return sorted(selected, key=lambda each: (each.title.upper() != "INBOX", each.title))
 

@@ -74,7 +74,7 @@ def _write(segments: IndexSegments, inboxes: tuple[str, ...], old: dict[str, Any
         without_date=rewriter.counts["without date"],
         content=digest_content(IndexSegments.open(target / PARTIAL, names), options),
     )
-    sources = [each for each in old["sources"] if isinstance(each, dict) and each["owner"] in inboxes]
+    sources = [each for each in old["sources"] if isinstance(each, dict) and each.get("owner") in inboxes]
     uris = {each["source"] for each in sources}
     facts = {
         "sources": sources,

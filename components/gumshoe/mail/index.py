@@ -317,6 +317,7 @@ class MailIndex:
             text.subject,
             text.body.strip(),
             tuple(text.attachments),
+            all(each.is_unverified for each in copies),
         )
 
     def _find_number(self, inbox: str, until: int | None, exact: str) -> int:

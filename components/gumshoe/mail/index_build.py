@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict, astuple, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from pathlib import Path
@@ -19,7 +19,15 @@ from gumshoe.artifacts.source_files import UnreadableItem, digest_of_uris
 from gumshoe.embeddings.embedder import Embedder
 from gumshoe.errors import UsageError
 from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport, count_attachments
-from gumshoe.mail.inboxes import Inboxes, OwnedSource, OwnerGuess, find_inboxes
+from gumshoe.mail.inboxes import (
+    Inboxes,
+    OwnedSource,
+    OwnerGuess,
+    find_inboxes,
+    has_sender,
+    is_genuine,
+    judge_sender,
+)
 from gumshoe.mail.index_directory import PARTIAL, digest_content, remove_leftovers
 from gumshoe.mail.items import MailSource
 from gumshoe.mail.meaning import MeaningSearch
@@ -71,6 +79,7 @@ class IndexBuild:
         self._directory, self._owned, self._sources, self._options = directory, owned, sources, options
         self._old, self._started, self._embedder, self._changes = old, started, embedder, changes
         self._partial = directory / PARTIAL
+        self._trusting = [each.add_trust(options.trust_from, options.trust_authserv) for each in owned]
         self._analyzer = MailAnalyzer()
         self._allowed = frozenset(map(normalize_address, options.inboxes)) or None
         facts = old.facts if old else {}
@@ -202,7 +211,11 @@ class IndexBuild:
     ) -> None:
         with closing(prepare_items(read, total, limits, self._describe_progress)) as batches:
             for batch, items in batches:
-                handle(batch, items)
+                judged = [
+                    each if isinstance(each, UnreadableItem) else judge_sender(each, self._trusting[source])
+                    for each, (source, _) in zip(batch.items, items, strict=True)
+                ]
+                handle(replace(batch, items=judged), items)
 
     def _describe_progress(self) -> str:
         pace = self._report.read / max(time.monotonic() - self._started, 1e-9)
@@ -260,7 +273,7 @@ class IndexBuild:
         """Return the inboxes that hold a message, or None if it is skipped."""
         if message.skipped:
             return None
-        inboxes = find_inboxes(message, self._owned[source], self._allowed)
+        inboxes = find_inboxes(message, self._trusting[source], self._allowed)
         return inboxes if inboxes or self._allowed is None else None
 
     def _count_read(self, message: PreparedMessage, source: int, inboxes: Inboxes | None) -> None:
@@ -268,9 +281,11 @@ class IndexBuild:
         self._report.read += 1
         self._report.without_id += message.has_generated_id
         self._report.without_date += message.sent is None
-        self._guesses[source].add(message.people)
+        self._guesses[source].add(message)
         if inboxes is None:
             self._report.kept_out[message.skipped or "other inbox"] += 1
+        elif not self._owned[source].owner and has_sender(message):
+            self._report.unproven_senders += not is_genuine(message, self._trusting[source])
 
     def _count_indexed(self, problems: Iterable[str], inboxes: Inboxes, is_new: bool) -> None:
         """Count a message of the index. `problems` are those of its attachments."""

@@ -6,7 +6,7 @@ from typing import Any, get_args
 
 from gumshoe.errors import UsageError
 from gumshoe.mail.build_report import MailBuildOptions
-from gumshoe.mail.inboxes import is_address
+from gumshoe.mail.inboxes import is_address, normalize_servers
 from gumshoe.mail.message import State, normalize_address
 from gumshoe.model_validation import validate_options
 
@@ -32,4 +32,5 @@ def parse_options(options: Mapping[str, Any]) -> MailBuildOptions:
         max_recipients=found.max_recipients or None,
         skip=tuple(each for each in get_args(State) if each in found.skip),
         inboxes=tuple(inboxes),
+        trust_authserv=normalize_servers(found.trust_authserv),
     )

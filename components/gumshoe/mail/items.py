@@ -26,6 +26,8 @@ class RawMessage:
     """Date of the message if its headers have none, as written in a mail header."""
     state: State = ""
     """State according to its folder or its flags."""
+    is_sent: bool = False
+    """True if it is in a folder for sent mail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class RawFile:
     raw: bytes
     state: State = ""
     """State according to its folder or its flags."""
+    is_sent: bool = False
+    """True if it is in a folder for sent mail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,18 +71,21 @@ def parse_item(item: RawItem) -> ParsedMessage | UnreadableItem:
         parsed = parse_json_line(item.raw, item.where)
         return parsed if isinstance(parsed, UnreadableItem) else parse_record(parsed[1], item.where)
     if isinstance(item, RawMessage):
-        return _parse_raw(item.raw, item.where, item.fallback_date, item.state)
+        return _parse_raw(item, item.raw, item.state, item.fallback_date)
     found = read_message_file(item.raw, item.where)
     if isinstance(found, UnreadableItem):
         return found
     raw, state = found
-    return _parse_raw(raw, item.where, "", "deleted" if state == "deleted" else item.state or state)
+    return _parse_raw(item, raw, "deleted" if state == "deleted" else item.state or state)
 
 
-def _parse_raw(raw: bytes, where: str, fallback_date: str, state: State) -> ParsedMessage | UnreadableItem:
-    message = parse_message(raw, where, fallback_date)
-    if state and isinstance(message, ParsedMessage):
-        message.state = state
+def _parse_raw(
+    item: RawMessage | RawFile, raw: bytes, state: State, fallback_date: str = ""
+) -> ParsedMessage | UnreadableItem:
+    message = parse_message(raw, item.where, fallback_date)
+    if isinstance(message, ParsedMessage):
+        message.state = state or message.state
+        message.is_sent = item.is_sent and not message.was_delivered
     return message
 
 

@@ -13,7 +13,7 @@ from gumshoe.mail.archives import is_archive, open_archive
 from gumshoe.mail.items import MailSource, RawFile, RawItem, RawMessage
 from gumshoe.mail.mbox import ONE_LARGE_MESSAGE, START_SIZE, MboxFile, MboxSource, split_mbox, starts_like_mbox
 from gumshoe.mail.message import State
-from gumshoe.mail.states import find_file_state, find_folder_state
+from gumshoe.mail.states import find_file_state, find_folder_state, is_sent_folder
 
 _SERVER_FILE_PREFIXES = (
     "dovecot",
@@ -71,11 +71,12 @@ class DirectorySource(MailSource):
                 yield UnreadableItem(where, "cannot be opened", raw.message_with_code)
                 continue
             path = PurePosixPath(entry.key)
-            state = find_file_state(path.name) or find_folder_state(str(path.parent))
+            folder = str(path.parent)
+            state, is_sent = find_file_state(path.name) or find_folder_state(folder), is_sent_folder(folder)
             if raw.startswith(b"From ") and starts_like_mbox(raw[:START_SIZE]):
-                yield from _read_mbox_file(where, raw, state)
+                yield from _read_mbox_file(where, raw, state, is_sent)
             else:
-                yield RawFile(where, raw, state)
+                yield RawFile(where, raw, state, is_sent)
 
 
 def open_mbox_directory(uri: str, place: str) -> MboxSource:
@@ -89,8 +90,8 @@ def open_mbox_directory(uri: str, place: str) -> MboxSource:
     if not found:
         raise _no_messages(uri, "mbox files", entries)
     boxes = [
-        MboxFile(f"{files.uri}/{entry.key}", partial(files.open, entry.key), find_folder_state(entry.key))
-        for entry in found
+        MboxFile(f"{files.uri}/{key}", partial(files.open, key), find_folder_state(key), is_sent_folder(key))
+        for key in (entry.key for entry in found)
     ]
     return MboxSource(uri, sum(entry.size for entry in found), boxes)
 
@@ -138,9 +139,9 @@ def _strip_packing(name: str) -> str:
     return name
 
 
-def _read_mbox_file(where: str, raw: bytes, state: State) -> Iterator[RawItem]:
+def _read_mbox_file(where: str, raw: bytes, state: State, is_sent: bool) -> Iterator[RawItem]:
     """Yield the messages of a file of a tree that begins like an mbox. A single one keeps the name of the file."""
-    items = list(split_mbox([raw], where, state))
+    items = list(split_mbox([raw], where, state, is_sent=is_sent))
     problems = {item.reason for item in items if isinstance(item, UnreadableItem)}
     if len(items) - len(problems) == 1 and problems <= {ONE_LARGE_MESSAGE} and isinstance(items[0], RawMessage):
         items = [replace(items[0], where=where)]  # one message is what such a file should have, whatever its size

@@ -30,6 +30,8 @@ class MboxFile:
     open: Callable[[], BinaryIO]
     state: State = ""
     """State of all its messages, according to its folder."""
+    is_sent: bool = False
+    """True if it is a folder for sent mail."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ class MboxSource(MailSource):
         for file in self.files:
             try:
                 with file.open() as opened:
-                    yield from split_mbox(read_blocks(opened, file.where, advance), file.where, file.state)
+                    blocks = read_blocks(opened, file.where, advance)
+                    yield from split_mbox(blocks, file.where, file.state, is_sent=file.is_sent)
             except StorageError as error:
                 if len(self.files) == 1:
                     raise
@@ -65,7 +68,7 @@ def starts_like_mbox(data: bytes) -> bool:
     return start.startswith((b"From ", b"From\n", b"From\r")) and not is_header
 
 
-def split_mbox(blocks: Iterable[bytes], where: str, state: State = "") -> Iterator[RawItem]:
+def split_mbox(blocks: Iterable[bytes], where: str, state: State = "", *, is_sent: bool = False) -> Iterator[RawItem]:
     """Yield the messages of an mbox, and an `UnreadableItem` for each that is too large or seems to be several."""
     separators = Separators()
     damage: list[str] = []
@@ -80,7 +83,7 @@ def split_mbox(blocks: Iterable[bytes], where: str, state: State = "") -> Iterat
         if dropped:
             yield UnreadableItem(place, "message too large", f"{size:,} bytes; the maximum is {MAX_MESSAGE_SIZE:,}")
             continue
-        yield RawMessage(place, raw, find_sent_date(separator), find_header_state(raw) or state)
+        yield RawMessage(place, raw, find_sent_date(separator), find_header_state(raw) or state, is_sent)
         if size > _KEPT and (ids := _count_ids(raw)) > _MAX_IDS:
             yield UnreadableItem(place, "several messages in one", f"{ids} Message-ID headers in one message")
     if damage:

@@ -10,6 +10,8 @@ from typing import Literal
 
 import idna
 
+from gumshoe.mail.authentication_results import ServerStatement
+
 Role = Literal["to", "cc", "bcc"]
 ROLES: tuple[Role, ...] = ("to", "cc", "bcc")
 State = Literal["", "deleted", "trash", "spam"]
@@ -84,6 +86,12 @@ class ParsedMessage:
     references: list[str] = field(default_factory=list)
     """Ids of earlier messages of its thread: References, oldest first, then In-Reply-To."""
     state: State = ""
+    is_sent: bool = False
+    """True if it is the copy that the sender's mail program kept, according to its folder."""
+    was_delivered: bool = False
+    """True if a header says that a mail server delivered it into a mailbox."""
+    statements: list[ServerStatement] = field(default_factory=list)
+    """What mail servers say about the sender, the topmost first."""
     attachments: list[Attachment] = field(default_factory=list)
     files: list[AttachedFile] = field(default_factory=list)
     """Attached files, whose text `AttachmentReader` turns into `attachments`."""

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.mail.authentication_results import ServerStatement, Verdict
 
 TermRange = tuple[int, int]
 """First and last + 1 of consecutive occurrences in the arrays of a batch."""
@@ -56,8 +57,14 @@ class PreparedMessage(NamedTuple):
     sender_is_doubtful: bool
     recipients: list[list[str]]
     """[role, address, name] of each."""
+    is_sent: bool
+    """See `ParsedMessage.is_sent`."""
+    statements: list[ServerStatement]
+    """What mail servers say about the sender."""
+    verdict: Verdict
+    """What is known about the sender. Empty until the source tells which servers are trusted."""
     people: list[str]
-    """Addresses that are beyond doubt: of the sender, the recipients and the delivery headers."""
+    """Addresses that are beyond doubt: of the recipients and the delivery headers."""
     references: list[str]
     subject: str
     body: str

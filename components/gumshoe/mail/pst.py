@@ -13,7 +13,7 @@ from gumshoe.artifacts.storage import open_uri, split_uri
 from gumshoe.errors import UsageError
 from gumshoe.mail.items import MailSource, RawItem
 from gumshoe.mail.mbox import split_mbox
-from gumshoe.mail.states import find_folder_state
+from gumshoe.mail.states import find_folder_state, is_sent_folder
 
 _PST_MAGIC = b"!BDN"
 _MIN_SECONDS = 300  # time limit of readpst, beside the time for the bytes of the file
@@ -56,9 +56,8 @@ class PstSource(MailSource):
             for box in sorted(path for path in target.rglob("mbox") if path.is_file() and not path.is_symlink()):
                 folder = box.parent.relative_to(target).as_posix()
                 with box.open("rb") as file:
-                    yield from split_mbox(
-                        read_blocks(file, box.name), f"{self.place}/{folder}", find_folder_state(folder)
-                    )
+                    blocks, where = read_blocks(file, box.name), f"{self.place}/{folder}"
+                    yield from split_mbox(blocks, where, find_folder_state(folder), is_sent=is_sent_folder(folder))
             advance(self.total or 0)
             if problem:
                 yield UnreadableItem(self.place, "damaged file", problem)

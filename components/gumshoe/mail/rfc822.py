@@ -9,6 +9,7 @@ from email.policy import Compat32
 
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.mail.address_lists import Mailbox, parse_address_headers, parse_addresses
+from gumshoe.mail.authentication_results import ServerStatement, find_statements
 from gumshoe.mail.bodies import extract_body
 from gumshoe.mail.headers import (
     Fields,
@@ -44,6 +45,8 @@ _DELIVERY_HEADERS = (
     *("delivered-to", "x-original-to", "envelope-to", "x-envelope-to", "x-delivered-to"),
     *("resent-to", "resent-cc", "resent-bcc"),
 )
+# Headers of the server that puts a message into a mailbox: the copy that a sender keeps has none of them.
+_LAST_DELIVERY_HEADERS = ("return-path", *_DELIVERY_HEADERS[:5])
 _COMMENT = re.compile(r"\([^()]*+\)")
 _RECEIVED_FOR = re.compile(r"\sfor\s+(<[^<>\s]++>|[^\s<>();,]++)(?=\s|;|$)", re.I)
 _RECEIVED_BY = re.compile(r"(?:^|\s)by(?=\s)", re.I)
@@ -90,6 +93,8 @@ def parse_message(raw: bytes, where: str, fallback_date: str = "") -> ParsedMess
         sender_is_doubtful=sender.is_doubtful,
         delivered_to=_find_delivery_addresses(headers),
         references=parse_references(headers.get("references", []), headers.get("in-reply-to", []), message_id),
+        was_delivered=any(name in headers for name in _LAST_DELIVERY_HEADERS),
+        statements=_find_statements(headers, sender),
     )
 
 
@@ -116,6 +121,15 @@ def _find_sender(headers: dict[str, list[str]]) -> Mailbox:
     """Return the author: the first address in From, or else in Sender, or else the first name without an address."""
     authors = [each for role in ("from", "sender") if role in headers for each in parse_address_headers(headers[role])]
     return next((each for each in authors if each.address), authors[0] if authors else Mailbox("", ""))
+
+
+def _find_statements(headers: dict[str, list[str]], sender: Mailbox) -> list[ServerStatement]:
+    """Return what servers say about the sender. They confirm nobody if there are several authors."""
+    statements = find_statements(headers, sender.address) if "authentication-results" in headers else []
+    authors = [each for each in parse_address_headers(headers.get("from", [])) if each.address]
+    if not statements or (len(authors) == len(headers.get("from", ())) == 1 and not sender.is_doubtful):
+        return statements
+    return [each._replace(verdict="" if each.verdict == "pass" else each.verdict, sealers=()) for each in statements]
 
 
 def _find_delivery_addresses(headers: dict[str, list[str]]) -> list[str]:

@@ -5,6 +5,9 @@ from datetime import datetime
 
 from gumshoe.mail.message import Attachment, Recipient
 
+UNVERIFIED = "unverified sender"
+"""Mark behind the address of a sender if a mail server found that it is forged."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hit:
@@ -25,6 +28,8 @@ class Hit:
     """Rank by vectors, from 1, in a search by meaning. None if they did not list it."""
     lexical_rank: int | None = None
     """Rank by words, from 1, in a search by meaning. None if they did not list it."""
+    is_unverified: bool = False
+    """True if a mail server found that the sender is forged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +46,8 @@ class Message:
     subject: str
     body: str
     attachments: tuple[Attachment, ...] = ()
+    is_unverified: bool = False
+    """True if a mail server found that the sender is forged."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,8 @@ class MessageCopy:
     utc_offset: int | None
     """Minutes east of UTC on the sender's clock."""
     sender_name: str
+    is_unverified: bool
+    """True if a mail server found that the sender is forged."""
     recipients: list[list[str]]
     """[role, address, name] of each."""
     references: list[str]
@@ -162,16 +164,17 @@ class IndexSegment:
     def read_own_copies(self, inbox: str, messages: list[int]) -> dict[int, list[OwnCopy]]:
         """Return the copies of some messages that are in this segment and in an inbox. Others are left out."""
         rows = self.execute(
-            "SELECT message, copy, message_id, sent, utc_offset, sender_name, recipients, refs, hidden, shown_id "
+            "SELECT message, copy, message_id, sent, utc_offset, sender_name, is_unverified, recipients, refs, hidden, "
+            "shown_id "
             "FROM json_each(?) CROSS JOIN entries ON message = value AND inbox = ? "
             "CROSS JOIN copies USING (message, copy)",
             (str(messages), inbox),
         )
         found: dict[int, list[OwnCopy]] = {}
-        for message, copy, own_id, sent, offset, name, recipients, references, hidden, shown_id in rows:
+        for message, copy, own_id, sent, offset, name, forged, recipients, references, hidden, shown_id in rows:
             invisible, people = orjson.loads(hidden), orjson.loads(recipients)
             visible = [each for number, each in enumerate(people) if number not in invisible]
-            own = OwnCopy(copy, own_id, sent, offset, name, visible, orjson.loads(references), shown_id)
+            own = OwnCopy(copy, own_id, sent, offset, name, bool(forged), visible, orjson.loads(references), shown_id)
             found.setdefault(message, []).append(own)
         return found
 
@@ -182,12 +185,17 @@ class IndexSegment:
         for copy, inbox, hidden, shown_id in self.execute(query, (message,)):
             entries.setdefault(copy, []).append(InboxEntry(inbox, orjson.loads(hidden), shown_id))
         query = (
-            "SELECT copy, message_id, sent, utc_offset, sender_name, recipients, refs FROM copies "
+            "SELECT copy, message_id, sent, utc_offset, sender_name, is_unverified, recipients, refs FROM copies "
             "WHERE message = ? ORDER BY copy"
         )
         return [
-            StoredCopy(copy, own_id, sent, offset, name, orjson.loads(people), orjson.loads(ids), entries.get(copy, []))
-            for copy, own_id, sent, offset, name, people, ids in self.execute(query, (message,))
+            StoredCopy(
+                *(copy, own_id, sent, offset, name, bool(forged)),
+                orjson.loads(people),
+                orjson.loads(ids),
+                entries.get(copy, []),
+            )
+            for copy, own_id, sent, offset, name, forged, people, ids in self.execute(query, (message,))
         ]
 
 

@@ -135,7 +135,7 @@ class SegmentRewriter:
             insert = database.executemany
             insert("INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?)", self._read_messages(parts, numbers))
             entries: list[Row] = []
-            insert("INSERT INTO copies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._read_copies(parts, entries))
+            insert("INSERT INTO copies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", self._read_copies(parts, entries))
             insert("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", entries)
             if self._inboxes is None:
                 unreadable = IndexSegments(tuple(each.segment for each in parts)).list_unreadable()
@@ -184,7 +184,7 @@ class SegmentRewriter:
 
     def _select_copy(self, segment: IndexSegment, row: Row, all_entries: list[Row]) -> Iterator[Row]:
         """Yield the row of a copy as the chosen inboxes see it, if they hold it and have no equal one."""
-        number, place_in_message, _, message_id, sent, offset, name, people, references = row
+        number, place_in_message, _, message_id, sent, offset, name, forged, people, references = row
         query = "SELECT inbox, hidden, shown_id FROM entries WHERE message = ? AND copy = ? ORDER BY inbox"
         entries = [
             InboxEntry(inbox, orjson.loads(hidden), shown_id)
@@ -195,7 +195,8 @@ class SegmentRewriter:
             return
         recipients, visible = drop_hidden_recipients(orjson.loads(people), [(each[0], each[1]) for each in entries])
         inboxes = [each._replace(hidden=hidden) for each, (_, hidden) in zip(entries, visible, strict=True)]
-        copy = StoredCopy(0, message_id, sent, offset, name, recipients, orjson.loads(references), inboxes)
+        refs = orjson.loads(references)
+        copy = StoredCopy(0, message_id, sent, offset, name, bool(forged), recipients, refs, inboxes)
         digest = digest_copy(self._segments.read_digest(number), copy)
         known = self._copies.setdefault(number, [])
         self.counts["copies"] += 1

@@ -259,7 +259,7 @@ class SegmentWriter:
         """Write collected rows to the database."""
         insert = self._database.executemany
         insert("INSERT INTO messages VALUES (?, ?, ?, ?, ?, ?)", self._messages)
-        insert("INSERT INTO copies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", self._copies)
+        insert("INSERT INTO copies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", self._copies)
         insert("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", self._entries)
         insert("INSERT INTO unreadable VALUES (?, ?, ?)", self._unreadable)
         insert("INSERT OR IGNORE INTO removed VALUES (?, ?)", self._removed)
@@ -309,6 +309,7 @@ def to_copy(message: PreparedMessage, inboxes: Inboxes) -> StoredCopy:
         message.sent,
         message.utc_offset,
         message.sender_name,
+        message.verdict == "fail",
         recipients,
         message.references,
         [InboxEntry(inbox, hidden, "") for inbox, hidden in visible],
@@ -324,7 +325,7 @@ def digest_copy(digest: bytes, copy: StoredCopy) -> bytes:
 
 def _list_head(copy: StoredCopy) -> tuple[object, ...]:
     """Return the fields of a copy that are no lists."""
-    return copy.message_id, copy.sent, copy.utc_offset, copy.sender_name
+    return copy.message_id, copy.sent, copy.utc_offset, copy.sender_name, copy.is_unverified
 
 
 def to_row(number: int, digest: bytes, copy: StoredCopy) -> tuple[object, ...]:

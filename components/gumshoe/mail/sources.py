@@ -20,7 +20,7 @@ from gumshoe.mail.mail_directory import DirectorySource, open_mbox_directory
 from gumshoe.mail.mbox import START_SIZE, MboxFile, MboxSource, starts_like_mbox
 from gumshoe.mail.outlook import OLE_MAGIC
 from gumshoe.mail.pst import PstSource
-from gumshoe.mail.states import find_folder_state
+from gumshoe.mail.states import find_folder_state, is_sent_folder
 
 FORMS = (
     "maildir:DIR, mbox:FILE[.gz], mbox:DIR, eml:DIR, pst:FILE, jsonl:FILE[.gz] (each a path, file:// or s3://; a DIR "
@@ -78,7 +78,8 @@ def _open_mbox(uri: str, place: str) -> MailSource:
             "mail.unreadable-mbox", f"{uri} is not an mbox: its first line does not start with 'From '{hint}"
         )
     name = unquote(PurePosixPath(place).name)
-    return MboxSource(uri, total, [MboxFile(place, partial(open_uri, place), find_folder_state(name))])
+    file = MboxFile(place, partial(open_uri, place), find_folder_state(name), is_sent_folder(name))
+    return MboxSource(uri, total, [file])
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Find out whether a message was deleted, or is in the trash or among junk: by its flags, its labels and its folder."""
+"""Find the state of a message, i.e. deleted, trash or spam, by its flags, labels and folder; recognize sent mail."""
 
 import re
 import unicodedata
@@ -26,6 +26,17 @@ _SPAM = frozenset(
     ongewenste e mail|ongewenst|wiadomości śmieci|niechciane|skräppost|søppelpost|uønsket e mail|uønsket mail
     roskaposti|nevyžádaná pošta|levélszemét|gereksiz|istenmeyen e posta|спам|нежелательная почта|스팸함|스팸 메일함
     정크 메일|垃圾邮件|垃圾郵件"""
+    .replace("\n    ", "|").split("|")
+)  # fmt: skip
+_SENT = frozenset(
+    """sent|sent mail|sent items|sentitems|sent messages|sentmail|gesendet|gesendete objekte|gesendete elemente
+    gesendete nachrichten|envoyés|éléments envoyés|messages envoyés|envoyé|enviados|elementos enviados
+    mensajes enviados|correo enviado|inviati|inviata|posta inviata|messaggi inviati|enviadas|itens enviados
+    mensagens enviadas|e mails enviados|送信済み|送信済みアイテム|送信済みメール|送信済みトレイ|verzonden
+    verzonden items|verzonden berichten|wysłane|elementy wysłane|skickat|skickade|skickade objekt|sendt|sendte elementer
+    sendt post|lähetetyt|odeslané|odeslaná pošta|odoslané|odoslaná pošta|elküldött|elküldött elemek|elküldött üzenetek
+    elemente trimise|trimise|gönderilmiş öğeler|gönderilenler|gönderilmiş postalar|отправленные|надіслані|изпратени
+    απεσταλμένα|보낸 편지함|보낸편지함|보낸 항목|已发送|已发送邮件|已傳送的郵件|寄件備份|寄件匣備份|đã gửi|terkirim"""
     .replace("\n    ", "|").split("|")
 )  # fmt: skip
 _BETWEEN_WORDS = re.compile(r"[\s_-]+")
@@ -59,8 +70,19 @@ def _state_of_names(parts: tuple[str, ...]) -> State:
     return ""
 
 
+@lru_cache(4096)
+def is_sent_folder(folder: str) -> bool:
+    """Return True if a folder is one for sent mail, by its path, e.g. `ann/_sent_mail` or `[Gmail].Sent Mail`."""
+    names = (name for part in PurePosixPath(folder).parts for name in part.split("."))
+    return any(_fold_name(_IMAP_WORD.sub(_decode_imap_word, name)) in _SENT for name in names)
+
+
+def _fold_name(name: str) -> str:
+    return _BETWEEN_WORDS.sub(" ", unicodedata.normalize("NFC", name)).strip().lower()
+
+
 def _state_of_name(name: str) -> State:
-    words = _BETWEEN_WORDS.sub(" ", unicodedata.normalize("NFC", name)).strip().lower()
+    words = _fold_name(name)
     return "trash" if words in _TRASH else "spam" if words in _SPAM else ""
 
 
