@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import uvicorn
 import uvloop
 
 from gumshoe.corpus import SCENARIOS_FILE
@@ -47,8 +46,9 @@ from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.serving.access_control import open_access
 from gumshoe.serving.feedback_recorder import FeedbackRecorder
 from gumshoe.serving.key_file import add_key
+from gumshoe.serving.http_protocol import GuardedServer
 from gumshoe.serving.served_policies import ServedPolicy
-from gumshoe.serving.server import open_routes
+from gumshoe.serving.server import configure_server, open_routes
 from gumshoe.serving.service import AnswerService
 from gumshoe.serving.settings import read_settings
 from gumshoe.serving.telemetry import Metrics, create_tracer, log_as_json
@@ -107,8 +107,7 @@ def serve(directory: Path, listening: socket.socket, pause: float) -> None:
                 settings, env, Metrics(), create_tracer(), threads, nothing.record_episode, candidates
             )
             async with open_routes(service, open_access(settings.access), nothing) as app:
-                config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
-                await uvicorn.Server(config).serve(sockets=[listening])
+                await GuardedServer(configure_server(app, settings, service.metrics)).serve(sockets=[listening])
 
     log_as_json()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

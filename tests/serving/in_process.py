@@ -62,20 +62,18 @@ def serve_in_thread(settings: "ServeSettings", *, key: str | None = None, ready:
 
     With `ready`, wait until its model is available.
     """
-    import uvicorn
-
     from gumshoe.environments.registry import open_env
     from gumshoe.serving import served_policies
-    from gumshoe.serving.server import open_application
+    from gumshoe.serving.http_protocol import GuardedServer
+    from gumshoe.serving.server import open_server
 
     with socket.create_server(("127.0.0.1", 0)) as listening, pytest.MonkeyPatch.context() as patched:
         patched.setattr(served_policies, "_CHECK_INTERVAL", 0.1)
-        servers: list[uvicorn.Server] = []
+        servers: list[GuardedServer] = []
 
         async def serve() -> None:
-            async with open_application(settings, open_env(Path(settings.index), settings.environment)) as app:
-                config = uvicorn.Config(app, log_config=None, access_log=False, lifespan="off")
-                servers.append(uvicorn.Server(config))
+            async with open_server(settings, open_env(Path(settings.index), settings.environment)) as config:
+                servers.append(GuardedServer(config))
                 await servers[0].serve(sockets=[listening])
 
         thread = threading.Thread(target=asyncio.run, args=(serve(),), daemon=True)

@@ -75,6 +75,7 @@ PROBLEM_KINDS: dict[str, ProblemKind] = {
         422, "Invalid request", "query_date: required, the day as of which it was answered"
     ),
     "serving.invalid-answer": ProblemKind(422, "Invalid request", "answer: it has no letters or digits"),
+    "serving.malformed-request": ProblemKind(400, "Malformed request", "The request is not valid HTTP/1.1."),
     "serving.request-incomplete": ProblemKind(400, "Incomplete request", "The request ended before its body."),
     "serving.credentials-missing": ProblemKind(
         401, "Authentication required", "Send a key or a token: Authorization: Bearer ..."
@@ -126,10 +127,12 @@ PROBLEM_KINDS: dict[str, ProblemKind] = {
     "serving.too-much-feedback": ProblemKind(
         429, "Too much feedback", "At most 100 feedback records per hour. Try again in 60 seconds."
     ),
+    "serving.headers-too-large": ProblemKind(431, "Headers too large", "The headers may have at most 65,536 bytes."),
     _BUSY: ProblemKind(429, "Too many requests", "Try again later."),
     INTERNAL: ProblemKind(500, "Internal error", "The server failed. See its log."),
     _MODEL_FAILED: ProblemKind(502, "Model failed", "The model gave no usable answer. See the server's log."),
     _NO_MODEL: ProblemKind(503, "Model unavailable", "Try again later."),
+    "serving.too-many-connections": ProblemKind(503, "Too many connections", "Try again later."),
     "serving.not-ready": ProblemKind(503, "Not ready", "invoices-3: the model server does not answer"),
     _NO_KEYS: ProblemKind(503, "Keys unavailable", "The server's key file does not exist. Try again later."),
     _NO_SIGNING_KEYS: ProblemKind(

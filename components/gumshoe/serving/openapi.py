@@ -28,11 +28,14 @@ _TAGS = [
 AGENT, OPERATIONS = (str(each["name"]) for each in _TAGS)
 
 ANY_REQUEST = (
+    "serving.malformed-request",
     "serving.request-incomplete",
     "serving.not-found",
     "serving.method-not-allowed",
     "serving.request-too-slow",
     "serving.request-too-large",
+    "serving.headers-too-large",
+    "serving.too-many-connections",
     "serving.host-not-allowed",
     "serving.client-not-local",
     "serving.origin-not-allowed",

@@ -8,8 +8,8 @@ import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
-import uvicorn
 import uvloop
+from prometheus_client import start_http_server
 from starlette.types import ASGIApp
 
 from gumshoe.artifacts.store import Store, fetch_directory
@@ -18,8 +18,11 @@ from gumshoe.errors import UsageError
 from gumshoe.serving.access import Access
 from gumshoe.serving.access_control import open_access
 from gumshoe.serving.app import create_app
+from gumshoe.serving.audit_log import AuditLog, audit_environments, open_audit_log
 from gumshoe.serving.browser_checks import allow_origins, transport_security
+from gumshoe.serving.connections import ConnectionGuard, find_capacity
 from gumshoe.serving.feedback_recorder import FeedbackRecorder
+from gumshoe.serving.http_protocol import GuardedServer, ServerConfig
 from gumshoe.serving.mcp_server import create_mcp_server
 from gumshoe.serving.middleware import Middleware, add_request_ids
 from gumshoe.serving.service import AnswerService, open_service
@@ -46,25 +49,16 @@ async def _serve(settings: ServeSettings, announce: Callable[[str], object]) -> 
         index = stack.enter_context(fetch_directory(settings.index, settings.store, verify=True))
         env_factory = open_env(index, settings.environment)
         await asyncio.to_thread(env_factory.get_ready)  # it may embed a text, which runs its own event loop
-        async with open_application(settings, env_factory) as app:
-            server = _UvicornServer(
-                uvicorn.Config(
-                    app,
-                    log_config=None,
-                    access_log=False,
-                    server_header=False,
-                    lifespan="off",
-                    timeout_graceful_shutdown=int(settings.limits.shutdown),
-                )
-            )
+        async with open_server(settings, env_factory) as config:
+            server = _SignalledServer(config)
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
             announce(f"http://{host}:{listening.getsockname()[1]}")
             await server.serve(sockets=[listening])
 
 
 @asynccontextmanager
-async def open_application(settings: ServeSettings, env_factory: EnvFactory) -> AsyncIterator[ASGIApp]:
-    """Run the server as an ASGI application while the block runs.
+async def open_server(settings: ServeSettings, env_factory: EnvFactory) -> AsyncIterator[ServerConfig]:
+    """Open what the server needs while the block runs, and yield the configuration of its HTTP server.
 
     Raises:
         UsageError: if the key file or a setting is invalid.
@@ -74,18 +68,25 @@ async def open_application(settings: ServeSettings, env_factory: EnvFactory) -> 
     store = Store(settings.store) if keeps and settings.store else None
     metrics = Metrics()
     access = open_access(settings.access, metrics)
-    with FeedbackRecorder(settings.keeping, store) as recorder:
+    with (
+        FeedbackRecorder(settings.keeping, store) as recorder,
+        open_audit_log(settings.audit) as audit,
+        _serve_metrics(settings, metrics),
+    ):
+        env_factory = audit_environments(env_factory)
         async with (
             open_service(settings, env_factory, metrics, create_tracer(), recorder.record_episode) as service,
-            open_routes(service, access, recorder) as app,
+            open_routes(service, access, recorder, audit) as app,
         ):
-            yield app
+            yield configure_server(app, settings, service.metrics)
 
 
 @asynccontextmanager
-async def open_routes(service: AnswerService, access: Access, recorder: FeedbackRecorder) -> AsyncIterator[ASGIApp]:
-    """Serve HTTP and MCP for a service, with access control."""
-    settings = service.settings
+async def open_routes(
+    service: AnswerService, access: Access, recorder: FeedbackRecorder, audit: AuditLog | None = None
+) -> AsyncIterator[ASGIApp]:
+    """Serve HTTP and MCP for a service, with access control. Without `audit`, no audit lines are written."""
+    settings, audit = service.settings, audit or AuditLog(None)
     if settings.access.open:
         what = "every mailbox in" if service.env_factory.has_inboxes else "all of"
         _log.warning("access is open: anyone who can reach this server can read %s its index", what)
@@ -103,7 +104,7 @@ async def open_routes(service: AnswerService, access: Access, recorder: Feedback
     gc.collect()
     gc.freeze()
     async with tools.session_manager.run():
-        guarded = Middleware(app, settings, access, service.metrics, service.tracer)
+        guarded = Middleware(app, settings, access, service.metrics, service.tracer, audit)
         yield add_request_ids(allow_origins(guarded, settings.access))
 
 
@@ -127,7 +128,38 @@ def _open_socket(host: str, port: int) -> Iterator[socket.socket]:
         yield listening
 
 
-class _UvicornServer(uvicorn.Server):
+@contextmanager
+def _serve_metrics(settings: ServeSettings, metrics: Metrics) -> Iterator[None]:
+    """Serve the metrics on a port of their own while the block runs, if there is one.
+
+    Raises:
+        UsageError: if the port is not available.
+    """
+    if settings.metrics_port is None:
+        yield
+        return
+    try:
+        server, thread = start_http_server(settings.metrics_port, settings.host, metrics.registry)
+    except OSError as error:
+        raise UsageError(
+            "serving.port-unavailable",
+            f"cannot listen on {settings.host}:{settings.metrics_port}: {error.strerror}; choose another metrics_port",
+        ) from None
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def configure_server(app: ASGIApp, settings: ServeSettings, metrics: Metrics) -> ServerConfig:
+    """Return the configuration of the HTTP server, with its limits of connections."""
+    guard = ConnectionGuard(settings.connections, metrics, find_capacity(settings.connections))
+    return ServerConfig(app, settings, guard)
+
+
+class _SignalledServer(GuardedServer):
     """Stop on a signal without ending the process. Uvicorn's own server would end it before everything is closed."""
 
     @contextmanager

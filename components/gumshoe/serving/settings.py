@@ -6,11 +6,11 @@ in this order: flags, environment, file.
 
 import re
 from importlib.resources.abc import Traversable
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     PydanticBaseSettingsSource,
@@ -57,7 +57,15 @@ class ServedModelSettings(BaseModel):
         "trained with; others are rejected.",
     )
     canary: str | None = Field(None, description="Canary: another adapter that the same vLLM servers have loaded.")
+    canary_adapter: Path | None = Field(
+        None, description="Directory of the canary's files, to read what it was trained on. Needed with bound."
+    )
     canary_percent: float = Field(10, ge=0, le=100, description="Percentage of questions or sessions for the canary.")
+    bound: Literal["off", "base", "refuse"] = Field(
+        "off",
+        description="What callers get whose inbox or collections an adapter was not trained on: off: its answers; base: "
+        "those of the base model; refuse: status 403.",
+    )
     temperature: float = Field(0, ge=0, le=MAX_TEMPERATURE, description="Sampling temperature. 0 is greedy.")
     max_turns: int = Field(10, ge=1, description="Maximum number of turns per episode.")
     max_tokens: int = Field(512, ge=1, description="Maximum number of tokens per turn.")
@@ -92,6 +100,13 @@ class ServedModelSettings(BaseModel):
             raise ValueError("model.policy excludes model.adapter and model.base; set one of them")
         if self.canary and not (self.policy or "").startswith("vllm:"):
             raise ValueError("model.canary needs vLLM servers; set model.policy to vllm:URL#ADAPTER")
+        if self.canary and self.bound != "off" and self.canary_adapter is None:
+            raise ValueError(
+                f"model.bound {self.bound} needs model.canary_adapter, or it is not known what the canary was trained "
+                "on; set it to the directory of its files"
+            )
+        if self.canary_adapter is not None and not self.canary:
+            raise ValueError("model.canary_adapter has no effect without model.canary; set both, or leave it out")
         return self
 
 
@@ -179,6 +194,43 @@ class LimitSettings(BaseModel):
     shutdown: float = Field(120, ge=0, description="Seconds for running requests to finish at shutdown.")
 
 
+class ConnectionSettings(BaseModel):
+    """Limits of client connections. Times are in seconds."""
+
+    model_config = _STRICT
+
+    total: int = Field(
+        4096,
+        ge=1,
+        description="Maximum number of connections. If there are more, the one that has waited longest for its client "
+        "is closed. At most three quarters of the file descriptors are used.",
+    )
+    per_address: int = Field(
+        512, ge=1, description="Maximum number of connections from one IP address, or one /64 network of IPv6."
+    )
+    trusted_proxies: tuple[str, ...] = Field(
+        (),
+        description="Addresses or networks of proxies, e.g. 10.0.0.0/8. They have no limit per address, and their "
+        "X-Forwarded-For header names the client.",
+    )
+    header_deadline: float = Field(10, gt=0, description="Deadline for the headers of a request.")
+    header_bytes: int = Field(64 << 10, ge=1024, description="Maximum size of a request's headers in bytes.")
+    idle_deadline: float = Field(75, gt=0, description="Time after which a connection without requests is closed.")
+    write_deadline: float = Field(
+        30, gt=0, description="Time in which a client must take what was sent to it; then its connection is closed."
+    )
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _check_networks(cls, proxies: tuple[str, ...]) -> tuple[str, ...]:
+        for each in proxies:
+            try:
+                ip_network(each)
+            except ValueError:
+                raise ValueError(f"not an IP address or network: {each!r}; write e.g. 10.0.0.0/8") from None
+        return proxies
+
+
 class RecordingSettings(BaseModel):
     """Recording of feedback and episodes for training. Nothing is recorded by default."""
 
@@ -229,10 +281,16 @@ class ServeSettings(BaseSettings):
         description="Another port for `/metrics`, so that what publishes `port` does not publish the metrics. Default: "
         "`/metrics` is on `port`.",
     )
+    audit: str = Field(
+        "log",
+        min_length=1,
+        description="Where to write who read whose mail, one JSON line each: `log`, `none`, or the path of a file.",
+    )
     log_questions: bool = Field(False, description="Log questions and answers, which may quote mail or documents.")
     model: ServedModelSettings = ServedModelSettings()
     access: AccessSettings = Field(default={}, validate_default=True)
     limits: LimitSettings = LimitSettings()
+    connections: ConnectionSettings = ConnectionSettings()
     keeping: RecordingSettings = RecordingSettings()
 
     @model_validator(mode="after")
@@ -240,7 +298,9 @@ class ServeSettings(BaseSettings):
         if self.access.open and not _is_loopback(self.host):
             _check_open_to_network(self.access, self.host)
         if self.metrics_port is not None and self.metrics_port == self.port:
-            raise ValueError(f"metrics_port must differ from port, got {self.port} for both; leave it out, or change it")
+            raise ValueError(
+                f"metrics_port must differ from port, got {self.port} for both; leave it out, or change it"
+            )
         if (self.keeping.feedback or self.keeping.trajectories) and not self.store:
             raise ValueError("keeping.feedback and keeping.trajectories need a store; set store")
         if self.model.samples > self.limits.concurrency:

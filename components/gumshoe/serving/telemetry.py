@@ -68,6 +68,14 @@ class Metrics:
         self.waiting = Gauge(
             f"{name}waiting", "Requests waiting for a slot, by kind of slot.", ["what"], registry=registry
         )
+        self.connections = Gauge(f"{name}connections", "Open connections of clients.", registry=registry)
+        self.closed_connections = Counter(
+            f"{name}closed_connections",
+            "Connections that were closed, by reason: slow headers, slow reading, replaced (by a new one, because "
+            "there were too many), refused (for lack of one to replace).",
+            ["why"],
+            registry=registry,
+        )
         self.choices = Counter(
             f"{name}choices",
             "Questions answered from several samples, by how the answer was chosen: by majority, as the best, as the "
@@ -137,7 +145,14 @@ class JsonFormatter(logging.Formatter):
             entry |= {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
         if record.exc_info:
             entry["exception"] = record.exc_text or self.formatException(record.exc_info)
-        return json.dumps(redact_json(entry), ensure_ascii=False, default=redact)
+        return escape_unprintable(json.dumps(redact_json(entry), ensure_ascii=False, default=redact))
+
+
+def escape_unprintable(line: str) -> str:
+    """Return a line of JSON with escapes for all characters that would change how a terminal or an editor shows it."""
+    if line.isprintable():
+        return line
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in line)
 
 
 def log_as_json() -> None:
