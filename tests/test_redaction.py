@@ -91,6 +91,8 @@ def test_a_credential_is_masked(text: str) -> None:
     "text",
     [
         "http://host:8000/v1 does not answer",
+        "imap://ann@mail.example.com/INBOX of ann",
+        "s3://bucket/a?b@c",
         "http://a:8000,http://b:8000/v1@x",
         "https://medium.com/@user/post",
         "vllm:http://127.0.0.1:8000#base",
@@ -126,6 +128,17 @@ def test_values_of_secret_variables_are_masked_wherever_they_stand(monkeypatch: 
     assert said == f"bad key {MASK} for {MASK}, an ordinary value"
     monkeypatch.setenv("API_TOKEN", "none")
     assert redact("there is none") == "there is none", "short values are words"
+
+
+def test_parts_of_a_url_that_a_library_quotes_are_masked(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = redact("http://u:pass/word1@h does not answer: Invalid port: 'word1' of 'pass/word1'")
+    assert said == f"http://{MASK}@h does not answer: Invalid port: 'word1' of '{MASK}'", "5 letters may be any word"
+    said = redact("http://u:pass/longer@h does not answer: Invalid port: 'longer'")
+    assert said == f"http://{MASK}@h does not answer: Invalid port: '{MASK}'"
+    said = redact("s3://u:secret-part@b: invalid bucket 'u:secret-part@b'")
+    assert "secret-part" not in said
+    monkeypatch.setenv("HTTPS_PROXY", "http://ann:proxy-password@proxy:3128")
+    assert redact("407 from proxy for ann with proxy-password") == f"407 from proxy for ann with {MASK}"
 
 
 def test_a_registered_secret_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:

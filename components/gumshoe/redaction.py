@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 MASK = "***"
 """Text in place of a secret. It may stand in a URL."""
@@ -25,6 +26,7 @@ _USER_INFO = re.compile(
     |[^/?\#:@{_END}]{{0,100}}:(?!\d*(?:[/?\#,;)\]}}{_END}]|$))[^{_END}]{{0,300}}@)  # a password with /, not a port""",
     re.I | re.X,
 )
+_PASSWORD = re.compile(r"(?<=://)[^/?#:@\s]{0,100}:[^/?#@\s]{1,300}@")
 _ENCODED_USER_INFO = re.compile(
     r"(?P<name>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,30}%3a%2f%2f)[^\s&/]{0,500}?(?=%40)", re.I
 )
@@ -75,6 +77,8 @@ _SECRET_VARIABLE = re.compile(
     r"(?:.*_)?(?:TOKEN|PASSWORD|PASSWD|SECRET|SECRET_ACCESS_KEY|SECRET_KEY|ACCESS_KEY_ID|API_KEY|APIKEY|PRIVATE_KEY|"
     r"CREDENTIALS?|WEBHOOK|AUTHORIZATION|OTLP_HEADERS|OTLP_TRACES_HEADERS)(?:_.*)?"
 )
+_USER_SCHEMES = ("imap:", "imaps:", "ssh:")  # a name without a password says which mailbox or account is meant
+_MIN_PART = 6  # characters of a password in a URL that is searched for in the rest of its text
 _MIN_VALUE = 8  # characters of a value that is searched for; shorter ones may be ordinary words
 _ORDINARY = {"password", "anonymous", "disabled", "required", "optional"}  # placeholders that are no secrets
 _registered: set[str] = set()
@@ -90,12 +94,31 @@ def redact(text: object) -> str:
     for value in _secret_values():
         found = found.replace(value, MASK)
     if "//" in found or "\\/" in found:
-        found = _USER_INFO.sub(rf"\g<name>{MASK}@", found)
+        found = _mask_user_info(found)
     if "%40" in found:
         found = _ENCODED_USER_INFO.sub(rf"\g<name>{MASK}", found)
     for form in _NAMED:
         found = form.sub(rf"\g<name>{MASK}", found)
     return _KNOWN_FORMS.sub(MASK, _mask_fields(found))
+
+
+def _mask_user_info(text: str) -> str:
+    """Mask user and password in URLs, and the password elsewhere in the text: libraries quote parts of a URL."""
+    passwords: set[str] = set()
+
+    def mask(match: re.Match[str]) -> str:
+        _, colon, password = match[0][len(match["name"]) : -1].partition(":")
+        if not colon and match["name"].lower().startswith(_USER_SCHEMES):
+            return match[0]
+        passwords.update(
+            each for each in (password, unquote(password), *re.split("[/@?#]", password)) if len(each) >= _MIN_PART
+        )
+        return f"{match['name']}{MASK}@"
+
+    found = _USER_INFO.sub(mask, text)
+    for each in sorted(passwords, key=len, reverse=True):
+        found = found.replace(each, MASK)
+    return found
 
 
 def _mask_fields(text: str) -> str:
@@ -187,8 +210,11 @@ def register_secret(value: str) -> None:
 
 def _secret_values() -> list[str]:
     """Return the known secrets, the longest first, so that no part of one remains."""
-    named = {value for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name.upper())}
-    found = {value.strip() for value in named | _registered}
+    found = _registered | {
+        value.strip() for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name.upper())
+    }
+    for value in os.environ.values():  # e.g. a proxy
+        found |= {match[0][:-1].partition(":")[2] for match in _PASSWORD.finditer(value)} if "@" in value else set()
     return sorted((each for each in found if len(each) >= _MIN_VALUE and each not in _ORDINARY), key=len, reverse=True)
 
 

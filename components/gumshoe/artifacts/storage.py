@@ -162,6 +162,12 @@ def split_uri(uri: str) -> tuple[str, str, str]:
         bucket, _, key = rest.partition("/")
         if not bucket:
             raise InvalidUriError("store.no-bucket-name", f"{uri!r} names no bucket; use s3://BUCKET/KEY")
+        if "@" in bucket:
+            raise InvalidUriError(
+                "store.credentials-in-uri",
+                f"{uri!r} contains credentials, which would be stored and logged; use s3://BUCKET/KEY, and set "
+                "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or a profile",
+            )
         return "s3", bucket, key.strip("/")
     if scheme == "file":
         parts = urlsplit(uri)

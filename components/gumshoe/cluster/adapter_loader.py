@@ -1,7 +1,8 @@
 """Make a vLLM rollout server serve the newest adapter of a store. Runs beside each server and retries all failures.
 
 Invariants: vLLM loads an adapter only after every byte of it was verified. The adapters in service stay loaded until
-the next one is. Adapters that this loader did not load are unloaded and reported. The state is derived from the store, the disk and vLLM, so the process may be killed at any time.
+the next one is. Adapters that this loader did not load are unloaded and reported. The state is derived from the store,
+the disk and vLLM, so the process may be killed at any time.
 """
 
 import asyncio

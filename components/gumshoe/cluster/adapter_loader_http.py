@@ -91,8 +91,8 @@ def format_metrics(status: Status) -> str:
         (
             "failures_total",
             "counter",
-            "Failed checks and loads, by category. corrupt: an adapter differs from what was published; foreign: vLLM had "
-            "an adapter that the loader did not load.",
+            "Failed checks and loads, by category. corrupt: an adapter differs from what was published; foreign: vLLM "
+            "had an adapter that the loader did not load.",
             {f'{{kind="{kind}"}}': status.failures.get(kind, 0) for kind in KINDS},
         ),
     ]

@@ -9,6 +9,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError
 from gumshoe.network import explain_untrusted
+from gumshoe.redaction import redact
 from gumshoe.terminal import err, out, printable
 
 WEBHOOK = "GUMSHOE_WEBHOOK"
@@ -57,7 +58,9 @@ class Outcome:
         found_state = next((name for name, given in _STATES.items() if state.upper() in given), UNKNOWN)
         if found_state == UNKNOWN and (adapter or has_report):
             found_state = FAILED if error else SUCCEEDED
-        return cls(run, store, found_state, adapter, _describe(run, found_state, state, error, adapter, why or ""))
+        return cls(
+            run, store, found_state, adapter, redact(_describe(run, found_state, state, error, adapter, why or ""))
+        )
 
 
 def _describe(run: str, state: str, given: str, error: str, adapter: str | None, why: str) -> str:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from gumshoe.errors import GumshoeError
+from gumshoe.redaction import redact
 
 
 class State(StrEnum):
@@ -29,6 +30,11 @@ class Finding:
     """Commands that carry out the advice, for copying."""
     code: str = ""
     """Code of the error that caused it, if any."""
+
+    def __post_init__(self) -> None:
+        for name in ("text", "remedy"):
+            object.__setattr__(self, name, redact(getattr(self, name)))
+        object.__setattr__(self, "commands", tuple(map(redact, self.commands)))
 
 
 def ok(text: str) -> Finding:
