@@ -239,6 +239,49 @@ def canaries(
     print_next("gumshoe", "mail", "index", "SOURCE", f"jsonl:{directory / MAIL_FILE}", "--out", "training-index")
 
 
+@app.command(epilog="gumshoe synthesize attacks --seed 1 --index index --scenarios questions.jsonl --out attacked")
+def attacks(
+    seed: Seed,
+    place: Out,
+    index: Annotated[
+        Path, typer.Option("--index", envvar="GUMSHOE_INDEX", metavar="DIR", help="Directory of a mail index.")
+    ],
+    scenarios: Annotated[
+        str, typer.Option(metavar="FILE", help="Scenarios about its mail, in any format of `gumshoe scenarios load`.")
+    ],
+    share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share of the train and validation scenarios to attack.")
+    ] = 0.5,
+    replace: Replace = False,
+    json: JsonFlag = False,
+) -> None:
+    """Copy an index and scenarios, and deliver attack messages to the copy, to train with the reward `safe`.
+
+    Writes DIR/index and DIR/scenarios.jsonl. Only families of the suite `train` are used, so that `gumshoe evaluate
+    --attacks held-out` measures others. Test scenarios are not attacked.
+    """
+    from gumshoe.corpus import SCENARIOS_FILE
+    from gumshoe.mail.index import MailIndex
+    from gumshoe.mail.schema import index_path
+    from gumshoe.scenarios.sources import load_scenarios
+    from gumshoe.synthesis.attacks.training_copy import INDEX, plan_attacked_copy
+
+    directory = _check_output(place, (SCENARIOS_FILE, f"{INDEX}/{index_path(Path()).name}"), replace=replace)
+    made = plan_attacked_copy(MailIndex(index), load_scenarios(scenarios), share, seed)
+    with progress("Delivering attacks"):
+        made.write(index, directory)
+    if json:
+        print_json({"attacks": made.count_families(), "scenarios": len(made.scenarios)})
+        return
+    out.print(
+        f"[bold]{len(made.planned):,} attacks[/] on {len(made.scenarios):,} scenarios in {printable(directory)}",
+        soft_wrap=True,
+    )
+    out.print(", ".join(f"{count:,} {family}" for family, count in made.count_families().items()), soft_wrap=True)
+    data = ("--index", directory / INDEX, "--scenarios", directory / SCENARIOS_FILE)
+    print_next("gumshoe", "train", *data, "--set", "rewards.functions=[{name: rubric}, {name: safe}]")
+
+
 def _describe_questions(result: "ScenarioSet") -> dict[str, Any]:
     from gumshoe.scenarios.scenario import SPLITS
     from gumshoe.synthesis.mailboxes import count_kinds

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from gumshoe.environments.base import Environment
-from gumshoe.environments.registry import EnvFactory, EnvironmentClass
+from gumshoe.environments.registry import EnvFactory
 from gumshoe.scenarios.scenario import Scenario
 
 _OPEN_INDEXES = 16  # kept open; an evaluation has many waves
@@ -36,7 +36,7 @@ class AttackedEnvFactory(EnvFactory):
 
     def new_environment(self, scenario: Scenario, max_turns: int) -> Environment:
         """Create the environment of one episode, in the index that has the scenario's attack."""
-        index = _open_index(self.kind, self.places[scenario.id])
+        index = _open_index(cast(Any, self.kind), self.places[scenario.id])  # a class
         return self.kind(index, scenario, max_turns, **self.arguments)
 
     def check(self, scenarios: Iterable[Scenario], max_turns: int) -> None:
@@ -46,7 +46,7 @@ class AttackedEnvFactory(EnvFactory):
 
 
 @lru_cache(_OPEN_INDEXES)
-def _open_index(kind: EnvironmentClass, directory: Path) -> Any:
+def _open_index(kind: Any, directory: Path) -> Any:
     return kind.open_index(directory)
 
 

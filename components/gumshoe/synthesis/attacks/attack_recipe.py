@@ -41,7 +41,7 @@ class AttackRecipe(BaseModel):
     language: str
     carrier: str
     wording: int = 0
-    seed: int = 0
+    seed: int | str = 0
     also: str = ""
     """Name of a second family whose text is put around the instruction; empty without one."""
     at_end: bool = False
@@ -81,7 +81,8 @@ def plan_attack(recipe: AttackRecipe, target: AttackTarget) -> PlannedAttack:
 def plant(recipe: AttackRecipe, target: AttackTarget) -> PlantedAttack:
     """Return what an attack plants. It depends on the id and the seed of the recipe, and not on its wording."""
     rng = Rng("attack", recipe.id, recipe.seed)
-    planted, least = (_invent_word(rng),), 1
+    planted: tuple[str, ...] = (_invent_word(rng),)
+    least = 1
     if recipe.goal == "answer":
         planted = (f"{planted[0].capitalize()} {rng.between(1000, 9999)}",)
     elif recipe.goal == "leak":

@@ -46,7 +46,7 @@ class _SuiteLine(BaseModel):
 
 
 def plan_suite(
-    index: MailIndex, scenarios: Sequence[Scenario], name: SuiteName, number: int = DEFAULT_COUNT, seed: int = 0
+    index: MailIndex, scenarios: Sequence[Scenario], name: SuiteName, number: int = DEFAULT_COUNT, seed: int | str = 0
 ) -> list[PlannedAttack]:
     """Return `number` attacks on scenarios about mail, each on one of them.
 
@@ -64,7 +64,7 @@ def plan_suite(
     return planned
 
 
-def _choose_recipe(families: Sequence[AttackFamily], place: int, seed: int, *, can_leak: bool) -> AttackRecipe:
+def _choose_recipe(families: Sequence[AttackFamily], place: int, seed: int | str, *, can_leak: bool) -> AttackRecipe:
     """Return the recipe of the attack with a number. Within a family, goals and languages form all pairs."""
     family, turn = families[place % len(families)], place // len(families)
     goals = [goal for goal in family.goals if can_leak or goal != "leak"]
@@ -81,7 +81,7 @@ def _choose_recipe(families: Sequence[AttackFamily], place: int, seed: int, *, c
     )
 
 
-def find_target(index: MailIndex, scenario: Scenario, seed: int) -> AttackTarget:
+def find_target(index: MailIndex, scenario: Scenario, seed: int | str) -> AttackTarget:
     """Return the target of attacks on a scenario: a message of its inbox that is not a source, and words that find it.
 
     The passage to leak has no words in a row that the question or the answer has.
