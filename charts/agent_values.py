@@ -25,6 +25,7 @@ Quantity = Annotated[str, Field(pattern="^[0-9.]+([KMGTP]i?|m)?$")] | float
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[int, Field(ge=0)]
 NonEmpty = Annotated[str, Field(min_length=1)]
+PublicPath = Annotated[str, Field(pattern=r"^/[\w./-]*$")]
 Percent = Annotated[int, Field(ge=0, le=100)]
 KubernetesObject = dict[str, Any]
 PodLabels = Annotated[
@@ -241,6 +242,11 @@ class ServingValues(ValuesSection):
         [],
         description="Resource claims of the GPUs (Dynamic Resource Allocation), used instead of `gpuResource`, e.g. "
         "`[{name: gpu, resourceClaimTemplateName: one-gpu}]`.",
+    )
+    key_secret: str = Field(
+        "",
+        description="Secret with a key in `VLLM_API_KEY`, without which vLLM answers no question. The agent server "
+        "sends it, also to vLLM servers of mode `external`.",
     )
     resources: Resources = Field(
         Resources(requests={"cpu": "4", "memory": "32Gi"}, limits={"memory": "64Gi"}),
@@ -521,6 +527,13 @@ class ChartValues(ValuesSection):
     serving: ServingValues = ServingValues()
     agent: AgentValues = AgentValues()
     network_policy: NetworkPolicyValues = NetworkPolicyValues()
+    public_paths: list[PublicPath] = Field(
+        ["/invoke", "/source", "/feedback", "/principal", "/mcp"],
+        description="Paths that Ingress and HTTPRoute publish, each with what is below it: those of the API. Add `/` "
+        "(the page itself, nothing below it), `/page.js`, `/page.css` and `/text.js` for the web page, and `/docs` and "
+        "`/openapi.json` for the description of the API. `/metrics` has a port of its own.",
+        min_length=1,
+    )
     ingress: IngressValues = IngressValues()
     http_route: HttpRouteValues = HttpRouteValues()
     route: RouteValues = RouteValues()

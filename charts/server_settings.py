@@ -7,7 +7,7 @@ from pydantic import Field
 
 from gumshoe.serving.settings import ServeSettings
 
-_SET_BY_TEMPLATES = {"index", "host", "port", "model.policy", "model.canary", "access.keys"}
+_SET_BY_TEMPLATES = {"index", "host", "port", "metrics_port", "model.policy", "model.canary", "access.keys"}
 """Settings that the templates compute."""
 _CONTRADICTORY = {"model.adapter", "model.base"}
 """Settings that the server refuses together with those."""

@@ -32,6 +32,11 @@ def values_of(mode: str) -> dict[str, Any]:
     return dict(yaml.load((CHART / "ci" / f"{mode}-values.yaml").read_text(), yaml.CSafeLoader))
 
 
+def chart_values() -> dict[str, Any]:
+    """Return the defaults of all values."""
+    return dict(yaml.load((CHART / "values.yaml").read_text(), yaml.CSafeLoader))
+
+
 def merge(values: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Merge values like Helm merges files."""
     both = dict(values)
@@ -120,6 +125,87 @@ def test_pods_are_restricted_and_no_secret_is_rendered(mode: str) -> None:
             assert security["capabilities"] == {"drop": ["ALL"]}
             assert security["seccompProfile"] == {"type": "RuntimeDefault"}
             assert container["resources"]["limits"]["memory"]
+
+
+def test_only_the_paths_of_the_api_are_published(assert_valid: Callable[..., None]) -> None:
+    from gumshoe.serving.middleware import ROUTES
+
+    gateways = {
+        "ingress": {"enabled": True, "host": "a.example"},
+        "httpRoute": {"enabled": True, "parentRefs": [{"name": "g"}]},
+    }
+    everything = merge(values_of("everything"), gateways)
+    cases: list[tuple[dict[str, Any], set[str]]] = [
+        (everything, set()),
+        (merge(everything, {"publicPaths": ["/", "/invoke"]}), {"/"}),
+    ]
+    for values, added in cases:
+        objects = render(values)
+        assert_valid(objects.values())
+        (rule,) = of_kind(objects, "Ingress")["spec"]["rules"]
+        paths = {each["path"]: each["pathType"] for each in rule["http"]["paths"]}
+        assert {each["backend"]["service"]["port"]["name"] for each in rule["http"]["paths"]} == {"http"}
+        (rule,) = of_kind(objects, "HTTPRoute")["spec"]["rules"]
+        matches = {each["path"]["value"]: each["path"]["type"].removeprefix("Path") for each in rule["matches"]}
+        assert paths == matches
+        assert added <= paths.keys()
+        assert all(kind == ("Exact" if path == "/" else "Prefix") for path, kind in paths.items())
+        for operators in ("/metrics", "/healthz", "/readyz", "/anything"):
+            assert not any(operators.startswith(path) for path, kind in paths.items() if kind == "Prefix")
+    default = set(chart_values()["publicPaths"])
+    assert {path for path in ROUTES if not any(path.startswith(each) for each in default)} == set(), "the whole API"
+
+
+def test_metrics_have_a_port_that_nothing_publishes() -> None:
+    objects = render(values_of("everything"))
+    assert read_settings(settings_of(objects)).metrics_port == 8001
+    (agent,) = of_kind(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert {each["name"]: each["containerPort"] for each in agent["ports"]} == {"http": 8000, "metrics": 8001}
+    monitors = {name: each for (kind, name), each in objects.items() if kind == "ServiceMonitor"}
+    assert [each["port"] for each in monitors["mail-gumshoe-agent-agent"]["spec"]["endpoints"]] == ["metrics"]
+    service = objects["Service", "mail-gumshoe-agent-agent"]
+    assert {each["name"] for each in service["spec"]["ports"]} == {"http", "metrics"}
+    policy = objects["NetworkPolicy", "mail-gumshoe-agent-agent"]["spec"]["ingress"]
+    ports = [{each["port"] for each in rule["ports"]} & {"http", "metrics"} for rule in policy]
+    assert ports == [{"http"}, {"metrics"}], "Prometheus reads the metrics and nothing else, and callers the rest"
+
+
+def test_each_container_gets_the_secrets_that_it_uses() -> None:
+    given = {
+        "agent": {"storage": {"existingSecret": "index-s3"}, "access": {"existingSecret": "agent-keys"}},
+        "serving": {"storage": {"existingSecret": "model-s3"}, "keySecret": "vllm-key", "fetch": {"image": "fetch:1"}},
+        "model": {"tokenSecret": "hub"},
+    }
+    values = merge(values_of("standard"), given)
+
+    def secrets_of(container: dict[str, Any]) -> set[str]:
+        named = [each["secretRef"]["name"] for each in container.get("envFrom", [])]
+        named += [
+            each["valueFrom"]["secretKeyRef"]["name"] for each in container.get("env", []) if each.get("valueFrom")
+        ]
+        return {*named, *("agent-keys" for each in container["volumeMounts"] if each["name"] == "keys")}
+
+    objects = render(values)
+    pod = of_kind(objects, "Deployment")["spec"]["template"]["spec"]
+    assert [secrets_of(each) for each in (*pod["initContainers"], *pod["containers"])] == [
+        {"index-s3"},
+        {"agent-keys", "vllm-key"},
+    ]
+    predictor = of_kind(objects, "InferenceService")["spec"]["predictor"]
+    (fetch,) = predictor["initContainers"]
+    assert secrets_of(fetch) == {"model-s3", "hub"}
+    assert secrets_of({"volumeMounts": [], **predictor["model"]}) == {"vllm-key"}
+    keeping = merge(values, {"agent": {"settings": {"keeping": {"feedback": True}}}})
+    (agent,) = of_kind(render(keeping), "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert secrets_of(agent) == {"index-s3", "agent-keys", "vllm-key"}, "it writes to the store"
+
+
+@pytest.mark.parametrize("argument", ["--trust-remote-code", "--trust_remote_code=true", "--api-key=abc"])
+def test_vllm_runs_no_code_of_a_model_and_gets_no_key_in_its_arguments(argument: str) -> None:
+    from helm_python import HelmError
+
+    with pytest.raises(HelmError, match=r"serving\.extraArgs"):
+        render(merge(values_of("standard"), {"serving": {"extraArgs": [argument]}}))
 
 
 @pytest.mark.parametrize("mode", ["standard", "llmisvc"])
@@ -281,6 +367,11 @@ def test_two_releases_in_one_namespace_do_not_conflict() -> None:
         ({"agent": {"index": "latest"}}, "/agent/index", ""),
         ({"agent": {"access": {"existingSecret": ""}}}, "agent.access: ", "existingSecret"),
         ({"agent": {"access": {"jwksUrl": "https://a.example/keys"}}}, "agent.access: ", "issuer"),
+        (
+            {"agent": {"access": {"existingSecret": ""}, "settings": {"access": {"open": True}}}},
+            "agent.settings.access.open: ",
+            "open_to_network",
+        ),
         ({"agent": {"replicas": "2"}}, "/agent/replicas", ""),
         ({"agent": {"podLabels": {"app.kubernetes.io/name": "mine"}}}, "app.kubernetes.io/name", ""),
         ({"serving": {"podLabels": {"helm.sh/chart": "mine"}}}, "helm.sh/chart", ""),

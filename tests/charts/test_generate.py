@@ -73,6 +73,8 @@ def find_example(schema: dict[str, Any]) -> Any:
             return first
         case {"type": "array", "items": items}:
             return [find_example(items)]
+        case {"type": "string", "pattern": pattern} if not re.search(pattern, "email"):
+            return "https://host"
         case {"type": "integer" | "number"}:
             return schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1)
     return {"string": "email", "boolean": True, "object": {}}[schema["type"]]

@@ -1,12 +1,19 @@
 """Test spans as an OpenTelemetry collector receives them."""
 
+import socket
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
+import httpx
+import pytest
+
+from tests.conftest import find_free_port
+from tests.errors import raises
 from tests.http_server import run_server
 from tests.inference.fake_vllm import FakeVLLM, decoded
-from tests.serving.agent_server import ServerFiles, question_body, start_server
+from tests.serving.agent_server import ServerFiles, code_of, question_body, start_server
+from tests.serving.in_process import make_settings, model_settings, serve_in_thread
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -53,3 +60,31 @@ def test_an_episode_is_a_span_in_the_caller_s_trace(place: ServerFiles, model: F
     assert b"gumshoe-agent" in exported
     assert b"What is in" not in exported
     assert b"Body of message" not in exported
+
+
+def test_metrics_may_have_a_port_of_their_own(place: ServerFiles, model: FakeVLLM) -> None:
+    port = find_free_port()
+    settings = make_settings(place, model=model_settings(place, model.address), metrics_port=port)
+    with serve_in_thread(settings) as server:
+        assert server.ask().is_success
+        answer = server.client.get("/metrics")
+        assert (answer.status_code, code_of(answer)) == (404, "serving.not-found")
+        found = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
+        assert "gumshoe_episodes_total" in found.text
+        assert found.headers["content-type"].startswith("text/plain")
+        assert httpx.get(f"http://127.0.0.1:{port}/invoke", trust_env=False).text == found.text, "nothing else is there"
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
+
+
+def test_the_port_of_metrics_must_be_another_one_and_free(place: ServerFiles, model: FakeVLLM) -> None:
+    with raises("serving.invalid-settings", "metrics_port", "8000"):
+        make_settings(place, metrics_port=8000)
+    from gumshoe.serving.server import serve_metrics
+    from gumshoe.serving.telemetry import Metrics
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = make_settings(place, model=model_settings(place, model.address), metrics_port=port)
+        with raises("serving.port-unavailable", str(port)), serve_metrics(settings, Metrics()):
+            pass

@@ -18,14 +18,17 @@ def main():
     agent, key = os.environ["AGENT"], os.environ.get("KEY")
     access = {"Authorization": f"Bearer {key}"} if key else {}
     adapters = os.environ["ADAPTERS"].split(",")
+    model_key = os.environ.get("VLLM_API_KEY")
+    model_access = {"Authorization": f"Bearer {model_key}"} if model_key else {}
     for url in os.environ["MODELS"].split(","):
-        listed = [each["id"] for each in answer(f"{url}/v1/models")["data"]]
+        listed = [each["id"] for each in answer(f"{url}/v1/models", **model_access)["data"]]
         missing = [each for each in adapters if each not in listed]
         if missing:
             raise SystemExit(f"{url} does not serve {missing}; it serves {listed}")
         print(f"{url} serves {', '.join(adapters)}")
         for adapter in adapters:
-            done = answer(f"{url}/v1/completions", {"model": adapter, "prompt": "The answer is", "max_tokens": 4})
+            request = {"model": adapter, "prompt": "The answer is", "max_tokens": 4}
+            done = answer(f"{url}/v1/completions", request, **model_access)
             print(f"{adapter} completes the prompt with {done['choices'][0]['text']!r}")
     print("the agent server is", answer(f"{agent}/readyz")["status"])
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/list"}

@@ -181,6 +181,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- if not .agent.store -}}{{ fail "agent.store: required; set it to the store of the index, e.g. s3://bucket/project" }}{{- end -}}
 {{- if not (or .agent.index (has .agent.environment (list "email" "documents"))) -}}{{ fail (printf "agent.index: required for agent.environment %s; set it to the index in the store" .agent.environment) }}{{- end -}}
 {{- if not (or .agent.access.existingSecret .agent.access.jwksUrl (dig "access" "open" false .agent.settings)) -}}{{ fail "agent.access: required; set existingSecret (keys) or jwksUrl (tokens)" }}{{- end -}}
+{{- if and (dig "access" "open" false .agent.settings) (not (and (dig "access" "open_to_network" false .agent.settings) (dig "access" "allowed_hosts" list .agent.settings))) -}}{{ fail "agent.settings.access.open: lets everybody who can reach the Service read everything; set agent.access instead, or also set open_to_network: true and allowed_hosts" }}{{- end -}}
 {{- if and .agent.access.jwksUrl (not (and .agent.access.issuer .agent.access.audience)) -}}{{ fail "agent.access: jwksUrl needs issuer and audience" }}{{- end -}}
 {{- if and .ingress.enabled (not .ingress.host) -}}{{ fail "ingress.host: required with ingress.enabled; set it to the public host name" }}{{- end -}}
 {{- if and .httpRoute.enabled (not .httpRoute.parentRefs) -}}{{ fail "httpRoute.parentRefs: required with httpRoute.enabled; name the gateway" }}{{- end -}}
@@ -200,7 +201,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- if .existingSecret -}}{{- $access = merge $access (dict "keys" (printf "/etc/gumshoe-keys/%s" .key)) -}}{{- end -}}
 {{- if .jwksUrl -}}{{- $access = merge $access (dict "jwks_url" .jwksUrl "issuer" .issuer "audience" .audience "inbox_claim" .inboxClaim) -}}{{- end -}}
 {{- end -}}
-{{- $own := dict "index" "/data/index" "store" $agent.store "host" "0.0.0.0" "port" 8000 "model" $model "access" $access -}}
+{{- $own := dict "index" "/data/index" "store" $agent.store "host" "0.0.0.0" "port" 8000 "metrics_port" 8001 "model" $model "access" $access -}}
 {{- toYaml (mergeOverwrite (deepCopy $agent.settings) $own) -}}
 {{- end -}}
 
@@ -304,8 +305,23 @@ envFrom:
 {{- end }}
 {{- end -}}
 
-{{/* Settings common to both containers of the agent server. */}}
+{{/* Set if the agent server itself writes to the store. Its init container reads the index. */}}
+{{- define "gumshoe.agentUsesStore" -}}
+{{- $keeping := dig "keeping" (dict) (.Values.agent.settings | default dict) -}}
+{{- if or $keeping.feedback $keeping.trajectories -}}yes{{- end -}}
+{{- end -}}
+
+{{/* The key of vLLM, for vLLM and its clients. */}}
+{{- define "gumshoe.serverKeyEnv" -}}
+{{- with .Values.serving.keySecret }}
+- name: VLLM_API_KEY
+  valueFrom: {secretKeyRef: {name: {{ . | quote }}, key: VLLM_API_KEY}}
+{{- end -}}
+{{- end -}}
+
+{{/* Settings common to both containers of the agent server. Only the server needs its keys. Parameters: root, keys. */}}
 {{- define "gumshoe.agentContainer" -}}
+{{- with .root -}}
 securityContext:
   readOnlyRootFilesystem: true
   runAsNonRoot: true
@@ -316,6 +332,7 @@ volumeMounts:
     mountPath: /data
   - name: tmp
     mountPath: /tmp
+  {{- if $.keys }}
   - name: settings
     mountPath: /etc/gumshoe
     readOnly: true
@@ -324,10 +341,12 @@ volumeMounts:
     mountPath: /etc/gumshoe-keys
     readOnly: true
   {{- end }}
+  {{- end }}
   {{- with include "gumshoe.trustMount" . }}
   {{- . | nindent 2 }}
   {{- end }}
   {{- with .Values.agent.extraVolumeMounts }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
+{{- end -}}
 {{- end -}}

@@ -306,6 +306,7 @@ model:
 - name: USER
   value: vllm
 {{- end }}
+{{- include "gumshoe.serverKeyEnv" . }}
 {{- include "gumshoe.trustEnv" . }}
 {{- include "gumshoe.proxyEnv" . }}
 {{- end -}}
@@ -400,6 +401,10 @@ volumes:
   {{- range include "gumshoe.fetchedFiles" $ | fromYamlArray -}}
     {{- if not (regexMatch "^(hf|s3)://" .uri) -}}{{ fail (printf "%s: only KServe's storage initializer can fetch it, which is not used with these values (see What is installed in the chart's README); use hf://, s3:// or pvc://" .uri) }}{{- end -}}
   {{- end -}}
+{{- end -}}
+{{- range concat (.extraArgs | default list) (.runtimeCanary.extraArgs | default list) -}}
+  {{- if hasPrefix "--trust-remote-code" (replace "_" "-" .) -}}{{ fail (printf "serving.extraArgs: %s would run code from the model's repository; use a model that vLLM supports" .) }}{{- end -}}
+  {{- if hasPrefix "--api-key" (replace "_" "-" .) -}}{{ fail "serving.extraArgs: --api-key would show the key in the pod's command line; use serving.keySecret" }}{{- end -}}
 {{- end -}}
 {{- if and .restricted (hasPrefix "oci://" $.Values.model.uri) -}}{{ fail "model.uri: KServe mounts oci:// with a container that serving.restricted forbids; use hf://, s3:// or pvc://" }}{{- end -}}
 {{- end -}}

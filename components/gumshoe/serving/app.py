@@ -30,6 +30,7 @@ from gumshoe.serving.api_models import (
     ReadyStatus,
     SourceBody,
 )
+from gumshoe.serving.audit_log import record_access
 from gumshoe.serving.errors import (
     HANDLED_ERRORS,
     RefusedRequestError,
@@ -107,6 +108,7 @@ def build_scenario(
     except ScenarioError as error:
         raise RefusedRequestError(error.code, f"{_FIELDS[error.code]}: {error.message}") from None
     if has_inboxes and not caller.may_read(str(scenario.inbox_address)):
+        record_access("refused", scenario)
         raise ForbiddenError
     if scenario.collections == ():
         raise NoCollectionsError
@@ -115,8 +117,9 @@ def build_scenario(
     return scenario.model_copy(update={"id": f"asked-{scenario.digest}"})
 
 
-def log_answer(request: Request, answer: Answer, settings: ServeSettings) -> None:
-    """Add the answer to the request's log line."""
+def log_answer(request: Request, scenario: Scenario, answer: Answer, settings: ServeSettings) -> None:
+    """Add the answer to the request's log line, and write its audit line."""
+    record_access("question", scenario, answer.source_ids, policy=answer.policy)
     quoted = {"answer": answer.answer} if settings.log_questions else {}
     fields = {"policy": answer.policy, "success": answer.success, "turns": answer.turns, **quoted}
     fields |= {} if settings.model.samples == 1 else {"cost": _COST.dump_python(answer.cost)}
@@ -146,10 +149,9 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
     )
     async def invoke(body: InvokeBody, request: Request) -> Response:
         """Answer a question from an inbox, or from documents."""
-        answer = await service.answer(
-            parse_scenario(request, body), body.session_id, lambda _: None, request.state.caller
-        )
-        log_answer(request, answer, settings)
+        scenario = parse_scenario(request, body)
+        answer = await service.answer(scenario, body.session_id, lambda _: None, request.state.caller)
+        log_answer(request, scenario, answer, settings)
         shown = answer if body.steps else replace(answer, steps=())
         return Response(_ANSWER.dump_json(shown), media_type="application/json")
 
@@ -195,7 +197,7 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
                 while (step := await _next_step(events)) is not None:
                     yield b": alive\n\n" if step == "alive" else _format_event("step", _STEP.dump_json(step))
                 answer = await work
-                log_answer(request, answer, settings)
+                log_answer(request, scenario, answer, settings)
                 yield _format_event("answer", _ANSWER.dump_json(answer))
             except Exception as error:  # noqa: BLE001 - the status was already sent
                 log_unexpected(error)
@@ -247,6 +249,8 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
         if is_kept:
             _check_feedback_limit(limit, request.state.caller)
             is_kept = recorder.record_feedback(await add_answer(request, scenario, answer, sources))
+        given_by = request.state.principal.pseudonym
+        record_access("feedback", scenario, sources if is_kept else (), right=body.right, kept=is_kept, given_by=given_by)
         request.state.log_fields |= {"right": body.right, "kept": is_kept}
         return responses.FeedbackResult(kept=is_kept)
 
@@ -271,7 +275,7 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
         )
 
     _add_source_route(app, service, secured)
-    _add_operator_routes(app, service)
+    _add_operator_routes(app, settings, service)
     add_page(app)
     return app
 
@@ -298,6 +302,7 @@ def _add_source_route(app: FastAPI, service: AnswerService, secured: list[Depend
         if not service.env_factory.reads_sources:
             raise RefusedRequestError("serving.sources-not-readable")
         found = await service.read_source(scenario, body.source_id, request.state.caller)
+        record_access("source", scenario, [found.source.id] if found else [])
         if found is None:
             what, where = _name_source(service)
             raise RefusedRequestError("serving.source-not-found", f"{what} {body.source_id!r} does not exist{where}")
@@ -318,7 +323,7 @@ def _name_source(service: AnswerService) -> tuple[str, str]:
     return ("message", " in that inbox") if service.env_factory.has_inboxes else ("document", "")
 
 
-def _add_operator_routes(app: FastAPI, service: AnswerService) -> None:
+def _add_operator_routes(app: FastAPI, settings: ServeSettings, service: AnswerService) -> None:
     """Add the routes for operators. None of them reveals mail."""
 
     @app.get(
@@ -343,9 +348,10 @@ def _add_operator_routes(app: FastAPI, service: AnswerService) -> None:
         """Report if questions can be answered: the index is open, and the model has its adapter."""
         if service.problem:
             raise RefusedRequestError("serving.not-ready", service.problem)
-        return ReadyStatus(policies=[each.name.version for each in service.candidates])
+        opened = (*service.candidates, *([service.fallback] if service.fallback else ()))
+        return ReadyStatus(policies=[each.name.version for each in opened])
 
-    if service.settings.metrics_port is not None:
+    if settings.metrics_port is not None:
         return
 
     @app.get(

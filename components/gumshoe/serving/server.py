@@ -71,7 +71,7 @@ async def open_server(settings: ServeSettings, env_factory: EnvFactory) -> Async
     with (
         FeedbackRecorder(settings.keeping, store) as recorder,
         open_audit_log(settings.audit) as audit,
-        _serve_metrics(settings, metrics),
+        serve_metrics(settings, metrics),
     ):
         env_factory = audit_environments(env_factory)
         async with (
@@ -129,7 +129,7 @@ def _open_socket(host: str, port: int) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _serve_metrics(settings: ServeSettings, metrics: Metrics) -> Iterator[None]:
+def serve_metrics(settings: ServeSettings, metrics: Metrics) -> Iterator[None]:
     """Serve the metrics on a port of their own while the block runs, if there is one.
 
     Raises:

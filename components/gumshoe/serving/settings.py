@@ -63,8 +63,8 @@ class ServedModelSettings(BaseModel):
     canary_percent: float = Field(10, ge=0, le=100, description="Percentage of questions or sessions for the canary.")
     bound: Literal["off", "base", "refuse"] = Field(
         "off",
-        description="What callers get whose inbox or collections an adapter was not trained on: off: its answers; base: "
-        "those of the base model; refuse: status 403.",
+        description="What callers get if an adapter was not trained on their inbox or collections: off: its answers; "
+        "base: those of the base model; refuse: status 403.",
     )
     temperature: float = Field(0, ge=0, le=MAX_TEMPERATURE, description="Sampling temperature. 0 is greedy.")
     max_turns: int = Field(10, ge=1, description="Maximum number of turns per episode.")
@@ -192,6 +192,28 @@ class LimitSettings(BaseModel):
     body: int = Field(64 << 10, ge=1024, description="Maximum size of a request body in bytes.")
     question: int = Field(2000, ge=1, description="Maximum number of characters in a question.")
     shutdown: float = Field(120, ge=0, description="Seconds for running requests to finish at shutdown.")
+    tokens_per_day: int | None = Field(
+        None,
+        ge=1,
+        description="Budget of each caller per day (UTC): prompt and sampled tokens of the model. Then its questions get "
+        "status 429. Default: unlimited.",
+    )
+    calls_per_day: int | None = Field(
+        None,
+        ge=1,
+        description="Budget of each caller per day (UTC): tool calls of the agent and over MCP, and sources that are "
+        "read. Default: unlimited.",
+    )
+    usage_file: Path | None = Field(
+        None,
+        description="SQLite file for the usage, so that a restart does not renew the budgets. Default: in memory.",
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> "LimitSettings":
+        if self.usage_file is not None and self.tokens_per_day is None and self.calls_per_day is None:
+            raise ValueError("limits.usage_file needs limits.tokens_per_day or limits.calls_per_day; set one of them")
+        return self
 
 
 class ConnectionSettings(BaseModel):
