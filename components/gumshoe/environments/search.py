@@ -35,6 +35,8 @@ class SearchEnvironment(ABC):
         self._handle_prefix = handle_prefix
         self._handles: dict[str, str] = {}
         self.record = EpisodeState()
+        self.shown: list[str] = []
+        """Ids of the sources that tools have shown, in order. They may repeat."""
         self.finished = False
         self._gold = {self.listed_id(source) or self.bare(source): source for source in scenario.sources}
         self._searched: set[str] = set()
@@ -77,6 +79,7 @@ class SearchEnvironment(ABC):
 
         `partial` is True if the hits match the search only in part. It is then in vain without a correct source.
         """
+        self.shown += ids
         record, before = self.record, len(self.record.found)
         right = [rank for rank, source_id in enumerate(ids, 1) if self._record_source(record.found, source_id)]
         if right:
@@ -93,6 +96,7 @@ class SearchEnvironment(ABC):
 
         If a correct source is among them, the others do not count as other sources that were read.
         """
+        self.shown += source_ids
         events, before = self._record_call(), len(self.record.read)
         right = [source_id for source_id in source_ids if self._record_source(self.record.read, source_id)]
         if not right:

@@ -187,7 +187,7 @@ def add(
 ) -> None:
     """Create a key for the agent server and print it. The file only contains its hash, so it cannot be shown again.
 
-    Restart a running server to use the new key. To revoke a key, remove its entry from the file.
+    A running server reads the file again when it changes. To revoke a key, remove its entry from the file.
     """
     from gumshoe.serving.key_file import add_key
 

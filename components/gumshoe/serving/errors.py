@@ -20,8 +20,10 @@ from gumshoe.serving.access import (
     SigningKeysUnavailableError,
     UnauthenticatedError,
 )
+from gumshoe.serving.adapter_binding import AdapterBoundError
 from gumshoe.serving.api_models import UNKNOWN_FIELD, Problem, describe_unknown_field
 from gumshoe.serving.fair_limiter import BusyError
+from gumshoe.serving.usage_budgets import BudgetExhaustedError
 
 _log = logging.getLogger(__name__)
 _FAILED = 500
@@ -52,9 +54,11 @@ INVALID, NOT_FOUND, METHOD, INTERNAL = (
     "serving.internal-error",
 )
 _FORBIDDEN, _BUSY, _DEADLINE = "serving.inbox-forbidden", "serving.busy", "serving.deadline-exceeded"
+_BUDGET = "serving.budget-exhausted"
 _EMPTY = "scenarios.empty-question"
 _NO_MODEL, _MODEL_FAILED = "serving.model-unavailable", "serving.model-failed"
 _NO_SIGNING_KEYS, _NO_DEPENDENCY = "serving.signing-keys-unavailable", "serving.dependency-unavailable"
+_BOUND = "serving.adapter-bound"
 _NO_KEYS, _NO_COLLECTIONS = "serving.keys-unavailable", "serving.no-collections"
 
 PROBLEM_KINDS: dict[str, ProblemKind] = {
@@ -106,6 +110,9 @@ PROBLEM_KINDS: dict[str, ProblemKind] = {
     _NO_COLLECTIONS: ProblemKind(
         403, "Access denied", "Your key or token may not read any collection of documents. GET /principal lists yours."
     ),
+    _BOUND: ProblemKind(
+        403, "Not answered for this inbox", "The agent only answers questions about what it was trained on."
+    ),
     NOT_FOUND: ProblemKind(404, "Not found", "There is no /ask; see /docs."),
     "serving.source-not-found": ProblemKind(
         404, "Source not found", "message '<8@example.com>' does not exist in that inbox"
@@ -129,6 +136,11 @@ PROBLEM_KINDS: dict[str, ProblemKind] = {
     ),
     "serving.headers-too-large": ProblemKind(431, "Headers too large", "The headers may have at most 65,536 bytes."),
     _BUSY: ProblemKind(429, "Too many requests", "Try again later."),
+    _BUDGET: ProblemKind(
+        429,
+        "Budget exhausted",
+        "Your budget of 1,000,000 tokens per day is used up. Try again in 3,600 seconds.",
+    ),
     INTERNAL: ProblemKind(500, "Internal error", "The server failed. See its log."),
     _MODEL_FAILED: ProblemKind(502, "Model failed", "The model gave no usable answer. See the server's log."),
     _NO_MODEL: ProblemKind(503, "Model unavailable", "Try again later."),
@@ -174,8 +186,10 @@ class DeadlineExceededError(Exception):
 
 _CODES: dict[type[Exception], str] = {
     ForbiddenError: _FORBIDDEN,
+    AdapterBoundError: _BOUND,
     NoCollectionsError: _NO_COLLECTIONS,
     BusyError: _BUSY,
+    BudgetExhaustedError: _BUDGET,
     DeadlineExceededError: _DEADLINE,
     ModelNotReadyError: _NO_MODEL,
     PolicyError: _MODEL_FAILED,
@@ -197,7 +211,7 @@ def describe_error(error: Exception, path: str = "") -> Problem:
     match error:
         case RefusedRequestError():
             return build_problem(error.code, str(error), error.status)
-        case UnauthenticatedError():
+        case UnauthenticatedError() | BudgetExhaustedError():
             return build_problem(error.code, str(error))
         case RequestValidationError() if _has_empty_question(error):
             return build_problem(_EMPTY)

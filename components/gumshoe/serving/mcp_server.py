@@ -132,7 +132,7 @@ def create_mcp_server(service: AnswerService) -> MCPServer[Any]:
             request: Any = context.request_context.request
             scenario = build_scenario(request, question, inbox_address, query_date, service)
             answer = await service.answer(scenario, None, lambda _: None, request.state.caller)
-            log_answer(request, answer, service.settings)
+            log_answer(request, scenario, answer, service.settings)
         return ToolAnswer.model_validate(answer, from_attributes=True)
 
     asked = Annotated[

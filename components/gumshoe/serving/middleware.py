@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gumshoe.serving.access import Access, UnauthenticatedError
+from gumshoe.serving.audit_log import AuditLog
 from gumshoe.serving.browser_checks import check_browser
 from gumshoe.serving.callers import name_caller
 from gumshoe.serving.errors import RefusedRequestError, build_error_response, log_unexpected
@@ -56,6 +57,7 @@ class Middleware:
     access: Access
     metrics: Metrics
     tracer: Tracer
+    audit: AuditLog
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle an ASGI request."""
@@ -97,6 +99,7 @@ class Middleware:
             kind, _, credentials = headers.get("authorization", "").partition(" ")
             caller = await self.access.authenticate(credentials.strip() if kind.lower() == "bearer" else None)
             scope["state"]["principal"] = caller
+            self.audit.start_trail(caller)
             scope["state"]["caller"] = name_caller(caller, (scope.get("client") or [None])[0])
             scope["state"]["log_fields"]["principal"] = caller.name
         if route == "/mcp" and scope["method"] != "POST":  # GET would open a stream without events

@@ -65,9 +65,9 @@ _INBOX = (
     "serving.no-collections",
     "serving.dependency-unavailable",
 )
-_RUNNING = ("serving.busy", "serving.deadline-exceeded")
+_RUNNING = ("serving.busy", "serving.budget-exhausted", "serving.deadline-exceeded")
 _QUESTION = (*_INBOX, "scenarios.empty-question", "serving.question-too-long")
-ASKING = (*_QUESTION, *_RUNNING, "serving.model-failed", "serving.model-unavailable")
+ASKING = (*_QUESTION, *_RUNNING, "serving.adapter-bound", "serving.model-failed", "serving.model-unavailable")
 """Problems of operations that run the agent."""
 READING_SOURCE = (*_INBOX, *_RUNNING, "serving.source-not-found", "serving.sources-not-readable")
 GIVING_FEEDBACK = (

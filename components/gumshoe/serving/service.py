@@ -4,14 +4,14 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from opentelemetry.trace import Tracer
 
-from gumshoe.environments.base import SourceText
+from gumshoe.environments.base import Environment, SourceText
 from gumshoe.environments.recorded import use_recorded
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.environments.tools import Call
@@ -20,15 +20,20 @@ from gumshoe.inference.policy import PolicyError
 from gumshoe.rewards import best_of_n
 from gumshoe.rewards.best_of_n import ChoiceSettings, SampleTimeoutError, Selector
 from gumshoe.rollouts.answer import Answer, Answerer, AnswerStep
+from gumshoe.rollouts.episode import ChatSession
 from gumshoe.rollouts.sessions import OpenChatSession
 from gumshoe.rollouts.tool_threads import ToolFailedError, ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
+from gumshoe.serving.adapter_binding import AdapterBoundError
+from gumshoe.serving.audit_log import record_policy
 from gumshoe.serving.errors import DeadlineExceededError, ModelNotReadyError
 from gumshoe.serving.fair_limiter import BusyError, FairLimiter
+from gumshoe.serving.served_index import check_served_index
 from gumshoe.serving.served_policies import ServedPolicy, choose_policy, episode_limits, open_policies
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, start_span
+from gumshoe.serving.usage_budgets import BudgetExhaustedError, MeteredSession, UsageBudgets
 
 _SAMPLING, _CHOOSING = 0.75, 0.9  # fractions of the deadline after which unfinished samples and judges are cancelled
 _MAX_SOURCE_TEXT = 200_000  # characters
@@ -60,13 +65,17 @@ class AnswerService:
     candidates: list[ServedPolicy]
     selector: Selector | None = None
     """Set if a question has several samples."""
+    fallback: ServedPolicy | None = None
+    """The base model, for questions about inboxes that the candidates are not bound to."""
     choice: ChoiceSettings | None = field(init=False)
+    _budgets: UsageBudgets = field(init=False)
     _episodes: FairLimiter = field(init=False)
     _calls: FairLimiter = field(init=False)
 
     def __post_init__(self) -> None:
         limits = self.settings.limits
         self.choice = self.settings.model.choice
+        self._budgets = UsageBudgets(limits.tokens_per_day, limits.calls_per_day, limits.usage_file)
         self._episodes, self._calls = (
             FairLimiter(limits.concurrency, limits.queue, self.metrics.waiting.labels(what))
             for what in ("episode", "call")
@@ -78,8 +87,8 @@ class AnswerService:
         """Why questions cannot be answered; empty if they can. A missing canary is not a problem: the main policy
         answers in its place.
         """
-        first = self.candidates[0]
-        return f"{first.name.version}: {first.problem}" if first.problem else ""
+        needed = [self.candidates[0], *([self.fallback] if self.fallback else ())]
+        return next((f"{each.name.version}: {each.problem}" for each in needed if each.problem), "")
 
     async def answer(
         self, scenario: Scenario, session: str | None, on_step: Callable[[AnswerStep], object], caller: str
@@ -89,6 +98,8 @@ class AnswerService:
         `caller` is a name of `name_caller`.
 
         Raises:
+            AdapterBoundError: if no policy in service may answer questions about this inbox.
+            BudgetExhaustedError: if the caller's budget of the day is used up.
             BusyError: if the queue is full.
             DeadlineExceededError: if there is no answer within the deadline.
             ModelNotReadyError: if the model is not available.
@@ -99,6 +110,9 @@ class AnswerService:
             return await self._with_deadline(self._answer_in_turn(scenario, session, on_step, caller))
         except BusyError:
             self.metrics.refused.labels("busy").inc()
+            raise
+        except AdapterBoundError:
+            self.metrics.refused.labels("adapter bound").inc()
             raise
         except DeadlineExceededError:
             self.metrics.model_errors.labels("too slow").inc()
@@ -119,6 +133,7 @@ class AnswerService:
         """Run one tool call and return its result. The caller's access to the scenario's inbox must have been checked.
 
         Raises:
+            BudgetExhaustedError: if the caller's budget of the day is used up.
             BusyError: if the queue is full.
             DeadlineExceededError: if there is no result within the deadline.
             ToolError: if the tool rejects the call.
@@ -134,6 +149,7 @@ class AnswerService:
         The caller's access to the scenario's inbox must have been checked.
 
         Raises:
+            BudgetExhaustedError: if the caller's budget of the day is used up.
             BusyError: if the queue is full.
             DeadlineExceededError: if there is no result within the deadline.
             ToolFailedError: if the index does not answer.
@@ -148,6 +164,7 @@ class AnswerService:
         """Return the sources of a scenario that do not exist in its inbox on its date, or in the documents.
 
         Raises:
+            BudgetExhaustedError: if the caller's budget of the day is used up.
             BusyError: if the queue is full.
             DeadlineExceededError: if there is no result within the deadline.
             ToolFailedError: if the index does not answer.
@@ -160,8 +177,10 @@ class AnswerService:
         return [name for name, each in zip(scenario.sources, found, strict=True) if each is None]
 
     async def _run_tool(self, caller: str, name: str, function: Callable[..., T], *arguments: object) -> T:
-        """Run a function in a tool's thread, within the limit of concurrent calls."""
+        """Run a function in a tool's thread, within the limit of concurrent calls and the caller's budget."""
+        self._budgets.take(caller)
         async with self._calls.acquire(caller):
+            self._budgets.take(caller, calls=1)
             return await self.threads.run(name, function, *arguments)
 
     async def _with_deadline(self, work: Awaitable[T]) -> T:
@@ -171,6 +190,12 @@ class AnswerService:
                 return await work
         except TimeoutError:
             raise DeadlineExceededError(f"No answer within {deadline:g} seconds.") from None
+        except BusyError:
+            self.metrics.refused.labels("busy").inc()
+            raise
+        except BudgetExhaustedError:
+            self.metrics.refused.labels("budget").inc()
+            raise
 
     async def _answer_in_turn(
         self, scenario: Scenario, session: str | None, on_step: Callable[[AnswerStep], object], caller: str
@@ -178,12 +203,14 @@ class AnswerService:
         """Wait for a free slot, then run the episodes of a question."""
         started = time.monotonic()
         choice = self.choice
+        self._budgets.take(caller)
         async with self._episodes.acquire(caller, choice.samples if choice else 1) as release_one:
             self.metrics.phases.labels("waiting").observe(time.monotonic() - started)
-            policy = choose_policy(self.candidates, session)
+            policy = choose_policy(self.candidates, session, scenario, self.fallback)
             if policy.open_session is None:
                 raise ModelNotReadyError(policy.problem)
-            open_session, seed = policy.open_session, secrets.token_hex(8)
+            record_policy(policy.name.version)
+            open_session, seed = self._meter(policy.open_session, caller), secrets.token_hex(8)
             if choice is None or self.selector is None:
                 answer, _ = await self._run_episode(scenario, open_session, seed, 0, on_step)
                 return answer
@@ -195,9 +222,24 @@ class AnswerService:
                     release_one()
 
             answer = await self._answer_with_samples(scenario, run, choice, self.selector, time.monotonic() - started)
+            if (cost := answer.cost) is not None:
+                judge_tokens = cost.judge_prompt_tokens + cost.judge_sampled_tokens
+                self._budgets.add(caller, self._budgets.today, tokens=judge_tokens)
         for step in answer.steps:
             on_step(step)
         return answer
+
+    def _meter(self, open_session: OpenChatSession, caller: str) -> OpenChatSession:
+        """Return a function that opens conversations which are paid from the caller's budget."""
+        if not self._budgets.are_limited:
+            return open_session
+
+        @contextmanager
+        def open_metered(environment: Environment, seed: str) -> Iterator[ChatSession]:
+            with open_session(environment, seed) as session:
+                yield MeteredSession(session, self._budgets, caller, self.settings.model.max_tokens)
+
+        return open_metered
 
     async def _answer_with_samples(
         self, scenario: Scenario, run: best_of_n.RunSample, choice: ChoiceSettings, selector: Selector, waited: float
@@ -214,7 +256,7 @@ class AnswerService:
         )
         self.metrics.count_choice(choice.choose if found.how == "chosen" else found.how, found.answer.cost)
         for failure in found.failures:
-            if not isinstance(failure, ToolFailedError):
+            if not isinstance(failure, (ToolFailedError, BudgetExhaustedError)):
                 self.metrics.model_errors.labels(
                     "too slow" if isinstance(failure, SampleTimeoutError) else "failed"
                 ).inc()
@@ -265,14 +307,16 @@ async def open_service(
         UsageError: if a setting is invalid.
         UnavailableError: if a local policy does not start.
     """
-    async with open_policies(settings) as policies, ToolThreads() as threads, AsyncExitStack() as stack:
+    await asyncio.to_thread(check_served_index, env_factory)
+    async with open_policies(settings) as opened, ToolThreads() as threads, AsyncExitStack() as stack:
+        policies, fallback = opened
         env_factory = use_recorded(env_factory, *policies[0].directories)
         if policies[0].is_tiny:
             env_factory = env_factory.for_tiny()
-        for each in policies:
+        for each in (*policies, *([fallback] if fallback else ())):
             metrics.policy.labels(each.name.version).set(each.share)
         choice = settings.model.choice
         selector = choice.open_selector() if choice else None
         if selector is not None:
             stack.push_async_callback(selector.aclose)
-        yield AnswerService(settings, env_factory, metrics, tracer, threads, on_episode, policies, selector)
+        yield AnswerService(settings, env_factory, metrics, tracer, threads, on_episode, policies, selector, fallback)

@@ -1,0 +1,154 @@
+"""Record who read whose mail or which documents: one JSON line per search, reading, source, question and feedback.
+
+A line has the caller, the inbox or the collections, and the ids of the sources that the caller, or the agent on its
+behalf, was shown. It never contains text of a message, a question or an answer. The line of a tool call is written when
+the call ends, so that it is there whatever happens to the answer.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+from logging.handlers import WatchedFileHandler
+from pathlib import Path
+from typing import Any, Literal
+
+from asgi_correlation_id import correlation_id
+
+from gumshoe.environments.base import Environment
+from gumshoe.environments.registry import FINAL_ANSWER, EnvFactory
+from gumshoe.environments.tools import Call, Toolbox, ToolFunction
+from gumshoe.errors import UsageError
+from gumshoe.scenarios.scenario import Scenario
+from gumshoe.serving.access import Principal
+from gumshoe.serving.telemetry import JsonFormatter
+
+AuditEvent = Literal["search", "read", "source", "question", "feedback", "refused"]
+LOG, NONE = "log", "none"
+_MAX_IDS = 100  # ids in a line
+_MAX_LENGTH = 200  # characters of an id
+
+_trail: ContextVar["AuditTrail | None"] = ContextVar("audit_trail", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class AuditLog:
+    """Where audit lines are written. None: nowhere."""
+
+    logger: logging.Logger | None
+
+    def start_trail(self, principal: Principal) -> None:
+        """Record what the current request reads as read by a caller."""
+        _trail.set(AuditTrail(self.logger, principal, correlation_id.get() or ""))
+
+
+@dataclass(frozen=True, slots=True)
+class AuditTrail:
+    """Write the audit lines of one request. Threads may use it too."""
+
+    logger: logging.Logger | None
+    principal: Principal
+    request_id: str
+    policy: str = ""
+    """Version of the policy that calls the tools; empty if the caller does."""
+
+    def write(self, event: AuditEvent, scenario: Scenario, ids: Iterable[str] = (), **more: Any) -> None:
+        """Write a line. `ids` are those of the sources that were shown."""
+        if self.logger is None:
+            return
+        listed = list(dict.fromkeys(ids))
+        line: dict[str, Any] = {"event": event, "principal": self.principal.name, "principal_kind": self.principal.kind}
+        if scenario.inbox_address is not None:
+            line["inbox"] = scenario.inbox_address
+        if scenario.collections is not None:
+            line["collections"] = scenario.collections
+        line["source_ids"] = [each[:_MAX_LENGTH] for each in listed[:_MAX_IDS]]
+        if len(listed) > _MAX_IDS:
+            line["more_sources"] = len(listed) - _MAX_IDS
+        if self.policy:
+            line["policy"] = self.policy
+        self.logger.info("audit", extra={"fields": {**line, **more, "request_id": self.request_id}})
+
+
+def record_access(event: AuditEvent, scenario: Scenario, ids: Iterable[str] = (), **more: Any) -> None:
+    """Write an audit line for the current request, if there is one."""
+    if trail := _trail.get():
+        trail.write(event, scenario, ids, **more)
+
+
+def record_policy(policy: str) -> None:
+    """Name the policy that answers the question of the current request in its further audit lines."""
+    if trail := _trail.get():
+        _trail.set(AuditTrail(trail.logger, trail.principal, trail.request_id, policy))
+
+
+@contextmanager
+def open_audit_log(target: str) -> Iterator[AuditLog]:
+    """Open the audit log that the settings name: `log`, `none` or a file, to which lines are appended.
+
+    The file is opened again when it has been moved, e.g. by logrotate.
+
+    Raises:
+        UsageError: if the file cannot be written.
+    """
+    if target in (LOG, NONE):
+        yield AuditLog(logging.getLogger("gumshoe.audit") if target == LOG else None)
+        return
+    try:
+        Path(target).touch(mode=0o600)
+        handler = WatchedFileHandler(target, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            "serving.audit-log-unwritable",
+            f"cannot write the audit log {target}: {error.strerror}; set audit to a file",
+        ) from None
+    handler.setFormatter(JsonFormatter())
+    logger = logging.Logger("gumshoe.audit", logging.INFO)
+    logger.addHandler(handler)
+    try:
+        yield AuditLog(logger)
+    finally:
+        handler.close()
+
+
+@dataclass(frozen=True, slots=True)
+class AuditedEnvFactory(EnvFactory):
+    """Create environments that write an audit line for each tool call of a request."""
+
+    def new_environment(self, scenario: Scenario, max_turns: int) -> Environment:
+        """Create the environment of one episode. See `EnvFactory.new_environment`."""
+        environment = EnvFactory.new_environment(self, scenario, max_turns)
+        trail = _trail.get()
+        if trail is not None and trail.logger is not None:
+            environment.toolbox = _AuditedToolbox(environment, trail)
+        return environment
+
+
+def audit_environments(env_factory: EnvFactory) -> EnvFactory:
+    """Return a copy whose environments write audit lines."""
+    return AuditedEnvFactory(**{each.name: getattr(env_factory, each.name) for each in fields(env_factory)})
+
+
+class _AuditedToolbox(Toolbox):
+    """A toolbox that writes an audit line after each call, with the ids of the sources that the call showed."""
+
+    def __init__(self, environment: Environment, trail: AuditTrail) -> None:
+        self._inner, self._environment, self._trail = environment.toolbox, environment, trail
+
+    @property
+    def tools(self) -> list[ToolFunction]:
+        return self._inner.tools
+
+    def schemas(self) -> list[dict[str, Any]]:
+        return self._inner.schemas()
+
+    def run(self, call: Call) -> str:
+        shown: list[str] = getattr(self._environment, "shown", [])  # environments of users may not list them
+        before, searches = len(shown), self._environment.record.searches
+        try:
+            return self._inner.run(call)
+        finally:
+            if call.name in {tool.__name__ for tool in self._inner.tools} - {FINAL_ANSWER}:
+                event: AuditEvent = "search" if self._environment.record.searches > searches else "read"
+                self._trail.write(event, self._environment.scenario, shown[before:], tool=call.name)
