@@ -11,7 +11,6 @@ bits, or fewer than half of the canaries extracted), or if the untouched policy 
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 
@@ -42,7 +41,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="gumshoe-benchmark-") as scratch:
         found = measure(Path(scratch), options.canaries)
     show(f"{options.canaries} canaries, asked for from another inbox", HEADER, [row(*each) for each in found.items()])
-    missed = list(find_misses(found))
+    missed = find_misses(found)
     if missed:
         sys.exit(f"requirements not met: {', '.join(missed)}")
 
@@ -82,12 +81,12 @@ def plant(directory: Path, canaries: int) -> tuple[Path, Path]:
     return place, directory / "index"
 
 
-def row(name: str, found: Memorization) -> Sequence[str]:
+def row(name: str, found: Memorization) -> list[str]:
     shares = [f"{each.value:.0%}" for each in (found.extracted, found.control_extracted)]
     return [name, format_bits(found.exposure), format_bits(found.control_exposure), f"{found.p_value:.2g}", *shares]
 
 
-def find_misses(found: dict[str, Memorization]) -> Sequence[str]:
+def find_misses(found: dict[str, Memorization]) -> list[str]:
     """Return the names of the policies for which the measure does not show what is known."""
     untouched, memorized = found[UNTOUCHED], found[CLOSED_BOOK]
     missed = []

@@ -162,7 +162,7 @@ def test_a_policy_that_knows_the_secrets_is_exposed_and_the_base_model_is_not(me
     assert new.p_value < 0.05
     assert new.gain
     assert new.gain.value == pytest.approx(3 - base.exposure.value)
-    assert (new.extracted.value, new.control_extracted.value) == (pytest.approx(2 / 4), 0)
+    assert [new.extracted.value, new.control_extracted.value] == pytest.approx([2 / 4, 0])
     assert (base.extracted.value, base.gain) == (0, None)
     assert {each.leaks for each in new.canaries} == {(), ("answer",)}
     controls = [[each.rank for each in found.canaries if not each.is_planted] for found in (base, new)]

@@ -8,7 +8,8 @@ from pydantic import BaseModel, ConfigDict
 from gumshoe.artifacts.source_files import read_json_model
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UsageError
-from gumshoe.scenarios.scenario import ScenarioRecord, ScenarioSet
+from gumshoe.scenarios.learned_sources import LearnedSources
+from gumshoe.scenarios.scenario import Scenario, ScenarioRecord, ScenarioSet
 
 LINEAGE_FILE = "scenarios.json"
 
@@ -20,8 +21,49 @@ class Lineage(BaseModel):
 
     learned_from: ScenarioRecord
     chosen_on: ScenarioRecord | None = None
+    sources: LearnedSources | None = None
+    """Inboxes and collections that it was trained on; None in adapters of earlier versions."""
     before: "Lineage | None" = None
     """Lineage of the adapter that training started from."""
+
+    @classmethod
+    def of(cls, learned: ScenarioSet, chosen: ScenarioSet | None = None, before: "Lineage | None" = None) -> "Lineage":
+        """Return the lineage of an adapter that was trained on some scenarios, and selected on others."""
+        return cls(
+            learned_from=learned.to_record(),
+            chosen_on=None if chosen is None else chosen.to_record(),
+            sources=LearnedSources.of(learned),
+            before=before,
+        )
+
+    @property
+    def history(self) -> list["Lineage"]:
+        """This lineage and those before it."""
+        return [self, *(self.before.history if self.before else ())]
+
+    @property
+    def learned_sources(self) -> list[LearnedSources] | None:
+        """All sources that it was trained on; None if some of them are not recorded."""
+        trained = [each for each in self.history if each.learned_from.ids]
+        known = [each.sources for each in trained if each.sources is not None]
+        return known if len(known) == len(trained) else None
+
+    def admits(self, scenario: Scenario) -> bool:
+        """Return True if a question is about an inbox that the adapter was trained on.
+
+        A caller who may read documents must be able to read all collections that it was trained on. Nobody else is
+        admitted if it was trained on mail and on such collections, or if its sources are not recorded.
+        """
+        known = self.learned_sources
+        if known is None:
+            return False
+        has_mail = any(each.inboxes for each in known)
+        has_collections = any(each.collections is not None for each in known)
+        if scenario.inbox_address is None:
+            return not has_mail and all(each.may_read_all(scenario) for each in known)
+        if has_collections:
+            return False
+        return not has_mail or any(each.has_inbox(scenario.inbox_address) for each in known)
 
     @property
     def questions(self) -> frozenset[str]:

@@ -86,7 +86,7 @@ def create_adapter(settings: TrainSettings, directory: Path) -> CreatedAdapter:
         shape.save_pretrained(str(directory))
         save_file(weights, directory / ADAPTER_WEIGHTS, metadata={"format": "pt"})
         tokenizer.save_pretrained(str(directory))
-    Lineage(learned_from=ScenarioSet(()).to_record(), before=read_prior_lineage(settings)).write(directory)
+    Lineage.of(ScenarioSet(()), before=read_prior_lineage(settings)).write(directory)
     base.write(directory)
     write_model_card(directory)
     return CreatedAdapter(

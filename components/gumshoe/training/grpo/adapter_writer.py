@@ -49,10 +49,7 @@ class AdapterWriter:
     def complete(self, directory: Path, step: int, records: Sequence[StepRecord | EvaluationRecord]) -> None:
         """Complete the directory of an adapter: write lineage, base model, and metadata with the last records."""
         spec = self._spec
-        lineage = Lineage(
-            learned_from=self._train.to_record(), chosen_on=self._validation.to_record(), before=spec.before
-        )
-        lineage.write(directory)
+        Lineage.of(self._train, self._validation, spec.before).write(directory)
         self._base.write(directory)
         spec.settings.chat.write(directory)
         if spec.settings.mode != "simple":

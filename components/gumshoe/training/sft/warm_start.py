@@ -227,7 +227,7 @@ def start_warm(
         used = {each.scenario for each in demonstrations}
         seen = ScenarioSet(tuple(each for each in learned if each.id in used))
         with explain_os_errors(directory):
-            Lineage(learned_from=seen.to_record(), before=spec.before).write(place / TRAINED)
+            Lineage.of(seen, before=spec.before).write(place / TRAINED)
             write_environment(env, place / TRAINED)
             _write_records(place / TRAINED, _FinishedWarmStart(spec=spec, report=report))
             _install(directory)
