@@ -122,8 +122,8 @@ def _render_data(facts: _CardFacts) -> Iterator[str]:
     sources = facts.lineage.get("sources") or {}
     if sources.get("inboxes"):
         kind = "invented " if sources.get("is_invented") else ""
-        yield f"- the mail of {len(sources['inboxes']):,} {kind}inboxes, as salted hashes in `scenarios.json`; bind it to"
-        yield "  them in service with `model.bound`"
+        yield f"- the mail of {len(sources['inboxes']):,} {kind}inboxes, as salted hashes in `scenarios.json`; bind it"
+        yield "  to them in service with `model.bound`"
     if facts.lineage.get("before"):
         yield "- it started from another adapter, whose questions it has seen as well (`scenarios.json`)"
     if facts.run.get("searched"):

@@ -1,6 +1,6 @@
 """Look up message ids in a whole index, across inboxes, without any content.
 
-This is for checking scenarios, and never for tools or the server.
+This is for checks of scenarios and of a whole index, and never for answers.
 """
 
 from dataclasses import dataclass
@@ -50,7 +50,7 @@ class MailAudit:
         """
         bare = bare_id(message_id)
         own = bare.partition("#")[0]  # a message with a used id is listed under its id with a suffix
-        with explain_damage(self._directory):
+        with explain_damage(self._directory, content=True):
             names = [each for name in dict.fromkeys((bare, own)) for each in (name, f"<{name}>")]
             found = self._segments.find_ids([*names, f"<{own}", message_id])
             numbers = sorted({number for each in found.values() for number in each})
@@ -58,6 +58,15 @@ class MailAudit:
         if own != bare:
             messages = [each for each in messages if bare_id(each.message_id) == bare]
         return sorted(messages, key=lambda each: bare_id(each.message_id) != bare)
+
+    def has_id_prefix(self, prefix: str) -> bool:
+        """Return True if an inbox holds a message whose id begins with `prefix`, brackets included.
+
+        Raises:
+            GumshoeError: if the index is damaged.
+        """
+        with explain_damage(self._directory, content=True):
+            return any(self._list_inboxes(number) for number in self._segments.find_id_prefix(prefix))
 
     def _list_inboxes(self, number: int) -> list[IndexedMessage]:
         """Return a message as each inbox lists it."""

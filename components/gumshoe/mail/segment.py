@@ -103,12 +103,12 @@ class IndexSegment:
                 "mail.index-replaced", f"{self.path} was replaced after it was opened; open the index again"
             ),
         )
-        with explain_damage(self.path):
+        with explain_damage(directory, content=True):
             facts = {name: json.loads(value) for name, value in self.execute("SELECT name, value FROM facts")}
             self.first, self.messages = int(facts["first"]), int(facts["messages"])
             self._has_removed = bool(list(self.execute("SELECT 1 FROM removed LIMIT 1")))
             self.replaces_unreadable = bool(facts["replaces_unreadable"])
-        self.postings = PostingsReader(directory / POSTINGS, facts["sizes"])
+            self.postings = PostingsReader(directory / POSTINGS, facts["sizes"])
         self._inbox = lru_cache(_INBOXES_CACHED)(self._find_inbox)
 
     def hold(self) -> None:
@@ -355,6 +355,12 @@ class IndexSegments:
         for message_id, message in self._lookup(query, orjson.dumps(ids).decode()):
             found.setdefault(message_id, []).append(message)
         return found
+
+    def find_id_prefix(self, prefix: str) -> set[int]:
+        """Return the messages of which a copy has an id that begins with `prefix`."""
+        end = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        query = "SELECT DISTINCT message FROM copies WHERE message_id >= ? AND message_id < ?"
+        return {message for each in self.segments for (message,) in each.execute(query, (prefix, end))}
 
     def _lookup(self, query: str, values: str) -> Iterator[tuple[Any, ...]]:
         for each in self.segments:

@@ -8,19 +8,24 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from gumshoe.endpoint import openai_client
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import PolicyName, is_tiny, load_tokenizer, start_local_policy
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
+from gumshoe.inference.vllm_server import BASE
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.chat_format.chat_settings import resolve_chat_settings
 from gumshoe.rollouts.chat_model import check_chat_server
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.sessions import OpenChatSession, open_policy
+from gumshoe.scenarios.lineage import Lineage
+from gumshoe.scenarios.scenario import Scenario
+from gumshoe.serving.adapter_binding import bind_policies, check_fallback, find_admitting
 from gumshoe.serving.ask import LocalModel
-from gumshoe.serving.settings import ServeSettings
+from gumshoe.serving.settings import ServedModelSettings, ServeSettings
 
 _CHECK_INTERVAL = 5.0  # seconds between two checks of a model
 _CHECK_TIMEOUT = 5.0  # seconds
@@ -41,6 +46,8 @@ class ServedPolicy:
     """Path or name of its tokenizer; None for chat models."""
     directories: tuple[Path, ...] = ()
     """Directories on this machine with the records of its training, first that of its adapter."""
+    bound_to: tuple[Lineage, ...] = ()
+    """What it was trained on, if it only answers questions about that; empty if it answers all."""
 
     @property
     def is_tiny(self) -> bool:
@@ -48,8 +55,17 @@ class ServedPolicy:
         return self.tokenizer is not None and is_tiny(self.tokenizer)
 
 
-def choose_policy(policies: Sequence[ServedPolicy], session: str | None) -> ServedPolicy:
-    """Choose a policy at random by its share. A session always gets the same one, as long as it is available."""
+def choose_policy(
+    policies: Sequence[ServedPolicy], session: str | None, scenario: Scenario, fallback: ServedPolicy | None = None
+) -> ServedPolicy:
+    """Choose a policy at random by its share. A session always gets the same one, as long as it is available.
+
+    Policies that are bound to other inboxes are not chosen. Without another, it is the fallback.
+
+    Raises:
+        AdapterBoundError: if no policy may answer.
+    """
+    policies = find_admitting(policies, fallback, scenario)
     drawn = random.random() if session is None else _fraction(session)  # noqa: S311 - nothing secret
     first, *others = policies
     return next((each for each in others if drawn < each.share and not each.problem), first)
@@ -65,9 +81,18 @@ def episode_limits(settings: ServeSettings) -> EpisodeLimits:
     return EpisodeLimits(settings.model.max_turns, settings.model.max_context)
 
 
+class ServedPolicies(NamedTuple):
+    """The policies in service."""
+
+    candidates: list[ServedPolicy]
+    """The main policy, and the canary if there is one."""
+    fallback: ServedPolicy | None
+    """The base model, for questions about inboxes that the others are not bound to."""
+
+
 @asynccontextmanager
-async def open_policies(settings: ServeSettings) -> AsyncIterator[list[ServedPolicy]]:
-    """Yield the main policy and the canary, if there is one. They are checked regularly while the block runs.
+async def open_policies(settings: ServeSettings) -> AsyncIterator[ServedPolicies]:
+    """Yield the policies in service. They are checked regularly while the block runs.
 
     A local policy is open when the block begins; remote vLLM servers may become available later.
 
@@ -84,14 +109,18 @@ async def open_policies(settings: ServeSettings) -> AsyncIterator[list[ServedPol
         policies = [main]
         if model.canary:
             canary = PolicyName(name.kind, model.canary, name.urls)
-            policies.append(ServedPolicy(canary, share, tokenizer=tokenizer, directories=main.directories))
+            own = main.directories if model.canary_adapter is None else (model.canary_adapter,)
+            policies.append(ServedPolicy(canary, share, tokenizer=tokenizer, directories=own))
+        bind_policies(policies if model.bound != "off" else policies[:1], model)
+        fallback = await _resolve_fallback(main, model)
+        opened = [*policies, *([fallback] if fallback else ())]
         if not (model.policy or "").startswith("vllm:"):
-            for each in policies:
+            for each in opened:
                 each.open_session = await stack.enter_async_context(_open_policy(each, settings))
                 each.problem = ""
-        checks = [asyncio.create_task(_keep_open(each, settings, stack)) for each in policies]
+        checks = [asyncio.create_task(_keep_open(each, settings, stack)) for each in opened]
         try:
-            yield policies
+            yield ServedPolicies(policies, fallback)
         finally:
             for check in checks:
                 check.cancel()
@@ -118,6 +147,27 @@ async def _resolve_model(settings: ServeSettings, stack: AsyncExitStack) -> Serv
         )  # fail now, not with the first question
     served = [Path(model.tokenizer)] if model.tokenizer and name.takes_tokenizer else []
     return ServedPolicy(name, 1, tokenizer=model.tokenizer, directories=(*name.directories, *served))
+
+
+async def _resolve_fallback(main: ServedPolicy, model: ServedModelSettings) -> ServedPolicy | None:
+    """Return the base model of the main policy, if it answers the callers that the adapter is not bound to.
+
+    Raises:
+        UsageError: if there is no adapter, or the base model was trained on mail itself.
+    """
+    if model.bound != "base":
+        return None
+    name = main.name
+    has_adapter = name.adapter is not None or (name.kind == "vllm" and name.model != BASE)
+    if not has_adapter:
+        raise UsageError(
+            "serving.no-adapter-to-bind",
+            f"model.bound is base, but {name.version} has no adapter; set model.bound to refuse or off",
+        )
+    base = PolicyName("vllm", BASE, name.urls) if name.kind == "vllm" else PolicyName(name.kind, name.model)
+    own = [each for each in main.directories if not (each / "adapter_config.json").exists()]
+    await asyncio.to_thread(check_fallback, own)
+    return ServedPolicy(base, 0, tokenizer=main.tokenizer, directories=main.directories)
 
 
 def _open_policy(policy: ServedPolicy, settings: ServeSettings) -> AbstractAsyncContextManager[OpenChatSession]:

@@ -1,0 +1,23 @@
+"""Check the index that a server answers from."""
+
+from gumshoe.environments.registry import EnvFactory
+from gumshoe.errors import UsageError
+from gumshoe.mail.audit import MailAudit
+from gumshoe.mail.schema import index_path
+from gumshoe.scenarios.canary_record import CANARY_ID_PREFIX
+
+
+def check_served_index(env_factory: EnvFactory) -> None:
+    """Check that users do not see canaries, which are planted for training only.
+
+    Raises:
+        UsageError: if the index of mail contains one.
+        GumshoeError: if the index is damaged.
+    """
+    directory = env_factory.directory
+    if index_path(directory).exists() and MailAudit(directory).has_id_prefix(CANARY_ID_PREFIX):
+        raise UsageError(
+            "serving.index-has-canaries",
+            f"{directory} contains canaries, i.e. invented messages of `gumshoe synthesize canaries`; serve an index "
+            "that is built without their mail.jsonl",
+        )
