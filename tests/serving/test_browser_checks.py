@@ -82,13 +82,13 @@ def test_open_access_is_for_local_names_and_local_clients(host: str, client: str
 
 
 def test_hosts_that_the_operator_names_are_allowed_for_all_clients() -> None:
-    named = {"allowed_hosts": ["Agent.example", "[2001:DB8::1]"]}
+    named: dict[str, Any] = {"allowed_hosts": ["Agent.example", "[2001:DB8::1]"]}
     assert check({"host": "agent.example:80"}, "10.0.0.7", **named) == ""
     assert check({"host": "[2001:db8::1]:80"}, "10.0.0.7", **named) == ""
     assert check({"host": "localhost"}, "127.0.0.1", **named) == ""
     assert check({"host": "localhost"}, "10.0.0.7", **named) == CLIENT
     assert check({"host": "evil.example"}, "127.0.0.1", **named) == HOST
-    with_keys = {"keys": "keys.yaml", **named}
+    with_keys: dict[str, Any] = {"keys": "keys.yaml", **named}
     assert check({"host": "agent.example"}, "10.0.0.7", **with_keys) == ""
     assert check({"host": "localhost"}, "127.0.0.1", **with_keys) == HOST
     assert check({"host": "anything.example"}, "10.0.0.7", keys="keys.yaml") == ""
@@ -125,7 +125,7 @@ def test_an_origin_must_be_the_server_itself(origin: str, host: str, code: str) 
 
 def test_origins_that_the_operator_allows() -> None:
     page = "https://tools.example:8443"
-    allowed = {"allowed_origins": [page]}
+    allowed: dict[str, Any] = {"allowed_origins": [page]}
     assert check({**LOCAL, "origin": page}, **allowed) == ""
     assert check({**LOCAL, "origin": page, "sec-fetch-site": "cross-site"}, **allowed) == ""
     for other in ("https://tools.example", "http://tools.example:8443", f"{page}.evil.example", EVIL):

@@ -106,7 +106,7 @@ def test_other_work_is_shared_in_the_same_way(
     with serve_in_thread(settings, key=key) as server:
         response = server.client.post(path, json=sent, headers=headers)
         assert response.is_success, response.text
-    assert entered == ["principal ann"]
+    assert entered == ["key ann"]
 
 
 def test_with_open_access_callers_are_client_addresses(place: ServerFiles, model: FakeVLLM) -> None:

@@ -142,7 +142,8 @@ def plant(kind: Any, name: str = "") -> Any:
         return origin([plant(arguments[0], name)])
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)
-        return kind(**{each.name: plant(hints[each.name], each.name) for each in dataclasses.fields(kind)})
+        build: Any = kind
+        return build(**{each.name: plant(hints[each.name], each.name) for each in dataclasses.fields(kind)})
     return kind(7)
 
 

@@ -31,4 +31,4 @@ def name_caller(principal: Principal, address: str | None) -> str:
 
     `address` is the client's IP address, or what a trusted proxy says it is.
     """
-    return f"address {group_address(address)}" if principal is ANONYMOUS else f"principal {principal.name}"
+    return f"address {group_address(address)}" if principal is ANONYMOUS else f"{principal.kind} {principal.name}"
