@@ -73,6 +73,10 @@ _GROUPS = {
     },
     "Other": {
         "artifacts": ("gumshoe.artifacts.commands", "Publish, fetch, list, verify and prune artifacts."),
+        "erase": (
+            "gumshoe.erasure.erase_command",
+            "Erase an inbox, a message or a document from indexes, files and a store.",
+        ),
         "explain": ("gumshoe.commands:explain", "Explain an error code: its cause and its remedy."),
     },
 }

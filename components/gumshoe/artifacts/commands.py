@@ -1,4 +1,4 @@
-"""`gumshoe artifacts`: publish, fetch, list, show, verify, prune and forget."""
+"""`gumshoe artifacts`: publish, fetch, list, show, verify and prune."""
 
 import os
 from datetime import timedelta
@@ -299,20 +299,20 @@ def prune(
         out.print("Nothing was removed yet; add --yes to remove it.")
 
 
-@app.command()
+@app.command(hidden=True, deprecated=True)
 def forget(
     store: StoreUri,
     inbox: Annotated[str, typer.Option(metavar="ADDRESS", help="Email address whose mail to remove.")],
     yes: Annotated[bool, typer.Option("--yes", help="Remove it. Without it, only list what would be removed.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Remove everything that quotes a person's mail, from a store or from the files that a pipeline left.
-
-    Adapters that were trained on it are kept, because they quote nothing. Artifacts that do not say whose mail they
-    contain, such as an index of several inboxes, are removed too.
-    """
+    """Remove everything that may quote a person's mail from a store. Use `gumshoe erase`, which keeps the rest of it."""
     from gumshoe.artifacts.private_data import find_private_copies, remove_private_copies
 
+    err.print(
+        "warning: `gumshoe artifacts forget` deletes whole artifacts; use `gumshoe erase --store STORE --inbox ADDRESS`",
+        soft_wrap=True,
+    )
     opened = _store(store)
     found = find_private_copies(opened.storage, inbox.strip())
     if yes:

@@ -249,6 +249,19 @@ class Store:
                 return True
         return self.storage.swap(key, pointer, tag)
 
+    def repoint_latest(self, kind: str) -> None:
+        """Let `kind/latest` name the newest version that exists, or nothing if none exists.
+
+        Use it after the latest version was deleted.
+        """
+        latest = self.latest(kind)
+        if latest is not None and self.find(f"{kind}/{latest}") is not None:
+            return
+        self.storage.delete([f"{kind}/{LATEST}"])
+        newest = max(self.list(kind), key=lambda each: each.created, default=None)
+        if newest is not None:
+            self._update_latest(newest, Deadline(self.limits.deadline))
+
     def manifest(self, reference: str) -> Manifest:
         """Return the manifest of `kind/version`, or of the newest version of a kind for `kind/latest`.
 

@@ -34,7 +34,7 @@ class CollectionSource:
         return {"source": self.uri, "collection": self.collection} if self.collection else self.uri
 
 
-class _Entry(BaseModel):
+class _SourceValues(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     source: str
@@ -50,7 +50,7 @@ def parse_source_entry(entry: "str | Mapping[str, object] | CollectionSource", p
     if isinstance(entry, CollectionSource):
         return entry
     values = {"source": entry} if isinstance(entry, str) else entry
-    found = validate_model(_Entry, values, "documents.invalid-source-list", place)
+    found = validate_model(_SourceValues, values, "documents.invalid-source-list", place)
     try:
         split_source(found.source)
         return CollectionSource(found.source, found.collection)

@@ -27,7 +27,7 @@ INDEX_FILES = {
     f"{SEGMENT_PREFIX}N/{POSTINGS}": "Words of the messages of each inbox.",
     f"{SEGMENT_PREFIX}N/{CHUNKS}": "Parts of messages that have a vector. Missing with `--embedding none`.",
     f"{SEGMENT_PREFIX}N/{', '.join((VECTORS, SIGNS, CENTER))}": "Vectors of the messages. Missing as above.",
-    MARK: "Marks the index as private, for `gumshoe artifacts forget`.",
+    MARK: "Marks the index as private, for `gumshoe erase`.",
 }
 """Description of each file of an index of mail."""
 VERSION = 4

@@ -1,7 +1,7 @@
 """Record feedback as scenarios, and episodes as trajectories, for training.
 
 Invariants: nothing is recorded unless the settings enable it. Records are published to the store completely or not at
-all. They are marked with the inboxes they quote, so that `gumshoe artifacts forget` finds them.
+all. They are marked with the inboxes they quote, so that `gumshoe erase` finds them.
 """
 
 import logging

@@ -1,0 +1,177 @@
+"""Plan an erasure over directories and a store, carry it out, and verify it."""
+
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from operator import itemgetter
+from pathlib import Path
+
+from gumshoe.artifacts.response_cache import cache_directory
+from gumshoe.artifacts.storage import explain_os_errors, lock_directory
+from gumshoe.artifacts.store import Store
+from gumshoe.erasure.places import PlaceChange, PlacePlan, apply_change, collect_questions, find_mentions, plan_place
+from gumshoe.erasure.receipt import ErasedPlace, Receipt
+from gumshoe.erasure.record_files import Links
+from gumshoe.erasure.store_places import ArtifactChange, StoreErasure, StorePlan
+from gumshoe.erasure.target import EraseTarget
+from gumshoe.errors import UnavailableError, UsageError
+
+_CACHES = ("judge.sqlite", "embeddings.sqlite")  # their keys are hashes, so nobody can tell what they are about
+_SCRATCH = "erasure"
+
+
+@dataclass(slots=True)
+class ErasurePlan:
+    """What an erasure would change, and what it cannot."""
+
+    places: PlacePlan = field(default_factory=PlacePlan)
+    store: StorePlan = field(default_factory=StorePlan)
+    caches: list[Path] = field(default_factory=list)
+
+    @property
+    def is_empty(self) -> bool:
+        """True if nothing is to be erased, apart from caches."""
+        return not (self.places.changes or self.store.changes or self.store.copies)
+
+    def list_erased(self, target: EraseTarget) -> list[ErasedPlace]:
+        """Return everything that would be erased."""
+        found = [
+            ErasedPlace(place=target.hide(str(each.path)), kind=each.kind, count=each.count)
+            for each in self.places.changes
+        ]
+        found += [ErasedPlace(place=each.reference, kind="artifact", count=each.count) for each in self.store.changes]
+        found += [
+            ErasedPlace(place=target.hide(each.place), kind="output", count=len(each.keys))
+            for each in self.store.copies
+        ]
+        return found + [ErasedPlace(place=str(each), kind="cache", count=1) for each in self.caches]
+
+    def list_adapters(self) -> dict[str, str]:
+        """Return why each adapter may have learned from what is erased."""
+        return {str(each): "trained on an erased question" for each in self.places.adapters} | self.store.adapters
+
+    def list_remaining(self, target: EraseTarget) -> list[str]:
+        """Return the places that name the target and cannot be changed."""
+        return [target.hide(str(each)) for each in self.places.remaining] + self.store.remaining
+
+
+class Erasure:
+    """Erase a target from some directories, from a store and from the caches of this machine."""
+
+    def __init__(
+        self,
+        target: EraseTarget,
+        places: Sequence[Path],
+        store: Store | None,
+        *,
+        keep_caches: bool = False,
+        scratch: Path | None = None,
+    ) -> None:
+        """Check the places. `scratch` is a directory for copies of artifacts.
+
+        Raises:
+            UsageError: if there is no place, or one does not exist.
+        """
+        if not places and store is None:
+            raise UsageError("erasure.no-places", "nowhere to erase from; name directories or files, or --store")
+        for each in places:
+            if not each.exists():
+                raise UsageError("erasure.no-such-place", f"{each} does not exist; check the path")
+        self._target, self._places, self._links = target, places, Links()
+        self._caches = [] if keep_caches else [cache_directory() / name for name in _CACHES]
+        self._store = StoreErasure(store, target, self._links, scratch or Path()) if store else None
+
+    def plan(self) -> ErasurePlan:
+        """Find what is to be erased, without changing anything.
+
+        Raises:
+            GumshoeError: if a place cannot be read.
+        """
+        for each in self._places:
+            collect_questions(each, self._target, self._links)
+        if self._store is not None:
+            self._store.collect()
+        plan = ErasurePlan(caches=[each for each in self._caches if each.exists()])
+        for each in self._places:
+            plan.places.extend(plan_place(each, self._target, self._links))
+        if self._store is not None:
+            plan.store = self._store.plan()
+        return plan
+
+    def run(self, plan: ErasurePlan, receipt: Receipt, save: Callable[[], object]) -> None:
+        """Carry out a plan, and add what was done to a receipt. `save` is called after each step.
+
+        Records that only other files identify are erased first, so that an interrupted erasure can be run again.
+
+        Raises:
+            GumshoeError: if something cannot be written. Everything before it is erased.
+        """
+        receipt.adapters |= plan.list_adapters()
+        save()
+        for _, step in sorted(self._list_steps(plan), key=itemgetter(0)):
+            receipt.add(step())
+            save()
+        if self._store is not None:
+            self._store.remove_copies(plan.store)
+            for each in plan.store.copies:
+                receipt.add(ErasedPlace(place=self._target.hide(each.place), kind="output", count=len(each.keys)))
+        for path in plan.caches:
+            apply_change(PlaceChange(path, "cache", 1), self._target)
+            receipt.add(ErasedPlace(place=str(path), kind="cache", count=1))
+        save()
+
+    def _list_steps(self, plan: ErasurePlan) -> Iterator[tuple[int, Callable[[], ErasedPlace]]]:
+        """Yield the rank of each change, and a function that makes it and describes it."""
+        for change in plan.places.changes:
+            yield change.rank, partial(self._change_place, change)
+        for artifact in plan.store.changes:
+            yield artifact.rank, partial(self._change_artifact, artifact)
+
+    def _change_place(self, change: PlaceChange) -> ErasedPlace:
+        apply_change(change, self._target)
+        return ErasedPlace(place=self._target.hide(str(change.path)), kind=change.kind, count=change.count)
+
+    def _change_artifact(self, change: ArtifactChange) -> ErasedPlace:
+        successor = self._store.apply(change) if self._store is not None else None
+        return ErasedPlace(place=change.reference, kind="artifact", count=change.count, successor=successor)
+
+    def verify(self) -> list[str]:
+        """Look for the target again, and return the places where something is left.
+
+        For a message, or a person everywhere, the bytes of all files are searched for the name.
+
+        Raises:
+            GumshoeError: if a place cannot be read.
+        """
+        plan = self.plan()
+        left = {each.place for each in plan.list_erased(self._target)} | set(plan.list_remaining(self._target))
+        if self._target.is_strict:
+            for each in self._places:
+                if each.exists():
+                    left |= {self._target.hide(str(path)) for path in find_mentions(each, self._target)}
+            left |= set(self._store.find_mentions()) if self._store is not None else set()
+        return sorted(left)
+
+
+@contextmanager
+def open_scratch() -> Iterator[Path]:
+    """Yield a directory for copies of artifacts. What a killed erasure left in it is deleted.
+
+    Raises:
+        UnavailableError: if another erasure is in progress.
+    """
+    directory = cache_directory() / _SCRATCH
+    with explain_os_errors(directory):
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with lock_directory(directory, wait=None) as lock:
+            if lock is None:
+                raise UnavailableError("erasure.busy", "another erasure is in progress; wait until it has ended")
+            scratch = directory / "copies"
+            shutil.rmtree(scratch, ignore_errors=True)
+            scratch.mkdir(mode=0o700)
+            try:
+                yield scratch
+            finally:
+                shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,259 @@
+"""Find and erase what concerns a target in directories: indexes, files of episodes and evaluations, and copies."""
+
+import os
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST
+from gumshoe.artifacts.private_data import MARK
+from gumshoe.artifacts.storage import explain_os_errors, is_partial
+from gumshoe.documents.document_erasure import erase_documents, find_documents
+from gumshoe.documents.schema import is_document_index
+from gumshoe.erasure.record_files import Links, collect_links, is_structured, read_text, redact_file, write_redacted
+from gumshoe.erasure.target import EraseTarget
+from gumshoe.mail.inbox_erasure import erase_inbox, erase_messages, find_message_ids, find_messages_of, has_inbox
+from gumshoe.mail.schema import index_path
+from gumshoe.scenarios.lineage import Lineage
+
+ChangeKind = Literal["mail index", "document index", "records", "page", "copy", "cache"]
+_BLOCK = 1 << 20
+_AROUND = 16  # bytes around a name that decide if it is the whole name
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceChange:
+    """Something to erase, or to write anew without the target."""
+
+    path: Path
+    kind: ChangeKind
+    count: int
+    """Number of messages, documents, records or files that are erased."""
+    links: Links = field(default_factory=Links, repr=False)
+    """Questions by which its records were found."""
+    rank: int = 2
+    """Changes of a lower rank are made first, so that all are found again if the erasure is interrupted: 0 is for what
+    was found only by questions in other files, 1 for what was found in part by those, and 2 for the rest."""
+
+
+@dataclass(slots=True)
+class PlacePlan:
+    """What is to be changed in a directory, and what cannot be."""
+
+    changes: list[PlaceChange] = field(default_factory=list)
+    adapters: list[Path] = field(default_factory=list)
+    """Adapters that were trained on questions that concern the target."""
+    remaining: list[Path] = field(default_factory=list)
+    """Files that name the target and that nothing can be erased from."""
+
+    def extend(self, other: "PlacePlan") -> None:
+        """Add another plan."""
+        self.changes += other.changes
+        self.adapters += other.adapters
+        self.remaining += other.remaining
+
+
+def collect_questions(root: Path, target: EraseTarget, links: Links) -> None:
+    """Add the questions below a directory that concern the target. Do this for all places before `plan_place`.
+
+    Raises:
+        StorageError: if a file cannot be read.
+    """
+    for _, files in _walk(root):
+        for path in files:
+            if is_structured(path):
+                with explain_os_errors(path), suppress(EOFError):
+                    collect_links(path, target, links)
+
+
+def plan_place(root: Path, target: EraseTarget, links: Links) -> PlacePlan:
+    """Find what is to be erased below a directory, or in a file, without changing anything.
+
+    Raises:
+        StorageError: if a file cannot be read.
+        GumshoeError: if an index is damaged.
+    """
+    plan = PlacePlan()
+    local = links.within()
+    collect_questions(root, target, local)  # ids of scenarios have a meaning within one place only
+    for directory, files in _walk(root):
+        if (index := _find_index(directory)) is not None:
+            plan.changes += [] if (change := _plan_index(directory, index, target)) is None else [change]
+            files = [path for path in files if not _belongs_to_index(path, index)]
+        plan.extend(_plan_files(directory, files, target, local))
+    plan.changes = _merge_copies(plan.changes, root, local)
+    return plan
+
+
+def _merge_copies(changes: list[PlaceChange], root: Path, links: Links) -> list[PlaceChange]:
+    """Replace the changes in a fetched copy of an artifact by its deletion: it can be fetched again."""
+    merged: dict[Path, list[PlaceChange]] = {}
+    for change in changes:
+        parents = [change.path, *change.path.parents]
+        below = [each for each in parents if each == root or root in each.parents]
+        copy = next((each for each in reversed(below) if (each / MANIFEST).is_file()), None)
+        merged.setdefault(copy or change.path, []).append(change)
+    return [
+        found[0]
+        if found[0].path == path and len(found) == 1 and not (path / MANIFEST).is_file()
+        else PlaceChange(path, "copy", sum(each.count for each in found), links, min(each.rank for each in found))
+        for path, found in merged.items()
+    ]
+
+
+def _plan_files(directory: Path, files: list[Path], target: EraseTarget, links: Links) -> PlacePlan:
+    """Plan the files of one directory."""
+    plan = PlacePlan()
+    if is_adapter(directory):
+        lineage = Lineage.read(directory)
+        if lineage is not None and lineage.questions & links.digests:
+            plan.adapters.append(directory)
+        return plan
+    for path in files:
+        if not is_structured(path):
+            continue
+        with explain_os_errors(path):
+            try:
+                _, count = redact_file(path, target, links)
+                _, own = redact_file(path, target, Links())
+            except EOFError:  # a damaged compressed file
+                plan.remaining.append(path)
+                continue
+        if count:
+            plan.changes.append(PlaceChange(path, "records", count, links, _rank(own, count)))
+    quotes = bool(plan.changes)
+    for path in files:
+        if path.suffix.lower() in (".html", ".htm"):
+            if quotes or target.is_mentioned(read_text(path)):
+                plan.changes.append(PlaceChange(path, "page", 1, rank=0))
+        elif not is_structured(path) and _contains_name(path, target):
+            if _is_cache(path):
+                plan.changes.append(PlaceChange(path, "cache", 1))
+            else:
+                plan.remaining.append(path)
+    return plan
+
+
+def _rank(own: int, count: int) -> int:
+    return 0 if not own else 1 if own < count else 2
+
+
+def is_adapter(directory: Path) -> bool:
+    """Return True if a directory contains an adapter."""
+    return (directory / "adapter_config.json").is_file()
+
+
+def _find_index(directory: Path) -> ChangeKind | None:
+    if index_path(directory).is_file():
+        return "mail index"
+    return "document index" if is_document_index(directory) and any(directory.glob("data-*")) else None
+
+
+def _belongs_to_index(path: Path, index: ChangeKind) -> bool:
+    names = {index_path(Path()).name} if index == "mail index" else {"index.json"}
+    return path.name in names | {MARK}
+
+
+def _plan_index(directory: Path, index: ChangeKind, target: EraseTarget) -> PlaceChange | None:
+    if index == "document index":
+        count = len(find_documents(directory, [target.name], target.collection)) if target.kind == "document" else 0
+    elif target.kind == "message":
+        count = len(find_message_ids(directory, target.name))
+    elif target.kind == "inbox":
+        messages = len(find_messages_of(directory, target.name)) if target.everywhere else 0
+        count = max(messages, int(has_inbox(directory, target.name)))
+    else:
+        count = 0
+    return PlaceChange(directory, index, count) if count else None
+
+
+def apply_change(change: PlaceChange, target: EraseTarget) -> None:
+    """Erase what was planned, in one step.
+
+    Raises:
+        StorageError: if a file cannot be written.
+        GumshoeError: if an index cannot be written anew.
+    """
+    path = change.path
+    with explain_os_errors(path):
+        if change.kind == "document index":
+            erase_documents(path, find_documents(path, [target.name], target.collection))
+        elif change.kind == "mail index":
+            _erase_from_mail(path, target)
+        elif change.kind == "records":
+            text, _ = redact_file(path, target, change.links)
+            write_redacted(path, text)
+        elif change.kind == "copy":
+            (path / MANIFEST).unlink()  # so that nobody takes the rest for the artifact
+            shutil.rmtree(path)
+        else:
+            for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))):
+                each.unlink(missing_ok=True)
+
+
+def _erase_from_mail(directory: Path, target: EraseTarget) -> None:
+    ids = find_message_ids(directory, target.name) if target.kind == "message" else []
+    if target.everywhere:
+        ids = find_messages_of(directory, target.name)
+    if ids:
+        erase_messages(directory, ids)
+    if target.kind == "inbox" and index_path(directory).is_file() and has_inbox(directory, target.name):
+        erase_inbox(directory, target.name)
+
+
+def find_mentions(root: Path, target: EraseTarget) -> Iterator[Path]:
+    """Yield the files below a directory whose bytes contain the target. Adapters are left out."""
+    for directory, folders, names in os.walk(root if root.is_dir() else root.parent):
+        folders.sort()
+        if is_adapter(Path(directory)):
+            continue
+        for name in sorted(names):
+            path = Path(directory, name)
+            if (root.is_dir() or path == root) and _contains_name(path, target):
+                yield path
+
+
+def _contains_name(path: Path, target: EraseTarget) -> bool:
+    """Return True if the bytes of a file contain the target's name, in any case for an address."""
+    if path.suffix.lower() == ".gz":
+        with suppress(OSError, EOFError):
+            return target.is_mentioned(read_text(path))
+    needle = target.name.encode().lower()
+    rest = b""
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            window = rest + block
+            if needle in window.lower() and target.is_mentioned(window.decode("utf-8", "replace")):
+                return True
+            rest = window[-len(needle) - _AROUND :]
+    return False
+
+
+def _is_cache(path: Path) -> bool:
+    """Return True if a file is a cache of responses (see `gumshoe.artifacts.response_cache`)."""
+    with path.open("rb") as file:
+        if file.read(16) != b"SQLite format 3\0":
+            return False
+    with suppress(sqlite3.Error), closing(sqlite3.connect(f"{path.absolute().as_uri()}?immutable=1", uri=True)) as base:
+        return base.execute("SELECT 1 FROM sqlite_master WHERE name = 'answers'").fetchone() is not None
+    return False
+
+
+def _walk(root: Path) -> Iterator[tuple[Path, list[Path]]]:
+    """Yield directories and their files, without published artifacts, which only a store changes, and index folders."""
+    if root.is_file():
+        yield root.parent, [root]
+        return
+    for directory, folders, names in os.walk(root):
+        place = Path(directory)
+        is_published = any(each.startswith(DATA_PREFIX) for each in folders) and MANIFEST in names
+        folders[:] = [] if is_published or _find_index(place) else sorted(folders)
+        if not is_published:
+            yield (
+                place,
+                [place / name for name in sorted(names) if not is_partial(name) and not (place / name).is_symlink()],
+            )

@@ -1,0 +1,192 @@
+"""Erase a target from a store: publish redacted successors of artifacts, and delete the old ones."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST, Manifest
+from gumshoe.artifacts.private_data import MARK, PrivateCopy, find_private_copies, remove_private_copies
+from gumshoe.artifacts.pruning import remove_artifact
+from gumshoe.artifacts.store import Store
+from gumshoe.erasure.places import PlacePlan, apply_change, collect_questions, find_mentions, plan_place
+from gumshoe.erasure.record_files import Links, redact_value
+from gumshoe.erasure.target import EraseTarget
+from gumshoe.mail.schema import index_path
+from gumshoe.scenarios.lineage import LINEAGE_FILE
+
+REPLACES = "replaces"
+"""Setting in the manifest of a redacted successor: the artifact that it replaces."""
+_ADAPTER_FILE = "adapter_config.json"
+_READ_SUFFIXES = {".jsonl", ".ndjson", ".csv", ".html", ".log", ".gz"}
+_READ_NAMES = {MARK, index_path(Path()).name, "index.json", "documents.sqlite"}
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactChange:
+    """An artifact that contains something to erase."""
+
+    reference: str
+    count: int
+    """Number of records, messages, documents and files that are erased."""
+    rank: int
+    """See `PlaceChange.rank`."""
+
+
+@dataclass(slots=True)
+class StorePlan:
+    """What is to be changed in a store, and what cannot be."""
+
+    changes: list[ArtifactChange] = field(default_factory=list)
+    copies: list[PrivateCopy] = field(default_factory=list)
+    """Marked directories that are not artifacts, such as outputs of steps. They are deleted."""
+    adapters: dict[str, str] = field(default_factory=dict)
+    """Why each adapter may have learned from what is erased, by reference."""
+    remaining: list[str] = field(default_factory=list)
+    """Artifacts with files or settings that name the target and cannot be changed."""
+
+
+class StoreErasure:
+    """Find and erase a target in a store. `scratch` is a directory for copies of artifacts, on this machine."""
+
+    def __init__(self, store: Store, target: EraseTarget, links: Links, scratch: Path) -> None:
+        self._store, self._target, self._links, self._scratch = store, target, links, scratch
+
+    def collect(self) -> None:
+        """Add the questions in the store that concern the target to the links."""
+        for manifest in self._store.list():
+            if _may_quote(manifest):
+                with self._fetch(manifest) as directory:
+                    collect_questions(directory, self._target, self._links)
+
+    def plan(self) -> StorePlan:
+        """Find what is to be erased, without changing anything."""
+        plan = StorePlan()
+        manifests = self._store.list()
+        for manifest in manifests:
+            if _is_adapter(manifest):
+                if self._was_trained_on(manifest):
+                    plan.adapters[manifest.reference] = "trained on an erased question"
+                if self._target.concerns(manifest.settings):
+                    plan.remaining.append(manifest.reference)
+                continue
+            found = self._plan_artifact(manifest)
+            settings = redact_value(manifest.settings, self._target.concerns, self._target)[1]
+            count = sum(each.count for each in found.changes) + settings
+            if count:
+                rank = min((each.rank for each in found.changes), default=2)
+                plan.changes.append(ArtifactChange(manifest.reference, count, rank))
+            plan.remaining += [manifest.reference] if found.remaining else []
+        self._add_descendants(plan, manifests)
+        if self._target.kind == "inbox":
+            marked = find_private_copies(self._store.storage, self._target.name)
+            plan.copies = [each for each in marked if not any(f"/{DATA_PREFIX}" in key for key in each.keys)]
+        return plan
+
+    def _plan_artifact(self, manifest: Manifest) -> PlacePlan:
+        if not _may_quote(manifest):
+            return PlacePlan()
+        with self._fetch(manifest) as directory:
+            return plan_place(directory, self._target, self._links)
+
+    def _add_descendants(self, plan: StorePlan, manifests: list[Manifest]) -> None:
+        """Add the adapters that were made from artifacts with something to erase."""
+        changed = {each.reference for each in plan.changes}
+        parents = {each.reference: each.made_from for each in manifests}
+
+        def find_source(reference: str, seen: frozenset[str] = frozenset()) -> str | None:
+            for each in parents.get(reference, ()):
+                if each in changed:
+                    return each
+                if each not in seen and (found := find_source(each, seen | {each})):
+                    return found
+            return None
+
+        for manifest in manifests:
+            if _is_adapter(manifest) and (source := find_source(manifest.reference)):
+                plan.adapters.setdefault(manifest.reference, f"made from {source}")
+
+    def _was_trained_on(self, manifest: Manifest) -> bool:
+        names = [each.path for each in manifest.files if PurePosixPath(each.path).name == LINEAGE_FILE]
+        texts = [self._store.storage.read(f"{manifest.reference}/{manifest.data}/{name}")[0] for name in names]
+        return any(f'"{digest}"'.encode() in text for digest in self._links.digests for text in texts)
+
+    def apply(self, change: ArtifactChange) -> str | None:
+        """Publish a redacted successor, delete the artifact, and return the reference of the successor.
+
+        Return None if nothing is left of the artifact. A successor that an interrupted erasure has published is used.
+        """
+        old = self._store.manifest(change.reference)
+        is_latest = self._store.latest(old.kind) == old.version
+        successor = next((each for each in self._store.list(old.kind) if _replaces(each, old)), None)
+        if successor is None:
+            with self._fetch(old) as directory:
+                successor = self._publish(old, directory, is_latest=is_latest)
+        remove_artifact(self._store, old)
+        if is_latest:
+            self._store.repoint_latest(old.kind)
+        return successor.reference if successor else None
+
+    def _publish(self, old: Manifest, directory: Path, *, is_latest: bool) -> Manifest | None:
+        found = plan_place(directory, self._target, self._links)
+        for each in sorted(found.changes, key=lambda change: change.rank):
+            apply_change(each, self._target)
+        if not any(path.is_file() and path.name != MARK for path in directory.rglob("*")):
+            return None
+        settings: dict[str, Any] = redact_value(old.settings, self._target.concerns, self._target)[0]
+        published = self._store.publish(
+            directory,
+            old.kind,
+            self._find_free_version(old),
+            made_from=old.made_from,
+            settings={**settings, REPLACES: old.reference},
+            image=old.image,
+            latest=is_latest,
+        )
+        return published.manifest
+
+    def _find_free_version(self, old: Manifest) -> str:
+        """Return a version that was never used. A number says nothing about the target."""
+        used = {PurePosixPath(entry.key).parts[old.kind.count("/") + 1] for entry in self._list_keys(old.kind)}
+        names = (f"{old.version[:100]}-erased-{number}" for number in range(1, len(used) + 2))
+        return next(name for name in names if name not in used)
+
+    def _list_keys(self, kind: str) -> Iterator[Any]:
+        return self._store.storage.entries(f"{kind}/")
+
+    def remove_copies(self, plan: StorePlan) -> None:
+        """Delete the marked directories that are not artifacts."""
+        remove_private_copies(self._store.storage, plan.copies)
+
+    def find_mentions(self) -> list[str]:
+        """Return the artifacts whose files still contain the target's name, other than adapters."""
+        found: list[str] = []
+        for manifest in self._store.list():
+            if _may_quote(manifest) and not _is_adapter(manifest):
+                with self._fetch(manifest) as directory:
+                    found += [manifest.reference] if any(find_mentions(directory, self._target)) else []
+        return found
+
+    @contextmanager
+    def _fetch(self, manifest: Manifest) -> Iterator[Path]:
+        """Yield a copy of the files of an artifact, which is deleted afterwards."""
+        with TemporaryDirectory(dir=self._scratch) as temporary:
+            directory = self._store.fetch(manifest.reference, Path(temporary, "files")).directory
+            (directory / MANIFEST).unlink()
+            yield directory
+
+
+def _replaces(manifest: Manifest, old: Manifest) -> bool:
+    return manifest.settings.get(REPLACES) == old.reference
+
+
+def _is_adapter(manifest: Manifest) -> bool:
+    return any(PurePosixPath(each.path).name == _ADAPTER_FILE for each in manifest.files)
+
+
+def _may_quote(manifest: Manifest) -> bool:
+    """Return True if an artifact may contain questions, episodes, mail or documents. Models need not be fetched."""
+    paths = [PurePosixPath(each.path) for each in manifest.files]
+    return any(each.suffix.lower() in _READ_SUFFIXES or each.name in _READ_NAMES for each in paths)

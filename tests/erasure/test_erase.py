@@ -1,0 +1,395 @@
+"""`gumshoe erase`: nothing of a person, a message or a document is left in any place, and the rest is intact."""
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gumshoe.artifacts.private_data import mark_private
+from gumshoe.artifacts.response_cache import Cache
+from gumshoe.artifacts.store import Store
+from gumshoe.erasure.erase import Erasure
+from gumshoe.erasure.places import apply_change
+from gumshoe.erasure.receipt import Receipt
+from gumshoe.erasure.target import EraseTarget
+from gumshoe.mail.index import MailIndex
+from gumshoe.scenarios.lineage import Lineage
+from gumshoe.scenarios.scenario import Scenario, ScenarioSet
+from tests.conftest import CommandResult
+from tests.documents.collection import DISEASES
+from tests.documents.collection import make_index as make_documents
+from tests.errors import raises
+from tests.mail.mailbox import make_index, record
+from tests.scenarios.questions import question
+
+ANN, BOB = "ann@example.com", "bob@example.com"
+Run = Callable[..., CommandResult]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a cache of judges' verdicts that quotes Ann."""
+    directory = tmp_path / "cache"
+    monkeypatch.setenv("GUMSHOE_CACHE", str(directory))
+    cache = Cache(directory / "judge.sqlite")
+    cache.put({"key": b"zircon, says ann@example.com"})
+    cache.close()
+    return directory
+
+
+def write_lines(path: Path, *records: Any) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(f"{json.dumps(each)}\n" for each in records))
+    return path
+
+
+class StoppedError(Exception):
+    """End an erasure between two of its steps."""
+
+
+def episode(scenario: str, inbox: str, text: str) -> dict[str, Any]:
+    """Return the parts of a trajectory that erasing looks at."""
+    prompt = {"origin": "prompt", "text": f"Search.\nI am {inbox}. Today is Monday.\n\nWhat?", "ids": [1, 2]}
+    return {"scenario": scenario, "spans": [prompt, {"origin": "injected", "text": text}], "record": {"found": []}}
+
+
+def lineage_of(*scenarios: Scenario) -> Lineage:
+    return Lineage(learned_from=ScenarioSet.of(scenarios).to_record())
+
+
+ABOUT_ANN = question(1, id="a", question="Where is Ann's zircon?", answer="zircon in Leeds", inbox_address=ANN)
+ABOUT_BOB = question(2, id="b", question="Where is Bob's quartz?", answer="quartz in York", inbox_address=BOB)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """Return a directory with an index, questions, an evaluation, an adapter of Ann's questions and one of Bob's."""
+    place = tmp_path / "place"
+    place.mkdir()
+    records = [record(1, body="zircon in Leeds", to=[ANN]), record(2, body="quartz in York", to=[BOB])]
+    records[0]["from"] = records[0]["sender"] = ANN
+    records[1]["from"] = records[1]["sender"] = BOB
+    make_index(tmp_path / "built", records).directory.rename(place / "mail")
+    write_lines(place / "questions.jsonl", ABOUT_ANN, ABOUT_BOB)
+    evaluation = place / "evaluation"
+    episodes = [episode("a", ANN, "zircon in Leeds"), episode("b", BOB, "quartz in York")]
+    write_lines(evaluation / "trajectories" / "base.jsonl", *episodes)
+    predictions = [
+        {"scenario": each["id"], "question": each["question"], "answer": each["answer"]}
+        for each in (ABOUT_ANN, ABOUT_BOB)
+    ]
+    write_lines(evaluation / "predictions.jsonl", *predictions)
+    (evaluation / "predictions.csv").write_text(
+        "scenario,question,answer\r\n"
+        + "".join(f'{each["id"]},{each["question"]},"{each["answer"]}"\r\n' for each in (ABOUT_ANN, ABOUT_BOB))
+    )
+    (evaluation / "metrics.json").write_text(json.dumps({"accuracy": 0.5, "worst": [predictions[0], predictions[1]]}))
+    (evaluation / "report.html").write_text("<p>zircon in Leeds</p>")
+    mark_private(evaluation, [ANN, BOB])
+    for name, about in (("of-ann", ABOUT_ANN), ("of-bob", ABOUT_BOB)):
+        adapter = place / "run" / name
+        adapter.mkdir(parents=True)
+        (adapter / "adapter_config.json").write_text("{}")
+        lineage_of(Scenario.model_validate(about)).write(adapter)
+    return place
+
+
+def find_bytes(directory: Path, *needles: str) -> set[str]:
+    contents = [path.read_bytes() for path in directory.rglob("*") if path.is_file()]
+    return {each for each in needles if any(each.encode() in content for content in contents)}
+
+
+def list_files(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_without_yes_nothing_is_changed(run: Run, place: Path, tmp_path: Path, cache: Path) -> None:
+    before = list_files(place)
+    ran = run("erase", place, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--json")
+    found = json.loads(ran.out)
+    assert found["dry_run"] is True
+    kinds = {Path(each["place"]).name: (each["kind"], each["count"]) for each in found["erased"]}
+    assert kinds == {
+        "mail": ("mail index", 1),
+        "questions.jsonl": ("records", 1),
+        "base.jsonl": ("records", 1),
+        "predictions.jsonl": ("records", 1),
+        "predictions.csv": ("records", 1),
+        "metrics.json": ("records", 1),
+        "private.json": ("records", 1),
+        "report.html": ("page", 1),
+        "judge.sqlite": ("cache", 1),
+    }
+    assert [Path(each).name for each in found["adapters"]] == ["of-ann"]
+    assert list_files(place) == before
+    assert (cache / "judge.sqlite").exists()
+    assert not (tmp_path / "receipt.json").exists()
+
+
+def test_an_inbox_is_erased_from_all_files(run: Run, place: Path, tmp_path: Path, cache: Path) -> None:
+    ran = run("erase", place, "--inbox", "Ann@Example.com", "--receipt", tmp_path / "receipt.json", "--yes")
+    assert ran.status == 0, ran.err
+    assert find_bytes(place, "zircon", "Leeds", ANN, "Where is Ann") == set()
+    assert find_bytes(place, "quartz in York", BOB, "Where is Bob") == {"quartz in York", BOB, "Where is Bob"}
+    assert [hit.message_id for hit in MailIndex(place / "mail").search(BOB, ["quartz"])] == ["<2@example.com>"]
+    left = [json.loads(line) for line in (place / "questions.jsonl").read_text().splitlines()]
+    assert left == [ABOUT_BOB]
+    metrics = json.loads((place / "evaluation" / "metrics.json").read_text())
+    assert (metrics["accuracy"], [each["scenario"] for each in metrics["worst"]]) == (0.5, ["b"])
+    assert json.loads((place / "evaluation" / "private.json").read_text())["inboxes"] == [BOB]
+    assert not (place / "evaluation" / "report.html").exists()
+    assert not list(cache.glob("judge.sqlite*"))
+    assert "of-ann" in ran.err
+    assert "of-bob" not in ran.err
+    receipt = (tmp_path / "receipt.json").read_text()
+    assert "ann@" not in receipt.lower()
+    written = Receipt.model_validate_json(receipt)
+    assert written.finished is not None
+    assert written.hash == EraseTarget("inbox", ANN).hash(written.salt)
+    assert [Path(each).name for each in written.adapters] == ["of-ann"]
+    again = run("erase", place, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes", "--json")
+    assert (again.status, json.loads(again.out)["remaining"]) == (0, [])
+
+
+def test_an_interrupted_erasure_can_be_run_again(
+    place: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupt it after each of its steps, and run it again at the end."""
+
+    count = 0
+    while True:
+        done = 0
+
+        def apply_some(*arguments: Any) -> None:
+            nonlocal done
+            if done >= 1:
+                raise StoppedError
+            done += 1
+            apply_change(*arguments)
+
+        erasure = Erasure(EraseTarget("inbox", ANN), [place], None)
+        plan = erasure.plan()
+        if plan.is_empty:
+            break
+        count += 1
+        receipt = Receipt.open(tmp_path / "receipt.json", EraseTarget("inbox", ANN))
+        with monkeypatch.context() as patched, suppress(StoppedError):
+            patched.setattr("gumshoe.erasure.erase.apply_change", apply_some)
+            erasure.run(plan, receipt, partial(receipt.write, tmp_path / "receipt.json"))
+        assert count < 20
+    assert count > 5
+    assert find_bytes(place, "zircon", "Leeds", ANN, "Where is Ann") == set()
+    ran = run("erase", place, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes")
+    assert ran.status == 0
+    written = Receipt.model_validate_json((tmp_path / "receipt.json").read_text())
+    assert [Path(each).name for each in written.adapters] == ["of-ann"]
+
+
+def test_a_person_is_erased_everywhere(run: Run, place: Path, tmp_path: Path) -> None:
+    write_lines(
+        place / "more.jsonl",
+        {**ABOUT_BOB, "id": "c", "question": "Who?", "answer": f"ask {ANN}"},
+        {**ABOUT_BOB, "id": "d"},
+    )
+    write_lines(place / "others.jsonl", {**ABOUT_BOB, "id": "e", "answer": "ask joann@example.com.au"})
+    (place / "run.log").write_text(f"one\nread the inbox {ANN}\ntwo\n")
+    options = ["--inbox", ANN, "--everywhere", "--receipt", tmp_path / "receipt.json", "--yes"]
+    ran = run("erase", place, *options)
+    assert ran.status == 0, ran.err
+    assert [json.loads(line)["id"] for line in (place / "more.jsonl").read_text().splitlines()] == ["d"]
+    assert len((place / "others.jsonl").read_text().splitlines()) == 1
+    assert (place / "run.log").read_text() == "one\ntwo\n"
+    (place / "other.bin").write_bytes(b"\0\1" + ANN.encode())
+    ran = run("erase", place, *options)
+    assert (ran.status, ran.code) == (3, "erasure.incomplete")
+    assert "other.bin" in ran.err
+
+
+def test_a_message_is_erased(run: Run, place: Path, tmp_path: Path) -> None:
+    found = episode("b", BOB, "  id: <1@example.com>\n zircon in Leeds")
+    write_lines(place / "evaluation" / "trajectories" / "new.jsonl", found, episode("b", BOB, "11@example.com"))
+    ran = run("erase", place, "--message", "<1@example.com>", "--receipt", tmp_path / "receipt.json", "--yes")
+    assert ran.status == 0, ran.err
+    assert find_bytes(place, "zircon", "Where is Ann") == set()
+    assert find_bytes(place, "11@example.com", "quartz in York") == {"11@example.com", "quartz in York"}
+    with raises("mail.message-not-found", "1@example.com"):
+        MailIndex(place / "mail").read(ANN, "<1@example.com>")
+
+
+def test_a_document_is_erased(run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    make_documents(tmp_path / "built", DISEASES).path.parents[1].rename(place / "documents")
+    names = {"1": "gout", "2": "gouty"}
+    questions = [
+        {"id": number, "question": f"What is {number}?", "answer": "A toe.", "document_ids": [name]}
+        for number, name in names.items()
+    ]
+    write_lines(place / "q.jsonl", *questions)
+    episodes = [{"scenario": "7", "text": "Gout\n  x\n  id: gout"}, {"scenario": "8", "text": "no gout"}]
+    write_lines(place / "t.jsonl", *episodes)
+    ran = run("erase", place, "--document", "gout", "--receipt", tmp_path / "receipt.json", "--yes")
+    assert ran.status == 0, ran.err
+    assert find_bytes(place, "uric", "crystals", "podagra") == set()
+    assert find_bytes(place, "Influenza", "gouty", '"8"') == {"Influenza", "gouty", '"8"'}
+    assert '"7"' not in (place / "t.jsonl").read_text()
+
+
+# Stores
+
+
+@pytest.fixture(params=["file", "s3"])
+def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "s3":
+        return f"s3://{request.getfixturevalue('s3_bucket')}/store"
+    return str(tmp_path / "store")
+
+
+@pytest.fixture
+def store(store_uri: str) -> Store:
+    return Store(store_uri)
+
+
+@pytest.fixture
+def populated(store: Store, place: Path) -> Store:
+    """Return a store with the parts of `place` as artifacts, and an adapter that was made from the questions."""
+    questions = place / "published"
+    write_lines(questions / "scenarios.jsonl", ABOUT_ANN, ABOUT_BOB)
+    only_ann = write_lines(place / "only" / "scenarios.jsonl", ABOUT_ANN).parent
+    bob = write_lines(place / "bob" / "scenarios.jsonl", ABOUT_BOB).parent
+    store.publish(place / "mail", "mail-indexes", "1", settings={"owner": ANN, "seed": "1"})
+    store.publish(questions, "scenarios", "1", made_from=["mail-indexes/1"])
+    store.publish(bob, "scenarios", "0", latest=False)
+    store.publish(place / "evaluation", "reports", "1", made_from=["scenarios/1"])
+    store.publish(bob, "feedback", "1")
+    store.publish(only_ann, "feedback", "2")
+    store.publish(place / "run" / "of-ann", "adapters", "ann")
+    store.publish(place / "run" / "of-bob", "adapters", "bob", made_from=["scenarios/1"])
+    store.publish(place / "run" / "of-bob", "adapters", "other", made_from=["scenarios/0"])
+    return store
+
+
+def test_artifacts_are_replaced_by_redacted_successors(
+    populated: Store, store_uri: str, run: Run, tmp_path: Path
+) -> None:
+    words = ["erase", "--store", store_uri, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--json"]
+    before = {each.reference for each in populated.list()}
+    dry = json.loads(run(*words).out)
+    changed = {"mail-indexes/1", "scenarios/1", "reports/1", "feedback/2"}
+    assert {each["place"] for each in dry["erased"] if each["kind"] == "artifact"} == changed
+    assert {each.reference for each in populated.list()} == before
+    assert set(dry["adapters"]) == {"adapters/ann", "adapters/bob"}
+    ran = run(*words, "--yes")
+    assert ran.status == 0, ran.err
+    successors = {
+        each["place"]: each["successor"] for each in json.loads(ran.out)["erased"] if each["kind"] == "artifact"
+    }
+    assert successors == {name: f"{name}-erased-1" for name in changed - {"feedback/2"}} | {"feedback/2": None}
+    assert {each.reference for each in populated.list()} == (before - changed) | set(filter(None, successors.values()))
+    assert [populated.latest(kind) for kind in ("scenarios", "feedback")] == ["1-erased-1", "1"]
+    settings = populated.manifest("mail-indexes/latest").settings
+    assert settings == {"owner": "[erased]", "seed": "1", "replaces": "mail-indexes/1"}
+    for each in populated.list():
+        assert populated.verify(each.reference) == {}
+        directory = populated.fetch(each.reference, tmp_path / "fetched" / each.reference).directory
+        assert find_bytes(directory, "zircon", ANN) == set()
+    assert not [
+        entry.key for entry in populated.storage.entries("scenarios/1/") if not entry.key.endswith("pruned.json")
+    ]
+
+
+def test_a_successor_of_an_interrupted_erasure_is_used(populated: Store, tmp_path: Path) -> None:
+    target = EraseTarget("inbox", ANN)
+    erasure = Erasure(target, [], populated, scratch=tmp_path)
+    plan = erasure.plan()
+    published = populated.publish(
+        write_lines(tmp_path / "redacted" / "scenarios.jsonl", ABOUT_BOB).parent,
+        "scenarios",
+        "1-erased-1",
+        settings={"replaces": "scenarios/1"},
+    )
+    assert published.created
+    erasure.run(plan, Receipt.open(tmp_path / "r.json", target), lambda: None)
+    versions = sorted(each.version for each in populated.list("scenarios"))
+    assert versions == ["0", "1-erased-1"]
+    assert erasure.verify() == []
+
+
+# Targets
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ([], "erasure.unclear-target"),
+        (["--inbox", ANN, "--message", "x"], "erasure.unclear-target"),
+        (["--inbox", "ann"], "mail.invalid-address"),
+        (["--message", " <> "], "erasure.empty-target"),
+        (["--message", "1@x", "--everywhere"], "erasure.option-conflict"),
+        (["--inbox", ANN, "--collection", "hr"], "erasure.option-conflict"),
+    ],
+)
+def test_invalid_targets_are_refused(run: Run, place: Path, options: list[str], code: str) -> None:
+    before = list_files(place)
+    ran = run("erase", place, *options, "--yes")
+    assert (ran.status, ran.code) == (2, code)
+    assert list_files(place) == before
+
+
+def test_invalid_places_and_receipts_are_refused(run: Run, place: Path, tmp_path: Path) -> None:
+    assert run("erase", "--inbox", ANN).code == "erasure.no-places"
+    assert run("erase", tmp_path / "absent", "--inbox", ANN).code == "erasure.no-such-place"
+    receipt = tmp_path / "receipt.json"
+    assert run("erase", place, "--inbox", ANN, "--receipt", receipt, "--yes").status == 0
+    before = list_files(place)
+    assert run("erase", place, "--inbox", BOB, "--receipt", receipt, "--yes").code == "erasure.other-receipt"
+    assert list_files(place) == before
+
+
+def test_files_of_other_programs_are_not_changed(run: Run, place: Path, tmp_path: Path) -> None:
+    """A database that is not a cache, a symbolic link, and a published artifact on the same disk."""
+    database = sqlite3.connect(place / "own.sqlite")
+    database.execute("CREATE TABLE notes (text TEXT)")
+    database.execute("INSERT INTO notes VALUES (?)", (f"call {ANN}",))
+    database.commit()
+    database.close()
+    outside = write_lines(tmp_path / "outside.jsonl", ABOUT_ANN)
+    (place / "link.jsonl").symlink_to(outside)
+    Store(str(place / "store")).publish(outside.parent / "place" / "evaluation", "reports", "1")
+    before = list_files(place / "store") | {"outside": outside.read_bytes()}
+    ran = run("erase", place, "--inbox", ANN, "--everywhere", "--receipt", tmp_path / "receipt.json", "--yes")
+    assert (ran.status, ran.code) == (3, "erasure.incomplete")
+    assert "own.sqlite" in ran.err
+    assert list_files(place / "store") | {"outside": outside.read_bytes()} == before
+
+
+def test_a_fetched_copy_of_an_artifact_is_deleted_as_a_whole(run: Run, place: Path, tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    store.publish(place / "evaluation", "reports", "1")
+    copy = store.fetch("reports/1", place / "copy").directory
+    assert (copy / "manifest.json").exists()
+    assert run("erase", copy, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes").status == 0
+    assert not copy.exists()
+
+
+def test_targets_match_whole_names() -> None:
+    person = EraseTarget("inbox", ANN, everywhere=True)
+    for text in (ANN, f"<{ANN}>", f"to {ANN.upper()}, and", f'"{ANN}"', f"mailto:{ANN}."):
+        assert person.concerns([text]), text
+    for text in ("joann@example.com", "x.ann@example.com", "ann@example.com.au", "ann@example.community", "ann"):
+        assert not person.concerns([text]), text
+    inbox = EraseTarget("inbox", ANN)
+    assert inbox.concerns({"inbox_address": ANN.upper()})
+    assert not inbox.concerns({"answer": ANN})
+    document = EraseTarget("document", "a.b")
+    for text in ("a.b", " a.b ", "hr:a.b", "a.b#3", "Title\n  text\n  id: a.b"):
+        assert document.concerns([text]), text
+    for text in ("a-b", "a.b.c", "see a.b here", "a.b#x", "id: a.bc"):
+        assert not document.concerns([text]), text
+    with raises("erasure.empty-target"):
+        EraseTarget("document", " ")
