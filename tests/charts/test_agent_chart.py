@@ -286,6 +286,22 @@ def test_the_agent_server_may_access_the_ports_of_its_urls(mode: str, ports: set
     assert {port["port"] for rule in rules for port in rule["ports"]} == ports | {53, 5353}
 
 
+def test_a_bound_canary_has_the_record_of_its_own_training() -> None:
+    canary = {"canary": {"name": "r8a1-1", "uri": "s3://bucket/project/adapters/r8a1-1/sha256-01/", "percent": 25}}
+    plain = merge(values_of("standard"), canary)
+    bound = render(merge(plain, {"agent": {"settings": {"model": {"bound": "base"}}}}))
+    model = settings_of(bound)["model"]
+    assert (model["bound"], model["canary_adapter"]) == ("base", "/data/canary")
+    (fetch,) = bound["Deployment", "mail-gumshoe-agent-agent"]["spec"]["template"]["spec"]["initContainers"]
+    assert {"name": "GUMSHOE_CANARY", "value": "adapters/r8a1-1"} in fetch["env"]
+    assert "--out /data/canary" in fetch["args"][0]
+    read_settings(settings_of(bound))
+    for values in (plain, merge(values_of("standard"), {"agent": {"settings": {"model": {"bound": "refuse"}}}})):
+        objects = render(values)
+        assert "canary_adapter" not in settings_of(objects)["model"]
+        assert "/data/canary" not in json.dumps(objects["Deployment", "mail-gumshoe-agent-agent"])
+
+
 def test_a_canary_changes_no_immutable_field() -> None:
     before = render(values_of("standard"))
     canary = {"canary": {"name": "r8a1-1", "uri": "s3://bucket/project/adapters/r8a1-1/sha256-01/", "percent": 25}}
