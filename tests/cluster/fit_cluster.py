@@ -15,6 +15,7 @@ def set_up_cluster(fake: FakeKubernetes) -> None:
     for name, gpus in (("gpu-a", 8), ("gpu-b", 8), ("cpu-a", 0)):
         put_node(fake, name, gpus)
     put_pod(fake, "other", "gpu-a", 6)
+    put_daemon(fake, "cilium")
     for plural, kind, name, more in _CLUSTER_SCOPED:
         put(fake, plural, kind, name, **more)
     for plural, kind, name, more in _NAMESPACED:
@@ -49,6 +50,16 @@ def put_pod(fake: FakeKubernetes, name: str, node: str, gpus: int, phase: str = 
     put(fake, "pods", "Pod", name, namespace="others", spec=spec, status={"phase": phase})
 
 
+def put_daemon(fake: FakeKubernetes, name: str, *arguments: str) -> None:
+    """Add a pod of a DaemonSet, e.g. of a network plugin."""
+    owner = {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": name, "uid": f"u-{name}"}
+    spec = {"containers": [{"name": "it", "args": [*arguments]}]}
+    meta = {"name": f"{name}-x7k2p", "namespace": "kube-system", "ownerReferences": [owner]}
+    fake.put(
+        {"kind": "Pod", "apiVersion": "v1", "metadata": meta, "spec": spec, "status": {"phase": "Running"}}, "pods"
+    )
+
+
 def put_controller(fake: FakeKubernetes, name: str, ready: int = 1, arguments: tuple[str, ...] = ()) -> None:
     status = {"availableReplicas": ready}
     template = {"spec": {"containers": [{"name": "it", "args": [*arguments]}]}}
@@ -80,6 +91,7 @@ _CLUSTER_SCOPED: list[tuple[str, str, str, dict[str, Any]]] = [
     ("clustertrainingruntimes", "ClusterTrainingRuntime", "gumshoe", {"spec": {}}),
 ]
 _HARD = {"requests.nvidia.com/gpu": "16", "pods": "50", "requests.cpu": "64"}
+_POLICY = {"spec": {"podSelector": {"matchLabels": {"gumshoe.dev/role": "rollout"}}, "policyTypes": ["Ingress"]}}
 _NAMESPACED: list[tuple[str, str, str, dict[str, Any]]] = [
     ("serviceaccounts", "ServiceAccount", "gumshoe-pipeline", {}),
     ("serviceaccounts", "ServiceAccount", "gumshoe-trainer", {"automountServiceAccountToken": False}),
@@ -97,6 +109,19 @@ _NAMESPACED: list[tuple[str, str, str, dict[str, Any]]] = [
         "ResourceQuota",
         "gumshoe",
         {"spec": {"hard": _HARD}, "status": {"hard": _HARD, "used": {"requests.nvidia.com/gpu": "6", "pods": "3"}}},
+    ),
+    ("networkpolicies", "NetworkPolicy", "gumshoe-rollout", _POLICY),
+    (
+        "networkpolicies",
+        "NetworkPolicy",
+        "gumshoe-trainer",
+        {
+            "spec": {
+                "podSelector": {"matchLabels": {"gumshoe.dev/role": "trainer"}},
+                "policyTypes": ["Ingress", "Egress"],
+                "ingress": [{"from": [{"podSelector": {"matchLabels": {"gumshoe.dev/role": "trainer"}}}]}],
+            }
+        },
     ),
     ("localqueues", "LocalQueue", "gumshoe", {"spec": {"clusterQueue": "gumshoe"}, "status": _ACTIVE}),
 ]

@@ -135,7 +135,7 @@ def test_the_json_output_is_reproducible(run: Callable[..., CommandResult], clus
     assert (first.status, first.out) == (1, second.out)
     found = json.loads(first.out)
     cluster_checks = (
-        "api crds controllers pipelines namespace dns accounts secrets trust storage gpus quota queue runtime"
+        "api crds controllers pipelines namespace dns network accounts secrets trust storage gpus quota queue runtime"
     )
     assert [each["check"] for each in found["checks"]] == [*cluster_checks.split(), "store", "kfp"]
     assert found["namespace"] == NAMESPACE
@@ -171,7 +171,9 @@ def _hide(*versions: str) -> Change:
 
 
 def _may_only_train(spec: Object) -> bool:
-    return bool(spec["user"].endswith(":gumshoe-pipeline") and spec["resourceAttributes"]["resource"] != "secrets")
+    wanted = spec["resourceAttributes"]
+    deploys = wanted["resource"] == "secrets" and wanted["verb"] in ("list", "update")
+    return bool(spec["user"].endswith(":gumshoe-pipeline") and not deploys)
 
 
 def _deactivate(made: Object) -> None:
@@ -366,7 +368,7 @@ WARNINGS: dict[str, tuple[str, Change, tuple[str, ...]]] = {
         "accounts",
         lambda fake: setattr(fake, "allows", _may_only_train),
         (
-            "create secrets, list secrets, update secrets",
+            "list secrets, update secrets",
             "kubectl -n agents create rolebinding gumshoe-deploy --role gumshoe-deploy",
         ),
     ),
@@ -507,6 +509,8 @@ FORBIDDEN = [
     ("controllers", "list", "deployments", "list deployments.apps in all namespaces"),
     ("pipelines", "list", "deployments", "list deployments.apps in all namespaces"),
     ("dns", "list", "networkpolicies", "list networkpolicies.networking.k8s.io in agents"),
+    ("network", "list", "networkpolicies", "list networkpolicies.networking.k8s.io in agents"),
+    ("network", "list", "pods", "list pods in all namespaces"),
     ("quota", "list", "resourcequotas", "list resourcequotas in agents"),
     ("queue", "get", "localqueues", "get localqueues.kueue.x-k8s.io/gumshoe in agents"),
     ("queue", "get", "clusterqueues", "get clusterqueues.kueue.x-k8s.io/gumshoe"),

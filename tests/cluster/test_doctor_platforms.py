@@ -12,7 +12,7 @@ from gumshoe.cluster.preflight import pod_environment_checks
 from tests.certificates import CertificateAuthority
 from tests.cluster import fake_kubernetes as kubernetes
 from tests.cluster.fake_kubernetes import FakeKubernetes
-from tests.cluster.fit_cluster import NAMESPACE, put, put_controller, put_node
+from tests.cluster.fit_cluster import NAMESPACE, put, put_controller, put_daemon, put_node
 from tests.cluster.test_doctor import RunDoctor, cluster, get_object, run_doctor, texts_of
 from tests.manifests.kustomize import build_over, of_kind, overlay
 
@@ -284,3 +284,62 @@ def test_a_runtime_that_gets_a_sidecar_is_a_problem(
     runtime = of_kind(overlay("prod"), "ClusterTrainingRuntime")["gumshoe"]["spec"]
     put(cluster, "clustertrainingruntimes", "ClusterTrainingRuntime", "gumshoe", spec=runtime)
     assert run_doctor("--only", "runtime")[0] == 0
+
+
+def test_the_policies_of_the_manifests_protect_a_training(cluster: FakeKubernetes, run_doctor: RunDoctor) -> None:
+    assert run_doctor("--only", "network")[1]["network"]["state"] == "ok"
+    for name in ("gumshoe-rollout", "gumshoe-trainer"):
+        del cluster.objects["networkpolicies", NAMESPACE, name]
+    status, checks = run_doctor("--only", "network")
+    assert (status, checks["network"]["state"]) == (0, "warning")
+    assert "rollout servers and trainers" in texts_of(checks["network"], "warning")
+    apply_policies(cluster)
+    assert run_doctor("--only", "network")[1]["network"]["state"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"podSelector": {"matchLabels": {"gumshoe.dev/role": "trainer"}}},
+        {"podSelector": {"matchLabels": {"app": "other"}}},
+        {"podSelector": {}, "policyTypes": ["Egress"]},
+        {"podSelector": {}, "ingress": [{}]},
+        {
+            "podSelector": {
+                "matchExpressions": [{"key": "gumshoe.dev/role", "operator": "NotIn", "values": ["rollout"]}]
+            }
+        },
+    ],
+)
+def test_a_policy_that_leaves_the_rollout_servers_open_is_no_protection(
+    spec: dict[str, Any], cluster: FakeKubernetes, run_doctor: RunDoctor
+) -> None:
+    del cluster.objects["networkpolicies", NAMESPACE, "gumshoe-rollout"]
+    put(cluster, "networkpolicies", "NetworkPolicy", "own", namespace=NAMESPACE, spec=spec)
+    text = texts_of(run_doctor("--only", "network")[1]["network"], "warning")
+    assert "vLLM rollout servers" in text
+    assert "trainers" not in text.partition(";")[0].partition("vLLM rollout servers")[2]
+
+
+@pytest.mark.parametrize(
+    ("daemons", "state", "value"),
+    [
+        ([("calico-node",)], "ok", "Calico"),
+        ([("aws-node", "--enable-network-policy=true")], "ok", "Amazon"),
+        ([("aws-node", "--enable-network-policy=false")], "warning", "enable-network-policy"),
+        ([("kube-flannel-ds",), ("kube-proxy",)], "warning", "Flannel"),
+        ([("kube-flannel-ds",), ("canal",)], "ok", "Canal"),
+        ([("kindnet",)], "warning", "-rollout:8000/health"),
+        ([], "warning", "-rollout:8000/health"),
+    ],
+)
+def test_the_network_plugin_must_enforce_policies(
+    daemons: list[tuple[str, ...]], state: str, value: str, cluster: FakeKubernetes, run_doctor: RunDoctor
+) -> None:
+    for key in [each for each in cluster.objects if each[1:] == ("kube-system", "cilium-x7k2p")]:
+        del cluster.objects[key]
+    for name, *arguments in daemons:
+        put_daemon(cluster, name, *arguments)
+    status, checks = run_doctor("--only", "network")
+    assert (status, checks["network"]["state"]) == (0, state)
+    assert value in texts_of(checks["network"], state)

@@ -82,8 +82,8 @@ def doctor_(
 ) -> None:
     """Check a cluster, a store and Kubeflow Pipelines before the first run, and show how to fix what is missing.
 
-    Checks: api, crds, controllers, pipelines, namespace, dns, accounts, secrets, trust, storage, gpus, quota, queue,
-    runtime, store, kfp.
+    Checks: api, crds, controllers, pipelines, namespace, dns, network, accounts, secrets, trust, storage, gpus, quota,
+    queue, runtime, store, kfp.
     Nothing is changed: test objects in the store are removed again. The store is tested with this command's
     credentials, which may differ from those of pods; to test with theirs, run the preflight Job in
     manifests/components/preflight. Without a kubeconfig, only --store and --kfp are checked, and --namespace,
