@@ -63,6 +63,7 @@ NIGHTLY = [
     ),
     PageRun("guides/judges.md", leaves=("verdicts.jsonl",)),
     PageRun("guides/evaluate.md", leaves=("both/report.html", "decision.json")),
+    PageRun("guides/attacks.md", prints=("40 attacks",), leaves=("compared/report.html", "copy/index")),
     PageRun("guides/train.md", prints=("Step 15/15", "Step 18/18"), leaves=("run/final", "measured/report.html")),
     PageRun("guides/warm-start.md", leaves=("merged/model.safetensors", "its-own/report.html")),
     PageRun("guides/adapters.md", leaves=("merged/model.safetensors", "measured/report.html")),

@@ -232,7 +232,9 @@ def collection(tmp_path_factory: pytest.TempPathFactory) -> DocumentIndex:
 def test_documents_have_handles_and_pages(collection: DocumentIndex) -> None:
     """The ids of these documents look like handles: a handle that was shown wins."""
     about = Scenario.model_validate(about_documents(1, document_ids=["d1"]))
-    place = DocumentsEnvironment(collection, about, 10, handles=True, hit_characters=40, document_characters=400)
+    place = DocumentsEnvironment(
+        collection, about, 10, handles=True, hit_characters=40, document_characters=400, marks=False
+    )
     assert arguments_of(place, "read_document") == ["document_id", "page"]
     result = place.toolbox.run(Call("search_documents", {"query": "hill fever week"}))
     assert [hit.source for hit in parse_hits(result)] == ["d1", "d2"]
@@ -246,6 +248,6 @@ def test_documents_have_handles_and_pages(collection: DocumentIndex) -> None:
 
 def test_documents_have_no_pages_by_default(collection: DocumentIndex) -> None:
     about = Scenario.model_validate(about_documents(1, document_ids=["d1"]))
-    place = DocumentsEnvironment(collection, about, 10)
+    place = DocumentsEnvironment(collection, about, 10, marks=False)
     assert arguments_of(place, "read_document") == ["document_id"]
     assert place.toolbox.run(Call("read_document", {"document_id": "d1"})).startswith("Marsh fever\n\nLine 0 ")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gumshoe.artifacts.store import Store
+from gumshoe.environments.data_marks import enclose_data
 from tests.conftest import CommandResult
 from tests.inference.fake_vllm import FakeVLLM, decoded
 from tests.serving.agent_server import ANN, AgentProcess, ServerClient, ServerFiles, add_key, code_of, start_server
@@ -170,7 +171,7 @@ def test_mcp_clients_get_the_tools_for_documents(library: AgentProcess) -> None:
     assert tools["search_documents"].description.startswith("Search the documents")
     assert list(tools["ask"].input_schema["properties"]) == ["question"]
     assert (found[0], "  id: d7" in found[1]) == (False, True)
-    assert read == (False, f"{TITLES[7]}\n\nBody of document 7")
+    assert read == (False, enclose_data(f"{TITLES[7]}\n\nBody of document 7"))
     assert (missing[0], "'d99'" in missing[1]) == (True, True)
     assert long == (False, f"Long\n\n{LONG}")
     assert wrong[0]
