@@ -13,8 +13,9 @@ import pytest
 from gumshoe.artifacts.private_data import MARK
 from gumshoe.errors import UsageError
 from gumshoe.mail.build import build_mail_index
+from gumshoe.mail.canary_check import CANARY_ID_PREFIX, has_canaries
 from gumshoe.mail.index import MailIndex
-from gumshoe.scenarios.canary_record import CANARIES_FILE, CANARY_ID_PREFIX, CanaryRecord
+from gumshoe.scenarios.canary_record import CANARIES_FILE, CanaryRecord
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.canaries import CanaryMail, draw_alternatives, synthesize_canaries, write_canaries
@@ -40,6 +41,7 @@ def test_planted_secrets_are_in_their_own_inbox_and_controls_nowhere(tmp_path: P
     made = make()
     write_canaries(made, tmp_path)
     build_mail_index([f"jsonl:{tmp_path / 'mail.jsonl'}"], tmp_path / "index")
+    assert has_canaries(tmp_path / "index")
     index = MailIndex(tmp_path / "index")
     texts = "".join(each["body"] for each in made.messages)
     assert Counter(each.inbox_address for each in made.record.planted) == {ANN: 3, BOB: 3}

@@ -1,6 +1,6 @@
 """Look up message ids in a whole index, across inboxes, without any content.
 
-This is for checks of scenarios and of a whole index, and never for answers.
+This is for checking scenarios, and never for tools or the server.
 """
 
 from dataclasses import dataclass
@@ -58,15 +58,6 @@ class MailAudit:
         if own != bare:
             messages = [each for each in messages if bare_id(each.message_id) == bare]
         return sorted(messages, key=lambda each: bare_id(each.message_id) != bare)
-
-    def has_id_prefix(self, prefix: str) -> bool:
-        """Return True if an inbox holds a message whose id begins with `prefix`, brackets included.
-
-        Raises:
-            GumshoeError: if the index is damaged.
-        """
-        with explain_damage(self._directory, content=True):
-            return any(self._list_inboxes(number) for number in self._segments.find_id_prefix(prefix))
 
     def _list_inboxes(self, number: int) -> list[IndexedMessage]:
         """Return a message as each inbox lists it."""

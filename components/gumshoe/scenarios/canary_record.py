@@ -26,8 +26,6 @@ from gumshoe.model_validation import describe_validation_error
 from gumshoe.scenarios.scenario import Scenario
 
 CANARIES_FILE = "canaries.json"
-CANARY_ID_PREFIX = "<canary."
-"""Start of the id of each planted message, by which an index with canaries is recognized."""
 SECRET_SYMBOLS = {"#": "0123456789", "@": "ABCDEFGHJKLMNPQRSTUVWXYZ"}
 """Characters that each placeholder of a form stands for. I and O are left out: they look like digits."""
 

@@ -2,9 +2,8 @@
 
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UsageError
-from gumshoe.mail.audit import MailAudit
+from gumshoe.mail.canary_check import has_canaries
 from gumshoe.mail.schema import index_path
-from gumshoe.scenarios.canary_record import CANARY_ID_PREFIX
 
 
 def check_served_index(env_factory: EnvFactory) -> None:
@@ -15,7 +14,7 @@ def check_served_index(env_factory: EnvFactory) -> None:
         GumshoeError: if the index is damaged.
     """
     directory = env_factory.directory
-    if index_path(directory).exists() and MailAudit(directory).has_id_prefix(CANARY_ID_PREFIX):
+    if index_path(directory).exists() and has_canaries(directory):
         raise UsageError(
             "serving.index-has-canaries",
             f"{directory} contains canaries, i.e. invented messages of `gumshoe synthesize canaries`; serve an index "

@@ -11,8 +11,9 @@ from typing import Any
 
 from gumshoe.artifacts.private_data import mark_private
 from gumshoe.errors import UsageError
+from gumshoe.mail.canary_check import CANARY_ID_PREFIX
 from gumshoe.mail.message import normalize_address
-from gumshoe.scenarios.canary_record import CANARY_ID_PREFIX, SECRET_SYMBOLS, Canary, CanaryRecord
+from gumshoe.scenarios.canary_record import SECRET_SYMBOLS, Canary, CanaryRecord
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.synthesis.files import write_dataset
 from gumshoe.synthesis.grammar import load_text

@@ -1,0 +1,24 @@
+"""Tell if a whole index contains planted messages, and nothing else: the server must not serve such an index."""
+
+from pathlib import Path
+
+from gumshoe.artifacts.sqlite import explain_damage
+from gumshoe.mail.schema import check_exists
+from gumshoe.mail.segment import IndexSegments
+
+CANARY_ID_PREFIX = "<canary."
+"""Start of the id of each message with a canary, an invented secret that is planted for training only."""
+
+
+def has_canaries(index: Path) -> bool:
+    """Return True if an inbox of an index holds a message with a canary.
+
+    Raises:
+        UsageError: if there is no index.
+        GumshoeError: if it is damaged, or another version of Gumshoe built it.
+    """
+    check_exists(index)
+    _, segments = IndexSegments.open_present(index)
+    with explain_damage(index):
+        found = segments.find_id_prefix(CANARY_ID_PREFIX)
+        return any(copy.inboxes for number in found for copy in segments.read_copies(number))
