@@ -178,7 +178,7 @@ class AnswerService:
 
     async def _run_tool(self, caller: str, name: str, function: Callable[..., T], *arguments: object) -> T:
         """Run a function in a tool's thread, within the limit of concurrent calls and the caller's budget."""
-        self._budgets.take(caller)
+        self._budgets.require_rest(caller, calls=True)
         async with self._calls.acquire(caller):
             self._budgets.take(caller, calls=1)
             return await self.threads.run(name, function, *arguments)
@@ -203,7 +203,7 @@ class AnswerService:
         """Wait for a free slot, then run the episodes of a question."""
         started = time.monotonic()
         choice = self.choice
-        self._budgets.take(caller)
+        self._budgets.require_rest(caller, tokens=True, calls=True)
         async with self._episodes.acquire(caller, choice.samples if choice else 1) as release_one:
             self.metrics.phases.labels("waiting").observe(time.monotonic() - started)
             policy = choose_policy(self.candidates, session, scenario, self.fallback)

@@ -25,6 +25,7 @@ from gumshoe.environments.registry import NamedEnvironment
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
 from gumshoe.model_validation import describe_validation_error
+from gumshoe.network import is_local_network
 from gumshoe.rewards.best_of_n import MAX_SAMPLES, ChoiceMethod, ChoiceSettings
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.trusted_files import check_trusted
@@ -180,6 +181,14 @@ class AccessSettings(BaseModel):
             raise ValueError(f"access.collections: {error.message}") from None
         return self
 
+    @field_validator("jwks_url")
+    @classmethod
+    def _check_jwks_url(cls, url: str | None) -> str | None:
+        """Refuse addresses whose content somebody else could replace, and with it decide who may read."""
+        if url is None or url.startswith("https://") or (url.startswith("http://") and is_local_network(url)):
+            return url
+        raise ValueError(f"must begin with https://, or with http:// for a host in the local network; got {url!r}")
+
 
 class LimitSettings(BaseModel):
     """Limits of requests. Times are in seconds."""
@@ -195,8 +204,8 @@ class LimitSettings(BaseModel):
     tokens_per_day: int | None = Field(
         None,
         ge=1,
-        description="Budget of each caller per day (UTC): prompt and sampled tokens of the model. Then its questions get "
-        "status 429. Default: unlimited.",
+        description="Budget of each caller per day (UTC): prompt and sampled tokens of the model. Then its questions "
+        "get status 429. Default: unlimited.",
     )
     calls_per_day: int | None = Field(
         None,
