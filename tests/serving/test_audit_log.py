@@ -153,6 +153,34 @@ def test_what_was_read_is_recorded_even_if_the_model_then_fails(audited: AgentPr
     assert summarize(lines) == [("search", "search_inbox", [SEVENTH], "adapter")]
 
 
+def test_documents_are_recorded_with_the_collections_that_may_be_read(
+    place: ServerFiles, model: FakeVLLM, tmp_path: Path
+) -> None:
+    from gumshoe.serving.key_file import add_key
+    from tests.documents.pages import make_collection, page
+
+    pages = [page(number, collection="hr" if number == 7 else "eng-docs") for number in range(1, 10)]
+    documents = ServerFiles(make_collection(tmp_path, pages), place.tokenizer)
+    keys, file = tmp_path / "keys", tmp_path / "audit.jsonl"
+    reader, nobody = add_key(keys, "reader", [], ["hr"]), add_key(keys, "nobody", [])
+    given = {"access": {"keys": str(keys)}, "audit": str(file)}
+    settings = make_settings(documents, model=model_settings(documents, model.address), **given)
+    with serve_in_thread(settings, key=reader) as server:
+        body = {"question": "What is in 7?"}
+        assert server.client.post("/invoke", json=body).is_success
+        refused = server.client.post("/invoke", json=body, headers={"Authorization": f"Bearer {nobody}"})
+        assert refused.status_code == 403
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(each["event"], each["principal"], each["collections"], each["source_ids"]) for each in lines] == [
+        ("search", "reader", ["hr"], ["d7"]),
+        ("read", "reader", ["hr"], ["d7"]),
+        ("question", "reader", ["hr"], ["d7"]),
+        ("refused", "nobody", [], []),
+    ]
+    assert not any("inbox" in each for each in lines)
+    assert "document 7" not in file.read_text()
+
+
 def test_all_samples_are_recorded(place: ServerFiles, model: FakeVLLM, tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     changes = {"samples": 3, "temperature": 1.0}

@@ -331,3 +331,29 @@ def test_tokens_are_refused_while_the_provider_is_unreachable(
             "/invoke", json=question_body(), headers={"Authorization": f"Bearer {made.token()}"}
         )
     assert (response.status_code, code_of(response)) == (503, "serving.signing-keys-unavailable")
+
+
+@pytest.mark.parametrize(
+    ("url", "is_accepted"),
+    [
+        ("https://login.example/keys", True),
+        ("http://keycloak.auth.svc/keys", True),
+        ("http://keycloak:8080/keys", True),
+        ("http://127.0.0.1:8080/keys", True),
+        ("http://login.example/keys", False),
+        ("http://93.184.216.34/keys", False),
+        ("file:///etc/keys", False),
+        ("login.example/keys", False),
+    ],
+)
+def test_signing_keys_are_fetched_only_where_nobody_can_replace_them(url: str, is_accepted: bool) -> None:
+    from pydantic import ValidationError
+
+    from gumshoe.serving.settings import AccessSettings
+
+    given = {"jwks_url": url, "issuer": ISSUER, "audience": AUDIENCE}
+    if is_accepted:
+        assert AccessSettings(**given).jwks_url == url
+    else:
+        with pytest.raises(ValidationError, match="jwks_url"):
+            AccessSettings(**given)

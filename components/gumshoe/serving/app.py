@@ -111,6 +111,7 @@ def build_scenario(
         record_access("refused", scenario)
         raise ForbiddenError
     if scenario.collections == ():
+        record_access("refused", scenario)
         raise NoCollectionsError
     if settings.log_questions:
         request.state.log_fields |= {"question": question, "inbox": scenario.inbox_address}
@@ -250,7 +251,9 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
             _check_feedback_limit(limit, request.state.caller)
             is_kept = recorder.record_feedback(await add_answer(request, scenario, answer, sources))
         given_by = request.state.principal.pseudonym
-        record_access("feedback", scenario, sources if is_kept else (), right=body.right, kept=is_kept, given_by=given_by)
+        record_access(
+            "feedback", scenario, sources if is_kept else (), right=body.right, kept=is_kept, given_by=given_by
+        )
         request.state.log_fields |= {"right": body.right, "kept": is_kept}
         return responses.FeedbackResult(kept=is_kept)
 
