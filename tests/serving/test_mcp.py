@@ -190,7 +190,8 @@ def test_calls_have_a_limit_and_a_deadline(place: ServerFiles, monkeypatch: pyte
     from gumshoe.environments.tools import Call
     from gumshoe.mail.index import MailIndex
     from gumshoe.rollouts.tool_threads import ToolThreads
-    from gumshoe.serving.errors import BusyError, DeadlineExceededError
+    from gumshoe.serving.errors import DeadlineExceededError
+    from gumshoe.serving.fair_limiter import BusyError
     from gumshoe.serving.service import AnswerService
     from gumshoe.serving.telemetry import Metrics, create_tracer
 
