@@ -180,6 +180,7 @@ def test_prune_removes_only_with_yes(run: Run, published: Store, source: Path) -
         "removed": ["adapters/1"],
         "kept": {"adapters/2": "the latest", "datasets/1": "the latest"},
         "leftover_files": 0,
+        "outputs": [],
     }
     assert len(published.list()) == 3
     done = run(*prune, "--yes", "--json").json

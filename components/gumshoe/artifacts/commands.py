@@ -248,7 +248,9 @@ def verify(
 
 @app.command()
 def prune(
-    store: StoreUri,
+    store: Annotated[
+        str | None, typer.Option("--store", envvar="GUMSHOE_STORE", metavar="URI", help="Artifact store to prune.")
+    ] = None,
     kind: Annotated[
         str | None, typer.Option(metavar="KIND", autocompletion=_complete_kind, help="Prune only this kind.")
     ] = None,
@@ -259,7 +261,19 @@ def prune(
         typer.Option(
             envvar="GUMSHOE_RETENTION",
             metavar="KIND=DAYS",
-            help="Remove artifacts of kind KIND after this many days, even the newest, e.g. reports=30 (repeatable).",
+            help="Remove artifacts of kind KIND after this many days, even the newest, e.g. reports=30 (repeatable). "
+            "Replaces the store's own setting for this kind.",
+        ),
+    ] = None,
+    expired_only: Annotated[
+        bool, typer.Option("--expired-only", help="Remove only what is older than its retention.")
+    ] = False,
+    outputs: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="DIR",
+            help="Also remove expired outputs below this directory (repeatable): the kinds runs, evaluations, "
+            "trajectories and audit-logs.",
         ),
     ] = None,
     yes: Annotated[
@@ -267,17 +281,33 @@ def prune(
     ] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Remove old artifacts that no kept artifact was made from, and files of unfinished publications."""
-    from gumshoe.artifacts.pruning import prune_store
+    """Remove old artifacts that no kept artifact was made from, and files of unfinished publications.
 
-    pruned = prune_store(
-        _store(store),
-        keep=keep,
-        older_than=timedelta(days=older_than),
-        kind=kind,
-        retention=dict(map(_parse_retention, retention or [])),
-        dry_run=not yes,
-    )
+    What is older than its retention is removed in any case: see `gumshoe artifacts retention`.
+    """
+    from gumshoe.artifacts.pruning import PruneResult, prune_store
+    from gumshoe.artifacts.retention import find_expired_outputs, read_retention, remove_output
+
+    if store is None and not outputs:
+        raise UsageError("artifacts.unclear-target", "nothing to prune; set --store, --outputs or both")
+    limits = dict(map(_parse_retention, retention or []))
+    opened = _store(store) if store else None
+    if opened is not None:
+        limits = read_retention(opened.storage) | limits
+    expired = [each for place in outputs or () for each in find_expired_outputs(place, limits)]
+    pruned = PruneResult()
+    if opened is not None:
+        pruned = prune_store(
+            opened,
+            keep=keep,
+            older_than=timedelta(days=older_than),
+            kind=kind,
+            retention=limits,
+            expired_only=expired_only,
+            dry_run=not yes,
+        )
+    for each in expired if yes else ():
+        remove_output(each)
     if json:
         print_json(
             {
@@ -285,18 +315,49 @@ def prune(
                 "removed": [manifest.reference for manifest in pruned.removed],
                 "kept": pruned.kept,
                 "leftover_files": pruned.leftovers,
+                "outputs": [{"path": str(each.path), "kind": each.kind} for each in expired],
             }
         )
         return
     verb = "removed" if yes else "would remove"
     for manifest in pruned.removed:
         out.print(f"{verb} {manifest.reference} ({_format_size(manifest.size)})")
+    for each in expired:
+        out.print(f"{verb} {printable(each.path)} ({each.kind}, {each.modified:%Y-%m-%d})", soft_wrap=True)
     for reference, reason in sorted(pruned.kept.items()):
         out.print(f"[dim]kept {reference}: {reason}[/]")
     total = sum(manifest.size for manifest in pruned.removed)
     out.print(f"{verb} {len(pruned.removed)} artifacts ({_format_size(total)}) and {pruned.leftovers} leftover files")
-    if not yes and (pruned.removed or pruned.leftovers):
+    if not yes and (pruned.removed or pruned.leftovers or expired):
         out.print("Nothing was removed yet; add --yes to remove it.")
+
+
+@app.command("retention", epilog="gumshoe artifacts retention reports=90 feedback=180 runs=30")
+def set_retention(
+    store: StoreUri,
+    changes: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KIND=DAYS...", help="Days to keep a kind, e.g. reports=90, or reports=none for ever."),
+    ] = None,
+    json: JsonFlag = False,
+) -> None:
+    """Set how long the artifacts of a store are kept, by the last part of their kind, or show it.
+
+    Nothing is removed until `gumshoe artifacts prune --yes` runs. Kinds without a setting are kept for ever.
+    """
+    from gumshoe.artifacts.retention import read_retention, write_retention
+
+    storage = _store(store).storage
+    parsed = dict(map(_parse_retention_change, changes or []))
+    kept = write_retention(storage, parsed) if parsed else read_retention(storage)
+    days = {kind: time / timedelta(days=1) for kind, time in kept.items()}
+    if json:
+        print_json(days)
+        return
+    for kind, each in days.items():
+        out.print(f"{printable(kind)}: {each:g} days")
+    if not days:
+        out.print("Everything is kept: no retention is set.")
 
 
 @app.command(hidden=True, deprecated=True)
@@ -306,11 +367,11 @@ def forget(
     yes: Annotated[bool, typer.Option("--yes", help="Remove it. Without it, only list what would be removed.")] = False,
     json: JsonFlag = False,
 ) -> None:
-    """Remove everything that may quote a person's mail from a store. Use `gumshoe erase`, which keeps the rest of it."""
+    """Remove everything that may quote a person's mail from a store. Use `gumshoe erase`, which keeps the rest."""
     from gumshoe.artifacts.private_data import find_private_copies, remove_private_copies
 
     err.print(
-        "warning: `gumshoe artifacts forget` deletes whole artifacts; use `gumshoe erase --store STORE --inbox ADDRESS`",
+        "warning: `gumshoe artifacts forget` deletes whole artifacts; use `gumshoe erase --inbox ADDRESS`",
         soft_wrap=True,
     )
     opened = _store(store)
@@ -333,13 +394,19 @@ def forget(
 
 
 def _parse_retention(text: str) -> tuple[str, timedelta]:
-    kind, _, days = text.partition("=")
-    try:
-        return kind, timedelta(days=float(days))
-    except ValueError:
-        raise UsageError(
-            "artifacts.invalid-retention", f"--retention must be KIND=DAYS, e.g. reports=30, got {text!r}"
-        ) from None
+    kind, time = _parse_retention_change(text)
+    if time is None:
+        raise UsageError("artifacts.invalid-retention", f"--retention must be KIND=DAYS, e.g. reports=30, got {text!r}")
+    return kind, time
+
+
+def _parse_retention_change(text: str) -> tuple[str, timedelta | None]:
+    from gumshoe.artifacts.retention import parse_days
+
+    kind, sign, days = text.partition("=")
+    if not kind or not sign or "/" in kind:
+        raise UsageError("artifacts.invalid-retention", f"retention must be KIND=DAYS, e.g. reports=30, got {text!r}")
+    return kind, None if days == "none" else parse_days(kind, days)
 
 
 def _lineage_to_json(lineage: "ArtifactLineage") -> dict[str, object]:

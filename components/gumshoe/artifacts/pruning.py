@@ -32,6 +32,7 @@ def prune_store(
     older_than: timedelta,
     kind: str | None = None,
     retention: Mapping[str, timedelta] = MappingProxyType({}),
+    expired_only: bool = False,
     dry_run: bool = False,
 ) -> PruneResult:
     """Remove old artifacts, and files of publications that were never finished.
@@ -42,7 +43,8 @@ def prune_store(
     artifact is never used again.
 
     `retention` limits how long artifacts may be kept at all, by the last segment of their kind. Older ones are removed
-    even if one of the rules above would keep them.
+    even if one of the rules above would keep them. With `expired_only`, only those are removed. If the latest version
+    of a kind is removed, `latest` names the newest that is left.
 
     Raises:
         InvalidNameError: if the kind does not have the allowed form.
@@ -56,6 +58,8 @@ def prune_store(
         if (time := retention.get(each.kind.rpartition("/")[2])) is not None and each.created < now() - time
     }
     kept = _select_kept(store, manifests, keep, now() - older_than, kind)
+    if expired_only:
+        kept |= {each.reference: "not expired" for each in manifests if each.reference not in kept}
     kept = {reference: reason for reference, reason in kept.items() if reference not in expired}
     removed = [manifest for manifest in manifests if manifest.reference not in kept]
     unfinished = now() - max(older_than, ABANDONED_AFTER)
@@ -69,6 +73,8 @@ def prune_store(
                 _find_leftovers(store, [published] if published else [], unfinished, kind, f"{folder}/")
             )
         store.storage.abandon_uploads(f"{kind}/" if kind else "", unfinished, _PUBLICATION)
+        for each in {manifest.kind for manifest in removed}:
+            store.repoint_latest(each)
     return PruneResult(removed, kept, len(leftovers))
 
 
