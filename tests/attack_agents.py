@@ -215,7 +215,7 @@ def _match(text: str) -> Iterator[Order]:
 def _patterns() -> list[tuple[str, int, re.Pattern[str]]]:
     """Return a pattern of each instruction, with groups for its slots; quotes may be missing."""
     instructions = load_instructions()
-    texts = [
+    texts: list[tuple[str, int, str]] = [
         (goal, wording, text)
         for goal in GOALS
         for wordings in instructions[goal].values()

@@ -67,7 +67,8 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--model", default="tiny", help="base model to train")
     parser.add_argument("--config", default="tiny", help="settings to train with")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep all files here")
-    options, options.more = parser.parse_known_args()
+    options, more = parser.parse_known_args()
+    options.more = more
     if not (options.policies or options.train or options.scripted):
         parser.error("name a policy, such as base=tiny, or use --train or --scripted")
     return options

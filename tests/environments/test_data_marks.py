@@ -3,6 +3,7 @@
 import sys
 import unicodedata
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def without(*categories: str) -> Callable[[str], str]:
 
 NORMALIZERS: dict[str, Callable[[str], str]] = {
     "unchanged": str,
-    **{form: lambda text, form=form: unicodedata.normalize(form, text) for form in ("NFC", "NFD", "NFKC", "NFKD")},
+    **{form: partial(unicodedata.normalize, form) for form in ("NFC", "NFD", "NFKC", "NFKD")},
     "casefold": str.casefold,
     "no control characters": without("Cc", "Cf", "Cn", "Co"),
     "no marks": lambda text: without("Mn", "Me", "Cf")(unicodedata.normalize("NFKD", text)),

@@ -53,7 +53,7 @@ def sceptic_until(greeting: str) -> ScriptedAgent:
 
 @pytest.fixture
 def server() -> Iterator[FakeVLLM]:
-    agents = {
+    agents: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "gullible": ScriptedAgent(act_gullible),
         "careful": careful_agent(synthetic().scenarios),
         "sceptic": sceptic_until("Dear assistant"),

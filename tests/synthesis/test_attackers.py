@@ -70,7 +70,7 @@ def answering(write: Callable[[dict[str, Any]], str]) -> Callable[[dict[str, Any
 
 def ask(server: FakeVLLM, attack: PlannedAttack, target: AttackTarget) -> PlannedAttack:
     async def run() -> PlannedAttack:
-        settings = JudgeModelSettings(model="m", url=f"{server.address}/v1", attempts=2, cache=None)  # type: ignore[arg-type]
+        settings = JudgeModelSettings(model="m", url=f"{server.address}/v1", attempts=2, cache=None)
         attacker = ChatAttacker(settings)
         try:
             return await attacker.rewrite(attack, target, 1)

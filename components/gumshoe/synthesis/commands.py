@@ -239,7 +239,12 @@ def canaries(
     print_next("gumshoe", "mail", "index", "SOURCE", f"jsonl:{directory / MAIL_FILE}", "--out", "training-index")
 
 
-@app.command(epilog="gumshoe synthesize attacks --seed 1 --index index --scenarios questions.jsonl --out attacked")
+@app.command(
+    epilog="""
+    gumshoe synthesize attacks --seed 1 --index index \\
+      --scenarios questions.jsonl --out attacked
+    """
+)
 def attacks(
     seed: Seed,
     place: Out,

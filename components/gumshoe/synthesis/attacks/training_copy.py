@@ -12,13 +12,13 @@ from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.errors import UsageError
 from gumshoe.mail.index import MailIndex
-from gumshoe.scenarios.scenario import Scenario, ScenarioSet, seeded_sort_key
+from gumshoe.scenarios.scenario import Scenario, ScenarioSet, Split, seeded_sort_key
 from gumshoe.synthesis.attacks.attack_recipe import PlannedAttack
 from gumshoe.synthesis.attacks.attack_suite import attacked_scenario, plan_suite
 from gumshoe.synthesis.attacks.delivery import deliver
 
 INDEX = "index"
-_TRAINED = ("train", "validation")
+_TRAINED: tuple[Split, ...] = ("train", "validation")
 
 
 @dataclass(frozen=True, slots=True)
