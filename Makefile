@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
+FUZZ_SECONDS ?= 60
 # Processes that run tests at once, one for each core.
 WORKERS ?= 2
 # A worker whose test hung is not replaced: the next one would run the test again.
@@ -27,7 +28,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package torch --no-emit-package triton
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-ci test-all lint unit benchmarks demo pipelines docs images lock hooks clean
+.PHONY: help install test test-ci test-all lint unit fuzz benchmarks demo pipelines docs images audit lock hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +62,9 @@ lint: $(VENV)/installed ## ruff, mypy, import-linter
 
 unit: $(VENV)/installed ## the tests of `make test` alone; PYTEST_ARGS="-k wall" for some, WORKERS=0 for one process
 	$(PYTEST) $(PYTEST_ARGS)
+
+fuzz: $(VENV)/installed ## fuzz each target for FUZZ_SECONDS (60) with random inputs; FUZZ_ARGS="--only message --seed 1"
+	$(BIN)/python -m tests.fuzzing --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
 benchmarks: $(VENV)/installed ## the speeds in docs/results (minutes)
 	$(BIN)/python -m tests.benchmarks.mail --copies 31 --inbox-copies 16 --megabytes 500 --queries 420
@@ -97,6 +101,12 @@ docs: $(VENV)/installed ## generate the reference and the chart's files, and bui
 
 images: ## build the images; REGISTRY= is required, TAG= and BUILDER= (docker, podman, buildah) are not
 	images/build.sh
+
+AUDITED = $(wildcard requirements*.txt)
+audit: ## look for known vulnerabilities of the pinned packages; needs PyPI
+	$(PYTHON) -m venv outputs/audit
+	outputs/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+	outputs/audit/bin/pip-audit --disable-pip --require-hashes --progress-spinner off $(AUDITED:%=--requirement %)
 
 lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml again
 	$(LOCK) --all-extras pyproject.toml -o requirements-dev.txt

@@ -5,7 +5,7 @@
 # BUILDER   docker, podman or buildah (default: the first one installed)
 # REGISTRY  prefix of the image names, e.g. registry.example.com/gumshoe (required)
 # TAG       image tag (default: the version in pyproject.toml)
-# TRAINER_BASE, WORKER_BASE, AGENT_BASE   other base images; one with @sha256:... is used unchanged
+# TRAINER_BASE, WORKER_BASE, AGENT_BASE   other base images than those pinned in the Dockerfiles
 # TORCH     torch version of agent-documents, from PyTorch's index of CPU builds
 set -euo pipefail
 cd "$(dirname "$0")/.."
