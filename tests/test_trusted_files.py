@@ -158,6 +158,30 @@ def test_a_volume_with_a_group_is_trusted_if_its_directories_belong_to_root(file
         check_trusted(file, WHAT)
 
 
+def test_a_config_map_is_trusted_because_it_is_mounted_read_only(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its directory has the mode 0777, without the sticky bit."""
+    file.parent.chmod(0o777)
+    with raises("files.writable-by-others", file.parent):
+        check_trusted(file, WHAT)
+    mounted = os.statvfs_result((0, 0, 0, 0, 0, 0, 0, 0, os.ST_RDONLY, 255))
+    monkeypatch.setattr(os, "statvfs", lambda _: mounted)
+    if os.geteuid() == 0:
+        check_trusted(file, WHAT)
+        os.chown(file.parent, 12345, 12345)
+    with raises("files.foreign-owner" if os.geteuid() == 0 else "files.writable-by-others", file.parent):
+        check_trusted(file, WHAT)
+    file.chmod(0o666)
+    with raises("files.foreign-owner" if os.geteuid() == 0 else "files.writable-by-others"):
+        check_trusted(file, WHAT)
+
+
+def test_a_directory_of_the_group_of_root_is_trusted(file: Path) -> None:
+    file.parent.chmod(0o770)
+    if os.geteuid() == 0:
+        os.chown(file.parent, os.geteuid(), 0)
+        check_trusted(file, WHAT)
+
+
 def test_a_pipe_is_trusted_by_its_owner() -> None:
     reading, writing = os.pipe()
     try:

@@ -4,8 +4,10 @@ A file is trusted if it belongs to this user or to root, and no other user may w
 directory and symbolic link on its way: whoever may write to a directory may replace what is in it. Directories with the
 sticky bit, such as /tmp, may be writable by all, because only the owner of an entry can replace it there.
 
-Two cases are common, and allowed. Files of a user with a group of the same name (umask 002) are writable by that
-group. Directories of root may be writable by a group: volumes of Kubernetes with `fsGroup`, and /usr/local.
+Three cases are common, and allowed. Files of a user with a group of the same name (umask 002) are writable by that
+group. Directories that belong to root or to its group may be writable by a group: volumes of Kubernetes with `fsGroup`,
+/usr/local, and home directories in images for OpenShift. Directories of root on a read-only file system may have any
+mode: Kubernetes mounts ConfigMaps with mode 0777.
 """
 
 import grp
@@ -48,7 +50,7 @@ def _check_entry(place: Path, entry: os.stat_result, file: Path, what: str) -> N
             "files.foreign-owner",
             f"{shown} is not trusted: {place} belongs to user {entry.st_uid}; use a file of your own",
         )
-    if _is_writable_by_others(entry):
+    if _is_writable_by_others(place, entry):
         raise UntrustedFileError(
             "files.writable-by-others",
             f"{shown} is not trusted: other users can write to {place} (mode {stat.S_IMODE(entry.st_mode):04o}); run "
@@ -56,18 +58,20 @@ def _check_entry(place: Path, entry: os.stat_result, file: Path, what: str) -> N
         )
 
 
-def _is_writable_by_others(entry: os.stat_result) -> bool:
-    mode = entry.st_mode
-    if stat.S_ISLNK(mode):  # the mode of a link means nothing
-        return False
-    is_directory = stat.S_ISDIR(mode)
-    if is_directory and mode & stat.S_ISVTX:
+def _is_writable_by_others(place: Path, entry: os.stat_result) -> bool:
+    mode, is_directory = entry.st_mode, stat.S_ISDIR(entry.st_mode)
+    if stat.S_ISLNK(mode) or (is_directory and mode & stat.S_ISVTX):  # the mode of a link means nothing
         return False
     if mode & stat.S_IWOTH:
-        return True
-    if not mode & stat.S_IWGRP or (is_directory and entry.st_uid == _ROOT):
+        return not (is_directory and entry.st_uid == _ROOT and _is_read_only(place))
+    if not mode & stat.S_IWGRP or (is_directory and _ROOT in (entry.st_uid, entry.st_gid)):
         return False
     return not _is_private_group(entry.st_uid, entry.st_gid)
+
+
+def _is_read_only(place: Path) -> bool:
+    """Return True if nobody can write where this file system is mounted, whatever the modes are."""
+    return bool(os.statvfs(place).f_flag & os.ST_RDONLY)
 
 
 def _is_private_group(user: int, group: int) -> bool:
