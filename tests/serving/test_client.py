@@ -172,6 +172,20 @@ def test_requests_are_sent_again_if_the_server_is_busy(code: int, monkeypatch: p
         assert (raised.value.status, len(pauses)) == (code, 6)
 
 
+def test_a_request_is_not_sent_again_if_the_budget_of_the_day_is_used_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = "urn:gumshoe:error:serving.budget-exhausted"
+    problem = json.dumps({"type": kind, "title": "Budget exhausted", "detail": "tomorrow"}).encode()
+    pauses: list[float] = []
+    with (
+        run_faulty_server(deque(), lambda *_: (429, "application/problem+json", problem)) as url,
+        AgentClient(url) as client,
+    ):
+        monkeypatch.setattr(client._retrying, "sleep", pauses.append)
+        with raises("serving.budget-exhausted", url, 429):
+            client.ask(QUESTION)
+    assert pauses == []
+
+
 STEP = b'event: step\ndata: {"turn": 1, "tool": "x", "arguments": {}, "text": ""}\n\n'
 _TYPE = "urn:gumshoe:error:serving.model-failed"
 LATE = f'event: problem\ndata: {{"type": "{_TYPE}", "title": "T", "status": 502, "detail": "D"}}\n\n'.encode()

@@ -18,6 +18,7 @@ from gumshoe.network import clean_credential, raise_if_untrusted
 _CODE = re.compile(re.escape(PROBLEM_TYPE) + r"([a-z][a-z-]*\.[a-z0-9][a-z0-9-]*)")
 _BUSY, _FAILED = 429, 500
 _RETRIED = (_BUSY, 503)
+_EXHAUSTED = "serving.budget-exhausted"  # until the next day, so that it makes no sense to wait
 _CONNECT_TIMEOUT = 10.0  # seconds
 _LONGEST_PAUSE = 60.0  # seconds between two attempts, whatever the server asks for
 _BACKOFF = wait_exponential(multiplier=1, max=_LONGEST_PAUSE)
@@ -299,7 +300,8 @@ def _choose_class(status: int) -> type[AgentServerError]:
 
 
 def _is_worth_retrying(error: BaseException) -> bool:
-    return isinstance(error, ServerUnavailableError) and error.status in _RETRIED
+    is_temporary = isinstance(error, ServerUnavailableError) and error.status in _RETRIED
+    return is_temporary and error.code != _EXHAUSTED
 
 
 def _choose_pause(state: RetryCallState) -> float:

@@ -17,6 +17,7 @@ from gumshoe.serving.audit_log import AuditLog
 from gumshoe.serving.browser_checks import check_browser
 from gumshoe.serving.callers import name_caller
 from gumshoe.serving.errors import RefusedRequestError, build_error_response, log_unexpected
+from gumshoe.serving.request_checks import check_body, check_head
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, log_event, start_span
 from gumshoe.serving.web_page import PAGE_PATHS
@@ -93,6 +94,7 @@ class Middleware:
     async def _handle(
         self, scope: Scope, receive: Receive, answer: "_ResponseWriter", headers: Headers, route: str
     ) -> None:
+        check_head(scope)
         if route not in _QUIET:  # probes use the pod's IP address as host
             check_browser(scope, headers, self.settings.access, is_public=route in PUBLIC.values())
         if route not in PUBLIC.values():
@@ -105,6 +107,7 @@ class Middleware:
         if route == "/mcp" and scope["method"] != "POST":  # GET would open a stream without events
             raise HTTPException(405, "Use POST for MCP.", {"Allow": "POST"})
         body = await self._read_body(receive, headers)
+        check_body(body)
         disconnect = asyncio.create_task(_wait_for_disconnect(receive))
         work = asyncio.ensure_future(self.app(scope, _replay(body, disconnect), answer))
         try:
