@@ -128,7 +128,9 @@ def print_origin(facts: Mapping[str, Any]) -> None:
     """Print the sources, date and options of an index. `facts` are its `stats`."""
     for source in facts["sources"]:
         shown = source if isinstance(source, str) else _describe_source(source)
-        out.print(f"from {printable(shown)}", soft_wrap=True)
+        uri = source if isinstance(source, str) else source["source"]
+        commit = facts.get("revisions", {}).get(uri)
+        out.print(f"from {printable(shown)}{f' at commit {commit}' if commit else ''}", soft_wrap=True)
     options = ", ".join(f"{name} {printable(value)}" for name, value in facts["options"].items())
     out.print(f"built {facts['built']} with {options}, schema {facts['schema']}", soft_wrap=True)
     out.print(f"content {facts['content']}", soft_wrap=True)

@@ -598,7 +598,7 @@ def read(stream, max_bytes, timeout=None):
 
 SyncStream.read = read
 
-from gumshoe.artifacts.hub import get_dataset_commit, find_local_dataset
+from gumshoe.artifacts.hub import get_dataset_commit, get_read_commits, find_local_dataset
 from gumshoe.errors import GumshoeError
 from gumshoe.mail.sources import open_source
 
@@ -613,6 +613,7 @@ for uri in sys.argv[1:]:
     except GumshoeError as failure:
         code, error, status = failure.code, failure.message, failure.exit_status
     outcome = {"items": items, "commit": commit, "code": code, "error": error, "status": status}
+    outcome["read"] = get_read_commits([uri]).get(uri, "")
     print(json.dumps(outcome | {"waited": sum(waited)}), flush=True)
 """
 TIMEOUT = 30  # seconds that the hub's library waits for a response
@@ -624,6 +625,7 @@ class Outcome:
 
     items: list[list[Any]]
     commit: str
+    read: str
     """Commit of the dataset according to the hub."""
     code: str
     error: str
@@ -772,6 +774,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     (place / "empty").mkdir()
     local = [f"hf:{place}/{name}" for name in ("good", "good@test", "good@nonsense", "damaged", "empty")]
     there = [f"hf:acme/{name}" for name in ("mail", "stutters", "secret", "missing", "busy", "silent")]
+    there += [f"hf:acme/mail:{revision}" for revision in (HubHandler.commit, "gone")]
     with hub() as endpoint:
         found = read_datasets([*local, *there], place / "home", endpoint)
     return {uri.rpartition("/")[2]: outcome for uri, outcome in found.items()}
@@ -783,6 +786,10 @@ def test_a_dataset_of_the_hub_is_streamed_in_order(outcomes: dict[str, Outcome])
 
 def test_the_commit_of_a_dataset_comes_from_the_hub(outcomes: dict[str, Outcome]) -> None:
     assert (outcomes["mail"].commit, outcomes["good"].commit) == (HubHandler.commit, "")
+    assert (outcomes["mail"].read, outcomes["good"].read) == (HubHandler.commit, ""), "for the record of an index"
+    tagged = outcomes[f"mail:{HubHandler.commit}"]
+    assert (tagged.items, tagged.read) == (rows(1, 2, 3, 4, 5), HubHandler.commit)
+    assert (outcomes["mail:gone"].items, outcomes["mail:gone"].code) == ([], "sources.dataset-not-found")
 
 
 def test_a_request_without_a_response_is_retried(outcomes: dict[str, Outcome]) -> None:

@@ -16,6 +16,7 @@ from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.network import raise_if_untrusted
 
 _HUB_NAME = re.compile(r"(?P<name>[\w.-]+(/[\w.-]+)?)(:(?P<revision>[\w./-]+))?", re.A)
+_read_commits: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +107,17 @@ def open_dataset(uri: str, split: str = "train") -> Iterable[Any]:
 
     with explain_dataset_errors(uri):
         commit = _find_commit(name, revision)
+        if commit:
+            _read_commits[uri] = commit
         records: Iterable[Any] = _retry(
             datasets.load_dataset, name, split=named_split or split, streaming=True, revision=commit
         )
         return records
+
+
+def get_read_commits(uris: Iterable[str]) -> dict[str, str]:
+    """Return the commit that this process has read of each dataset on the hub among some URIs, by URI."""
+    return {uri: _read_commits[uri] for uri in uris if uri in _read_commits}
 
 
 def get_dataset_commit(uri: str) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import apsw
 from numpy.typing import NDArray
 
+from gumshoe.artifacts.hub import get_read_commits
 from gumshoe.artifacts.manifest import file_digest
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.artifacts.sqlite import open_read_only
@@ -225,6 +226,7 @@ def _build(
         content=report.content,
         built=datetime.now(UTC).isoformat(timespec="seconds"),
         sources=[each.to_fact() for each, _ in sources],
+        revisions=get_read_commits(each.uri for each, _ in sources),
         options=asdict(options),
         counts=asdict(report.counts),
         collections=gatherer.collections,

@@ -155,6 +155,7 @@ class DocumentIndex:
         facts = self._files.facts
         return {
             **facts.model_dump(include={"content", "built", "sources", "options"}),
+            **({"revisions": facts.revisions} if facts.revisions else {}),
             "schema": facts.schema_version,
             **facts.counts,
             "collections": {each.name: each.documents for each in facts.collections if each.name},

@@ -125,6 +125,8 @@ class IndexFacts(BaseModel):
     built: str
     sources: list[str | dict[str, str]]
     """URI of each source, or a mapping of `source` and `collection`."""
+    revisions: dict[str, str] = {}
+    """Commit of each source that is a dataset on the hub, by URI."""
     options: dict[str, Any]
     counts: dict[str, Any]
     collections: list[CollectionFacts]

@@ -14,6 +14,7 @@ from typing import Any
 
 import orjson
 
+from gumshoe.artifacts.hub import get_read_commits
 from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.source_files import UnreadableItem, digest_of_uris
 from gumshoe.embeddings.embedder import Embedder
@@ -382,6 +383,8 @@ class IndexBuild:
             "positions": self._positions | {each.uri: each.position for each in self._sources if each.position},
             **report.to_facts(),
         } | ({IS_UNSURE: True} if self._is_unsure() else {})
+        if commits := {**old.get("revisions", {}), **get_read_commits(each.uri for each in self._owned)}:
+            facts["revisions"] = commits  # of datasets on the hub, by URI
         # Until here, a build that is interrupted can go on.
         for path in paths:
             if path.parent == self._partial:
