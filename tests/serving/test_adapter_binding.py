@@ -19,7 +19,7 @@ from tests.errors import raises
 from tests.inference.fake_vllm import FakeVLLM, write_tokenizer
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import scenario
-from tests.serving.agent_server import ANN, BOB, EVE, ServerFiles, code_of
+from tests.serving.agent_server import ANN, BOB, DAY, EVE, ServerFiles, code_of, question_body
 from tests.serving.in_process import make_scenario, make_settings, model_settings, open_test_service, serve_in_thread
 
 pytestmark = pytest.mark.group("serving")
@@ -175,6 +175,41 @@ def test_several_samples_of_a_question_keep_to_the_binding(place: ServerFiles, m
             return found
 
     assert asyncio.run(answers()) == ["adapter"]
+
+
+def test_streams_and_mcp_tools_keep_to_the_binding(place: ServerFiles, model: FakeVLLM, adapter: Path) -> None:
+    settings = model_settings(place, model.address, tokenizer=str(adapter), bound="refuse")
+    with serve_in_thread(make_settings(place, model=settings)) as client:
+        stream = client.client.post("/invoke/stream", json=question_body(inbox_address=BOB))
+        assert "serving.adapter-bound" in stream.text
+        asked = {"question": "What is in 7?", "inbox_address": BOB, "query_date": DAY}
+        call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "ask", "arguments": asked}}
+        kinds = {"Accept": "application/json, text/event-stream"}
+        assert "serving.adapter-bound" in client.client.post("/mcp", json=call, headers=kinds).text
+        assert [each for each in model.requests if each.get("top_k") != 1] == []
+
+
+@pytest.mark.group("torch")
+def test_a_local_policy_opens_its_base_model_beside_the_adapter(
+    place: ServerFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe.serving.served_policies import choose_policy, open_policies
+    from gumshoe.training.adapters.adapter_files import create_adapter
+    from tests.training.recorded_episodes import settings_of
+
+    monkeypatch.setenv("GUMSHOE_ENGINE", "transformers")
+    create_adapter(settings_of(), tmp_path / "adapter")
+    Lineage.of(ScenarioSet.of([scenario(1, inbox_address=ANN)])).write(tmp_path / "adapter")
+
+    async def versions() -> list[str]:
+        settings = make_settings(place, model={"policy": f"tiny#{tmp_path / 'adapter'}", "bound": "base"})
+        async with open_policies(settings) as (policies, fallback):
+            asked = [make_scenario().model_copy(update={"inbox_address": each}) for each in (ANN, BOB)]
+            chosen = [choose_policy(policies, None, each, fallback) for each in asked]
+            assert all(each.open_session for each in chosen)
+            return [each.name.version for each in chosen]
+
+    assert asyncio.run(versions()) == [f"tiny#{tmp_path / 'adapter'}", "tiny"]
 
 
 # Canaries of the training.
