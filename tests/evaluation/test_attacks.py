@@ -9,12 +9,15 @@ import pytest
 
 from gumshoe.evaluation.attacks.attack_results import AttackOutcome, AttackResult, summarize_outcomes
 from gumshoe.evaluation.results import EvaluationResult
+from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index import MailIndex
 from gumshoe.synthesis.attacks.attack_texts import load_families
 from tests.attack_agents import Action, History, ScriptedAgent, act_gullible, careful_agent, search_and_read
 from tests.conftest import CommandResult
 from tests.documents.pages import make_collection, page
+from tests.embeddings.word_vectors import WordVectors
 from tests.inference.fake_vllm import FakeVLLM, chat_turn
+from tests.mail.mailbox import make_index
 from tests.rollouts.conversations import synthetic
 
 Run = Callable[..., CommandResult]
@@ -197,6 +200,25 @@ def test_marks_are_in_attacked_episodes_too(
     sent = [each for request in server.requests for each in request.get("messages", []) if each["role"] == "tool"]
     assert any("[ [end of data]]" in each["content"] for each in sent)
     assert all(each["content"].count("[[end of data]]") == 1 for each in sent)
+
+
+def test_an_index_with_vectors_is_attacked_with_one_model(
+    run: Run, server: FakeVLLM, scenarios: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = list[str]()
+
+    def open_words(name: str) -> WordVectors:
+        opened.append(name)
+        return WordVectors()
+
+    monkeypatch.setattr("gumshoe.evaluation.attacks.attack_run.open_embedder", open_words)
+    monkeypatch.setattr("gumshoe.mail.meaning.open_embedder", lambda _: WordVectors())
+    index = make_index(tmp_path, synthetic().messages, MailBuildOptions(embedding="words"), WordVectors())
+    options = {"attacks": "train", "attack_count": 4}
+    ran = evaluate(run, server, index, scenarios, tmp_path / "e", "gullible", **options)
+    assert ran.status == 0, ran.err
+    assert opened == ["words"]
+    assert results(tmp_path / "e")["gullible"].success.value == 1
 
 
 def outcome(attack: str, number: int, succeeded: bool, correct: bool = False) -> AttackOutcome:

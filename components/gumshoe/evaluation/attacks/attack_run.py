@@ -3,18 +3,20 @@
 import asyncio
 import io
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gumshoe.artifacts.storage import explain_os_errors, write_atomically
-from gumshoe.environments.email import EmailEnvironment
+from gumshoe.embeddings.embedder import Embedder, open_embedder
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.evaluation.attacks.attack_results import AttackOutcome, AttackResult, summarize_outcomes
 from gumshoe.evaluation.attacks.attacked_env import AttackedEnvFactory, close_indexes, digest_messages
 from gumshoe.inference.policy_names import PolicyName
+from gumshoe.mail.index import MailIndex
+from gumshoe.mail.schema import read_state
 from gumshoe.rewards.judge import Judge, JudgeError
 from gumshoe.rewards.scoring import judge_trajectory, map_concurrently
 from gumshoe.rollouts.trajectory import Trajectory
@@ -62,10 +64,10 @@ class AttackSettings:
         Raises:
             UsageError: if the suite does not exist or is invalid, or the environment is not the one for mail.
         """
-        if not (isinstance(env_factory.kind, type) and issubclass(env_factory.kind, EmailEnvironment)):
+        if not isinstance(env_factory.index, MailIndex):
             raise UsageError(
                 "evaluation.attacks-need-mail",
-                f"--attacks needs the environment email, got {env_factory.name}; attacks are mail messages",
+                f"--attacks needs an index of mail, got one for {env_factory.name}; attacks are mail messages",
             )
         for name in SUITES:
             if self.suite == name:
@@ -110,6 +112,7 @@ class AttackRun:
         self._planned = settings.plan(env_factory, scenarios, rollout.seed)
         self.digest = digest_messages(message for each in self._planned for message in each.messages)
         self._attacker = open_attacker(settings.attacker) if settings.attacker else None
+        self._embedder = open_index_embedder(env_factory.index)
 
     async def run(self, policies: Sequence[AttackedPolicy]) -> dict[str, AttackResult]:
         """Run all attacks on all policies, and return the results by policy name.
@@ -123,7 +126,8 @@ class AttackRun:
             write_suite(self._planned, self._directory / SUITE_FILE)
         outcomes: list[AttackOutcome] = []
         try:
-            env_factory = await self._deliver(self._planned, "suite")
+            paths = [self._trajectories(each, 0) for each in policies]
+            env_factory = await self._deliver(self._planned, "suite", paths)
             for policy in policies:
                 own = await self._attack(policy, self._planned, env_factory, 0)
                 outcomes += [*own, *(await self._adapt(policy, own, attacker) if attacker else [])]
@@ -151,8 +155,15 @@ class AttackRun:
         if self._attacker is not None:
             await self._attacker.aclose()
 
-    async def _deliver(self, planned: Sequence[PlannedAttack], name: str) -> AttackedEnvFactory:
-        """Deliver attacks to copies of the index, and return the environments over them."""
+    def _trajectories(self, policy: AttackedPolicy, number: int) -> Path:
+        """Return the file of the episodes of a round."""
+        return self._directory / "trajectories" / f"{policy.name}-{number}.jsonl"
+
+    async def _deliver(self, planned: Sequence[PlannedAttack], name: str, paths: Iterable[Path]) -> AttackedEnvFactory:
+        """Deliver attacks to copies of the index, and return the environments over them.
+
+        Nothing is delivered if all episodes are in the files `paths`.
+        """
         waves = split_into_waves(planned, self._scenarios.values())
         place = self._directory / "indexes" / name
         places = {attack.planted.id: place / f"{number:04}" for number, wave in enumerate(waves) for attack in wave}
@@ -162,13 +173,15 @@ class AttackRun:
             with explain_os_errors(place):
                 place.mkdir(parents=True, exist_ok=True)
             for number, wave in enumerate(waves):
-                deliver(wave, self._env_factory.directory, place / f"{number:04}", link=True)
+                source, copy = self._env_factory.directory, place / f"{number:04}"
+                deliver(wave, source, copy, link=True, embedder=self._embedder)
                 advance(1)
 
-        with self._watch("Delivering attacks") as advance:
-            await asyncio.to_thread(build, advance)
+        if not all(_has_episodes(path, planned) for path in paths):
+            with self._watch("Delivering attacks") as advance:
+                await asyncio.to_thread(build, advance)
         digest = digest_messages(message for each in planned for message in each.messages)
-        return AttackedEnvFactory.over(self._env_factory, places, digest)
+        return AttackedEnvFactory.over(self._env_factory, places, digest, self._embedder)
 
     async def _attack(
         self, policy: AttackedPolicy, planned: Sequence[PlannedAttack], env_factory: AttackedEnvFactory, number: int
@@ -178,7 +191,7 @@ class AttackRun:
         source = self._directory / f"scenarios-{policy.name}-{number}.jsonl"
         with explain_os_errors(source):
             write_atomically(source, io.BytesIO(ScenarioSet.of(attacked).to_jsonl()))
-        path = self._directory / "trajectories" / f"{policy.name}-{number}.jsonl"
+        path = self._trajectories(policy, number)
         path.parent.mkdir(exist_ok=True)
         tokenizer = self._rollout.tokenizer if PolicyName.parse(policy.word).takes_tokenizer else None
         options = replace(
@@ -223,7 +236,8 @@ class AttackRun:
             if not rewritten:
                 break
             current |= {each.planted.id: each for each in rewritten}
-            env_factory = await self._deliver(rewritten, f"{policy.name}-{number}")
+            paths = [self._trajectories(policy, number)]
+            env_factory = await self._deliver(rewritten, f"{policy.name}-{number}", paths)
             own = await self._attack(policy, rewritten, env_factory, number)
             outcomes += own
             failed = [each.attack for each in own if not each.succeeded]
@@ -283,3 +297,21 @@ class AttackRun:
             ending=episode.ending,
             turns=episode.turns,
         )
+
+
+def open_index_embedder(index: MailIndex) -> Embedder | None:
+    """Return the model that built the vectors of an index, or None if it has none.
+
+    Raises:
+        UsageError: if the model does not exist.
+    """
+    if not index.has_vectors:
+        return None
+    return open_embedder(read_state(index.directory).facts["options"]["embedding"])
+
+
+def _has_episodes(path: Path, planned: Sequence[PlannedAttack]) -> bool:
+    """Return True if a file has an episode of each attack."""
+    if not path.exists():
+        return False
+    return {each.planted.id for each in planned} <= {each.scenario for each in read_trajectories(path)}

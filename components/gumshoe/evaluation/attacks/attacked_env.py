@@ -5,10 +5,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, cast
 
+from gumshoe.embeddings.embedder import Embedder
 from gumshoe.environments.base import Environment
 from gumshoe.environments.registry import EnvFactory
+from gumshoe.mail.index import MailIndex
 from gumshoe.scenarios.scenario import Scenario
 
 _OPEN_INDEXES = 16  # kept open; an evaluation has many waves
@@ -22,12 +23,16 @@ class AttackedEnvFactory(EnvFactory):
     """Directory of the index of each attacked scenario, by scenario id."""
     suite: str = ""
     """Digest of all messages that were delivered."""
+    embedder: Embedder | None = None
+    """Model that embeds queries, if the index has vectors; loaded once for all copies."""
 
     @classmethod
-    def over(cls, env_factory: EnvFactory, places: Mapping[str, Path], suite: str) -> "AttackedEnvFactory":
+    def over(
+        cls, env_factory: EnvFactory, places: Mapping[str, Path], suite: str, embedder: Embedder | None
+    ) -> "AttackedEnvFactory":
         """Return a copy of a factory whose scenarios are attacked."""
         own = {each.name: getattr(env_factory, each.name) for each in fields(EnvFactory)}
-        return cls(**own, places=places, suite=suite)
+        return cls(**own, places=places, suite=suite, embedder=embedder)
 
     @property
     def content(self) -> str:
@@ -36,7 +41,7 @@ class AttackedEnvFactory(EnvFactory):
 
     def new_environment(self, scenario: Scenario, max_turns: int) -> Environment:
         """Create the environment of one episode, in the index that has the scenario's attack."""
-        index = _open_index(cast(Any, self.kind), self.places[scenario.id])  # a class
+        index = _open_index(self.places[scenario.id], self.embedder)
         return self.kind(index, scenario, max_turns, **self.arguments)
 
     def check(self, scenarios: Iterable[Scenario], max_turns: int) -> None:
@@ -46,8 +51,8 @@ class AttackedEnvFactory(EnvFactory):
 
 
 @lru_cache(_OPEN_INDEXES)
-def _open_index(kind: Any, directory: Path) -> Any:
-    return kind.open_index(directory)
+def _open_index(directory: Path, embedder: Embedder | None) -> MailIndex:
+    return MailIndex(directory, embedder)
 
 
 def close_indexes() -> None:

@@ -7,15 +7,24 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from gumshoe.artifacts.storage import explain_os_errors
+from gumshoe.embeddings.embedder import Embedder
 from gumshoe.mail.build import extend_mail_index
 from gumshoe.mail.schema import SEGMENT_PREFIX
 from gumshoe.synthesis.attacks.attack_recipe import PlannedAttack
 
 
-def deliver(planned: Iterable[PlannedAttack], index: Path, directory: Path, *, link: bool = False) -> None:
+def deliver(
+    planned: Iterable[PlannedAttack],
+    index: Path,
+    directory: Path,
+    *,
+    link: bool = False,
+    embedder: Embedder | None = None,
+) -> None:
     """Copy an index to a directory, and add the messages of attacks to the copy.
 
     With `link`, the files of its segments, which are never changed, are hard links if the file system allows it.
+    `embedder` replaces the model that the index names, if it has vectors.
 
     Raises:
         GumshoeError: if the copy cannot be written.
@@ -30,7 +39,7 @@ def deliver(planned: Iterable[PlannedAttack], index: Path, directory: Path, *, l
                 number += 1
                 (Path(letters) / f"{number:06}.eml").write_bytes(message)
         if number:
-            extend_mail_index([f"eml:{letters}"], directory)
+            extend_mail_index([f"eml:{letters}"], directory, embedder=embedder)
 
 
 def _link_segments(source: str, target: str) -> str:
