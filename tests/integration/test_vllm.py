@@ -60,6 +60,18 @@ def test_logprobs_ignore_sampling_defaults_in_the_model_files(
         assert len(completion.ids) == 48 or completion.ids[-1] == STOP
 
 
+def test_given_continuations_are_scored_as_by_the_model(vllm: SharedServer, model: Any) -> None:
+    continuations = [(7,), (40, 41, 42), (300, 9, 9, 12, 500)]
+
+    async def score(prompt: list[int]) -> list[float]:
+        async with VLLMPolicy([vllm.url], NAME, limits=AT_ONCE) as policy:
+            return await policy.score(prompt, continuations)
+
+    for prompt in PROMPTS:
+        expected = [sum(logprobs_of(model, prompt, each, 1.0)) for each in continuations]
+        assert asyncio.run(score(prompt)) == pytest.approx(expected, abs=5e-3)
+
+
 def check_logprobs(url: str, model: str) -> None:
     async def run() -> None:
         async with VLLMPolicy([url], model) as policy:
