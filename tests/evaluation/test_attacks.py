@@ -140,9 +140,9 @@ def test_a_scripted_attacker_tries_again_with_what_failed(
     (found,) = results(tmp_path / "e").values()
     assert found.attacker == "scripted"
     assert [(each.number, each.attacks, each.succeeded) for each in found.rounds] == [
-        (0, 16, 0),
-        (1, 16, 0),
-        (2, 16, 0),
+        (0, 8, 0),
+        (1, 8, 0),
+        (2, 8, 0),
     ]
     by_round = {number: [each for each in outcomes(tmp_path / "e") if each.round == number] for number in range(3)}
     assert [each.attack for each in by_round[0]] == [each.attack for each in by_round[1]]
