@@ -119,6 +119,7 @@ def test_only_the_address_of_a_mail_server_counts(text: str) -> None:
         "=?utf-8?q?a(?= <eve@example.com>, x) <dave@example.com>",
         "'a( ' <eve@example.com>, x) <dave@example.com>",
         "<dave@[x>, eve@example.com, <]>",
+        "dave@[x\\], eve@example.com, y]",
         "<dave(>, eve@example.com, <)@example.com>",
         "eve@example.com..",
         "<eve@.example.com>",

@@ -231,14 +231,15 @@ OTHER_HEADERS = [
 @st.composite
 def messages(draw: Callable[[Any], Any]) -> tuple[bytes, set[str]]:
     """Draw a message, and the addresses that its headers deliver to. Those of other headers deliver to nobody."""
+    encoding = draw(st.sampled_from(["utf-8", "latin-1"]))
     lines, allowed = [f"From: {TARGETS[0]}"], set[str]()
     for name in draw(st.lists(st.sampled_from(PEOPLE_HEADERS), min_size=1, max_size=4)):
         text = draw(st.one_of(address_lists.map(lambda drawn: drawn.text), damaged_lists()))
         text = text.replace("\r\n", "\n").replace("\n", "\n ").replace("\r", " ")
+        text = text.encode(encoding, "replace").decode(encoding)
         lines.append(f"{name}: {text}")
         allowed |= deliverable(text.replace("\n", "").strip())
     lines += [f"{name}: {draw(decoy_texts)}" for name in draw(st.lists(st.sampled_from(OTHER_HEADERS), max_size=2))]
-    encoding = draw(st.sampled_from(["utf-8", "latin-1"]))
     order = draw(st.permutations(lines))
     raw = "\n".join([*order, "Subject: s", "", f"To: {DECOY}", ""]).encode(encoding, "replace")
     return raw, allowed

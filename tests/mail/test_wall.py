@@ -8,14 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, get_args
 
-import apsw
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gumshoe.mail.index
-from gumshoe.artifacts import sqlite
-from gumshoe.artifacts.sqlite import open_read_only
 from gumshoe.mail.audit import MailAudit
 from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
@@ -116,40 +113,6 @@ def test_the_order_of_messages_of_one_second_does_not_depend_on_others(tmp_path:
         expected = find_ids(alone, "bob@example.com", ["word"], order=order)
         assert len(expected) == 8
         assert find_ids(beside, "bob@example.com", ["word"], order=order) == expected
-
-
-def test_the_work_does_not_depend_on_what_others_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Count the steps of SQLite: others have copies of the same text, with the same id, and messages with its words."""
-    steps: list[int] = []
-
-    def count_step() -> bool:
-        steps.append(1)
-        return False
-
-    def open_counted(path: Path) -> apsw.Connection:
-        database = open_read_only(path)
-        database.set_progress_handler(count_step, 1)
-        return database
-
-    monkeypatch.setattr(sqlite, "open_read_only", open_counted)
-    mine = [record(1, body="newsletter"), record(2, body="newsletter again"), record(3, body="other")]
-    others = [
-        record(number, to=[f"u{number}@example.com"], **{"from": "carol@example.com"}, **fields)
-        for number in range(10, 210)
-        for fields in ({"subject": "Subject 1", "body": "newsletter"}, {"message_id": "<1@example.com>"})
-    ]
-    counts = []
-    for place, records in {"alone": mine, "beside": [*mine, *others]}.items():
-        index = make_index(tmp_path / place, records)
-        steps.clear()
-        for order in get_args(Order):
-            index.search("bob@example.com", ["newsletter"], order=order, one_per_thread=True)
-        index.search_partially("bob@example.com", ["newsletter", "absent"])
-        index.search("bob@example.com", ["newsletter"], sender="carol@example.com")
-        index.read_thread("bob@example.com", "<1@example.com>")
-        can_read(index, "bob@example.com", "<10@example.com>")
-        counts.append(len(steps))
-    assert counts[0] == counts[1] > 0
 
 
 def test_a_message_of_another_inbox_looks_like_a_missing_one(tmp_path: Path) -> None:

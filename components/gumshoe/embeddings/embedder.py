@@ -314,23 +314,26 @@ class QueryEmbedder:
 
     def __init__(self, embedder: Embedder) -> None:
         self._embedder = embedder
-        self._known: OrderedDict[str, Future[Vectors]] = OrderedDict()
-        self._waiting: list[str] = []
+        self._known: OrderedDict[tuple[str, str], Future[Vectors]] = OrderedDict()  # by asker and query
+        self._waiting: list[tuple[str, str]] = []
         self._lock = threading.Lock()  # guards the two above
         self._turn = threading.Lock()  # held by the thread that embeds
 
-    def embed(self, query: str) -> Vectors:
+    def embed(self, query: str, asker: str = "") -> Vectors:
         """Return the vector of a query, of length 1: [dimensions].
+
+        A query that was embedded before takes no time, but only for the same asker: nobody learns what others ask.
 
         Raises:
             EmbeddingError: if the query cannot be embedded.
         """
+        key = asker, query
         with self._lock:
-            future = self._known.get(query)
+            future = self._known.get(key)
             if future is None:
-                future = self._known[query] = Future()
-                self._waiting.append(query)
-            self._known.move_to_end(query)
+                future = self._known[key] = Future()
+                self._waiting.append(key)
+            self._known.move_to_end(key)
         if not future.done():
             with self._turn:
                 if not future.done():
@@ -340,21 +343,21 @@ class QueryEmbedder:
     def _embed(self) -> None:
         """Embed all waiting queries, including that of the calling thread."""
         with self._lock:
-            queries, self._waiting = self._waiting, []
-            futures = [self._known[query] for query in queries]
+            keys, self._waiting = self._waiting, []
+            futures = [self._known[key] for key in keys]
         try:
-            found = self._embedder.embed(queries, "query")
+            found = self._embedder.embed([query for _, query in keys], "query")
             for future, row in zip(futures, found, strict=True):
                 future.set_result(row)
         except GumshoeError as error:
             with self._lock:
-                for query in queries:  # all waiting threads get the error, and the next call tries again
-                    del self._known[query]
+                for key in keys:  # all waiting threads get the error, and the next call tries again
+                    del self._known[key]
             for future in futures:
                 future.set_exception(error)
         finally:
             with self._lock:
-                self._waiting += [query for query, future in zip(queries, futures, strict=True) if not future.done()]
+                self._waiting += [key for key, future in zip(keys, futures, strict=True) if not future.done()]
                 while len(self._known) > _CACHED_QUERIES and next(iter(self._known.values())).done():
                     self._known.popitem(last=False)
 

@@ -14,7 +14,7 @@ from gumshoe.mail.headers import decode_header_text, repair_bytes
 from gumshoe.mail.message import clean, clean_line, normalize_address
 
 _MAX_LENGTH = 1 << 20  # characters of one list; the rest is ignored
-_MAX_CACHED = 300  # characters of a list that is kept in the cache
+_MAX_CACHED = 300  # characters of a list, or of an address, that is kept in the cache
 _MAX_NAME_PIECES = 3  # Smith, John, PhD <john@example.com>
 
 _LOCAL = r"[^\s@<>()\[\],;:\\\"]++"
@@ -33,7 +33,7 @@ _TOKEN = re.compile(
     r"|(?P<single>'[^'<>()\"\[\]\\@]{0,200}'(?=\s{0,9}<))"
     r"|(?P<angle><(?:[^<>\"]|\"(?:[^\"\\]|\\.)*+\")*+>)"
     r"|(?P<mark>[,;:])"
-    r"|(?P<word>(?:[^\s,;:<>()\"\[\]]|\[[^\[\]<>()\"]*+\])++)",
+    r"|(?P<word>(?:[^\s,;:<>()\"\[\]]|\[[^\[\]<>()\"\\]*+\])++)",
     re.S | re.I | re.A,  # other spaces than those of ASCII are part of a word
 )
 _SPACES = re.compile(r"[ \t\n]++")
@@ -87,7 +87,7 @@ def _parse(text: str) -> tuple[Mailbox, ...]:
             return tuple(entry for entry in _ListReader(line).read() if entry.name or entry.address)
         bare, quoted, plain, bracketed = common.groups()
         name = "" if bare else quoted or plain or ""
-        entries.append(Mailbox(clean_line(name).strip("'\""), normalize_address(bare or bracketed)))
+        entries.append(Mailbox(clean_line(name).strip("'\""), _normalize(bare or bracketed)))
         position = common.end()
     return tuple(entries)
 
@@ -222,6 +222,13 @@ class _ListReader:
 _ONE_IN_BRACKETS = re.compile(rf"[^@]*<\s*(?:mailto:)?{_LOCAL}@{_DOMAIN}\s*>[^@]*", re.I)
 
 
+def _normalize(address: str) -> str:
+    return _normalize_cached(address) if len(address) <= _MAX_CACHED else normalize_address(address)
+
+
+_normalize_cached = lru_cache(1 << 16)(normalize_address)  # a few people write most mail
+
+
 def _doubt(entry: Mailbox) -> Mailbox:
     return entry._replace(is_doubtful=bool(entry.address))
 
@@ -270,7 +277,7 @@ def _read_bracketed(parts: list[_Part]) -> Mailbox:
 
 def _to_mailbox(name: str, address: str, is_doubtful: bool = False) -> Mailbox:
     """Return an entry. It is doubtful if the normal form of its address is not deliverable as it is written."""
-    normal = normalize_address(address)
+    normal = _normalize(address)
     is_exact = _DELIVERABLE.fullmatch(normal) and not _UNSTABLE.search(normal)
     return Mailbox(name, normal, bool(normal) and (is_doubtful or not is_exact))
 
@@ -359,4 +366,4 @@ def _read_loosely(text: str) -> Iterator[Mailbox]:
         address = next((word for word in words if _ADDRESS.fullmatch(word)), "")
         name = " ".join(word for word in words if word is not address)
         if address or name:
-            yield Mailbox(clean_line(decode_header_text(name)).strip("'\""), normalize_address(address), True)
+            yield Mailbox(clean_line(decode_header_text(name)).strip("'\""), _normalize(address), True)

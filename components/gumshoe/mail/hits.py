@@ -1,6 +1,6 @@
 """Read what is shown of the messages that a search found."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 
 from gumshoe.mail.inbox_view import InboxView
@@ -18,9 +18,9 @@ _BATCH = 200  # messages read at once
 
 
 class HitReader:
-    """Read messages of an inbox, several at once. Thread-safe."""
+    """Read messages of an inbox, several at once. Thread-safe. `analyzer` returns the analyzer of an inbox."""
 
-    def __init__(self, segments: IndexSegments, analyzer: MailAnalyzer) -> None:
+    def __init__(self, segments: IndexSegments, analyzer: Callable[[str], MailAnalyzer]) -> None:
         self._segments, self._analyzer = segments, analyzer
         self._threads: dict[tuple[str, int | None, int], list[int]] = {}  # by inbox, time and message
 
@@ -85,7 +85,7 @@ class HitReader:
             first, text, thread = copies[message][0], texts[message], threads[message]
             if chunk := chunks.get(message) if chunks else None:
                 part = cut_chunk(text, chunk)[1]
-                snippet = make_snippet([part], find_places(self._analyzer, part, terms))
+                snippet = make_snippet([part], find_places(self._analyzer(view.inbox), part, terms))
             else:
                 snippet = make_snippet(list_texts(text.body, text.attachments), places[message])
             hits.append(

@@ -2,6 +2,7 @@
 
 import heapq
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -12,11 +13,13 @@ from numpy.typing import NDArray
 
 from gumshoe.mail.postings import NO_DATE, TIE_BITS
 from gumshoe.mail.postings_reader import FEW, InboxPostings, TermMatches, intersect
-from gumshoe.mail.search_arguments import Order
-from gumshoe.mail.segment import IndexSegment, IndexSegments, OwnCopy
+from gumshoe.mail.search_arguments import MailSearchError, Order
+from gumshoe.mail.segment import IndexSegment, IndexSegments, OwnCopy, sort_copies
 
 # Okapi BM25 (Robertson and Zaragoza, "The Probabilistic Relevance Framework", 2009), over subject and body.
 _K1, _B = 1.2, 0.75
+MAX_POSTINGS = 20_000_000
+"""Maximum number of occurrences of a search's words in its inbox, which take about a second to read."""
 _BLOCK, _GROWTH = 64, 4  # messages looked at first in a search for the newest, and how many times more then
 
 Phrase = tuple[tuple[int, int], ...]
@@ -125,24 +128,38 @@ class InboxView:
         self.inbox, self.until = inbox, until
         self._parts: list[_InboxPart] = []
         own: list[IndexSegment] = []
+        having: list[IndexSegment] = []  # of each part
         removed: list[int] = []
         for segment in reversed(segments.segments):
             postings, gone = segment.open_inbox(inbox), segment.list_removed(inbox)
             if postings is not None:
                 alive = ~np.isin(postings.messages, removed) if removed else None
                 period = _find_period(postings.times, None, until)
+                having.append(segment)
                 self._parts.append(_InboxPart(postings, None if alive is None or alive.all() else alive, *period))
             if postings is not None or gone:
                 own.append(segment)
             removed += gone
         self._parts.reverse()
+        self._having = having[::-1]
         self._own, self._split = IndexSegments(tuple(reversed(own))), frozenset(removed)
         self.messages = sum(each.messages for each in self._parts)
         self._average = max(sum(each.words for each in self._parts) / max(self.messages, 1), 1.0)
 
     def read_copies(self, messages: Iterable[int]) -> dict[int, list[OwnCopy]]:
-        """Return the copies of messages that the inbox holds, in order, from its own segments only."""
-        return self._own.read_own_copies(self.inbox, messages, self._split)
+        """Return the copies of messages that the inbox holds, in order, from its own segments only.
+
+        They are looked up where the inbox has their words, so that it takes the same steps wherever their texts are.
+        """
+        wanted = np.array(list(messages), np.int64)
+        found: dict[int, list[OwnCopy]] = {}
+        for part, segment in zip(self._parts, self._having, strict=True):
+            numbers = [each for each in part.postings.find_messages(wanted) if each not in self._split]
+            if numbers:
+                found |= segment.read_own_copies(self.inbox, numbers)
+        split = [each for each in wanted.tolist() if each not in found]
+        found |= self._own.read_split_copies(self.inbox, split)
+        return {message: sort_copies(found[message]) for message in wanted.tolist()}
 
     def list_messages(self) -> Iterator[tuple[int, int | None]]:
         """Yield number and date of all messages."""
@@ -208,6 +225,22 @@ class InboxView:
             best += [MatchedMessage(0.0, -time, number) for time, number in zip(times, numbers, strict=True)]
             best = heapq.nsmallest(limit, best)
         return [each.message for each in best]
+
+    def check_size(self, query: Query) -> None:
+        """Check that a query does not have to read too much of the postings of this inbox.
+
+        Raises:
+            MailSearchError: if it does.
+        """
+        terms = Counter(term for phrase in query.phrases for term, _ in phrase)
+        in_phrases = Counter(term for phrase in query.phrases if len(phrase) > 1 for term, _ in phrase)
+        terms.update(query.filters)
+        size = sum(part.postings.measure(terms, in_phrases) for part in self._parts)
+        if size > MAX_POSTINGS:
+            raise MailSearchError(
+                "mail.search-too-broad",
+                f"the words of the search occur about {size:,} times in this inbox; use fewer or rarer words",
+            )
 
     def count(self, query: Query) -> int:
         """Return the number of messages that match a query."""

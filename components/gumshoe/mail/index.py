@@ -5,7 +5,7 @@ find them, are therefore the same as if the inbox were alone in the index.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import date, datetime
@@ -18,14 +18,14 @@ from gumshoe.embeddings.embedder import Embedder
 from gumshoe.embeddings.search_options import Fusion
 from gumshoe.errors import GumshoeError
 from gumshoe.mail.hits import HitReader
-from gumshoe.mail.inbox_view import InboxView, Phrase, Query
+from gumshoe.mail.inbox_view import InboxView, Query
 from gumshoe.mail.meaning import MeaningQuery, MeaningSearch
 from gumshoe.mail.message import Recipient, clean, to_datetime, to_utc
 from gumshoe.mail.message_vectors import MessageChunk
+from gumshoe.mail.query_terms import QueryTerms, check_words
 from gumshoe.mail.quotes import fold_message
 from gumshoe.mail.schema import check_exists, index_path
 from gumshoe.mail.search_arguments import (
-    MAX_KEYWORD_LENGTH,
     MEANING_WEIGHT,
     MailSearchError,
     Order,
@@ -34,16 +34,14 @@ from gumshoe.mail.search_arguments import (
     check_fusion,
     check_keywords,
     check_period,
-    check_person,
     check_query,
 )
 from gumshoe.mail.search_results import Hit, Message, PartialResult
 from gumshoe.mail.segment import IndexSegments
-from gumshoe.mail.terms import PersonRole, address_term, bare_id, name_terms, thread_terms
-from gumshoe.mail.words import MailAnalyzer
+from gumshoe.mail.terms import bare_id, thread_terms
 
 _RESULT_CACHE_SIZE = 1_000  # search results, and messages, in memory
-_LOOKUP_CACHE_SIZE = 10_000  # keywords, and ids
+_LOOKUP_CACHE_SIZE = 10_000  # ids
 _INBOX_CACHE_SIZE = 256
 _MAX_QUERY_TERMS = 64  # words of a query by meaning that are compared
 _GROUPED_HITS = (50, 1_000)  # that are looked at for a search with one hit per thread, first and if these do not do
@@ -82,18 +80,19 @@ class MailIndex:
         self.directory = directory
         self.path = index_path(directory)
         check_exists(directory)
-        self._state, self._segments = IndexSegments.open_present(directory)
-        embedding = self._state.facts["options"]["embedding"]
-        self._meaning = MeaningSearch(self._segments, embedding, embedder)
-        self._analyzer = MailAnalyzer()
-        self._reader = HitReader(self._segments, self._analyzer)
-        # The files never change, and episodes of one group often send the same queries.
+        with self._explain_damage():
+            self._state, self._segments = IndexSegments.open_present(directory)
+            embedding = self._state.facts["options"]["embedding"]
+            self._meaning = MeaningSearch(self._segments, embedding, embedder)
+        self._terms = QueryTerms()
+        self._reader = HitReader(self._segments, self._terms.analyzer)
+        # The files never change, and episodes of one group often send the same queries. Every cache is for one inbox:
+        # what others search for or read must not save time.
         self._hits = lru_cache(_RESULT_CACHE_SIZE)(self._find_hits)
         self._meant = lru_cache(_RESULT_CACHE_SIZE)(self._find_meant)
         self._partial = lru_cache(_RESULT_CACHE_SIZE)(self._find_partial)
         self._message = lru_cache(_RESULT_CACHE_SIZE)(self._read_message)
         self._number = lru_cache(_LOOKUP_CACHE_SIZE)(self._find_number)
-        self._phrase = lru_cache(_LOOKUP_CACHE_SIZE)(self._analyze_keyword)
         self._view = lru_cache(_INBOX_CACHE_SIZE)(self._open_view)
 
     @property
@@ -186,17 +185,21 @@ class MailIndex:
         check_choices(limit, "relevance")
         check_fusion(dense_weight, fusion)
         text = check_query(query)
-        owner, filters = self._check_people(inbox, sender, recipient)
-        terms = dict.fromkeys(self._analyzer.analyze_query(text).terms)
+        owner = check_address("inbox", inbox)
+        filters = self._terms.read_people(owner, sender, recipient)
+        check_words((), filters)
+        terms = dict.fromkeys(self._terms.analyzer(owner).analyze_query(text).terms)
         phrases = tuple(((term, 0),) for term in itertools.islice(terms, _MAX_QUERY_TERMS))
         until, weight = _to_seconds(visible_before), dense_weight if self.has_vectors else 0.0
         checked = MeaningQuery(owner, text, Query(phrases, filters, *period), limit, weight, fusion, until)
         return [*self._meant(checked)] if text else []
 
     def _find_meant(self, search: MeaningQuery) -> tuple[Hit, ...]:
+        weight = search.dense_weight
+        vector = self._meaning.embed(search.text, search.inbox) if weight else None
         with self._explain_damage():
-            view, weight = self._view(search.inbox, search.until), search.dense_weight
-            vector = self._meaning.embed(search.text) if weight else None
+            view = self._view(search.inbox, search.until)
+            view.check_size(search.query)
             found = self._meaning.rank(view.score_all(search.query), vector, weight, search.limit, search.fusion)
             chunks = {each.message: each.chunk for each in found if each.chunk}
             hits = self._show(view, [each.message for each in found], search.query, chunks)
@@ -218,34 +221,17 @@ class MailIndex:
         one_per_thread: bool = False,
     ) -> _Search:
         words = tuple(check_keywords(keywords))
-        phrases = tuple(map(self._phrase, words))
         check_choices(limit, order)
-        owner, filters = self._check_people(inbox, sender, recipient)
-        return _Search(owner, words, Query(phrases, filters, *period), limit, order, one_per_thread, until)
-
-    def _check_people(self, inbox: str, sender: str | None, recipient: str | None) -> tuple[str, tuple[int, ...]]:
-        """Return the inbox, and the terms of sender and recipient."""
         owner = check_address("inbox", inbox)
-        people: tuple[tuple[PersonRole, str, str | None], ...] = (
-            ("from", "sender", sender),
-            ("to", "recipient", recipient),
-        )
-        filters = [
-            term
-            for role, name, person in people
-            if person is not None
-            for term in self._find_person(role, check_person(name, person))
-        ]
-        return owner, tuple(filters)
-
-    def _find_person(self, role: PersonRole, person: str) -> Iterable[int]:
-        if "@" in person:
-            return (address_term(role, person),)
-        return name_terms(role, self._analyzer.analyze_query(person).terms)
+        phrases = self._terms.read_keywords(owner, words)
+        filters = self._terms.read_people(owner, sender, recipient)
+        check_words(phrases, filters)
+        return _Search(owner, words, Query(phrases, filters, *period), limit, order, one_per_thread, until)
 
     def _find_hits(self, search: _Search) -> tuple[Hit, ...]:
         with self._explain_damage():
             view, query = self._view(search.inbox, search.until), search.query
+            view.check_size(query)
             return self._show(view, self._select(search, partial(view.search, query, search.order)), query)
 
     def _select(self, search: _Search, find: Callable[[int], list[int]]) -> list[int]:
@@ -271,6 +257,7 @@ class MailIndex:
     def _find_partial(self, search: _Search) -> PartialResult:
         with self._explain_damage():
             view, query = self._view(search.inbox, search.until), search.query
+            view.check_size(query)
             counts = {
                 keyword: view.count(replace(query, phrases=(phrase,)))
                 for keyword, phrase in zip(search.keywords, query.phrases, strict=True)
@@ -367,7 +354,8 @@ class MailIndex:
             dates = dict(view.list_messages())
             ids = ((number, copies[0].shown_id) for number, copies in self._reader.read_each(view, list(dates)))
             rows = [((sent := dates[number]) is None, sent or 0, shown_id, sent) for number, shown_id in ids]
-        return [(message_id, to_datetime(sent, None)) for *_, message_id, sent in sorted(rows, key=lambda row: row[:3])]
+            rows.sort(key=lambda row: row[:3])
+            return [(message_id, to_datetime(sent, None)) for *_, message_id, sent in rows]
 
     def stats(self) -> dict[str, Any]:
         """Return statistics of the index and how it was built: the fields of `MailBuildReport`, and counts."""
@@ -392,25 +380,11 @@ class MailIndex:
         with self._explain_damage():
             return self._segments.list_unreadable()
 
-    def _analyze_keyword(self, keyword: str) -> Phrase:
-        """Return the terms of a keyword. No character of it is an operator."""
-        words = clean(keyword)
-        if len(words) > MAX_KEYWORD_LENGTH:
-            raise MailSearchError(
-                "mail.keyword-too-long", f"a keyword has {len(words)} characters; use at most {MAX_KEYWORD_LENGTH}"
-            )
-        phrase = self._analyzer.analyze_query(words)
-        if not phrase:
-            raise MailSearchError(
-                "mail.keyword-without-words", f"keyword {words!r} has no letter or digit to search for; use words"
-            )
-        return tuple(zip(phrase.terms, phrase.offsets, strict=True))
-
     def _open_view(self, inbox: str, until: int | None) -> InboxView:
         return InboxView(self._segments, inbox, until)
 
     def _explain_damage(self) -> AbstractContextManager[None]:
-        return explain_damage(self.directory)
+        return explain_damage(self.directory, content=True)
 
 
 def _to_seconds(moment: datetime | None) -> int | None:

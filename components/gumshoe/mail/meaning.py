@@ -71,8 +71,8 @@ class MeaningSearch:
         """Dimensions of a vector. 0 without vectors."""
         return self._vectors.dimensions if self._vectors else 0
 
-    def embed(self, query: str) -> Vectors:
-        """Return the vector of a query: [dimensions].
+    def embed(self, query: str, inbox: str) -> Vectors:
+        """Return the vector of a query of an inbox: [dimensions].
 
         Raises:
             UsageError: if the model does not exist, or is not the one that the index was built with.
@@ -83,7 +83,7 @@ class MeaningSearch:
                 embedder = self._embedder or open_embedder(self._embedding)
                 self.check_same_model(embedder)
                 self._queries = QueryEmbedder(embedder)
-        return self._queries.embed(query)
+        return self._queries.embed(query, inbox)
 
     def check_same_model(self, embedder: Embedder) -> None:
         """Check that a model is the one that the vectors are from: otherwise results would be meaningless.

@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, timezone
-from functools import lru_cache
 from hashlib import sha256
 from typing import Literal
 
@@ -20,7 +19,6 @@ State = Literal["", "deleted", "trash", "spam"]
 _SURROUNDING = re.compile(r"""^[\s<>'"]+|[\s<>'"]+$""")
 _UNWANTED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _CONTROLS = bytes(code for code in (*range(32), 127) if code not in b"\t\n\r")
-_MAX_CACHED = 320  # characters; longer addresses are no real ones
 _KELVIN = "\u212a"
 _MAX_OFFSET = 24 * 60
 _FIRST, _LAST = -62135510400, 253402214400  # years 1 to 9999, less a day for time zones
@@ -126,10 +124,6 @@ def normalize_address(address: str) -> str:
     An internationalized domain becomes the one that mail servers use: `xn--bcher-kva.example` for `bücher.example`.
     The address of a caller is compared more strictly: see `gumshoe.mail.identities`.
     """
-    return _normalize_cached(address) if len(address) <= _MAX_CACHED else _normalize(address)
-
-
-def _normalize(address: str) -> str:
     # The Kelvin sign stays: it is the only letter outside ASCII with a lower case in ASCII, and names somebody else.
     lowered = _KELVIN.join(part.lower() for part in _SURROUNDING.sub("", clean(address)).split(_KELVIN))
     local, at, domain = lowered.rpartition("@")
@@ -142,9 +136,6 @@ def _encode_domain(domain: str) -> str:
         return idna.encode(domain, strict=True).decode()
     except ValueError:  # such as idna.IDNAError
         return domain
-
-
-_normalize_cached = lru_cache(1 << 16)(_normalize)  # a few people write most mail
 
 
 def to_utc(moment: datetime) -> tuple[int, int | None]:

@@ -167,7 +167,7 @@ class MessageVectors:
         for each in self._segments:
             low, high = np.searchsorted(messages, [each.first, each.end]).tolist()
             chunks, owners = each.find_chunks(messages[low:high])
-            if len(chunks):
+            if each.dense:  # even without chunks: who else has a text decides in which segment its chunks are
                 yield _SegmentChunks(each, chunks, owners + low)
 
     def is_from_model(self, vector: Vectors) -> bool:
@@ -188,8 +188,7 @@ def _shortlist(found: list[_SegmentChunks], query: Vectors, count: int) -> list[
     for each in found:
         low, high = np.searchsorted(nearest, [start, start + len(each.chunks)]).tolist()
         places = nearest[low:high] - start
-        if len(places):
-            kept.append(_SegmentChunks(each.segment, each.chunks[places], each.owners[places]))
+        kept.append(_SegmentChunks(each.segment, each.chunks[places], each.owners[places]))
         start += len(each.chunks)
     return kept
 

@@ -1,8 +1,8 @@
 """Read postings: find the messages of one inbox that contain terms and phrases, and where they contain them."""
 
 import mmap
-from collections.abc import Iterable, Iterator, Sequence
-from functools import reduce
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, reduce
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -94,6 +94,31 @@ class InboxPostings:
 
     def __len__(self) -> int:
         return len(self.messages)
+
+    def find_messages(self, messages: NDArray[np.int64]) -> list[int]:
+        """Return those of some messages that the inbox has, in their order."""
+        if not len(self.messages):
+            return []
+        places = np.searchsorted(self._sorted, messages)
+        found: list[int] = messages[self._sorted.take(places, mode="clip") == messages].tolist()
+        return found
+
+    @cached_property
+    def _sorted(self) -> NDArray[np.int32]:
+        return np.sort(self.messages)
+
+    def measure(self, terms: Mapping[int, int], in_phrases: Mapping[int, int]) -> int:
+        """Return how many postings, and positions of those in phrases, a query with these numbers of terms may read."""
+        size = 0
+        for term, count in terms.items():
+            place = self._find_term(term)
+            if place is not None:
+                postings, positions = (
+                    self._arrays[name][place : place + 2] for name in ("posting_starts", "position_starts")
+                )
+                size += count * (int(postings[1]) - int(postings[0]))
+                size += in_phrases.get(term, 0) * (int(positions[1]) - int(positions[0]))
+        return size
 
     def find(self, term: int) -> TermMatches:
         """Return the messages that contain a term."""

@@ -11,6 +11,8 @@ from gumshoe.mail.message import clean_line, normalize_address, to_utc
 MAX_LIMIT = 10
 MAX_KEYWORDS = 32
 MAX_KEYWORD_LENGTH = 200  # characters
+MAX_WORDS = 100
+"""Maximum number of words of all keywords and people of a search. Each takes time, in phrases most of all."""
 MEANING_WEIGHT = 0.2
 """Weight of vectors in a search by meaning, less than for documents: questions about mail use its names and words."""
 MAX_QUERY_LENGTH = 2_000  # characters; the rest is ignored

@@ -5,7 +5,7 @@ import json
 import os
 import weakref
 from bisect import bisect_right
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -106,7 +106,6 @@ class IndexSegment:
         with explain_damage(directory, content=True):
             facts = {name: json.loads(value) for name, value in self.execute("SELECT name, value FROM facts")}
             self.first, self.messages = int(facts["first"]), int(facts["messages"])
-            self._has_removed = bool(list(self.execute("SELECT 1 FROM removed LIMIT 1")))
             self.replaces_unreadable = bool(facts["replaces_unreadable"])
             self.postings = PostingsReader(directory / POSTINGS, facts["sizes"])
         self._inbox = lru_cache(_INBOXES_CACHED)(self._find_inbox)
@@ -132,8 +131,6 @@ class IndexSegment:
 
     def list_removed(self, inbox: str) -> list[int]:
         """Return the messages that earlier segments hold for an inbox, and that no longer count."""
-        if not self._has_removed:
-            return []
         return [message for (message,) in self.execute("SELECT message FROM removed WHERE inbox = ?", (inbox,))]
 
     def has_message(self, message: int) -> bool:
@@ -244,7 +241,7 @@ class IndexSegments:
 
     def read_text(self, message: int) -> StoredText:
         """Return the text of a message."""
-        return self._find(message).read_text(message)
+        return self.read_texts([message])[message]
 
     def read_digest(self, message: int) -> bytes:
         """Return the digest of a message."""
@@ -268,30 +265,25 @@ class IndexSegments:
         }
 
     def _group(self, messages: Iterable[int]) -> Iterator[tuple[IndexSegment, list[int]]]:
-        """Yield segments, each with those of some messages whose text it has."""
-        starts = [each.first for each in self.segments]
-        groups: dict[int, list[int]] = {}
-        for message in messages:
-            groups.setdefault(max(bisect_right(starts, message) - 1, 0), []).append(message)
-        for number, several in groups.items() if self.segments else ():
-            yield self.segments[number], several
+        """Yield all segments, each with those of some messages whose text it has.
 
-    def read_own_copies(self, inbox: str, messages: Iterable[int], split: Container[int]) -> dict[int, list[OwnCopy]]:
-        """Return the copies of some messages that an inbox holds, the first to show first, without removed ones.
-
-        `split` has the messages that a segment removed from an earlier one for this inbox, see `list_removed`. All
-        copies of others are in one segment, mostly that of the text.
+        Those without any are read, too: who else has a text decides in which segment it is, and must not decide how
+        long it takes to read.
         """
-        wanted = list(messages)
+        starts = [each.first for each in self.segments]
+        groups: list[list[int]] = [[] for _ in self.segments]
+        for message in messages if self.segments else ():
+            groups[max(bisect_right(starts, message) - 1, 0)].append(message)
+        yield from zip(self.segments, groups, strict=True)
+
+    def read_split_copies(self, inbox: str, messages: Iterable[int]) -> dict[int, list[OwnCopy]]:
+        """Return the copies of some messages that an inbox holds in any of these segments, without removed ones."""
         found: dict[int, list[OwnCopy]] = {}
-        for segment, numbers in self._group(each for each in wanted if each not in split):
-            found |= segment.read_own_copies(inbox, numbers)
-        for message in wanted:
-            if message not in found:
-                removed = self._list_removed_copies(message)
-                several = [each.read_own_copies(inbox, [message]).get(message, []) for each in self.segments]
-                found[message] = [copy for each in several for copy in each if copy.copy not in removed]
-        return {message: sort_copies(found[message]) for message in wanted}
+        for message in messages:
+            removed = self._list_removed_copies(message)
+            several = [each.read_own_copies(inbox, [message]).get(message, []) for each in self.segments]
+            found[message] = [copy for each in several for copy in each if copy.copy not in removed]
+        return found
 
     def _list_removed_copies(self, message: int) -> set[int]:
         query = "SELECT copy FROM removed_copies WHERE message = ?"

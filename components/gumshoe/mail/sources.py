@@ -78,8 +78,8 @@ def _open_mbox(uri: str, place: str) -> MailSource:
             "mail.unreadable-mbox", f"{uri} is not an mbox: its first line does not start with 'From '{hint}"
         )
     name = unquote(PurePosixPath(place).name)
-    file = MboxFile(place, partial(open_uri, place), find_folder_state(name), is_sent_folder(name))
-    return MboxSource(uri, total, [file])
+    box = MboxFile(place, partial(open_uri, place), find_folder_state(name), is_sent_folder(name))
+    return MboxSource(uri, total, [box])
 
 
 @dataclass(frozen=True, slots=True)

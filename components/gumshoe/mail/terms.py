@@ -1,7 +1,9 @@
-"""Terms of an index that are not words of a text: people, ids and threads."""
+"""Terms of an index that are not words of a text: people, ids and threads.
+
+Nothing is cached here: in a search, a cache would tell what other inboxes look for. A build has caches of its own.
+"""
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Literal
 
 from gumshoe.mail.thread_subjects import thread_subject
@@ -12,28 +14,23 @@ PersonRole = Literal["from", "to"]
 _ADDRESS = {"from": "f", "to": "t"}
 _NAME = {"from": "F", "to": "T"}
 _THREAD, _SUBJECT = "r", "s"
-_CACHED = 1 << 16  # a few people write and receive most mail
 
 
-@lru_cache(_CACHED)
 def address_term(role: PersonRole, address: str) -> int:
     """Return the term of a person's address."""
     return hash_term(_ADDRESS[role], address)
 
 
-@lru_cache(_CACHED)
 def name_terms(role: PersonRole, words: tuple[int, ...]) -> tuple[int, ...]:
     """Return the terms of words of a person's name, for a search by sender or recipient."""
     return tuple(hash_term(_NAME[role], str(word)) for word in words)
 
 
-@lru_cache(_CACHED)
 def name_words(name: str, address: str, analyzer: MailAnalyzer) -> tuple[int, ...]:
     """Return the words of a person's name, which keywords find. Without a name, the address before the @ is used."""
     return tuple(analyzer.analyze(name or address.partition("@")[0]).terms.tolist())
 
 
-@lru_cache(_CACHED)
 def person_terms(role: PersonRole, address: str, name: str, analyzer: MailAnalyzer) -> tuple[int, ...]:
     """Return the terms of a sender or a recipient: the address, and each word of the name and of the address."""
     words = {**dict.fromkeys(name_words(name, address, analyzer)), **dict.fromkeys(name_words("", address, analyzer))}

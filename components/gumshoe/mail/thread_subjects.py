@@ -2,7 +2,6 @@
 
 import re
 import unicodedata
-from functools import lru_cache
 
 # English, German, French, Spanish and Portuguese, Italian, Scandinavian and Finnish, Polish and Czech, Hungarian,
 # Turkish, Greek, Russian, Hebrew, Arabic, Chinese, Japanese, Korean, Vietnamese, Indonesian.
@@ -18,7 +17,6 @@ _FORWARD = (
     "전달", "chuyển tiếp", "trs", "terusan",
 )  # fmt: skip
 _MAX_LENGTH = 1000
-_CACHED = 1_000  # subjects of a thread are often equal
 
 
 def _fold(text: str) -> str:
@@ -58,7 +56,6 @@ def thread_subject(subject: str) -> str:
             return rest
 
 
-@lru_cache(_CACHED)
 def is_reply(subject: str) -> bool:
     """Return True if the first prefix of a subject is that of a reply, e.g. `AW:`."""
     rest = _fold(subject)

@@ -218,10 +218,11 @@ class MailAnalyzer:
 
     Args:
         language: ISO 639 code of the language whose words are stemmed. Stop words are kept.
+        cached: maximum number of tokens to remember.
     """
 
-    def __init__(self, language: str = "en") -> None:
-        self._digests = _DigestCache(Stemmer(language))
+    def __init__(self, language: str = "en", cached: int = _MAX_CACHED) -> None:
+        self._digests = _DigestCache(Stemmer(language), cached)
 
     def analyze(self, text: str) -> TokenTerms:
         """Return the terms of a text."""
@@ -352,14 +353,14 @@ def _ungroup(number: re.Match[str]) -> str:
 class _DigestCache(dict[str, bytes]):
     """Digests of the terms of each token, 8 bytes a term, or of two characters. Computed when needed."""
 
-    def __init__(self, stemmer: Stemmer) -> None:
+    def __init__(self, stemmer: Stemmer, cached: int) -> None:
         super().__init__()
-        self._stemmer = stemmer
+        self._stemmer, self._cached = stemmer, cached
 
     def __missing__(self, token: str) -> bytes:
         digests = self._digest(token)
         if len(token) <= _MAX_CACHED_LENGTH:
-            if len(self) >= _MAX_CACHED:
+            if len(self) >= self._cached:
                 self.clear()
             self[token] = digests
         return digests
