@@ -234,7 +234,7 @@ def test_many_ids_and_long_ones_are_cut(caplog: pytest.LogCaptureFixture) -> Non
     from tests.serving.in_process import make_scenario
 
     caplog.set_level("INFO")
-    trail = AuditTrail(logging.getLogger("gumshoe.audit"), Principal("x", ()), "r")
+    trail = AuditTrail(logging.getLogger("gumshoe.audit"), Principal("x", ()))
     trail.write("search", make_scenario(), [f"{number}{'x' * 900}" for number in range(250)])
     fields: dict[str, Any] = caplog.records[-1].fields  # type: ignore[attr-defined]
     assert (len(fields["source_ids"]), fields["more_sources"]) == (100, 150)

@@ -8,13 +8,11 @@ the call ends, so that it is there whatever happens to the answer.
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, fields
+from contextvars import ContextVar, copy_context
+from dataclasses import dataclass, fields, replace
 from logging.handlers import WatchedFileHandler
 from pathlib import Path
 from typing import Any, Literal
-
-from asgi_correlation_id import correlation_id
 
 from gumshoe.environments.base import Environment
 from gumshoe.environments.registry import FINAL_ANSWER, EnvFactory
@@ -40,16 +38,15 @@ class AuditLog:
 
     def start_trail(self, principal: Principal) -> None:
         """Record what the current request reads as read by a caller."""
-        _trail.set(AuditTrail(self.logger, principal, correlation_id.get() or ""))
+        _trail.set(AuditTrail(self.logger, principal))
 
 
 @dataclass(frozen=True, slots=True)
 class AuditTrail:
-    """Write the audit lines of one request. Threads may use it too."""
+    """Write the audit lines of one request. The log adds its ID and its trace, which the context names."""
 
     logger: logging.Logger | None
     principal: Principal
-    request_id: str
     policy: str = ""
     """Version of the policy that calls the tools; empty if the caller does."""
 
@@ -68,7 +65,7 @@ class AuditTrail:
             line["more_sources"] = len(listed) - _MAX_IDS
         if self.policy:
             line["policy"] = self.policy
-        self.logger.info("audit", extra={"fields": {**line, **more, "request_id": self.request_id}})
+        self.logger.info("audit", extra={"fields": {**line, **more}})
 
 
 def record_access(event: AuditEvent, scenario: Scenario, ids: Iterable[str] = (), **more: Any) -> None:
@@ -80,7 +77,7 @@ def record_access(event: AuditEvent, scenario: Scenario, ids: Iterable[str] = ()
 def record_policy(policy: str) -> None:
     """Name the policy that answers the question of the current request in its further audit lines."""
     if trail := _trail.get():
-        _trail.set(AuditTrail(trail.logger, trail.principal, trail.request_id, policy))
+        _trail.set(replace(trail, policy=policy))
 
 
 @contextmanager
@@ -135,6 +132,7 @@ class _AuditedToolbox(Toolbox):
 
     def __init__(self, environment: Environment, trail: AuditTrail) -> None:
         self._inner, self._environment, self._trail = environment.toolbox, environment, trail
+        self._context = copy_context()  # tools run in threads, which do not have the request's
 
     @property
     def tools(self) -> list[ToolFunction]:
@@ -151,4 +149,5 @@ class _AuditedToolbox(Toolbox):
         finally:
             if call.name in {tool.__name__ for tool in self._inner.tools} - {FINAL_ANSWER}:
                 event: AuditEvent = "search" if self._environment.record.searches > searches else "read"
-                self._trail.write(event, self._environment.scenario, shown[before:], tool=call.name)
+                scenario, ids = self._environment.scenario, shown[before:]
+                self._context.run(self._trail.write, event, scenario, ids, tool=call.name)

@@ -64,7 +64,11 @@ _NO_KEYS, _NO_COLLECTIONS = "serving.keys-unavailable", "serving.no-collections"
 PROBLEM_KINDS: dict[str, ProblemKind] = {
     INVALID: ProblemKind(422, "Invalid request", "question: field required"),
     _EMPTY: ProblemKind(422, "Invalid request", "question: the question is empty; write one"),
-    "scenarios.invalid-inbox": ProblemKind(422, "Invalid request", "inbox_address: 'ann' is not an address"),
+    "scenarios.invalid-inbox": ProblemKind(
+        422,
+        "Invalid request",
+        "inbox_address: not a plain address: 'ann' (it has no @); write e.g. ann@example.com",
+    ),
     "scenarios.invalid-query-date": ProblemKind(
         422, "Invalid request", "query_date: query date 9999-12-31 is out of range"
     ),
