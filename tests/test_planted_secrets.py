@@ -22,7 +22,7 @@ Run = Callable[..., CommandResult]
 MARK = "PLANTED"
 """Every planted credential contains it."""
 LOGIN = f"ann:{MARK}-password"
-VARIABLES = {
+VARIABLES: dict[str, Any] = {
     "AWS_SECRET_ACCESS_KEY": f"{MARK}/aws+secret",
     "AWS_SESSION_TOKEN": f"{MARK}-session",
     "HF_TOKEN": f"hf_{MARK}AAAAAAAAAAAAAAAAAA",

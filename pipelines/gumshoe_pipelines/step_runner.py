@@ -11,13 +11,13 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Sequence
 from types import FrameType
 
 from gumshoe.cluster.pod_environment import CA_VARIABLES, find_ca_file, set_proxy
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.network import share_ca_bundle
+from gumshoe.redaction import print_traceback
 from gumshoe.signals import handle_signals
 
 ATTEMPTS = 4
@@ -108,7 +108,7 @@ def run_once() -> None:
     try:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     except GumshoeError as error:
-        traceback.print_exc()
+        print_traceback(type(error), error, error.__traceback__)
         sys.exit(error.exit_status)
 
 

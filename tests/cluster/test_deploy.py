@@ -821,3 +821,20 @@ def test_a_pipeline_overwrites_changes_of_other_programs_on_request(
 def test_a_pipeline_s_deploy_target_is_validated(parameters: Any, code: str, values: list[object]) -> None:
     with raises(code, *values):
         DeployTarget.of(parameters)
+
+
+@pytest.mark.usefixtures("store")
+def test_credentials_in_values_and_errors_of_the_cluster_are_not_printed(
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers
+) -> None:
+    login = "http://ann:planted-password@"
+    values = ["--set", f"agent.storage.endpoint={login}minio:9000", "--set", f"proxy.https={login}proxy:3128"]
+    values += ["--set", f"monitoring.otlpEndpoint={login}collector:4318"]
+    printed = [run("deploy", "mail", "--adapter", "r1", *ACCESS, *values, "--json")]
+    assert printed[0].status == 0, printed[0].err
+    assert "planted-password" in json.dumps(list(cluster.objects.values())), "pods need them"
+    controllers.broken = "agent"
+    printed += [run("deploy", "mail", "--adapter", "r2", *SHORT_TIMEOUT)]
+    assert printed[-1].status != 0
+    printed += [run("deployments", *words) for words in (["list"], ["show", "mail"], ["show", "mail", "--json"])]
+    assert "planted-password" not in "".join(each.out + each.err for each in printed)

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -225,3 +226,25 @@ def _write_this(directory: Path) -> Path:
         "import os, sys\nprint(os.getppid(), os.environ['_KFP_RUNTIME'], sys.argv[1])\nsys.exit(75)"
     )
     return directory
+
+
+@pytest.mark.parametrize("kind", ["GumshoeError", "RuntimeError"])
+def test_a_step_prints_no_credentials(kind: str, tmp_path: Path) -> None:
+    body = f"""
+        import logging, os
+        from gumshoe.errors import GumshoeError
+        url = "http://ann:" + os.environ["SOME_PASSWORD"] + "@host"
+        logging.getLogger("library").warning("asking %s", url)
+        try:
+            raise OSError("cannot connect to " + url)
+        except OSError as error:
+            raise {kind}(*["x.failed", "the step failed"][-2 if "{kind}" == "GumshoeError" else -1:]) from error
+    """
+    (tmp_path / "leaking_step.py").write_text(textwrap.dedent(body))
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "SOME_PASSWORD": "planted"}
+    command = [sys.executable, "-m", "gumshoe_pipelines.step_runner", "leaking_step"]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert "cannot connect to http://***@host" in ended.stderr
+    assert "asking http://***@host" in ended.stderr
+    assert "planted" not in ended.stderr + ended.stdout

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from gumshoe.artifacts.model_card import find_base_revision
 from gumshoe.environments.recorded import ENVIRONMENT, read_environment, write_environment
 from gumshoe.environments.registry import EnvironmentSettings, open_env
 from gumshoe.inference.policy_names import TINY, PolicyName, is_tiny
@@ -712,3 +713,22 @@ def test_operating_system_errors_name_the_path(tmp_path: Path) -> None:
         merge(make_adapter(tmp_path / "a"), None, tmp_path / "a" / ADAPTER_CONFIG / "out")
     with raises("adapters.output-unnamed", "'.'"):
         merge(tmp_path / "a", None, Path())
+
+
+def test_a_base_model_on_the_hub_is_recorded_with_its_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = "c" * 40
+    model = tmp_path / "models--acme--model"
+    shutil.copytree(TINY, model / "snapshots" / commit)
+    (model / "refs").mkdir()
+    (model / "refs" / "main").write_text(commit)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.file_download.constants.HF_HUB_CACHE", str(tmp_path))
+    for name in ("acme/model", f"acme/model:{commit}"):
+        found = identify_base_model(name, name, "none")
+        assert (found.revision, found.fingerprint is None) == (commit, False)
+    assert identify_base_model("acme/model:other", "acme/model:other", "none").revision is None
+    assert identify_base_model("tiny", str(TINY), "none").revision is None, "a directory"
+    found.write(tmp_path)
+    assert find_base_revision(tmp_path) == {"base_model_revision": commit}
+    AdapterBase(name="tiny", quantization="none").write(tmp_path)
+    assert find_base_revision(tmp_path) == {}
