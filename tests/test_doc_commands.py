@@ -31,6 +31,7 @@ QUICK = [
 CI = [
     PageRun("guides/plan.md", prints=("GPU 0",)),
     PageRun("guides/artifacts.md", prints=("mail-indexes/ann-1: all bytes match",), leaves=("somewhere/else",)),
+    PageRun("guides/erase.md", prints=("mail index", "Receipt: erasure-receipt.json"), leaves=("erasure-receipt.json",)),
     PageRun("guides/scenarios.md", leaves=("scenarios.jsonl",)),
     PageRun("guides/questions-from-mail.md", prints=("at most 20 requests",)),
     PageRun("guides/scrape.md", leaves=("pages.failed.jsonl",)),
@@ -64,6 +65,11 @@ NIGHTLY = [
     PageRun("guides/judges.md", leaves=("verdicts.jsonl",)),
     PageRun("guides/evaluate.md", leaves=("both/report.html", "decision.json")),
     PageRun("guides/attacks.md", prints=("40 attacks",), leaves=("compared/report.html", "copy/index")),
+    PageRun(
+        "guides/memorization.md",
+        prints=("4 canaries and 4 controls", "exposure of planted canaries"),
+        leaves=("untrained/report.html",),
+    ),
     PageRun("guides/train.md", prints=("Step 15/15", "Step 18/18"), leaves=("run/final", "measured/report.html")),
     PageRun("guides/warm-start.md", leaves=("merged/model.safetensors", "its-own/report.html")),
     PageRun("guides/adapters.md", leaves=("merged/model.safetensors", "measured/report.html")),
