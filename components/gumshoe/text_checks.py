@@ -54,6 +54,21 @@ def replace_bad_characters(text: str) -> str:
     return _BAD.sub(_REPLACEMENT, text)
 
 
+def replace_bad_texts(value: Any) -> Any:
+    """Return a JSON value with a replacement character for each NUL and lone surrogate in its texts and names.
+
+    Raises:
+        RecursionError: if it is nested too deeply.
+    """
+    if isinstance(value, str):
+        return replace_bad_characters(value)
+    if isinstance(value, list):
+        return [replace_bad_texts(each) for each in value]
+    if isinstance(value, dict):
+        return {replace_bad_characters(name): replace_bad_texts(each) for name, each in value.items()}
+    return value
+
+
 def find_bad_texts(value: object) -> Iterator[tuple[str, str]]:
     """Yield the path and the fault of each text in a JSON value that is not allowed, including names of fields.
 

@@ -70,7 +70,7 @@ def _measure(value: Any, known: dict[int, int], depth: int) -> int:
     return count
 
 
-class _UniqueKeys(yaml.constructor.SafeConstructor):
+class _UniqueKeys(yaml.constructor.SafeConstructor):  # type: ignore[misc] # PyYAML has no types
     """Refuse mappings with a key twice, of which PyYAML keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -84,12 +84,13 @@ class _UniqueKeys(yaml.constructor.SafeConstructor):
                     None, None, f"the key {key_node.value!r} appears twice", key_node.start_mark
                 )
             seen.add(key)
-        return super().construct_mapping(node, deep)
+        made: dict[Hashable, Any] = super().construct_mapping(node, deep)
+        return made
 
 
-class _Loader(_UniqueKeys, yaml.SafeLoader):
+class _Loader(_UniqueKeys, yaml.SafeLoader):  # type: ignore[misc]
     pass
 
 
-class _TextLoader(_UniqueKeys, yaml.BaseLoader):
+class _TextLoader(_UniqueKeys, yaml.BaseLoader):  # type: ignore[misc]
     pass

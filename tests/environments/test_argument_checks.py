@@ -14,7 +14,7 @@ from gumshoe.rollouts.chat_model import ApiCall
 from tests.environments.test_base import environment, index  # noqa: F401 - a fixture
 
 HALF, NUL, LONG = "a\ud800", "a\0b", 2**63
-CALLS = {
+CALLS: dict[str, dict[str, Any]] = {
     "search_inbox": {
         "keywords": ["gas"], "sender": "bob@example.com", "recipient": "ann", "sent_after": "2001-01-01",
         "sent_before": "2002-01-01", "one_per_thread": False,

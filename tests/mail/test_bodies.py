@@ -147,12 +147,9 @@ def test_deeply_nested_parts_are_handled_quickly(depth: int) -> None:
     started = time.process_time()
     for inside in (nested, b"Content-Type: message/rfc822\n\n" * depth + b"Subject: inside\n\n"):
         message = parse_message(b"From: ann@example.com\n" + inside + b"\nDeep text.", "here")
-        if depth == 50:
-            assert isinstance(message, ParsedMessage)
-            assert message.body.endswith("Deep text.")
-        else:
-            assert isinstance(message, UnreadableItem)
-            assert message.reason == "broken beyond reading"
+        assert isinstance(message, ParsedMessage)
+        assert message.body.endswith("Deep text.")
+        assert ("boundary" in message.body or "message/rfc822" in message.body) == (depth > 50), "as it is, if too deep"
     assert time.process_time() - started < 20
 
 

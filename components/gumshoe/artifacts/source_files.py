@@ -31,6 +31,7 @@ from gumshoe.artifacts.storage import (
 )
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import describe_validation_error
+from gumshoe.text_checks import replace_bad_texts
 
 Opened = TypeVar("Opened")
 Item = TypeVar("Item", covariant=True)
@@ -216,7 +217,7 @@ def parse_json_line(line: bytes, where: str) -> tuple[str, Any] | UnreadableItem
     except orjson.JSONDecodeError:
         try:
             # Slower, but accepts invalid bytes and numbers such as NaN.
-            return where, json.loads(line.decode("utf-8-sig", "replace"))
+            return where, replace_bad_texts(json.loads(line.decode("utf-8-sig", "replace")))
         except (ValueError, RecursionError) as error:
             return UnreadableItem(where, "not JSON", str(error)[:200])
 

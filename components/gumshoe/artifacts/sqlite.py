@@ -12,6 +12,12 @@ import apsw
 
 from gumshoe.errors import GumshoeError, UnavailableError
 
+# Of lookups, of decoding JSON, numbers and text, and of NumPy, e.g. for offsets beyond the end of an array. A generator
+# in which `next` finds nothing raises a RuntimeError.
+_CONTENT_ERRORS = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
+    *(StopIteration, RuntimeError, MemoryError, apsw.Error),
+)
 _CACHE_KIB = 2_000  # per connection; the operating system caches the file for all
 
 
@@ -50,8 +56,12 @@ def _file_identity(path: Path) -> tuple[int, int] | None:
 
 
 @contextmanager
-def explain_damage(path: Path) -> Iterator[None]:
-    """Turn SQLite's errors about an index into GumshoeError, and errors of its disk into UnavailableError."""
+def explain_damage(path: Path, *, content: bool = False) -> Iterator[None]:
+    """Turn SQLite's errors about an index into GumshoeError, and errors of its disk into UnavailableError.
+
+    With `content`, so do the errors that code raises for values which a damaged index has and no other. Use it only
+    around code that reads an index, so that errors of other origin keep their class.
+    """
     try:
         yield
     except (apsw.IOError, apsw.CantOpenError, apsw.NoMemError) as error:
@@ -59,4 +69,11 @@ def explain_damage(path: Path) -> Iterator[None]:
     except (apsw.NotADBError, apsw.CorruptError, apsw.SQLError) as error:
         raise GumshoeError(
             "store.index-damaged", f"{path} is damaged: {error}; fetch the index again, or build it again"
+        ) from error
+    except _CONTENT_ERRORS as error:
+        if not content:
+            raise
+        raise GumshoeError(
+            "store.index-damaged",
+            f"{path} is damaged: {type(error).__name__}: {str(error)[:200]}; fetch the index again, or build it again",
         ) from error

@@ -98,7 +98,7 @@ def _run(
         raise UsageError("mail.no-sources", "no source was given; name one or more sources to index")
     if how == "extend":
         check_exists(directory)
-    with explain_damage(directory), change_index(directory):
+    with explain_damage(directory, content=how == "extend"), change_index(directory):
         if how == "create":
             check_is_new(directory)
         old = read_state(directory) if how == "extend" else None

@@ -26,7 +26,7 @@ from gumshoe.mail.headers import (
     shorten_name,
     split_message,
 )
-from gumshoe.mail.message import ROLES, ParsedMessage, Recipient, clean, clean_line, generate_id
+from gumshoe.mail.message import ROLES, AttachedFile, ParsedMessage, Recipient, clean, clean_line, generate_id
 
 
 class _RawHeaderPolicy(Compat32):
@@ -66,7 +66,7 @@ def parse_message(raw: bytes, where: str, fallback_date: str = "") -> ParsedMess
         if not has_mail_headers(fields) and not begins_with_headers(raw, fields):
             return UnreadableItem(where, "no mail headers", f"{len(raw)} bytes")
         headers = collect_headers(repair_fields(fields, content))
-        body, files = extract_body(_parse_content(fields, content))
+        body, files = _read_content(fields, content)
         text = clean(body)
     except _PARSER_ERRORS as error:
         return UnreadableItem(where, "broken beyond reading", f"{type(error).__name__}: {error}"[:200])
@@ -96,6 +96,14 @@ def parse_message(raw: bytes, where: str, fallback_date: str = "") -> ParsedMess
         was_delivered=any(name in headers for name in _LAST_DELIVERY_HEADERS),
         statements=_find_statements(headers, sender),
     )
+
+
+def _read_content(fields: Fields, content: bytes) -> tuple[str, list[AttachedFile]]:
+    """Return the text and the files of a message. Content that cannot be parsed is text as it is."""
+    try:
+        return extract_body(_parse_content(fields, content))
+    except _PARSER_ERRORS:  # e.g. 500 parts in each other
+        return extract_body(_parse_content([], content))
 
 
 def _parse_content(fields: Fields, content: bytes) -> Message[str, str]:

@@ -23,6 +23,7 @@ from gumshoe.json_text import load_json
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
+from gumshoe.training.adapters.adapter_shape import AdapterShape
 from gumshoe.training.models.base_model import (
     AdapterBase,
     StoredTensor,
@@ -132,14 +133,17 @@ class Adapter:
         """
         try:
             shape = load_json((directory / ADAPTER_CONFIG).read_bytes())
-            kind, _ = shape["peft_type"], int(shape["r"])
+            kind = shape["peft_type"]
+            if kind == "LORA":
+                AdapterShape.model_validate(shape)
         except (OSError, ValueError, LookupError, TypeError) as error:
+            fault = describe_validation_error(error) if isinstance(error, ValidationError) else error
             raise UsageError(
-                "adapters.not-an-adapter", f"{directory} is not an adapter: cannot read {ADAPTER_CONFIG}: {error}"
+                "adapters.not-an-adapter", f"{directory} is not an adapter: cannot read {ADAPTER_CONFIG}: {fault}"
             ) from None
         if kind != "LORA":
             raise UsageError(
-                "adapters.not-lora", f"{directory} is not a LoRA adapter: its peft_type is {kind}; use LoRA"
+                "adapters.not-lora", f"{directory} is not a LoRA adapter: its peft_type is {str(kind)[:60]}; use LoRA"
             )
         if not (directory / ADAPTER_WEIGHTS).exists():
             raise UsageError(
@@ -176,7 +180,7 @@ class Adapter:
         rsLoRA: https://arxiv.org/abs/2312.03732.
         """
         rank = _lookup_pattern(self.config.get("rank_pattern"), module, self.config["r"])
-        alpha = _lookup_pattern(self.config.get("alpha_pattern"), module, self.config["lora_alpha"])
+        alpha = _lookup_pattern(self.config.get("alpha_pattern"), module, self.config.get("lora_alpha", 8))
         return float(alpha) / (math.sqrt(rank) if self.config.get("use_rslora") else rank)
 
     def find_layout_faults(self) -> list[str]:
@@ -185,7 +189,7 @@ class Adapter:
         They expect two matrices for each module, under the names of `peft`.
         """
         faults = []
-        unknown = [name for name in self.tensors if not _KEY.fullmatch(name)]
+        unknown = [name for name, each in self.tensors.items() if not _KEY.fullmatch(name) or len(each.shape) != 2]
         if unknown:
             faults.append(f"{len(unknown):,} tensors are not LoRA matrices, e.g. {unknown[0]}")
         incomplete = [name for name, matrices in self.modules.items() if len(matrices) < 2]
@@ -194,7 +198,8 @@ class Adapter:
         rank = {
             name
             for name, shapes in self.modules.items()
-            if len(shapes) == 2 and not shapes["A"][0] == shapes["B"][1] == self._rank(name)
+            if [len(each) for each in shapes.values()] == [2, 2]
+            and not shapes["A"][0] == shapes["B"][1] == self._rank(name)
         }
         if rank:
             faults.append(f"{len(rank):,} modules have another rank than {ADAPTER_CONFIG} says, e.g. {min(rank)}")

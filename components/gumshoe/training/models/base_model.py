@@ -92,17 +92,7 @@ def read_tensor_headers(file: Path) -> dict[str, StoredTensor]:
                 raise ValueError("no safetensors header")
             header = load_json(stream.read(length))
         begin = 8 + length
-        found = {
-            name: StoredTensor(
-                file,
-                each["dtype"],
-                tuple(each["shape"]),
-                begin + each["data_offsets"][0],
-                each["data_offsets"][1] - each["data_offsets"][0],
-            )
-            for name, each in header.items()
-            if name != "__metadata__"
-        }
+        found = {name: _read_entry(file, each, begin) for name, each in header.items() if name != "__metadata__"}
     except FileNotFoundError:
         raise UsageError("base-models.file-missing", f"{file} does not exist; download the whole model again") from None
     except (OSError, struct.error, ValueError, LookupError, TypeError, AttributeError) as error:
@@ -114,6 +104,19 @@ def read_tensor_headers(file: Path) -> dict[str, StoredTensor]:
             f"{file} is damaged: it has {size:,} bytes, but its header describes {end:,}; download it again",
         )
     return found
+
+
+def _read_entry(file: Path, entry: Mapping[str, Any], begin: int) -> StoredTensor:
+    """Return the tensor that an entry of a header describes. `begin` is the offset of all data.
+
+    Raises:
+        ValueError, LookupError, TypeError: the entry is not one.
+    """
+    dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    numbers = [*shape, start, end, end - start]
+    if not isinstance(dtype, str) or any(type(each) is not int or each < 0 for each in numbers):
+        raise ValueError(f"{str(entry)[:100]} describes no tensor")
+    return StoredTensor(file, dtype, tuple(shape), begin + start, end - start)
 
 
 def find_tensors(directory: Path) -> dict[str, StoredTensor]:

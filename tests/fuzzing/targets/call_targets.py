@@ -1,0 +1,142 @@
+"""Targets: what models write, from the text of a turn to the result of a tool."""
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hypothesis import strategies as st
+
+from gumshoe.environments.email import EmailEnvironment
+from gumshoe.environments.tools import BadArgumentsError, Call, ToolError, UnknownToolError
+from gumshoe.mail.index import MailIndex
+from gumshoe.rollouts.call_forms import FORMS, UnusableCallError
+from gumshoe.rollouts.chat_format.reasoning import find_tags
+from gumshoe.rollouts.chat_model import ApiCall
+from tests.fuzzing.byte_inputs import damaged, json_values, texts
+from tests.fuzzing.fuzz_target import Check, FuzzTarget, simple_target
+from tests.mail.mailbox import KEEP_ALL, make_index, record
+from tests.rollouts.call_examples import BROKEN, EVERYTHING, EXAMPLES, TOOL
+from tests.scenarios.questions import scenario
+
+_NUMBER = {form.name: number for number, form in enumerate(FORMS)}
+_PIECES = [mark.encode() for form in FORMS for mark in (form.open, form.close, *form.marks) if mark] + [
+    *(
+        b"{",
+        b"}",
+        b"[",
+        b"]",
+        b":",
+        b",",
+        b'"',
+        b"'",
+        b"(",
+        b")",
+        b"=",
+        b"\\u",
+        b"\\ud800",
+        b"look",
+        b"word",
+        b"n",
+        b"null",
+    ),
+    *(b"<think>", b"</think>", b"<![CDATA[", b"]]>", b"1e999", b"NaN", b"-", b"9" * 5000),
+]
+_TOOLS = ("search_inbox", "read_email", "return_final_answer")
+_ARGUMENTS = (
+    *("keywords", "sender", "recipient", "sent_after", "sent_before", "one_per_thread", "message_id", "whole_thread"),
+    *("page", "answer", "message_ids", "self", "args", ""),
+)
+_DATES = (
+    "2001-05-05",
+    "0001-01-01",
+    "9999-12-31",
+    "2001-05-05T00:00:00+23:59",
+    "0001-01-01T00:00+14:00",
+    "20010505",
+    "2001-W01-1",
+)
+
+
+def turns() -> st.SearchStrategy[bytes]:
+    """Return a byte with the number of a form, and a turn that may have calls in that form or in another."""
+    written = [bytes([number]) + form.write([Call("look", EVERYTHING)]).encode() for number, form in enumerate(FORMS)]
+    texts_of = [*((form, text) for form, text, *_ in EXAMPLES), *((form, text) for form, text, _ in BROKEN)]
+    known = [bytes([_NUMBER[form]]) + text.encode("utf-8", "surrogatepass") for form, text in texts_of]
+    return damaged([*written, *known], _PIECES, most=5)
+
+
+def _check_turn(data: bytes) -> None:
+    form, text = (
+        FORMS[data[0] % len(FORMS) if data else 0],
+        data[1:].decode("utf-8", "surrogatepass" if _is_wtf8(data) else "replace"),
+    )
+    tags = find_tags(text)
+    _, rest, _ = tags.split(text, is_open=tags.is_open(text[:20]))
+    outside = form.outside(rest)
+    assert len(outside) <= len(rest)
+    try:
+        calls = form.parse(rest, [TOOL])
+    except UnusableCallError:
+        return
+    for call in calls:
+        assert isinstance(call.name, str)
+        assert isinstance(call.arguments, dict)
+        assert all(isinstance(name, str) for name in call.arguments)
+    form.write(calls).encode()
+
+
+def _is_wtf8(data: bytes) -> bool:
+    try:
+        data[1:].decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@st.composite
+def api_calls(draw: st.DrawFn) -> bytes:
+    """Return the name of a tool, a line end, and its arguments as JSON, which may be damaged."""
+    import json
+
+    values = json_values(5) | texts() | st.sampled_from(_DATES) | st.lists(texts(), max_size=40)
+    arguments = draw(st.dictionaries(st.sampled_from(_ARGUMENTS) | texts(5), values, max_size=6))
+    line = json.dumps(arguments).encode()
+    name = draw(st.sampled_from(_TOOLS) | texts(5)).replace("\n", "").encode("utf-8", "surrogatepass")
+    return name + b"\n" + draw(st.just(line) | damaged([line], _PIECES, most=2))
+
+
+@contextmanager
+def _open_tools() -> Iterator[Check]:
+    with tempfile.TemporaryDirectory() as name:
+        mail = [
+            record(number, body=f"gas price {number}", sender="bob@example.com", to=["ann@example.com"])
+            for number in range(1, 30)
+        ]
+        index = make_index(Path(name), mail, KEEP_ALL)
+        yield lambda data: _check_tools(index, data)
+
+
+def _check_tools(index: MailIndex, data: bytes) -> None:
+    """Run a call in each variant of the environment, and check that only the model is told what is wrong."""
+    name, _, arguments = data.partition(b"\n")
+    try:
+        call = ApiCall("1", name.decode("utf-8", "replace"), arguments.decode("utf-8", "replace")).parse()
+    except UnusableCallError:
+        return
+    variants: tuple[dict[str, Any], ...] = ({}, {"handles": True, "message_characters": 200}, {"threads": False})
+    for settings in variants:
+        place = EmailEnvironment(index, scenario(1, query_date="2001-05-20"), 10, **settings)
+        try:
+            shown = place.toolbox.run(call)
+        except (BadArgumentsError, ToolError, UnknownToolError) as error:
+            shown = str(error)
+        assert len(shown.encode()) < 200_000
+        assert place.toolbox.run(Call("search_inbox", {"keywords": ["gas"]}))
+
+
+CALL_TARGETS = (
+    simple_target("calls", turns, _check_turn, 200),
+    FuzzTarget("tools", api_calls, _open_tools, 100),
+)
