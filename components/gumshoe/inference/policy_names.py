@@ -6,7 +6,6 @@ The names are `tiny[#ADAPTER-DIR]`, `local:MODEL[#ADAPTER-DIR]`, `vllm:URL[#ADAP
 
 import asyncio
 import hashlib
-import json
 import logging
 import os
 from collections.abc import AsyncIterator
@@ -23,6 +22,7 @@ from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.manifest import file_digest
 from gumshoe.errors import UsageError
 from gumshoe.inference.vllm_server import ServerOptions, VLLMServer, is_vllm_installed, round_up_lora_rank
+from gumshoe.json_text import load_json
 
 KEYWORDS = "keywords"
 """The policy that searches for words of the question, without a model."""
@@ -137,7 +137,7 @@ def read_origin(directory: Path) -> str | None:
     """
     for path in (directory / MERGE_RECORD, directory / ORIGIN_RECORD):
         try:
-            return str(json.loads(path.read_bytes())["origin"])
+            return str(load_json(path.read_bytes())["origin"])
         except (FileNotFoundError, NotADirectoryError):
             continue
         except (OSError, ValueError, LookupError, TypeError) as error:
@@ -206,10 +206,17 @@ def _read_rank(adapter: Path) -> int:
     """Return the LoRA rank of an adapter.
 
     Raises:
-        UsageError: if the adapter does not exist.
+        UsageError: if the adapter does not exist, or its configuration is damaged.
     """
-    place = find_model(adapter, "adapter_config.json")
-    return int(json.loads((Path(place.name) / "adapter_config.json").read_bytes())["r"])
+    path = Path(find_model(adapter, "adapter_config.json").name) / "adapter_config.json"
+    try:
+        rank = load_json(path.read_bytes())["r"]
+        if type(rank) is int and rank > 0:
+            return rank
+        fault = f"its rank r must be an integer >= 1, got {str(rank)[:40]}"
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        fault = f"{type(error).__name__}: {error}"
+    raise UsageError("inference.adapter-damaged", f"{path} is damaged: {fault}; publish or fetch the adapter again")
 
 
 async def _warn_on_exit(server: VLLMServer) -> None:
