@@ -8,6 +8,7 @@ from docs.generate.markdown import anchor, code, page, sentence, table
 
 from gumshoe.cluster.notify import WEBHOOK
 from gumshoe.inference.policy_names import ENGINE_VARIABLE
+from gumshoe.inference.vllm_access import KEY_VARIABLE
 from gumshoe.serving.settings import PREFIX as SERVE_PREFIX
 from gumshoe.training.settings_sources import PREFIX as TRAIN_PREFIX
 from gumshoe.training.settings_sources import list_env_vars
@@ -17,6 +18,8 @@ READ = {
         "OPENAI_API_KEY": "Key for chat models, chat judges and embedding endpoints (OpenAI-compatible).",
         ENGINE_VARIABLE: "Engine of the policies `tiny` and `local:MODEL`: `vllm` or `transformers`. Default: vLLM if "
         "it is installed. Trainings do not read it: use `gumshoe train --engine`.",
+        KEY_VARIABLE: "Key of vLLM servers: servers that Gumshoe starts demand it, and clients send it. A training on "
+        "several nodes makes its own.",
         "VLLM_LOGGING_LEVEL": "Log level of the vLLM servers that Gumshoe starts. Default: `INFO`.",
         "VLLM_CPU_KVCACHE_SPACE": "GiB for the KV cache of vLLM on a CPU. Default: derived from the memory.",
         "HF_TOKEN": "Token for gated models and private datasets on the Hugging Face Hub.",
@@ -65,6 +68,7 @@ READ = {
         "PET_MASTER_ADDR": "Host of the first machine.",
         "PET_MASTER_PORT": "Port on the first machine.",
         "CUDA_VISIBLE_DEVICES": "GPUs that the run uses. Default: all.",
+        "POD_IP": "Address that a rollout server listens on, and its adapter loader finds it at. Default: 127.0.0.1.",
         "OMP_NUM_THREADS": "Threads of each trainer on a CPU. Default: the cores, shared out among the trainers.",
     },
     "Trackers": {
@@ -84,7 +88,7 @@ def render_environment_variables() -> str:
     """Return the page."""
     return page(
         "Environment variables",
-        "Every command reads a file `.env` in the working directory or a parent. Variables that are set already win.",
+        "Every command reads the file `.env` in the working directory. Variables that are set already win.",
         (line for title, variables in READ.items() for line in (f"## {title}", *_render(variables))),
         "## Options of commands",
         "An option on the command line wins over its variable.",
