@@ -4,6 +4,7 @@ import hashlib
 import hmac
 import logging
 import secrets
+import threading
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -117,6 +118,7 @@ class KeyFile:
         self._seen: tuple[int, ...] | None = None
         """Identity of the file that was read last. None if it may change again within the resolution of its times."""
         self._problem = ""
+        self._lock = threading.Lock()  # metrics are collected in a thread of their own
 
     def authenticate(self, credentials: str) -> Principal:
         """Return the caller with a key.
@@ -126,22 +128,24 @@ class KeyFile:
             KeysUnavailableError: if the file does not exist.
         """
         self.is_current()
-        if self._keys is None:
+        keys = self._keys
+        if keys is None:
             raise KeysUnavailableError("serving.keys-unavailable", self._problem)
         hashed = _hash_key(credentials)
-        found = [each for each in self._keys if hmac.compare_digest(each.sha256, hashed)]  # all of them, always
+        found = [each for each in keys if hmac.compare_digest(each.sha256, hashed)]  # all of them, always
         if not found:
             raise UnauthenticatedError("serving.unknown-key", "This key is not known.")
         return Principal(found[0].name, check_patterns(found[0].inboxes), "key", found[0].collections)
 
     def is_current(self) -> bool:
         """Read the file if it has changed. Return True if its content is in use."""
-        problem = self._read_changes()
-        if problem and problem != self._problem:
-            _log.error("the changed key file is not used: %s", problem)
-        elif self._problem and not problem:
-            _log.warning("the key file %s is in use again", self._path)
-        self._problem = problem
+        with self._lock:
+            problem = self._read_changes()
+            if problem and problem != self._problem:
+                _log.error("the changed key file is not used: %s", problem)
+            elif self._problem and not problem:
+                _log.warning("the key file %s is in use again", self._path)
+            self._problem = problem
         return not problem
 
     def _read_changes(self) -> str:
