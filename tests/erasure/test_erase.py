@@ -59,7 +59,7 @@ def episode(scenario: str, inbox: str, text: str) -> dict[str, Any]:
 
 
 def lineage_of(*scenarios: Scenario) -> Lineage:
-    return Lineage(learned_from=ScenarioSet.of(scenarios).to_record())
+    return Lineage.of(ScenarioSet.of(scenarios))
 
 
 ABOUT_ANN = question(1, id="a", question="Where is Ann's zircon?", answer="zircon in Leeds", inbox_address=ANN)
@@ -238,6 +238,18 @@ def test_a_document_is_erased(run: Run, tmp_path: Path) -> None:
     assert find_bytes(place, "uric", "crystals", "podagra") == set()
     assert find_bytes(place, "Influenza", "gouty", '"8"') == {"Influenza", "gouty", '"8"'}
     assert '"7"' not in (place / "t.jsonl").read_text()
+
+
+def test_adapters_of_an_inbox_are_named_even_if_its_questions_are_gone(run: Run, place: Path) -> None:
+    lineage = Lineage.of(ScenarioSet.of([]), before=lineage_of(Scenario.model_validate(ABOUT_ANN)))
+    lineage.write(place / "run" / "of-bob")
+    for run_directory in (place / "run", place / "run" / "of-bob"):
+        found = json.loads(run("erase", run_directory, "--inbox", ANN, "--json").out)
+        assert found["erased"] == [
+            {"place": found["erased"][0]["place"], "kind": "cache", "count": 1, "successor": None}
+        ]
+        assert "of-bob" in {Path(each).name for each in found["adapters"]}
+    assert json.loads(run("erase", place / "run", "--message", "1@example.com", "--json").out)["adapters"] == {}
 
 
 # Stores

@@ -50,7 +50,7 @@ class ErasurePlan:
 
     def list_adapters(self) -> dict[str, str]:
         """Return why each adapter may have learned from what is erased."""
-        return {str(each): "trained on an erased question" for each in self.places.adapters} | self.store.adapters
+        return {str(path): reason for path, reason in self.places.adapters.items()} | self.store.adapters
 
     def list_remaining(self, target: EraseTarget) -> list[str]:
         """Return the places that name the target and cannot be changed."""

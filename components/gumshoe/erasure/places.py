@@ -14,6 +14,7 @@ from gumshoe.artifacts.private_data import MARK
 from gumshoe.artifacts.storage import explain_os_errors, is_partial
 from gumshoe.documents.document_erasure import erase_documents, find_documents
 from gumshoe.documents.schema import is_document_index
+from gumshoe.erasure.learned import explain_learning
 from gumshoe.erasure.record_files import Links, collect_links, is_structured, read_text, redact_file, write_redacted
 from gumshoe.erasure.target import EraseTarget
 from gumshoe.mail.inbox_erasure import erase_inbox, erase_messages, find_message_ids, find_messages_of, has_inbox
@@ -45,15 +46,15 @@ class PlacePlan:
     """What is to be changed in a directory, and what cannot be."""
 
     changes: list[PlaceChange] = field(default_factory=list)
-    adapters: list[Path] = field(default_factory=list)
-    """Adapters that were trained on questions that concern the target."""
+    adapters: dict[Path, str] = field(default_factory=dict)
+    """Why each adapter may have learned from what is erased."""
     remaining: list[Path] = field(default_factory=list)
     """Files that name the target and that nothing can be erased from."""
 
     def extend(self, other: "PlacePlan") -> None:
         """Add another plan."""
         self.changes += other.changes
-        self.adapters += other.adapters
+        self.adapters |= other.adapters
         self.remaining += other.remaining
 
 
@@ -109,9 +110,8 @@ def _plan_files(directory: Path, files: list[Path], target: EraseTarget, links: 
     """Plan the files of one directory."""
     plan = PlacePlan()
     if is_adapter(directory):
-        lineage = Lineage.read(directory)
-        if lineage is not None and lineage.questions & links.digests:
-            plan.adapters.append(directory)
+        if (reason := explain_learning(Lineage.read(directory), target, links)) is not None:
+            plan.adapters[directory] = reason
         return plan
     for path in files:
         if not is_structured(path):

@@ -7,15 +7,18 @@ from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pydantic import ValidationError
+
 from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST, Manifest
 from gumshoe.artifacts.private_data import MARK, PrivateCopy, find_private_copies, remove_private_copies
 from gumshoe.artifacts.pruning import remove_artifact
 from gumshoe.artifacts.store import Store
+from gumshoe.erasure.learned import explain_learning
 from gumshoe.erasure.places import PlacePlan, apply_change, collect_questions, find_mentions, plan_place
 from gumshoe.erasure.record_files import Links, redact_value
 from gumshoe.erasure.target import EraseTarget
 from gumshoe.mail.schema import index_path
-from gumshoe.scenarios.lineage import LINEAGE_FILE
+from gumshoe.scenarios.lineage import LINEAGE_FILE, Lineage
 
 REPLACES = "replaces"
 """Setting in the manifest of a redacted successor: the artifact that it replaces."""
@@ -67,8 +70,8 @@ class StoreErasure:
         manifests = self._store.list()
         for manifest in manifests:
             if _is_adapter(manifest):
-                if self._was_trained_on(manifest):
-                    plan.adapters[manifest.reference] = "trained on an erased question"
+                if (reason := self._explain_learning(manifest)) is not None:
+                    plan.adapters[manifest.reference] = reason
                 if self._target.concerns(manifest.settings):
                     plan.remaining.append(manifest.reference)
                 continue
@@ -108,10 +111,15 @@ class StoreErasure:
             if _is_adapter(manifest) and (source := find_source(manifest.reference)):
                 plan.adapters.setdefault(manifest.reference, f"made from {source}")
 
-    def _was_trained_on(self, manifest: Manifest) -> bool:
+    def _explain_learning(self, manifest: Manifest) -> str | None:
         names = [each.path for each in manifest.files if PurePosixPath(each.path).name == LINEAGE_FILE]
         texts = [self._store.storage.read(f"{manifest.reference}/{manifest.data}/{name}")[0] for name in names]
-        return any(f'"{digest}"'.encode() in text for digest in self._links.digests for text in texts)
+        try:
+            lineages = [Lineage.model_validate_json(text) for text in texts]
+        except ValidationError:
+            return "its record of what it was trained on is damaged"
+        found = (explain_learning(each, self._target, self._links) for each in lineages)
+        return next(filter(None, found), None)
 
     def apply(self, change: ArtifactChange) -> str | None:
         """Publish a redacted successor, delete the artifact, and return the reference of the successor.
