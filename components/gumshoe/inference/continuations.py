@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from gumshoe.inference.cache_rows import join_rows, make_cache
+from gumshoe.inference.cache_rows import has_only_attention, join_rows, make_cache, repeat_row
 
-_MAX_ROWS = 64  # continuations in a batch
+_MAX_ROWS = 16  # continuations in a batch; each has a copy of the prompt's cache
 _MAX_LOGITS = 1 << 26  # numbers in a batch
 
 
@@ -42,9 +42,15 @@ def _score_batch(model: Any, known: Any, rows: list[list[int]], start: int) -> l
     lengths = torch.tensor([len(row) for row in rows], device=model.device)
     cache = make_cache(model)
     if known is not None:
-        cache.layers = [join_rows([layer] * len(rows)) for layer in known.layers]
+        repeat = repeat_row if has_only_attention(model) else _copy_row  # states may be changed in place
+        cache.layers = [repeat(layer, len(rows)) for layer in known.layers]
     positions = torch.arange(start, start + longest - 1, device=model.device)[None].expand(len(rows), -1)
     logits = model(input_ids=ids[:, :-1], position_ids=positions, past_key_values=cache, use_cache=True).logits
     logprobs = torch.log_softmax(logits.float(), dim=-1).gather(-1, ids[:, 1:, None])[..., 0]
     is_own = torch.arange(1, longest, device=model.device)[None] < lengths[:, None]
     return [float(each) for each in (logprobs.double() * is_own).sum(-1).tolist()]
+
+
+def _copy_row(layer: Any, rows: int) -> Any:
+    """Return a layer with `rows` copies of the only row of a layer."""
+    return join_rows([layer] * rows)
