@@ -1,6 +1,7 @@
 """Isolation of collections: nothing from another collection is found, read, or visible indirectly."""
 
 from collections.abc import Callable, Iterable
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from gumshoe.artifacts import sqlite
 from gumshoe.artifacts.sqlite import open_read_only
 from gumshoe.documents.build import DocumentBuildOptions, build_document_index
+from gumshoe.documents.collection_names import matches_collection
 from gumshoe.documents.index import DocumentIndex, DocumentNotFoundError, DocumentView
 from gumshoe.documents.lexical import Bm25
 from gumshoe.documents.source_entries import CollectionSource, read_source_entries
@@ -51,8 +53,6 @@ patterns = st.lists(st.sampled_from([*COLLECTIONS, "eng*", "*r", "absent", "*"])
 
 def may_read(allowed: Iterable[str], record: dict[str, Any]) -> bool:
     """Decide with Python's own matching of file names which collections may be read."""
-    from fnmatch import fnmatchcase
-
     return any(fnmatchcase(record["collection"], each) for each in allowed)
 
 
@@ -288,6 +288,15 @@ def test_names_have_one_form(tmp_path: Path, wrong: str) -> None:
     if wrong:
         with raises("documents.invalid-collection", repr(wrong)):
             build_document_index([CollectionSource(source, wrong)], tmp_path / "other", LEXICAL)
+
+
+@given(
+    pattern=st.text(alphabet="ab*-", min_size=1, max_size=10).filter(lambda text: not text.startswith("-")),
+    name=st.text(alphabet="ab-", min_size=1, max_size=12).filter(lambda text: not text.startswith("-")),
+)
+@settings(max_examples=400, derandomize=True, deadline=None, database=None)
+def test_patterns_match_like_those_of_file_names(pattern: str, name: str) -> None:
+    assert matches_collection([pattern], name) == fnmatchcase(name, pattern)
 
 
 def test_patterns_match_whole_names(tmp_path: Path) -> None:

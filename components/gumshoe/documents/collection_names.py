@@ -51,4 +51,21 @@ def check_collection_patterns(patterns: Iterable[str]) -> tuple[str, ...]:
 
 def matches_collection(patterns: Iterable[str], name: str) -> bool:
     """Return True if one of the patterns matches the name of a collection."""
-    return any(re.fullmatch(".*".join(map(re.escape, each.split("*"))), name) for each in patterns)
+    return any(_matches(each, name) for each in patterns)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Compare part by part: a regular expression with many `*` could take for ever."""
+    first, *others = pattern.split("*")
+    if not others:
+        return name == pattern
+    *inner, last = others
+    if not (name.startswith(first) and name.endswith(last) and len(name) >= len(first) + len(last)):
+        return False
+    place, end = len(first), len(name) - len(last)
+    for part in inner:
+        place = name.find(part, place, end)
+        if place < 0:
+            return False
+        place += len(part)
+    return True
