@@ -35,7 +35,8 @@ class RunParameters:
     sources: Annotated[
         list[Any],
         "Where to read mail or documents from, e.g. [maildir:s3://bucket/mail] or [dir:s3://bucket/documents]. "
-        "A mailbox may have an owner, e.g. [{source: maildir:s3://bucket/mail, owner: ann@example.com}].",
+        "A mailbox may have an owner, e.g. [{source: maildir:s3://bucket/mail, owner: ann@example.com}], "
+        "and documents a collection, e.g. [{source: dir:s3://bucket/personnel, collection: hr}].",
     ]
     scenarios: Annotated[
         str, "Questions with known answers: a JSON Lines file, e.g. s3://bucket/questions.jsonl, or hf:DATASET."

@@ -17,7 +17,7 @@ def ingest(
 
     Args:
         sources: Where to read mail or documents from, e.g. ["maildir:s3://bucket/mail"]. An entry for mail may be a
-            mapping with source, owner and aliases.
+            mapping with source, owner and aliases, and one for documents a mapping with source and collection.
         environment: Name of a built-in environment, e.g. `email`.
         embedding: Embedding model, or `none`. Not used for mail.
         options: Options of the index, e.g. {"max_body": 0}.
