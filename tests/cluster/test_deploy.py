@@ -838,3 +838,16 @@ def test_credentials_in_values_and_errors_of_the_cluster_are_not_printed(
     assert printed[-1].status != 0
     printed += [run("deployments", *words) for words in (["list"], ["show", "mail"], ["show", "mail", "--json"])]
     assert "planted-password" not in "".join(each.out + each.err for each in printed)
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_base_model_is_served_at_the_revision_that_was_trained(s3_bucket: str, tmp_path: Path) -> None:
+    from gumshoe.cluster.deploy import find_adapter
+
+    store = Store(f"s3://{s3_bucket}/project")
+    for name, base in (("pinned", f"{BASE}:4e2c1"), ("newest", BASE), ("other", "acme/model:1")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": BASE, "r": 8}))
+        store.publish(tmp_path / name, "adapters", name, settings={"base_model": base})
+    assert find_adapter(store.uri, "pinned").base_model == f"{BASE}:4e2c1"
+    assert [find_adapter(store.uri, name).base_model for name in ("newest", "other")] == [BASE, BASE]

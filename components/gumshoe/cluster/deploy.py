@@ -139,7 +139,8 @@ def find_adapter(store: str, version: str) -> PublishedAdapter:
     manifest = artifacts.manifest(f"{KIND}/{version}")
     config = _read_adapter_config(artifacts, manifest)
     ranks = [config.get("r", 0), *(config.get("rank_pattern") or {}).values()]
-    base = config.get("base_model_name_or_path") or manifest.settings.get("base_model") or ""
+    named, trained = config.get("base_model_name_or_path"), str(manifest.settings.get("base_model") or "")
+    base = trained if not named or trained.startswith(f"{named}:") else named  # the latter has no revision
     uri = f"{artifacts.uri}/{manifest.reference}/{manifest.data}/"
     return PublishedAdapter(manifest.version, uri, str(base), max(map(int, ranks)), artifacts.uri)
 
