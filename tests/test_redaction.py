@@ -233,3 +233,23 @@ def test_an_error_class_is_still_pickled() -> None:
     error = pickle.loads(pickle.dumps(PolicyError("x.y", "public", "server")))
     assert (error.code, error.message) == ("x.y", "public (server)")
     assert json.dumps(GumshoeError("x.y", "message").message) == '"message"'
+
+
+def test_secrets_are_looked_up_again_only_if_they_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gumshoe import redaction
+
+    lookups: list[int] = []
+    find = redaction._find_secret_values
+    monkeypatch.setattr(redaction, "_registered", set())
+    monkeypatch.setattr(redaction, "_find_secret_values", lambda: lookups.append(1) or find())
+    first, second = "quiet-harbour-1", "green-lantern-2"
+    for _ in range(3):
+        assert redact(f"{first} {second}") == f"{first} {second}"
+    monkeypatch.setenv("MY_API_KEY", first)
+    for _ in range(3):
+        assert redact(f"{first} {second}") == f"*** {second}"
+    redaction.register_secret(second)
+    assert redact(f"{first} {second}") == "*** ***"
+    monkeypatch.setenv("MY_API_KEY", "another-value-3")
+    assert redact(f"{first} {second} another-value-3") == f"{first} *** ***"
+    assert len(lookups) <= 4

@@ -82,6 +82,8 @@ _MIN_PART = 6  # characters of a password in a URL that is searched for in the r
 _MIN_VALUE = 8  # characters of a value that is searched for; shorter ones may be ordinary words
 _ORDINARY = {"password", "anonymous", "disabled", "required", "optional"}  # placeholders that are no secrets
 _registered: set[str] = set()
+_cached: tuple[dict[Any, Any], set[str], list[str]] | None = None
+"""Environment and registered secrets, and the values that follow from them."""
 
 
 def redact(text: object) -> str:
@@ -209,7 +211,19 @@ def register_secret(value: str) -> None:
 
 
 def _secret_values() -> list[str]:
-    """Return the known secrets, the longest first, so that no part of one remains."""
+    """Return the known secrets, the longest first, so that no part of one remains.
+
+    They are computed again only if the environment or the registered secrets have changed, because every log line needs
+    them. To read all variables of `os.environ` would take longer than to compare the dictionary in it.
+    """
+    global _cached
+    environment = getattr(os.environ, "_data", None) or dict(os.environ)
+    if _cached is None or _cached[0] != environment or _cached[1] != _registered:
+        _cached = dict(environment), set(_registered), _find_secret_values()
+    return _cached[2]
+
+
+def _find_secret_values() -> list[str]:
     found = _registered | {
         value.strip() for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name.upper())
     }

@@ -16,6 +16,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wai
 from gumshoe.errors import UsageError
 from gumshoe.inference.http_options import http_options, raise_if_denied
 from gumshoe.inference.policy import Completion, PolicyError, Sampling, check_not_empty
+from gumshoe.inference.spread_transport import SpreadTransport
 from gumshoe.inference.vllm_server import server_address
 from gumshoe.network import raise_if_untrusted
 
@@ -98,12 +99,7 @@ class VLLMPolicy:
         self._limits = limits or RequestLimits()
         self._model = model
         timeout = httpx.Timeout(self._limits.deadline, connect=self._limits.connect)
-        pool = httpx.Limits(max_connections=None, max_keepalive_connections=256)
-        bases = [server_address(url) for url in urls]
-        self._servers = [
-            _Server(httpx.AsyncClient(base_url=base, timeout=timeout, limits=pool, **http_options(base)))
-            for base in bases
-        ]
+        self._servers = [_Server(_open_client(server_address(url), timeout)) for url in urls]
         self._unavailable_since: float | None = None
         self._has_warned = False
 
@@ -463,6 +459,11 @@ class _VLLMConversation:
     ) -> Completion:
         """Sample a turn (see `VLLMPolicy.sample`)."""
         return await self._policy._sample(prompt_ids, sampling, stop_ids, self)
+
+
+def _open_client(base: str, timeout: httpx.Timeout) -> httpx.AsyncClient:
+    options = http_options(base)
+    return httpx.AsyncClient(base_url=base, timeout=timeout, transport=SpreadTransport(options["verify"]), **options)
 
 
 def _connection_error(client: httpx.AsyncClient, error: Exception) -> PolicyError:
