@@ -13,10 +13,11 @@ from docs.generate.markdown import code, page, prose, sentence, table
 from gumshoe.environments.documents import DocumentsEnvironment
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.registry import EnvFactory
+from gumshoe.serving.access_settings import AccessSettings
 from gumshoe.serving.app import create_app
 from gumshoe.serving.mcp_server import create_mcp_server
 from gumshoe.serving.service import AnswerService
-from gumshoe.serving.settings import AccessSettings, ServeSettings
+from gumshoe.serving.settings import ServeSettings
 
 _SETTINGS = ServeSettings(index="index", access=AccessSettings(keys=Path("keys.yaml")))
 

@@ -157,7 +157,7 @@ def embed_key(made: Provider) -> str:
 def make_access(url: str, **changes: Any) -> "Access":
     """Return the access control of a server that accepts the provider's tokens."""
     from gumshoe.serving.access_control import open_access
-    from gumshoe.serving.settings import AccessSettings
+    from gumshoe.serving.access_settings import AccessSettings
 
     given = {"jwks_url": url, "issuer": ISSUER, "audience": AUDIENCE, **changes}
     return open_access(AccessSettings(**given))

@@ -39,9 +39,9 @@ def check(headers: dict[str, str], client: str = "127.0.0.1", method: str = "POS
     """Return the code with which a request is refused; empty if it is allowed."""
     from starlette.datastructures import Headers
 
+    from gumshoe.serving.access_settings import AccessSettings
     from gumshoe.serving.browser_checks import check_browser
     from gumshoe.serving.errors import RefusedRequestError
-    from gumshoe.serving.settings import AccessSettings
 
     is_public = access.pop("is_public", False)
     scope = {"type": "http", "method": method, "client": (client, 5000)}
@@ -201,8 +201,8 @@ def test_an_allowed_page_can_use_the_server(place: ServerFiles, model: FakeVLLM)
 
 
 def test_the_mcp_server_checks_hosts_and_origins_itself(server: AgentProcess) -> None:
+    from gumshoe.serving.access_settings import AccessSettings
     from gumshoe.serving.browser_checks import transport_security
-    from gumshoe.serving.settings import AccessSettings
 
     opened = transport_security(AccessSettings(open=True))
     assert opened.enable_dns_rebinding_protection

@@ -111,7 +111,8 @@ def test_an_inbox_that_only_resembles_an_address_is_refused(
     inbox: str, ask: Ask, provider: tuple[Provider, str]
 ) -> None:
     response = ask(provider[0].token(email=EVE), inbox_address=inbox)
-    assert (response.status_code, code_of(response)) == (422, "scenarios.invalid-inbox")
+    assert response.status_code == 422
+    assert code_of(response) in ("scenarios.invalid-inbox", "serving.invalid-request"), "NUL is not valid in any text"
     assert ask(provider[0].token(email=EVE), inbox_address=EVE.capitalize()).status_code == 200
 
 
@@ -349,7 +350,7 @@ def test_tokens_are_refused_while_the_provider_is_unreachable(
 def test_signing_keys_are_fetched_only_where_nobody_can_replace_them(url: str, is_accepted: bool) -> None:
     from pydantic import ValidationError
 
-    from gumshoe.serving.settings import AccessSettings
+    from gumshoe.serving.access_settings import AccessSettings
 
     given = {"jwks_url": url, "issuer": ISSUER, "audience": AUDIENCE}
     if is_accepted:

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 from gumshoe.serving.access import ANONYMOUS, Access, Principal, UnauthenticatedError
+from gumshoe.serving.access_settings import AccessSettings
 from gumshoe.serving.key_file import KEY_PREFIX, KeyFile
-from gumshoe.serving.settings import AccessSettings
 from gumshoe.serving.telemetry import Metrics
 from gumshoe.serving.token_access import TokenAccess
 

@@ -16,8 +16,8 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Scope
 
+from gumshoe.serving.access_settings import AccessSettings
 from gumshoe.serving.errors import RefusedRequestError
-from gumshoe.serving.settings import AccessSettings
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
 _ORIGIN = re.compile(r"(?P<scheme>https?)://(?P<host>[^/:]+|\[[0-9a-f:.]+\])(:(?P<port>\d+))?")

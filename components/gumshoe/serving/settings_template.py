@@ -7,7 +7,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, Field, model_validator
 
-from gumshoe.serving.settings import AccessSettings, ServeSettings, read_settings
+from gumshoe.serving.access_settings import AccessSettings
+from gumshoe.serving.settings import ServeSettings, read_settings
 
 
 class _IncompleteAccess(AccessSettings):

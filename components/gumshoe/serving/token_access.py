@@ -14,7 +14,7 @@ import jwt
 from gumshoe.documents.collection_names import check_collection_patterns, is_collection_name
 from gumshoe.mail.identities import IdentityError, parse_identity
 from gumshoe.serving.access import Principal, SigningKeysUnavailableError, UnauthenticatedError, check_patterns
-from gumshoe.serving.settings import AccessSettings
+from gumshoe.serving.access_settings import AccessSettings
 
 _FRESH, _STALE = 600.0, 86400.0  # seconds until signing keys are fetched again, and until they expire
 _PAUSE = 5.0  # seconds between two fetches, however many tokens name unknown keys
