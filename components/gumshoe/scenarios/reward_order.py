@@ -21,7 +21,7 @@ def mean_rewards(evaluation: Path) -> dict[str, float]:
     path, rewards = evaluation / _PREDICTIONS, defaultdict[str, list[float]](list)
     try:
         with path.open(encoding="utf-8") as lines:
-            for record in map(load_json, lines):
+            for record in (load_json(line, is_recorded=True) for line in lines):
                 rewards[str(record["scenario"])].append(float(record["reward"]))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UsageError(
