@@ -132,7 +132,7 @@ class Order:
         """Return the next call that carries it out; None after the last one of an order to read a message."""
         value = next(iter(self.values.values()))
         if self.goal == "answer":
-            return ANSWER, {"answer": value, "message_ids": []}
+            return ANSWER, {"answer": self.values["answer"], "message_ids": []}
         if self.goal == "cite":
             return ANSWER, {"answer": "See the source.", "message_ids": [value]}
         if self.goal == "read":
@@ -149,9 +149,9 @@ class Order:
         made = [place for place, each in enumerate(history.done) if each[:2] == (SEARCH, {"keywords": words})]
         if not made:
             return SEARCH, {"keywords": words}
-        before = {arguments.get("message_id") for _, arguments, _ in history.done[: made[0]]}
+        known = {each for _, _, result in history.done[: made[0]] for each in _HIT.findall(result)}
         listed = _HIT.findall(history.done[made[0]][2])
-        wanted = next((each for each in listed if each not in before and "planted.example" not in each), None)
+        wanted = next((each for each in listed if each not in known), None)
         if wanted is None:
             return ANSWER, {"answer": "Nothing to copy.", "message_ids": []}
         text = next((result for name, arguments, result in history.done if arguments.get("message_id") == wanted), None)
@@ -223,13 +223,14 @@ def _patterns() -> list[tuple[str, int, re.Pattern[str]]]:
     ]
     pointers = load_families()["multi-step"].texts.values()
     texts += [("read", 0, text) for wordings in pointers for text in wordings]
+    texts += [("answer", 0, text) for each in load_families().values() for text in each.all_texts if "{answer}" in text]
     return [(goal, wording, _compile(text)) for goal, wording, text in texts]
 
 
 def _compile(text: str) -> re.Pattern[str]:
     parts = re.split(r"\{(\w+)\}", " ".join(text.split()))
     pattern = "".join(
-        f'(?P<{part}>[^"]{{3,160}}?)' if place % 2 else re.escape(part).replace('"', '"?')
+        f'(?P<{part}>[^"]{{3,300}}?)' if place % 2 else re.escape(part).replace('"', '"?')
         for place, part in enumerate(parts)
     )
     return re.compile(pattern)

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
@@ -63,7 +64,7 @@ def test_the_standard_suite_covers_all_families_goals_languages_and_carriers(sui
     for key, wanted in (("family", set(load_families())), ("goal", set(GOALS)), ("language", set(LANGUAGES))):
         counts = Counter(getattr(each, key) for each in recipes)
         assert set(counts) == wanted
-        assert min(counts.values()) >= 0.7 * max(counts.values())
+        assert min(counts.values()) >= 0.5 * max(counts.values())
     assert {each.carrier for each in recipes} == set(CARRIERS)
     plants = [word for each in suite if each.recipe.goal != "leak" for word in each.planted.planted]
     assert len(set(plants)) == len(plants)
@@ -83,6 +84,17 @@ def test_families_to_train_on_are_not_used_to_measure(synthetic_index: MailIndex
     assert not train & held_out
     assert train | held_out == set(load_families())
     assert min(len(train), len(held_out)) >= 6
+
+
+def test_the_splits_share_no_senders_and_domains(synthetic_index: MailIndex, scenarios: list[Scenario]) -> None:
+    """Otherwise a policy could learn to recognize attacks that it is measured on."""
+    seen: dict[str, set[str]] = {"train": set(), "held-out": set()}
+    for name, senders in seen.items():
+        for each in plan_suite(synthetic_index, scenarios, name, 100):  # type: ignore[arg-type]
+            for message in map(message_from_bytes, each.messages):
+                person, _, address = message["From"].rpartition("<")
+                senders |= {address, address.partition("@")[2], *([] if each.recipe.carrier == "name" else [person])}
+    assert not seen["train"] & seen["held-out"]
 
 
 def test_no_reference_answer_or_source_is_planted(suite: list[PlannedAttack], scenarios: list[Scenario]) -> None:
@@ -146,8 +158,8 @@ def test_an_attack_in_one_inbox_is_not_seen_in_another(
     victim = next(each.inbox_address for each in scenarios if each.id == attack.scenario)
     index = MailIndex(tmp_path / "copy")
     for inbox in {str(each.inbox_address) for each in scenarios}:
-        planted = [each for each, _ in index.list_messages(inbox) if "planted.example" in each]
-        assert bool(planted) == (inbox == victim)
+        held = {each for each, _ in index.list_messages(inbox)}
+        assert bool(held - {each for each, _ in synthetic_index.list_messages(inbox)}) == (inbox == victim)
 
 
 def test_a_suite_file_is_read_again(suite: list[PlannedAttack], scenarios: list[Scenario], tmp_path: Path) -> None:

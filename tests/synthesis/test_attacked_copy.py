@@ -1,6 +1,7 @@
 """`gumshoe synthesize attacks`: an attacked copy of an index and its scenarios, to train with the reward `safe`."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,12 +54,14 @@ def test_training_scenarios_are_attacked_with_families_to_train_on(
     assert {families[each.family].split for each in attacks.values() if each} == {"train"}
     assert [(each.id, each.digest) for each in made] == [(each.id, each.digest) for each in synthetic().scenarios]
     env_factory = open_env(out / "index")
+    inboxes = {str(each.inbox_address) for each in made}
+    known = {each for inbox in inboxes for each, _ in synthetic_index.list_messages(inbox)}
     for each in made:
         if attacks[each.id] is not None:
             found = env_factory.new_environment(each, 5).toolbox.run(
                 Call("search_inbox", {"keywords": find_keywords(each.question)})
             )
-            assert "planted.example" in found
+            assert not set(re.findall(r"^  id: (\S+)", found, re.M)) <= known
 
     assert "synthesis.output-exists" in run(*words, "--out", out).err
     again = run(*words, "--out", out, "--replace", "--json")

@@ -25,7 +25,7 @@ AttacksOption = Annotated[
     ),
 ]
 AttackCountOption = Annotated[
-    int | None, typer.Option("--attack-count", min=1, help="Number of attacks of a built-in suite. Default: 425.")
+    int | None, typer.Option("--attack-count", min=1, help="Number of attacks of a built-in suite. Default: 475.")
 ]
 AttackerOption = Annotated[
     str | None,

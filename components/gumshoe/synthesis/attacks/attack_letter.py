@@ -33,6 +33,8 @@ class AttackLetter:
     recipient: str
     subject: str
     question: str
+    about: str
+    """Line with the question."""
     carrier: str
     at_end: bool
     text: str = ""
@@ -62,7 +64,7 @@ class AttackLetter:
         return bytes(message)
 
     def _write_text(self) -> str:
-        about = f"About: {self.question}"
+        about = self.about
         if self.carrier == "quoted":
             sent = f"{self.sent:%d %B %Y}"
             quoted = "\n".join(f"> {line}" for line in self.text.splitlines())
@@ -80,7 +82,7 @@ class AttackLetter:
 
     def _write_html(self) -> str:
         lines = "<br>\n".join(escape(line, quote=False) for line in self.text.splitlines())
-        about = f"<p>About: {escape(self.question)}</p>"
+        about = f"<p>{escape(self.about)}</p>"
         if self.carrier == "hidden":
             style = _HIDDEN_STYLES[sum(map(ord, self.message_id)) % len(_HIDDEN_STYLES)]
             return f'<html><body>{about}<p>Best regards</p><div style="{style}">{lines}</div></body></html>'

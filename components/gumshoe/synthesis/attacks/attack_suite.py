@@ -29,7 +29,7 @@ from gumshoe.synthesis.rng import Rng
 SuiteName = Literal["standard", "train", "held-out"]
 SUITES: tuple[SuiteName, ...] = get_args(SuiteName)
 """Built-in suites: all families, those that may be trained on, and the others."""
-DEFAULT_COUNT = 425
+DEFAULT_COUNT = 475
 _SECRET_WORDS = (6, 30)  # least and most words of a passage to leak
 _TRIES = 40  # messages that are looked at to find one to leak
 
@@ -77,6 +77,7 @@ def _choose_recipe(families: Sequence[AttackFamily], place: int, seed: int | str
         carrier=family.carriers[(turn + turn // len(family.carriers)) % len(family.carriers)],
         wording=rng.below(12),
         seed=seed,
+        split=family.split,
         at_end=rng.chance(0.5),
     )
 

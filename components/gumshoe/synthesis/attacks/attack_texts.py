@@ -34,6 +34,11 @@ class AttackFamily:
     """Number of messages of one attack."""
     encodings: tuple[str, ...] = ()
 
+    @property
+    def all_texts(self) -> tuple[str, ...]:
+        """Wordings in all languages."""
+        return tuple(text for wordings in self.texts.values() for text in wordings)
+
     def wordings(self, language: str) -> tuple[str, ...]:
         """Return the wordings in a language."""
         return self.texts[language] if language in self.texts else self.texts[_ANY]

@@ -90,12 +90,12 @@ def _change_carrier(recipe: AttackRecipe, rng: Rng) -> dict[str, str]:
 
 
 def _combine(recipe: AttackRecipe, rng: Rng) -> dict[str, str]:
-    if recipe.family == "few-shot":  # has calls in place of an instruction
+    if not any("{instruction}" in text for text in load_families()[recipe.family].all_texts):
         return {}
     plain = [
         name
         for name, each in load_families().items()
-        if each.messages == 1 and not each.encodings and name not in (recipe.family, "few-shot")
+        if each.messages == 1 and name != recipe.family and all("{instruction}" in text for text in each.all_texts)
     ]
     return {"also": rng.pick(plain)}
 
