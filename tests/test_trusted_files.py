@@ -228,6 +228,23 @@ def test_a_settings_file_that_others_can_write_is_refused(run: Run, file: Path) 
     assert str(file) in ran.err
 
 
+def test_a_key_file_is_not_created_where_others_can_replace_it(run: Run, tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    ran = run("serve-key", shared / "keys.yaml", "ann", "--inbox", "ann@example.com")
+    assert (ran.status, ran.code) == (2, "files.writable-by-others"), ran.err
+    assert ran.out == ""
+    assert (shared / "keys.yaml").read_text() == ""
+
+
+def test_a_key_file_that_cannot_be_written_is_named(run: Run, tmp_path: Path) -> None:
+    missing = tmp_path / "none" / "keys.yaml"
+    ran = run("serve-key", missing, "ann", "--inbox", "ann@example.com")
+    assert (ran.status, ran.code) == (2, "serving.key-file-unwritable"), ran.err
+    assert str(missing) in ran.err
+
+
 def test_a_key_is_not_added_to_a_file_that_others_can_write(run: Run, file: Path) -> None:
     file.chmod(0o666)
     ran = run("serve-key", file, "ann", "--inbox", "ann@example.com")

@@ -81,7 +81,7 @@ def add_key(path: Path, name: str, inboxes: Iterable[str], collections: Iterable
     The key itself is not stored.
 
     Raises:
-        UsageError: if the file is not a key file or already has that name, or an inbox or a collection does not have
+        UsageError: if the file is not a key file, already has that name or cannot be written, or an inbox or a collection does not have
             the form of one or of a pattern.
     """
     patterns, collected = check_patterns(inboxes), check_collection_patterns(collections)
@@ -94,12 +94,23 @@ def add_key(path: Path, name: str, inboxes: Iterable[str], collections: Iterable
     key = KEY_PREFIX + secrets.token_urlsafe(32)
     line = {"name": name, "sha256": _hash_key(key), "inboxes": list(patterns)}
     line |= {"collections": list(collected)} if collected else {}
+    try:
+        _append(path, yaml.safe_dump([line], sort_keys=False, allow_unicode=True))
+    except OSError as error:
+        raise UsageError(
+            "serving.key-file-unwritable",
+            f"cannot write the key file {path}: {error.strerror}; name a file in a directory that you can write to",
+        ) from None
+    return key
+
+
+def _append(path: Path, lines: str) -> None:
+    """Append lines to a file that is private if it is new."""
     path.touch(mode=0o600)
+    check_trusted(path, "the key file")  # a new file may be in a directory of others, or behind their link
     written = path.read_text(encoding="utf-8")
     with path.open("a", encoding="utf-8") as file:
-        begin = "\n" if written and not written.endswith("\n") else ""
-        file.write(begin + yaml.safe_dump([line], sort_keys=False, allow_unicode=True))
-    return key
+        file.write(lines if not written or written.endswith("\n") else f"\n{lines}")
 
 
 class KeyFile:
