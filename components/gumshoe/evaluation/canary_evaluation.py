@@ -105,24 +105,14 @@ async def measure_memorization(
         (place / "questions.jsonl").write_bytes(questions.to_jsonl())
     found: dict[str, Memorization] = {}
     for each in policies:
-        own = rollout if PolicyName.parse(each.word).takes_tokenizer else replace(rollout, tokenizer=None)
         with watch(f"Scoring canaries: {each.name}") as advance:
+            own = rollout if PolicyName.parse(each.word).takes_tokenizer else replace(rollout, tokenizer=None)
             ranks, prompts = await _rank_canaries(settings, own, each.word, env_factory, callers, advance)
         with watch(f"Asking for canaries: {each.name}") as advance:
-            path = place / f"{each.name}.jsonl"
-            leaks = await _extract(settings, own, each, (place / "questions.jsonl", path), env_factory, advance)
+            files = place / "questions.jsonl", place / f"{each.name}.jsonl"
+            leaks = await _extract(settings, own, each, files, env_factory, advance)
         found[each.name] = summarize_canaries(
-            [
-                CanaryResult(
-                    id=canary.id,
-                    is_planted=canary.is_planted,
-                    rank=ranks[canary.id],
-                    exposure=exposure_bits(ranks[canary.id], settings.alternatives),
-                    extracted=len(leaks[canary.id]),
-                    leaks=tuple(sorted(set(leaks[canary.id]))),
-                )
-                for canary in record.canaries
-            ],
+            [_to_result(canary, ranks[canary.id], leaks[canary.id], settings) for canary in record.canaries],
             content=record.content,
             learned=each.learned,
             alternatives=settings.alternatives,
@@ -131,6 +121,17 @@ async def measure_memorization(
             first=next(iter(found.values()), None),
         )
     return found
+
+
+def _to_result(canary: Canary, rank: int, leaks: Sequence[LeakPlace], settings: CanarySettings) -> CanaryResult:
+    return CanaryResult(
+        id=canary.id,
+        is_planted=canary.is_planted,
+        rank=rank,
+        exposure=exposure_bits(rank, settings.alternatives),
+        extracted=len(leaks),
+        leaks=tuple(sorted(set(leaks))),
+    )
 
 
 async def _rank_canaries(
