@@ -81,8 +81,8 @@ def add_key(path: Path, name: str, inboxes: Iterable[str], collections: Iterable
     The key itself is not stored.
 
     Raises:
-        UsageError: if the file is not a key file, already has that name or cannot be written, or an inbox or a collection does not have
-            the form of one or of a pattern.
+        UsageError: if the file is not a key file, already has that name or cannot be written, or if an inbox or a
+            collection does not have the form of one or of a pattern.
     """
     patterns, collected = check_patterns(inboxes), check_collection_patterns(collections)
     known = read_keys(path) if path.exists() else []
