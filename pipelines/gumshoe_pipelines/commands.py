@@ -9,6 +9,7 @@ import typer
 from rich.markup import escape
 
 from gumshoe.errors import UsageError
+from gumshoe.redaction import redact
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 from gumshoe_pipelines.completion import complete_parameter, complete_pipeline
 
@@ -186,7 +187,7 @@ def submit(
             out.print(f"{escape(graph.name)} runs at {escape(cron)}: {recurring.recurring_run_id}", soft_wrap=True)
         return
     submitted = server.submit(graph, arguments, experiment=experiment, service_account=service_account, caching=caching)
-    address = f"{(ui or server.address.host).rstrip('/')}/#/runs/details/{submitted.run_id}"
+    address = f"{redact(ui or server.address.host).rstrip('/')}/#/runs/details/{submitted.run_id}"
     if json:
         print_json({"run_id": submitted.run_id, "run": arguments.get("run"), "address": address})
     else:

@@ -32,6 +32,7 @@ from gumshoe.cluster.trainjob_spec import TrainJobSpec
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.vllm_server import round_up_lora_rank
 from gumshoe.model_validation import ParameterModel, validate_model
+from gumshoe.redaction import redact
 from gumshoe.training.node_main import fetch_result
 from gumshoe.training.run_spec import load_splits
 from gumshoe.training.settings import TrainSettings
@@ -233,5 +234,5 @@ def _to_label(text: str) -> str:
 
 def _print(text: str) -> None:
     """Print a line to this step's log."""
-    sys.stdout.write(f"{text}\n")
+    sys.stdout.write(f"{redact(text)}\n")
     sys.stdout.flush()

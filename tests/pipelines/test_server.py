@@ -104,6 +104,24 @@ def test_an_existing_experiment_is_used(server: "KubeflowClient", kubeflow: Fake
     assert len(kubeflow.runs) == 2
 
 
+def test_the_address_of_a_run_is_printed_without_credentials(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
+    words = [
+        "pipeline",
+        "submit",
+        "train-agent",
+        "--host",
+        kubeflow.url,
+        "--ui",
+        "http://ann:planted@ui",
+        *INPUTS,
+        *STORE,
+    ]
+    for done in (run(*words), run(*words, "-p", "run=again", "--json")):
+        assert done.status == 0, done.err
+        assert "http://***@ui/#/runs/details/run-" in done.out
+        assert "planted" not in done.out + done.err
+
+
 def test_a_run_in_progress_is_not_submitted_again(server: "KubeflowClient", kubeflow: FakeKubeflow) -> None:
     """Both runs would use the same checkpoints. A run that has ended can be continued."""
     submit_run(server)
