@@ -20,7 +20,7 @@ from gumshoe.extraction.pdf import extract_pdf
 from gumshoe.extraction.processes import BoundedProcesses, ExtractionFailure, open_processes
 from gumshoe.extraction.rtf import extract_rtf
 from gumshoe.mail.calendar_text import calendar_to_text, decode_calendar
-from gumshoe.mail.message import AttachedFile, Attachment, clean
+from gumshoe.mail.message import AttachedFile, Attachment, clean, clean_line
 from gumshoe.mail.parts import CALENDAR_TYPES
 from gumshoe.mail.text import decode, decode_html, remove_invisible
 
@@ -88,7 +88,9 @@ class AttachmentReader:
     def read_all(self, files: Iterable[AttachedFile]) -> list[Attachment]:
         """Read the files of one message. The problem of those beyond the limit is `too many`."""
         return [
-            self.read(file) if number < self._limits.max_per_message else Attachment(file.name, problem="too many")
+            self.read(file)
+            if number < self._limits.max_per_message
+            else Attachment(clean_line(file.name), problem="too many")
             for number, file in enumerate(files)
         ]
 
@@ -99,10 +101,11 @@ class AttachmentReader:
         like `Word before 2007`, or `extractor missing: ` with the names of the packages to install.
         """
         text, problem = self._read_text(file)
+        name = clean_line(file.name)  # it may be the media type, or of another program's file
         shown = remove_invisible(clean(text)).strip()[: self._limits.max_characters]
         if problem or shown:
-            return Attachment(file.name, shown, problem)
-        return Attachment(file.name, problem="no text")
+            return Attachment(name, shown, problem)
+        return Attachment(name, problem="no text")
 
     def _read_text(self, file: AttachedFile) -> tuple[str, str]:
         """Return a file's text and the problem. Either is ""."""
