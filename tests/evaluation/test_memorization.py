@@ -14,7 +14,7 @@ import pytest
 from gumshoe.artifacts.model_card import write_model_card
 from gumshoe.environments.registry import open_env
 from gumshoe.errors import UsageError
-from gumshoe.evaluation.canary_evaluation import find_leak
+from gumshoe.evaluation.canary_evaluation import CanarySettings, find_leak
 from gumshoe.evaluation.canary_probes import (
     OtherCaller,
     build_probe,
@@ -22,6 +22,7 @@ from gumshoe.evaluation.canary_probes import (
     extraction_scenarios,
     split_common_prefix,
 )
+from gumshoe.evaluation.evaluate import EvaluationRequest
 from gumshoe.evaluation.gate import GateSettings, decide_gate
 from gumshoe.evaluation.memorization import CanaryResult, Memorization, summarize_canaries
 from gumshoe.evaluation.results import MEMORIZED, PolicyResult, read_result
@@ -366,6 +367,37 @@ def test_the_summary_of_a_step_shows_what_was_memorized(tmp_path: Path) -> None:
     decided = decide_and_write(tmp_path, GateSettings(max_exposure=3))
     assert decided.code == "gate.too-exposed"
     assert "exposure of planted canaries 6.75" in (tmp_path / SUMMARY).read_text()
+
+
+def test_the_step_of_a_pipeline_measures_the_canaries_that_it_is_given(
+    planting: Planting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kfp import dsl
+
+    from gumshoe.evaluation.component import evaluate_policy
+
+    asked: list[CanarySettings | None] = []
+
+    class StoppedError(Exception):
+        """End the step before it runs episodes."""
+
+    async def stop(settings: EvaluationRequest, *_: object) -> None:
+        asked.append(settings.canaries)
+        raise StoppedError
+
+    monkeypatch.setattr("gumshoe.evaluation.evaluation_step.evaluate", stop)
+    places = {"index": planting.index, "scenarios": planting.scenarios.parent}
+    given = {name: dsl.Dataset(name=name, uri=str(place)) for name, place in places.items()}
+    outputs = {
+        "evaluation": dsl.Artifact(name="evaluation", uri=str(tmp_path / "e")),
+        "metrics": dsl.Metrics(name="metrics", uri=str(tmp_path / "m")),
+        "report": dsl.HTML(name="report", uri=str(tmp_path / "r")),
+    }
+    words = {"base_model": "tiny", "judge": "heuristic", "limits": {}, "code": ""}
+    for canaries in ("", str(planting.canaries)):
+        with pytest.raises(StoppedError):
+            evaluate_policy.python_func(**given, **outputs, **words, canaries=canaries)
+    assert [each and each.record.content for each in asked] == [None, planting.made.record.content]
 
 
 def test_the_report_shows_what_was_memorized(measured: Measured) -> None:
