@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from gumshoe.artifacts.model_card import write_model_card
+from gumshoe.artifacts.store import Store
 from gumshoe.environments.registry import open_env
 from gumshoe.errors import UsageError
 from gumshoe.evaluation.canary_evaluation import CanarySettings, find_leak
@@ -367,6 +368,31 @@ def test_the_summary_of_a_step_shows_what_was_memorized(tmp_path: Path) -> None:
     decided = decide_and_write(tmp_path, GateSettings(max_exposure=3))
     assert decided.code == "gate.too-exposed"
     assert "exposure of planted canaries 6.75" in (tmp_path / SUMMARY).read_text()
+
+
+def test_a_published_adapter_carries_what_it_memorized(tmp_path: Path) -> None:
+    from kfp import dsl
+
+    from gumshoe.artifacts.component import publish_adapter
+    from gumshoe.evaluation.evaluation_step import DECISION, decide_and_write
+
+    before, after = result(answers("+" * 10 + "-" * 30, "base")), result(answers("+" * 40, "adapter"))
+    evaluation(before, after.model_copy(update={"memorised": memorized([1, 2, 1, 2], 1)})).write(tmp_path)
+    decide_and_write(tmp_path, GateSettings())
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text('{"r": 8}')
+    published = dsl.Model(name="published", uri=str(tmp_path / "published"))
+    publish_adapter.python_func(
+        adapter=dsl.Model(name="adapter", uri=str(tmp_path / "adapter")),
+        decision=dsl.Artifact(name="decision", uri=str(tmp_path / DECISION)),
+        store=str(tmp_path / "store"),
+        version="r1",
+        image="trainer",
+        published=published,
+    )
+    manifest = Store(str(tmp_path / "store")).manifest("adapters/r1")
+    assert manifest.settings["memorised"] == {"exposure": 1.5, "extracted": 0.25}
+    assert "| extracted | 25.0% |" in (tmp_path / "published" / "README.md").read_text()
 
 
 def test_the_step_of_a_pipeline_measures_the_canaries_that_it_is_given(
