@@ -44,6 +44,8 @@ _EVALUATION_HELP = "Directory of `gumshoe evaluate`, or its metrics.json. Append
       --policy tiny
     gumshoe evaluate --index index --scenarios questions.jsonl --out measured \\
       --policy base=tiny --policy 'trained=tiny#outputs/run/best_model'
+    gumshoe evaluate --index index --scenarios questions.jsonl --out attacked \\
+      --policy tiny --attacks standard --attacker scripted
     """
 )
 def run_evaluation(

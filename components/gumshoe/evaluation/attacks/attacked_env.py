@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, cast
 
 from gumshoe.embeddings.embedder import Embedder
 from gumshoe.environments.base import Environment
@@ -41,7 +42,7 @@ class AttackedEnvFactory(EnvFactory):
 
     def new_environment(self, scenario: Scenario, max_turns: int) -> Environment:
         """Create the environment of one episode, in the index that has the scenario's attack."""
-        index = _open_index(self.places[scenario.id], self.embedder)
+        index = _open_index(self.places[scenario.id], cast(Any, self.embedder))  # hashable, as all objects
         return self.kind(index, scenario, max_turns, **self.arguments)
 
     def check(self, scenarios: Iterable[Scenario], max_turns: int) -> None:
