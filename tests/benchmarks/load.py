@@ -1,7 +1,8 @@
 """Measure the agent server with many clients at once: `python -m tests.benchmarks.load`.
 
-`gumshoe serve` runs in its own process, with a fake vLLM server in another one that takes 150 ms for each turn. Each of
-500 clients has a connection of its own and asks one question after another, which take three turns each.
+`gumshoe serve` runs in its own process, with a fake vLLM server in another one that takes 150 ms for each turn, and has
+almost all answers ready, so that it takes little of the processor. Each of 500 clients has a connection of its own and
+asks one question after another, which take three turns each.
 
 - Errors, and the overhead of a question: its time minus that of the model.
 - Processor time of the server per question, which does not depend on what else runs on the machine, and its memory.
@@ -15,7 +16,10 @@ import asyncio
 import json
 import random
 import signal
+import socket
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -32,9 +36,11 @@ from tests.benchmarks.mail import show
 from tests.conftest import find_free_port
 from tests.inference.fake_vllm import ServerProcess
 from tests.serving.agent_server import AgentProcess, make_files, question_body, start_server
+from tests.waiting import wait_until
 
 PAUSE = 0.15  # seconds that the model takes for a turn
 _MESSAGES = 20  # in the index
+_WARM_UP = 2  # questions of each client before the measurement
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +89,9 @@ class Client:
         )
         started = time.perf_counter()
         writer.write(head.encode() + b"\r\n\r\n" + body)
-        received = (await reader.readuntil(b"\r\n\r\n")).lower()
+        received = await reader.readuntil(b"\r\n\r\n")
         status = int(received.split()[1])
-        answer = await reader.readexactly(int(received.partition(b"content-length: ")[2].split()[0]))
+        answer = await reader.readexactly(_length(received))
         return Question(status, time.perf_counter() - started, json.loads(answer).get("turns", 0))
 
 
@@ -100,25 +106,73 @@ def ask(url: str, clients: int, count: int, every: float = 0.0) -> list[Question
         return runner.run(run())
 
 
+async def run_model(port: int, source: str) -> None:
+    """Answer each request to the model after a pause, as the server at `source` has answered it before."""
+    ready: dict[tuple[bytes, bytes], bytes] = {}
+
+    async def fetch(head: bytes, body: bytes) -> bytes:
+        address = urlsplit(source)
+        reader, writer = await asyncio.open_connection(address.hostname, address.port)
+        writer.write(head + body)
+        received = await reader.readuntil(b"\r\n\r\n")
+        content = await reader.readexactly(_length(received))
+        writer.close()
+        return received + content
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                body = await reader.readexactly(_length(head))
+                key = head.split(b"\r\n", 1)[0], body
+                pause = asyncio.sleep(PAUSE if body else 0)
+                if key not in ready or not body:
+                    ready[key] = await fetch(head, body)
+                await pause
+                writer.write(ready[key])
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", port, backlog=2048, limit=1 << 20)
+    await server.serve_forever()
+
+
+def _length(head: bytes) -> int:
+    """Return the Content-Length of a message; 0 if it has none."""
+    return int((head.lower().partition(b"content-length:")[2].split() or [b"0"])[0])
+
+
+@contextmanager
+def start_model() -> Iterator[str]:
+    """Run the model while the block runs, and yield its address."""
+    port, source = find_free_port(), ServerProcess(find_free_port())
+    source.start()
+    process = subprocess.Popen([sys.executable, "-m", "tests.benchmarks.load", "--model", str(port), source.address])
+    try:
+        wait_until(lambda: not socket.socket().connect_ex(("127.0.0.1", port)), process)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.kill()
+        process.wait()
+        source.kill()
+
+
 @contextmanager
 def serve(directory: Path, clients: int) -> Iterator[AgentProcess]:
     """Run a model and a server for so many clients while the block runs."""
     place = make_files(directory)
-    model = ServerProcess(find_free_port(), PAUSE)
-    model.start()
     bounds = {"limits.concurrency": clients, "limits.queue": clients, "connections.per_address": 2 * clients}
     more = [word for name, value in bounds.items() for word in ("--set", f"{name}={value}")]
-    try:
-        with start_server(place, f"vllm:{model.address}#adapter", directory / "log", "--open", *more) as server:
-            yield server
-    finally:
-        model.kill()
+    with (
+        start_model() as model,
+        start_server(place, f"vllm:{model}#adapter", directory / "log", "--open", *more) as server,
+    ):
+        yield server
 
 
 def measure_speed(server: AgentProcess, clients: int, count: int, every: float) -> list[list[str]]:
     """Return the lines of the table about speed, errors and memory."""
     process = psutil.Process(server.process.pid)
-    ask(server.url, clients, 1)  # warm up: connections to the model, caches
+    ask(server.url, clients, _WARM_UP)  # connections to the model, and its answers
     before, memory, started = process.cpu_times(), process.memory_info().rss, time.perf_counter()
     asked = ask(server.url, clients, count, every)
     seconds, used = time.perf_counter() - started, process.cpu_times()
@@ -164,13 +218,18 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=500, help="number of concurrent clients")
     parser.add_argument("--questions", type=int, default=5, help="number of questions of each client")
     parser.add_argument("--every", type=float, default=0.0, help="seconds between two questions of a client")
+    parser.add_argument("--model", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.model:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(run_model(int(options.model[0]), options.model[1]))
+        return
     with (
         tempfile.TemporaryDirectory(prefix="gumshoe-benchmark-") as directory,
         serve(Path(directory), options.clients) as server,
     ):
         lines = measure_speed(server, options.clients, options.questions, options.every)
-        lines.append(measure_shutdown(server, options.clients, options.clients * (1 + options.questions)))
+        lines.append(measure_shutdown(server, options.clients, options.clients * (_WARM_UP + options.questions)))
     show(f"The agent server, {options.clients} clients, {PAUSE * 1000:g} ms per turn", ["", ""], lines)
 
 

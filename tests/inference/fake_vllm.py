@@ -482,7 +482,7 @@ def letter_counts(request: dict[str, Any]) -> dict[str, Any]:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 256
+    request_queue_size = 1024
 
     def __init__(self, owner: "FakeVLLM", port: int) -> None:
         self.owner = owner

@@ -68,7 +68,7 @@ class Guarded:
 
     @property
     def open(self) -> float:
-        return self.metrics.connections.collect()[0].samples[0].value
+        return self.metrics.registry.get_sample_value("gumshoe_connections") or 0
 
     def closed(self, why: str) -> float:
         return self.metrics.registry.get_sample_value("gumshoe_closed_connections_total", {"why": why}) or 0

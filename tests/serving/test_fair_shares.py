@@ -74,16 +74,16 @@ def test_slow_questions_of_one_caller_do_not_refuse_another(
 def test_other_work_is_shared_in_the_same_way(
     what: str, place: ServerFiles, model: FakeVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gumshoe.serving import service
+    from gumshoe.serving.fair_limiter import FairLimiter
 
     entered: list[str] = []
-    acquire = service.FairLimiter.acquire
+    acquire = FairLimiter.acquire
 
     def record(limiter: Any, caller: str, count: int = 1) -> Any:
         entered.append(caller)
         return acquire(limiter, caller, count)
 
-    monkeypatch.setattr(service.FairLimiter, "acquire", record)
+    monkeypatch.setattr(FairLimiter, "acquire", record)
     source = {"source_id": "<7@example.com>", "inbox_address": ANN, "query_date": DAY}
     right = {"question": "What is in 7?", "answer": "4711", "right": True, "source_ids": ["<7@example.com>"]}
     call = {"name": "read_email", "arguments": {"message_id": "<7@example.com>"}}

@@ -251,7 +251,7 @@ def test_tokens_are_estimated_if_the_model_does_not_report_them() -> None:
             pass
 
         async def next_turn(self) -> Turn:
-            spans = (Span("prompt", "p" * 400), Span("policy", "s" * 40))
+            spans = (Span("prompt", "p" * 400), Span("sampled", "s" * 40))
             return Turn(spans, ParsedTurn((Call("search", {}),)), "chat", is_truncated=False)
 
     budgets = make_budgets(tokens_per_day=10_000)

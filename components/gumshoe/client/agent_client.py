@@ -300,8 +300,9 @@ def _choose_class(status: int) -> type[AgentServerError]:
 
 
 def _is_worth_retrying(error: BaseException) -> bool:
-    is_temporary = isinstance(error, ServerUnavailableError) and error.status in _RETRIED
-    return is_temporary and error.code != _EXHAUSTED
+    if not isinstance(error, ServerUnavailableError) or error.code == _EXHAUSTED:
+        return False
+    return error.status in _RETRIED
 
 
 def _choose_pause(state: RetryCallState) -> float:

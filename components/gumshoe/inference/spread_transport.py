@@ -5,7 +5,7 @@ import ssl
 import httpx
 
 _POOLS = 32
-_MAX_IDLE = 8  # connections that each pool keeps open
+_MAX_IDLE = 16  # connections that each pool keeps open
 
 
 class SpreadTransport(httpx.AsyncBaseTransport):
