@@ -12,6 +12,7 @@ import pytest
 
 from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.response_cache import Cache
+from gumshoe.artifacts.storage import Deadline
 from gumshoe.artifacts.store import Store
 from gumshoe.erasure.erase import Erasure
 from gumshoe.erasure.places import apply_change
@@ -330,6 +331,29 @@ def test_a_successor_of_an_interrupted_erasure_is_used(populated: Store, tmp_pat
     versions = sorted(each.version for each in populated.list("scenarios"))
     assert versions == ["0", "1-erased-1"]
     assert erasure.verify() == []
+
+
+def test_outputs_that_are_not_artifacts_are_deleted_if_they_quote_it(
+    store: Store, store_uri: str, tmp_path: Path, run: Run
+) -> None:
+    contents = {"of-ann": [ANN], "of-bob": [BOB], "of-both": [ANN, BOB]}
+    for name, inboxes in contents.items():
+        directory = write_lines(
+            tmp_path / name / "q.jsonl", *(ABOUT_ANN if each == ANN else ABOUT_BOB for each in inboxes)
+        ).parent
+        mark_private(directory, inboxes)
+        keys = {f"steps/{name}/{path.name}": path for path in directory.iterdir()}
+        store.storage.upload(keys, Deadline(60), lambda _: None)
+    words = ["erase", "--store", store_uri, "--keep-caches", "--json", "--receipt", tmp_path / "receipt.json"]
+    for target, expected in (
+        (["--message", "2@example.com"], {"steps/of-bob", "steps/of-both"}),
+        (["--inbox", ANN], {"steps/of-ann", "steps/of-both"}),
+        (["--document", "d9"], set()),
+    ):
+        found = json.loads(run(*words, *target).out)["erased"]
+        assert {each["place"] for each in found} == expected
+    assert run(*words, "--inbox", ANN, "--yes").status == 0
+    assert {entry.key.split("/")[1] for entry in store.storage.entries("steps/")} == {"of-bob"}
 
 
 # Targets

@@ -44,8 +44,8 @@ class PrivateCopy:
     """Total size in bytes."""
 
 
-def find_private_copies(storage: Storage, inbox: str) -> list[PrivateCopy]:
-    """Find everything whose mark names an inbox (ignoring case) or names none.
+def find_private_copies(storage: Storage, inbox: str | None) -> list[PrivateCopy]:
+    """Find everything whose mark names an inbox (ignoring case) or names none. Without an inbox, find all marks.
 
     Raises:
         StorageError, UnavailableError: if the storage cannot be read.
@@ -56,7 +56,7 @@ def find_private_copies(storage: Storage, inbox: str) -> list[PrivateCopy]:
             continue
         text, _ = storage.read(entry.key)
         inboxes, beside = _read_mark(text)
-        if inboxes is not None and inbox.casefold() not in inboxes:
+        if inbox is not None and inboxes is not None and inbox.casefold() not in inboxes:
             continue
         artifact = _ARTIFACT.fullmatch(entry.key)
         folder = entry.key.rpartition("/")[0]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 
 from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST
 from gumshoe.artifacts.private_data import MARK
@@ -222,14 +222,19 @@ def _contains_name(path: Path, target: EraseTarget) -> bool:
     if path.suffix.lower() == ".gz":
         with suppress(OSError, EOFError):
             return target.is_mentioned(read_text(path))
+    with path.open("rb") as file:
+        return contains_name(file, target)
+
+
+def contains_name(file: BinaryIO, target: EraseTarget) -> bool:
+    """Return True if the bytes of an open file contain the target's name, in any case for an address."""
     needle = target.name.encode().lower()
     rest = b""
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            window = rest + block
-            if needle in window.lower() and target.is_mentioned(window.decode("utf-8", "replace")):
-                return True
-            rest = window[-len(needle) - _AROUND :]
+    while block := file.read(_BLOCK):
+        window = rest + block
+        if needle in window.lower() and target.is_mentioned(window.decode("utf-8", "replace")):
+            return True
+        rest = window[-len(needle) - _AROUND :]
     return False
 
 

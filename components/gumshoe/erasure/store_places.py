@@ -14,7 +14,14 @@ from gumshoe.artifacts.private_data import MARK, PrivateCopy, find_private_copie
 from gumshoe.artifacts.pruning import remove_artifact
 from gumshoe.artifacts.store import Store
 from gumshoe.erasure.learned import explain_learning
-from gumshoe.erasure.places import PlacePlan, apply_change, collect_questions, find_mentions, plan_place
+from gumshoe.erasure.places import (
+    PlacePlan,
+    apply_change,
+    collect_questions,
+    contains_name,
+    find_mentions,
+    plan_place,
+)
 from gumshoe.erasure.record_files import Links, redact_value
 from gumshoe.erasure.target import EraseTarget
 from gumshoe.mail.schema import index_path
@@ -83,10 +90,23 @@ class StoreErasure:
                 plan.changes.append(ArtifactChange(manifest.reference, count, rank))
             plan.remaining += [manifest.reference] if found.remaining else []
         self._add_descendants(plan, manifests)
-        if self._target.kind == "inbox":
-            marked = find_private_copies(self._store.storage, self._target.name)
-            plan.copies = [each for each in marked if not any(f"/{DATA_PREFIX}" in key for key in each.keys)]
+        plan.copies = self._find_outputs()
         return plan
+
+    def _find_outputs(self) -> list[PrivateCopy]:
+        """Return the marked directories, other than artifacts, that quote the inbox or name the target."""
+        target, storage = self._target, self._store.storage
+        of_inbox = find_private_copies(storage, target.name) if target.kind == "inbox" else []
+        found = {each.place: each for each in of_inbox}
+        if target.is_strict or target.kind == "document":
+            for each in find_private_copies(storage, None):
+                if each.place not in found and any(self._names_target(key) for key in each.keys):
+                    found[each.place] = each
+        return [each for each in found.values() if not any(f"/{DATA_PREFIX}" in key for key in each.keys)]
+
+    def _names_target(self, key: str) -> bool:
+        with self._store.storage.open(key) as file:
+            return contains_name(file, self._target)
 
     def _plan_artifact(self, manifest: Manifest) -> PlacePlan:
         if not _may_quote(manifest):
