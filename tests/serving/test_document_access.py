@@ -149,7 +149,12 @@ def test_feedback_keeps_the_collections_of_its_caller(
     from gumshoe.serving.feedback_recorder import FeedbackRecorder
 
     kept: list[Any] = []
-    monkeypatch.setattr(FeedbackRecorder, "record_feedback", lambda _, scenario, *__, **___: kept.append(scenario))
+
+    def record(_: FeedbackRecorder, scenario: Any) -> bool:
+        kept.append(scenario)
+        return True
+
+    monkeypatch.setattr(FeedbackRecorder, "record_feedback", record)
     feedback = {**QUESTION, "answer": "Body of document 7", "source_ids": ["d7"], "right": True}
     assert post(server, "/feedback", keys["hr"], **feedback).json() == {"kept": True}
     assert [each.collections for each in kept] == [("hr",)]

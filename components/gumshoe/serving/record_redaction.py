@@ -1,7 +1,7 @@
 """Redact recorded episodes and feedback: every text in them, wherever it stands, instead of a list of fields.
 
 Only three kinds of text stay as they are: words of this format, such as the reasons why an episode ends; ids that the
-server derives from hashes; and the inbox of feedback, without which nobody could find and delete it.
+server derives from hashes; and the inbox and the collections of feedback, which say who may read it.
 """
 
 import json
@@ -19,7 +19,7 @@ REDACTED = "[redacted]"
 _WORDS = frozenset(map(str, (*get_args(Ending), *get_args(Event), *get_args(Origin))))
 _OWN_ID = re.compile(r"asked-[0-9a-f]{16}(-[0-9a-f]{8})?|[0-9a-f]{16}")
 _ID_FIELDS = ("id", "scenario", "given_by")
-_KEPT_FIELDS = ("inbox_address", "query_date")
+_KEPT_FIELDS = ("inbox_address", "collections", "query_date")
 
 
 class RecordRedactor:
