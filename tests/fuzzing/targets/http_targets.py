@@ -98,7 +98,7 @@ def _odd_requests(draw: st.DrawFn, paths: list[str]) -> bytes:
     headers = {"content-type": "application/json", "accept": "application/json, text/event-stream"}
     plain = [each for each in NASTY_TEXTS if each.isascii() and each.isprintable()]
     headers |= draw(st.dictionaries(st.sampled_from(_HEADERS), st.sampled_from([*_VALUES, *plain]), max_size=2))
-    path = draw(st.sampled_from([*paths, _MCP, "/nowhere"])) + draw(ends)
+    path = draw(st.sampled_from([*paths, *[_MCP] * 4, "/nowhere"])) + draw(ends)
     return _encode(
         draw(methods), path, [list(each) for each in headers.items()], draw(damaged(written, NASTY_BYTES, 2))
     )
