@@ -214,6 +214,12 @@ def test_feedback_whose_sources_are_redacted_is_not_stored() -> None:
     assert (found.id, found.given_by, found.inbox_address) == (other.id, other.given_by, "ann4711@example.com")
     assert (found.question, found.answer, found.kind) == ("a [redacted]", "b [redacted]", "c [redacted]")
     assert RecordRedactor([]).redact_scenario(scenario) == scenario
+    walled = Scenario.model_validate(
+        {"id": "1", "question": "hr 4711", "answer": "b", "document_ids": ["d"], "collections": ["hr"]}
+    )
+    kept = RecordRedactor(["hr", "4711"]).redact_scenario(walled)
+    assert kept is not None
+    assert (kept.question, kept.collections) == ("[redacted] [redacted]", ("hr",))
 
 
 def test_feedback_names_its_caller_and_nobody_replaces_that_of_others(
