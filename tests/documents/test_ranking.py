@@ -1,6 +1,7 @@
 """BM25, dense retrieval and fusion, against cases computed by hand or by another program."""
 
 import math
+import random
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gumshoe.documents.document_snippets import MAX_SNIPPET, make_snippet
-from gumshoe.documents.lexical import Analyzer, Bm25, PostingsBuilder, check_language
+from gumshoe.documents.lexical import K1, Analyzer, B, Bm25, PostingsBuilder, check_language
 from tests.errors import raises
 
 QUICK = settings(derandomize=True, deadline=None, database=None)
@@ -43,6 +44,23 @@ def test_the_score_of_a_word_is_lucene_s_bm25() -> None:
     twice = scorer.score([[numbers["gout"]], [numbers["toe"]], [numbers["gout"]]])
     assert twice[0] == pytest.approx(2 * expected + scorer.score([[numbers["toe"]]])[0])
     assert Bm25(PostingsBuilder().finish(0), []).score([]).tolist() == []
+
+
+def test_scores_are_those_of_another_program() -> None:
+    """Compare with bm25s, whose variant `lucene` is that of Kamphuis et al."""
+    import bm25s
+
+    rng = random.Random(1)
+    texts = [[rng.choice("abcdefgh") for _ in range(rng.randint(1, 40))] for _ in range(60)]
+    words = sorted({word for text in texts for word in text})
+    builder = PostingsBuilder()
+    for text in texts:
+        builder.add([words.index(word) for word in text])
+    ours = Bm25(builder.finish(len(words)), [range(len(texts))])
+    other = bm25s.BM25(k1=K1, b=B, method="lucene")
+    other.index(texts, show_progress=False)
+    for query in (["a"], ["a", "c", "h"], ["b", "b", "g"]):
+        assert ours.score([[words.index(word)] for word in query]) == pytest.approx(other.get_scores(query), rel=1e-5)
 
 
 def test_the_score_of_a_word_is_that_of_the_collections_alone() -> None:
