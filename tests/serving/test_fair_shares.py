@@ -142,3 +142,21 @@ def test_addresses_of_one_host_are_one_group(one: str, other: str | None, is_sam
     from gumshoe.serving.callers import group_address
 
     assert (group_address(one) == group_address(other)) is is_same
+
+
+@pytest.mark.parametrize(("proxies", "is_trusted"), [((), False), (("10.0.0.0/8",), False), (("127.0.0.0/8",), True)])
+def test_only_a_trusted_proxy_names_the_client(
+    proxies: tuple[str, ...], is_trusted: bool, place: ServerFiles, model: FakeVLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe.serving import middleware
+
+    seen: list[str | None] = []
+    name = middleware.name_caller
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")  # uvicorn would trust everybody
+    monkeypatch.setattr(middleware, "name_caller", lambda who, address: seen.append(address) or name(who, address))
+    settings = make_settings(
+        place, model=model_settings(place, model.address), connections={"trusted_proxies": proxies}
+    )
+    with serve_in_thread(settings) as server:
+        server.client.get("/principal", headers={"X-Forwarded-For": "127.0.0.9"})
+    assert seen == ["127.0.0.9" if is_trusted else "127.0.0.1"]

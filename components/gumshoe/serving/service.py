@@ -90,6 +90,10 @@ class AnswerService:
         needed = [self.candidates[0], *([self.fallback] if self.fallback else ())]
         return next((f"{each.name.version}: {each.problem}" for each in needed if each.problem), "")
 
+    def close(self) -> None:
+        """Close the file of usage."""
+        self._budgets.close()
+
     async def answer(
         self, scenario: Scenario, session: str | None, on_step: Callable[[AnswerStep], object], caller: str
     ) -> Answer:
@@ -170,11 +174,12 @@ class AnswerService:
             ToolFailedError: if the index does not answer.
         """
         find = self.env_factory.find_source
-        found = [
-            await self._with_deadline(self._run_tool(caller, "sources", find, scenario, each))
-            for each in scenario.sources
-        ]
-        return [name for name, each in zip(scenario.sources, found, strict=True) if each is None]
+
+        async def find_all() -> list[str]:
+            sources = scenario.sources
+            return [each for each in sources if await self._run_tool(caller, "sources", find, scenario, each) is None]
+
+        return await self._with_deadline(find_all())
 
     async def _run_tool(self, caller: str, name: str, function: Callable[..., T], *arguments: object) -> T:
         """Run a function in a tool's thread, within the limit of concurrent calls and the caller's budget."""
