@@ -120,7 +120,8 @@ def test_tools_reach_only_readable_collections(server: ServerClient, keys: dict[
 
 def test_callers_without_collections_are_refused(server: ServerClient, keys: dict[str, str]) -> None:
     feedback = {**QUESTION, "answer": "x", "source_ids": ["d7"], "right": True}
-    for path, body in {"/invoke": QUESTION, "/source": {"source_id": "d7"}, "/feedback": feedback}.items():
+    bodies: dict[str, dict[str, Any]] = {"/invoke": QUESTION, "/source": {"source_id": "d7"}, "/feedback": feedback}
+    for path, body in bodies.items():
         refused = post(server, path, keys["none"], **body)
         assert (refused.status_code, code_of(refused)) == (403, "serving.no-collections")
     ((is_error, text),) = call_tools(server, keys["none"], ("search_documents", {"query": "7"}))
