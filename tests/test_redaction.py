@@ -101,6 +101,7 @@ def test_a_credential_is_masked(text: str) -> None:
         "ann@example.com, <1@example.com>",
         "max_tokens: 100, token_ids=[1], prompt_tokens=5, tokens: 7, tokenizer: x",
         "its id of token 'x' is 3",
+        "pad_token='[PAD]', eos_token: '<|end|>', next_token = 'word'",
         "Send a key or a token: Authorization: Bearer ...",
         "Authorization: Bearer $KEY",
         "OPENAI_API_KEY is not set; set it",
@@ -126,6 +127,10 @@ def test_values_of_secret_variables_are_masked_wherever_they_stand(monkeypatch: 
     monkeypatch.setenv("GUMSHOE_EXAMPLE", "an ordinary value")
     said = redact("bad key wJalrXUtnFEMI/K7MDENG for https://chat.example/hook/9f8e7d, an ordinary value")
     assert said == f"bad key {MASK} for {MASK}, an ordinary value"
+    monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", "/var/run/secrets/token")
+    assert redact("/var/run/secrets/token is missing") == "/var/run/secrets/token is missing", "not a secret itself"
+    monkeypatch.setenv("SLACK_WEBHOOK_URL", "https://chat.example/other/1a2b3c")
+    assert redact("https://chat.example/other/1a2b3c failed") == f"{MASK} failed"
     monkeypatch.setenv("API_TOKEN", "none")
     assert redact("there is none") == "there is none", "short values are words"
 

@@ -60,6 +60,7 @@ _FIELD = re.compile(  # a name, and what separates it from its value
     re.X,
 )
 _SECRET_NAME = re.compile(
+    r"(?!(?:.*_)?(?:eos|bos|pad|unk|stop|sep|mask|cls|end|next|first|last|special|image)_token$)"  # of a tokenizer
     r"secret|(?:.*_)?(?:password|passwd|passphrase|pwd|(?:app|api|shared|signing)_secret|secret_key|secret_access_key|"
     r"access_key|access_key_id|api_key|"
     r"apikey|private_key|signing_key|client_secret|client_key_data|token|(?:auth|access|refresh|session|id|bearer|bot|"
@@ -74,7 +75,7 @@ _LINE, _REST, _WORD = re.compile(r"[^\r\n]*"), re.compile(r"[^\"'\r\n]*"), re.co
 _TO_QUOTE = {"'": re.compile(r"[^'\r\n]*"), '"': re.compile(r'[^"\r\n]*')}
 _PLACEHOLDER = re.compile(r"\.\.\.|[<${*…]")
 _SECRET_VARIABLE = re.compile(
-    r"(?:.*_)?(?:TOKEN|PASSWORD|PASSWD|SECRET|SECRET_ACCESS_KEY|SECRET_KEY|ACCESS_KEY_ID|API_KEY|APIKEY|PRIVATE_KEY|"
+    r"(?!(?!.*WEBHOOK).*_(?:PATH|FILE|DIR|NAME|URL|URI|ENDPOINT|TYPE)$)(?:.*_)?(?:TOKEN|PASSWORD|PASSWD|SECRET|SECRET_ACCESS_KEY|SECRET_KEY|ACCESS_KEY_ID|API_KEY|APIKEY|PRIVATE_KEY|"
     r"CREDENTIALS?|WEBHOOK|AUTHORIZATION|OTLP_HEADERS|OTLP_TRACES_HEADERS)(?:_.*)?"
 )
 _USER_SCHEMES = ("imap:", "imaps:", "ssh:")  # a name without a password says which mailbox or account is meant
