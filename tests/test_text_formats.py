@@ -22,6 +22,7 @@ BAD_YAML = {
     "itself": "&a [*a]",
     "aliases that multiply": BOMB,
     "nested deeply": "[" * 3000 + "]" * 3000,
+    "nested as deeply as it is long": "{a: [" * 100_000,
     "nested a little too deeply": "[" * (MAX_DEPTH + 2) + "]" * (MAX_DEPTH + 2),
     "half a character": '"\\ud800"',
     "half a character in a key": '{"\\udfff": 1}',
@@ -73,6 +74,7 @@ def test_what_is_allowed_stays_as_it_is() -> None:
         **yaml.safe_load("a: {b: 1}\nc: {b: 2}\nd: 1e-5\ne: 2024-01-02")
     }
     assert load_yaml("a: 2024-01-02\nb: [1, null]", only_text=True) == {"a": "2024-01-02", "b": ["1", "null"]}
+    assert load_yaml("a: !!int 5", only_text=True) == {"a": "5"}
     assert load_yaml("") is None
     assert load_json(b'\xef\xbb\xbf{"a": "\\ud83d\\ude00"}') == {"a": "\N{GRINNING FACE}"}
     deep = "[" * MAX_DEPTH + "]" * MAX_DEPTH

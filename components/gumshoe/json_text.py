@@ -6,6 +6,7 @@ are nested too deeply to be written again.
 
 import json
 import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from gumshoe.text_checks import find_bad_texts
@@ -20,11 +21,16 @@ class InvalidJsonError(ValueError):
     """Report text that is not JSON, or that contains values which cannot be stored. The message says why."""
 
 
-def load_json(data: bytes | str, *, is_recorded: bool = False) -> Any:
+def load_json(
+    data: bytes | str,
+    *,
+    is_recorded: bool = False,
+    object_pairs_hook: Callable[[list[tuple[str, Any]]], Any] | None = None,
+) -> Any:
     """Return the value of a JSON document. Bytes are UTF-8, with or without a byte order mark.
 
     With `is_recorded`, texts may contain NUL and numbers may be NaN or infinite, such as what a model sampled and its
-    log-probabilities.
+    log-probabilities. `object_pairs_hook` is as for `json.loads`.
 
     Raises:
         InvalidJsonError: if it is not JSON, is nested more than `MAX_DEPTH` deep, or contains NaN, an infinite number,
@@ -33,7 +39,7 @@ def load_json(data: bytes | str, *, is_recorded: bool = False) -> Any:
     try:
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
         hooks: dict[str, Any] = {} if is_recorded else {"parse_constant": _refuse_constant, "parse_float": _parse_float}
-        value = json.loads(text, **hooks)
+        value = json.loads(text, object_pairs_hook=object_pairs_hook, **hooks)
     except (ValueError, RecursionError) as error:
         raise InvalidJsonError(str(error)) from None
     if _is_deep(value):

@@ -70,7 +70,21 @@ def _measure(value: Any, known: dict[int, int], depth: int) -> int:
     return count
 
 
-class _UniqueKeys(yaml.constructor.SafeConstructor):  # type: ignore[misc] # PyYAML has no types
+class _LimitedDepth(yaml.scanner.Scanner):  # type: ignore[misc] # PyYAML has no types
+    """Refuse brackets that are nested too deeply. For each token, PyYAML looks at all brackets that are open."""
+
+    def fetch_flow_collection_start(self, token: Any) -> None:
+        if self.flow_level >= MAX_DEPTH:
+            mark = self.get_mark()
+            raise yaml.scanner.ScannerError(None, None, f"it is nested more than {MAX_DEPTH} levels deep", mark)
+        super().fetch_flow_collection_start(token)
+
+
+class PlainTextLoader(_LimitedDepth, yaml.BaseLoader):  # type: ignore[misc]
+    """Read all values as text. Of two equal keys, the last one counts."""
+
+
+class _UniqueKeys(yaml.constructor.BaseConstructor):  # type: ignore[misc]
     """Refuse mappings with a key twice, of which PyYAML keeps the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
@@ -88,9 +102,9 @@ class _UniqueKeys(yaml.constructor.SafeConstructor):  # type: ignore[misc] # PyY
         return made
 
 
-class _Loader(_UniqueKeys, yaml.SafeLoader):  # type: ignore[misc]
+class _Loader(_LimitedDepth, _UniqueKeys, yaml.SafeLoader):  # type: ignore[misc]
     pass
 
 
-class _TextLoader(_UniqueKeys, yaml.BaseLoader):  # type: ignore[misc]
+class _TextLoader(_UniqueKeys, PlainTextLoader):  # type: ignore[misc]
     pass

@@ -399,6 +399,8 @@ BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
         (f"{BOMB}title: *j", "A heading", {"a": ["x"]}),
         ('title: "\\UFFFFFFFF"', "A heading", {}),
         (f"x: {'[' * 1500}", "A heading", {}),
+        (f"x: {'[' * 100_000}", "A heading", {}),
+        ("year: 2024\n" + "x: y\n" * 100_000, "A heading", {}),
         (f"year: 0x{'f' * 9000}\n\"\\uD800\": 1\n'': 2", "A heading", {"year": f"0x{'f' * 9000}", "\ufffd": "1"}),
     ],
 )

@@ -142,6 +142,14 @@ FAULTS: list[tuple[Act, str]] = [
     (choice(finish_reason="length"), UNUSABLE),
     (choice(message={"role": "assistant", "content": None, "refusal": "I cannot judge that"}), UNUSABLE),
     (altered(lambda answer: answer.update(choices=[])), UNUSABLE),
+    *(
+        (choice(message={"role": "assistant", "content": content}), UNUSABLE)
+        for content in (
+            '{"reason": "a\\u0000b", "correct": true}',
+            '{"reason": "\\ud800", "correct": true}',
+            '{"reason": ' + "[" * 50_000,
+        )
+    ),
 ]
 
 

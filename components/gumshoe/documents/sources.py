@@ -47,6 +47,7 @@ _HEADING = re.compile(r"^#{1,6}[ \t]+(\S.*)$", re.M)
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.S)
 _YAML_NULL = {"", "~", "null", "Null", "NULL"}  # null values in YAML
 _MAX_TITLE = 200
+_MAX_FRONT_MATTER = 50_000  # characters; YAML takes a second for these
 _SEPARATORS = re.compile(r"[_-]+")
 
 
@@ -309,11 +310,13 @@ def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:
     """Return the YAML front matter of a Markdown file, with values as written, and the rest of the text."""
     import yaml
 
+    from gumshoe.yaml_text import PlainTextLoader
+
     found = _FRONT_MATTER.match(text)
-    if found is None:
+    if found is None or len(found[1]) > _MAX_FRONT_MATTER:
         return {}, text
     try:
-        loaded = yaml.load(found[1], yaml.BaseLoader)  # noqa: S506 - it creates only strings, lists and mappings
+        loaded = yaml.load(found[1], PlainTextLoader)  # noqa: S506 - it creates only strings, lists and mappings
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
         return {}, text
     if not isinstance(loaded, dict):

@@ -16,6 +16,7 @@ from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_aft
 
 from gumshoe.artifacts.response_cache import Cache, cache_key, default_cache_path
 from gumshoe.endpoint import is_too_long, openai_client, raise_if_misconfigured
+from gumshoe.json_text import load_json
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.network import raise_if_untrusted
 from gumshoe.rewards.judge import JudgeError
@@ -308,11 +309,11 @@ def _parse_reply(text: str, reply: type[Reply], check: Callable[[Reply], str | N
         _UnusableError: if it is not valid.
     """
     try:
-        answer = reply.model_validate(json.loads(_strip_fence(text), object_pairs_hook=_build_object))
+        answer = reply.model_validate(load_json(_strip_fence(text), object_pairs_hook=_build_object))
         wrong = check(answer)
     except ValidationError as error:
         wrong = describe_validation_error(error)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         wrong = str(error)
     if wrong:
         raise _UnusableError(wrong)
