@@ -61,11 +61,11 @@ _FIELD = re.compile(  # a name, and what separates it from its value
 )
 _SECRET_NAME = re.compile(
     r"(?!(?:.*_)?(?:eos|bos|pad|unk|stop|sep|mask|cls|end|next|first|last|special|image)_token$)"  # of a tokenizer
-    r"secret|(?:.*_)?(?:password|passwd|passphrase|pwd|(?:app|api|shared|signing)_secret|secret_key|secret_access_key|"
+    r"(?:secret|(?:.*_)?(?:password|passwd|passphrase|pwd|(?:app|api|shared|signing)_secret|secret_key|secret_access_key|"
     r"access_key|access_key_id|api_key|"
     r"apikey|private_key|signing_key|client_secret|client_key_data|token|(?:auth|access|refresh|session|id|bearer|bot|"
     r"security|csrf|vault)_token|authorization|cookie|set_cookie|webhook|webhook_url|dsn|credentials?|"
-    r"otlp(?:_\w+)?_headers)"
+    r"otlp(?:_\w+)?_headers))"
 )
 _PLAIN_NAMES = {"token", "secret", "id_token", "credential", "credentials", "key"}  # also ordinary words: only with "="
 _ENV_SUFFIX = re.compile(r"(.*_(?:TOKEN|PASSWORD))_[A-Z0-9_]+")  # GUMSHOE_IMAP_PASSWORD_ANN
