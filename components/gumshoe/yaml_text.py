@@ -106,5 +106,5 @@ class _Loader(_LimitedDepth, _UniqueKeys, yaml.SafeLoader):  # type: ignore[misc
     pass
 
 
-class _TextLoader(_UniqueKeys, PlainTextLoader):  # type: ignore[misc]
+class _TextLoader(_UniqueKeys, PlainTextLoader):
     pass
