@@ -7,10 +7,12 @@ import pytest
 
 from gumshoe.mail.build import build_mail_index
 from gumshoe.mail.build_report import MailBuildOptions
-from gumshoe.mail.inboxes import OwnedSource
+from gumshoe.mail.inboxes import OwnedSource, list_people
 from gumshoe.mail.index import MailIndex
+from gumshoe.mail.message import normalize_address
 from tests.errors import raises
 from tests.mail.mailbox import make_index, record, write_jsonl
+from tests.mail.raw_messages import parse
 
 ANN, BOB, EVE = "ann@example.com", "bob@example.com", "eve@example.com"
 LIST = {"to": ["team@lists.example.com"], "sender": "pat@example.com"}
@@ -146,3 +148,19 @@ def test_deleted_trashed_and_junk_messages_are_skipped_by_option(
 def test_an_owner_is_a_whole_address(owner: str, aliases: tuple[str, ...]) -> None:
     with raises("mail.invalid-owner", "mbox:x"):
         OwnedSource("mbox:x", owner, aliases)
+
+
+@pytest.mark.parametrize("header", ["To", "Cc", "From", "Delivered-To"])
+def test_an_address_in_a_charset_that_is_guessed_gives_no_access(header: str) -> None:
+    """Only UTF-8 is allowed in addresses (RFC 6532). Other bytes are shown as letters, but may be others."""
+    for address, encoding, is_trusted in (
+        ("j\u00f6rg@example.com", "utf-8", True),
+        ("j\u00f6rg@example.com", "latin-1", False),
+        ("j\u2026rg@example.com", "cp1252", False),
+        ("j@b\u00fccher.example", "utf-8", True),
+        ("j@b\u00fccher.example", "latin-1", False),
+    ):
+        message = parse(f"{header}: {address}\nSubject: s\n\ntext".encode(encoding))
+        sender = [] if message.sender_is_doubtful else [message.sender]
+        found = {*list_people(message), *sender} - {""}
+        assert found == ({normalize_address(address)} if is_trusted else set())

@@ -196,6 +196,15 @@ def repair_bytes(raw: str, charset: str | None = None) -> str:
     return text if is_safe else data.decode("cp1252", "replace")
 
 
+def is_utf8(raw: str) -> bool:
+    """Return True if the bytes outside ASCII, which the parser stores as surrogates, are UTF-8."""
+    try:
+        raw.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        return False
+    return True
+
+
 def repair_fields(fields: Fields, content: bytes) -> Fields:
     """Decode bytes outside ASCII that were never encoded, with the charset that the message declares for its text."""
     if all(value.isascii() and "\x1b" not in value for _, value in fields):

@@ -18,6 +18,7 @@ from gumshoe.mail.headers import (
     decode_header_text,
     find_date,
     has_mail_headers,
+    is_utf8,
     parse_message_id,
     parse_references,
     repair_bytes,
@@ -66,11 +67,12 @@ def parse_message(raw: bytes, where: str, fallback_date: str = "") -> ParsedMess
         if not has_mail_headers(fields) and not begins_with_headers(raw, fields):
             return UnreadableItem(where, "no mail headers", f"{len(raw)} bytes")
         headers = collect_headers(repair_fields(fields, content))
+        guessed = {name for name, value in fields if not is_utf8(value)}
         body, files = _read_content(fields, content)
         text = clean(body)
     except _PARSER_ERRORS as error:
         return UnreadableItem(where, "broken beyond reading", f"{type(error).__name__}: {error}"[:200])
-    sender = _find_sender(headers)
+    sender = _doubt_guessed(_find_sender(headers), not guessed.isdisjoint(("from", "sender")))
     sent, offset = find_date(headers, fallback_date)
     subject = clean_line(decode_header_text(_find_first(headers, "subject")))
     message_id = parse_message_id(_find_first(headers, "message-id"))
@@ -84,14 +86,14 @@ def parse_message(raw: bytes, where: str, fallback_date: str = "") -> ParsedMess
             Recipient(role, entry.address, entry.name, entry.is_doubtful)
             for role in ROLES
             if role in headers
-            for entry in parse_address_headers(headers[role])
+            for entry in (_doubt_guessed(each, role in guessed) for each in parse_address_headers(headers[role]))
         ],
         subject=subject,
         body=text,
         files=files,
         has_generated_id=not message_id,
         sender_is_doubtful=sender.is_doubtful,
-        delivered_to=_find_delivery_addresses(headers),
+        delivered_to=_find_delivery_addresses({name: headers[name] for name in headers.keys() - guessed}),
         references=parse_references(headers.get("references", []), headers.get("in-reply-to", []), message_id),
         was_delivered=any(name in headers for name in _LAST_DELIVERY_HEADERS),
         statements=_find_statements(headers, sender),
@@ -123,6 +125,12 @@ def _parse_content(fields: Fields, content: bytes) -> Message[str, str]:
 def _find_first(headers: dict[str, list[str]], name: str) -> str:
     """Return the first value of a header that is not blank, or ""."""
     return next(filter(str.strip, headers.get(name, [])), "")
+
+
+def _doubt_guessed(entry: Mailbox, is_guessed: bool) -> Mailbox:
+    """Return an entry, which is doubtful if its address has letters of a charset that had to be guessed."""
+    has_letters = not entry.address.isascii() or "xn--" in entry.address
+    return entry._replace(is_doubtful=True) if is_guessed and has_letters else entry
 
 
 def _find_sender(headers: dict[str, list[str]]) -> Mailbox:
