@@ -239,3 +239,12 @@ def test_settings_of_earlier_versions_are_read_with_a_warning(
 def test_an_old_name_replaces_the_algorithm_of_a_configuration() -> None:
     found = resolve("tiny", {"optimizer.loss_type": "grpo"}, {}).settings
     assert found.optimizer.algorithm.model_dump() == {"name": "grpo", "settings": {}}
+
+
+@pytest.mark.parametrize("name", ["model.name", "optimizer.learning_rate"])
+@pytest.mark.parametrize("bad", ["a\udcff", "a\0b"])
+def test_text_that_cannot_be_stored_is_rejected_with_its_source(name: str, bad: str) -> None:
+    """A variable with bytes that are not UTF-8 has lone surrogates."""
+    variable = f"GUMSHOE_TRAIN__{name.upper().replace('.', '__')}"
+    with raises("settings.value-not-yaml", name, f"${variable}"):
+        resolve(None, {}, {variable: bad})
