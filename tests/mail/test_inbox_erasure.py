@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from gumshoe.mail.audit import MailAudit
+from gumshoe.mail.build import build_mail_index
 from gumshoe.mail.inbox_erasure import erase_inbox, erase_messages, find_message_ids, find_messages_of, has_inbox
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from gumshoe.mail.schema import index_path
@@ -72,3 +73,39 @@ def test_an_index_without_messages_is_deleted(directory: Path) -> None:
         erase_inbox(directory, inbox)
     assert not index_path(directory).exists()
     assert find_bytes(directory, "zircon", "quartz", "beryl", "opal", "example.com") == set()
+
+
+def test_people_whose_addresses_contain_the_address_keep_their_mail(tmp_path: Path) -> None:
+    joann = {"from": "joann@example.com", "sender": "joann@example.com"}
+    others = [
+        record(1, **joann, to=["mary.ann@example.com", "ann@example.com.au"]),
+        record(2, **joann, body="ask x+ann@example.com", to=[BOB]),
+        record(3, **joann, body="ask Ann@Example.com.", to=[BOB]),
+        record(4, **joann, body="hi", to=[BOB, ANN]),
+    ]
+    assert find_messages_of(make_index(tmp_path, others).directory, ANN) == ["<3@example.com>", "<4@example.com>"]
+
+
+def test_the_spellings_of_an_internationalized_domain_are_one_address(tmp_path: Path) -> None:
+    records = [
+        record(1, body="ask ann@bücher.example", to=[BOB]),
+        record(2, body="ask ANN@BÜCHER.example", to=[BOB]),
+        record(3, body="ask ann@xn--bcher-kva.example", to=[BOB]),
+        record(4, body="ask ann@bucher.example or \u212aim@example.com", to=[BOB]),
+    ]
+    directory = make_index(tmp_path, records).directory
+    found = find_messages_of(directory, "ann@xn--bcher-kva.example")
+    assert found == [f"<{number}@example.com>" for number in (1, 2, 3)]
+    assert find_messages_of(directory, "kim@example.com") == []
+
+
+def test_only_sources_of_the_inbox_are_forgotten(tmp_path: Path) -> None:
+    uris = []
+    for number, name in enumerate((ANN, "joann@example.com"), 1):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "1.eml").write_text(f"From: x@example.com\nTo: {name}\nMessage-ID: <{number}@example.com>\n\nhello")
+        uris.append(f"eml:{folder}")
+    build_mail_index(uris, tmp_path / "index")
+    erase_inbox(tmp_path / "index", ANN)
+    assert MailIndex(tmp_path / "index").stats()["sources"] == uris[1:]

@@ -2,7 +2,7 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,11 +10,12 @@ from typing import Any
 
 from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.sqlite import explain_damage
+from gumshoe.mail.address_mentions import mentions_address
 from gumshoe.mail.build import extend_mail_index
 from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport
 from gumshoe.mail.index_directory import PARTIAL, change_index, digest_content, remove_leftovers
 from gumshoe.mail.schema import SEGMENT_PREFIX, IndexState, check_exists, index_path, write_state
-from gumshoe.mail.segment import IndexSegments
+from gumshoe.mail.segment import IndexSegments, StoredCopy, StoredText
 from gumshoe.mail.segment_rewriter import SegmentRewriter
 from gumshoe.mail.terms import bare_id
 
@@ -45,7 +46,9 @@ def find_message_ids(directory: Path, message_id: str) -> list[str]:
 
 
 def find_messages_of(directory: Path, address: str) -> list[str]:
-    """Return the ids of all messages that a person sent or received, or whose text contains the address.
+    """Return the ids of all messages that name an address, as sender, recipient or inbox or in their text.
+
+    It is given in normal form, and compared as a whole: `ann@example.com` is not in `joann@example.com`.
 
     Raises:
         UsageError, GumshoeError: if there is no index, or it is damaged.
@@ -57,12 +60,20 @@ def find_messages_of(directory: Path, address: str) -> list[str]:
         for (number,) in numbers:
             copies = segments.read_copies(number)
             text = segments.read_text(number)
-            people = {person[1].lower() for copy in copies for person in copy.recipients}
-            texts = [text.sender, text.subject, text.body, *(each.text for each in text.attachments)]
-            holders = {entry.address for copy in copies for entry in copy.inboxes}
-            if address in people | holders or any(address in each.lower() for each in texts):
+            if any(mentions_address(each, address) for each in _list_texts(text, copies)):
                 found |= {copy.message_id for copy in copies}
     return sorted(found)
+
+
+def _list_texts(text: StoredText, copies: Iterable[StoredCopy]) -> Iterator[str]:
+    """Yield everything in a message in which a person may be named."""
+    yield from (text.sender, text.subject, text.body)
+    for attachment in text.attachments:
+        yield from (attachment.name, attachment.text)
+    for copy in copies:
+        yield copy.sender_name
+        yield from (part for person in copy.recipients for part in person[1:])
+        yield from (entry.address for entry in copy.inboxes)
 
 
 def erase_messages(directory: Path, message_ids: Iterable[str]) -> None:
@@ -132,7 +143,9 @@ def _write_segments(rewriter: SegmentRewriter, state: IndexState, directory: Pat
 def _without_sources_of(facts: dict[str, Any], inbox: str) -> dict[str, Any]:
     """Return the facts of an index without the sources of one owner, or whose names contain the address."""
     gone = {
-        each if isinstance(each, str) else each["source"] for each in facts["sources"] if inbox in str(each).lower()
+        each if isinstance(each, str) else each["source"]
+        for each in facts["sources"]
+        if any(mentions_address(text, inbox) for text in ([each] if isinstance(each, str) else map(str, each.values())))
     }
     sources = [each for each in facts["sources"] if (each if isinstance(each, str) else each["source"]) not in gone]
     by_source = {

@@ -124,10 +124,17 @@ def normalize_address(address: str) -> str:
     An internationalized domain becomes the one that mail servers use: `xn--bcher-kva.example` for `bücher.example`.
     The address of a caller is compared more strictly: see `gumshoe.mail.identities`.
     """
-    # The Kelvin sign stays: it is the only letter outside ASCII with a lower case in ASCII, and names somebody else.
-    lowered = _KELVIN.join(part.lower() for part in _SURROUNDING.sub("", clean(address)).split(_KELVIN))
+    lowered = lower_case(_SURROUNDING.sub("", clean(address)))
     local, at, domain = lowered.rpartition("@")
     return lowered if domain.isascii() or not at else f"{local}{at}{_encode_domain(domain)}"
+
+
+def lower_case(text: str) -> str:
+    """Return text with addresses in lower case.
+
+    The Kelvin sign stays: it is the only letter outside ASCII with a lower case in ASCII, and names somebody else.
+    """
+    return _KELVIN.join(part.lower() for part in text.split(_KELVIN))
 
 
 def _encode_domain(domain: str) -> str:
