@@ -16,6 +16,7 @@ from tests.fuzzing import hostile_messages
 from tests.fuzzing.hostile_messages import WITHOUT_TEXT, names
 from tests.fuzzing.hostile_registry import TOKEN, message_id
 
+pytestmark = pytest.mark.ci
 BOB = "bob@example.com"
 TOO_LARGE = {"10000 recipients"}
 """Messages above a limit of the build. They are counted."""

@@ -270,7 +270,7 @@ def _check_settings(path: Path) -> None:
 
 FILE_TARGETS = (
     FuzzTarget(
-        "scenarios", _with_changes([question(1), about_documents(1)]), _opener(_check_scenarios, "q.jsonl"), 150
+        "scenarios", _with_changes([question(1), about_documents(1)]), _opener(_check_scenarios, "q.jsonl"), 60
     ),
     FuzzTarget(
         "documents",
@@ -281,21 +281,21 @@ FILE_TARGETS = (
             ]
         ),
         _opener(_check_documents, "d.jsonl"),
-        150,
+        60,
     ),
     simple_target(
         "text-document", lambda: damaged([b"---\n" + YAML + b"---\n# Head\ntext\n"], _YAML), _check_text_document, 100
     ),
-    simple_target("trajectory", lambda: _with_changes([_trajectory()])(), _check_trajectory, 150),
-    simple_target("manifest", lambda: _with_changes([_manifest()])(), _check_manifest, 150),
+    simple_target("trajectory", lambda: _with_changes([_trajectory()])(), _check_trajectory, 60),
+    simple_target("manifest", lambda: _with_changes([_manifest()])(), _check_manifest, 60),
     FuzzTarget(
-        "tensors", tensor_files, _opener(_check_tensors, "a.safetensors", "gumshoe.training.models.base_model"), 150
+        "tensors", tensor_files, _opener(_check_tensors, "a.safetensors", "gumshoe.training.models.base_model"), 60
     ),
     FuzzTarget(
         "adapter-config",
         _with_changes([{"peft_type": "LORA", "r": 8, "lora_alpha": 16, "rank_pattern": {}, "target_modules": ["a"]}]),
         _opener(_check_adapter, "adapter_config.json", "gumshoe.training.adapters.adapter_files"),
-        100,
+        40,
     ),
     FuzzTarget(
         "settings",
