@@ -9,6 +9,8 @@ from gumshoe.environments.mail_results import MailFormat, header_fields
 from gumshoe.mail.build import build_mail_index, extend_mail_index
 from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport
 from gumshoe.mail.corpus import MailSearch
+from gumshoe.mail.imap_account import parse_imap_uri
+from gumshoe.mail.imap_folders import ListedFolder, choose_folders
 from gumshoe.mail.inboxes import OwnedSource
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.index_options import parse_options
@@ -259,3 +261,21 @@ def test_an_owner_needs_no_trust(tmp_path: Path) -> None:
     write_mail(tmp_path / "mail" / "1")
     index, _ = build(tmp_path, OwnedSource(f"maildir:{tmp_path / 'mail'}", CAROL), trust_from=True)
     assert holders(index) == {"carol"}
+
+
+@pytest.mark.parametrize(
+    ("folders", "sent"),
+    [
+        ({"INBOX": "", "Sent": "", "Gesendet": "\\sent"}, {"Gesendet"}),
+        ({"INBOX": "", "Sent Items": "", "INBOX/Sent": ""}, {"Sent Items", "INBOX/Sent"}),
+        ({"INBOX": "", "Archive": "\\archive"}, set()),
+    ],
+)
+def test_imap_folders_for_sent_mail_are_those_that_the_server_tells(folders: dict[str, str], sent: set[str]) -> None:
+    """Without their special use (RFC 6154), names decide."""
+    listed = [
+        ListedFolder(title.encode(), title, "/", frozenset(filter(None, [flag]))) for title, flag in folders.items()
+    ]
+    account, _ = parse_imap_uri("imap://dave%40example.com@host")
+    chosen = choose_folders(account, (), listed, is_gmail=False)
+    assert {each.title for each in chosen if each.is_sent} == sent
