@@ -486,7 +486,10 @@ class Vocabulary(Protocol):
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(type(each) is int and 0 <= each < _ID_LIMIT for each in value)
+    """Return True for a list of token ids. A prompt has thousands, so no Python code runs for each."""
+    if not isinstance(value, list) or not set(map(type, value)) <= {int}:
+        return False
+    return not value or (min(value) >= 0 and max(value) < _ID_LIMIT)
 
 
 def _is_number(value: Any) -> bool:
