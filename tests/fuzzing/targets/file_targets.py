@@ -1,6 +1,9 @@
 """Targets: files that other people write: scenarios, trajectories, manifests, adapters, settings and documents."""
 
+import bz2
+import gzip
 import json
+import lzma
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
@@ -12,6 +15,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from gumshoe.artifacts.lines import GZIP_ERRORS, read_lines
 from gumshoe.artifacts.manifest import MANIFEST, InvalidManifestError, Manifest
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.artifacts.store import Store
@@ -170,6 +174,33 @@ def _opener(check: Callable[[Path], None], name: str, *modules: str) -> Callable
     return prepare
 
 
+_SUFFIXES = ("", ".gz", ".bz2", ".xz", ".GZ")
+
+
+def _packed() -> list[bytes]:
+    """Return files, each after the number of its suffix."""
+    text = b'{"a": 1}\n' * 50 + b"last"
+    found = [
+        text,
+        gzip.compress(text, mtime=0),
+        bz2.compress(text),
+        lzma.compress(text),
+        gzip.compress(text, mtime=0) * 2,
+    ]
+    return [bytes([number]) + data for number, data in enumerate([*found, text.decode().encode("utf-16")])]
+
+
+def _check_lines(path: Path) -> None:
+    data = path.read_bytes()
+    place = path.with_suffix(_SUFFIXES[data[0] % len(_SUFFIXES)] if data else "")
+    place.write_bytes(data[1:])
+    try:
+        read = sum(len(line) for line in read_lines(str(place)))
+    except GZIP_ERRORS:
+        return
+    assert read <= 2 * len(data) or place.suffix
+
+
 def _check_scenarios(path: Path) -> None:
     try:
         for line in read_scenarios(str(path)):
@@ -269,9 +300,8 @@ def _check_settings(path: Path) -> None:
 
 
 FILE_TARGETS = (
-    FuzzTarget(
-        "scenarios", _with_changes([question(1), about_documents(1)]), _opener(_check_scenarios, "q.jsonl"), 60
-    ),
+    FuzzTarget("lines", lambda: damaged(_packed()), _opener(_check_lines, "file"), 60),
+    FuzzTarget("scenarios", _with_changes([question(1), about_documents(1)]), _opener(_check_scenarios, "q.jsonl"), 60),
     FuzzTarget(
         "documents",
         _with_changes(
