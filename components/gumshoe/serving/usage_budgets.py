@@ -32,19 +32,12 @@ _log = logging.getLogger(__name__)
 
 
 class BudgetExhaustedError(UnavailableError):
-    """Report that a caller has used up its budget of the day.
+    """Report that a caller has used up its budget of the day. `retry_after` are the seconds until the next one."""
 
-    Args:
-        what: the budget and its unit, e.g. `1,000 tokens`.
-        seconds: time until the next day begins.
-    """
-
-    def __init__(self, what: str, seconds: int) -> None:
-        super().__init__(
-            "serving.budget-exhausted", f"Your budget of {what} per day is used up. Try again in {seconds:,} seconds."
-        )
-        self.args = (what, seconds)  # what pickle passes to this method
-        self.headers = {"Retry-After": str(seconds)}
+    def __init__(self, code: str, message: str, retry_after: int) -> None:
+        super().__init__(code, message)
+        self.args = (code, message, retry_after)  # what pickle passes to this method
+        self.headers = {"Retry-After": str(retry_after)}
 
 
 class UsageUnavailableError(UnavailableError):
@@ -153,7 +146,12 @@ class UsageBudgets:
         if budget is not None and more and used + more > budget:
             now = self.now().astimezone(UTC)
             midnight = (now + timedelta(days=1)).replace(hour=0, minute=0, second=0, microsecond=0)
-            raise BudgetExhaustedError(f"{budget:,} {unit}", max(1, ceil((midnight - now).total_seconds())))
+            seconds = max(1, ceil((midnight - now).total_seconds()))
+            raise BudgetExhaustedError(
+                "serving.budget-exhausted",
+                f"Your budget of {budget:,} {unit} per day is used up. Try again in {seconds:,} seconds.",
+                seconds,
+            )
 
 
 @dataclass(slots=True)
