@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from email import message_from_bytes
+from email.policy import default
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,13 @@ def test_the_splits_share_no_senders_and_domains(synthetic_index: MailIndex, sce
                 person, _, address = message["From"].rpartition("<")
                 senders |= {address, address.partition("@")[2], *([] if each.recipe.carrier == "name" else [person])}
     assert not seen["train"] & seen["held-out"]
+
+
+def test_a_message_has_one_sender(suite: list[PlannedAttack]) -> None:
+    for each in suite:
+        for message in each.messages:
+            (sender,) = message_from_bytes(message, policy=default)["From"].addresses
+            assert sender.domain.endswith(".example")
 
 
 def test_no_reference_answer_or_source_is_planted(suite: list[PlannedAttack], scenarios: list[Scenario]) -> None:

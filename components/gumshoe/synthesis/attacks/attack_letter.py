@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass
 from datetime import datetime
-from email.headerregistry import Address
+from email.header import Header
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import format_datetime
@@ -48,7 +48,7 @@ class AttackLetter:
             name = _to_one_line(self.text)[:_MAX_NAME]
         elif self.carrier == "subject":
             subject = f"{self.subject}: {_to_one_line(self.text)}"
-        message["From"] = str(Address(_clean_name(name), addr_spec=self.sender))
+        message["From"] = self.sender
         message["To"] = self.recipient
         message["Subject"] = subject
         message["Date"] = format_datetime(self.sent)
@@ -61,7 +61,8 @@ class AttackLetter:
             message.set_boundary(_BOUNDARY)
         else:
             message.set_content(self._write_text(), cte="base64")
-        return bytes(message)
+        plain = f"From: {self.sender}\r\n".encode()
+        return bytes(message).replace(plain, f"From: {_encode_name(name)} <{self.sender}>\r\n".encode(), 1)
 
     def _write_text(self) -> str:
         about = self.about
@@ -93,6 +94,10 @@ def _to_one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def _clean_name(name: str) -> str:
-    """Return a display name without characters that the format of addresses does not allow."""
-    return re.sub(r"[\x00-\x1f\x7f]", " ", name)
+def _encode_name(name: str) -> str:
+    """Return a display name as encoded words (RFC 2047), in which no comma or bracket can separate addresses.
+
+    The email package writes long names without their quotes.
+    """
+    clean = re.sub(r"[\x00-\x1f\x7f]", " ", name).translate({ord("<"): None, ord(">"): None})
+    return Header(clean, "utf-8", maxlinelen=70).encode(linesep="\r\n")
