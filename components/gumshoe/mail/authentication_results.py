@@ -5,19 +5,24 @@ stands below came with the message, and anybody may have written it.
 """
 
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
+
+from gumshoe.mail.identities import lower_ascii
 
 Verdict = Literal["pass", "fail", ""]
 
 _MAX_STATEMENTS = 20  # headers of a message that are read
 _MAX_LENGTH = 16_000  # characters of one
 _QUOTED = r'"(?:[^"\\]|\\.)*+"'
+_VALUE = rf"(?:[^\s\";]++|{_QUOTED})++"  # also "ann lee"@example.com
+_ONE_QUOTED = re.compile(_QUOTED, re.S)
 _PIECE = re.compile(rf"{_QUOTED}|[^\"()\\]++|\\.", re.S)
 _COMMENT_PIECE = re.compile(r"[()]|\\.|[^()\\]++", re.S)
 _PART = re.compile(rf"(?:[^\";]|{_QUOTED})++", re.S)
-_SERVER = re.compile(rf"\s*({_QUOTED}|[^\s;=\"]++)(?:\s+\d+)?\s*", re.S)
-_PAIR = re.compile(rf"([\w.-]++)(?:\s*/\s*\d+)?\s*=\s*({_QUOTED}|[^\s\";]++)", re.S)
+_SERVER = re.compile(rf"\s*+({_QUOTED}|[^\s;=\"]++)(?:\s++(\d{{1,4}}+))?\s*+", re.S)
+_PAIR = re.compile(rf"\s*+([\w.-]++)\s*+(?:/\s*+\d++\s*+)?=\s*+({_VALUE})(?=\s|$)", re.S | re.A)
+_VERSIONS = {None, "1"}
 _INSTANCE = re.compile(r"\s*i\s*=\s*(\d{1,2})\s*;")
 _SEALER = re.compile(r"(?:^|;)\s*d\s*=\s*([^\s;]++)")
 
@@ -44,7 +49,8 @@ class ServerStatement(NamedTuple):
 def parse_results(value: str) -> tuple[str, list[Result]]:
     """Return the name of the server and the results of an `Authentication-Results` header.
 
-    Returns no results if the header is malformed.
+    Returns no results if the header is malformed or of an unknown version. A result is read up to the first text that
+    is not part of one.
 
     >>> parse_results("mx.example.com; dkim=pass (good) header.d=example.com")
     ('mx.example.com', [Result(method='dkim', result='pass', properties={'header.d': 'example.com'})])
@@ -56,16 +62,27 @@ def parse_results(value: str) -> tuple[str, list[Result]]:
     if not parts:
         return "", []
     named = _SERVER.fullmatch(parts[0])
+    if named and named[2] not in _VERSIONS:
+        parts = []
     results = []
     for part in parts[1:] if named else parts:
-        pairs = [(name.lower(), _unquote(text).lower()) for name, text in _PAIR.findall(part)]
+        pairs = list(_read_pairs(part))
         if pairs:
             results.append(Result(*pairs[0], dict(reversed(pairs[1:]))))
-    return _unquote(named[1]).lower() if named else "", results
+    return lower_ascii(_unquote(named[1])) if named else "", results
+
+
+def _read_pairs(part: str) -> Iterator[tuple[str, str]]:
+    """Yield the names and values at the beginning of a text, in lower case."""
+    position = 0
+    while pair := _PAIR.match(part, position):
+        yield lower_ascii(pair[1]), lower_ascii(_unquote(pair[2]))
+        position = pair.end()
 
 
 def _unquote(text: str) -> str:
-    return re.sub(r"\\(.)", r"\1", text[1:-1]) if text.startswith('"') else text
+    """Return the text of a quotation. A text that only contains one is returned as it is."""
+    return re.sub(r"\\(.)", r"\1", text[1:-1], flags=re.S) if _ONE_QUOTED.fullmatch(text) else text
 
 
 def _remove_comments(text: str) -> str | None:
@@ -140,8 +157,8 @@ def _domain(result: Result, *names: str) -> str:
 
 
 def _covers(domain: str, other: str) -> bool:
-    """Return True if a domain is another one or contains it."""
-    return bool(domain) and (other == domain or other.endswith(f".{domain}"))
+    """Return True if a domain is another one or contains it. A top-level domain such as `com` contains no other."""
+    return bool(domain) and (other == domain or ("." in domain and other.endswith(f".{domain}")))
 
 
 def _find_sealers(headers: Mapping[str, Sequence[str]], sender: str) -> tuple[str, ...]:
@@ -151,7 +168,7 @@ def _find_sealers(headers: Mapping[str, Sequence[str]], sender: str) -> tuple[st
         number, domain = _INSTANCE.match(value), _SEALER.search(value)
         if number is None or domain is None:
             return ()
-        sealers[int(number[1])] = domain[1].lower()
+        sealers[int(number[1])] = lower_ascii(domain[1])
     first = [
         value[number.end() :]
         for value in headers.get("arc-authentication-results", [])

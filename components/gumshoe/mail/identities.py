@@ -56,9 +56,14 @@ def parse_identity_pattern(text: str) -> str:
     return _parse(text[: _MAX_LENGTH + 1], True)
 
 
+def lower_ascii(text: str) -> str:
+    """Return text with A to Z in lower case, and all else unchanged."""
+    return text.translate(_UPPER)
+
+
 @lru_cache(1 << 12)
 def _parse(text: str, is_pattern: bool) -> str:
-    local, at, domain = text.translate(_UPPER).partition("@")
+    local, at, domain = lower_ascii(text).partition("@")
     try:
         if not at or len(text) > _MAX_LENGTH:
             raise ValueError("it has no @" if not at else f"it has more than {_MAX_LENGTH} characters")

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from gumshoe.errors import UsageError
 from gumshoe.mail.authentication_results import check_sender
+from gumshoe.mail.identities import lower_ascii
 from gumshoe.mail.message import ParsedMessage, normalize_address
 from gumshoe.mail.prepared_messages import PreparedMessage
 
@@ -89,7 +90,7 @@ def normalize_servers(names: Iterable[str]) -> tuple[str, ...]:
                 f"trust_authserv (--trust-authserv) is {each!r}; write the name with which Authentication-Results "
                 "headers begin, such as mx.example.com",
             )
-    return tuple(sorted({each.lower() for each in names}))
+    return tuple(sorted(set(map(lower_ascii, names))))
 
 
 @lru_cache(_CACHED)
