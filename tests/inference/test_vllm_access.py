@@ -188,6 +188,17 @@ def test_the_second_way_to_load_adapters_is_closed(make: Make, method: str, rout
     assert make(KEY).request(method, route, json={"name": "a", "src": "/x"}, headers=headers).status_code == 403
 
 
+@pytest.mark.parametrize("end", ["", "%0a", "%0A", "/%0a", "%0d", "%00", "%e2%80%8b"])
+@pytest.mark.parametrize("route", ["/v1/load_lora_adapter", "/adapters"])
+def test_no_spelling_of_a_path_evades_the_rules(monkeypatch: pytest.MonkeyPatch, route: str, end: str) -> None:
+    monkeypatch.setenv("GUMSHOE_ADAPTER_DIRECTORIES", "[]")
+    app = AccessControl(Starlette(routes=[Route(route, _answer, methods=["POST"])]))
+    with serve_asgi(app) as url:
+        for path in (route, f"/{route}", route.replace("/", "/./"), route.replace("_", "%5f"), route.upper()):
+            answer = httpx.post(f"{url}{path}{end}", json={"lora_name": "a", "lora_path": "/etc"}, trust_env=False)
+            assert answer.status_code in (400, 403, 404), path
+
+
 def test_only_what_was_published_is_loaded(make: Make, tmp_path: Path) -> None:
     source, place = tmp_path / "made", tmp_path / "adapters" / "r1-1-policy-2"
     source.mkdir()

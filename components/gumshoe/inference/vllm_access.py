@@ -32,7 +32,7 @@ MIDDLEWARE = f"{__name__}.AccessControl"
 _OPEN = {"/health", "/metrics", "/metrics/"}
 _LOAD, _OTHER_ADAPTER_ROUTES = "/v1/load_lora_adapter", "/adapters"
 _MAX_BODY = 1 << 16  # bytes of a request to load an adapter
-_UNAUTHORIZED, _FORBIDDEN, _TOO_LARGE = 401, 403, 413
+_BAD_REQUEST, _UNAUTHORIZED, _FORBIDDEN, _TOO_LARGE = 400, 401, 403, 413
 _POLICY_VIOLATION = 1008  # close code of a WebSocket
 
 
@@ -102,6 +102,8 @@ class AccessControl:
         is_open = method in ("GET", "HEAD") and scope["path"] in _OPEN
         if self._key and not is_open and not self._has_key(scope["headers"]):
             await _refuse(scope, send, _UNAUTHORIZED, "send the key of this server: Authorization: Bearer ...")
+        elif not path.isprintable():  # Starlette's routes accept a line break at the end of their path
+            await _refuse(scope, send, _BAD_REQUEST, "the path must contain printable characters only")
         elif path.rstrip("/") == _OTHER_ADAPTER_ROUTES or path.startswith(f"{_OTHER_ADAPTER_ROUTES}/"):
             await _refuse(scope, send, _FORBIDDEN, f"this route is closed; use {_LOAD}")
         elif path.rstrip("/") == _LOAD and method == "POST":
