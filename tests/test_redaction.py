@@ -1,11 +1,13 @@
 """Test that credentials are masked in messages, log records, tracebacks and JSON."""
 
+import base64
 import io
 import json
 import logging
 import subprocess
 import sys
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -65,6 +67,22 @@ FIELDS = [
     f"users:\n- user:\n    token: {SECRET}\n",
     f"    client-key-data: {SECRET}==",
     f"OTEL_EXPORTER_OTLP_HEADERS=authorization={SECRET}",
+    f"- name: HF_TOKEN\n  value: {SECRET}",
+    f"env:\n- name: 'HF_TOKEN'\n  value: '{SECRET}'\n",
+    f"password: |\n  {SECRET}\n",
+    json.dumps(json.dumps({"password": f'{SECRET}"{SECRET}', "user": "ann"})),
+    json.dumps(json.dumps(json.dumps({"Authorization": f"Bearer {SECRET}"}))),
+    json.dumps(f"first line\npassword={SECRET}\nlast"),
+    f"{{'password': 'ab\\'{SECRET}'}}",
+    f'{{"password": "ab\\"{SECRET}"}}',
+    f'{{"clientSecret":"{SECRET}", "id": 1}}',
+    f"{{'accessToken': '{SECRET}'}}",
+    f"secretAccessKey: {SECRET}",
+    f"AccountKey={SECRET}==;EndpointSuffix=example",
+    f"PGPASSWORD={SECRET} psql",
+    f"vllm serve --api-key {SECRET}",
+    f"['vllm', '--api-key', '{SECRET}']",
+    f"cannot parse //user:{SECRET}@host/x",
 ]
 FORMS = [
     f"gum_{SECRET}AAAAAAAAAAAAAA",
@@ -109,6 +127,9 @@ def test_a_credential_is_masked(text: str) -> None:
         "Secret gumshoe-s3: not found",
         "?a=1&b=2",
         "monkey=1",
+        "send --token or --api-key with each request; --eos-token 151643",
+        "secretKey: VLLM_API_KEY, secretKeyRef: {name: s3, key: AWS_SECRET_ACCESS_KEY}",
+        "a//b@c and // Author: Ann <ann@example.com>",
     ],
 )
 def test_text_without_credentials_stays(text: str) -> None:
@@ -157,11 +178,19 @@ def test_json_keeps_its_form() -> None:
         "servers": [f"http://u:{SECRET}@h:1"],
         "password": SECRET,
         "nested": {"api_key": SECRET, "max_tokens": 5, "is_open": True, "none": None, "token": ""},
+        "env": [{"name": "HF_TOKEN", "value": SECRET}, {"name": "MODE", "value": "fast"}],
+        "command": ["vllm", "--api-key", SECRET, "--port", "1"],
+        "cookies": {"session": [SECRET]},
+        "secret": {"secretName": "gumshoe-s3", "secretKey": "VLLM_API_KEY"},
     }
     assert redact_json(given) == {
         "servers": [f"http://{MASK}@h:1"],
         "password": MASK,
         "nested": {"api_key": MASK, "max_tokens": 5, "is_open": True, "none": None, "token": ""},
+        "env": [{"name": "HF_TOKEN", "value": MASK}, {"name": "MODE", "value": "fast"}],
+        "command": ["vllm", "--api-key", MASK, "--port", "1"],
+        "cookies": {"session": [MASK]},
+        "secret": {"secretName": "gumshoe-s3", "secretKey": "VLLM_API_KEY"},
     }
 
 
@@ -226,7 +255,35 @@ def test_clients_do_not_log_each_request() -> None:
         assert not logging.getLogger(name).isEnabledFor(logging.INFO)
 
 
-@pytest.mark.parametrize("part", ["a", "a-", "a.b", "http://a:", "http://", "a=", "password ", "?key=", "%3a%2f%2f"])
+@pytest.mark.parametrize("password", ['p@ss/w0rd!"x', "plain-passw0rd", "päss w0rd&more", "back\\slash-1"])
+def test_values_of_secrets_are_masked_in_all_spellings(monkeypatch: pytest.MonkeyPatch, password: str) -> None:
+    monkeypatch.setenv("MAIL_PASSWORD", password)
+    coded = base64.b64encode(password.encode()).decode()
+    for spelled in (password, quote(password), quote(password, safe=""), json.dumps({"a": password}), coded):
+        assert redact(f"rejected: {spelled}, again").replace('{"a": "***"}', MASK).startswith(f"rejected: {MASK}")
+    for spelled in (password, quote(password, safe=""), json.dumps(password)[1:-1], coded):
+        assert spelled not in redact(f"rejected: {spelled}, again")
+
+
+_HOSTILE = [
+    *("a", "a-", "a.b", "http://a:", "http://", "a=", "password ", "?key=", "%3a%2f%2f", "\n", " \n", "cookie: "),
+    *(
+        "token:",
+        "secret_key:",
+        "eyJ-",
+        "eyJaaaaaa-",
+        "\\",
+        "\\n",
+        '\\"',
+        "--token ",
+        "//a:",
+        "authorization: a ",
+        "token: |\n x\n",
+    ),
+]
+
+
+@pytest.mark.parametrize("part", _HOSTILE)
 def test_a_long_text_is_masked_to_its_end(part: str) -> None:
     """A form whose work grows with the square of the length would take hours."""
     assert redact(f"{part * 100_000} http://u:{SECRET}@host").endswith(f" http://{MASK}@host")

@@ -6,6 +6,8 @@ AWS_SECRET_ACCESS_KEY, and those passed to `register_secret`. All errors of Gums
 of uncaught exceptions pass through it, so that no caller has to remember it. Mail, questions and answers do not.
 """
 
+import base64
+import json
 import logging
 import os
 import re
@@ -14,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 MASK = "***"
 """Text in place of a secret. It may stand in a URL."""
@@ -26,6 +28,7 @@ _USER_INFO = re.compile(
     |[^/?\#:@{_END}]{{0,100}}:(?!\d*(?:[/?\#,;)\]}}{_END}]|$))[^{_END}]{{0,300}}@)  # a password with /, not a port""",
     re.I | re.X,
 )
+_RELATIVE_USER_INFO = re.compile(r"(?P<name>(?<![:\w/\\])//)[^/?#:@\s]{1,100}:[^/?#@\s]{1,300}(?=@)")
 _PASSWORD = re.compile(r"(?<=://)[^/?#:@\s]{0,100}:[^/?#@\s]{1,300}@")
 _ENCODED_USER_INFO = re.compile(
     r"(?P<name>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,30}%3a%2f%2f)[^\s&/]{0,500}?(?=%40)", re.I
@@ -43,43 +46,59 @@ _WEBHOOK = re.compile(
 )
 _BEARER = re.compile(r"(?P<name>\bBearer\s+)(?=[\w.~+/-]{0,15}(?:\d|[\w.~+/-]{16}))[\w.~+/-]{6,}=*", re.I)
 _BASIC = re.compile(r"(?P<name>\bBasic\s+)(?=[\w+/]{0,1000}[\d=])[\w+/]{6,}=*")
-_KUBECONFIG = re.compile(r"(?P<name>^\s*(?:token|password|client-key-data):\s+)[^\s\"'.<$]\S*", re.M)
+_KUBECONFIG = re.compile(r"(?P<name>^[^\S\n]*(?:token|password|client-key-data):\s+)[^\s\"'.<$|>]\S*", re.M)
 _PRIVATE_KEY = re.compile(r"(?P<name>-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----)(?:(?!-----).)+", re.S)
-_NAMED = (_PRIVATE_KEY, _WEBHOOK, _PARAMETER, _BEARER, _BASIC, _KUBECONFIG)
+_NAMED = (_RELATIVE_USER_INFO, _PRIVATE_KEY, _WEBHOOK, _PARAMETER, _BEARER, _BASIC, _KUBECONFIG)
 _KNOWN_FORMS = re.compile(
     r"""\bgum_[\w-]{16,}|\bhf_[A-Za-z0-9]{16,}|\bapi_org_[A-Za-z0-9]{16,}|\b(?:sk|rk|pk)-[\w-]{16,}
     |\b(?:AKIA|ASIA|AGPA|AROA|AIDA)[A-Z0-9]{12,}\b|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}
     |\bxox[abeoprs]-[\w-]{10,}|\bxapp-[\w-]{10,}|\bAIza[\w-]{30,}|\bya29\.[\w.-]{20,}|\bhvs\.[\w-]{20,}|\bnpm_[A-Za-z0-9]{30,}
-    |\bpypi-[\w-]{30,}|\beyJ[\w-]{6,}\.[\w-]{4,}(?:\.[\w-]*)*""",
+    |\bpypi-[\w-]{30,}|\beyJ(?:\w|-(?!eyJ)){6,}\.[\w-]{4,}(?:\.[\w-]*)*""",
     re.X,
 )
-_FIELD = re.compile(  # a name, and what separates it from its value
+_FIELD = re.compile(  # a name, and what separates it from its value; quotes are escaped in JSON that contains JSON
     r"""(?<![\w.-])(?P<field>[\w.-]++)
-    (?:(?P<quote>["'])(?:\s{0,9},\s{0,9}["']value["']\s{0,9}:|\s{0,9}(?::|=>?|,(?=\s{0,9}b?["'])))|\s{0,9}(?P<mark>=|:))
-    \s{0,9}(?P<open>b?["'])?""",
+    (?:["']?[^\S\n]{0,9}\n[^\S\n]{0,40}value:  # an environment variable of a container, in YAML
+    |\\{0,3}["'](?:\s{0,9},\s{0,9}\\{0,3}["']value\\{0,3}["']\s{0,9}:|\s{0,9}(?::|=>?|,(?=\s{0,9}b?\\{0,3}["'])))
+    |\s{0,9}(?P<mark>=|:))
+    \s{0,9}(?P<open>b?\\{0,3}["'])?""",
     re.X,
+)
+_OPTION = re.compile(  # of a command line; without a digit or 16 characters, what follows may be prose
+    r"(?P<name>(?<!\S)(?P<option>--[\w-]++)[ ]+)(?=\S{0,15}\d|\S{16})[^\s\"'<>${*-][^\s\"']{5,}"
 )
 _SECRET_NAME = re.compile(
     r"(?!(?:.*_)?(?:eos|bos|pad|unk|stop|sep|mask|cls|end|next|first|last|special|image)_token$)"  # of a tokenizer
     r"(?:secret|(?:.*_)?(?:password|passwd|passphrase|pwd|(?:app|api|shared|signing)_secret|secret_key|secret_access_key|"
-    r"access_key|access_key_id|api_key|"
-    r"apikey|private_key|signing_key|client_secret|client_key_data|token|(?:auth|access|refresh|session|id|bearer|bot|"
-    r"security|csrf|vault)_token|authorization|cookie|set_cookie|webhook|webhook_url|dsn|credentials?|"
+    r"access_key|access_key_id|account_key|api_key|"
+    r"apikey|secretkey|pgpassword|private_key|signing_key|client_secret|client_key_data|token|(?:auth|access|refresh|session|id|bearer|bot|"
+    r"security|csrf|vault)_token|authorization|cookies?|set_cookie|webhook|webhook_url|dsn|credentials?|"
     r"otlp(?:_\w+)?_headers))"
 )
 _PLAIN_NAMES = {"token", "secret", "id_token", "credential", "credentials", "key"}  # also ordinary words: only with "="
 _ENV_SUFFIX = re.compile(r"(.*_(?:TOKEN|PASSWORD))_[A-Z0-9_]+")  # GUMSHOE_IMAP_PASSWORD_ANN
-_AUTHORIZATION = re.compile(r"(?:[A-Za-z][\w-]{1,30}\s+)?(?P<token>[^\s\"',;]+)")
+_AUTHORIZATION = re.compile(r"(?:[A-Za-z][\w-]{1,30}\s+)?(?P<token>[^\s\"',;\\]+)")
 _SEVERAL = re.compile(r"(?:aws4-|digest\s|signature\s)", re.I)  # schemes whose credentials have several parts
-_LINE, _REST, _WORD = re.compile(r"[^\r\n]*"), re.compile(r"[^\"'\r\n]*"), re.compile(r"[^\s\"',;&})\]]*")
-_TO_QUOTE = {"'": re.compile(r"[^'\r\n]*"), '"': re.compile(r'[^"\r\n]*')}
-_PLACEHOLDER = re.compile(r"\.\.\.|[<${*…]")
+_LINE, _WORD = re.compile(r"[^\r\n]*"), re.compile(r"[^\s\"',;&})\]]*")
+_COOKIES = re.compile(r"(?=[^\"'\r\n=]{0,200}=)[^\"'\r\n]*")
+_BLOCK = re.compile(r"[|>][+-]?[ \t]*\n[ \t]+[^\r\n]*")  # text of several lines in YAML
+_TO_QUOTE = {
+    "'": re.compile(r"(?:\\[^\r\n]|[^'\\\r\n])*"),
+    '"': re.compile(r"(?:\\[^\r\n]|[^\"\\\r\n])*"),
+} | {  # in JSON that contains JSON: to a quote with as many backslashes
+    "\\" * count + mark: re.compile(rf"(?:(?!(?<!\\)\\{{{count}}}{mark})[^\r\n])*")
+    for count in (1, 2, 3)
+    for mark in "'\""
+}
+_WORD_BREAK = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # in clientSecret
+_PLACEHOLDER = re.compile(r"\.\.\.|[<${*…]|[A-Z]+(?:_[A-Z0-9]+)+(?![\w-])")  # also the name of a variable
 _SECRET_VARIABLE = re.compile(
     r"(?!(?!.*WEBHOOK).*_(?:PATH|FILE|DIR|NAME|URL|URI|ENDPOINT|TYPE)$)(?:.*_)?(?:TOKEN|PASSWORD|PASSWD|SECRET|SECRET_ACCESS_KEY|SECRET_KEY|ACCESS_KEY_ID|API_KEY|APIKEY|PRIVATE_KEY|"
     r"CREDENTIALS?|WEBHOOK|AUTHORIZATION|OTLP_HEADERS|OTLP_TRACES_HEADERS)(?:_.*)?"
 )
 _USER_SCHEMES = ("imap:", "imaps:", "ssh:")  # a name without a password says which mailbox or account is meant
 _MIN_PART = 6  # characters of a password in a URL that is searched for in the rest of its text
+_MAX_PASSWORDS = 100  # of one text that are searched for in the rest of it, so that a hostile one takes no longer
 _MIN_VALUE = 8  # characters of a value that is searched for; shorter ones may be ordinary words
 _ORDINARY = {"password", "anonymous", "disabled", "required", "optional"}  # placeholders that are no secrets
 _registered: set[str] = set()
@@ -119,7 +138,7 @@ def _mask_user_info(text: str) -> str:
         return f"{match['name']}{MASK}@"
 
     found = _USER_INFO.sub(mask, text)
-    for each in sorted(passwords, key=len, reverse=True):
+    for each in sorted(passwords, key=len, reverse=True)[:_MAX_PASSWORDS]:
         found = found.replace(each, MASK)
     return found
 
@@ -131,34 +150,48 @@ def _mask_fields(text: str) -> str:
         if match.start() >= done and (end := _find_secret_end(text, match)) > match.end():
             parts += [text[done : match.end()], MASK]
             done = end
-    return "".join([*parts, text[done:]])
+    return _OPTION.sub(_mask_option, "".join([*parts, text[done:]]))
+
+
+def _mask_option(match: re.Match[str]) -> str:
+    return f"{match['name']}{MASK}" if _is_secret_name(match["option"]) else match[0]
 
 
 def _find_secret_end(text: str, match: re.Match[str]) -> int:
     """Return where the secret value of a field ends, or its beginning if it is not secret."""
-    name, begin = _normalize(match["field"]), match.end()
-    if not _SECRET_NAME.fullmatch(name) or _PLACEHOLDER.match(text, begin):
+    field, begin = match["field"], match.end()
+    if text.startswith("\\", match.start() - 1) and match.start() and not _is_secret_name(field):
+        field = field[1:]  # of an escaped line break
+    if not _is_secret_name(field) or _PLACEHOLDER.match(text, begin):
         return begin
-    opened = match["open"] or ""
+    name, opened = _normalize(field), match["open"] or ""
+    whole = _TO_QUOTE.get(opened.removeprefix("b"))
     if name.endswith("authorization"):
-        return _find_authorization_end(text, begin, _TO_QUOTE.get(opened[-1:], _LINE))
+        return _find_authorization_end(text, begin, whole or _LINE)
     if name.endswith("cookie"):
-        found = _REST.match(text, begin)
-        return found.end() if found and "=" in found[0] else begin
-    found = _TO_QUOTE.get(opened[-1:], _WORD).match(text, begin)
-    is_prose = match["mark"] == ":" and not opened  # e.g. "token: it has expired"
-    if not found or (is_prose and not name.endswith(("password", "passphrase")) and _is_prose(name, found[0])):
-        return begin
-    return found.end()
+        found = _COOKIES.match(text, begin)
+        return found.end() if found else begin
+    if match["mark"] == ":" and not opened:
+        if block := _BLOCK.match(text, begin):
+            return block.end()
+        if name in _PLAIN_NAMES:  # e.g. "token: it has expired"
+            return begin
+        found = _WORD.match(text, begin)
+        is_prose = not name.endswith(("password", "passphrase")) and found is not None and found[0].isalpha()
+        return begin if found is None or is_prose else found.end()
+    found = (whole or _WORD).match(text, begin)
+    return found.end() if found else begin
+
+
+def _is_secret_name(name: str) -> bool:
+    """Return True if values under this name are secret."""
+    return bool(_SECRET_NAME.fullmatch(_normalize(name)))
 
 
 def _normalize(name: str) -> str:
     suffixed = _ENV_SUFFIX.fullmatch(name)
-    return (suffixed[1] if suffixed else name).lower().replace("-", "_").replace(".", "_")
-
-
-def _is_prose(name: str, value: str) -> bool:
-    return name in _PLAIN_NAMES or value.isalpha()
+    words = _WORD_BREAK.sub("_", suffixed[1] if suffixed else name)
+    return words.lower().replace("-", "_").replace(".", "_")
 
 
 def _find_authorization_end(text: str, begin: int, whole: re.Pattern[str]) -> int:
@@ -180,15 +213,37 @@ def redact_json(value: Any) -> Any:
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, Mapping):
+        named = value.get("name") if isinstance(value.get("value"), str) else None  # e.g. of a container
         return {
-            redact(name): MASK
-            if each and isinstance(each, str) and _SECRET_NAME.fullmatch(_normalize(str(name)))
+            redact(name): _mask_texts(each)
+            if _has_secret(str(named if name == "value" and named else name), each)
             else redact_json(each)
             for name, each in value.items()
         }
     if isinstance(value, list | tuple):
-        return [redact_json(each) for each in value]
+        before = ["", *value[:-1]]
+        return [
+            MASK if isinstance(each, str) and _is_secret_option(option) else redact_json(each)
+            for option, each in zip(before, value, strict=False)
+        ]
     return value
+
+
+def _has_secret(name: str, value: Any) -> bool:
+    return _is_secret_name(name) and (isinstance(value, str) or _normalize(name) not in _PLAIN_NAMES)
+
+
+def _is_secret_option(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith("--") and _is_secret_name(value)
+
+
+def _mask_texts(value: Any) -> Any:
+    """Return JSON-like data with a mask in place of each text that is not empty."""
+    if isinstance(value, str):
+        return MASK if value and not _PLACEHOLDER.match(value) else value
+    if isinstance(value, Mapping):
+        return {redact(name): _mask_texts(each) for name, each in value.items()}
+    return [_mask_texts(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def find_credentials(value: Any, place: str = "") -> list[str]:
@@ -230,7 +285,15 @@ def _find_secret_values() -> list[str]:
     }
     for value in os.environ.values():  # e.g. a proxy
         found |= {match[0][:-1].partition(":")[2] for match in _PASSWORD.finditer(value)} if "@" in value else set()
-    return sorted((each for each in found if len(each) >= _MIN_VALUE and each not in _ORDINARY), key=len, reverse=True)
+    secret = {each for each in found if len(each) >= _MIN_VALUE and each not in _ORDINARY}
+    return sorted({form for each in secret for form in _find_spellings(each)}, key=len, reverse=True)
+
+
+def _find_spellings(value: str) -> set[str]:
+    """Return a secret as it is, and as it stands in URLs, in JSON and in Kubernetes' Secrets."""
+    coded = base64.b64encode(value.encode(errors="surrogateescape")).decode().rstrip("=")
+    found = {value, coded, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+    return found | {quote(value, safe=kept, errors="surrogateescape") for kept in ("", "/")}
 
 
 class RedactedRecord(logging.LogRecord):
