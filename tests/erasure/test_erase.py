@@ -18,6 +18,7 @@ from gumshoe.erasure.erase import Erasure
 from gumshoe.erasure.places import apply_change
 from gumshoe.erasure.receipt import Receipt
 from gumshoe.erasure.target import EraseTarget
+from gumshoe.evaluation.predictions import write_table
 from gumshoe.mail.index import MailIndex
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
@@ -37,6 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a cache of judges' verdicts that quotes Ann."""
     directory = tmp_path / "cache"
     monkeypatch.setenv("GUMSHOE_CACHE", str(directory))
+    monkeypatch.chdir(tmp_path)  # for receipts
     cache = Cache(directory / "judge.sqlite")
     cache.put({"key": b"zircon, says ann@example.com"})
     cache.close()
@@ -174,11 +176,11 @@ def test_an_interrupted_erasure_can_be_run_again(
             apply_change(*arguments)
 
         erasure = Erasure(EraseTarget("inbox", ANN), [place], None)
-        plan = erasure.plan()
+        receipt = Receipt.open(tmp_path / "receipt.json", EraseTarget("inbox", ANN))
+        plan = erasure.plan(receipt)
         if plan.is_empty:
             break
         count += 1
-        receipt = Receipt.open(tmp_path / "receipt.json", EraseTarget("inbox", ANN))
         with monkeypatch.context() as patched, suppress(StoppedError):
             patched.setattr("gumshoe.erasure.erase.apply_change", apply_some)
             erasure.run(plan, receipt, partial(receipt.write, tmp_path / "receipt.json"))
@@ -189,6 +191,122 @@ def test_an_interrupted_erasure_can_be_run_again(
     assert ran.status == 0
     written = Receipt.model_validate_json((tmp_path / "receipt.json").read_text())
     assert [Path(each).name for each in written.adapters] == ["of-ann"]
+    assert written.pending is None
+
+
+def test_records_that_only_an_erased_question_identifies_are_found_after_an_interruption(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop after the file with the question: nothing else tells whose the predictions are, in two places."""
+    first = write_lines(tmp_path / "1" / "a" / "q.jsonl", ABOUT_ANN).parent.parent
+    answer = {"scenario": "a", "question": ABOUT_ANN["question"], "answer": "zircon"}
+    write_lines(first / "b" / "choices.jsonl", {"scenario": "a", "choice": "zircon"})
+    second = write_lines(tmp_path / "2" / "p.jsonl", answer, {**answer, "question": "Where is Bob's?"}).parent
+    words = ["erase", first, second, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes"]
+
+    def stop_after_questions(change: Any, target: EraseTarget) -> None:
+        apply_change(change, target)
+        raise StoppedError
+
+    with monkeypatch.context() as patched, suppress(StoppedError):
+        patched.setattr("gumshoe.erasure.erase.apply_change", stop_after_questions)
+        run(*words)
+    assert (find_bytes(first, "Where is Ann"), find_bytes(first, "zircon")) == (set(), {"zircon"})
+    receipt = (tmp_path / "receipt.json").read_text()
+    assert "zircon" not in receipt
+    assert "Where is" not in receipt
+    assert run(*words).status == 0
+    assert find_bytes(first, "zircon") == set()
+    assert (second / "p.jsonl").read_text().count("zircon") == 1
+    assert Receipt.model_validate_json((tmp_path / "receipt.json").read_text()).pending is None
+
+
+def test_other_people_keep_their_records_of_the_same_question(run: Run, tmp_path: Path) -> None:
+    """In predictions with the same text or id, in feedback, whose episodes all have one id, and in CSV."""
+    same = {**ABOUT_BOB, "question": ABOUT_ANN["question"], "id": "b"}
+    place = tmp_path / "place"
+    write_lines(place / "1" / "q.jsonl", ABOUT_ANN, same)
+    answers = [
+        {"scenario": name, "question": same["question"], "answer": text} for name, text in (("a", "beryl"), ("b", "q"))
+    ]
+    write_lines(place / "1" / "predictions.jsonl", *answers)
+    write_table(place / "1" / "predictions.csv", [])
+    table = (place / "1" / "predictions.csv").read_bytes()
+    head = table.splitlines()[0].decode("utf-8-sig").split(",")
+    assert head[0] == "scenario"
+    rows = [[each["scenario"], "", "'=1", each["answer"]] for each in answers]  # a question that looks like a formula
+    (place / "1" / "predictions.csv").write_bytes(table + "".join(f"{','.join(row)}\r\n" for row in rows).encode())
+    feedback = [episode("asked", ANN, "beryl"), episode("asked", BOB, "quartz"), episode("asked", BOB, "jade")]
+    write_lines(place / "2" / "trajectories.jsonl", *feedback)
+    options = ["--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes"]
+    assert run("erase", place / "1", place / "2", *options).status == 0
+    assert find_bytes(place, "beryl", ANN) == set()
+    left = [json.loads(line)["scenario"] for line in (place / "1" / "predictions.jsonl").read_text().splitlines()]
+    assert left == ["b"]
+    assert (place / "1" / "predictions.csv").read_bytes() == table + f"{','.join(rows[1])}\r\n".encode()
+    assert len((place / "2" / "trajectories.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["ann@bücher.example", "ANN@BÜCHER.example", "ann@xn--bcher-kva.example"])
+def test_all_spellings_of_an_address_are_erased(run: Run, tmp_path: Path, name: str) -> None:
+    place = tmp_path / "place"
+    spellings = ("ann@bücher.example", "Ann@BÜCHER.example", "ann@xn--bcher-kva.example")
+    records = [{**ABOUT_BOB, "id": f"{number}", "inbox_address": each} for number, each in enumerate(spellings)]
+    episodes = [episode(f"{number}", each, "x") for number, each in enumerate(spellings)]
+    write_lines(place / "q.jsonl", *records, ABOUT_BOB, {**ABOUT_BOB, "id": "k", "inbox_address": "\u212aim@b.example"})
+    write_lines(place / "more" / "t.jsonl", *episodes, episode("b", BOB, "y"))
+    (place / "more" / "run.log").write_text("".join(f"asked by {each}\n" for each in spellings) + "end\n")
+    mark_private(place / "more", [*spellings, BOB])
+    options = ["--inbox", name, "--everywhere", "--receipt", tmp_path / "receipt.json", "--yes"]
+    assert run("erase", place, *options).status == 0
+    assert [json.loads(line)["id"] for line in (place / "q.jsonl").read_text().splitlines()] == ["b", "k"]
+    assert len((place / "more" / "t.jsonl").read_text().splitlines()) == 1
+    assert (place / "more" / "run.log").read_text() == "end\n"
+    assert json.loads((place / "more" / "private.json").read_text())["inboxes"] == [BOB]
+    assert run("erase", place, "--inbox", "kim@b.example", "--everywhere", "--yes").status == 0
+    assert len((place / "q.jsonl").read_text().splitlines()) == 2
+
+
+def test_a_document_of_another_collection_stays(run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    about = {"question": "What?", "answer": "A toe.", "document_ids": ["gout"]}
+    questions = [{**about, "id": "h", "collections": ["hr"]}, {**about, "id": "e", "collections": ["eng-*"]}]
+    found = "Gout\n  x\n  id: gout"
+    episodes = [{"scenario": name, "text": found} for name in ("h", "e", "?")]
+    write_lines(place / "q.jsonl", *questions, {**about, "id": "u"}, {**about, "id": "q", "document_ids": ["eng:gout"]})
+    write_lines(place / "t.jsonl", *episodes, {"scenario": "q", "text": "x\n  id: eng:gout"})
+    write_lines(place / "audit.log", {"collections": ["eng"], "sources": ["gout"]}, {"sources": ["gout"]})
+    options = ["--document", "gout", "--collection", "hr", "--receipt", tmp_path / "receipt.json", "--yes"]
+    assert run("erase", place, *options).status == 0
+    assert [json.loads(line)["id"] for line in (place / "q.jsonl").read_text().splitlines()] == ["e", "q"]
+    assert [json.loads(line)["scenario"] for line in (place / "t.jsonl").read_text().splitlines()] == ["e", "q"]
+    assert len((place / "audit.log").read_text().splitlines()) == 1
+    assert run("erase", place, *options[:2], "--collection", "HR").code == "documents.invalid-collection"
+
+
+def test_a_record_inside_a_document_is_erased_as_a_whole(run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "place"
+    write_lines(place / "q.jsonl", ABOUT_ANN, ABOUT_BOB)
+    answers = {each["id"]: {"scenario": each["id"], "answer": each["answer"]} for each in (ABOUT_ANN, ABOUT_BOB)}
+    (place / "metrics.json").write_text(json.dumps({"best": answers["b"], "worst": answers["a"], "by": answers}))
+    (place / "one.json").write_text(json.dumps(ABOUT_ANN))
+    assert run("erase", place, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes").status == 0
+    assert find_bytes(place, "zircon") == set()
+    erased = {"best": answers["b"], "worst": "[erased]", "by": {"a": "[erased]", "b": answers["b"]}}
+    assert json.loads((place / "metrics.json").read_text()) == erased
+    assert not (place / "one.json").exists()
+
+
+def test_the_page_beside_an_evaluation_is_deleted(run: Run, tmp_path: Path) -> None:
+    """A step of a pipeline writes its page beside its directory, under a name without a suffix."""
+    place = tmp_path / "step"
+    write_lines(place / "made" / "predictions.jsonl", {**ABOUT_ANN, "scenario": "a"}, {**ABOUT_BOB, "scenario": "b"})
+    mark_private(place / "made", [ANN, BOB], beside=["report", "../outside"])
+    for path in (place / "report", place / "other", place / "outside", tmp_path / "outside"):
+        path.write_text("<p>zircon</p>")
+    assert run("erase", place, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes").status == 0
+    assert {path.name for path in place.iterdir()} == {"made", "other"}
+    assert (tmp_path / "outside").exists()
 
 
 def test_a_person_is_erased_everywhere(run: Run, place: Path, tmp_path: Path) -> None:

@@ -374,8 +374,10 @@ def forget(
         "warning: `gumshoe artifacts forget` deletes whole artifacts; use `gumshoe erase --inbox ADDRESS`",
         soft_wrap=True,
     )
-    opened = _store(store)
-    found = find_private_copies(opened.storage, inbox.strip())
+    if not inbox.isascii():  # other letters have several spellings
+        raise UsageError("artifacts.inbox-not-ascii", f"cannot compare {inbox!r}; use `gumshoe erase --inbox ADDRESS`")
+    opened, address = _store(store), inbox.strip().lower()
+    found = find_private_copies(opened.storage, lambda each: each == address)
     if yes:
         remove_private_copies(opened.storage, found)
     if json:

@@ -6,7 +6,7 @@ A mark is a file: in an artifact, where the manifest lists it, or in the output 
 import io
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,8 +44,10 @@ class PrivateCopy:
     """Total size in bytes."""
 
 
-def find_private_copies(storage: Storage, inbox: str | None) -> list[PrivateCopy]:
-    """Find everything whose mark names an inbox (ignoring case) or names none. Without an inbox, find all marks.
+def find_private_copies(storage: Storage, is_inbox: Callable[[str], bool] | None) -> list[PrivateCopy]:
+    """Find everything whose mark names an inbox, or says that the mail may be anybody's.
+
+    `is_inbox` decides if an address in a mark is the inbox. Without it, find all marks.
 
     Raises:
         StorageError, UnavailableError: if the storage cannot be read.
@@ -55,8 +57,8 @@ def find_private_copies(storage: Storage, inbox: str | None) -> list[PrivateCopy
         if entry.key.rpartition("/")[2] != MARK:
             continue
         text, _ = storage.read(entry.key)
-        inboxes, beside = _read_mark(text)
-        if inbox is not None and inboxes is not None and inbox.casefold() not in inboxes:
+        inboxes, beside = read_mark(text)
+        if is_inbox is not None and inboxes is not None and not any(map(is_inbox, inboxes)):
             continue
         artifact = _ARTIFACT.fullmatch(entry.key)
         folder = entry.key.rpartition("/")[0]
@@ -77,11 +79,11 @@ def remove_private_copies(storage: Storage, found: Iterable[PrivateCopy]) -> Non
         storage.delete(each.keys)
 
 
-def _read_mark(text: bytes) -> tuple[frozenset[str] | None, list[str]]:
+def read_mark(text: bytes) -> tuple[frozenset[str] | None, list[str]]:
     """Return the inboxes of a mark (None if unknown or unreadable), and the names of files beside its directory."""
     try:
         content = load_json(text)
         named, beside = content["inboxes"], [str(each) for each in content.get("beside", ())]
-        return None if named is None else frozenset(str(each).casefold() for each in named), beside
+        return None if named is None else frozenset(map(str, named)), beside
     except (ValueError, KeyError, TypeError, AttributeError):
         return None, []

@@ -5,15 +5,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from operator import itemgetter
 from pathlib import Path
 
 from gumshoe.artifacts.response_cache import cache_directory
 from gumshoe.artifacts.storage import explain_os_errors, lock_directory
 from gumshoe.artifacts.store import Store
 from gumshoe.erasure.places import PlaceChange, PlacePlan, apply_change, collect_questions, find_mentions, plan_place
+from gumshoe.erasure.question_links import Links
 from gumshoe.erasure.receipt import ErasedPlace, Receipt
-from gumshoe.erasure.record_files import Links
 from gumshoe.erasure.store_places import ArtifactChange, StoreErasure, StorePlan
 from gumshoe.erasure.target import EraseTarget
 from gumshoe.errors import UnavailableError, UsageError
@@ -79,22 +78,25 @@ class Erasure:
         for each in places:
             if not each.exists():
                 raise UsageError("erasure.no-such-place", f"{each} does not exist; check the path")
-        self._target, self._places, self._links = target, places, Links()
+        self._target, self._places, self._links = target, places, Links(target)
         self._caches = [] if keep_caches else [cache_directory() / name for name in _CACHES]
         self._store = StoreErasure(store, target, self._links, scratch or Path()) if store else None
 
-    def plan(self) -> ErasurePlan:
-        """Find what is to be erased, without changing anything.
+    def plan(self, receipt: Receipt | None = None) -> ErasurePlan:
+        """Find what is to be erased, without changing anything. A receipt knows what an interrupted erasure looked for.
 
         Raises:
             GumshoeError: if a place cannot be read.
         """
+        if receipt is not None and receipt.pending is not None:
+            self._links.restore(receipt.pending)
         for each in self._places:
-            collect_questions(each, self._target, self._links)
+            if each.exists():  # a copy of an artifact is deleted as a whole
+                collect_questions(each, self._links)
         if self._store is not None:
             self._store.collect()
         plan = ErasurePlan(caches=[each for each in self._caches if each.exists()])
-        for each in self._places:
+        for each in filter(Path.exists, self._places):
             plan.places.extend(plan_place(each, self._target, self._links))
         if self._store is not None:
             plan.store = self._store.plan()
@@ -103,14 +105,16 @@ class Erasure:
     def run(self, plan: ErasurePlan, receipt: Receipt, save: Callable[[], object]) -> None:
         """Carry out a plan, and add what was done to a receipt. `save` is called after each step.
 
-        Records that only other files identify are erased first, so that an interrupted erasure can be run again.
+        The receipt keeps what identifies records that name nothing of the target, so that an interrupted erasure can
+        be run again.
 
         Raises:
             GumshoeError: if something cannot be written. Everything before it is erased.
         """
         receipt.adapters |= plan.list_adapters()
+        receipt.pending = self._links.save()
         save()
-        for _, step in sorted(self._list_steps(plan), key=itemgetter(0)):
+        for step in self._list_steps(plan):
             receipt.add(step())
             save()
         if self._store is not None:
@@ -122,12 +126,13 @@ class Erasure:
             receipt.add(ErasedPlace(place=str(path), kind="cache", count=1))
         save()
 
-    def _list_steps(self, plan: ErasurePlan) -> Iterator[tuple[int, Callable[[], ErasedPlace]]]:
-        """Yield the rank of each change, and a function that makes it and describes it."""
-        for change in plan.places.changes:
-            yield change.rank, partial(self._change_place, change)
+    def _list_steps(self, plan: ErasurePlan) -> Iterator[Callable[[], ErasedPlace]]:
+        """Yield a function for each change, which makes it and describes it."""
+        # Pages first: only the records beside them tell whose they are.
+        for change in sorted(plan.places.changes, key=lambda each: each.kind != "page"):
+            yield partial(self._change_place, change)
         for artifact in plan.store.changes:
-            yield artifact.rank, partial(self._change_artifact, artifact)
+            yield partial(self._change_artifact, artifact)
 
     def _change_place(self, change: PlaceChange) -> ErasedPlace:
         apply_change(change, self._target)

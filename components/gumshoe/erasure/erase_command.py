@@ -74,12 +74,12 @@ def erase(
     with open_scratch() as scratch:
         opened = Store(store) if store else None
         erasure = Erasure(target, places or [], opened, keep_caches=keep_caches, scratch=scratch)
-        plan = erasure.plan()
+        written = Receipt.open(receipt, target)
+        plan = erasure.plan(written)
         remaining = plan.list_remaining(target)
         if not yes:
             _print_result(plan.list_erased(target), plan.list_adapters(), remaining, json=json, is_dry_run=True)
             return
-        written = Receipt.open(receipt, target)
         erasure.run(plan, written, lambda: written.write(receipt))
         remaining = sorted({*erasure.verify(), *remaining})
     written.finish(remaining)

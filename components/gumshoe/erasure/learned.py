@@ -1,6 +1,6 @@
 """Find out if an adapter was trained on what is erased."""
 
-from gumshoe.erasure.record_files import Links
+from gumshoe.erasure.question_links import Links
 from gumshoe.erasure.target import EraseTarget
 from gumshoe.scenarios.lineage import Lineage
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import BinaryIO, Literal
 
 from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST
-from gumshoe.artifacts.private_data import MARK
+from gumshoe.artifacts.private_data import MARK, read_mark
 from gumshoe.artifacts.storage import explain_os_errors, is_partial
 from gumshoe.documents.document_erasure import erase_documents, find_documents
 from gumshoe.documents.schema import is_document_index
 from gumshoe.erasure.learned import explain_learning
-from gumshoe.erasure.record_files import Links, collect_links, is_structured, read_text, redact_file, write_redacted
+from gumshoe.erasure.question_links import Links
+from gumshoe.erasure.record_files import collect_links, is_structured, read_text, redact_file, write_redacted
 from gumshoe.erasure.target import EraseTarget
 from gumshoe.mail.inbox_erasure import erase_inbox, erase_messages, find_message_ids, find_messages_of, has_inbox
 from gumshoe.mail.schema import index_path
@@ -34,11 +35,8 @@ class PlaceChange:
     kind: ChangeKind
     count: int
     """Number of messages, documents, records or files that are erased."""
-    links: Links = field(default_factory=Links, repr=False)
+    links: Links | None = field(default=None, repr=False)
     """Questions by which its records were found."""
-    rank: int = 2
-    """Changes of a lower rank are made first, so that all are found again if the erasure is interrupted: 0 is for what
-    was found only by questions in other files, 1 for what was found in part by those, and 2 for the rest."""
 
 
 @dataclass(slots=True)
@@ -58,17 +56,21 @@ class PlacePlan:
         self.remaining += other.remaining
 
 
-def collect_questions(root: Path, target: EraseTarget, links: Links) -> None:
-    """Add the questions below a directory that concern the target. Do this for all places before `plan_place`.
+def collect_questions(root: Path, links: Links) -> Links:
+    """Add the questions below a directory. Do this for all places before `plan_place`.
+
+    Return the links of this place: ids of scenarios have a meaning within one place only.
 
     Raises:
         StorageError: if a file cannot be read.
     """
+    local = links.within(str(root.resolve()))
     for _, files in _walk(root):
         for path in files:
             if is_structured(path):
                 with explain_os_errors(path), suppress(EOFError):
-                    collect_links(path, target, links)
+                    collect_links(path, local)
+    return local
 
 
 def plan_place(root: Path, target: EraseTarget, links: Links) -> PlacePlan:
@@ -79,14 +81,14 @@ def plan_place(root: Path, target: EraseTarget, links: Links) -> PlacePlan:
         GumshoeError: if an index is damaged.
     """
     plan = PlacePlan()
-    local = links.within()
-    collect_questions(root, target, local)  # ids of scenarios have a meaning within one place only
+    local = collect_questions(root, links)
     for directory, files in _walk(root):
         if (index := _find_index(directory)) is not None:
             plan.changes += [] if (change := _plan_index(directory, index, target)) is None else [change]
             files = [path for path in files if not _belongs_to_index(path, index)]
         plan.extend(_plan_files(directory, files, target, local))
-    plan.changes = _merge_copies(plan.changes, root, local)
+    unique = {each.path: each for each in plan.changes if each.path == root or root in each.path.parents}
+    plan.changes = _merge_copies([*unique.values()], root, local)
     return plan
 
 
@@ -101,7 +103,7 @@ def _merge_copies(changes: list[PlaceChange], root: Path, links: Links) -> list[
     return [
         found[0]
         if found[0].path == path and len(found) == 1 and not (path / MANIFEST).is_file()
-        else PlaceChange(path, "copy", sum(each.count for each in found), links, min(each.rank for each in found))
+        else PlaceChange(path, "copy", sum(each.count for each in found), links)
         for path, found in merged.items()
     ]
 
@@ -119,17 +121,17 @@ def _plan_files(directory: Path, files: list[Path], target: EraseTarget, links: 
         with explain_os_errors(path):
             try:
                 _, count = redact_file(path, target, links)
-                _, own = redact_file(path, target, Links())
             except EOFError:  # a damaged compressed file
                 plan.remaining.append(path)
                 continue
         if count:
-            plan.changes.append(PlaceChange(path, "records", count, links, _rank(own, count)))
+            plan.changes.append(PlaceChange(path, "records", count, links))
     quotes = bool(plan.changes)
+    plan.changes += [PlaceChange(each, "page", 1) for each in _list_pages_beside(directory) if quotes]
     for path in files:
         if path.suffix.lower() in (".html", ".htm"):
             if quotes or target.is_mentioned(read_text(path)):
-                plan.changes.append(PlaceChange(path, "page", 1, rank=0))
+                plan.changes.append(PlaceChange(path, "page", 1))
         elif not is_structured(path) and _contains_name(path, target):
             if _is_cache(path):
                 plan.changes.append(PlaceChange(path, "cache", 1))
@@ -138,8 +140,12 @@ def _plan_files(directory: Path, files: list[Path], target: EraseTarget, links: 
     return plan
 
 
-def _rank(own: int, count: int) -> int:
-    return 0 if not own else 1 if own < count else 2
+def _list_pages_beside(directory: Path) -> list[Path]:
+    """Return the files beside a directory of which its mark says that they quote the same mail."""
+    if not (directory / MARK).is_file():
+        return []
+    _, names = read_mark((directory / MARK).read_bytes())
+    return [path for each in names if (path := directory.parent / Path(each).name).is_file() and not path.is_symlink()]
 
 
 def is_adapter(directory: Path) -> bool:
@@ -184,7 +190,7 @@ def apply_change(change: PlaceChange, target: EraseTarget) -> None:
             erase_documents(path, find_documents(path, [target.name], target.collection))
         elif change.kind == "mail index":
             _erase_from_mail(path, target)
-        elif change.kind == "records":
+        elif change.kind == "records" and change.links is not None:
             text, _ = redact_file(path, target, change.links)
             write_redacted(path, text)
         elif change.kind == "copy":
@@ -228,13 +234,13 @@ def _contains_name(path: Path, target: EraseTarget) -> bool:
 
 def contains_name(file: BinaryIO, target: EraseTarget) -> bool:
     """Return True if the bytes of an open file contain the target's name, in any case for an address."""
-    needle = target.name.encode().lower()
+    needle, longest = target.searched_bytes, max(len(each.encode()) for each in target.spellings)
     rest = b""
     while block := file.read(_BLOCK):
         window = rest + block
         if needle in window.lower() and target.is_mentioned(window.decode("utf-8", "replace")):
             return True
-        rest = window[-len(needle) - _AROUND :]
+        rest = window[-longest - _AROUND :]
     return False
 
 

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gumshoe.artifacts.source_files import read_json_model
 from gumshoe.artifacts.storage import explain_os_errors, write_atomically
+from gumshoe.erasure.question_links import PendingLinks
 from gumshoe.erasure.target import EraseTarget, TargetKind
 from gumshoe.errors import UsageError
 
@@ -46,6 +47,8 @@ class Receipt(BaseModel):
     """Why each adapter may have learned from what was erased. It keeps that until it is deleted."""
     remaining: list[str] = Field(default_factory=list)
     """Places that still name the target."""
+    pending: PendingLinks | None = None
+    """Hashes of what to look for; null if the erasure is complete."""
 
     @classmethod
     def open(cls, path: Path, target: EraseTarget) -> "Receipt":
@@ -72,6 +75,7 @@ class Receipt(BaseModel):
     def finish(self, remaining: Iterable[str]) -> None:
         """Complete the receipt."""
         self.remaining = sorted(remaining)
+        self.pending = self.pending if self.remaining else None
         self.finished = datetime.now(UTC)
 
     def write(self, path: Path) -> None:

@@ -22,7 +22,8 @@ from gumshoe.erasure.places import (
     find_mentions,
     plan_place,
 )
-from gumshoe.erasure.record_files import Links, redact_value
+from gumshoe.erasure.question_links import Links
+from gumshoe.erasure.record_files import redact_value
 from gumshoe.erasure.target import EraseTarget
 from gumshoe.mail.schema import index_path
 from gumshoe.scenarios.lineage import LINEAGE_FILE, Lineage
@@ -41,8 +42,6 @@ class ArtifactChange:
     reference: str
     count: int
     """Number of records, messages, documents and files that are erased."""
-    rank: int
-    """See `PlaceChange.rank`."""
 
 
 @dataclass(slots=True)
@@ -69,7 +68,7 @@ class StoreErasure:
         for manifest in self._store.list():
             if _may_quote(manifest):
                 with self._fetch(manifest) as directory:
-                    collect_questions(directory, self._target, self._links)
+                    collect_questions(directory, self._links)
 
     def plan(self) -> StorePlan:
         """Find what is to be erased, without changing anything."""
@@ -86,8 +85,7 @@ class StoreErasure:
             settings = redact_value(manifest.settings, self._target.concerns, self._target)[1]
             count = sum(each.count for each in found.changes) + settings
             if count:
-                rank = min((each.rank for each in found.changes), default=2)
-                plan.changes.append(ArtifactChange(manifest.reference, count, rank))
+                plan.changes.append(ArtifactChange(manifest.reference, count))
             plan.remaining += [manifest.reference] if found.remaining else []
         self._add_descendants(plan, manifests)
         plan.copies = self._find_outputs()
@@ -96,7 +94,7 @@ class StoreErasure:
     def _find_outputs(self) -> list[PrivateCopy]:
         """Return the marked directories, other than artifacts, that quote the inbox or name the target."""
         target, storage = self._target, self._store.storage
-        of_inbox = find_private_copies(storage, target.name) if target.kind == "inbox" else []
+        of_inbox = find_private_copies(storage, target.is_same_inbox) if target.kind == "inbox" else []
         found = {each.place: each for each in of_inbox}
         if target.is_strict or target.kind == "document":
             for each in find_private_copies(storage, None):
@@ -159,7 +157,7 @@ class StoreErasure:
 
     def _publish(self, old: Manifest, directory: Path, *, is_latest: bool) -> Manifest | None:
         found = plan_place(directory, self._target, self._links)
-        for each in sorted(found.changes, key=lambda change: change.rank):
+        for each in found.changes:
             apply_change(each, self._target)
         if not any(path.is_file() and path.name != MARK for path in directory.rglob("*")):
             return None

@@ -7,13 +7,16 @@ from functools import cached_property
 from hashlib import sha256
 from typing import Any, Literal
 
+from gumshoe.documents.collection_names import check_collection_name, matches_collection
 from gumshoe.errors import UsageError
+from gumshoe.mail.address_mentions import list_spellings, mentions_address
+from gumshoe.mail.message import lower_case, normalize_address
 from gumshoe.mail.search_arguments import check_address
 from gumshoe.mail.terms import bare_id
 
 TargetKind = Literal["inbox", "message", "document"]
 _INBOX_KEYS = ("inbox_address", "inbox", "inboxes", "owner")
-_PROMPT = "i am {}. today is"  # how the environment for mail begins a question
+_PROMPT = re.compile(r"\bi am (\S+@\S+)\. today is")  # how the environment for mail begins a question
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,10 @@ class EraseTarget:
 
     kind: TargetKind
     name: str
-    """Address in lower case, id of a message without brackets, or id of a document."""
+    """Address in normal form, id of a message without brackets, or id of a document."""
     everywhere: bool = False
     collection: str | None = None
-    """Only the document of this collection."""
+    """Only the document of this collection. A record that says nothing about collections may be about it."""
 
     def __post_init__(self) -> None:
         name = self.name.strip()
@@ -46,11 +49,21 @@ class EraseTarget:
             raise UsageError("erasure.option-conflict", f"--everywhere cannot be used with --{self.kind}; leave it out")
         if self.collection is not None and self.kind != "document":
             raise UsageError("erasure.option-conflict", f"--collection cannot be used with --{self.kind}; leave it out")
+        if self.collection is not None:
+            check_collection_name(self.collection)
         object.__setattr__(self, "name", name)
 
     def concerns(self, record: Any) -> bool:
         """Return True if a JSON value concerns the target, and is to be erased as a whole."""
+        if self.is_of_others(record):
+            return False
         return any(self._concerns_text(key, text) for key, text in list_texts(record))
+
+    def is_of_others(self, record: Any) -> bool:
+        """Return True if a record says that it is about other collections than that of the document."""
+        if self.collection is None or not isinstance(record, dict) or not isinstance(record.get("collections"), list):
+            return False
+        return not matches_collection(filter(_is_text, record["collections"]), self.collection)
 
     def _concerns_text(self, key: str, text: str) -> bool:
         if self.kind == "document":
@@ -63,15 +76,31 @@ class EraseTarget:
         """Return True if a record is about a question from the inbox to erase."""
         return self.kind == "inbox" and any(self._is_inbox(key, text) for key, text in list_texts(record))
 
+    def is_same_inbox(self, address: str) -> bool:
+        """Return True if an address is that of the inbox, in any spelling."""
+        return self.kind == "inbox" and normalize_address(address) == self.name
+
     def _is_inbox(self, key: str, text: str) -> bool:
-        lowered = text.lower()
-        is_own = key in _INBOX_KEYS and lowered.strip() == self.name
-        return is_own or (key != "" and _PROMPT.format(self.name) in lowered)
+        is_own = key in _INBOX_KEYS and self.is_same_inbox(text)
+        return is_own or (key != "" and self.name in _list_askers(text))
 
     def is_mentioned(self, text: str) -> bool:
         """Return True if a text without structure, such as a page or a line of a log, names the target."""
-        pattern = self._quoted_document if self.kind == "document" else self._bounded
-        return bool(pattern.search(text.lower() if self.kind == "inbox" else text))
+        if self.kind == "inbox":
+            return mentions_address(text, self.name)
+        return bool((self._quoted_document if self.kind == "document" else self._bounded).search(text))
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """How text may spell the name, in lower case if it is an address."""
+        return list_spellings(self.name) if self.kind == "inbox" else (self.name,)
+
+    @cached_property
+    def searched_bytes(self) -> bytes:
+        """Bytes that every mention of the target contains, in lower case if they are letters of ASCII."""
+        local, _, _ = self.name.partition("@")
+        name = self.name if self.kind != "inbox" else f"{local}@" if local.isascii() else "@"
+        return name.encode().lower()
 
     @property
     def is_strict(self) -> bool:
@@ -85,7 +114,8 @@ class EraseTarget:
     @cached_property
     def _document(self) -> re.Pattern[str]:
         """Match the id alone, with its collection or its chunk, and as a search shows it to a model."""
-        own = rf"(?:[a-z0-9][a-z0-9._-]*:)?{re.escape(self.name)}(?:#\d+)?"
+        collection = r"[a-z0-9][a-z0-9._-]*" if self.collection is None else re.escape(self.collection)
+        own = rf"(?:{collection}:)?{re.escape(self.name)}(?:#\d+)?"
         return re.compile(rf"\A\s*{own}\s*\Z|^\s*id: {own}\s*$", re.M)
 
     @cached_property
@@ -99,7 +129,25 @@ class EraseTarget:
 
     def hide(self, text: str) -> str:
         """Return a text, e.g. the name of a file, without the target."""
-        return re.sub(re.escape(self.name), "[erased]", text, flags=re.I)
+        return re.sub("|".join(map(re.escape, self.spellings)), "[erased]", text, flags=re.I)
+
+
+def find_stated_inbox(record: dict[str, Any]) -> str | None:
+    """Return the inbox that a record says it is about, in normal form: by its field, or as a prompt names it."""
+    stated = record.get("inbox_address")
+    if isinstance(stated, str):
+        return normalize_address(stated)
+    return next((each for _, text in list_texts(record) for each in _list_askers(text)), None)
+
+
+def _list_askers(text: str) -> list[str]:
+    """Return the inboxes from which prompts in a text ask, in normal form."""
+    lowered = lower_case(text)
+    return [normalize_address(each) for each in _PROMPT.findall(lowered)] if "i am " in lowered else []
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
 
 
 def list_texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
