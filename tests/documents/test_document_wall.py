@@ -371,3 +371,21 @@ def test_a_killed_build_leaves_no_staged_documents(tmp_path: Path) -> None:
         build_document_index([source, "jsonl:absent.jsonl"], tmp_path / "failed", LEXICAL)
     check_error(error.value, error.value.code)
     assert not list(tmp_path.glob("failed/**/staging*"))
+
+
+def test_a_query_is_embedded_for_each_set_of_collections_by_itself(tmp_path: Path) -> None:
+    """Otherwise the time of a search would tell what callers with other collections ask."""
+    asked: list[str] = []
+
+    class Recording(WordVectors):
+        def embed(self, texts: Any, use: Any) -> Any:
+            asked.extend(texts if use == "query" else ())
+            return super().embed(texts, use)
+
+    data = [{"id": each, "title": each, "text": "gas", "collection": each} for each in ("eng", "hr")]
+    make_index(tmp_path, data, options=DENSE, embedder=WordVectors())
+    index = DocumentIndex(tmp_path / "index", Recording())
+    for allowed in (["eng"], ["hr"], ["eng", "hr"], ["eng"], ["*"]):
+        index.view(allowed).search("gas")
+        index.view(allowed).search("gas", limit=1)
+    assert asked == ["gas"] * 3

@@ -71,8 +71,8 @@ class ViewParts:
     analyzer: Analyzer
     names: tuple[str, ...]
     """Names of the collections, in the order of their numbers."""
-    embed: Callable[[str], Vectors]
-    """Return the vector of a query."""
+    embed: Callable[[str, str], Vectors]
+    """Return the vector of a query, and keep it for the asker, who is named second."""
     find_word: Callable[[int, str], int | None]
     """Return the number of a word in a collection."""
 
@@ -92,6 +92,7 @@ class DocumentView:
 
     def __init__(self, parts: ViewParts, collections: Sequence[int]) -> None:
         self._parts, self._collections = parts, collections
+        self._asker = ",".join(map(str, collections))
         self._ranker = Ranker(parts.arrays, collections)
         self._documents = [parts.arrays.documents[each] for each in collections]
         # The index never changes, and episodes of one group often send the same queries.
@@ -141,7 +142,7 @@ class DocumentView:
         with parts.explain_damage():
             words = parts.analyzer.split_words(query)
             numbers = [[parts.find_word(collection, word) for collection in self._collections] for word in words]
-            vector = parts.embed(query) if weight else None
+            vector = parts.embed(query, self._asker) if weight else None
             allowed = self._allowed(wanted) if wanted else None
             ranked = self._ranker.rank(vector, numbers, weight, limit, fusion, allowed)
             return tuple(self._to_hit(each, frozenset(words)) for each in ranked)

@@ -174,14 +174,14 @@ class DocumentIndex:
         number: int | None = self._database.execute(query, (collection, word)).get
         return number
 
-    def _embed_query(self, query: str) -> Vectors:
+    def _embed_query(self, query: str, asker: str = "") -> Vectors:
         """Return the vector of a query. The model is loaded on first use."""
         with self._opening:
             if self._queries is None:
                 embedder = self._embedder or open_embedder(self._options["embedding"])
                 self._check_same_model(embedder)
                 self._queries = QueryEmbedder(embedder)
-        return self._queries.embed(query)
+        return self._queries.embed(query, asker)
 
     def _check_same_model(self, embedder: Embedder) -> None:
         """Raise an error if the model is not the one that built the index: its results would be meaningless."""
