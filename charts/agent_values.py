@@ -325,6 +325,7 @@ class AgentAccessValues(ValuesSection):
     issuer: Any = from_setting("access.issuer")
     audience: Any = from_setting("access.audience")
     inbox_claim: Any = from_setting("access.inbox_claim")
+    collection_claim: Any = from_setting("access.collection_claim")
 
 
 class AgentAccountValues(ValuesSection):

@@ -103,6 +103,21 @@ def test_the_agent_server_accepts_its_settings(mode: str) -> None:
     assert not settings.access.open
 
 
+@pytest.mark.parametrize("claim", ["", "groups"])
+def test_tokens_can_name_collections(claim: str) -> None:
+    access = {
+        "jwksUrl": "https://login.example/keys",
+        "issuer": "https://login.example",
+        "audience": "gumshoe",
+        "collectionClaim": claim,
+    }
+    values = merge(
+        values_of("standard"), {"agent": {"access": access, "settings": {"access": {"collections": ["a*"]}}}}
+    )
+    found = read_settings(settings_of(render(values))).access
+    assert (found.inbox_claim, found.collection_claim, found.collections) == ("email", claim or None, ("a*",))
+
+
 def test_samples_can_be_set_in_agent_settings() -> None:
     more = {"model": {"samples": 8, "temperature": 0.8}}
     model = read_settings(settings_of(render(merge(values_of("standard"), {"agent": {"settings": more}})))).model

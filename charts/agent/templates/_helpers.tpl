@@ -206,7 +206,9 @@ seccompProfile: {type: RuntimeDefault}
 {{- $access := dict -}}
 {{- with $agent.access -}}
 {{- if .existingSecret -}}{{- $access = merge $access (dict "keys" (printf "/etc/gumshoe-keys/%s" .key)) -}}{{- end -}}
-{{- if .jwksUrl -}}{{- $access = merge $access (dict "jwks_url" .jwksUrl "issuer" .issuer "audience" .audience "inbox_claim" .inboxClaim) -}}{{- end -}}
+{{- if .jwksUrl -}}{{- $access = merge $access (dict "jwks_url" .jwksUrl "issuer" .issuer "audience" .audience "inbox_claim" .inboxClaim) -}}
+{{- with .collectionClaim -}}{{- $access = merge $access (dict "collection_claim" .) -}}{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- $own := dict "index" "/data/index" "store" $agent.store "host" "0.0.0.0" "port" 8000 "metrics_port" 8001 "model" $model "access" $access -}}
 {{- toYaml (mergeOverwrite (deepCopy $agent.settings) $own) -}}
