@@ -71,9 +71,10 @@ def test_a_server_without_a_key_listens_on_loopback_only(words: list[str], monke
 
 def test_adapters_cannot_come_from_resolvers_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LORA_RESOLVER_HF_REPO_LIST", "somebody/adapters")
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
     monkeypatch.setenv("GUMSHOE_ADAPTER_DIRECTORIES", '["/"]')
     found = build_launch(["--model", "tiny"]).environment
-    assert not {"VLLM_LORA_RESOLVER_HF_REPO_LIST", "GUMSHOE_ADAPTER_DIRECTORIES"} & found.keys()
+    assert not {"VLLM_LORA_RESOLVER_HF_REPO_LIST", "VLLM_SERVER_DEV_MODE", "GUMSHOE_ADAPTER_DIRECTORIES"} & found.keys()
 
 
 def test_a_model_of_the_hub_is_served_at_its_commit() -> None:

@@ -234,7 +234,7 @@ def test_an_incomplete_answer_or_one_of_another_model_is_rejected(
     assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize("code", [400, 401, 404, 422])
+@pytest.mark.parametrize("code", [400, 404, 422])
 def test_permanent_errors_are_not_retried(server: FakeVLLM, code: int) -> None:
     server.inject(status(code, {"error": {"message": "the prompt is too long"}}))
     with raises("inference.request-rejected", server.address, code, "the prompt is too long"):

@@ -183,6 +183,11 @@ def test_a_path_or_query_that_is_no_text_is_refused(path: str, bad: str, method:
     assert send(fuzzed, path.format(bad), method=method)[:2] == (400, MALFORMED)
 
 
+@pytest.mark.parametrize("path", ["/mcp%0a", "/healthz%0A", "/principal%0d", "/invoke%7f", "/docs%09"])
+def test_a_path_with_a_control_character_is_refused(path: str, fuzzed: ServerClient) -> None:
+    assert send(fuzzed, path, method="GET")[:2] == (400, MALFORMED)
+
+
 @pytest.mark.parametrize(
     "path", ["/%E2%98%83", "/%2e%2e/%2e%2e/etc", "//", "/%25", "/%", "/%zz", "/?%", "/;a=b", "/" + "a" * 9000]
 )

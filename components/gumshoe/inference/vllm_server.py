@@ -40,9 +40,11 @@ _CPU = {
 }
 _LOG_LEVEL = "VLLM_LOGGING_LEVEL"
 _LOG_LEVEL_VALUE = os.environ.get(_LOG_LEVEL, "INFO")  # read before `trl` is imported, which sets it
-_NOT_INHERITED = {  # vLLM would load adapters of unknown names from there, and rules are those of the options
+_NOT_INHERITED = {  # vLLM would load adapters of unknown names from there, rules are those of the options, and the
+    # mode for developers lets callers replace the weights
     "VLLM_LORA_RESOLVER_CACHE_DIR",
     "VLLM_LORA_RESOLVER_HF_REPO_LIST",
+    "VLLM_SERVER_DEV_MODE",
     vllm_access.DIRECTORIES_VARIABLE,
     vllm_access.VERIFY_VARIABLE,
 }
