@@ -31,7 +31,9 @@ QUICK = [
 CI = [
     PageRun("guides/plan.md", prints=("GPU 0",)),
     PageRun("guides/artifacts.md", prints=("mail-indexes/ann-1: all bytes match",), leaves=("somewhere/else",)),
-    PageRun("guides/erase.md", prints=("mail index", "Receipt: erasure-receipt.json"), leaves=("erasure-receipt.json",)),
+    PageRun(
+        "guides/erase.md", prints=("mail index", "Receipt: erasure-receipt.json"), leaves=("erasure-receipt.json",)
+    ),
     PageRun("guides/scenarios.md", leaves=("scenarios.jsonl",)),
     PageRun("guides/questions-from-mail.md", prints=("at most 20 requests",)),
     PageRun("guides/scrape.md", leaves=("pages.failed.jsonl",)),

@@ -302,8 +302,13 @@ def test_secrets_are_looked_up_again_only_if_they_have_changed(monkeypatch: pyte
 
     lookups: list[int] = []
     find = redaction._find_secret_values
+
+    def find_and_count() -> Any:
+        lookups.append(1)
+        return find()
+
     monkeypatch.setattr(redaction, "_registered", set())
-    monkeypatch.setattr(redaction, "_find_secret_values", lambda: lookups.append(1) or find())
+    monkeypatch.setattr(redaction, "_find_secret_values", find_and_count)
     first, second = "quiet-harbour-1", "green-lantern-2"
     for _ in range(3):
         assert redact(f"{first} {second}") == f"{first} {second}"

@@ -18,6 +18,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from importlib.util import find_spec
 from itertools import cycle, islice
 from pathlib import Path
@@ -27,7 +28,7 @@ import apsw
 import numpy as np
 from numpy.typing import NDArray
 
-from gumshoe.documents.lexical import Analyzer, Postings, PostingsBuilder
+from gumshoe.documents.lexical import Analyzer, Bm25, Postings, PostingsBuilder
 from gumshoe.embeddings.embedder import OFFLINE_MODEL, SentenceEmbedder, Vectors
 from gumshoe.embeddings.vectors import DenseRetriever, sign_bits, top_k
 from tests.benchmarks.documents import DATA, NOISE, CachingEmbedder, own_memory, show
@@ -236,20 +237,18 @@ def ours_words(bench: Bench) -> list[Row]:
     with bench.place() as directory:
         started = time.perf_counter()
         analyzer, numbers = Analyzer("en"), dict[str, int]()
-        builder = PostingsBuilder(numbers)
+        builder = PostingsBuilder()
         for text in bench.texts:
-            builder.add(analyzer.split_words(text))
-        postings = builder.finish()
-        mapped = save_and_map(
-            directory, {"starts": postings.starts, "texts": postings.texts, "scores": postings.scores}
-        )
+            builder.add([numbers.setdefault(word, len(numbers)) for word in analyzer.split_words(text)])
+        postings = builder.finish(len(numbers))
+        mapped = save_and_map(directory, {each.name: getattr(postings, each.name) for each in fields(postings)})
         del postings, builder
         built, before = time.perf_counter() - started, own_memory()
-        postings = Postings(**mapped)
+        bm25 = Bm25(Postings(**mapped), [range(len(bench.texts))])
 
         def search(query: int) -> Any:
-            words = [numbers[word] for word in analyzer.split_words(bench.queries[query]) if word in numbers]
-            return top_k(postings.score(words, len(bench.texts)), 100)
+            words = [[numbers[word]] for word in analyzer.split_words(bench.queries[query]) if word in numbers]
+            return top_k(bm25.score(words), 100)
 
         return [bench.row("ours: BM25 in arrays", search, built, size_of(directory), before, of_vectors=False)]
 

@@ -45,8 +45,8 @@ from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.serving.access_control import open_access
 from gumshoe.serving.feedback_recorder import FeedbackRecorder
-from gumshoe.serving.key_file import add_key
 from gumshoe.serving.http_protocol import GuardedServer
+from gumshoe.serving.key_file import add_key
 from gumshoe.serving.served_policies import ServedPolicy
 from gumshoe.serving.server import configure_server, open_routes
 from gumshoe.serving.service import AnswerService

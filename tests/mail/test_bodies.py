@@ -8,7 +8,6 @@ import time
 import pytest
 from compressed_rtf import compress
 
-from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.mail.attachments import AttachmentLimits, AttachmentReader
 from gumshoe.mail.message import ParsedMessage
 from gumshoe.mail.rfc822 import parse_message

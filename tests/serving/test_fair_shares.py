@@ -148,12 +148,17 @@ def test_addresses_of_one_host_are_one_group(one: str, other: str | None, is_sam
 def test_only_a_trusted_proxy_names_the_client(
     proxies: tuple[str, ...], is_trusted: bool, place: ServerFiles, model: FakeVLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gumshoe.serving import middleware
+    from gumshoe.serving.access import Principal
+    from gumshoe.serving.callers import name_caller
 
     seen: list[str | None] = []
-    name = middleware.name_caller
+
+    def record_address(principal: Principal, address: str | None) -> str:
+        seen.append(address)
+        return name_caller(principal, address)
+
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")  # uvicorn would trust everybody
-    monkeypatch.setattr(middleware, "name_caller", lambda who, address: seen.append(address) or name(who, address))
+    monkeypatch.setattr("gumshoe.serving.middleware.name_caller", record_address)
     settings = make_settings(
         place, model=model_settings(place, model.address), connections={"trusted_proxies": proxies}
     )

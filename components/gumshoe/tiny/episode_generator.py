@@ -122,7 +122,9 @@ class MailboxAsDocuments:
             "inbox_address": None,
         }
         about = scenario.model_copy(update=named)
-        return DocumentsEnvironment(cls(index, str(scenario.inbox_address)), about, MAX_TURNS, reasoning=False, marks=False)
+        return DocumentsEnvironment(
+            cls(index, str(scenario.inbox_address)), about, MAX_TURNS, reasoning=False, marks=False
+        )
 
     def search(self, query: str, *, limit: int = 10) -> list[DocumentHit]:
         """Search as `DocumentIndex.search`, with as many of the first words as some message contains."""

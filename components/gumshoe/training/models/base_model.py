@@ -36,8 +36,8 @@ ADAPTER_FILES = {
     CHAT_SETTINGS: "Chat settings of the training. Evaluation and service use them, and reject others.",
     ENVIRONMENT: "Environment of the training, with its settings. Evaluation and service use it, and reject others.",
     METADATA: "The run: settings, index, scenarios, seed, step, versions of packages, and the last metrics.",
-    LINEAGE_FILE: "Digests of the scenarios that the adapter was trained and selected on, which evaluations reject; and "
-    "salted hashes of their inboxes, to which the adapter can be bound in service.",
+    LINEAGE_FILE: "Digests of the scenarios that the adapter was trained and selected on, which evaluations reject, "
+    "and salted hashes of their inboxes, to which the adapter can be bound in service.",
     "tokenizer.json, tokenizer_config.json, chat_template.jinja": "Tokenizer and chat template of the base model.",
     CARD: "Model card: what the adapter is, what it was trained on, how good it is, and how to load it.",
     "gate.json": "Decision of the gate, with its numbers; in published adapters.",
