@@ -173,7 +173,7 @@ def test_mcp_clients_get_the_tools_for_documents(library: AgentProcess) -> None:
     assert (found[0], "  id: d7" in found[1]) == (False, True)
     assert read == (False, enclose_data(f"{TITLES[7]}\n\nBody of document 7"))
     assert (missing[0], "'d99'" in missing[1]) == (True, True)
-    assert long == (False, f"Long\n\n{LONG}")
+    assert long == (False, enclose_data(f"Long\n\n{LONG}"))
     assert wrong[0]
     assert json.loads(answered[1])["sources"] == [
         {"document_id": "d7", "title": TITLES[7], "url": "https://example.com/7"}

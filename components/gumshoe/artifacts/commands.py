@@ -332,7 +332,7 @@ def prune(
         out.print("Nothing was removed yet; add --yes to remove it.")
 
 
-@app.command("retention", epilog="gumshoe artifacts retention reports=90 feedback=180 runs=30")
+@app.command("retention", epilog="gumshoe artifacts retention reports=90 feedback=180 --store s3://bucket/agents")
 def set_retention(
     store: StoreUri,
     changes: Annotated[
