@@ -267,10 +267,15 @@ def test_the_store_may_come_from_the_environment(run: Run, published: Store, mon
     assert run("verify", "adapters/1").status == 0
 
 
-def test_the_store_may_come_from_a_dotenv_file_here_or_above(
+def test_the_store_may_come_from_a_dotenv_file_here_but_not_above(
     run: Run, published: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".env").write_text(f"GUMSHOE_STORE={published.uri}\n")
+    below = tmp_path / "below"
+    below.mkdir()
+    monkeypatch.chdir(below)
+    assert run("list", "--json").json["error"]["code"] == "cli.usage"
+    monkeypatch.chdir(tmp_path)
     assert len(run("list", "--json").json) == 2
     monkeypatch.setenv("GUMSHOE_STORE", str(tmp_path / "nothing here"))
     assert run("list", "--json").json == []  # what is set already wins

@@ -132,7 +132,7 @@ def test_the_tiny_policy_runs_with_the_settings_of_its_training(
         EvaluationResult.model_validate_json((tmp_path / name / "metrics.json").read_bytes()).policies[0].environment
         for name in ("tiny", "other")
     )
-    assert tiny == {**other, "reasoning": False, "hits": 2}
+    assert tiny == {**other, "reasoning": False, "hits": 2, "marks": False}
 
 
 @pytest.mark.ci

@@ -14,11 +14,13 @@ class SpreadTransport(httpx.AsyncBaseTransport):
     For each request, a pool of httpx checks every connection against every other one, which takes longer than all else
     if hundreds of requests are under way. Among equally busy pools, the first one is used, so that few requests share
     few connections.
+
+    A client with a transport of its own ignores the proxy of the environment, so that of `proxy` is used, if any.
     """
 
-    def __init__(self, verify: ssl.SSLContext) -> None:
+    def __init__(self, verify: ssl.SSLContext, proxy: str | None = None) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=_MAX_IDLE)
-        self._pools = [httpx.AsyncHTTPTransport(verify=verify, limits=limits) for _ in range(_POOLS)]
+        self._pools = [httpx.AsyncHTTPTransport(verify=verify, limits=limits, proxy=proxy) for _ in range(_POOLS)]
         self._busy = [0] * _POOLS
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:

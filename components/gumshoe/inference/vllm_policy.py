@@ -18,7 +18,7 @@ from gumshoe.inference.http_options import http_options, raise_if_denied
 from gumshoe.inference.policy import Completion, PolicyError, Sampling, check_not_empty
 from gumshoe.inference.spread_transport import SpreadTransport
 from gumshoe.inference.vllm_server import server_address
-from gumshoe.network import raise_if_untrusted
+from gumshoe.network import find_proxy, raise_if_untrusted
 
 _RETRYABLE = {408, 409, 425, 429}
 _UNAVAILABLE = {502, 503}  # sent by a proxy if its server is down, or by a server that is not ready
@@ -463,7 +463,8 @@ class _VLLMConversation:
 
 def _open_client(base: str, timeout: httpx.Timeout) -> httpx.AsyncClient:
     options = http_options(base)
-    return httpx.AsyncClient(base_url=base, timeout=timeout, transport=SpreadTransport(options["verify"]), **options)
+    transport = SpreadTransport(options["verify"], find_proxy(base) if options["trust_env"] else None)
+    return httpx.AsyncClient(base_url=base, timeout=timeout, transport=transport, **options)
 
 
 def _connection_error(client: httpx.AsyncClient, error: Exception) -> PolicyError:
