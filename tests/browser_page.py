@@ -4,6 +4,8 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from tests.waiting import wait_until
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
@@ -29,6 +31,13 @@ class OpenPage:
         found.page.on("request", lambda request: found.requests.append(request.url))
         found.page.goto(address)
         return found
+
+    def wait_for(self, condition: str) -> None:
+        """Return as soon as an expression in JavaScript is true.
+
+        The pages' Content-Security-Policy forbids what Playwright's `wait_for_function` does from its second try on.
+        """
+        wait_until(lambda: self.page.evaluate(condition))
 
     def close(self) -> None:
         """Close the page, and check that it made no error and no request other than for itself."""

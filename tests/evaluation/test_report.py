@@ -79,7 +79,7 @@ def test_every_filter_shows_matching_episodes(report: ReportPage) -> None:
         report.show(value)
         assert report.page.inner_text("#count") == f"{count:,} of 1,000", value
     report.page.click("#clear")
-    report.page.wait_for_function("document.querySelectorAll('#list li').length === 1000")
+    report.wait_for("document.querySelectorAll('#list li').length === 1000")
     report.page.select_option("#policy", "new")
     assert report.page.inner_text("#count") == "500 of 1,000"
     report.page.select_option("#kind", "kind 1")
@@ -187,7 +187,7 @@ def test_episodes_open_by_key_and_by_address(report: ReportPage, browser: "Brows
     assert report.page.locator("#episode h3").inner_text() == asked_about(2)
     assert report.page.url.endswith("#q2/old/0")
     report.page.evaluate("location.hash = '#q9/old/0'")
-    report.page.wait_for_function(f"document.querySelector('#episode h3').textContent === '{asked_about(9)}'")
+    report.wait_for(f"document.querySelector('#episode h3').textContent === '{asked_about(9)}'")
     report.page.evaluate("location.hash = '#%'")
     again = ReportPage.open(browser, f"{address}#q77/new/0")
     assert again.page.locator("#episode h3").inner_text() == asked_about(77)

@@ -84,18 +84,18 @@ def test_charts_can_be_zoomed_read_and_switched_off(browser: "Browser", tmp_path
     box = plot.bounding_box()
     assert box is not None
     found.page.mouse.move(box["x"] + box["width"] * 3 / 7, box["y"] + 50)
-    found.page.wait_for_function("document.getElementById('at').textContent === 'step 3'")
+    found.wait_for("document.getElementById('at').textContent === 'step 3'")
     assert combined.inner_text().split() == ["combined", "0.3"]
     found.page.mouse.down()
     found.page.mouse.move(box["x"] + box["width"] * 0.99, box["y"] + 90, steps=3)
     found.page.mouse.up()
-    found.page.wait_for_function("plots.every(plot => Math.round(plot.scales.x.min) === 3)")
+    found.wait_for("plots.every(plot => Math.round(plot.scales.x.min) === 3)")
     assert (found.page.input_value("#first"), found.page.input_value("#last")) == ("3", "7")
     found.page.fill("#last", "5")
     found.page.keyboard.press("Enter")
-    found.page.wait_for_function("plots.every(plot => Math.round(plot.scales.x.max) === 5)")
+    found.wait_for("plots.every(plot => Math.round(plot.scales.x.max) === 5)")
     found.page.click("button[type=reset]")
-    found.page.wait_for_function("plots.every(plot => plot.scales.x.min < 0.1)")
+    found.wait_for("plots.every(plot => plot.scales.x.min < 0.1)")
 
     combined.click()
     assert combined.get_attribute("aria-pressed") == "false"
