@@ -1,7 +1,6 @@
 """Erase messages and inboxes from an index: write its segments anew without them, and delete the old ones."""
 
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.mail.address_mentions import mentions_address
 from gumshoe.mail.build import extend_mail_index
-from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport
+from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index_directory import PARTIAL, change_index, digest_content, remove_leftovers
 from gumshoe.mail.schema import SEGMENT_PREFIX, IndexState, check_exists, index_path, write_state
 from gumshoe.mail.segment import IndexSegments, StoredCopy, StoredText
@@ -30,7 +29,7 @@ def has_inbox(directory: Path, inbox: str) -> bool:
 
 
 def find_message_ids(directory: Path, message_id: str) -> list[str]:
-    """Return the ids, as stored, of the messages with an id, given with or without brackets.
+    """Return the ids of the messages with an id, as the index stores them: with or without brackets.
 
     Raises:
         UsageError, GumshoeError: if there is no index, or it is damaged.
@@ -46,9 +45,9 @@ def find_message_ids(directory: Path, message_id: str) -> list[str]:
 
 
 def find_messages_of(directory: Path, address: str) -> list[str]:
-    """Return the ids of all messages that name an address, as sender, recipient or inbox or in their text.
+    """Return the ids of all messages that contain an address, as sender, recipient or inbox or in their text.
 
-    It is given in normal form, and compared as a whole: `ann@example.com` is not in `joann@example.com`.
+    `address` is in normal form. It is compared as a whole: `ann@example.com` is not in `joann@example.com`.
 
     Raises:
         UsageError, GumshoeError: if there is no index, or it is damaged.
@@ -66,7 +65,7 @@ def find_messages_of(directory: Path, address: str) -> list[str]:
 
 
 def _list_texts(text: StoredText, copies: Iterable[StoredCopy]) -> Iterator[str]:
-    """Yield everything in a message in which a person may be named."""
+    """Yield the texts of a message that may contain a person's name or address."""
     yield from (text.sender, text.subject, text.body)
     for attachment in text.attachments:
         yield from (attachment.name, attachment.text)
@@ -103,8 +102,7 @@ def erase_inbox(directory: Path, inbox: str) -> None:
     with explain_damage(directory), change_index(directory):
         state, segments = IndexSegments.open_present(directory)
         others = tuple(sorted(set(segments.list_inboxes()) - {inbox}))
-        partial = directory / PARTIAL
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(directory / PARTIAL, ignore_errors=True)
         names = _write_segments(SegmentRewriter(segments, inboxes=others), state, directory, inbox)
         remove_leftovers(directory, names, at_once=True)
     _delete_if_empty(directory)
@@ -118,15 +116,7 @@ def _write_segments(rewriter: SegmentRewriter, state: IndexState, directory: Pat
         rewriter.write(group, directory / PARTIAL / names[-1])
     kept = MailBuildOptions.from_dict(state.facts["options"])
     options = replace(kept, inboxes=tuple(each for each in kept.inboxes if each != inbox))
-    copies = rewriter.counts["copies"]
-    report = MailBuildReport(
-        messages=rewriter.messages,
-        read=copies,
-        kept_out=Counter({"duplicate": copies - rewriter.messages}),
-        attachments=rewriter.attachments,
-        without_date=rewriter.counts["without date"],
-        content=digest_content(IndexSegments.open(directory / PARTIAL, names), options),
-    )
+    report = rewriter.make_report(digest_content(IndexSegments.open(directory / PARTIAL, names), options))
     facts = _without_sources_of(state.facts, inbox) | {
         "options": {**state.facts["options"], "inboxes": list(options.inboxes)},
         "built": datetime.now(UTC).isoformat(timespec="seconds"),

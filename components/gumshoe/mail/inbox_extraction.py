@@ -2,7 +2,6 @@
 
 import shutil
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -65,15 +64,7 @@ def _write(segments: IndexSegments, inboxes: tuple[str, ...], old: dict[str, Any
         names.append(f"{SEGMENT_PREFIX}{number}")
         rewriter.write(group, target / PARTIAL / names[-1])
     options = replace(MailBuildOptions.from_dict(old["options"]), inboxes=inboxes)
-    copies = rewriter.counts["copies"]
-    report = MailBuildReport(
-        messages=rewriter.messages,
-        read=copies,
-        kept_out=Counter({"duplicate": copies - rewriter.messages}),
-        attachments=rewriter.attachments,
-        without_date=rewriter.counts["without date"],
-        content=digest_content(IndexSegments.open(target / PARTIAL, names), options),
-    )
+    report = rewriter.make_report(digest_content(IndexSegments.open(target / PARTIAL, names), options))
     sources = [each for each in old["sources"] if isinstance(each, dict) and each.get("owner") in inboxes]
     uris = {each["source"] for each in sources}
     facts = {

@@ -13,7 +13,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from gumshoe.mail.build_report import count_attachments
+from gumshoe.mail.build_report import MailBuildReport, count_attachments
 from gumshoe.mail.inboxes import drop_hidden_recipients
 from gumshoe.mail.posting_texts import measure_size, read_texts
 from gumshoe.mail.postings import PostingsWriter
@@ -85,9 +85,9 @@ class SegmentRewriter:
         self._parts = _find_parts(rewritten, self._inboxes)
         self._messages = self._find_messages()
         self._copies: dict[int, list[bytes]] = {}  # digests of the copies of each message, with `inboxes`
-        self.counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
         """Number of copies of the chosen inboxes, and of those without a date."""
-        self.attachments: Counter[str] = Counter()
+        self._attachments: Counter[str] = Counter()
         """Attachments of the chosen inboxes, as in `MailBuildReport`."""
 
     def _find_messages(self) -> Numbers:
@@ -102,11 +102,6 @@ class SegmentRewriter:
             if message >= self._first and (message, copy) not in self._removed
         }
         return np.array(sorted(left), np.int64)
-
-    @property
-    def messages(self) -> int:
-        """Number of messages."""
-        return len(self._messages)
 
     def list_groups(self) -> list[range]:
         """Return which segments to write together, so that they fit in one."""
@@ -151,6 +146,21 @@ class SegmentRewriter:
             database.close()
         copy_vectors([each.segment for each in parts], numbers, self._renumber(numbers), directory)
 
+    def make_report(self, content: str) -> MailBuildReport:
+        """Return the numbers of messages that were written, for an index of the chosen inboxes with a content digest.
+
+        All groups must be written before.
+        """
+        copies = self._counts["copies"]
+        return MailBuildReport(
+            messages=len(self._messages),
+            read=copies,
+            kept_out=Counter({"duplicate": copies - len(self._messages)}),
+            attachments=self._attachments,
+            without_date=self._counts["without date"],
+            content=content,
+        )
+
     def _renumber(self, numbers: Numbers) -> Numbers:
         """Return the numbers of messages in the new segments."""
         return numbers if self._inboxes is None else 1 + np.searchsorted(self._messages, numbers)
@@ -168,7 +178,7 @@ class SegmentRewriter:
                 rows = part.segment.execute(query, (orjson.dumps(chosen.tolist()).decode(),))
                 for number, row in zip(self._renumber(chosen).tolist(), rows, strict=True):
                     if self._inboxes is not None:
-                        self.attachments.update(count_attachments(problem for _, _, problem in orjson.loads(row[5])))
+                        self._attachments.update(count_attachments(problem for _, _, problem in orjson.loads(row[5])))
                     yield number, *row[1:]
 
     def _read_copies(self, parts: list[_KeptSegment], entries: list[Row]) -> Iterator[Row]:
@@ -199,8 +209,8 @@ class SegmentRewriter:
         copy = StoredCopy(0, message_id, sent, offset, name, bool(forged), recipients, refs, inboxes)
         digest = digest_copy(self._segments.read_digest(number), copy)
         known = self._copies.setdefault(number, [])
-        self.counts["copies"] += 1
-        self.counts["without date"] += sent is None
+        self._counts["copies"] += 1
+        self._counts["without date"] += sent is None
         if digest not in known:
             (place,) = self._renumber(np.array([number])).tolist()
             copy = replace(copy, copy=len(known))
