@@ -40,6 +40,12 @@ def read_files(directory: Path, *, manifest: bool = False) -> dict[str, bytes]:
     }
 
 
+def find_bytes(directory: Path, *needles: str) -> set[str]:
+    """Return which texts occur in a file below a directory, in any case."""
+    contents = [path.read_bytes().lower() for path in directory.rglob("*") if path.is_file()]
+    return {each for each in needles if any(each.lower().encode() in content for content in contents)}
+
+
 def noise(size: int, seed: int = 0) -> bytes:
     """Return pseudorandom bytes, the same for the same seed."""
     return hashlib.shake_256(seed.to_bytes(4)).digest(size)

@@ -1,118 +1,29 @@
-"""`gumshoe erase`: nothing of a person, a message or a document is left in any place, and the rest is intact."""
+"""`gumshoe erase`: nothing of a person, a message or a document is left in a directory, and the rest is intact."""
 
+import gzip
 import json
 import sqlite3
-from collections.abc import Callable
-from contextlib import suppress
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from gumshoe.artifacts.private_data import mark_private
-from gumshoe.artifacts.response_cache import Cache
-from gumshoe.artifacts.storage import Deadline
 from gumshoe.artifacts.store import Store
-from gumshoe.erasure.erase import Erasure
-from gumshoe.erasure.places import apply_change
 from gumshoe.erasure.receipt import Receipt
 from gumshoe.erasure.target import EraseTarget
 from gumshoe.evaluation.predictions import write_table
 from gumshoe.mail.index import MailIndex
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
-from tests.conftest import CommandResult
+from tests.artifacts.files import find_bytes, read_files
 from tests.documents.collection import DISEASES
 from tests.documents.collection import make_index as make_documents
+from tests.erasure.people import ABOUT_ANN, ABOUT_BOB, ANN, BOB, Run, episode, lineage_of, write_lines
 from tests.errors import raises
-from tests.mail.mailbox import make_index, record
-from tests.scenarios.questions import question
-
-ANN, BOB = "ann@example.com", "bob@example.com"
-Run = Callable[..., CommandResult]
-
-
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a cache of judges' verdicts that quotes Ann."""
-    directory = tmp_path / "cache"
-    monkeypatch.setenv("GUMSHOE_CACHE", str(directory))
-    monkeypatch.chdir(tmp_path)  # for receipts
-    cache = Cache(directory / "judge.sqlite")
-    cache.put({"key": b"zircon, says ann@example.com"})
-    cache.close()
-    return directory
-
-
-def write_lines(path: Path, *records: Any) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(f"{json.dumps(each)}\n" for each in records))
-    return path
-
-
-class StoppedError(Exception):
-    """End an erasure between two of its steps."""
-
-
-def episode(scenario: str, inbox: str, text: str) -> dict[str, Any]:
-    """Return the parts of a trajectory that erasing looks at."""
-    prompt = {"origin": "prompt", "text": f"Search.\nI am {inbox}. Today is Monday.\n\nWhat?", "ids": [1, 2]}
-    return {"scenario": scenario, "spans": [prompt, {"origin": "injected", "text": text}], "record": {"found": []}}
-
-
-def lineage_of(*scenarios: Scenario) -> Lineage:
-    return Lineage.of(ScenarioSet.of(scenarios))
-
-
-ABOUT_ANN = question(1, id="a", question="Where is Ann's zircon?", answer="zircon in Leeds", inbox_address=ANN)
-ABOUT_BOB = question(2, id="b", question="Where is Bob's quartz?", answer="quartz in York", inbox_address=BOB)
-
-
-@pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """Return a directory with an index, questions, an evaluation, an adapter of Ann's questions and one of Bob's."""
-    place = tmp_path / "place"
-    place.mkdir()
-    records = [record(1, body="zircon in Leeds", to=[ANN]), record(2, body="quartz in York", to=[BOB])]
-    records[0]["from"] = records[0]["sender"] = ANN
-    records[1]["from"] = records[1]["sender"] = BOB
-    make_index(tmp_path / "built", records).directory.rename(place / "mail")
-    write_lines(place / "questions.jsonl", ABOUT_ANN, ABOUT_BOB)
-    evaluation = place / "evaluation"
-    episodes = [episode("a", ANN, "zircon in Leeds"), episode("b", BOB, "quartz in York")]
-    write_lines(evaluation / "trajectories" / "base.jsonl", *episodes)
-    predictions = [
-        {"scenario": each["id"], "question": each["question"], "answer": each["answer"]}
-        for each in (ABOUT_ANN, ABOUT_BOB)
-    ]
-    write_lines(evaluation / "predictions.jsonl", *predictions)
-    (evaluation / "predictions.csv").write_text(
-        "scenario,question,answer\r\n"
-        + "".join(f'{each["id"]},{each["question"]},"{each["answer"]}"\r\n' for each in (ABOUT_ANN, ABOUT_BOB))
-    )
-    (evaluation / "metrics.json").write_text(json.dumps({"accuracy": 0.5, "worst": [predictions[0], predictions[1]]}))
-    (evaluation / "report.html").write_text("<p>zircon in Leeds</p>")
-    mark_private(evaluation, [ANN, BOB])
-    for name, about in (("of-ann", ABOUT_ANN), ("of-bob", ABOUT_BOB)):
-        adapter = place / "run" / name
-        adapter.mkdir(parents=True)
-        (adapter / "adapter_config.json").write_text("{}")
-        lineage_of(Scenario.model_validate(about)).write(adapter)
-    return place
-
-
-def find_bytes(directory: Path, *needles: str) -> set[str]:
-    contents = [path.read_bytes() for path in directory.rglob("*") if path.is_file()]
-    return {each for each in needles if any(each.encode() in content for content in contents)}
-
-
-def list_files(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 def test_without_yes_nothing_is_changed(run: Run, place: Path, tmp_path: Path, cache: Path) -> None:
-    before = list_files(place)
+    before = read_files(place, manifest=True)
     ran = run("erase", place, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--json")
     found = json.loads(ran.out)
     assert found["dry_run"] is True
@@ -129,7 +40,7 @@ def test_without_yes_nothing_is_changed(run: Run, place: Path, tmp_path: Path, c
         "judge.sqlite": ("cache", 1),
     }
     assert [Path(each).name for each in found["adapters"]] == ["of-ann"]
-    assert list_files(place) == before
+    assert read_files(place, manifest=True) == before
     assert (cache / "judge.sqlite").exists()
     assert not (tmp_path / "receipt.json").exists()
 
@@ -157,68 +68,6 @@ def test_an_inbox_is_erased_from_all_files(run: Run, place: Path, tmp_path: Path
     assert [Path(each).name for each in written.adapters] == ["of-ann"]
     again = run("erase", place, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes", "--json")
     assert (again.status, json.loads(again.out)["remaining"]) == (0, [])
-
-
-def test_an_interrupted_erasure_can_be_run_again(
-    place: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Interrupt it after each of its steps, and run it again at the end."""
-
-    count = 0
-    while True:
-        done = 0
-
-        def apply_some(*arguments: Any) -> None:
-            nonlocal done
-            if done >= 1:
-                raise StoppedError
-            done += 1
-            apply_change(*arguments)
-
-        erasure = Erasure(EraseTarget("inbox", ANN), [place], None)
-        receipt = Receipt.open(tmp_path / "receipt.json", EraseTarget("inbox", ANN))
-        plan = erasure.plan(receipt)
-        if plan.is_empty:
-            break
-        count += 1
-        with monkeypatch.context() as patched, suppress(StoppedError):
-            patched.setattr("gumshoe.erasure.erase.apply_change", apply_some)
-            erasure.run(plan, receipt, partial(receipt.write, tmp_path / "receipt.json"))
-        assert count < 20
-    assert count > 5
-    assert find_bytes(place, "zircon", "Leeds", ANN, "Where is Ann") == set()
-    ran = run("erase", place, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes")
-    assert ran.status == 0
-    written = Receipt.model_validate_json((tmp_path / "receipt.json").read_text())
-    assert [Path(each).name for each in written.adapters] == ["of-ann"]
-    assert written.pending is None
-
-
-def test_records_that_only_an_erased_question_identifies_are_found_after_an_interruption(
-    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Stop after the file with the question: nothing else tells whose the predictions are, in two places."""
-    first = write_lines(tmp_path / "1" / "a" / "q.jsonl", ABOUT_ANN).parent.parent
-    answer = {"scenario": "a", "question": ABOUT_ANN["question"], "answer": "zircon"}
-    write_lines(first / "b" / "choices.jsonl", {"scenario": "a", "choice": "zircon"})
-    second = write_lines(tmp_path / "2" / "p.jsonl", answer, {**answer, "question": "Where is Bob's?"}).parent
-    words = ["erase", first, second, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes"]
-
-    def stop_after_questions(change: Any, target: EraseTarget) -> None:
-        apply_change(change, target)
-        raise StoppedError
-
-    with monkeypatch.context() as patched, suppress(StoppedError):
-        patched.setattr("gumshoe.erasure.erase.apply_change", stop_after_questions)
-        run(*words)
-    assert (find_bytes(first, "Where is Ann"), find_bytes(first, "zircon")) == (set(), {"zircon"})
-    receipt = (tmp_path / "receipt.json").read_text()
-    assert "zircon" not in receipt
-    assert "Where is" not in receipt
-    assert run(*words).status == 0
-    assert find_bytes(first, "zircon") == set()
-    assert (second / "p.jsonl").read_text().count("zircon") == 1
-    assert Receipt.model_validate_json((tmp_path / "receipt.json").read_text()).pending is None
 
 
 def test_other_people_keep_their_records_of_the_same_question(run: Run, tmp_path: Path) -> None:
@@ -371,140 +220,6 @@ def test_adapters_of_an_inbox_are_named_even_if_its_questions_are_gone(run: Run,
     assert json.loads(run("erase", place / "run", "--message", "1@example.com", "--json").out)["adapters"] == {}
 
 
-# Stores
-
-
-@pytest.fixture(params=["file", "s3"])
-def store_uri(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    if request.param == "s3":
-        return f"s3://{request.getfixturevalue('s3_bucket')}/store"
-    return str(tmp_path / "store")
-
-
-@pytest.fixture
-def store(store_uri: str) -> Store:
-    return Store(store_uri)
-
-
-@pytest.fixture
-def populated(store: Store, place: Path) -> Store:
-    """Return a store with the parts of `place` as artifacts, and an adapter that was made from the questions."""
-    questions = place / "published"
-    write_lines(questions / "scenarios.jsonl", ABOUT_ANN, ABOUT_BOB)
-    only_ann = write_lines(place / "only" / "scenarios.jsonl", ABOUT_ANN).parent
-    bob = write_lines(place / "bob" / "scenarios.jsonl", ABOUT_BOB).parent
-    store.publish(place / "mail", "mail-indexes", "1", settings={"owner": ANN, "seed": "1"})
-    store.publish(questions, "scenarios", "1", made_from=["mail-indexes/1"])
-    store.publish(bob, "scenarios", "0", latest=False)
-    store.publish(place / "evaluation", "reports", "1", made_from=["scenarios/1"])
-    store.publish(bob, "feedback", "1")
-    store.publish(only_ann, "feedback", "2")
-    store.publish(place / "run" / "of-ann", "adapters", "ann")
-    store.publish(place / "run" / "of-bob", "adapters", "bob", made_from=["scenarios/1"])
-    store.publish(place / "run" / "of-bob", "adapters", "other", made_from=["scenarios/0"])
-    return store
-
-
-def test_artifacts_are_replaced_by_redacted_successors(
-    populated: Store, store_uri: str, run: Run, tmp_path: Path
-) -> None:
-    words = ["erase", "--store", store_uri, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--json"]
-    before = {each.reference for each in populated.list()}
-    dry = json.loads(run(*words).out)
-    changed = {"mail-indexes/1", "scenarios/1", "reports/1", "feedback/2"}
-    assert {each["place"] for each in dry["erased"] if each["kind"] == "artifact"} == changed
-    assert {each.reference for each in populated.list()} == before
-    assert set(dry["adapters"]) == {"adapters/ann", "adapters/bob"}
-    ran = run(*words, "--yes")
-    assert ran.status == 0, ran.err
-    successors = {
-        each["place"]: each["successor"] for each in json.loads(ran.out)["erased"] if each["kind"] == "artifact"
-    }
-    assert successors == {name: f"{name}-erased-1" for name in changed - {"feedback/2"}} | {"feedback/2": None}
-    assert {each.reference for each in populated.list()} == (before - changed) | set(filter(None, successors.values()))
-    assert [populated.latest(kind) for kind in ("scenarios", "feedback")] == ["1-erased-1", "1"]
-    settings = populated.manifest("mail-indexes/latest").settings
-    assert settings == {"owner": "[erased]", "seed": "1", "replaces": "mail-indexes/1"}
-    for each in populated.list():
-        assert populated.verify(each.reference) == {}
-        directory = populated.fetch(each.reference, tmp_path / "fetched" / each.reference).directory
-        assert find_bytes(directory, "zircon", ANN) == set()
-    assert not [
-        entry.key for entry in populated.storage.entries("scenarios/1/") if not entry.key.endswith("pruned.json")
-    ]
-
-
-def test_a_successor_of_an_interrupted_erasure_is_used(populated: Store, tmp_path: Path) -> None:
-    target = EraseTarget("inbox", ANN)
-    erasure = Erasure(target, [], populated, scratch=tmp_path)
-    plan = erasure.plan()
-    published = populated.publish(
-        write_lines(tmp_path / "redacted" / "scenarios.jsonl", ABOUT_BOB).parent,
-        "scenarios",
-        "1-erased-1",
-        settings={"replaces": "scenarios/1"},
-    )
-    assert published.created
-    erasure.run(plan, Receipt.open(tmp_path / "r.json", target), lambda: None)
-    versions = sorted(each.version for each in populated.list("scenarios"))
-    assert versions == ["0", "1-erased-1"]
-    assert erasure.verify() == []
-
-
-def test_outputs_that_are_not_artifacts_are_deleted_if_they_quote_it(
-    store: Store, store_uri: str, tmp_path: Path, run: Run
-) -> None:
-    contents = {"of-ann": [ANN], "of-bob": [BOB], "of-both": [ANN, BOB]}
-    for name, inboxes in contents.items():
-        directory = write_lines(
-            tmp_path / name / "q.jsonl", *(ABOUT_ANN if each == ANN else ABOUT_BOB for each in inboxes)
-        ).parent
-        mark_private(directory, inboxes)
-        keys = {f"steps/{name}/{path.name}": path for path in directory.iterdir()}
-        store.storage.upload(keys, Deadline(60), lambda _: None)
-    words = ["erase", "--store", store_uri, "--keep-caches", "--json", "--receipt", tmp_path / "receipt.json"]
-    for target, expected in (
-        (["--message", "2@example.com"], {"steps/of-bob", "steps/of-both"}),
-        (["--inbox", ANN], {"steps/of-ann", "steps/of-both"}),
-        (["--document", "d9"], set()),
-    ):
-        found = json.loads(run(*words, *target).out)["erased"]
-        assert {each["place"] for each in found} == expected
-    assert run(*words, "--inbox", ANN, "--yes").status == 0
-    assert {entry.key.split("/")[1] for entry in store.storage.entries("steps/")} == {"of-bob"}
-
-
-# Targets
-
-
-@pytest.mark.parametrize(
-    ("options", "code"),
-    [
-        ([], "erasure.unclear-target"),
-        (["--inbox", ANN, "--message", "x"], "erasure.unclear-target"),
-        (["--inbox", "ann"], "mail.invalid-address"),
-        (["--message", " <> "], "erasure.empty-target"),
-        (["--message", "1@x", "--everywhere"], "erasure.option-conflict"),
-        (["--inbox", ANN, "--collection", "hr"], "erasure.option-conflict"),
-    ],
-)
-def test_invalid_targets_are_refused(run: Run, place: Path, options: list[str], code: str) -> None:
-    before = list_files(place)
-    ran = run("erase", place, *options, "--yes")
-    assert (ran.status, ran.code) == (2, code)
-    assert list_files(place) == before
-
-
-def test_invalid_places_and_receipts_are_refused(run: Run, place: Path, tmp_path: Path) -> None:
-    assert run("erase", "--inbox", ANN).code == "erasure.no-places"
-    assert run("erase", tmp_path / "absent", "--inbox", ANN).code == "erasure.no-such-place"
-    receipt = tmp_path / "receipt.json"
-    assert run("erase", place, "--inbox", ANN, "--receipt", receipt, "--yes").status == 0
-    before = list_files(place)
-    assert run("erase", place, "--inbox", BOB, "--receipt", receipt, "--yes").code == "erasure.other-receipt"
-    assert list_files(place) == before
-
-
 def test_files_of_other_programs_are_not_changed(run: Run, place: Path, tmp_path: Path) -> None:
     """A database that is not a cache, a symbolic link, and a published artifact on the same disk."""
     database = sqlite3.connect(place / "own.sqlite")
@@ -515,35 +230,39 @@ def test_files_of_other_programs_are_not_changed(run: Run, place: Path, tmp_path
     outside = write_lines(tmp_path / "outside.jsonl", ABOUT_ANN)
     (place / "link.jsonl").symlink_to(outside)
     Store(str(place / "store")).publish(outside.parent / "place" / "evaluation", "reports", "1")
-    before = list_files(place / "store") | {"outside": outside.read_bytes()}
+    before = read_files(place / "store", manifest=True) | {"outside": outside.read_bytes()}
     ran = run("erase", place, "--inbox", ANN, "--everywhere", "--receipt", tmp_path / "receipt.json", "--yes")
     assert (ran.status, ran.code) == (3, "erasure.incomplete")
     assert "own.sqlite" in ran.err
-    assert list_files(place / "store") | {"outside": outside.read_bytes()} == before
+    assert read_files(place / "store", manifest=True) | {"outside": outside.read_bytes()} == before
 
 
-def test_a_fetched_copy_of_an_artifact_is_deleted_as_a_whole(run: Run, place: Path, tmp_path: Path) -> None:
-    store = Store(str(tmp_path / "store"))
-    store.publish(place / "evaluation", "reports", "1")
-    copy = store.fetch("reports/1", place / "copy").directory
-    assert (copy / "manifest.json").exists()
-    assert run("erase", copy, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes").status == 0
-    assert not copy.exists()
+def test_directories_beside_an_index_are_searched(run: Run, place: Path, tmp_path: Path) -> None:
+    """An index may be in the directory of other outputs."""
+    write_lines(place / "mail" / "outputs" / "q.jsonl", ABOUT_ANN, ABOUT_BOB)
+    make_documents(tmp_path / "built-2", DISEASES).path.parents[1].rename(place / "documents")
+    write_lines(place / "documents" / "outputs" / "q.jsonl", ABOUT_ANN, ABOUT_BOB)
+    assert run("erase", place, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes").status == 0
+    for each in ("mail", "documents"):
+        assert json.loads((place / each / "outputs" / "q.jsonl").read_text()) == ABOUT_BOB
 
 
-def test_targets_match_whole_names() -> None:
-    person = EraseTarget("inbox", ANN, everywhere=True)
-    for text in (ANN, f"<{ANN}>", f"to {ANN.upper()}, and", f'"{ANN}"', f"mailto:{ANN}."):
-        assert person.concerns([text]), text
-    for text in ("joann@example.com", "x.ann@example.com", "ann@example.com.au", "ann@example.community", "ann"):
-        assert not person.concerns([text]), text
-    inbox = EraseTarget("inbox", ANN)
-    assert inbox.concerns({"inbox_address": ANN.upper()})
-    assert not inbox.concerns({"answer": ANN})
-    document = EraseTarget("document", "a.b")
-    for text in ("a.b", " a.b ", "hr:a.b", "a.b#3", "Title\n  text\n  id: a.b"):
-        assert document.concerns([text]), text
-    for text in ("a-b", "a.b.c", "see a.b here", "a.b#x", "id: a.bc"):
-        assert not document.concerns([text]), text
-    with raises("erasure.empty-target"):
-        EraseTarget("document", " ")
+def test_a_damaged_compressed_file_is_listed(run: Run, place: Path, tmp_path: Path) -> None:
+    content = gzip.compress(json.dumps(ABOUT_ANN).encode() * 100)
+    (place / "cut.jsonl.gz").write_bytes(content[:-9])
+    (place / "damaged.jsonl.gz").write_bytes(content[:12] + b"\xff" * 9 + content[21:])
+    ran = run("erase", place, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes")
+    assert (ran.status, ran.code) == (3, "erasure.incomplete")
+    assert "cut.jsonl.gz" in ran.err
+    assert "damaged.jsonl.gz" in ran.err
+    assert find_bytes(place, "zircon") == set()
+
+
+def test_the_receipt_does_not_name_the_target_in_paths(run: Run, place: Path, tmp_path: Path) -> None:
+    (place / "run" / "of-ann").rename(place / "run" / f"adapter-{ANN}")
+    (place / "questions.jsonl").rename(place / f"questions-{ANN.upper()}.jsonl")
+    assert run("erase", place, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes").status == 0
+    receipt = (tmp_path / "receipt.json").read_text()
+    assert ANN not in receipt.lower()
+    assert "adapter-[erased]" in receipt
+    assert "questions-[erased].jsonl" in receipt

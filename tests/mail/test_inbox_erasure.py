@@ -9,15 +9,10 @@ from gumshoe.mail.build import build_mail_index
 from gumshoe.mail.inbox_erasure import erase_inbox, erase_messages, find_message_ids, find_messages_of, has_inbox
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from gumshoe.mail.schema import index_path
+from tests.artifacts.files import find_bytes
 from tests.mail.mailbox import make_index, record
 
 ANN, BOB, CAROL = "ann@example.com", "bob@example.com", "carol@example.com"
-
-
-def find_bytes(directory: Path, *needles: str) -> set[str]:
-    """Return which texts occur in a file below a directory, in any case."""
-    contents = [path.read_bytes().lower() for path in directory.rglob("*") if path.is_file()]
-    return {each for each in needles if any(each.lower().encode() in content for content in contents)}
 
 
 @pytest.fixture

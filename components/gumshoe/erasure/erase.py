@@ -1,4 +1,4 @@
-"""Plan an erasure over directories and a store, carry it out, and verify it."""
+"""Plan an erasure from directories and a store, carry it out, and verify it."""
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -23,7 +23,7 @@ _SCRATCH = "erasure"
 
 @dataclass(slots=True)
 class ErasurePlan:
-    """What an erasure would change, and what it cannot."""
+    """The changes that an erasure would make, and the places that it cannot change."""
 
     places: PlacePlan = field(default_factory=PlacePlan)
     store: StorePlan = field(default_factory=StorePlan)
@@ -31,11 +31,11 @@ class ErasurePlan:
 
     @property
     def is_empty(self) -> bool:
-        """True if nothing is to be erased, apart from caches."""
+        """True if there is nothing to erase, apart from caches."""
         return not (self.places.changes or self.store.changes or self.store.copies)
 
     def list_erased(self, target: EraseTarget) -> list[ErasedPlace]:
-        """Return everything that would be erased."""
+        """Return the places that content would be erased from."""
         found = [
             ErasedPlace(place=target.hide(str(each.path)), kind=each.kind, count=each.count)
             for each in self.places.changes
@@ -47,9 +47,9 @@ class ErasurePlan:
         ]
         return found + [ErasedPlace(place=str(each), kind="cache", count=1) for each in self.caches]
 
-    def list_adapters(self) -> dict[str, str]:
-        """Return why each adapter may have learned from what is erased."""
-        return {str(path): reason for path, reason in self.places.adapters.items()} | self.store.adapters
+    def list_adapters(self, target: EraseTarget) -> dict[str, str]:
+        """Return the reason why each adapter may have learned erased content, by path or reference."""
+        return {target.hide(str(path)): reason for path, reason in self.places.adapters.items()} | self.store.adapters
 
     def list_remaining(self, target: EraseTarget) -> list[str]:
         """Return the places that name the target and cannot be changed."""
@@ -83,7 +83,9 @@ class Erasure:
         self._store = StoreErasure(store, target, self._links, scratch or Path()) if store else None
 
     def plan(self, receipt: Receipt | None = None) -> ErasurePlan:
-        """Find what is to be erased, without changing anything. A receipt knows what an interrupted erasure looked for.
+        """Plan the erasure, without changing anything.
+
+        An interrupted erasure is continued with its `receipt`, which keeps the questions that it looked for.
 
         Raises:
             GumshoeError: if a place cannot be read.
@@ -103,15 +105,14 @@ class Erasure:
         return plan
 
     def run(self, plan: ErasurePlan, receipt: Receipt, save: Callable[[], object]) -> None:
-        """Carry out a plan, and add what was done to a receipt. `save` is called after each step.
+        """Carry out a plan, and add each erased place to a receipt. `save` is called after each step.
 
-        The receipt keeps what identifies records that name nothing of the target, so that an interrupted erasure can
-        be run again.
+        The receipt also keeps hashes of the questions to look for, so that an interrupted erasure can be run again.
 
         Raises:
             GumshoeError: if something cannot be written. Everything before it is erased.
         """
-        receipt.adapters |= plan.list_adapters()
+        receipt.adapters |= plan.list_adapters(self._target)
         receipt.pending = self._links.save()
         save()
         for step in self._list_steps(plan):
@@ -143,7 +144,7 @@ class Erasure:
         return ErasedPlace(place=change.reference, kind="artifact", count=change.count, successor=successor)
 
     def verify(self) -> list[str]:
-        """Look for the target again, and return the places where something is left.
+        """Look for the target again, and return the places that still contain it.
 
         For a message, or a person everywhere, the bytes of all files are searched for the name.
 
@@ -162,7 +163,7 @@ class Erasure:
 
 @contextmanager
 def open_scratch() -> Iterator[Path]:
-    """Yield a directory for copies of artifacts. What a killed erasure left in it is deleted.
+    """Yield an empty directory for copies of artifacts. Copies of a killed erasure are deleted.
 
     Raises:
         UnavailableError: if another erasure is in progress.

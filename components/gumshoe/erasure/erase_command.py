@@ -78,7 +78,7 @@ def erase(
         plan = erasure.plan(written)
         remaining = plan.list_remaining(target)
         if not yes:
-            _print_result(plan.list_erased(target), plan.list_adapters(), remaining, json=json, is_dry_run=True)
+            _print_result(plan.list_erased(target), plan.list_adapters(target), remaining, json=json, is_dry_run=True)
             return
         erasure.run(plan, written, lambda: written.write(receipt))
         remaining = sorted({*erasure.verify(), *remaining})

@@ -1,6 +1,7 @@
-"""Find and erase what concerns a target in directories: indexes, files of episodes and evaluations, and copies."""
+"""Find and erase a target in directories: in indexes, files of episodes and evaluations, and copies of artifacts."""
 
 import os
+import re
 import shutil
 import sqlite3
 from collections.abc import Iterator
@@ -9,45 +10,50 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from gumshoe.artifacts.lines import GZIP_ERRORS
 from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST
 from gumshoe.artifacts.private_data import MARK, read_mark
 from gumshoe.artifacts.storage import explain_os_errors, is_partial
+from gumshoe.documents.build import PARTIAL as DOCUMENT_PARTIAL
 from gumshoe.documents.document_erasure import erase_documents, find_documents
-from gumshoe.documents.schema import is_document_index
+from gumshoe.documents.schema import FACTS, FOLDER, is_document_index
 from gumshoe.erasure.learned import explain_learning
 from gumshoe.erasure.question_links import Links
 from gumshoe.erasure.record_files import collect_links, is_structured, read_text, redact_file, write_redacted
 from gumshoe.erasure.target import EraseTarget
 from gumshoe.mail.inbox_erasure import erase_inbox, erase_messages, find_message_ids, find_messages_of, has_inbox
-from gumshoe.mail.schema import index_path
+from gumshoe.mail.index_directory import PARTIAL as MAIL_PARTIAL
+from gumshoe.mail.schema import FILE_NAME, SEGMENT_PREFIX, index_path
 from gumshoe.scenarios.lineage import Lineage
 
 ChangeKind = Literal["mail index", "document index", "records", "page", "copy", "cache"]
+ADAPTER_FILE = "adapter_config.json"
+"""File that each adapter contains."""
 _BLOCK = 1 << 20
 _AROUND = 16  # bytes around a name that decide if it is the whole name
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceChange:
-    """Something to erase, or to write anew without the target."""
+    """A file, index or copy to delete, or to write anew without the target."""
 
     path: Path
     kind: ChangeKind
     count: int
     """Number of messages, documents, records or files that are erased."""
     links: Links | None = field(default=None, repr=False)
-    """Questions by which its records were found."""
+    """Questions that identify its records."""
 
 
 @dataclass(slots=True)
 class PlacePlan:
-    """What is to be changed in a directory, and what cannot be."""
+    """The changes to make in a directory, and the places that cannot be changed."""
 
     changes: list[PlaceChange] = field(default_factory=list)
     adapters: dict[Path, str] = field(default_factory=dict)
-    """Why each adapter may have learned from what is erased."""
+    """Reason why each adapter may have learned erased content."""
     remaining: list[Path] = field(default_factory=list)
-    """Files that name the target and that nothing can be erased from."""
+    """Files that name the target, or may name it, and that cannot be changed."""
 
     def extend(self, other: "PlacePlan") -> None:
         """Add another plan."""
@@ -68,13 +74,13 @@ def collect_questions(root: Path, links: Links) -> Links:
     for _, files in _walk(root):
         for path in files:
             if is_structured(path):
-                with explain_os_errors(path), suppress(EOFError):
+                with explain_os_errors(path), suppress(*GZIP_ERRORS):
                     collect_links(path, local)
     return local
 
 
 def plan_place(root: Path, target: EraseTarget, links: Links) -> PlacePlan:
-    """Find what is to be erased below a directory, or in a file, without changing anything.
+    """Plan the changes below a directory, or in a file, without changing anything.
 
     Raises:
         StorageError: if a file cannot be read.
@@ -84,7 +90,8 @@ def plan_place(root: Path, target: EraseTarget, links: Links) -> PlacePlan:
     local = collect_questions(root, links)
     for directory, files in _walk(root):
         if (index := _find_index(directory)) is not None:
-            plan.changes += [] if (change := _plan_index(directory, index, target)) is None else [change]
+            if (change := _plan_index(directory, index, target)) is not None:
+                plan.changes.append(change)
             files = [path for path in files if not _belongs_to_index(path, index)]
         plan.extend(_plan_files(directory, files, target, local))
     unique = {each.path: each for each in plan.changes if each.path == root or root in each.path.parents}
@@ -121,13 +128,14 @@ def _plan_files(directory: Path, files: list[Path], target: EraseTarget, links: 
         with explain_os_errors(path):
             try:
                 _, count = redact_file(path, target, links)
-            except EOFError:  # a damaged compressed file
+            except GZIP_ERRORS:
                 plan.remaining.append(path)
                 continue
         if count:
             plan.changes.append(PlaceChange(path, "records", count, links))
     quotes = bool(plan.changes)
-    plan.changes += [PlaceChange(each, "page", 1) for each in _list_pages_beside(directory) if quotes]
+    if quotes:
+        plan.changes += [PlaceChange(each, "page", 1) for each in _list_pages_beside(directory)]
     for path in files:
         if path.suffix.lower() in (".html", ".htm"):
             if quotes or target.is_mentioned(read_text(path)):
@@ -141,7 +149,7 @@ def _plan_files(directory: Path, files: list[Path], target: EraseTarget, links: 
 
 
 def _list_pages_beside(directory: Path) -> list[Path]:
-    """Return the files beside a directory of which its mark says that they quote the same mail."""
+    """Return the files beside a directory that quote the same mail, according to its mark."""
     if not (directory / MARK).is_file():
         return []
     _, names = read_mark((directory / MARK).read_bytes())
@@ -150,7 +158,7 @@ def _list_pages_beside(directory: Path) -> list[Path]:
 
 def is_adapter(directory: Path) -> bool:
     """Return True if a directory contains an adapter."""
-    return (directory / "adapter_config.json").is_file()
+    return (directory / ADAPTER_FILE).is_file()
 
 
 def _find_index(directory: Path) -> ChangeKind | None:
@@ -160,8 +168,10 @@ def _find_index(directory: Path) -> ChangeKind | None:
 
 
 def _belongs_to_index(path: Path, index: ChangeKind) -> bool:
-    names = {index_path(Path()).name} if index == "mail index" else {"index.json"}
-    return path.name in names | {MARK}
+    """Return True if a file or folder in the directory of an index is a part of the index."""
+    if index == "mail index":
+        return path.name in {FILE_NAME, MARK, MAIL_PARTIAL} or path.name.startswith(SEGMENT_PREFIX)
+    return path.name in {FACTS, MARK, DOCUMENT_PARTIAL} or re.fullmatch(FOLDER, path.name) is not None
 
 
 def _plan_index(directory: Path, index: ChangeKind, target: EraseTarget) -> PlaceChange | None:
@@ -178,7 +188,7 @@ def _plan_index(directory: Path, index: ChangeKind, target: EraseTarget) -> Plac
 
 
 def apply_change(change: PlaceChange, target: EraseTarget) -> None:
-    """Erase what was planned, in one step.
+    """Make a planned change, in one step.
 
     Raises:
         StorageError: if a file cannot be written.
@@ -226,7 +236,7 @@ def find_mentions(root: Path, target: EraseTarget) -> Iterator[Path]:
 def _contains_name(path: Path, target: EraseTarget) -> bool:
     """Return True if the bytes of a file contain the target's name, in any case for an address."""
     if path.suffix.lower() == ".gz":
-        with suppress(OSError, EOFError):
+        with suppress(OSError, *GZIP_ERRORS):
             return target.is_mentioned(read_text(path))
     with path.open("rb") as file:
         return contains_name(file, target)
@@ -255,16 +265,20 @@ def _is_cache(path: Path) -> bool:
 
 
 def _walk(root: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """Yield directories and their files, without published artifacts, which only a store changes, and index folders."""
+    """Yield directories and their files.
+
+    Published artifacts, which only a store changes, and the folders of indexes are left out.
+    """
     if root.is_file():
         yield root.parent, [root]
         return
     for directory, folders, names in os.walk(root):
         place = Path(directory)
         is_published = any(each.startswith(DATA_PREFIX) for each in folders) and MANIFEST in names
-        folders[:] = [] if is_published or _find_index(place) else sorted(folders)
-        if not is_published:
-            yield (
-                place,
-                [place / name for name in sorted(names) if not is_partial(name) and not (place / name).is_symlink()],
-            )
+        if is_published:
+            folders.clear()
+            continue
+        index = _find_index(place)
+        folders[:] = [each for each in sorted(folders) if index is None or not _belongs_to_index(place / each, index)]
+        files = [place / name for name in sorted(names) if not is_partial(name)]
+        yield place, [each for each in files if not each.is_symlink()]

@@ -1,4 +1,4 @@
-"""Remember the questions that concern a target: records of their episodes may name nothing else."""
+"""Collect the questions that concern a target. Some records of their episodes name only the question."""
 
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -12,12 +12,12 @@ from gumshoe.scenarios.scenario import Scenario
 
 
 class PendingLinks(BaseModel):
-    """Questions that an erasure which is not complete looks for. An interrupted one finds their records again."""
+    """The questions that an unfinished erasure looks for, so that it finds their records if it is run again."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     questions: list[str]
-    """Hashes of questions. Only somebody who knows the erased name can compare texts with them."""
+    """Hashes of questions. Comparing texts with them requires the erased name."""
     ids: list[str]
     """Hashes of the ids of scenarios, each with its place."""
     digests: list[str]
@@ -45,20 +45,20 @@ class Links:
         return Links(self.target, scope, self.ids, self.others, self.questions, self.digests)
 
     def save(self) -> PendingLinks:
-        """Return what to keep until the erasure is complete."""
+        """Return the links to keep until the erasure is complete."""
         return PendingLinks(questions=sorted(self.questions), ids=sorted(self.ids), digests=sorted(self.digests))
 
     def restore(self, pending: PendingLinks) -> None:
-        """Add what an interrupted erasure has kept."""
+        """Add the links that an interrupted erasure kept."""
         self.questions |= set(pending.questions)
         self.ids |= set(pending.ids)
         self.digests |= set(pending.digests)
 
     def add(self, record: Any) -> None:
-        """Remember the question of a record that concerns the target, or that it is about something else.
+        """Add the question of a record that concerns the target. Note the id of a scenario that does not.
 
-        The question counts for a scenario, or for an episode whose question is about the inbox. An episode about
-        something else that only came across the target does not make its question one about it.
+        Only scenarios, and episodes about the inbox to erase, add their question. An episode about something else that
+        only came across the target does not.
         """
         if not isinstance(record, dict):
             return
@@ -90,7 +90,7 @@ class Links:
             return
 
     def is_of_others(self, record: Any) -> bool:
-        """Return True if a record is an episode about documents of other collections than that of the document."""
+        """Return True if a record is an episode of a scenario about other collections than the document's."""
         if self.target.collection is None or not isinstance(record, dict):
             return False
         own_id = self._hash_id(record)
@@ -99,8 +99,8 @@ class Links:
     def has(self, record: Any) -> bool:
         """Return True if a record is about a question that concerns the target.
 
-        Several people may ask the same question: it decides only if neither the record nor the id of its scenario
-        tells whose it is.
+        Several people may ask the same question. So the question decides only if neither the record nor the id of its
+        scenario tells whose it is.
         """
         if not isinstance(record, dict) or self._is_about_others(record):
             return False
@@ -120,7 +120,7 @@ class Links:
         return self._hash(question.strip().lower())
 
     def _hash(self, text: str) -> str:
-        """Return a hash that only somebody who knows the target can compare with texts."""
+        """Return a hash of a text, salted with the target's name: comparing other texts with it requires the name."""
         return sha256(f"{self.target.name}\0{text}".encode(errors="surrogatepass")).hexdigest()
 
 

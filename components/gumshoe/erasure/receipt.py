@@ -1,4 +1,4 @@
-"""The receipt of an erasure: what was done, without the personal data."""
+"""The receipt of an erasure: a record of the erased places, without the personal data."""
 
 import io
 import json
@@ -17,7 +17,7 @@ from gumshoe.errors import UsageError
 
 
 class ErasedPlace(BaseModel):
-    """One index, file or artifact that something was erased from."""
+    """An index, file or artifact from which content was erased."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -31,31 +31,31 @@ class ErasedPlace(BaseModel):
 
 
 class Receipt(BaseModel):
-    """What was erased, for the records of whoever had to erase it."""
+    """A record of an erasure that can be kept as evidence, without the erased name."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     kind: TargetKind
     salt: str
     hash: str
-    """SHA-256 of the salt and the target. It proves what was erased to somebody who knows the address or the ID."""
+    """SHA-256 of the salt and the target. Anyone who knows the address or the ID can check it."""
     started: datetime
     finished: datetime | None = None
     """Null as long as the erasure is not complete."""
     erased: list[ErasedPlace] = Field(default_factory=list)
     adapters: dict[str, str] = Field(default_factory=dict)
-    """Why each adapter may have learned from what was erased. It keeps that until it is deleted."""
+    """Reason why each adapter may have learned erased content, by path or reference."""
     remaining: list[str] = Field(default_factory=list)
     """Places that still name the target."""
     pending: PendingLinks | None = None
-    """Hashes of what to look for; null if the erasure is complete."""
+    """Hashes of the questions to look for; null if the erasure is complete."""
 
     @classmethod
     def open(cls, path: Path, target: EraseTarget) -> "Receipt":
-        """Return a new receipt, or that of an earlier erasure of the same target, which is continued.
+        """Return a new receipt, or continue that of an earlier erasure of the same target.
 
         Raises:
-            UsageError: if the file is something else.
+            UsageError: if the file is not a receipt, or is the receipt of another target.
         """
         known = read_json_model(cls, path, "an erasure")
         if known is None:

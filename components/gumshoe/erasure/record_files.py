@@ -4,17 +4,16 @@ import csv
 import gzip
 import io
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.erasure.question_links import Links
-from gumshoe.erasure.target import EraseTarget
+from gumshoe.erasure.target import ERASED, EraseTarget
 
-ERASED = "[erased]"
-"""Text in place of an erased value that is not in a list."""
-_BYTE_ORDER_MARK = "\ufeff"  # at the start of tables for spreadsheets
+_BYTE_ORDER_MARK = "\ufeff"  # may be at the start of a file, e.g. of tables for spreadsheets
 _LINES, _DOCUMENTS, _TABLES, _LOGS = {".jsonl", ".ndjson"}, {".json"}, {".csv"}, {".log", ".txt"}
 
 
@@ -28,7 +27,11 @@ def _suffix(path: Path) -> str:
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file, which may be compressed. Bytes that are not UTF-8 are kept in a form of their own."""
+    """Return the text of a file, which may be compressed. Bytes that are not UTF-8 become lone surrogates.
+
+    Raises:
+        OSError, EOFError, zlib.error (`GZIP_ERRORS`): if the file cannot be read, or its compressed content is damaged.
+    """
     data = path.read_bytes()
     if path.suffix.lower() == ".gz":
         data = gzip.decompress(data)
@@ -39,7 +42,7 @@ def collect_links(path: Path, links: Links) -> None:
     """Add the questions of the records in a file.
 
     Raises:
-        OSError, EOFError: if the file cannot be read.
+        OSError, EOFError, zlib.error: as in `read_text`.
     """
     if _suffix(path) in _LINES:
         for record in _parse_lines(read_text(path)):
@@ -47,10 +50,10 @@ def collect_links(path: Path, links: Links) -> None:
 
 
 def redact_file(path: Path, target: EraseTarget, links: Links) -> tuple[str, int]:
-    """Return the text of a file without what concerns the target, and how many records or values are missing.
+    """Return the text of a file without what concerns the target, and the number of erased records and values.
 
     Raises:
-        OSError, EOFError: if the file cannot be read.
+        OSError, EOFError, zlib.error: as in `read_text`.
     """
     text, kind = read_text(path), _suffix(path)
 
@@ -67,7 +70,17 @@ def redact_file(path: Path, target: EraseTarget, links: Links) -> tuple[str, int
     redacted, count = redact_value(value, is_erased, target)
     if redacted == ERASED != value:
         return "", count
-    return (json.dumps(redacted, ensure_ascii=False, indent=2) + "\n", count) if count else (text, 0)
+    return (_format_json(redacted), count) if count else (text, 0)
+
+
+def _format_json(value: Any) -> str:
+    """Return the text of a JSON document. Lone surrogates, which cannot be written as UTF-8, stay escaped."""
+    text = json.dumps(value, ensure_ascii=False, indent=2)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=2)
+    return f"{text}\n"
 
 
 def write_redacted(path: Path, text: str) -> None:
@@ -81,9 +94,10 @@ def write_redacted(path: Path, text: str) -> None:
 
 
 def redact_value(value: Any, is_erased: Callable[[Any], bool], target: EraseTarget, key: str = "") -> tuple[Any, int]:
-    """Return a JSON value without the items of lists that are erased, and how many values are missing.
+    """Return a JSON value without the erased items of lists, and the number of erased values.
 
-    Erased texts and records that are not in a list become `ERASED`, so that the form of the document stays.
+    Erased texts and records that are not in a list become `ERASED`, so that the document keeps its form. `key` is the
+    name of the value in its object.
     """
     if isinstance(value, list):
         kept: list[Any] = []
@@ -107,7 +121,7 @@ def redact_value(value: Any, is_erased: Callable[[Any], bool], target: EraseTarg
 
 
 def _is_record(value: dict[str, Any]) -> bool:
-    """Return True if an object is about a question, as a whole."""
+    """Return True if an object is a record of a question or an episode."""
     return not value.keys().isdisjoint(("question", "scenario"))
 
 
@@ -131,6 +145,7 @@ def _filter_lines(text: str, is_erased: Callable[[str], bool]) -> tuple[str, int
 
 
 def _filter_rows(text: str, is_erased: Callable[[Any], bool]) -> tuple[str, int]:
+    csv.field_size_limit(sys.maxsize)  # answers may be longer than Python's limit
     rows = list(csv.reader(io.StringIO(text, newline="")))
     if not rows:
         return text, 0
@@ -143,9 +158,9 @@ def _filter_rows(text: str, is_erased: Callable[[Any], bool]) -> tuple[str, int]
 
 
 def _parse(text: str) -> Any:
-    """Return a JSON value; the text itself if it is not JSON."""
+    """Return a JSON value, or a list with the text if it is not JSON."""
     try:
-        return json.loads(text)
+        return json.loads(text.removeprefix(_BYTE_ORDER_MARK))
     except (ValueError, RecursionError):
         return [text]
 

@@ -13,8 +13,11 @@ from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST, Manifest
 from gumshoe.artifacts.private_data import MARK, PrivateCopy, find_private_copies, remove_private_copies
 from gumshoe.artifacts.pruning import remove_artifact
 from gumshoe.artifacts.store import Store
+from gumshoe.documents.schema import DATABASE as DOCUMENT_DATABASE
+from gumshoe.documents.schema import FACTS as DOCUMENT_INDEX
 from gumshoe.erasure.learned import explain_learning
 from gumshoe.erasure.places import (
+    ADAPTER_FILE,
     PlacePlan,
     apply_change,
     collect_questions,
@@ -25,19 +28,18 @@ from gumshoe.erasure.places import (
 from gumshoe.erasure.question_links import Links
 from gumshoe.erasure.record_files import redact_value
 from gumshoe.erasure.target import EraseTarget
-from gumshoe.mail.schema import index_path
+from gumshoe.mail.schema import FILE_NAME as MAIL_INDEX
 from gumshoe.scenarios.lineage import LINEAGE_FILE, Lineage
 
 REPLACES = "replaces"
 """Setting in the manifest of a redacted successor: the artifact that it replaces."""
-_ADAPTER_FILE = "adapter_config.json"
-_READ_SUFFIXES = {".jsonl", ".ndjson", ".csv", ".html", ".log", ".gz"}
-_READ_NAMES = {MARK, index_path(Path()).name, "index.json", "documents.sqlite"}
+_READ_SUFFIXES = {".jsonl", ".ndjson", ".csv", ".html", ".htm", ".log", ".gz"}
+_READ_NAMES = {MARK, MAIL_INDEX, DOCUMENT_INDEX, DOCUMENT_DATABASE}
 
 
 @dataclass(frozen=True, slots=True)
 class ArtifactChange:
-    """An artifact that contains something to erase."""
+    """An artifact with content to erase."""
 
     reference: str
     count: int
@@ -46,13 +48,13 @@ class ArtifactChange:
 
 @dataclass(slots=True)
 class StorePlan:
-    """What is to be changed in a store, and what cannot be."""
+    """The artifacts and outputs to change in a store, and those that cannot be changed."""
 
     changes: list[ArtifactChange] = field(default_factory=list)
     copies: list[PrivateCopy] = field(default_factory=list)
     """Marked directories that are not artifacts, such as outputs of steps. They are deleted."""
     adapters: dict[str, str] = field(default_factory=dict)
-    """Why each adapter may have learned from what is erased, by reference."""
+    """Reason why each adapter may have learned erased content, by reference."""
     remaining: list[str] = field(default_factory=list)
     """Artifacts with files or settings that name the target and cannot be changed."""
 
@@ -71,7 +73,7 @@ class StoreErasure:
                     collect_questions(directory, self._links)
 
     def plan(self) -> StorePlan:
-        """Find what is to be erased, without changing anything."""
+        """Plan the changes in the store, without changing anything."""
         plan = StorePlan()
         manifests = self._store.list()
         for manifest in manifests:
@@ -113,7 +115,7 @@ class StoreErasure:
             return plan_place(directory, self._target, self._links)
 
     def _add_descendants(self, plan: StorePlan, manifests: list[Manifest]) -> None:
-        """Add the adapters that were made from artifacts with something to erase."""
+        """Add the adapters that were made from artifacts with content to erase."""
         changed = {each.reference for each in plan.changes}
         parents = {each.reference: each.made_from for each in manifests}
 
@@ -175,12 +177,10 @@ class StoreErasure:
 
     def _find_free_version(self, old: Manifest) -> str:
         """Return a version that was never used. A number says nothing about the target."""
-        used = {PurePosixPath(entry.key).parts[old.kind.count("/") + 1] for entry in self._list_keys(old.kind)}
+        entries = self._store.storage.entries(f"{old.kind}/")
+        used = {PurePosixPath(entry.key).parts[old.kind.count("/") + 1] for entry in entries}
         names = (f"{old.version[:100]}-erased-{number}" for number in range(1, len(used) + 2))
         return next(name for name in names if name not in used)
-
-    def _list_keys(self, kind: str) -> Iterator[Any]:
-        return self._store.storage.entries(f"{kind}/")
 
     def remove_copies(self, plan: StorePlan) -> None:
         """Delete the marked directories that are not artifacts."""
@@ -192,7 +192,8 @@ class StoreErasure:
         for manifest in self._store.list():
             if _may_quote(manifest) and not _is_adapter(manifest):
                 with self._fetch(manifest) as directory:
-                    found += [manifest.reference] if any(find_mentions(directory, self._target)) else []
+                    if any(find_mentions(directory, self._target)):
+                        found.append(manifest.reference)
         return found
 
     @contextmanager
@@ -209,7 +210,7 @@ def _replaces(manifest: Manifest, old: Manifest) -> bool:
 
 
 def _is_adapter(manifest: Manifest) -> bool:
-    return any(PurePosixPath(each.path).name == _ADAPTER_FILE for each in manifest.files)
+    return any(PurePosixPath(each.path).name == ADAPTER_FILE for each in manifest.files)
 
 
 def _may_quote(manifest: Manifest) -> bool:

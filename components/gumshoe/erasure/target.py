@@ -1,4 +1,4 @@
-"""What to erase, and how to recognize records and texts that concern it."""
+"""The target of an erasure: recognize the records and texts that concern it."""
 
 import re
 from collections.abc import Iterator
@@ -9,14 +9,16 @@ from typing import Any, Literal
 
 from gumshoe.documents.collection_names import check_collection_name, matches_collection
 from gumshoe.errors import UsageError
-from gumshoe.mail.address_mentions import list_spellings, mentions_address
+from gumshoe.mail.address_mentions import compile_whole_name, list_spellings, mentions_address
 from gumshoe.mail.message import lower_case, normalize_address
 from gumshoe.mail.search_arguments import check_address
 from gumshoe.mail.terms import bare_id
 
 TargetKind = Literal["inbox", "message", "document"]
+ERASED = "[erased]"
+"""Text in place of the target, and of an erased value that is not in a list."""
 _INBOX_KEYS = ("inbox_address", "inbox", "inboxes", "owner")
-_PROMPT = re.compile(r"\bi am (\S+@\S+)\. today is")  # how the environment for mail begins a question
+_PROMPT = re.compile(r"\bi am (\S+@\S+)\. today is")  # the beginning of a question in the environment for mail
 
 
 @dataclass(frozen=True)
@@ -54,13 +56,13 @@ class EraseTarget:
         object.__setattr__(self, "name", name)
 
     def concerns(self, record: Any) -> bool:
-        """Return True if a JSON value concerns the target, and is to be erased as a whole."""
+        """Return True if a JSON value concerns the target, so that all of it must be erased."""
         if self.is_of_others(record):
             return False
         return any(self._concerns_text(key, text) for key, text in list_texts(record))
 
     def is_of_others(self, record: Any) -> bool:
-        """Return True if a record says that it is about other collections than that of the document."""
+        """Return True if a record names collections, and the document's collection is not one of them."""
         if self.collection is None or not isinstance(record, dict) or not isinstance(record.get("collections"), list):
             return False
         return not matches_collection(filter(_is_text, record["collections"]), self.collection)
@@ -92,24 +94,24 @@ class EraseTarget:
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """How text may spell the name, in lower case if it is an address."""
+        """The name in all spellings that text may use. Addresses are in lower case."""
         return list_spellings(self.name) if self.kind == "inbox" else (self.name,)
 
     @cached_property
     def searched_bytes(self) -> bytes:
-        """Bytes that every mention of the target contains, in lower case if they are letters of ASCII."""
+        """Bytes that every mention of the target contains. ASCII letters are in lower case."""
         local, _, _ = self.name.partition("@")
         name = self.name if self.kind != "inbox" else f"{local}@" if local.isascii() else "@"
         return name.encode().lower()
 
     @property
     def is_strict(self) -> bool:
-        """True if no mention of the target may stay anywhere. Other inboxes keep their mail from and to a person."""
+        """True if no mention may stay in any file. Otherwise other inboxes keep their mail from and to the person."""
         return self.kind == "message" or self.everywhere
 
     @cached_property
     def _bounded(self) -> re.Pattern[str]:
-        return re.compile(rf"(?<![\w.+%@-]){re.escape(self.name)}(?![\w@-]|\.\w)")
+        return compile_whole_name(self.name)
 
     @cached_property
     def _document(self) -> re.Pattern[str]:
@@ -129,7 +131,7 @@ class EraseTarget:
 
     def hide(self, text: str) -> str:
         """Return a text, e.g. the name of a file, without the target."""
-        return re.sub("|".join(map(re.escape, self.spellings)), "[erased]", text, flags=re.I)
+        return re.sub("|".join(map(re.escape, self.spellings)), ERASED, text, flags=re.I)
 
 
 def find_stated_inbox(record: dict[str, Any]) -> str | None:

@@ -37,5 +37,9 @@ def mentions_address(text: str, address: str) -> bool:
 
 @lru_cache(1 << 8)
 def _compile(address: str) -> re.Pattern[str]:
-    spellings = "|".join(map(re.escape, list_spellings(address)))
-    return re.compile(rf"(?<![\w.+%@-])(?:{spellings})(?![\w@-]|\.\w)")
+    return compile_whole_name(*list_spellings(address))
+
+
+def compile_whole_name(*spellings: str) -> re.Pattern[str]:
+    """Return a pattern that matches an address or an id of a message, but not as a part of a longer one."""
+    return re.compile(rf"(?<![\w.+%@-])(?:{'|'.join(map(re.escape, spellings))})(?![\w@-]|\.\w)")

@@ -1,0 +1,81 @@
+"""An interrupted erasure can be run again."""
+
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gumshoe.erasure.erase import Erasure
+from gumshoe.erasure.places import apply_change
+from gumshoe.erasure.receipt import Receipt
+from gumshoe.erasure.target import EraseTarget
+from tests.artifacts.files import find_bytes
+from tests.erasure.people import ABOUT_ANN, ANN, Run, write_lines
+
+
+class StoppedError(Exception):
+    """End an erasure between two of its steps."""
+
+
+def test_an_interrupted_erasure_can_be_run_again(
+    place: Path, tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interrupt it after each of its steps, and run it again at the end."""
+
+    count = 0
+    while True:
+        done = 0
+
+        def apply_some(*arguments: Any) -> None:
+            nonlocal done
+            if done >= 1:
+                raise StoppedError
+            done += 1
+            apply_change(*arguments)
+
+        erasure = Erasure(EraseTarget("inbox", ANN), [place], None)
+        receipt = Receipt.open(tmp_path / "receipt.json", EraseTarget("inbox", ANN))
+        plan = erasure.plan(receipt)
+        if plan.is_empty:
+            break
+        count += 1
+        with monkeypatch.context() as patched, suppress(StoppedError):
+            patched.setattr("gumshoe.erasure.erase.apply_change", apply_some)
+            erasure.run(plan, receipt, partial(receipt.write, tmp_path / "receipt.json"))
+        assert count < 20
+    assert count > 5
+    assert find_bytes(place, "zircon", "Leeds", ANN, "Where is Ann") == set()
+    ran = run("erase", place, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes")
+    assert ran.status == 0
+    written = Receipt.model_validate_json((tmp_path / "receipt.json").read_text())
+    assert [Path(each).name for each in written.adapters] == ["of-ann"]
+    assert written.pending is None
+
+
+def test_records_that_only_an_erased_question_identifies_are_found_after_an_interruption(
+    tmp_path: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stop after the file with the question: nothing else tells whose the predictions are, in two places."""
+    first = write_lines(tmp_path / "1" / "a" / "q.jsonl", ABOUT_ANN).parent.parent
+    answer = {"scenario": "a", "question": ABOUT_ANN["question"], "answer": "zircon"}
+    write_lines(first / "b" / "choices.jsonl", {"scenario": "a", "choice": "zircon"})
+    second = write_lines(tmp_path / "2" / "p.jsonl", answer, {**answer, "question": "Where is Bob's?"}).parent
+    words = ["erase", first, second, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes"]
+
+    def stop_after_questions(change: Any, target: EraseTarget) -> None:
+        apply_change(change, target)
+        raise StoppedError
+
+    with monkeypatch.context() as patched, suppress(StoppedError):
+        patched.setattr("gumshoe.erasure.erase.apply_change", stop_after_questions)
+        run(*words)
+    assert (find_bytes(first, "Where is Ann"), find_bytes(first, "zircon")) == (set(), {"zircon"})
+    receipt = (tmp_path / "receipt.json").read_text()
+    assert "zircon" not in receipt
+    assert "Where is" not in receipt
+    assert run(*words).status == 0
+    assert find_bytes(first, "zircon") == set()
+    assert (second / "p.jsonl").read_text().count("zircon") == 1
+    assert Receipt.model_validate_json((tmp_path / "receipt.json").read_text()).pending is None

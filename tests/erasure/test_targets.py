@@ -1,0 +1,56 @@
+"""Targets of an erasure, and arguments of `gumshoe erase` that are refused."""
+
+from pathlib import Path
+
+import pytest
+
+from gumshoe.erasure.target import EraseTarget
+from tests.artifacts.files import read_files
+from tests.erasure.people import ANN, BOB, Run
+from tests.errors import raises
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ([], "erasure.unclear-target"),
+        (["--inbox", ANN, "--message", "x"], "erasure.unclear-target"),
+        (["--inbox", "ann"], "mail.invalid-address"),
+        (["--message", " <> "], "erasure.empty-target"),
+        (["--message", "1@x", "--everywhere"], "erasure.option-conflict"),
+        (["--inbox", ANN, "--collection", "hr"], "erasure.option-conflict"),
+    ],
+)
+def test_invalid_targets_are_refused(run: Run, place: Path, options: list[str], code: str) -> None:
+    before = read_files(place, manifest=True)
+    ran = run("erase", place, *options, "--yes")
+    assert (ran.status, ran.code) == (2, code)
+    assert read_files(place, manifest=True) == before
+
+
+def test_invalid_places_and_receipts_are_refused(run: Run, place: Path, tmp_path: Path) -> None:
+    assert run("erase", "--inbox", ANN).code == "erasure.no-places"
+    assert run("erase", tmp_path / "absent", "--inbox", ANN).code == "erasure.no-such-place"
+    receipt = tmp_path / "receipt.json"
+    assert run("erase", place, "--inbox", ANN, "--receipt", receipt, "--yes").status == 0
+    before = read_files(place, manifest=True)
+    assert run("erase", place, "--inbox", BOB, "--receipt", receipt, "--yes").code == "erasure.other-receipt"
+    assert read_files(place, manifest=True) == before
+
+
+def test_targets_match_whole_names() -> None:
+    person = EraseTarget("inbox", ANN, everywhere=True)
+    for text in (ANN, f"<{ANN}>", f"to {ANN.upper()}, and", f'"{ANN}"', f"mailto:{ANN}."):
+        assert person.concerns([text]), text
+    for text in ("joann@example.com", "x.ann@example.com", "ann@example.com.au", "ann@example.community", "ann"):
+        assert not person.concerns([text]), text
+    inbox = EraseTarget("inbox", ANN)
+    assert inbox.concerns({"inbox_address": ANN.upper()})
+    assert not inbox.concerns({"answer": ANN})
+    document = EraseTarget("document", "a.b")
+    for text in ("a.b", " a.b ", "hr:a.b", "a.b#3", "Title\n  text\n  id: a.b"):
+        assert document.concerns([text]), text
+    for text in ("a-b", "a.b.c", "see a.b here", "a.b#x", "id: a.bc"):
+        assert not document.concerns([text]), text
+    with raises("erasure.empty-target"):
+        EraseTarget("document", " ")
