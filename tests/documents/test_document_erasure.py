@@ -1,5 +1,6 @@
 """Erasing documents: nothing of them is left in any file, and the rest is found as before."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,12 @@ from gumshoe.documents.build import DocumentBuildOptions
 from gumshoe.documents.document_erasure import erase_documents, find_documents
 from gumshoe.documents.index import DocumentIndex, DocumentNotFoundError
 from gumshoe.documents.schema import is_document_index
+from tests.artifacts.files import find_bytes
 from tests.documents.collection import DISEASES, LEXICAL, make_index
 from tests.embeddings.word_vectors import WordVectors
 
 DENSE = DocumentBuildOptions("word-vectors")
 SECRET = {"id": "secret-7", "title": "Quartz", "text": "The zircon needle is kept in Leeds.", "category": "hidden"}
-
-
-def find_bytes(directory: Path, *needles: str) -> set[str]:
-    """Return which texts occur in a file below a directory, in any case."""
-    contents = [path.read_bytes().lower() for path in directory.rglob("*") if path.is_file()]
-    return {each for each in needles if any(each.lower().encode() in content for content in contents)}
 
 
 @pytest.mark.parametrize("options", [LEXICAL, DENSE])
@@ -75,6 +71,8 @@ def test_only_the_document_of_a_collection_is_erased(tmp_path: Path) -> None:
 def test_an_index_without_documents_is_deleted(tmp_path: Path) -> None:
     make_index(tmp_path, [SECRET])
     place = tmp_path / "index"
+    (folder,) = place.glob("data-*")
+    shutil.copytree(folder, place / "data-0123456789abcdef")  # of a build that was killed
     erase_documents(place, find_documents(place, ["secret-7"]))
     assert not is_document_index(place)
     assert find_bytes(place, "zircon", "secret-7") == set()

@@ -17,16 +17,18 @@ from gumshoe.artifacts import sqlite
 from gumshoe.artifacts.sqlite import open_read_only
 from gumshoe.documents.build import DocumentBuildOptions, build_document_index
 from gumshoe.documents.collection_names import matches_collection
+from gumshoe.documents.document_writer import DocumentWriter
 from gumshoe.documents.index import DocumentIndex, DocumentNotFoundError, DocumentView
 from gumshoe.documents.lexical import Bm25
 from gumshoe.documents.source_entries import CollectionSource, read_source_entries
+from gumshoe.documents.staging import STAGING
 from gumshoe.embeddings import vectors
 from gumshoe.embeddings.search_options import Fusion
 from gumshoe.embeddings.vectors import DenseRetriever
 from gumshoe.errors import UsageError
 from tests.documents.collection import LEXICAL, make_index, write_jsonl
 from tests.embeddings.word_vectors import WordVectors
-from tests.errors import check_error, raises
+from tests.errors import raises
 
 DENSE = DocumentBuildOptions("word-vectors")
 COLLECTIONS = ["eng", "eng-docs", "hr", "legal"]
@@ -363,14 +365,23 @@ def test_a_list_of_sources_names_collections(tmp_path: Path) -> None:
         read_source_entries(tmp_path / "absent.yaml")
 
 
-def test_a_killed_build_leaves_no_staged_documents(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "d.jsonl", [{"text": "gas", "collection": "hr"}])
+def test_a_failed_build_leaves_no_staged_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = write_jsonl(tmp_path / "d.jsonl", [{"text": "gas", "collection": "hr"}, {"text": "power"}])
+    seen: list[Path] = []
+
+    def fail(writer: DocumentWriter, item: Any) -> None:
+        del writer, item
+        seen.extend(tmp_path.rglob(STAGING))
+        raise UsageError("documents.no-documents", "stop")
+
+    with monkeypatch.context() as patched, raises("documents.no-documents"):
+        patched.setattr(DocumentWriter, "add", fail)
+        build_document_index([source], tmp_path / "index", LEXICAL)
+    assert len(seen) == 1
+    assert not list(tmp_path.rglob(f"{STAGING}*"))
+    seen[0].write_bytes(b"of a killed build")
     build_document_index([source], tmp_path / "index", LEXICAL)
-    assert not list((tmp_path / "index").rglob("staging*"))
-    with pytest.raises(UsageError) as error:
-        build_document_index([source, "jsonl:absent.jsonl"], tmp_path / "failed", LEXICAL)
-    check_error(error.value, error.value.code)
-    assert not list(tmp_path.glob("failed/**/staging*"))
+    assert not list(tmp_path.rglob(f"{STAGING}*"))
 
 
 def test_a_query_is_embedded_for_each_set_of_collections_by_itself(tmp_path: Path) -> None:

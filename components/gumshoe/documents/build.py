@@ -161,14 +161,14 @@ def _prepare_partial(directory: Path) -> Path:
     partial = directory / PARTIAL
     facts = directory / FACTS
     published = facts.read_text(errors="replace") if facts.exists() else ""
-    for path in _list_folders(directory):
+    for path in list_folders(directory):
         if (path / PLAN).exists() and f'"{path.name}"' not in published and not partial.exists():
             path.rename(partial)
     partial.mkdir(exist_ok=True)
     return partial
 
 
-def _list_folders(directory: Path) -> list[Path]:
+def list_folders(directory: Path) -> list[Path]:
     """Return the folders of indexes in a directory. Other folders are not touched."""
     found = (path for path in directory.iterdir() if re.fullmatch(FOLDER, path.name) and (path / DATABASE).is_file())
     return sorted(found)
@@ -310,6 +310,6 @@ def make_visible(directory: Path, partial: Path, facts: IndexFacts) -> None:
     text = facts.model_copy(update={"folder": folder}).model_dump_json(indent=2)
     write_atomically(directory / FACTS, BytesIO(f"{text}\n".encode()))
     (directory / folder / PLAN).unlink(missing_ok=True)
-    for path in _list_folders(directory):
+    for path in list_folders(directory):
         if path.name != folder:
             shutil.rmtree(path)

@@ -1,4 +1,4 @@
-"""Names of collections of documents, and the patterns that say which collections a caller may read."""
+"""Names of collections of documents, and patterns of the collections that a caller may read."""
 
 import re
 from collections.abc import Iterable

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gumshoe.artifacts.sqlite import explain_damage, open_read_only
 from gumshoe.artifacts.storage import explain_os_errors, lock_directory
-from gumshoe.documents.build import PARTIAL, create_database, describe_index_files, make_visible
+from gumshoe.documents.build import PARTIAL, create_database, describe_index_files, list_folders, make_visible
 from gumshoe.documents.schema import (
     CHUNK_POSTINGS,
     DATABASE,
@@ -37,14 +37,16 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """What stays, by number, and the new numbers."""
+    """The documents, chunks and words to keep: True at the numbers of those."""
 
     documents: Mask
     chunks: Mask
     words: Mask
 
-    def renumber(self, mask: Mask) -> NDArray[np.int64]:
-        return np.cumsum(mask) - 1
+
+def _renumber(kept: Mask) -> NDArray[np.int64]:
+    """Return the new number of each kept item, by its old number. The numbers of others have no meaning."""
+    return np.cumsum(kept) - 1
 
 
 def find_documents(directory: Path, ids: Iterable[str], collection: str | None = None) -> list[int]:
@@ -88,17 +90,19 @@ def erase_documents(directory: Path, numbers: Sequence[int]) -> None:
         documents[list(numbers)] = False
         if not documents.any():
             (directory / FACTS).unlink()
-            shutil.rmtree(files.folder)
+            for folder in list_folders(directory):
+                shutil.rmtree(folder)
             return
         partial.mkdir()
         make_visible(directory, partial, _rewrite(files, documents, partial))
 
 
 def _rewrite(files: IndexFiles, documents: Mask, partial: Path) -> IndexFacts:
+    """Write the files of an index without the documents that `documents` [documents] marks False."""
     chunks = documents[files.array(OWNERS)]
     arrays, words = _rewrite_postings(files, documents, chunks)
     kept = _Kept(documents, chunks, words)
-    arrays[OWNERS] = kept.renumber(documents)[files.array(OWNERS)[chunks]].astype(np.int32)
+    arrays[OWNERS] = _renumber(documents)[files.array(OWNERS)[chunks]].astype(np.int32)
     for name, array in arrays.items():
         array.tofile(partial / name)
     if VECTORS in files.facts.files:
@@ -114,13 +118,13 @@ def _rewrite(files: IndexFiles, documents: Mask, partial: Path) -> IndexFacts:
         tokens = new.execute("SELECT sum(tokens) FROM chunks").get
         new.execute(INDEXES)
     erased = int(np.count_nonzero(~documents))
-    counts = files.facts.counts
+    before = files.facts.counts
     counts = {
-        **counts,
-        "documents": counts["documents"] - erased,
+        **before,
+        "documents": before["documents"] - erased,
         "chunks": int(np.count_nonzero(chunks)),
         "tokens": tokens,
-        "read": counts["read"] - erased,
+        "read": before["read"] - erased,
     }
     changes: dict[str, Any] = {
         "content": content,
@@ -134,7 +138,7 @@ def _rewrite(files: IndexFiles, documents: Mask, partial: Path) -> IndexFacts:
 
 
 def _rewrite_postings(files: IndexFiles, documents: Mask, chunks: Mask) -> tuple[dict[str, NDArray[Any]], Mask]:
-    """Return the arrays of postings without erased texts, and which words are left."""
+    """Return the arrays of postings without erased texts, and a mask of the words that are left: [words]."""
     arrays: dict[str, NDArray[Any]] = {}
     words: Mask | None = None
     for names, kept in ((DOCUMENT_POSTINGS, documents), (CHUNK_POSTINGS, chunks)):
@@ -143,7 +147,7 @@ def _rewrite_postings(files: IndexFiles, documents: Mask, chunks: Mask) -> tuple
         number = np.repeat(np.arange(len(starts) - 1), np.diff(starts))[left]
         sizes = np.bincount(number, minlength=len(starts) - 1)
         words = sizes > 0 if words is None else words  # a word of a chunk is a word of its document
-        new_texts = (np.cumsum(kept) - 1)[texts[left]].astype(np.int32)
+        new_texts = _renumber(kept)[texts[left]].astype(np.int32)
         new_starts = np.concatenate([[0], np.cumsum(sizes[words])]).astype(np.int64)
         arrays |= zip(names, (new_starts, new_texts, counts[left], lengths[kept]), strict=True)
     return arrays, np.zeros(0, np.bool_) if words is None else words
@@ -152,8 +156,8 @@ def _rewrite_postings(files: IndexFiles, documents: Mask, chunks: Mask) -> tuple
 def _copy_tables(
     old: apsw.Connection, new: apsw.Connection, kept: _Kept, collections: Sequence[CollectionFacts]
 ) -> list[CollectionFacts]:
-    """Copy all rows that are not about erased documents, and return the collections that are left."""
-    documents, chunks, words = map(kept.renumber, (kept.documents, kept.chunks, kept.words))
+    """Copy all rows but those of erased documents, and return the collections that are left."""
+    documents, chunks, words = map(_renumber, (kept.documents, kept.chunks, kept.words))
     erased: set[str] = set()
     sizes = np.zeros((len(collections), 2), np.int64)
     for number, place, document_id in old.execute("SELECT document, collection, document_id FROM documents"):
@@ -199,7 +203,7 @@ def _copy_tables(
 
 
 def _digest_tables(database: apsw.Connection) -> str:
-    """Return a digest of what is in the tables of documents and chunks."""
+    """Return a digest of the tables of documents and chunks."""
     digest = blake2b(digest_size=32)
     for table in ("documents", "other_ids", "chunks"):
         for row in database.execute(f"SELECT * FROM {table} ORDER BY rowid"):  # noqa: S608 - names of this module

@@ -72,7 +72,7 @@ class ViewParts:
     names: tuple[str, ...]
     """Names of the collections, in the order of their numbers."""
     embed: Callable[[str, str], Vectors]
-    """Return the vector of a query, and keep it for the asker, who is named second."""
+    """Return the vector [dimensions] of a query (first argument) for an asker (second), and cache it for the asker."""
     find_word: Callable[[int, str], int | None]
     """Return the number of a word in a collection."""
 
@@ -226,7 +226,7 @@ class DocumentView:
         return dict(sorted(found.items()))
 
     def _find_allowed(self, wanted: Filters) -> NDArray[np.bool_]:
-        """Return which documents have all of the given metadata: [documents of the view]."""
+        """Return a mask of the documents that have all of the given metadata: [documents of the view]."""
         allowed = np.ones(sum(map(len, self._documents)), np.bool_)
         query = "SELECT document FROM metadata WHERE collection = ? AND name = ? AND value = ?"
         for name, value in wanted:

@@ -36,8 +36,8 @@ class DocumentIndex:
     All files are verified on opening. The embedding model is loaded by the first search that needs it. `embedder`
     replaces the model that the index names.
 
-    An index with collections is read through a `view` of some of them. Its own `search`, `read` and `head` are those
-    of an index without collections, which everybody may read.
+    Use `view` to read some collections of an index. `search`, `read` and `head` are only for an index without
+    collections, which everybody may read.
 
     Raises on opening:
         UsageError: if the directory has no index.
@@ -81,9 +81,7 @@ class DocumentIndex:
         return tuple(filter(None, self._parts.names))
 
     def view(self, patterns: Iterable[str]) -> DocumentView:
-        """Return the part of the index that somebody may read who may read the collections that match `patterns`.
-
-        Of an index without collections, that is everything.
+        """Return a view of the collections that match `patterns`. Of an index without collections, it shows everything.
 
         Raises:
             UsageError: if a pattern does not have the allowed form.
@@ -99,10 +97,11 @@ class DocumentIndex:
         )
 
     def open_view(self, patterns: Iterable[str] | None) -> DocumentView:
-        """Return a `view`, or everything if no patterns are given and the index has no collections.
+        """Return a `view`. Without patterns, return a view of everything if the index has no collections.
 
         Raises:
-            UsageError: if no patterns are given and it has some, or a pattern does not have the allowed form.
+            UsageError: if `patterns` is None and the index has collections, or a pattern does not have the allowed
+                form.
         """
         if patterns is None and self.collections:
             raise UsageError(

@@ -137,7 +137,7 @@ class PostingsBuilder:
         self._lengths.append(len(words))
 
     def finish(self, words: int) -> Postings:
-        """Return the postings of all texts, given the number of words that have a number."""
+        """Return the postings of all texts. `words` is the number of different words."""
         numbers = np.frombuffer(self._words, np.int32) if self._words else np.zeros(0, np.int32)
         counts = np.frombuffer(self._counts, np.uint16) if self._counts else np.zeros(0, np.uint16)
         order = np.argsort(numbers, kind="stable")

@@ -1,8 +1,7 @@
-"""Put documents in the order of their collections, whatever the order of their sources."""
+"""Sort documents by collection, for any order of their sources."""
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -51,15 +50,14 @@ class CollectionStaging:
 
     def close(self) -> None:
         """Delete the file."""
-        with closing(self._database):
-            pass
+        self._database.close()
         self._path.unlink(missing_ok=True)
 
 
 def assign_collection(item: Document | UnreadableItem, collection: str, uri: str) -> Document | UnreadableItem:
-    """Return a document in the collection of its source. One that names another collection cannot be read.
+    """Return a document in the collection of its source. A document that names another one becomes unreadable.
 
-    Readers of the source's collection would see a document that says that it is not for them.
+    Otherwise readers of the source's collection would see a document that is marked for others.
     """
     if not collection or isinstance(item, UnreadableItem) or item.collection == collection:
         return item
