@@ -94,3 +94,13 @@ def test_the_command_lists_what_it_would_remove_and_removes_it_with_yes(
 def test_only_ascii_addresses_can_be_forgotten(store_uri: str, run: Callable[..., CommandResult]) -> None:
     ran = run("artifacts", "forget", "--store", store_uri, "--inbox", "\u212aim@oak.example", "--yes")
     assert (ran.status, ran.code) == (2, "artifacts.inbox-not-ascii")
+
+
+def test_the_command_ignores_the_case_of_addresses(
+    tmp_path: Path, store: Store, store_uri: str, run: Callable[..., CommandResult]
+) -> None:
+    for name, inbox in (("1", ANA.title()), ("2", f"x{ANA}")):
+        mark_private(tmp_path / name, [inbox])
+        store.publish(write_files(tmp_path / name, {"page": b"Dear Ana"}), "reports", name)
+    assert run("artifacts", "forget", "--store", store_uri, "--inbox", ANA.upper(), "--yes").status == 0
+    assert [each.reference for each in store.list()] == ["reports/2"]

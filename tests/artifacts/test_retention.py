@@ -64,6 +64,7 @@ def test_pruning_enforces_the_setting(store: Store, store_uri: str, run: Run, tm
     assert json.loads(run(*words, "--yes").out)["removed"] == ["runs/a/reports/1"]
     assert [each.reference for each in store.list()] == ["feedback/1", "adapters/1"]
     assert store.latest("runs/a/reports") is None
+    assert json.loads(run(*words, "--retention", "feedback=999999999").out)["removed"] == []
 
 
 def test_only_what_has_expired_is_removed_on_request(store: Store, tmp_path: Path) -> None:
@@ -124,6 +125,7 @@ def test_expired_outputs_are_found_by_kind(outputs: Path) -> None:
     expected = {"run": "runs", "e/one": "evaluations", "rollouts.jsonl": "trajectories"}
     assert found == expected | {"logs/audit.log.1": "audit-logs"}
     assert find_expired_outputs(outputs, dict.fromkeys(limits, 20 * DAY)) == []
+    assert find_expired_outputs(outputs, dict.fromkeys(limits, timedelta.max)) == []
     assert find_expired_outputs(outputs, {"reports": timedelta(0)}) == []
     with raises("artifacts.no-such-directory", "absent"):
         find_expired_outputs(outputs / "absent", limits)

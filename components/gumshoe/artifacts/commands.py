@@ -377,7 +377,7 @@ def forget(
     if not inbox.isascii():  # other letters have several spellings
         raise UsageError("artifacts.inbox-not-ascii", f"cannot compare {inbox!r}; use `gumshoe erase --inbox ADDRESS`")
     opened, address = _store(store), inbox.strip().lower()
-    found = find_private_copies(opened.storage, lambda each: each == address)
+    found = find_private_copies(opened.storage, lambda each: each.isascii() and each.lower() == address)
     if yes:
         remove_private_copies(opened.storage, found)
     if json:

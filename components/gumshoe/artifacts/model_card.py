@@ -42,9 +42,8 @@ class _CardFacts:
         settings = self.run.get("settings", {})
         base = str(settings.get("model", {}).get("name") or self.config.get("base_model_name_or_path") or "unknown")
         self.is_on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~", "gguf:"))
-        self.base = (
-            base.partition(":")[0] if self.is_on_hub else Path(base).name
-        )  # the place on this machine is nobody else's business
+        # The card does not tell the directory on this machine.
+        self.base = base.partition(":")[0] if self.is_on_hub else Path(base).name
         self.algorithm = settings.get("optimizer", {}).get("algorithm", {}).get("name")
         self.mode = settings.get("mode")
 
@@ -100,7 +99,7 @@ def _render_results(gate: dict[str, Any]) -> Iterator[str]:
 
 
 def _render_memorization(found: dict[str, Any]) -> Iterator[str]:
-    """Yield what the adapter memorized of canaries in its training mail."""
+    """Yield a section about the canaries in the training mail that the adapter memorized."""
     yield from ["", "## Memorized training mail", ""]
     yield "Invented secrets (canaries) were planted in the training mail, and asked for from other inboxes. Controls"
     yield "were planted nowhere."

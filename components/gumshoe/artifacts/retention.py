@@ -1,4 +1,4 @@
-"""How long artifacts and outputs with personal data may be kept: a setting of a store, and outputs on this machine."""
+"""Limit how long artifacts and outputs with personal data are kept: the setting of a store, and expired outputs."""
 
 import json
 import shutil
@@ -18,7 +18,7 @@ RETENTION_FILE = "retention.json"
 """File in a store with the days that each kind may be kept."""
 OutputKind = Literal["runs", "evaluations", "trajectories", "audit-logs"]
 OUTPUT_KINDS: tuple[OutputKind, ...] = get_args(OutputKind)
-# Files that tell what a directory is.
+# Files that a directory of each kind contains.
 _DIRECTORIES: dict[OutputKind, tuple[str, ...]] = {
     "runs": ("run.json", "metrics.jsonl"),
     "evaluations": ("metrics.json", "predictions.jsonl"),
@@ -98,7 +98,7 @@ class ExpiredOutput:
     path: Path
     kind: OutputKind
     modified: datetime
-    """When one of its files was last written."""
+    """Time when one of its files was last written."""
 
 
 def find_expired_outputs(root: Path, retention: Mapping[str, timedelta]) -> list[ExpiredOutput]:
@@ -116,7 +116,7 @@ def find_expired_outputs(root: Path, retention: Mapping[str, timedelta]) -> list
         return [
             each
             for each in _find_outputs(root)
-            if each.kind in retention and each.modified < now() - retention[each.kind]
+            if each.kind in retention and now() - each.modified > retention[each.kind]
         ]
 
 

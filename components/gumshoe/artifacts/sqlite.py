@@ -12,8 +12,8 @@ import apsw
 
 from gumshoe.errors import GumshoeError, UnavailableError
 
-# Of lookups, of decoding JSON, numbers and text, and of NumPy, e.g. for offsets beyond the end of an array. A generator
-# in which `next` finds nothing raises a RuntimeError.
+# Errors of lookups, of decoding JSON, numbers and text, and of NumPy, e.g. for offsets beyond the end of an array. A
+# generator in which `next` finds nothing raises a RuntimeError.
 _CONTENT_ERRORS = (
     *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError),
     *(StopIteration, RuntimeError, MemoryError, apsw.Error),
@@ -59,8 +59,12 @@ def _file_identity(path: Path) -> tuple[int, int] | None:
 def explain_damage(path: Path, *, content: bool = False) -> Iterator[None]:
     """Turn SQLite's errors about an index into GumshoeError, and errors of its disk into UnavailableError.
 
-    With `content`, so do the errors that code raises for values which a damaged index has and no other. Use it only
-    around code that reads an index, so that errors of other origin keep their class.
+    With `content`, turn other errors that damaged values cause into GumshoeError too. Use it only around code that
+    reads an index, so that errors of other origin keep their class.
+
+    Raises:
+        GumshoeError: if the index is damaged.
+        UnavailableError: if its disk cannot be read.
     """
     try:
         yield

@@ -250,9 +250,9 @@ class Store:
         return self.storage.swap(key, pointer, tag)
 
     def repoint_latest(self, kind: str) -> None:
-        """Let `kind/latest` name the newest version that exists, or nothing if none exists.
+        """Point `kind/latest` to the newest version that is left. Do nothing if the version that it names exists.
 
-        Use it after the latest version was deleted.
+        Use it after the latest version was deleted. If no version is left, the pointer is deleted.
         """
         latest = self.latest(kind)
         if latest is not None and self.find(f"{kind}/{latest}") is not None:
