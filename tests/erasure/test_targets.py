@@ -1,9 +1,11 @@
 """Targets of an erasure, and arguments of `gumshoe erase` that are refused."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from gumshoe.erasure.erase import open_scratch
 from gumshoe.erasure.target import EraseTarget
 from tests.artifacts.files import read_files
 from tests.erasure.people import ANN, BOB, Run
@@ -36,6 +38,24 @@ def test_invalid_places_and_receipts_are_refused(run: Run, place: Path, tmp_path
     before = read_files(place, manifest=True)
     assert run("erase", place, "--inbox", BOB, "--receipt", receipt, "--yes").code == "erasure.other-receipt"
     assert read_files(place, manifest=True) == before
+
+
+def test_places_may_be_named_twice(run: Run, place: Path, tmp_path: Path) -> None:
+    places = [place / "evaluation", place, place / "evaluation" / "predictions.jsonl", place]
+    ran = run("erase", *places, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes", "--json")
+    assert ran.status == 0, ran.err
+    erased = [each["place"] for each in json.loads(ran.out)["erased"]]
+    assert len(erased) == len(set(erased)) == 9
+
+
+def test_only_one_erasure_runs_at_a_time(run: Run, place: Path, cache: Path) -> None:
+    before = read_files(place, manifest=True)
+    with open_scratch() as scratch:
+        (scratch / "copy").touch()
+        assert run("erase", place, "--inbox", ANN, "--yes").code == "erasure.busy"
+        assert list(scratch.iterdir()) == [scratch / "copy"]
+    assert read_files(place, manifest=True) == before
+    assert not list((cache / "erasure").iterdir())
 
 
 def test_targets_match_whole_names() -> None:

@@ -29,11 +29,6 @@ class ErasurePlan:
     store: StorePlan = field(default_factory=StorePlan)
     caches: list[Path] = field(default_factory=list)
 
-    @property
-    def is_empty(self) -> bool:
-        """True if there is nothing to erase, apart from caches."""
-        return not (self.places.changes or self.store.changes or self.store.copies)
-
     def list_erased(self, target: EraseTarget) -> list[ErasedPlace]:
         """Return the places that content would be erased from."""
         found = [
@@ -78,7 +73,7 @@ class Erasure:
         for each in places:
             if not each.exists():
                 raise UsageError("erasure.no-such-place", f"{each} does not exist; check the path")
-        self._target, self._places, self._links = target, places, Links(target)
+        self._target, self._places, self._links = target, _drop_nested(places), Links(target)
         self._caches = [] if keep_caches else [cache_directory() / name for name in _CACHES]
         self._store = StoreErasure(store, target, self._links, scratch or Path()) if store else None
 
@@ -92,13 +87,13 @@ class Erasure:
         """
         if receipt is not None and receipt.pending is not None:
             self._links.restore(receipt.pending)
-        for each in self._places:
-            if each.exists():  # a copy of an artifact is deleted as a whole
-                collect_questions(each, self._links)
+        existing = [each for each in self._places if each.exists()]  # a copy of an artifact is deleted as a whole
+        for each in existing:
+            collect_questions(each, self._links)
         if self._store is not None:
             self._store.collect()
         plan = ErasurePlan(caches=[each for each in self._caches if each.exists()])
-        for each in filter(Path.exists, self._places):
+        for each in existing:
             plan.places.extend(plan_place(each, self._target, self._links))
         if self._store is not None:
             plan.store = self._store.plan()
@@ -159,6 +154,12 @@ class Erasure:
                     left |= {self._target.hide(str(path)) for path in find_mentions(each, self._target)}
             left |= set(self._store.find_mentions()) if self._store is not None else set()
         return sorted(left)
+
+
+def _drop_nested(places: Sequence[Path]) -> list[Path]:
+    """Return places without those that are below another one, so that nothing is erased twice."""
+    resolved = {each.resolve(): each for each in places}
+    return [each for path, each in resolved.items() if resolved.keys().isdisjoint(path.parents)]
 
 
 @contextmanager

@@ -4,7 +4,8 @@ import os
 import re
 import shutil
 import sqlite3
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,7 +43,7 @@ class PlaceChange:
     count: int
     """Number of messages, documents, records or files that are erased."""
     links: Links | None = field(default=None, repr=False)
-    """Questions that identify its records."""
+    """Questions that identify the records of a file."""
 
 
 @dataclass(slots=True)
@@ -95,24 +96,23 @@ def plan_place(root: Path, target: EraseTarget, links: Links) -> PlacePlan:
             files = [path for path in files if not _belongs_to_index(path, index)]
         plan.extend(_plan_files(directory, files, target, local))
     unique = {each.path: each for each in plan.changes if each.path == root or root in each.path.parents}
-    plan.changes = _merge_copies([*unique.values()], root, local)
+    plan.changes = _merge_copies(unique.values(), root)
     return plan
 
 
-def _merge_copies(changes: list[PlaceChange], root: Path, links: Links) -> list[PlaceChange]:
+def _merge_copies(changes: Iterable[PlaceChange], root: Path) -> list[PlaceChange]:
     """Replace the changes in a fetched copy of an artifact by its deletion: it can be fetched again."""
-    merged: dict[Path, list[PlaceChange]] = {}
+    others: list[PlaceChange] = []
+    counts: Counter[Path] = Counter()
     for change in changes:
         parents = [change.path, *change.path.parents]
         below = [each for each in parents if each == root or root in each.parents]
         copy = next((each for each in reversed(below) if (each / MANIFEST).is_file()), None)
-        merged.setdefault(copy or change.path, []).append(change)
-    return [
-        found[0]
-        if found[0].path == path and len(found) == 1 and not (path / MANIFEST).is_file()
-        else PlaceChange(path, "copy", sum(each.count for each in found), links)
-        for path, found in merged.items()
-    ]
+        if copy is None:
+            others.append(change)
+        else:
+            counts[copy] += change.count
+    return others + [PlaceChange(path, "copy", count) for path, count in counts.items()]
 
 
 def _plan_files(directory: Path, files: list[Path], target: EraseTarget, links: Links) -> PlacePlan:
@@ -200,8 +200,8 @@ def apply_change(change: PlaceChange, target: EraseTarget) -> None:
             erase_documents(path, find_documents(path, [target.name], target.collection))
         elif change.kind == "mail index":
             _erase_from_mail(path, target)
-        elif change.kind == "records" and change.links is not None:
-            text, _ = redact_file(path, target, change.links)
+        elif change.kind == "records":
+            text, _ = redact_file(path, target, change.links or Links(target))
             write_redacted(path, text)
         elif change.kind == "copy":
             (path / MANIFEST).unlink()  # so that nobody takes the rest for the artifact
