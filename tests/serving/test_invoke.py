@@ -353,7 +353,7 @@ def test_a_temporary_failure_is_retried(server: AgentProcess, model: FakeVLLM) -
 
 def test_requests_beyond_the_queue_get_429_and_none_is_lost(server: AgentProcess, model: FakeVLLM) -> None:
     """Eight run and eight wait."""
-    go_on = threading.Event()
+    go_on, refused = threading.Event(), server.metric("gumshoe_refused_total", why="busy")
     model.inject(held(go_on), times=None)
     with ThreadPoolExecutor(64) as pool:
         coming = [pool.submit(server.ask, 1 + number % 20) for number in range(64)]
@@ -365,6 +365,7 @@ def test_requests_beyond_the_queue_get_429_and_none_is_lost(server: AgentProcess
     assert Counter(each.status_code for each in answers) == {200: 16, 429: 48}
     busy = [each for each in answers if each.status_code == 429]
     assert all((each.headers["retry-after"], code_of(each)) == ("1", "serving.busy") for each in busy)
+    assert server.metric("gumshoe_refused_total", why="busy") == refused + 48
     right = [
         each.json()["source_ids"] == [f"<{1 + number % 20}@example.com>"]
         for number, each in enumerate(answers)

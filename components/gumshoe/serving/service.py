@@ -112,12 +112,6 @@ class AnswerService:
         """
         try:
             return await self._with_deadline(self._answer_in_turn(scenario, session, on_step, caller))
-        except BusyError:
-            self.metrics.refused.labels("busy").inc()
-            raise
-        except AdapterBoundError:
-            self.metrics.refused.labels("adapter bound").inc()
-            raise
         except DeadlineExceededError:
             self.metrics.model_errors.labels("too slow").inc()
             raise
@@ -189,6 +183,11 @@ class AnswerService:
             return await self.threads.run(name, function, *arguments)
 
     async def _with_deadline(self, work: Awaitable[T]) -> T:
+        """Return the result of a request's work, and count it in the metrics if it is refused.
+
+        Raises:
+            DeadlineExceededError: if it takes longer than the deadline.
+        """
         deadline = self.settings.limits.deadline
         try:
             async with asyncio.timeout(deadline):
@@ -200,6 +199,9 @@ class AnswerService:
             raise
         except BudgetExhaustedError:
             self.metrics.refused.labels("budget").inc()
+            raise
+        except AdapterBoundError:
+            self.metrics.refused.labels("adapter bound").inc()
             raise
 
     async def _answer_in_turn(
