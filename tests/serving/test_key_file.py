@@ -1,5 +1,6 @@
 """Test that a running server follows its key file: new and revoked keys, broken, deleted and untrusted files."""
 
+import errno
 import logging
 import os
 from pathlib import Path
@@ -118,6 +119,41 @@ def test_a_file_that_others_can_write_keeps_the_keys(tmp_path: Path, caplog: pyt
     assert (caller(keys, eve), caller(keys, ann)) == (UNKNOWN, "ann")
     assert not keys.is_current()
     assert "[files.writable-by-others]" in caplog.text
+
+
+def test_a_file_is_used_again_when_its_directory_was_mended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file itself does not change, and has not changed for long."""
+    from gumshoe.serving import key_file
+
+    monkeypatch.setattr(key_file, "_SETTLED", -1.0)
+    path = tmp_path / "keys.yaml"
+    add_key(path, "ann", [ANN])
+    keys = open_keys(path)
+    bob = add_key(path, "bob", [BOB])
+    tmp_path.chmod(0o777)
+    assert [caller(keys, bob) for _ in range(2)] == [UNKNOWN] * 2
+    tmp_path.chmod(0o700)
+    assert caller(keys, bob) == "bob"
+    assert keys.is_current()
+
+
+def test_a_file_is_used_again_after_its_file_system_has_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gumshoe.serving import key_file
+
+    monkeypatch.setattr(key_file, "_SETTLED", -1.0)
+    path = tmp_path / "keys.yaml"
+    ann = add_key(path, "ann", [ANN])
+    keys = open_keys(path)
+    assert keys.is_current()
+    with monkeypatch.context() as failing:
+
+        def fail(_: Path) -> os.stat_result:
+            raise OSError(errno.EIO, "Input/output error")
+
+        failing.setattr(Path, "stat", fail)
+        assert not keys.is_current()
+        assert caller(keys, ann) == "ann"
+    assert keys.is_current()
 
 
 def test_no_key_is_valid_after_the_file_was_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

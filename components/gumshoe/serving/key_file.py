@@ -125,9 +125,11 @@ class KeyFile:
         self._keys: list[Key] | None = read_keys(path)
         """None if the file does not exist any more."""
         self._content: bytes | None = None
-        """What the keys were parsed from, or None if that is to be done again."""
+        """Content from which the keys were parsed. None if they must be parsed again."""
         self._seen: tuple[int, ...] | None = None
-        """Identity of the file that was read last. None if it may change again within the resolution of its times."""
+        """Identity of the file that was read last. None if it must be read again, e.g. if it could change within the
+        resolution of its times.
+        """
         self._problem = ""
         self._lock = threading.Lock()  # metrics are collected in a thread of their own
 
@@ -166,15 +168,17 @@ class KeyFile:
             identity = (entry.st_dev, entry.st_ino, entry.st_size, entry.st_mtime_ns, entry.st_ctime_ns)
             if identity == self._seen:
                 return self._problem
+            self._seen = None
             content = self._path.read_bytes()
+            check_trusted(self._path, "the key file")  # if not, check again: mending its directory leaves it unchanged
             self._seen = identity if time.time() - max(entry.st_mtime, entry.st_ctime) > _SETTLED else None
-            check_trusted(self._path, "the key file")
             if content != self._content:
                 self._keys, self._content = _parse_keys(content, self._path), content
         except FileNotFoundError:
             self._keys = self._content = self._seen = None
             return f"{self._path} does not exist any more, so no key is valid; restore it"
         except OSError as error:
+            self._seen = None
             return f"cannot read {self._path}: {error.strerror or error}; the keys that were read before stay valid"
         except UsageError as error:
             return f"{error.message_with_code}; the keys that were read before stay valid"
