@@ -161,6 +161,22 @@ def test_a_full_server_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     assert len(caplog.records) == 2, "again after the flood was over"
 
 
+@pytest.mark.parametrize("per_address", [1, 2, 20])
+def test_a_flood_from_one_address_is_logged_once_while_others_connect(
+    per_address: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    place = Guarded(per_address=per_address)
+    for number in range(40):
+        place.connect("10.0.0.1")
+        place.guard.discard(place.connect(f"10.0.1.{number}"))
+    assert [each.getMessage().split(";")[0] for each in caplog.records] == [
+        f"there are {per_address} connections from 10.0.0.1"
+    ]
+    flood = [place.connect(f"10.0.2.{number}") for number in range(200)]
+    assert len(caplog.records) == 2, "the limit of all connections is logged too"
+    assert sum(not each.closed for each in flood) <= 100
+
+
 PHASES = ("HEADERS", "BODY", "ANSWER", "IDLE", "CLOSING")
 
 

@@ -9,7 +9,6 @@ https://www.w3.org/TR/fetch-metadata/
 """
 
 import re
-from ipaddress import IPv6Address, ip_address
 
 from mcp.server.transport_security import TransportSecuritySettings
 from starlette.datastructures import Headers
@@ -17,6 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Scope
 
 from gumshoe.serving.access_settings import AccessSettings
+from gumshoe.serving.callers import parse_address
 from gumshoe.serving.errors import RefusedRequestError
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -54,17 +54,9 @@ def _check_host(scope: Scope, host: str, access: AccessSettings) -> None:
             "serving.host-not-allowed",
             f"Host header {name[:_SHOWN]!r} is not allowed. The operator can add it to access.allowed_hosts.",
         )
-    if not _is_loopback((scope.get("client") or [""])[0]):  # anybody can send the header `Host: localhost`
+    client = parse_address((scope.get("client") or [""])[0])
+    if client is None or not client.is_loopback:  # anybody can send the header `Host: localhost`
         raise RefusedRequestError("serving.client-not-local")
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        parsed = ip_address(address)
-    except ValueError:
-        return False
-    mapped = parsed.ipv4_mapped if isinstance(parsed, IPv6Address) else None
-    return (mapped or parsed).is_loopback
 
 
 def _check_origin(headers: Headers, access: AccessSettings) -> None:

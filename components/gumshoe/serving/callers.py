@@ -1,11 +1,24 @@
-"""Name callers, among whom slots, budgets and connections are shared."""
+"""Name callers and group their addresses, among whom slots, budgets and connections are shared."""
 
-from ipaddress import IPv6Address, ip_address
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 from gumshoe.serving.access import ANONYMOUS, Principal
 
 _IPV6_PREFIX = 64  # bits; a single host usually has all addresses below them
 _UNKNOWN = "unknown"
+
+
+def parse_address(address: str | None) -> IPv4Address | IPv6Address | None:
+    """Return a client's IP address, or None if the text is not one. IPv4 addresses mapped to IPv6 are returned as IPv4.
+
+    >>> parse_address("::ffff:10.0.0.7")
+    IPv4Address('10.0.0.7')
+    """
+    try:
+        parsed = ip_address(address or "")
+    except ValueError:
+        return None
+    return getattr(parsed, "ipv4_mapped", None) or parsed
 
 
 def group_address(address: str | None) -> str:
@@ -14,14 +27,9 @@ def group_address(address: str | None) -> str:
     >>> group_address("2001:db8::17"), group_address("::ffff:10.0.0.7")
     ('2001:db8::/64', '10.0.0.7')
     """
-    try:
-        parsed = ip_address((address or "").partition("%")[0])
-    except ValueError:
-        return _UNKNOWN
+    parsed = parse_address(address)
     if not isinstance(parsed, IPv6Address):
-        return str(parsed)
-    if parsed.ipv4_mapped is not None:
-        return str(parsed.ipv4_mapped)
+        return _UNKNOWN if parsed is None else str(parsed)
     host_bits = 128 - _IPV6_PREFIX
     return f"{IPv6Address(int(parsed) >> host_bits << host_bits)}/{_IPV6_PREFIX}"
 

@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from typing import Literal, Protocol
 
-from gumshoe.serving.callers import group_address
+from gumshoe.serving.callers import group_address, parse_address
 from gumshoe.serving.settings import ConnectionSettings
 from gumshoe.serving.telemetry import Metrics
 
@@ -28,7 +28,7 @@ Overdue = Literal["headers", "idle", "reading"]
 
 
 class Phase(Enum):
-    """What a connection waits for."""
+    """Phase of a connection: the event that it waits for."""
 
     HEADERS = "headers"
     """For the rest of a request's headers, which includes the first ones."""
@@ -84,7 +84,8 @@ class ConnectionGuard:
     _waiting: dict[str | None, dict[ClientConnection, None]] = field(default_factory=lambda: {None: {}})
     """Connections that wait for their clients, by group, the one that has waited longest first. Group None has all."""
     _unsent_since: dict[ClientConnection, float] = field(default_factory=dict)
-    _is_full: bool = False
+    _full: set[str | None] = field(default_factory=set)
+    """Groups whose limit was reached, which was logged. Group None stands for all connections."""
     _proxies: list[IPv4Network | IPv6Network] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -104,8 +105,8 @@ class ConnectionGuard:
             self.metrics.closed_connections.labels("replaced").inc()
             self.discard(longest)
             longest.abort()
-        elif len(self._groups) < self.most * _WARN_AGAIN:
-            self._is_full = False
+        else:
+            self._note_room(group)
         self._groups[connection] = group
         self._sizes[group] = self._sizes.get(group, 0) + 1
         self.enter(connection, Phase.HEADERS)
@@ -163,17 +164,22 @@ class ConnectionGuard:
 
     def _find_group(self, address: str | None) -> str | None:
         """Return the group of addresses that share a limit, or None for a trusted proxy."""
-        try:
-            parsed = ip_address(address or "")
-        except ValueError:
-            return group_address(address)
-        parsed = getattr(parsed, "ipv4_mapped", None) or parsed
-        is_trusted = any(parsed in each for each in self._proxies)
+        parsed = parse_address(address)
+        is_trusted = parsed is not None and any(parsed in each for each in self._proxies)
         return None if is_trusted else group_address(address)
 
+    def _note_room(self, group: str | None) -> None:
+        """Let the limits of a group and of all connections be logged again, if they are no longer nearly reached."""
+        if len(self._groups) < self.most * _WARN_AGAIN:
+            self._full.discard(None)
+        if group is not None and self._sizes.get(group, 0) < self.settings.per_address * _WARN_AGAIN:
+            self._full.discard(group)
+
     def _warn_once(self, group: str | None) -> None:
-        if not self._is_full:
-            self._is_full = True
+        """Log that a limit is reached, unless that was logged."""
+        if group not in self._full:
+            self._full &= {None, *self._sizes}  # or groups that are gone would stay
+            self._full.add(group)
             which = "in all" if group is None else f"from {group}"
             most = self.most if group is None else self.settings.per_address
             _log.warning("there are %s connections %s; those that wait longest are closed for new ones", most, which)
