@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Callable
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 
@@ -13,8 +12,8 @@ from tests.conftest import CommandResult, find_free_port
 from tests.errors import raises
 from tests.evaluation.conftest import Place, wrong_about
 from tests.evaluation.conftest import place as place
-from tests.http_server import run_server
 from tests.inference.fake_vllm import FakeVLLM, status
+from tests.otlp_collector import run_collector
 from tests.serving.agent_server import ServerFiles, make_files, question_body, start_server
 from tests.waiting import wait_until
 
@@ -33,21 +32,6 @@ VARIABLES: dict[str, Any] = {
     "MLFLOW_TRACKING_URI": f"http://{LOGIN}@127.0.0.1:9",
     "KFP_TOKEN": f"{MARK}-kfp-token",
 }
-
-
-class _Collector(BaseHTTPRequestHandler):
-    """Store what an OpenTelemetry collector receives."""
-
-    received: ClassVar[list[bytes]] = []
-
-    def do_POST(self) -> None:
-        self.received.append(self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        """Log nothing."""
 
 
 @pytest.fixture
@@ -80,10 +64,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ServerFiles:
 def test_an_agent_server_writes_none(files: ServerFiles, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     requests: list[str] = []
-    _Collector.received.clear()
     with (
         FakeVLLM(models=("base", "adapter")) as model,
-        run_server(ThreadingHTTPServer(("127.0.0.1", 0), _Collector)) as collector,
+        run_collector() as (collector, received),
         start_server(
             files,
             f"vllm:{with_login(model.address)}#adapter",
@@ -110,8 +93,8 @@ def test_an_agent_server_writes_none(files: ServerFiles, tmp_path: Path) -> None
         wait_until(lambda: server.client.get("/readyz").status_code == 503, server.process, log.read_text)
         requests.append(server.client.get("/readyz").text)
     assert "127.0.0.1" in requests[-1], "the address itself is named"
-    assert _Collector.received, "spans were exported"
-    assert find_planted(log.read_text(), *requests, *_Collector.received) == []
+    assert received, "spans were exported"
+    assert find_planted(log.read_text(), *requests, *received) == []
 
 
 def test_a_server_that_never_gets_ready_writes_none(files: ServerFiles, tmp_path: Path) -> None:

@@ -5,9 +5,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from http.server import ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -16,11 +15,10 @@ from gumshoe.artifacts.store import Store
 from tests.certificates import CertificateAuthority
 from tests.charts.test_agent_chart import CHART, merge, render, settings_of, values_of
 from tests.charts.test_platforms import AGENT, pods_of
-from tests.http_server import run_server
 from tests.inference.fake_vllm import FakeVLLM
+from tests.otlp_collector import run_collector
 from tests.private_network import ForwardProxy, forward_proxy, serve_tls
 from tests.serving.agent_server import ANN, ServerFiles, add_key, make_files, start_server
-from tests.serving.test_telemetry import Collector
 
 S3 = "https://s3.example.com"
 VARIABLES = {"SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE"}
@@ -72,16 +70,14 @@ def test_without_bundle_and_proxy_nothing_is_set() -> None:
             assert not names & (VARIABLES | {"HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY"})
 
 
-class PrivateCollector(Collector):
-    received: ClassVar[list[bytes]] = []
-
-
 @dataclass
 class PrivateNetwork:
     """vLLM and a collector of traces on this machine, and S3 behind a proxy, with a private authority."""
 
     vllm: str
     traces: str
+    received: list[bytes]
+    """Bodies of the requests that the collector has received."""
     bundle: Path
     proxy: ForwardProxy
 
@@ -114,12 +110,12 @@ def private(s3_server: str, tmp_path: Path) -> Iterator[PrivateNetwork]:
         FakeVLLM(models=("adapter",)) as model,
         serve_tls(model.address, authority, tmp_path) as vllm,
         serve_tls(s3_server, authority, tmp_path) as s3,
-        run_server(ThreadingHTTPServer(("127.0.0.1", 0), PrivateCollector)) as collector,
+        run_collector() as (collector, received),
         serve_tls(collector, authority, tmp_path) as traces,
         forward_proxy() as proxy,
     ):
         proxy.hosts["s3.example.com:443"] = s3.removeprefix("https://")
-        yield PrivateNetwork(vllm, traces, bundle, proxy)
+        yield PrivateNetwork(vllm, traces, received, bundle, proxy)
 
 
 @pytest.mark.ci
@@ -156,5 +152,5 @@ def test_the_index_is_fetched_and_questions_are_answered_in_a_private_network(
             [sys.executable, str(CHART / "files" / "test.py")], env=test, capture_output=True, text=True, check=False
         )
         assert ran.returncode == 0, ran.stderr
-    assert b"gumshoe-agent" in b"".join(PrivateCollector.received)
+    assert b"gumshoe-agent" in b"".join(private.received)
     assert set(private.proxy.requested) == {"s3.example.com:443"}

@@ -92,6 +92,18 @@ def protected_server(
         yield running
 
 
+@pytest.fixture(scope="session")
+def server_with_key(
+    place: ServerFiles, shared_model: FakeVLLM, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AgentProcess]:
+    """Start a server with one key, for Ann's mail. Its client sends the key."""
+    directory = tmp_path_factory.mktemp("server_with_key")
+    key = add_key(directory / "keys", "ann", [ANN])
+    policy = f"vllm:{shared_model.address}#adapter"
+    with start_server(place, policy, directory / "log", "--keys", str(directory / "keys"), key=key) as running:
+        yield running
+
+
 @pytest.fixture
 def ask(protected_server: AgentProcess, model: FakeVLLM) -> Callable[..., httpx.Response]:  # noqa: ARG001 - healthy first
     def send(credentials: str | None, path: str = "/invoke", **changes: Any) -> httpx.Response:

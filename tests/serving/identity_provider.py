@@ -9,10 +9,7 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
-from tests.serving.agent_server import (
-    ANN,
-    EVE,
-)
+from tests.serving.agent_server import ANN, EVE
 
 if TYPE_CHECKING:
     from gumshoe.serving.access import Access, Principal
@@ -63,8 +60,7 @@ class Provider:
 
         self.rsa = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         self.ec = ec.generate_private_key(ec.SECP256R1())
-        other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-        self.other = other
+        self.other = rsa.generate_private_key(public_exponent=65537, key_size=2048)
         limits: dict[str, dict[str, Any]] = {
             "enc": {"use": "enc"},
             "sign": {"key_ops": ["sign"]},
@@ -92,10 +88,7 @@ class Provider:
     ) -> str:
         import jwt
 
-        now = int(time.time())
-        given = {"iss": ISSUER, "aud": AUDIENCE, "sub": "ann", "exp": now + 600, "iat": now}
-        given |= {"email": ANN, "email_verified": True, **claims}
-        given = {name: value for name, value in given.items() if value is not None}
+        given = {name: value for name, value in (jwt_claims() | claims).items() if value is not None}
         headers = {**(headers or {}), **({"kid": kid} if kid else {})}
         if isinstance(given.get("iat"), str) or "crit" in headers:  # the library refuses to write these
             return sign(headers, given, self.rsa)
@@ -149,9 +142,7 @@ def embed_key(made: Provider) -> str:
     import jwt
 
     key = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(made.other.public_key()))
-    now = int(time.time())
-    claims = {"iss": ISSUER, "aud": AUDIENCE, "sub": "a", "email": EVE, "iat": now, "exp": now + 60}
-    return jwt.encode(claims, made.other, algorithm="RS256", headers={"jwk": key, "kid": "rsa"})
+    return jwt.encode({**jwt_claims(), "email": EVE}, made.other, algorithm="RS256", headers={"jwk": key, "kid": "rsa"})
 
 
 def make_access(url: str, **changes: Any) -> "Access":

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
@@ -25,12 +25,7 @@ from tests.serving.agent_server import (
     question_body,
 )
 
-if TYPE_CHECKING:
-    pass
-
 Ask = Callable[..., httpx.Response]
-
-
 Keys = tuple[Path, dict[str, str]]
 
 

@@ -22,7 +22,7 @@ from tests.serving.agent_server import (
     start_server,
 )
 from tests.serving.in_process import make_settings, model_settings, serve_in_thread
-from tests.serving.test_mcp import call_tools
+from tests.serving.mcp_client import call_tools
 
 SEVENTH = "<7@example.com>"
 ESCAPE = "\x1b[31m\n\u202e"
@@ -205,6 +205,7 @@ def test_a_file_is_private_appended_to_and_opened_again_after_rotation(
         file.rename(tmp_path / "old.jsonl")
         assert server.ask().is_success
         assert len(file.read_text().splitlines()) == 3
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert {json.loads(line)["principal_kind"] for line in file.read_text().splitlines()} == {"anybody"}
 
 

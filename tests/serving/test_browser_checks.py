@@ -1,6 +1,6 @@
 """Test that web pages of other sites, and clients with false host names, cannot use the server."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ from tests.serving.agent_server import (
     AgentProcess,
     ServerClient,
     ServerFiles,
-    add_key,
     code_of,
     question_body,
     start_server,
@@ -144,17 +143,6 @@ def test_the_site_of_a_request_must_be_the_server(site: str, code: str) -> None:
     assert check({**LOCAL, "sec-fetch-site": site}, method="POST", is_public=True) == code
 
 
-@pytest.fixture(scope="module")
-def server_with_keys(
-    place: ServerFiles, shared_model: FakeVLLM, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[AgentProcess]:
-    directory = tmp_path_factory.mktemp("browser")
-    key = add_key(directory / "keys", "ann", [ANN])
-    policy = f"vllm:{shared_model.address}#adapter"
-    with start_server(place, policy, directory / "log", "--keys", str(directory / "keys"), key=key) as running:
-        yield running
-
-
 def send(server: ServerClient, path: str, **headers: str) -> httpx.Response:
     return server.client.post(path, json=POSTS[path], headers={**MCP_KINDS, **headers})
 
@@ -162,9 +150,9 @@ def send(server: ServerClient, path: str, **headers: str) -> httpx.Response:
 @pytest.mark.parametrize("path", POSTS)
 @pytest.mark.parametrize("kind", ["open", "keys"])
 def test_a_page_of_another_site_is_refused(
-    kind: str, path: str, server: AgentProcess, server_with_keys: AgentProcess
+    kind: str, path: str, server: AgentProcess, server_with_key: AgentProcess
 ) -> None:
-    used = server if kind == "open" else server_with_keys
+    used = server if kind == "open" else server_with_key
     for headers in ({"Origin": EVIL}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
         response = send(used, path, **headers)
         assert (response.status_code, code_of(response)) == (403, ORIGIN)

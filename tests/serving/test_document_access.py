@@ -1,6 +1,5 @@
 """Access to collections of documents over HTTP and MCP: callers reach only those that their key or token grants."""
 
-import asyncio
 import json
 import logging
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from tests.errors import raises
 from tests.inference.fake_vllm import FakeVLLM
 from tests.serving.agent_server import ServerClient, ServerFiles, code_of
 from tests.serving.in_process import make_settings, model_settings, serve_in_thread
+from tests.serving.mcp_client import call_tools
 
 GRANTS: dict[str, list[str]] = {"hr": ["hr"], "eng": ["eng-*"], "all": ["*"], "none": [], "absent": ["legal"]}
 QUESTION = {"question": "What is in 7?"}
@@ -64,25 +64,6 @@ def post(server: ServerClient, path: str, key: str, **body: Any) -> Any:
     return server.client.post(path, json=body, headers={"Authorization": f"Bearer {key}"})
 
 
-def call_tools(server: ServerClient, key: str, *calls: tuple[str, dict[str, Any]]) -> list[tuple[bool, str]]:
-    """Call tools over MCP, and return for each if it failed, and its text."""
-    import httpx2
-    from mcp import Client
-    from mcp.client.streamable_http import streamable_http_client
-
-    async def call() -> list[tuple[bool, str]]:
-        headers = {"Authorization": f"Bearer {key}"}
-        async with (
-            httpx2.AsyncClient(headers=headers, trust_env=False, timeout=None) as http,
-            Client(streamable_http_client(f"{server.url}/mcp", http_client=http)) as client,
-        ):
-            await client.list_tools()
-            answers = [await client.call_tool(name, arguments) for name, arguments in calls]
-            return [(bool(each.is_error), each.content[0].text) for each in answers]  # type: ignore[union-attr]
-
-    return asyncio.run(call())
-
-
 def test_answers_cite_only_readable_documents(server: ServerClient, keys: dict[str, str]) -> None:
     assert post(server, "/invoke", keys["hr"], **QUESTION).json()["source_ids"] == ["d7"]
     for name, cited in {"eng": ["d8"], "absent": []}.items():
@@ -108,13 +89,13 @@ def test_sources_of_other_collections_look_like_missing_ones(server: ServerClien
 def test_tools_reach_only_readable_collections(server: ServerClient, keys: dict[str, str]) -> None:
     calls = [("search_documents", {"query": "body of document 7 8"}), ("read_document", {"document_id": "d7"})]
     calls += [("read_document", {"document_id": "d99"}), ("read_document", {"document_id": "hr:d7"})]
-    found, read, missing, qualified = call_tools(server, keys["eng"], *calls)
+    found, read, missing, qualified = call_tools(server, *calls, key=keys["eng"])
     assert "id: d8" in found[1]
     assert "d7" not in found[1]
     assert [each[0] for each in (read, missing, qualified)] == [True] * 3
     assert read[1] == missing[1].replace("d99", "d7")
     assert qualified[1] == missing[1].replace("d99", "hr:d7")
-    _, read, *_ = call_tools(server, keys["hr"], *calls)
+    _, read, *_ = call_tools(server, *calls, key=keys["hr"])
     assert "Body of document 7" in read[1]
 
 
@@ -124,7 +105,7 @@ def test_callers_without_collections_are_refused(server: ServerClient, keys: dic
     for path, body in bodies.items():
         refused = post(server, path, keys["none"], **body)
         assert (refused.status_code, code_of(refused)) == (403, "serving.no-collections")
-    ((is_error, text),) = call_tools(server, keys["none"], ("search_documents", {"query": "7"}))
+    ((is_error, text),) = call_tools(server, ("search_documents", {"query": "7"}), key=keys["none"])
     assert is_error
     assert "serving.no-collections" in text
 
@@ -133,7 +114,7 @@ def test_requests_cannot_name_collections(server: ServerClient, keys: dict[str, 
     for path, body in {"/invoke": QUESTION, "/source": {"source_id": "d7"}}.items():
         refused = post(server, path, keys["eng"], **body, collections=["*"])
         assert (refused.status_code, code_of(refused)) == (422, "serving.invalid-request")
-    ((is_error, _),) = call_tools(server, keys["eng"], ("search_documents", {"query": "7", "collections": ["*"]}))
+    ((is_error, _),) = call_tools(server, ("search_documents", {"query": "7", "collections": ["*"]}), key=keys["eng"])
     assert is_error
 
 

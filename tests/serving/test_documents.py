@@ -1,6 +1,5 @@
 """Test an agent server that answers from documents: over HTTP, over MCP and on its page."""
 
-import asyncio
 import json
 import signal
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from tests.conftest import CommandResult
 from tests.inference.fake_vllm import FakeVLLM, decoded
 from tests.serving.agent_server import ANN, AgentProcess, ServerClient, ServerFiles, add_key, code_of, start_server
 from tests.serving.in_process import make_settings, model_settings, serve_in_thread
+from tests.serving.mcp_client import call_tools, list_tools
 from tests.serving.test_page import expect, open_page
 
 if TYPE_CHECKING:
@@ -148,22 +148,7 @@ def test_mcp_clients_get_the_tools_for_documents(library: AgentProcess) -> None:
         ("search_documents", {"query": 7}),
         ("ask", {"question": "What is in 7?"}),
     ]
-
-    import httpx2
-    from mcp import Client
-    from mcp.client.streamable_http import streamable_http_client
-
-    async def call() -> tuple[dict[str, Any], list[tuple[bool, str]]]:
-        headers = {"Authorization": f"Bearer {library.key}"}
-        async with (
-            httpx2.AsyncClient(headers=headers, trust_env=False, timeout=None) as http,
-            Client(streamable_http_client(f"{library.url}/mcp", http_client=http)) as client,
-        ):
-            tools = {each.name: each for each in (await client.list_tools()).tools}
-            answers = [await client.call_tool(name, arguments) for name, arguments in calls]
-            return tools, [(bool(each.is_error), each.content[0].text) for each in answers]  # type: ignore[union-attr]
-
-    tools, (found, read, missing, long, wrong, answered) = asyncio.run(call())
+    tools, (found, read, missing, long, wrong, answered) = list_tools(library), call_tools(library, *calls)
     assert set(tools) == {"search_documents", "read_document", "ask"}
     schema = tools["search_documents"].input_schema
     assert "look for" in schema["properties"]["query"]["description"]

@@ -3,7 +3,6 @@
 import asyncio
 import importlib.metadata
 import threading
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -12,65 +11,22 @@ import pytest
 from gumshoe.environments.data_marks import NOTE
 from tests.inference.fake_vllm import FakeVLLM, stall, status
 from tests.serving.agent_server import (
-    ANN,
     BOB,
     DAY,
     EVE,
     SECRET,
     AgentProcess,
     ServerFiles,
-    add_key,
     code_of,
-    start_server,
 )
 from tests.serving.in_process import make_scenario, make_settings
+from tests.serving.mcp_client import call_tools, open_client
 from tests.waiting import Clock, async_wait_until, wait_until
 
 
-@pytest.fixture(scope="module")
-def protected_server(
-    place: ServerFiles, shared_model: FakeVLLM, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[AgentProcess]:
-    """Start a server with one key, for Ann's mail."""
-    directory = tmp_path_factory.mktemp("mcp")
-    key = add_key(directory / "keys", "ann", [ANN])
-    policy = f"vllm:{shared_model.address}#adapter"
-    with start_server(place, policy, directory / "log", "--keys", str(directory / "keys"), key=key) as running:
-        yield running
-
-
-def call_tools(
-    server: AgentProcess, *calls: tuple[str, dict[str, Any]], key: str | None = None
-) -> list[tuple[bool, str]]:
-    """Call tools with the SDK's client. Return for each call if it failed, and its text."""
-    import httpx2
-    from mcp import Client
-    from mcp.client.streamable_http import streamable_http_client
-
-    async def call() -> list[tuple[bool, str]]:
-        headers = {"Authorization": f"Bearer {key or server.key}"}
-        async with (
-            httpx2.AsyncClient(headers=headers, trust_env=False, timeout=None) as http,
-            Client(streamable_http_client(f"{server.url}/mcp", http_client=http)) as client,
-        ):
-            assert {each.name for each in (await client.list_tools()).tools} == {"search_inbox", "read_email", "ask"}
-            answers = [await client.call_tool(name, arguments) for name, arguments in calls]
-            return [(bool(each.is_error), each.content[0].text) for each in answers]  # type: ignore[union-attr]
-
-    return asyncio.run(call())
-
-
-def test_an_mcp_client_learns_what_the_server_and_its_tools_do(protected_server: AgentProcess) -> None:
-    import httpx2
-    from mcp import Client
-    from mcp.client.streamable_http import streamable_http_client
-
+def test_an_mcp_client_learns_what_the_server_and_its_tools_do(server_with_key: AgentProcess) -> None:
     async def look() -> tuple[Any, str, list[Any]]:
-        headers = {"Authorization": f"Bearer {protected_server.key}"}
-        async with (
-            httpx2.AsyncClient(headers=headers, trust_env=False, timeout=None) as http,
-            Client(streamable_http_client(f"{protected_server.url}/mcp", http_client=http)) as client,
-        ):
+        async with open_client(server_with_key) as client:
             return client.server_info, str(client.instructions), (await client.list_tools()).tools
 
     info, instructions, tools = asyncio.run(look())
@@ -94,10 +50,10 @@ def test_an_mcp_client_learns_what_the_server_and_its_tools_do(protected_server:
     assert all(each["description"] for each in ask.output_schema["properties"].values())
 
 
-def test_an_mcp_client_searches_reads_and_asks(protected_server: AgentProcess, model: FakeVLLM) -> None:
+def test_an_mcp_client_searches_reads_and_asks(server_with_key: AgentProcess, model: FakeVLLM) -> None:
     partial = {"keywords": ["body", "7", "zebra"], "one_per_thread": True, "query_date": DAY}
     blamed, thread, found, read, asked = call_tools(
-        protected_server,
+        server_with_key,
         ("search_inbox", partial),
         ("read_email", {"message_id": "<7@example.com>", "whole_thread": True}),
         ("search_inbox", {"keywords": ["body", "7"], "query_date": DAY}),
@@ -115,10 +71,10 @@ def test_an_mcp_client_searches_reads_and_asks(protected_server: AgentProcess, m
     assert len(model.requests) == 3
 
 
-def test_failed_calls_are_reported_to_the_client(protected_server: AgentProcess, model: FakeVLLM) -> None:
+def test_failed_calls_are_reported_to_the_client(server_with_key: AgentProcess, model: FakeVLLM) -> None:
     model.inject(status(500), times=None)
     none, words, failed, empty, late, unknown, lacking = call_tools(
-        protected_server,
+        server_with_key,
         ("read_email", {"message_id": "<1000@example.com>"}),
         ("search_inbox", {"keywords": []}),
         ("ask", {"question": "What is in 7?"}),
@@ -140,9 +96,9 @@ def test_failed_calls_are_reported_to_the_client(protected_server: AgentProcess,
     assert empty[1].endswith("[scenarios.empty-question]")
 
 
-def test_tools_cannot_read_another_user_s_mail(protected_server: AgentProcess, model: FakeVLLM) -> None:  # noqa: ARG001 - healthy
+def test_tools_cannot_read_another_user_s_mail(server_with_key: AgentProcess, model: FakeVLLM) -> None:  # noqa: ARG001 - healthy
     answers = call_tools(
-        protected_server,
+        server_with_key,
         ("search_inbox", {"keywords": ["vault"], "inbox_address": EVE}),
         ("search_inbox", {"keywords": ["body"], "inbox_address": BOB}),
         ("read_email", {"message_id": "<99@example.com>", "inbox_address": EVE}),
@@ -157,32 +113,32 @@ def test_tools_cannot_read_another_user_s_mail(protected_server: AgentProcess, m
     assert not any(SECRET in each[1] or "Mine alone" in each[1] for each in answers)
 
 
-def test_requests_without_a_valid_key_are_refused(protected_server: AgentProcess) -> None:
+def test_requests_without_a_valid_key_are_refused(server_with_key: AgentProcess) -> None:
     hello = {"jsonrpc": "2.0", "id": 1, "method": "tools/list", "params": {}}
     kinds = {"Accept": "application/json, text/event-stream"}
     for headers in ({}, {"Authorization": "Bearer gum_nothing"}):
-        response = httpx.post(f"{protected_server.url}/mcp", json=hello, headers={**kinds, **headers}, trust_env=False)
+        response = httpx.post(f"{server_with_key.url}/mcp", json=hello, headers={**kinds, **headers}, trust_env=False)
         assert response.status_code == 401
         assert code_of(response) == ("serving.unknown-key" if headers else "serving.credentials-missing")
 
 
-def test_only_post_requests_are_accepted(protected_server: AgentProcess) -> None:
+def test_only_post_requests_are_accepted(server_with_key: AgentProcess) -> None:
     """A GET request would open a stream of server notifications, which never sends anything."""
     for method in ("GET", "DELETE"):
-        response = protected_server.client.request(method, "/mcp", headers={"Accept": "text/event-stream"})
+        response = server_with_key.client.request(method, "/mcp", headers={"Accept": "text/event-stream"})
         assert (response.status_code, response.headers["allow"]) == (405, "POST")
         assert code_of(response) == "serving.method-not-allowed"
 
 
-def test_a_disconnected_client_frees_its_slot(protected_server: AgentProcess, model: FakeVLLM) -> None:
+def test_a_disconnected_client_frees_its_slot(server_with_key: AgentProcess, model: FakeVLLM) -> None:
     model.inject(stall, times=None)
     call = {"name": "ask", "arguments": {"question": "What is in 7?", "query_date": DAY}}
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
     for version in ("2025-06-18", "2025-11-25"):
         kinds = {"Accept": "application/json, text/event-stream", "MCP-Protocol-Version": version}
         with pytest.raises(httpx.ReadTimeout):
-            protected_server.client.post("/mcp", json=body, headers=kinds, timeout=0.7)
-        wait_until(lambda: protected_server.metric("gumshoe_running") == 0)
+            server_with_key.client.post("/mcp", json=body, headers=kinds, timeout=0.7)
+        wait_until(lambda: server_with_key.metric("gumshoe_running") == 0)
 
 
 def test_calls_have_a_limit_and_a_deadline(place: ServerFiles, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:

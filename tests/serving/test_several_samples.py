@@ -28,8 +28,8 @@ from tests.rewards.chat_judge import says, shown
 from tests.rollouts.conversations import call
 from tests.serving.agent_server import ANN, DAY, SECRET, AgentProcess, ServerFiles, code_of, question_body, start_server
 from tests.serving.in_process import make_scenario, open_test_service
+from tests.serving.mcp_client import call_tools
 from tests.serving.test_invoke import read_events
-from tests.serving.test_mcp import call_tools
 from tests.waiting import Clock, async_wait_until, wait_until
 
 SAMPLES = ["--set", "model.samples=4", "--set", "model.temperature=0.8"]

@@ -1,36 +1,19 @@
 """Test spans as an OpenTelemetry collector receives them."""
 
 import socket
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
 
 import httpx
 import pytest
 
 from tests.conftest import find_free_port
 from tests.errors import raises
-from tests.http_server import run_server
 from tests.inference.fake_vllm import FakeVLLM, decoded
+from tests.otlp_collector import run_collector
 from tests.serving.agent_server import ServerFiles, code_of, question_body, start_server
 from tests.serving.in_process import make_settings, model_settings, serve_in_thread
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
-
-
-class Collector(BaseHTTPRequestHandler):
-    """Store the received requests."""
-
-    received: ClassVar[list[bytes]] = []
-
-    def do_POST(self) -> None:
-        self.received.append(self.rfile.read(int(self.headers["Content-Length"])))
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *_: Any) -> None:
-        """Log nothing."""
 
 
 def test_an_episode_is_a_span_in_the_caller_s_trace(place: ServerFiles, model: FakeVLLM, tmp_path: Path) -> None:
@@ -39,13 +22,13 @@ def test_an_episode_is_a_span_in_the_caller_s_trace(place: ServerFiles, model: F
 
     policy = f"vllm:{model.address}#adapter"
     headers = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
-    with run_server(ThreadingHTTPServer(("127.0.0.1", 0), Collector)) as collector:
+    with run_collector() as (collector, received):
         with start_server(place, policy, tmp_path / "log", "--open", OTEL_EXPORTER_OTLP_ENDPOINT=collector) as server:
             assert server.client.post("/invoke", json=question_body(7), headers=headers).is_success
             model.inject(lambda exchange: exchange.reply({"message": decoded(exchange.request["prompt"])}, 400))
             assert server.ask().status_code == 502
         assert server.process.returncode == 0, "the remaining spans are sent at shutdown"
-    found = [ExportTraceServiceRequest.FromString(each) for each in Collector.received]
+    found = [ExportTraceServiceRequest.FromString(each) for each in received]
     spans = [
         span for each in found for group in each.resource_spans for scope in group.scope_spans for span in scope.spans
     ]
@@ -56,7 +39,7 @@ def test_an_episode_is_a_span_in_the_caller_s_trace(place: ServerFiles, model: F
     assert [each.name for each in mine["episode"].events] == ["called", "returned", "called", "returned", "called"]
     failed = {span.name for span in spans if span.status.code == Status.STATUS_CODE_ERROR}
     assert failed - {"GET /readyz"} == {"POST /invoke", "episode"}
-    exported = b"".join(Collector.received)
+    exported = b"".join(received)
     assert b"gumshoe-agent" in exported
     assert b"What is in" not in exported
     assert b"Body of message" not in exported

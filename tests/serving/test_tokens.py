@@ -49,9 +49,6 @@ if TYPE_CHECKING:
 Ask = Callable[..., httpx.Response]
 
 
-Keys = tuple[Path, dict[str, str]]
-
-
 def test_a_token_can_read_the_inboxes_in_its_claim(ask: Ask, provider: tuple[Provider, str]) -> None:
     made, _ = provider
     for token in (
@@ -143,11 +140,7 @@ def test_an_internationalized_domain_is_the_same_in_index_key_token_and_request(
 
 
 INVALID, UNKNOWN, ALGORITHM = "invalid-token", "unknown-signing-key", "unsupported-algorithm"
-
-
 LIFE = "token-lives-too-long"
-
-
 INVALID_TOKENS: dict[str, Callable[[Provider], str]] = {
     "expired": lambda made: made.token(exp=int(time.time()) - 3600),
     "without an end": lambda made: made.token(exp=None),
@@ -185,8 +178,6 @@ INVALID_TOKENS: dict[str, Callable[[Provider], str]] = {
     "a header that is nested deeply": lambda _: base64.urlsafe_b64encode(b"[" * 9000).decode().rstrip("=") + ".e30.x",
     "no token at all": lambda _: "a.b.c",
 }
-
-
 OTHER_CODES = {
     "a key that is not published": UNKNOWN,
     "no key": UNKNOWN,

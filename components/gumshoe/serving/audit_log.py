@@ -6,12 +6,13 @@ the call ends, so that it is there whatever happens to the answer.
 """
 
 import logging
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, fields, replace
+from io import TextIOWrapper
 from logging.handlers import WatchedFileHandler
-from pathlib import Path
 from typing import Any, Literal
 
 from gumshoe.environments.base import Environment
@@ -32,9 +33,10 @@ _trail: ContextVar["AuditTrail | None"] = ContextVar("audit_trail", default=None
 
 @dataclass(frozen=True, slots=True)
 class AuditLog:
-    """Where audit lines are written. None: nowhere."""
+    """Destination of audit lines."""
 
     logger: logging.Logger | None
+    """None if no lines are written."""
 
     def start_trail(self, principal: Principal) -> None:
         """Record what the current request reads as read by a caller."""
@@ -84,7 +86,7 @@ def record_policy(policy: str) -> None:
 def open_audit_log(target: str) -> Iterator[AuditLog]:
     """Open the audit log that the settings name: `log`, `none` or a file, to which lines are appended.
 
-    The file is opened again when it has been moved, e.g. by logrotate.
+    The file is opened again when it has been moved, e.g. by logrotate. A new file is readable only by its owner.
 
     Raises:
         UsageError: if the file cannot be written.
@@ -93,8 +95,7 @@ def open_audit_log(target: str) -> Iterator[AuditLog]:
         yield AuditLog(logging.getLogger("gumshoe.audit") if target == LOG else None)
         return
     try:
-        Path(target).touch(mode=0o600)
-        handler = WatchedFileHandler(target, encoding="utf-8")
+        handler = _PrivateFileHandler(target, encoding="utf-8")
     except OSError as error:
         raise UsageError(
             "serving.audit-log-unwritable",
@@ -107,6 +108,16 @@ def open_audit_log(target: str) -> Iterator[AuditLog]:
         yield AuditLog(logger)
     finally:
         handler.close()
+
+
+class _PrivateFileHandler(WatchedFileHandler):
+    """Handler that creates its file with the mode 0600, also after a rotation."""
+
+    def _open(self) -> TextIOWrapper:
+        def open_private(path: str, flags: int) -> int:
+            return os.open(path, flags, 0o600)
+
+        return open(self.baseFilename, "a", encoding=self.encoding, errors=self.errors, opener=open_private)
 
 
 @dataclass(frozen=True, slots=True)
