@@ -8,7 +8,8 @@ asks one question after another, which take three turns each.
 - Processor time of the server per question, which does not depend on what else runs on the machine, and its memory.
 - Answers that are lost if the server is terminated while all clients ask: accepted requests without an answer.
 
-`--every` lets each client begin a question in so many seconds, for a server that is not saturated. Takes two minutes.
+`--every SECONDS` lets each client wait that long between two questions, for a server that is not saturated. Takes two
+minutes.
 """
 
 import argparse
@@ -158,7 +159,7 @@ def start_model() -> Iterator[str]:
 
 @contextmanager
 def serve(directory: Path, clients: int) -> Iterator[AgentProcess]:
-    """Run a model and a server for so many clients while the block runs."""
+    """Run a model, and a server with room for `clients` at once, while the block runs."""
     place = make_files(directory)
     bounds = {"limits.concurrency": clients, "limits.queue": clients, "connections.per_address": 2 * clients}
     more = [word for name, value in bounds.items() for word in ("--set", f"{name}={value}")]

@@ -1,4 +1,7 @@
-"""Describe callers and the inboxes and collections that they may read. `access_control` authenticates them.
+"""Describe callers and the inboxes and collections that they may read.
+
+`access_control` authenticates callers as `access_settings` say: with the keys of `key_file`, or the tokens of
+`token_access`. `callers` names them for limits and budgets.
 
 Invariants: a principal depends only on its credentials. A question about an inbox that the caller may not read is
 refused with the same message whether the inbox exists or not.

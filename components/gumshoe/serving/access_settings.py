@@ -17,7 +17,7 @@ Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256
 
 
 class AccessSettings(BaseModel):
-    """Access control. Every authenticated caller may read documents that belong to no collection.
+    """Access control. If an index of documents has no collections, every authenticated caller may read all of it.
 
     Set `keys`, `jwks_url` or both, or else `open`.
     """

@@ -231,7 +231,7 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
         "/feedback",
         status_code=202,
         summary="Give feedback on an answer",
-        response_description="Whether the question was stored.",
+        response_description="The result. `kept` says if the question was stored.",
         responses=describe_problems(GIVING_FEEDBACK),
         dependencies=secured,
         tags=[AGENT],

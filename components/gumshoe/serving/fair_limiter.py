@@ -30,7 +30,7 @@ class _Share:
     """Slots and waiting tasks of one caller."""
 
     served: int
-    """Number of the grant by which it was served last; for a new caller, the number of the next one."""
+    """Number of the grant by which it was served last; for a new caller, that of the latest grant to anybody."""
     held: int = 0
     waiting: deque[_Waiter] = field(default_factory=deque)
 

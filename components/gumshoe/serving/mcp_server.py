@@ -164,7 +164,7 @@ def _write_instructions(service: AnswerService, tools: list[ToolFunction]) -> st
     whose = _WHOSE_COLLECTIONS if service.env_factory.has_collections else _WHOSE_DOCUMENTS
     has_marks = bool(service.env_factory.for_calls().arguments.get("marks"))
     about = _ABOUT.format(
-        what="the mail in one inbox" if has_inboxes else "a collection of documents",
+        what="the mail in one inbox" if has_inboxes else "documents",
         tools=" and ".join(f"`{tool.__name__}`" for tool in tools),
         whose=_WHOSE_MAIL if has_inboxes else whose,
         items="messages" if has_inboxes else "documents",

@@ -47,7 +47,7 @@ class ServedPolicy:
     directories: tuple[Path, ...] = ()
     """Directories on this machine with the records of its training, first that of its adapter."""
     bound_to: tuple[Lineage, ...] = ()
-    """What it was trained on, if it only answers questions about that; empty if it answers all."""
+    """Records of its training data, if it only answers questions about that; empty if it answers all."""
 
     @property
     def is_tiny(self) -> bool:

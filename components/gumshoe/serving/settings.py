@@ -59,8 +59,8 @@ class ServedModelSettings(BaseModel):
     canary_percent: float = Field(10, ge=0, le=100, description="Percentage of questions or sessions for the canary.")
     bound: Literal["off", "base", "refuse"] = Field(
         "off",
-        description="What callers get if an adapter was not trained on their inbox or collections: off: its answers; "
-        "base: those of the base model; refuse: status 403.",
+        description="Answers to callers on whose inbox or collections an adapter was not trained. off: from the adapter; "
+        "base: from the base model; refuse: status 403.",
     )
     temperature: float = Field(0, ge=0, le=MAX_TEMPERATURE, description="Sampling temperature. 0 is greedy.")
     max_turns: int = Field(10, ge=1, description="Maximum number of turns per episode.")
@@ -70,7 +70,7 @@ class ServedModelSettings(BaseModel):
         1, ge=1, le=MAX_SAMPLES, description="Number of concurrent episodes per question, from which one is chosen."
     )
     choose: ChoiceMethod = Field(
-        "majority", description="How to choose: the majority's answer, or the best by a judge."
+        "majority", description="Method of choosing: the majority's answer, or the best by a judge."
     )
     choose_by: str | dict[str, Any] | None = Field(
         None, description="Judge: for majority, compares answers (default: heuristic); for best, ruler:MODEL@URL."
@@ -120,14 +120,14 @@ class LimitSettings(BaseModel):
     tokens_per_day: int | None = Field(
         None,
         ge=1,
-        description="Budget of each caller per day (UTC): prompt and sampled tokens of the model. Then its questions "
-        "get status 429. Default: unlimited.",
+        description="Maximum number of prompt and sampled tokens per caller and day (UTC); further questions get "
+        "status 429. Default: unlimited.",
     )
     calls_per_day: int | None = Field(
         None,
         ge=1,
-        description="Budget of each caller per day (UTC): tool calls of the agent and over MCP, and sources that are "
-        "read. Default: unlimited.",
+        description="Maximum number of tool calls, of the agent and over MCP, and of sources read, per caller and day "
+        "(UTC); further requests get status 429. Default: unlimited.",
     )
     usage_file: Path | None = Field(
         None,
@@ -231,7 +231,8 @@ class ServeSettings(BaseSettings):
     audit: str = Field(
         "log",
         min_length=1,
-        description="Where to write who read whose mail, one JSON line each: `log`, `none`, or the path of a file.",
+        description="Destination of the audit log, which records who read whose mail or documents: `log`, `none`, or "
+        "the path of a file.",
     )
     log_questions: bool = Field(False, description="Log questions and answers, which may quote mail or documents.")
     model: ServedModelSettings = ServedModelSettings()

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import jwt
 
-from gumshoe.documents.collection_names import check_collection_patterns, is_collection_name
+from gumshoe.documents.collection_names import is_collection_name
 from gumshoe.mail.identities import IdentityError, parse_identity
 from gumshoe.serving.access import Principal, SigningKeysUnavailableError, UnauthenticatedError, check_patterns
 from gumshoe.serving.access_settings import AccessSettings
@@ -114,7 +114,6 @@ class TokenAccess:
         self._settings = settings
         self._published = SigningKeys(str(settings.jwks_url))
         self._inboxes = check_patterns(settings.inboxes)
-        self._collections = check_collection_patterns(settings.collections)
 
     async def authenticate(self, credentials: str) -> Principal:
         """Return the caller with a token.
@@ -131,7 +130,7 @@ class TokenAccess:
             ) from None
         own = _read_claimed_inboxes(claims, self._settings)
         claimed = _read_claimed_collections(claims, self._settings)
-        return Principal(claims["sub"], (*own, *self._inboxes), "token", (*claimed, *self._collections))
+        return Principal(claims["sub"], (*own, *self._inboxes), "token", (*claimed, *self._settings.collections))
 
     async def _verify(self, token: str) -> dict[str, Any]:
         """Return the claims of a valid token."""
