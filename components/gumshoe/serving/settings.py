@@ -59,8 +59,8 @@ class ServedModelSettings(BaseModel):
     canary_percent: float = Field(10, ge=0, le=100, description="Percentage of questions or sessions for the canary.")
     bound: Literal["off", "base", "refuse"] = Field(
         "off",
-        description="Answers to callers on whose inbox or collections an adapter was not trained. off: from the adapter; "
-        "base: from the base model; refuse: status 403.",
+        description="Answers to callers on whose inbox or collections an adapter was not trained. off: from the "
+        "adapter; base: from the base model; refuse: status 403.",
     )
     temperature: float = Field(0, ge=0, le=MAX_TEMPERATURE, description="Sampling temperature. 0 is greedy.")
     max_turns: int = Field(10, ge=1, description="Maximum number of turns per episode.")
