@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gumshoe.artifacts.private_data import mark_private
+from gumshoe.artifacts.response_cache import Cache
 from gumshoe.artifacts.store import Store
 from gumshoe.erasure.receipt import Receipt
 from gumshoe.erasure.target import EraseTarget
@@ -266,3 +267,35 @@ def test_the_receipt_does_not_name_the_target_in_paths(run: Run, place: Path, tm
     assert ANN not in receipt.lower()
     assert "adapter-[erased]" in receipt
     assert "questions-[erased].jsonl" in receipt
+
+
+def test_a_cache_that_names_a_person_is_deleted(run: Run, place: Path, tmp_path: Path) -> None:
+    cache = Cache(place / "own.sqlite")
+    cache.put({"key": f"call {ANN}".encode()})
+    cache.close()
+    (place / "own.sqlite-wal").write_bytes(ANN.encode())  # of a process that was killed
+    options = ["--inbox", ANN, "--everywhere", "--receipt", tmp_path / "receipt.json"]
+    assert run("erase", place, *options, "--yes").status == 0
+    assert not list(place.glob("own.sqlite*"))
+
+
+def test_files_that_still_name_a_person_are_listed(run: Run, place: Path, tmp_path: Path) -> None:
+    """An index of documents, whose texts only their ids erase, and a compressed page. Adapters are named apart."""
+    make_documents(tmp_path / "built-2", [{"id": "1", "text": f"Ask {ANN}"}]).path.parents[1].rename(place / "manuals")
+    (place / "notes.md.gz").write_bytes(gzip.compress(f"Ask {ANN}".encode()))
+    (place / "run" / "of-ann" / "README.md").write_text(f"Ask {ANN}")
+    options = ["--inbox", ANN, "--everywhere", "--receipt", tmp_path / "receipt.json", "--yes", "--json"]
+    ran = run("erase", place, *options)
+    assert ran.code == "erasure.incomplete"
+    receipt = Receipt.model_validate_json((tmp_path / "receipt.json").read_text())
+    assert {Path(each).name for each in receipt.remaining} == {"documents.sqlite", "notes.md.gz"}
+
+
+def test_files_of_a_deleted_copy_are_not_listed(run: Run, place: Path, tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"))
+    (place / "evaluation" / "notes.md").write_text(f"Ask {ANN}")
+    store.publish(place / "evaluation", "reports", "1")
+    copy = store.fetch("reports/1", tmp_path / "copy").directory
+    options = ["--inbox", ANN, "--everywhere", "--receipt", tmp_path / "receipt.json", "--yes"]
+    assert run("erase", copy, *options).status == 0
+    assert not copy.exists()

@@ -1,5 +1,6 @@
 """An interrupted erasure can be run again."""
 
+import json
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -79,3 +80,12 @@ def test_records_that_only_an_erased_question_identifies_are_found_after_an_inte
     assert find_bytes(first, "zircon") == set()
     assert (second / "p.jsonl").read_text().count("zircon") == 1
     assert Receipt.model_validate_json((tmp_path / "receipt.json").read_text()).pending is None
+
+
+def test_adapters_of_erased_questions_are_found_after_an_interruption(place: Path, tmp_path: Path, run: Run) -> None:
+    """Continue an erasure with another place, whose adapter learned a question that is erased already."""
+    target, receipt = EraseTarget("message", "1@example.com"), tmp_path / "receipt.json"
+    erasure, written = Erasure(target, [place / "questions.jsonl"], None), Receipt.open(receipt, target)
+    erasure.run(erasure.plan(written), written, partial(written.write, receipt))
+    words = ["erase", place / "run", "--message", "1@example.com", "--receipt", receipt, "--json"]
+    assert {Path(each).name for each in json.loads(run(*words).out)["adapters"]} == {"of-ann"}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gumshoe.erasure.question_links import Links
-from gumshoe.erasure.record_files import read_text, redact_file, write_redacted
+from gumshoe.erasure.record_files import read_text, redact_file, redact_value, write_redacted
 from gumshoe.erasure.target import EraseTarget
 from tests.erasure.people import ANN, BOB
 
@@ -64,3 +64,23 @@ def test_damage_of_a_compressed_file_is_reported(tmp_path: Path) -> None:
         (tmp_path / "a.gz").write_bytes(damaged)
         with pytest.raises(error):
             read_text(tmp_path / "a.gz")
+
+
+def test_the_permissions_of_a_file_stay(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.touch(0o600)
+    erase(path, f"{OF_ANN}\n{OF_BOB}\n".encode())
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_record_stays_without_an_erased_record_inside_it() -> None:
+    """The summary of an evaluation has records of several questions."""
+    inner = {"scenario": "a", "inbox_address": ANN}
+    record = {"scenario": "b", "worst": [inner, {"scenario": "c"}], "best": inner, "texts": ["x"]}
+    expected = {"scenario": "b", "worst": [{"scenario": "c"}], "best": "[erased]", "texts": ["x"]}
+    assert redact_value(record, TARGET.concerns, TARGET) == (expected, 2)
+
+
+def test_a_name_in_a_key_is_erased() -> None:
+    person = EraseTarget("inbox", ANN, everywhere=True)
+    assert redact_value({"by": {ANN: 1, BOB: 2}}, person.concerns, person) == ({"by": {BOB: 2}}, 1)

@@ -11,7 +11,9 @@ from gumshoe.artifacts.store import Store
 from gumshoe.erasure.erase import Erasure
 from gumshoe.erasure.receipt import Receipt
 from gumshoe.erasure.target import EraseTarget
+from gumshoe.scenarios.lineage import LINEAGE_FILE
 from tests.artifacts.files import find_bytes
+from tests.documents.collection import make_index as make_documents
 from tests.erasure.people import ABOUT_ANN, ABOUT_BOB, ANN, BOB, Run, write_lines
 
 
@@ -122,3 +124,17 @@ def test_a_fetched_copy_of_an_artifact_is_deleted_as_a_whole(run: Run, place: Pa
     assert (copy / "manifest.json").exists()
     assert run("erase", copy, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes").status == 0
     assert not copy.exists()
+
+
+def test_artifacts_that_cannot_be_changed_are_listed(place: Path, tmp_path: Path, run: Run) -> None:
+    store = Store(str(tmp_path / "store"))
+    documents = make_documents(tmp_path / "built-2", [{"id": "1", "text": f"Ask {ANN}"}]).path.parents[1]
+    store.publish(documents, "document-indexes", "1")
+    store.publish(place / "run" / "of-bob", "adapters", "1", settings={"inbox": ANN})
+    (place / "run" / "of-bob" / LINEAGE_FILE).write_text("{")
+    store.publish(place / "run" / "of-bob", "adapters", "2")
+    words = ["erase", "--store", tmp_path / "store", "--inbox", ANN, "--everywhere", "--yes", "--json"]
+    assert run(*words).code == "erasure.incomplete"
+    receipt = Receipt.model_validate_json((tmp_path / "erasure-receipt.json").read_text())
+    assert receipt.remaining == ["adapters/1", "document-indexes/1"]
+    assert list(receipt.adapters) == ["adapters/2"]

@@ -1,11 +1,13 @@
 """Targets of an erasure, and arguments of `gumshoe erase` that are refused."""
 
 import json
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 
 from gumshoe.erasure.erase import open_scratch
+from gumshoe.erasure.places import contains_name
 from gumshoe.erasure.target import EraseTarget
 from tests.artifacts.files import read_files
 from tests.erasure.people import ANN, BOB, Run
@@ -74,3 +76,9 @@ def test_targets_match_whole_names() -> None:
         assert not document.concerns([text]), text
     with raises("erasure.empty-target"):
         EraseTarget("document", " ")
+
+
+@pytest.mark.parametrize("before", range((1 << 20) - 20, (1 << 20) + 2, 3))
+def test_a_name_is_found_at_any_place_in_a_large_file(before: int) -> None:
+    person = EraseTarget("inbox", ANN, everywhere=True)
+    assert contains_name(BytesIO(b"x" * before + f" {ANN.upper()} ".encode()), person)

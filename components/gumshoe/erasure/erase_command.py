@@ -76,12 +76,12 @@ def erase(
         erasure = Erasure(target, places or [], opened, keep_caches=keep_caches, scratch=scratch)
         written = Receipt.open(receipt, target)
         plan = erasure.plan(written)
-        remaining = plan.list_remaining(target)
         if not yes:
-            _print_result(plan.list_erased(target), plan.list_adapters(target), remaining, json=json, is_dry_run=True)
+            adapters, remaining = plan.list_adapters(target), plan.list_remaining(target)
+            _print_result(plan.list_erased(target), adapters, remaining, json=json, is_dry_run=True)
             return
         erasure.run(plan, written, lambda: written.write(receipt))
-        remaining = sorted({*erasure.verify(), *remaining})
+        remaining = erasure.verify()
     written.finish(remaining)
     written.write(receipt)
     _print_result(written.erased, written.adapters, remaining, json=json, is_dry_run=False)
