@@ -183,6 +183,7 @@ def test_a_stream_reports_early_errors_by_status_and_late_ones_by_event(server: 
         (b'{"question": "What?", "querry_date": "2024-05-01"}', 422, INVALID, "query_date"),
         (b'{"question": "What?", "query_date": "1 May"}', 422, INVALID, "YYYY-MM-DD"),
         (b'{"question": "What?", "steps": "perhaps"}', 422, INVALID, "true or false"),
+        (b'{"question": "What?", "inbox_address": "ann"}', 422, "scenarios.invalid-inbox", "inbox_address: "),
         (b'{"question": "What?", "inbox_address": "ann"}', 422, "scenarios.invalid-inbox", "'ann'"),
         (b'{"question": "What?", "inbox_address": "ann@example.com", "query_date": "1"}', 422, INVALID, "query_date"),
         (

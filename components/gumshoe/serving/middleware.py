@@ -49,8 +49,9 @@ def add_request_ids(app: ASGIApp) -> ASGIApp:
 class Middleware:
     """Authenticate requests and pass them to `app` with their complete body.
 
-    The request's state contains the caller (`principal`) and a dictionary for its log line (`log_fields`). Only public
-    paths need no principal. If the client disconnects, the app's work is cancelled.
+    The request's state contains its `principal`, the name under which its work is limited (`caller`), and a dictionary
+    for its log line (`log_fields`). Only public paths need no principal. If the client disconnects, the app's work is
+    cancelled.
     """
 
     app: ASGIApp
@@ -99,11 +100,11 @@ class Middleware:
             check_browser(scope, headers, self.settings.access, is_public=route in PUBLIC.values())
         if route not in PUBLIC.values():
             kind, _, credentials = headers.get("authorization", "").partition(" ")
-            caller = await self.access.authenticate(credentials.strip() if kind.lower() == "bearer" else None)
-            scope["state"]["principal"] = caller
-            self.audit.start_trail(caller)
-            scope["state"]["caller"] = name_caller(caller, (scope.get("client") or [None])[0])
-            scope["state"]["log_fields"]["principal"] = caller.name
+            principal = await self.access.authenticate(credentials.strip() if kind.lower() == "bearer" else None)
+            self.audit.start_trail(principal)
+            scope["state"]["principal"] = principal
+            scope["state"]["caller"] = name_caller(principal, (scope.get("client") or [None])[0])
+            scope["state"]["log_fields"]["principal"] = principal.name
         if route == "/mcp" and scope["method"] != "POST":  # GET would open a stream without events
             raise HTTPException(405, "Use POST for MCP.", {"Allow": "POST"})
         body = await self._read_body(receive, headers)
