@@ -851,3 +851,47 @@ def test_a_base_model_is_served_at_the_revision_that_was_trained(s3_bucket: str,
         store.publish(tmp_path / name, "adapters", name, settings={"base_model": base})
     assert find_adapter(store.uri, "pinned").base_model == f"{BASE}:4e2c1"
     assert [find_adapter(store.uri, name).base_model for name in ("newest", "other")] == [BASE, BASE]
+
+
+@pytest.mark.parametrize(
+    ("name", "recorded", "expected"),
+    [
+        ("plain", {"name": BASE, "revision": "c0ffee"}, f"{BASE}:c0ffee"),
+        ("branch", {"name": f"{BASE}:main", "revision": "c0ffee"}, f"{BASE}:c0ffee"),
+        ("unknown", {"name": BASE, "revision": None}, BASE),
+        ("elsewhere", {"name": "acme/model", "revision": "c0ffee"}, BASE),
+    ],
+)
+@pytest.mark.usefixtures("cluster")
+def test_a_base_model_is_served_at_the_commit_that_the_adapter_recorded(
+    s3_bucket: str, tmp_path: Path, name: str, recorded: dict[str, Any], expected: str
+) -> None:
+    from gumshoe.cluster.deploy import find_adapter
+
+    store = Store(f"s3://{s3_bucket}/commits")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": BASE, "r": 8}))
+    (tmp_path / "base_model.json").write_text(json.dumps(recorded))
+    store.publish(tmp_path, "adapters", name)
+    assert find_adapter(store.uri, name).base_model == expected
+
+
+@pytest.mark.usefixtures("controllers")
+def test_adapters_of_one_commit_share_a_deployment(
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, s3_bucket: str, tmp_path: Path
+) -> None:
+    store = Store(f"s3://{s3_bucket}/shared")
+    commits = {"a1": "c0ffee", "a2": "c0ffee", "a3": "0ddba11"}
+    for name, commit in commits.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "base_model.json").write_text(json.dumps({"name": BASE, "revision": commit}))
+        (tmp_path / name / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": BASE, "r": 8}))
+        store.publish(tmp_path / name, "adapters", name)
+    place = ["--store", store.uri]
+    first = run("deploy", "mail", "--adapter", "a1", *ACCESS, *place)
+    assert first.status == 0, first.err
+    spec = cluster.of("InferenceService")[0]["spec"]["predictor"]
+    assert {"uri": f"hf://{BASE}:c0ffee", "mountPath": "/mnt/models"} in spec["storageUris"]
+    again = run("deploy", "mail", "--adapter", "a2", "--canary", "10", *place)
+    assert again.status == 0, again.err
+    other = run("deploy", "mail", "--adapter", "a3", *place)
+    assert (other.status, other.code) == (2, "deploy.other-base-model")

@@ -27,6 +27,7 @@ from gumshoe.terminal import err
 Values = dict[str, Any]
 KIND = "adapters"
 _CONFIG = "adapter_config.json"  # PEFT's
+_BASE = "base_model.json"  # what the adapter was trained on
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for max_lora_rank
 DEPLOY_MODES = ("none", "canary", "full")
 """How a pipeline deploys what it published: not at all, as a canary beside the adapter in service, or instead of it."""
@@ -41,7 +42,8 @@ class PublishedAdapter:
     uri: str
     """Folder of its files."""
     base_model: str
-    """Base model as PEFT recorded it: a name on the Hugging Face Hub, or a directory on the training machine."""
+    """Base model: a name on the Hugging Face Hub, with the commit or the revision that was trained if it is known, e.g.
+    `acme/model:COMMIT`; or a directory on the training machine."""
     rank: int
     store: str
 
@@ -137,30 +139,40 @@ def find_adapter(store: str, version: str) -> PublishedAdapter:
             f"a cluster cannot read from {artifacts.uri}; publish the adapter to a store in S3, s3://BUCKET/PREFIX",
         )
     manifest = artifacts.manifest(f"{KIND}/{version}")
-    config = _read_adapter_config(artifacts, manifest)
-    ranks = [config.get("r", 0), *(config.get("rank_pattern") or {}).values()]
-    named, trained = config.get("base_model_name_or_path"), str(manifest.settings.get("base_model") or "")
-    base = trained if not named or trained.startswith(f"{named}:") else named  # the latter has no revision
-    uri = f"{artifacts.uri}/{manifest.reference}/{manifest.data}/"
-    return PublishedAdapter(manifest.version, uri, str(base), max(map(int, ranks)), artifacts.uri)
-
-
-def _read_adapter_config(store: Store, manifest: Manifest) -> dict[str, Any]:
-    entry = next((each for each in manifest.files if each.path == _CONFIG), None)
-    if entry is None:
+    config = _read_json(artifacts, manifest, _CONFIG)
+    if config is None:
         raise UsageError(
             "deploy.not-an-adapter",
             f"{manifest.reference} is not an adapter: it has no {_CONFIG}; name another version",
         )
+    ranks = [config.get("r", 0), *(config.get("rank_pattern") or {}).values()]
+    named, trained = config.get("base_model_name_or_path"), str(manifest.settings.get("base_model") or "")
+    base = trained if not named or trained.startswith(f"{named}:") else str(named)  # the latter has no revision
+    known = _read_json(artifacts, manifest, _BASE) or {}
+    repository, _ = _split_revision(base)
+    if known.get("revision") and _split_revision(str(known.get("name")))[0] == repository:
+        base = f"{repository}:{known['revision']}"
+    uri = f"{artifacts.uri}/{manifest.reference}/{manifest.data}/"
+    return PublishedAdapter(manifest.version, uri, base, max(map(int, ranks)), artifacts.uri)
+
+
+def _read_json(store: Store, manifest: Manifest, name: str) -> dict[str, Any] | None:
+    """Return the content of a file of an adapter, or None if the adapter does not have the file.
+
+    Raises:
+        CorruptArtifactError: if it is damaged.
+    """
+    if all(each.path != name for each in manifest.files):
+        return None
     try:
-        with store.storage.open(f"{manifest.reference}/{manifest.data}/{_CONFIG}") as file:
+        with store.storage.open(f"{manifest.reference}/{manifest.data}/{name}") as file:
             found = json.loads(file.read())
     except (NotFoundError, ValueError):
         found = None
     if not isinstance(found, dict):
         raise CorruptArtifactError(
             "deploy.adapter-config-corrupt",
-            f"{_CONFIG} of {store.uri}/{manifest.reference} is missing or not valid JSON; publish the adapter again",
+            f"{name} of {store.uri}/{manifest.reference} is missing or not valid JSON; publish the adapter again",
         )
     return found
 
@@ -186,7 +198,7 @@ def merge_adapter_values(adapter: PublishedAdapter, before: Values, given: Value
         )
     if not uri:
         model["uri"] = f"hf://{adapter.base_model}"
-    elif is_on_hub and not is_given and uri.startswith("hf://") and _parse_repository(uri) != adapter.base_model:
+    elif is_on_hub and not is_given and uri.startswith("hf://") and not _is_same_base(uri, adapter.base_model):
         raise UsageError(
             "deploy.other-base-model",
             f"{adapter.version} is for {adapter.base_model}, but the deployment serves {uri}; to replace the base "
@@ -514,9 +526,19 @@ def _name_and_uri(adapter: Mapping[str, Any]) -> Values:
     return {"name": adapter["name"], "uri": adapter.get("uri", "")}
 
 
-def _parse_repository(uri: str) -> str:
-    """Return the model name in a URI of the hub, without its revision."""
-    return uri.removeprefix("hf://").partition(":")[0]
+def _is_same_base(uri: str, base_model: str) -> bool:
+    """Return True unless a URI of the hub names another model or another revision than an adapter was trained on.
+
+    If one of both has no revision, they cannot be compared.
+    """
+    (served, revision), (trained, commit) = _split_revision(uri.removeprefix("hf://")), _split_revision(base_model)
+    return served == trained and (not revision or not commit or revision == commit)
+
+
+def _split_revision(base_model: str) -> tuple[str, str]:
+    """Return the name of a model on the hub, and its revision or an empty string."""
+    name, _, revision = base_model.partition(":")
+    return name, revision
 
 
 def _add_idle_canary(before: Values, after: Values, adapter: PublishedAdapter) -> Values:
