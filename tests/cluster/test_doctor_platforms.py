@@ -303,7 +303,8 @@ def test_the_policies_of_the_manifests_protect_a_training(cluster: FakeKubernete
         {"podSelector": {"matchLabels": {"gumshoe.dev/role": "trainer"}}},
         {"podSelector": {"matchLabels": {"app": "other"}}},
         {"podSelector": {}, "policyTypes": ["Egress"]},
-        {"podSelector": {}, "ingress": [{}]},
+        {"podSelector": {"matchLabels": {"gumshoe.dev/role": "rollout"}}, "ingress": [{}]},
+        {"podSelector": {"matchLabels": {"gumshoe.dev/role": "rollout"}}, "ingress": [{"from": []}]},
         {
             "podSelector": {
                 "matchExpressions": [{"key": "gumshoe.dev/role", "operator": "NotIn", "values": ["rollout"]}]
@@ -319,6 +320,14 @@ def test_a_policy_that_leaves_the_rollout_servers_open_is_no_protection(
     text = texts_of(run_doctor("--only", "network")[1]["network"], "warning")
     assert "vLLM rollout servers" in text
     assert "trainers" not in text.partition(";")[0].partition("vLLM rollout servers")[2]
+
+
+def test_a_policy_that_allows_everything_opens_pods_that_others_protect(
+    cluster: FakeKubernetes, run_doctor: RunDoctor
+) -> None:
+    spec: dict[str, Any] = {"podSelector": {}, "ingress": [{}]}
+    put(cluster, "networkpolicies", "NetworkPolicy", "own", namespace=NAMESPACE, spec=spec)
+    assert "rollout servers and trainers" in texts_of(run_doctor("--only", "network")[1]["network"], "warning")
 
 
 @pytest.mark.parametrize(

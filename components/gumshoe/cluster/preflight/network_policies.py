@@ -32,10 +32,10 @@ def check_network_policies(reader: ClusterReader) -> Iterator[Finding]:
     No connection is tried: that would need pods of its own. Plugins are recognized by their DaemonSets.
     """
     policies = [each["spec"] for each in reader.list_all(NETWORK_POLICIES)]
-    open_roles = [what for role, what in _ROLES.items() if not any(_limits_ingress(each, role) for each in policies)]
+    open_roles = [what for role, what in _ROLES.items() if not _is_limited(policies, role)]
     if open_roles:
         yield warning(
-            f"no NetworkPolicy limits who may connect to {' and '.join(open_roles)}", *suggest_manifests(reader)
+            f"NetworkPolicies do not limit who may connect to {' and '.join(open_roles)}", *suggest_manifests(reader)
         )
     else:
         yield ok("NetworkPolicies limit who may connect to rollout servers and trainers")
@@ -77,12 +77,20 @@ def _has_argument(pod: Object, argument: str) -> bool:
     return any(argument in (each.get("args") or []) for each in pod["spec"].get("containers") or [])
 
 
-def _limits_ingress(policy: Object, role: str) -> bool:
-    """Return True if a policy selects the pods of a role and denies ingress that its rules do not allow."""
+def _is_limited(policies: list[Object], role: str) -> bool:
+    """Return True if policies deny ingress to the pods of a role, and none of them allows everything.
+
+    What one policy allows is allowed, whatever the others say.
+    """
+    own = [each for each in policies if _selects_ingress(each, role)]
+    rules = [rule for each in own for rule in each.get("ingress") or []]
+    return bool(own) and all(rule.get("from") or rule.get("ports") for rule in rules)
+
+
+def _selects_ingress(policy: Object, role: str) -> bool:
+    """Return True if a policy is about ingress to the pods of a role."""
     if "Ingress" not in (policy.get("policyTypes") or ["Ingress"]):
         return False
-    if any(not rule.get("from") and not rule.get("ports") for rule in policy.get("ingress") or []):
-        return False  # it allows everything
     selector = policy.get("podSelector") or {}
     labels = selector.get("matchLabels") or {}
     rules = selector.get("matchExpressions") or []
