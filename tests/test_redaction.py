@@ -6,6 +6,7 @@ import json
 import logging
 import subprocess
 import sys
+from html import escape
 from typing import Any
 from urllib.parse import quote
 
@@ -14,7 +15,7 @@ import pytest
 
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.policy import PolicyError
-from gumshoe.redaction import MASK, redact, redact_json, register_secret
+from gumshoe.redaction import MASK, find_credentials, redact, redact_json, register_secret
 from gumshoe.terminal import err
 
 SECRET = "S3cr3tPw"
@@ -150,6 +151,8 @@ def test_values_of_secret_variables_are_masked_wherever_they_stand(monkeypatch: 
     assert said == f"bad key {MASK} for {MASK}, an ordinary value"
     monkeypatch.setenv("KF_PIPELINES_SA_TOKEN_PATH", "/var/run/secrets/token")
     assert redact("/var/run/secrets/token is missing") == "/var/run/secrets/token is missing", "not a secret itself"
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", "/var/run/secrets/google.json")
+    assert redact("/var/run/secrets/google.json is missing") == "/var/run/secrets/google.json is missing", "a path"
     monkeypatch.setenv("SLACK_WEBHOOK_URL", "https://chat.example/other/1a2b3c")
     assert redact("https://chat.example/other/1a2b3c failed") == f"{MASK} failed"
     monkeypatch.setenv("API_TOKEN", "none")
@@ -194,6 +197,20 @@ def test_json_keeps_its_form() -> None:
     }
 
 
+def test_places_of_credentials_are_found_by_form_and_by_name() -> None:
+    given: dict[str, Any] = {
+        "servers": ["http://h:1", f"http://u:{SECRET}@h:1"],
+        "reward": {
+            "name": "my:Reward",
+            "settings": {"api_key": "abc", "max_tokens": 5, "password": "", "token_ids": [1]},
+        },
+        "extraEnv": [{"name": "HF_TOKEN", "value": "abc"}, {"name": "MODE", "value": "fast"}],
+        "caBundle": {"secret": "company-ca", "key": "ca.crt"},
+        "storage": {"existingSecret": "gumshoe-s3", "client_secret": "***"},
+    }
+    assert find_credentials(given) == ["servers.1", "reward.settings.api_key", "extraEnv.0.value"]
+
+
 def test_errors_hold_no_credentials() -> None:
     error = UsageError("x.y", f"http://u:{SECRET}@host failed")
     failed = PolicyError("x.y", f"http://u:{SECRET}@host failed", f"Authorization: Bearer {SECRET}")
@@ -203,7 +220,7 @@ def test_errors_hold_no_credentials() -> None:
 
 def test_log_records_are_masked_with_any_handler() -> None:
     written = io.StringIO()
-    handler, log = logging.StreamHandler(written), logging.getLogger("some.library")
+    handler, log = logging.StreamHandler(written), logging.getLogger("other.package")
     log.addHandler(handler)
     try:
         log.warning("request to %s failed", httpx.URL(f"http://u:{SECRET}@host"))
@@ -255,13 +272,17 @@ def test_clients_do_not_log_each_request() -> None:
         assert not logging.getLogger(name).isEnabledFor(logging.INFO)
 
 
-@pytest.mark.parametrize("password", ['p@ss/w0rd!"x', "plain-passw0rd", "päss w0rd&more", "back\\slash-1"])
+@pytest.mark.parametrize(
+    "password", ['p@ss/w0rd!"x', "a<b>&'c'\"d", "plain-passw0rd", "päss w0rd&more", "back\\slash-1"]
+)
 def test_values_of_secrets_are_masked_in_all_spellings(monkeypatch: pytest.MonkeyPatch, password: str) -> None:
     monkeypatch.setenv("MAIL_PASSWORD", password)
     coded = base64.b64encode(password.encode()).decode()
     for spelled in (password, quote(password), quote(password, safe=""), json.dumps({"a": password}), coded):
         assert redact(f"rejected: {spelled}, again").replace('{"a": "***"}', MASK).startswith(f"rejected: {MASK}")
-    for spelled in (password, quote(password, safe=""), json.dumps(password)[1:-1], coded):
+    in_html = (escape(password), escape(password, quote=False))
+    jinja = in_html[0].replace("&#x27;", "&#39;").replace("&quot;", "&#34;")
+    for spelled in (password, quote(password, safe=""), json.dumps(password)[1:-1], coded, *in_html, jinja):
         assert spelled not in redact(f"rejected: {spelled}, again")
 
 

@@ -7,6 +7,7 @@ of uncaught exceptions pass through it, so that no caller has to remember it. Ma
 """
 
 import base64
+import html
 import json
 import logging
 import os
@@ -93,7 +94,7 @@ _TO_QUOTE = {
 _WORD_BREAK = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # in clientSecret
 _PLACEHOLDER = re.compile(r"\.\.\.|[<${*…]|[A-Z]+(?:_[A-Z0-9]+)+(?![\w-])")  # also the name of a variable
 _SECRET_VARIABLE = re.compile(
-    r"(?!(?!.*WEBHOOK).*_(?:PATH|FILE|DIR|NAME|URL|URI|ENDPOINT|TYPE)$)(?:.*_)?(?:TOKEN|PASSWORD|PASSWD|SECRET|SECRET_ACCESS_KEY|SECRET_KEY|ACCESS_KEY_ID|API_KEY|APIKEY|PRIVATE_KEY|"
+    r"(?!(?!.*WEBHOOK).*_(?:PATH|FILE|DIR|NAME|URL|URI|ENDPOINT|TYPE|APPLICATION_CREDENTIALS)$)(?:.*_)?(?:TOKEN|PASSWORD|PASSWD|SECRET|SECRET_ACCESS_KEY|SECRET_KEY|ACCESS_KEY_ID|API_KEY|APIKEY|PRIVATE_KEY|"
     r"CREDENTIALS?|WEBHOOK|AUTHORIZATION|OTLP_HEADERS|OTLP_TRACES_HEADERS)(?:_.*)?"
 )
 _USER_SCHEMES = ("imap:", "imaps:", "ssh:")  # a name without a password says which mailbox or account is meant
@@ -213,11 +214,8 @@ def redact_json(value: Any) -> Any:
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, Mapping):
-        named = value.get("name") if isinstance(value.get("value"), str) else None  # e.g. of a container
         return {
-            redact(name): _mask_texts(each)
-            if _has_secret(str(named if name == "value" and named else name), each)
-            else redact_json(each)
+            redact(name): _mask_texts(each) if _has_secret(_find_name(value, name), each) else redact_json(each)
             for name, each in value.items()
         }
     if isinstance(value, list | tuple):
@@ -227,6 +225,12 @@ def redact_json(value: Any) -> Any:
             for option, each in zip(before, value, strict=False)
         ]
     return value
+
+
+def _find_name(fields: Mapping[Any, Any], field: Any) -> str:
+    """Return the name of a field. For the value of a container's environment variable, it is the variable's name."""
+    variable = fields.get("name") if field == "value" and isinstance(fields["value"], str) else None
+    return str(variable or field)
 
 
 def _has_secret(name: str, value: Any) -> bool:
@@ -247,7 +251,11 @@ def _mask_texts(value: Any) -> Any:
 
 
 def find_credentials(value: Any, place: str = "") -> list[str]:
-    """Return where JSON-like data has texts with credentials, e.g. `rollouts.servers.0`, sorted as they occur."""
+    """Return the places of credentials in JSON-like data, e.g. `rollouts.servers.0`, in their order.
+
+    Those are texts with a credential, and fields such as `api_key`. Fields named `secret` or `token` are not reported
+    by their name, because in Kubernetes they may hold the name of a Secret.
+    """
     if isinstance(value, str):
         return [place] if redact(value) != value else []
     items: Iterable[tuple[Any, Any]] = ()
@@ -255,9 +263,13 @@ def find_credentials(value: Any, place: str = "") -> list[str]:
         items = value.items()
     elif isinstance(value, list | tuple):
         items = enumerate(value)
-    return [
-        found for name, each in items for found in find_credentials(each, f"{place}.{name}" if place else str(name))
-    ]
+    places: list[str] = []
+    for name, each in items:
+        inner = f"{place}.{name}" if place else str(name)
+        field = _find_name(value, name) if isinstance(value, Mapping) else ""
+        is_secret = _is_secret_name(field) and _normalize(field) not in _PLAIN_NAMES and _mask_texts(each) != each
+        places += [inner] if is_secret else find_credentials(each, inner)
+    return places
 
 
 def register_secret(value: str) -> None:
@@ -290,9 +302,11 @@ def _find_secret_values() -> list[str]:
 
 
 def _find_spellings(value: str) -> set[str]:
-    """Return a secret as it is, and as it stands in URLs, in JSON and in Kubernetes' Secrets."""
+    """Return a secret as it is, and as it stands in URLs, in JSON, in HTML and in Kubernetes' Secrets."""
     coded = base64.b64encode(value.encode(errors="surrogateescape")).decode().rstrip("=")
     found = {value, coded, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
+    found |= {html.escape(value, quote=False), html.escape(value)}
+    found.add(html.escape(value).replace("&#x27;", "&#39;").replace("&quot;", "&#34;"))  # as Jinja writes quotes
     return found | {quote(value, safe=kept, errors="surrogateescape") for kept in ("", "/")}
 
 
