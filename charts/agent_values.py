@@ -245,8 +245,9 @@ class ServingValues(ValuesSection):
     )
     key_secret: str = Field(
         "",
-        description="Secret with a key in `VLLM_API_KEY`, without which vLLM answers no question. The agent server "
-        "sends it, also to vLLM servers of mode `external`.",
+        description="Secret with a key in `VLLM_API_KEY`, which vLLM then requires for its API (`/v1`). Other paths, "
+        "e.g. `/invocations`, stay open, so that the NetworkPolicy is still needed. The agent server sends the key, "
+        "also to vLLM servers of mode `external`.",
     )
     resources: Resources = Field(
         Resources(requests={"cpu": "4", "memory": "32Gi"}, limits={"memory": "64Gi"}),
@@ -532,7 +533,8 @@ class ChartValues(ValuesSection):
         ["/invoke", "/source", "/feedback", "/principal", "/mcp"],
         description="Paths that Ingress and HTTPRoute publish, each with what is below it: those of the API. Add `/` "
         "(the page itself, nothing below it), `/page.js`, `/page.css` and `/text.js` for the web page, and `/docs` and "
-        "`/openapi.json` for the description of the API. `/metrics` has a port of its own.",
+        "`/openapi.json` for the description of the API. An OpenShift Route publishes all paths. `/metrics` has a port "
+        "of its own.",
         min_length=1,
     )
     ingress: IngressValues = IngressValues()

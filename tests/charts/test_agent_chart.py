@@ -215,7 +215,9 @@ def test_each_container_gets_the_secrets_that_it_uses() -> None:
     assert secrets_of(agent) == {"index-s3", "agent-keys", "vllm-key"}, "it writes to the store"
 
 
-@pytest.mark.parametrize("argument", ["--trust-remote-code", "--trust_remote_code=true", "--api-key=abc"])
+@pytest.mark.parametrize(
+    "argument", ["--trust-remote-code", "--trust_remote_code=true", "--trust", "--api-key=abc", "--api-k"]
+)
 def test_vllm_runs_no_code_of_a_model_and_gets_no_key_in_its_arguments(argument: str) -> None:
     from helm_python import HelmError
 

@@ -69,6 +69,12 @@ def test_a_server_without_a_key_listens_on_loopback_only(words: list[str], monke
     assert found.command[found.command.index("--host") + 1] == "127.0.0.1"
 
 
+def test_a_key_is_used_without_its_line_break(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients cannot send it, and vLLM would compare it."""
+    monkeypatch.setenv("VLLM_API_KEY", f"{'k' * 32}\n")
+    assert build_launch(["--model", "tiny"]).environment["VLLM_API_KEY"] == "k" * 32
+
+
 def test_adapters_cannot_come_from_resolvers_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LORA_RESOLVER_HF_REPO_LIST", "somebody/adapters")
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
@@ -87,7 +93,9 @@ def test_a_model_of_the_hub_is_served_at_its_commit() -> None:
     ]
 
 
-@pytest.mark.parametrize("argument", ["--trust-remote-code", "--trust_remote_code", "--trust-remote-code=true"])
+@pytest.mark.parametrize(
+    "argument", ["--trust-remote-code", "--trust_remote_code", "--trust-remote-code=true", "--trust"]
+)
 def test_code_of_a_model_is_never_run(argument: str) -> None:
     with raises("inference.remote-code", argument):
         build_launch(["--model", "tiny", argument])

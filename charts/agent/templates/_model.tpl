@@ -403,8 +403,9 @@ volumes:
   {{- end -}}
 {{- end -}}
 {{- range concat (.extraArgs | default list) (.runtimeCanary.extraArgs | default list) -}}
-  {{- if hasPrefix "--trust-remote-code" (replace "_" "-" .) -}}{{ fail (printf "serving.extraArgs: %s would run code from the model's repository; use a model that vLLM supports" .) }}{{- end -}}
-  {{- if hasPrefix "--api-key" (replace "_" "-" .) -}}{{ fail "serving.extraArgs: --api-key would show the key in the pod's command line; use serving.keySecret" }}{{- end -}}
+  {{- $option := regexReplaceAll "=.*" (replace "_" "-" .) "" -}}{{/* vLLM accepts abbreviations. */}}
+  {{- if and (hasPrefix "--tr" $option) (hasPrefix $option "--trust-remote-code") -}}{{ fail (printf "serving.extraArgs: %s would run code from the model's repository; use a model that vLLM supports" .) }}{{- end -}}
+  {{- if and (hasPrefix "--api-k" $option) (hasPrefix $option "--api-key") -}}{{ fail "serving.extraArgs: --api-key would show the key in the pod's command line; use serving.keySecret" }}{{- end -}}
 {{- end -}}
 {{- if and .restricted (hasPrefix "oci://" $.Values.model.uri) -}}{{ fail "model.uri: KServe mounts oci:// with a container that serving.restricted forbids; use hf://, s3:// or pvc://" }}{{- end -}}
 {{- end -}}

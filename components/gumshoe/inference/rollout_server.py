@@ -1,8 +1,8 @@
 """Replace this process by a vLLM server: `python -m gumshoe.inference.rollout_server --model MODEL`.
 
 The server starts with the same arguments as that of `VLLMServer`. It listens on the address of its pod (POD_IP), or
-else on loopback. On any other address than loopback it needs a key, VLLM_API_KEY: whoever can load adapters decides
-what the trainers learn from. Unknown arguments are passed on to vLLM, after all others.
+else on loopback. On any other address than loopback, a key (VLLM_API_KEY) is required, because a client that can load
+adapters can change what the trainers learn from. Unknown arguments are passed on to vLLM, after all others.
 """
 
 import argparse

@@ -1,7 +1,8 @@
 """ASGI middleware of the vLLM servers that Gumshoe starts: access with a key, and adapters of one run only.
 
-vLLM's own `--api-key` guards some paths and no others, e.g. not `/tokenize`, `/pause` or SageMaker's `/adapters`, and
-whoever has the key may load any adapter, even from the hub. With this middleware (`--middleware`):
+vLLM's own `--api-key` does not protect all paths, e.g. not `/tokenize`, `/invocations`, `/pause` and SageMaker's
+`/adapters`. It also allows every client with the key to load any adapter, even from the hub. With this middleware
+(`--middleware`):
 
 - If VLLM_API_KEY is set, every request needs the key, except GET /health and GET /metrics, for probes and Prometheus.
 - Adapters are loaded only from the directories in `DIRECTORIES_VARIABLE`, under the name of their directory, and never

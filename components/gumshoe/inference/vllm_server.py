@@ -260,6 +260,8 @@ def build_launch_command(model: ModelLocation, options: ServerOptions, host: str
     switches = ["--enable-lora", "--disable-uvicorn-access-log"]
     own = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", vllm_plugin.ENABLE_VARIABLE: "1"}
     inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    if vllm_access.KEY_VARIABLE in inherited:  # clients send it without white space around it, e.g. a last line break
+        inherited[vllm_access.KEY_VARIABLE] = inherited[vllm_access.KEY_VARIABLE].strip()
     if _is_cpu_build():
         dtype = "float32" if options.dtype == "auto" else options.dtype
         arguments |= {"--dtype": dtype, "--block-size": _CPU_BLOCK}
@@ -280,7 +282,8 @@ def _check_remote_code(arguments: Sequence[str]) -> None:
         UsageError: if one does.
     """
     for each in arguments:
-        if each.partition("=")[0].replace("_", "-") == "--trust-remote-code":
+        name = each.partition("=")[0].replace("_", "-")
+        if len(name) > len("--t") and "--trust-remote-code".startswith(name):  # vLLM accepts abbreviations
             raise UsageError(
                 "inference.remote-code",
                 f"{each} would run code from the model's repository; use a model that vLLM and transformers support",
@@ -288,7 +291,7 @@ def _check_remote_code(arguments: Sequence[str]) -> None:
 
 
 def _build_adapter_rules(options: ServerOptions) -> dict[str, str]:
-    """Return the environment variables that say which adapters a server may load."""
+    """Return the environment variables with the rules for adapters that a server may load."""
     rules: dict[str, str] = {}
     if options.adapter_directories is not None:
         rules[vllm_access.DIRECTORIES_VARIABLE] = json.dumps(
