@@ -19,84 +19,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
+from gumshoe import credential_patterns as patterns
+
 MASK = "***"
 """Text in place of a secret. It may stand in a URL."""
 
-_END = r"\s\"'<>`\\"  # characters that end a URL in text
-_USER_INFO = re.compile(
-    rf"""(?P<name>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{{0,30}}:(?:\\?/){{2}})
-    (?:[^/?\#{_END}]{{0,500}}@                           # user, or user and password
-    |[^/?\#:@{_END}]{{0,100}}:(?!\d*(?:[/?\#,;)\]}}{_END}]|$))[^{_END}]{{0,300}}@)  # a password with /, not a port""",
-    re.I | re.X,
-)
-_RELATIVE_USER_INFO = re.compile(r"(?P<name>(?<![:\w/\\])//)[^/?#:@\s]{1,100}:[^/?#@\s]{1,300}(?=@)")
-_PASSWORD = re.compile(r"(?<=://)[^/?#:@\s]{0,100}:[^/?#@\s]{1,300}@")
-_ENCODED_USER_INFO = re.compile(
-    r"(?P<name>(?<![a-z0-9+.-])[a-z][a-z0-9+.-]{0,30}%3a%2f%2f)[^\s&/]{0,500}?(?=%40)", re.I
-)
-_PARAMETER = re.compile(
-    r"(?P<name>(?:[?&;]|%3f|%26)(?:[\w.-]{0,40}(?:token|secret|passw|passphrase|signature|credential|api[_-]?key|"
-    r"access[_-]?key|private[_-]?key)[\w.-]{0,40}|auth|sig|key|pwd|pass|jwt|awsaccesskeyid|code)(?:=|%3d))"
-    rf"(?:(?!%26)[^&;#{_END}])+",
-    re.I,
-)
-_WEBHOOK = re.compile(
-    r"(?P<name>https?://(?:hooks\.slack\.com/(?:services|workflows|triggers)|discord(?:app)?\.com/api/webhooks|"
-    rf"[\w.-]{{1,100}}\.webhook\.office\.com/webhookb2)/)[^?#{_END}]+",
-    re.I,
-)
-_BEARER = re.compile(r"(?P<name>\bBearer\s+)(?=[\w.~+/-]{0,15}(?:\d|[\w.~+/-]{16}))[\w.~+/-]{6,}=*", re.I)
-_BASIC = re.compile(r"(?P<name>\bBasic\s+)(?=[\w+/]{0,1000}[\d=])[\w+/]{6,}=*")
-_KUBECONFIG = re.compile(r"(?P<name>^[^\S\n]*(?:token|password|client-key-data):\s+)[^\s\"'.<$|>]\S*", re.M)
-_PRIVATE_KEY = re.compile(r"(?P<name>-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----)(?:(?!-----).)+", re.S)
-_NAMED = (_RELATIVE_USER_INFO, _PRIVATE_KEY, _WEBHOOK, _PARAMETER, _BEARER, _BASIC, _KUBECONFIG)
-_KNOWN_FORMS = re.compile(
-    r"""\bgum_[\w-]{16,}|\bhf_[A-Za-z0-9]{16,}|\bapi_org_[A-Za-z0-9]{16,}|\b(?:sk|rk|pk)-[\w-]{16,}
-    |\b(?:AKIA|ASIA|AGPA|AROA|AIDA)[A-Z0-9]{12,}\b|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}
-    |\bxox[abeoprs]-[\w-]{10,}|\bxapp-[\w-]{10,}|\bAIza[\w-]{30,}|\bya29\.[\w.-]{20,}|\bhvs\.[\w-]{20,}|\bnpm_[A-Za-z0-9]{30,}
-    |\bpypi-[\w-]{30,}|\beyJ(?:\w|-(?!eyJ)){6,}\.[\w-]{4,}(?:\.[\w-]*)*""",
-    re.X,
-)
-_FIELD = re.compile(  # a name, and what separates it from its value; quotes are escaped in JSON that contains JSON
-    r"""(?<![\w.-])(?P<field>[\w.-]++)
-    (?:["']?[^\S\n]{0,9}\n[^\S\n]{0,40}value:  # an environment variable of a container, in YAML
-    |\\{0,3}["'](?:\s{0,9},\s{0,9}\\{0,3}["']value\\{0,3}["']\s{0,9}:|\s{0,9}(?::|=>?|,(?=\s{0,9}b?\\{0,3}["'])))
-    |\s{0,9}(?P<mark>=|:))
-    \s{0,9}(?P<open>b?\\{0,3}["'])?""",
-    re.X,
-)
-_OPTION = re.compile(  # of a command line; without a digit or 16 characters, what follows may be prose
-    r"(?P<name>(?<!\S)(?P<option>--[\w-]++)[ ]+)(?=\S{0,15}\d|\S{16})[^\s\"'<>${*-][^\s\"']{5,}"
-)
-_SECRET_NAME = re.compile(
-    r"(?!(?:.*_)?(?:eos|bos|pad|unk|stop|sep|mask|cls|end|next|first|last|special|image)_token$)"  # of a tokenizer
-    r"(?:secret|(?:.*_)?(?:password|passwd|passphrase|pwd|(?:app|api|shared|signing)_secret|secret_key|secret_access_key|"
-    r"access_key|access_key_id|account_key|api_key|"
-    r"apikey|secretkey|pgpassword|private_key|signing_key|client_secret|client_key_data|token|(?:auth|access|refresh|session|id|bearer|bot|"
-    r"security|csrf|vault)_token|authorization|cookies?|set_cookie|webhook|webhook_url|dsn|credentials?|"
-    r"otlp(?:_\w+)?_headers))"
-)
-_PLAIN_NAMES = {"token", "secret", "id_token", "credential", "credentials", "key"}  # also ordinary words: only with "="
-_ENV_SUFFIX = re.compile(r"(.*_(?:TOKEN|PASSWORD))_[A-Z0-9_]+")  # GUMSHOE_IMAP_PASSWORD_ANN
-_AUTHORIZATION = re.compile(r"(?:[A-Za-z][\w-]{1,30}\s+)?(?P<token>[^\s\"',;\\]+)")
-_SEVERAL = re.compile(r"(?:aws4-|digest\s|signature\s)", re.I)  # schemes whose credentials have several parts
-_LINE, _WORD = re.compile(r"[^\r\n]*"), re.compile(r"[^\s\"',;&})\]]*")
-_COOKIES = re.compile(r"(?=[^\"'\r\n=]{0,200}=)[^\"'\r\n]*")
-_BLOCK = re.compile(r"[|>][+-]?[ \t]*\n[ \t]+[^\r\n]*")  # text of several lines in YAML
-_TO_QUOTE = {
-    "'": re.compile(r"(?:\\[^\r\n]|[^'\\\r\n])*"),
-    '"': re.compile(r"(?:\\[^\r\n]|[^\"\\\r\n])*"),
-} | {  # in JSON that contains JSON: to a quote with as many backslashes
-    "\\" * count + mark: re.compile(rf"(?:(?!(?<!\\)\\{{{count}}}{mark})[^\r\n])*")
-    for count in (1, 2, 3)
-    for mark in "'\""
-}
-_WORD_BREAK = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")  # in clientSecret
-_PLACEHOLDER = re.compile(r"\.\.\.|[<${*…]|[A-Z]+(?:_[A-Z0-9]+)+(?![\w-])")  # also the name of a variable
-_SECRET_VARIABLE = re.compile(
-    r"(?!(?!.*WEBHOOK).*_(?:PATH|FILE|DIR|NAME|URL|URI|ENDPOINT|TYPE|APPLICATION_CREDENTIALS)$)(?:.*_)?(?:TOKEN|PASSWORD|PASSWD|SECRET|SECRET_ACCESS_KEY|SECRET_KEY|ACCESS_KEY_ID|API_KEY|APIKEY|PRIVATE_KEY|"
-    r"CREDENTIALS?|WEBHOOK|AUTHORIZATION|OTLP_HEADERS|OTLP_TRACES_HEADERS)(?:_.*)?"
-)
 _USER_SCHEMES = ("imap:", "imaps:", "ssh:")  # a name without a password says which mailbox or account is meant
 _MIN_PART = 6  # characters of a password in a URL that is searched for in the rest of its text
 _MAX_PASSWORDS = 100  # of one text that are searched for in the rest of it, so that a hostile one takes no longer
@@ -119,10 +46,10 @@ def redact(text: object) -> str:
     if "//" in found or "\\/" in found:
         found = _mask_user_info(found)
     if "%40" in found:
-        found = _ENCODED_USER_INFO.sub(rf"\g<name>{MASK}", found)
-    for form in _NAMED:
+        found = patterns.ENCODED_USER_INFO.sub(rf"\g<name>{MASK}", found)
+    for form in patterns.NAMED:
         found = form.sub(rf"\g<name>{MASK}", found)
-    return _KNOWN_FORMS.sub(MASK, _mask_fields(found))
+    return patterns.KNOWN_FORMS.sub(MASK, _mask_fields(found))
 
 
 def _mask_user_info(text: str) -> str:
@@ -138,7 +65,7 @@ def _mask_user_info(text: str) -> str:
         )
         return f"{match['name']}{MASK}@"
 
-    found = _USER_INFO.sub(mask, text)
+    found = patterns.USER_INFO.sub(mask, text)
     for each in sorted(passwords, key=len, reverse=True)[:_MAX_PASSWORDS]:
         found = found.replace(each, MASK)
     return found
@@ -147,11 +74,11 @@ def _mask_user_info(text: str) -> str:
 def _mask_fields(text: str) -> str:
     """Mask the values of fields, headers and variables whose name says that they are secret."""
     parts, done = list[str](), 0
-    for match in _FIELD.finditer(text):
+    for match in patterns.FIELD.finditer(text):
         if match.start() >= done and (end := _find_secret_end(text, match)) > match.end():
             parts += [text[done : match.end()], MASK]
             done = end
-    return _OPTION.sub(_mask_option, "".join([*parts, text[done:]]))
+    return patterns.OPTION.sub(_mask_option, "".join([*parts, text[done:]]))
 
 
 def _mask_option(match: re.Match[str]) -> str:
@@ -163,44 +90,44 @@ def _find_secret_end(text: str, match: re.Match[str]) -> int:
     field, begin = match["field"], match.end()
     if text.startswith("\\", match.start() - 1) and match.start() and not _is_secret_name(field):
         field = field[1:]  # of an escaped line break
-    if not _is_secret_name(field) or _PLACEHOLDER.match(text, begin):
+    if not _is_secret_name(field) or patterns.PLACEHOLDER.match(text, begin):
         return begin
     name, opened = _normalize(field), match["open"] or ""
-    whole = _TO_QUOTE.get(opened.removeprefix("b"))
+    whole = patterns.TO_QUOTE.get(opened.removeprefix("b"))
     if name.endswith("authorization"):
-        return _find_authorization_end(text, begin, whole or _LINE)
+        return _find_authorization_end(text, begin, whole or patterns.LINE)
     if name.endswith("cookie"):
-        found = _COOKIES.match(text, begin)
+        found = patterns.COOKIES.match(text, begin)
         return found.end() if found else begin
     if match["mark"] == ":" and not opened:
-        if block := _BLOCK.match(text, begin):
+        if block := patterns.BLOCK.match(text, begin):
             return block.end()
-        if name in _PLAIN_NAMES:  # e.g. "token: it has expired"
+        if name in patterns.PLAIN_NAMES:  # e.g. "token: it has expired"
             return begin
-        found = _WORD.match(text, begin)
+        found = patterns.WORD.match(text, begin)
         is_prose = not name.endswith(("password", "passphrase")) and found is not None and found[0].isalpha()
         return begin if found is None or is_prose else found.end()
-    found = (whole or _WORD).match(text, begin)
+    found = (whole or patterns.WORD).match(text, begin)
     return found.end() if found else begin
 
 
 def _is_secret_name(name: str) -> bool:
     """Return True if values under this name are secret."""
-    return bool(_SECRET_NAME.fullmatch(_normalize(name)))
+    return bool(patterns.SECRET_NAME.fullmatch(_normalize(name)))
 
 
 def _normalize(name: str) -> str:
-    suffixed = _ENV_SUFFIX.fullmatch(name)
-    words = _WORD_BREAK.sub("_", suffixed[1] if suffixed else name)
+    suffixed = patterns.ENV_SUFFIX.fullmatch(name)
+    words = patterns.WORD_BREAK.sub("_", suffixed[1] if suffixed else name)
     return words.lower().replace("-", "_").replace(".", "_")
 
 
 def _find_authorization_end(text: str, begin: int, whole: re.Pattern[str]) -> int:
     """Return where the credentials of an Authorization header end. `whole` matches the rest of the header."""
-    if _SEVERAL.match(text, begin) and (found := whole.match(text, begin)):
+    if patterns.SEVERAL.match(text, begin) and (found := whole.match(text, begin)):
         return found.end()
-    credentials = _AUTHORIZATION.match(text, begin)
-    if credentials is None or _PLACEHOLDER.match(credentials["token"]):
+    credentials = patterns.AUTHORIZATION.match(text, begin)
+    if credentials is None or patterns.PLACEHOLDER.match(credentials["token"]):
         return begin
     return credentials.end()
 
@@ -234,7 +161,7 @@ def _find_name(fields: Mapping[Any, Any], field: Any) -> str:
 
 
 def _has_secret(name: str, value: Any) -> bool:
-    return _is_secret_name(name) and (isinstance(value, str) or _normalize(name) not in _PLAIN_NAMES)
+    return _is_secret_name(name) and (isinstance(value, str) or _normalize(name) not in patterns.PLAIN_NAMES)
 
 
 def _is_secret_option(value: Any) -> bool:
@@ -244,7 +171,7 @@ def _is_secret_option(value: Any) -> bool:
 def _mask_texts(value: Any) -> Any:
     """Return JSON-like data with a mask in place of each text that is not empty."""
     if isinstance(value, str):
-        return MASK if value and not _PLACEHOLDER.match(value) else value
+        return MASK if value and not patterns.PLACEHOLDER.match(value) else value
     if isinstance(value, Mapping):
         return {redact(name): _mask_texts(each) for name, each in value.items()}
     return [_mask_texts(each) for each in value] if isinstance(value, list | tuple) else value
@@ -253,8 +180,8 @@ def _mask_texts(value: Any) -> Any:
 def find_credentials(value: Any, place: str = "") -> list[str]:
     """Return the places of credentials in JSON-like data, e.g. `rollouts.servers.0`, in their order.
 
-    Those are texts with a credential, and fields such as `api_key`. Fields named `secret` or `token` are not reported
-    by their name, because in Kubernetes they may hold the name of a Secret.
+    Credentials are found by their form, and by the name of their field, e.g. `api_key`. Names such as `secret` do not
+    count, because the value may be the name of a Kubernetes Secret.
     """
     if isinstance(value, str):
         return [place] if redact(value) != value else []
@@ -267,7 +194,9 @@ def find_credentials(value: Any, place: str = "") -> list[str]:
     for name, each in items:
         inner = f"{place}.{name}" if place else str(name)
         field = _find_name(value, name) if isinstance(value, Mapping) else ""
-        is_secret = _is_secret_name(field) and _normalize(field) not in _PLAIN_NAMES and _mask_texts(each) != each
+        is_secret = (
+            _is_secret_name(field) and _normalize(field) not in patterns.PLAIN_NAMES and _mask_texts(each) != each
+        )
         places += [inner] if is_secret else find_credentials(each, inner)
     return places
 
@@ -293,10 +222,12 @@ def _secret_values() -> list[str]:
 
 def _find_secret_values() -> list[str]:
     found = _registered | {
-        value.strip() for name, value in os.environ.items() if _SECRET_VARIABLE.fullmatch(name.upper())
+        value.strip() for name, value in os.environ.items() if patterns.SECRET_VARIABLE.fullmatch(name.upper())
     }
     for value in os.environ.values():  # e.g. a proxy
-        found |= {match[0][:-1].partition(":")[2] for match in _PASSWORD.finditer(value)} if "@" in value else set()
+        found |= (
+            {match[0][:-1].partition(":")[2] for match in patterns.PASSWORD.finditer(value)} if "@" in value else set()
+        )
     secret = {each for each in found if len(each) >= _MIN_VALUE and each not in _ORDINARY}
     return sorted({form for each in secret for form in _find_spellings(each)}, key=len, reverse=True)
 
