@@ -4,8 +4,8 @@ The servers are a Deployment with a headless Service, whose DNS name resolves to
 object names are derived from the run, so that a repeated step finds the objects of its previous attempt. A digest in an
 annotation shows if an object was created from the same manifest.
 
-A Secret has a random key of the run (VLLM_API_KEY), without which the servers answer nobody. Each container gets the
-credentials that it uses, and no others: trainers all of them, vLLM the hub's, the adapter loader those of the store.
+A Secret contains a random key of the run (VLLM_API_KEY), which the servers require. Each container gets only the
+credentials that it uses: the trainers all of them, vLLM that of the hub, the adapter loader those of the store.
 """
 
 import hashlib

@@ -15,7 +15,7 @@ _MAX_LOGITS = 1 << 26  # numbers in a batch
 def score_continuations(model: Any, prompt_ids: Sequence[int], continuations: Sequence[Sequence[int]]) -> list[float]:
     """Return the log-probability of each continuation after a prompt. The prompt is processed once.
 
-    Continuations of a batch are padded on the right, where no token of them sees the padding.
+    Continuations of a batch are padded on the right, so that none of their tokens attends to the padding.
     """
     *before, last = prompt_ids
     known = make_cache(model)

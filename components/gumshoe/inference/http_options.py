@@ -36,7 +36,7 @@ def http_options(url: str) -> HttpOptions:
 
 
 def key_headers() -> dict[str, str]:
-    """Return the headers with the key of vLLM servers, VLLM_API_KEY; none if it is not set.
+    """Return the headers with the key of vLLM servers (VLLM_API_KEY), or no headers if it is not set.
 
     Raises:
         UsageError: if the key is malformed.
@@ -65,6 +65,6 @@ def raise_if_denied(response: httpx.Response, url: str) -> None:
 
 
 def pod_host() -> str | None:
-    """Return the address of this pod, POD_IP, as it stands in a URL; None outside of a pod that has the variable."""
+    """Return the address of this pod (POD_IP) as written in a URL, or None if the variable is not set."""
     address = os.environ.get("POD_IP", "")
     return (f"[{address}]" if ":" in address else address) or None

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 KEY_VARIABLE = "VLLM_API_KEY"
-"""Environment variable with the key of a vLLM server: servers demand it, and clients send it."""
+"""Environment variable with the key of a vLLM server. Servers require it, and clients send it."""
 DIRECTORIES_VARIABLE = "GUMSHOE_ADAPTER_DIRECTORIES"
 """Environment variable with a JSON list of the directories that adapters may be loaded from. Unset: from everywhere."""
 VERIFY_VARIABLE = "GUMSHOE_VERIFY_ADAPTERS"
-"""Environment variable that is set if adapters must have a manifest, as those from a store do."""
+"""Environment variable. If it is set, adapters must have a manifest, as those from a store have."""
 MIDDLEWARE = f"{__name__}.AccessControl"
 """Argument of vLLM's `--middleware`."""
 

@@ -40,12 +40,11 @@ _CPU = {
 }
 _LOG_LEVEL = "VLLM_LOGGING_LEVEL"
 _LOG_LEVEL_VALUE = os.environ.get(_LOG_LEVEL, "INFO")  # read before `trl` is imported, which sets it
-_NOT_INHERITED = {  # vLLM would load adapters of unknown names from there, rules are those of the options, and the
-    # mode for developers lets callers replace the weights
-    "VLLM_LORA_RESOLVER_CACHE_DIR",
+_NOT_INHERITED = {
+    "VLLM_LORA_RESOLVER_CACHE_DIR",  # vLLM would load adapters with unknown names from there
     "VLLM_LORA_RESOLVER_HF_REPO_LIST",
-    "VLLM_SERVER_DEV_MODE",
-    vllm_access.DIRECTORIES_VARIABLE,
+    "VLLM_SERVER_DEV_MODE",  # lets callers replace the weights
+    vllm_access.DIRECTORIES_VARIABLE,  # set from the options
     vllm_access.VERIFY_VARIABLE,
 }
 _CPU_BLOCK = "32"  # tokens per block of the prefix cache: the minimum of CPU attention; the default is 128
@@ -82,8 +81,8 @@ class ServerOptions:
     """Additional arguments for vLLM."""
     environment: Mapping[str, str] = field(default_factory=dict)
     adapter_directories: tuple[Path, ...] | None = None
-    """Directories of the adapters that may be loaded: the directory of each, or one that has each under its name. None
-    allows all."""
+    """Adapters that may be loaded: their directories, or a directory that contains them under their names. None allows
+    all."""
     verify_adapters: bool = False
     """Load only adapters that have a manifest, and whose files are those of the manifest."""
 
