@@ -37,7 +37,7 @@ from gumshoe.mail.index import MailIndex
 from gumshoe.mail.search_results import Hit, Message
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat, Encoded
 from gumshoe.rollouts.engine import RolloutEngine
-from gumshoe.rollouts.episode import EpisodeLimits, run_episode
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart, run_episode
 from gumshoe.rollouts.sessions import open_policy
 from gumshoe.rollouts.token_session import TokenChatSession
 from gumshoe.rollouts.tool_threads import ToolThreads
@@ -135,7 +135,7 @@ async def run_all(place: Inputs, policy: Callable[[Scenario], Policy], samples: 
         prompt = chat.encode_prompt(environment.system_prompt(), environment.user_prompt(), tools)
         seed = f"{about.id}/{sample}/{attempt}"
         session = TokenChatSession(policy(about), chat, prompt, tools, Sampling(), LIMITS.max_context, seed)
-        return await run_episode(session, environment, sample, LIMITS, threads)
+        return await run_episode(session, EpisodeStart(environment, "", LIMITS, threads, sample))
 
     episodes = calls = tokens = 0
     async with ToolThreads() as threads:
@@ -251,12 +251,11 @@ def measure_adapter(place: Inputs, runs: int) -> None:
 async def rollouts(place: Inputs, name: PolicyName, scenarios: list[Scenario], at_once: int) -> float:
     """Return the rollouts per second of a policy, with `at_once` concurrent episodes."""
     limits = EpisodeLimits()
-    async with open_policy(name, TINY, Sampling(max_tokens=160), limits) as open_session, ToolThreads() as threads:
+    async with open_policy(name, TINY, Sampling(max_tokens=160), limits) as run, ToolThreads() as threads:
 
         async def episode(about: Scenario, sample: int, attempt: int) -> Trajectory:
             environment = EmailEnvironment(place.index, about, limits.max_turns)
-            with open_session(environment, f"{about.id}/{attempt}") as session:
-                return await run_episode(session, environment, sample, limits, threads)
+            return await run(EpisodeStart(environment, f"{about.id}/{attempt}", limits, threads, sample))
 
         started = time.perf_counter()
         groups = [group async for group in RolloutEngine(episode, at_once).run(scenarios)]

@@ -40,7 +40,7 @@ from gumshoe.inference.policy_names import TINY, PolicyName, load_tokenizer
 from gumshoe.mail.build import build_mail_index
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.episode import ChatSession
-from gumshoe.rollouts.sessions import token_chat_sessions
+from gumshoe.rollouts.sessions import chat_loop, token_chat_sessions
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.serving.access_control import open_access
@@ -101,7 +101,7 @@ def serve(directory: Path, listening: socket.socket, pause: float) -> None:
 
     async def run() -> None:
         async with ToolThreads() as threads:
-            candidates = [ServedPolicy(PolicyName("scripted", "scripted"), 1.0, speak, "")]
+            candidates = [ServedPolicy(PolicyName("scripted", "scripted"), 1.0, chat_loop(speak), "")]
             nothing = FeedbackRecorder(settings.keeping, None)
             service = AnswerService(
                 settings, env, Metrics(), create_tracer(), threads, nothing.record_episode, candidates

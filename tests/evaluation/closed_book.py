@@ -7,7 +7,7 @@ from gumshoe.environments.registry import open_env
 from gumshoe.inference.policy import Sampling, ScriptedPolicy
 from gumshoe.inference.policy_names import TINY, load_tokenizer
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
-from gumshoe.rollouts.episode import EpisodeLimits, run_episode
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart, run_episode
 from gumshoe.rollouts.sessions import token_chat_sessions
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
@@ -30,7 +30,7 @@ def write_closed_book(index: Path, scenarios: Path, path: Path) -> Path:
         environment = env_factory.new_environment(scenario, TURNS)
         async with ToolThreads() as threads:
             with token_chat_sessions(policy, chat, Sampling(0, max_tokens=300), 8192)(environment, "") as session:
-                return await run_episode(session, environment, 0, EpisodeLimits(TURNS), threads)
+                return await run_episode(session, EpisodeStart(environment, "", EpisodeLimits(TURNS), threads))
 
     episodes = [asyncio.run(play(each)) for each in load_scenarios(str(scenarios))]
     path.write_text("".join(f"{each.to_json()}\n" for each in episodes))

@@ -267,7 +267,7 @@ def test_leaks_are_found_in_answers_and_searches(planting: Planting, turn: dict[
 async def play(planting: Planting, name: str, arguments: dict[str, Any]) -> Any:
     """Return an episode of Ann's with this call."""
     from gumshoe.inference.policy import Sampling, ScriptedPolicy
-    from gumshoe.rollouts.episode import EpisodeLimits, run_episode
+    from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart, run_episode
     from gumshoe.rollouts.sessions import token_chat_sessions
     from gumshoe.rollouts.tool_threads import ToolThreads
 
@@ -278,7 +278,7 @@ async def play(planting: Planting, name: str, arguments: dict[str, Any]) -> Any:
     sessions = token_chat_sessions(policy, ChatFormat(tokenizer), Sampling(0), 50_000)
     async with ToolThreads() as threads:
         with sessions(environment, "") as session:
-            return await run_episode(session, environment, 0, EpisodeLimits(2, 50_000), threads)
+            return await run_episode(session, EpisodeStart(environment, "", EpisodeLimits(2, 50_000), threads))
 
 
 def test_each_wording_is_a_question_from_another_inbox(planting: Planting) -> None:

@@ -15,7 +15,7 @@ from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import TINY, PolicyName
 from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.exact_match import is_exact
-from gumshoe.rollouts.episode import EpisodeLimits, run_episode
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart
 from gumshoe.rollouts.sessions import open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
@@ -105,14 +105,13 @@ def test_it_answers_from_documents(vllm: SharedServer, held_out: Mailboxes) -> N
 
     async def answer() -> list[Trajectory]:
         async with (
-            open_policy(name, TINY, Sampling(0, max_tokens=160), limits) as open_session,
+            open_policy(name, TINY, Sampling(0, max_tokens=160), limits) as run,
             ToolThreads() as threads,
         ):
 
             async def episode(scenario: Scenario) -> Trajectory:
                 documents = MailboxAsDocuments.environment(index, scenario)
-                with open_session(documents, scenario.id) as session:
-                    return await run_episode(session, documents, 0, limits, threads)
+                return await run(EpisodeStart(documents, scenario.id, limits, threads))
 
             return await asyncio.gather(*map(episode, asked))
 

@@ -16,7 +16,7 @@ from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rewards.reward import RewardSettings, load_reward
 from gumshoe.rewards.scoring import LabelledAnswer, calibrate
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
-from gumshoe.rollouts.episode import EpisodeLimits, run_episode
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart, run_episode
 from gumshoe.rollouts.token_session import TokenChatSession
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
@@ -58,7 +58,7 @@ def run_turns(env_factory: EnvFactory, *turns: str) -> Trajectory:
         sampling = Sampling(max_tokens=1000)
         session = TokenChatSession(ScriptedPolicy(codec, script), chat, prompt, tools, sampling, 20_000, "seed")
         async with ToolThreads() as threads:
-            return await run_episode(session, place, 0, EpisodeLimits(10, 20_000), threads)
+            return await run_episode(session, EpisodeStart(place, "", EpisodeLimits(10, 20_000), threads))
 
     found = asyncio.run(run())
     found.settings = {"max_turns": 10, **env_factory.provenance}

@@ -20,7 +20,7 @@ from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.chat_model import DEFAULT_THINKING_BUDGET, ApiChatModel
 from gumshoe.rollouts.chat_policy import ApiChatSession
-from gumshoe.rollouts.episode import EpisodeLimits, run_episode
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart, run_episode
 from gumshoe.rollouts.sessions import open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
@@ -97,7 +97,7 @@ def converse(
         async with openai_client(address, timeout=HOUR, retries=retries) as client, ToolThreads() as threads:
             told = environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
             session = ApiChatSession(ApiChatModel(client, model, sampling, settings, deadline), *told)
-            episode = run_episode(session, environment, 0, EpisodeLimits(max_turns=6), threads)
+            episode = run_episode(session, EpisodeStart(environment, "", EpisodeLimits(max_turns=6), threads))
             talk = asyncio.create_task(episode)
             if stuck is not None:
                 await async_wait_until(lambda: len(server.requests) == 2)
@@ -434,7 +434,8 @@ def test_conversations_that_are_rejected_at_the_same_time_both_go_on(index: Mail
                 environment = EmailEnvironment(index, scenario(number), 6)
                 told = environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
                 session = ApiChatSession(shared, *told)
-                episodes.append(run_episode(session, environment, 0, EpisodeLimits(max_turns=6), threads))
+                start = EpisodeStart(environment, "", EpisodeLimits(max_turns=6), threads)
+                episodes.append(run_episode(session, start))
             return [each.ending for each in await asyncio.gather(*episodes)]
 
     with FakeVLLM(models=("chat",), chat=model) as server:
@@ -450,11 +451,10 @@ def test_conversations_share_what_was_learned_about_the_model(index: MailIndex) 
     async def run(address: str) -> list[str]:
         limits, endings = EpisodeLimits(), list[str]()
         name = PolicyName.parse(f"chat:chat@{address}/v1")
-        async with open_policy(name, None, Sampling(), limits, None, REFUSE) as open_session, ToolThreads() as threads:
+        async with open_policy(name, None, Sampling(), limits, None, REFUSE) as run, ToolThreads() as threads:
             for number in (3, 5):
                 environment = EmailEnvironment(index, scenario(number), 6)
-                with open_session(environment, "1") as session:
-                    endings.append((await run_episode(session, environment, 0, limits, threads)).ending)
+                endings.append((await run(EpisodeStart(environment, "1", limits, threads))).ending)
         return endings
 
     with FakeVLLM(models=("chat",), chat=model) as server:
@@ -623,10 +623,9 @@ def test_an_invalid_policy_name_is_rejected(word: str) -> None:
 def test_a_named_policy_is_used(server: FakeVLLM, index: MailIndex) -> None:
     async def run() -> Trajectory:
         name, limits = PolicyName.parse(f"chat:chat@{server.address}/v1"), EpisodeLimits()
-        async with open_policy(name, None, Sampling(), limits) as open_session, ToolThreads() as threads:
+        async with open_policy(name, None, Sampling(), limits) as run, ToolThreads() as threads:
             environment = EmailEnvironment(index, scenario(5), 6)
-            with open_session(environment, "1") as session:
-                return await run_episode(session, environment, 0, limits, threads)
+            return await run(EpisodeStart(environment, "1", limits, threads))
 
     assert asyncio.run(run()).record.answer == "Body of message 5"
 

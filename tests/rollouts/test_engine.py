@@ -24,7 +24,7 @@ from gumshoe.mail.index import MailIndex
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat, ParsedTurn
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.engine import RolloutEngine, RolloutProgress, RunEpisode
-from gumshoe.rollouts.episode import ChatSession, EpisodeLimits, Turn, run_episode
+from gumshoe.rollouts.episode import ChatSession, EpisodeLimits, EpisodeStart, Turn, run_episode
 from gumshoe.rollouts.token_session import TokenChatSession
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Group, Span, Trajectory
@@ -96,7 +96,7 @@ def real_episodes(
         session: ChatSession = TokenChatSession(
             policy, chat, prompt, told[-1], Sampling(max_tokens=400), LIMITS.max_context, name
         )
-        return await run_episode(session, environment, sample, LIMITS, threads)
+        return await run_episode(session, EpisodeStart(environment, "", LIMITS, threads, sample))
 
     return run
 
@@ -369,7 +369,7 @@ def test_tools_do_not_block_the_event_loop() -> None:
 
     async def run() -> list[Group]:
         async def episode(about: Scenario, sample: int, *_: int) -> Trajectory:
-            return await run_episode(_Caller(), _Waiter(about, begun, over), sample, LIMITS, threads)
+            return await run_episode(_Caller(), EpisodeStart(_Waiter(about, begun, over), "", LIMITS, threads, sample))
 
         async with ToolThreads(deadline=HOUR) as threads:
             collected = asyncio.create_task(collect(RolloutEngine(episode), scenarios(4)))

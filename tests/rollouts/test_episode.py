@@ -22,7 +22,7 @@ from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rewards.turn_rewards import TurnRewardValues, turn_rewards
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat, Encoded
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
-from gumshoe.rollouts.episode import EpisodeLimits, run_episode
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart, run_episode
 from gumshoe.rollouts.token_session import TokenChatSession
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
@@ -118,7 +118,7 @@ def episode(
 
     async def run() -> Trajectory:
         async with ToolThreads(2, deadline) as threads:
-            return await run_episode(session, place, 3, limits, threads)
+            return await run_episode(session, EpisodeStart(place, "", limits, threads, 3))
 
     return asyncio.run(run())
 
@@ -518,13 +518,10 @@ def test_tools_do_not_delay_other_episodes(tokenizer: Any, chat: ChatFormat) -> 
             for _ in range(2)
         )
         meeting = threading.Barrier(2)
+        limits = EpisodeLimits(max_turns=1)
         async with ToolThreads(deadline=HOUR) as threads:
-            await asyncio.gather(
-                *(
-                    run_episode(each, FunctionEnvironment(meeting.wait), 0, EpisodeLimits(max_turns=1), threads)
-                    for each in (first, second)
-                )
-            )
+            starts = [EpisodeStart(FunctionEnvironment(meeting.wait), "", limits, threads) for _ in range(2)]
+            await asyncio.gather(run_episode(first, starts[0]), run_episode(second, starts[1]))
 
     asyncio.run(both())
 

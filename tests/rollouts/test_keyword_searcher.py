@@ -8,7 +8,7 @@ from pathlib import Path
 from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import PolicyName
-from gumshoe.rollouts.episode import EpisodeLimits, run_episode
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart
 from gumshoe.rollouts.keyword_searcher import closest_sentence, find_keywords
 from gumshoe.rollouts.sessions import open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
@@ -23,9 +23,8 @@ def run(env: EnvFactory, scenario: Scenario, max_turns: int = 6) -> Trajectory:
     async def play() -> Trajectory:
         environment, limits = env.new_environment(scenario, max_turns), EpisodeLimits(max_turns)
         opened = open_policy(PolicyName.parse("keywords"), None, Sampling(), limits)
-        async with opened as open_session, ToolThreads() as threads:
-            with open_session(environment, "seed") as session:
-                return await run_episode(session, environment, 0, limits, threads)
+        async with opened as run, ToolThreads() as threads:
+            return await run(EpisodeStart(environment, "seed", limits, threads))
 
     return asyncio.run(play())
 

@@ -13,7 +13,7 @@ from gumshoe.environments.tools import Call, Toolbox
 from gumshoe.inference.policy import Completion, Sampling
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
-from gumshoe.rollouts.episode import EpisodeLimits, run_episode
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart, run_episode
 from gumshoe.rollouts.token_session import TokenChatSession
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
@@ -89,7 +89,7 @@ def play(
 
     async def run() -> Trajectory:
         async with ToolThreads(deadline=60) as threads:
-            return await run_episode(session, place, 0, limits, threads)
+            return await run_episode(session, EpisodeStart(place, "", limits, threads))
 
     made = asyncio.run(run())
     check_exact(made, policy)

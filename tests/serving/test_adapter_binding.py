@@ -206,7 +206,7 @@ def test_a_local_policy_opens_its_base_model_beside_the_adapter(
         async with open_policies(settings) as (policies, fallback):
             asked = [make_scenario().model_copy(update={"inbox_address": each}) for each in (ANN, BOB)]
             chosen = [choose_policy(policies, None, each, fallback) for each in asked]
-            assert all(each.open_session for each in chosen)
+            assert all(each.run for each in chosen)
             return [each.name.version for each in chosen]
 
     assert asyncio.run(versions()) == [f"tiny#{tmp_path / 'adapter'}", "tiny"]

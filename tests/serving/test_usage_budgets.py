@@ -1,6 +1,5 @@
 """Test budgets of tokens and tool calls per caller and day."""
 
-import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -251,25 +250,20 @@ def test_a_failed_turn_costs_nothing(clients: Any, model: FakeVLLM) -> None:
 def test_tokens_are_estimated_if_the_model_does_not_report_them() -> None:
     from gumshoe.environments.tools import Call
     from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
-    from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
     from gumshoe.rollouts.episode import Turn
     from gumshoe.rollouts.trajectory import Span
-    from gumshoe.serving.usage_budgets import MeteredSession
+    from gumshoe.serving.usage_budgets import UsageMeter
 
-    class Session:
-        settings = ChatSettings()
-
-        def add_results(self, *_: object) -> None:
-            pass
-
-        async def next_turn(self) -> Turn:
-            spans = (Span("prompt", "p" * 400), Span("sampled", "s" * 40))
-            return Turn(spans, ParsedTurn((Call("search", {}),)), "chat", is_truncated=False)
-
+    call, spans = Call("search", {}), (Span("prompt", "p" * 400), Span("sampled", "s" * 40))
     budgets = make_budgets(tokens_per_day=10_000)
-    session = MeteredSession(Session(), budgets, "ann", 50)
-    asyncio.run(session.next_turn())
+    meter = UsageMeter(budgets, "ann", 50)
+
+    def sample() -> None:
+        with meter.sampling() as observe:
+            observe(Turn(spans, ParsedTurn((call,)), "chat", is_truncated=False))
+
+    sample()
     assert budgets.read("ann") == (110, 1)
-    session.add_results([Call("search", {})], ["r" * 40])
-    asyncio.run(session.next_turn())
+    meter.add_results([call], ["r" * 40])
+    sample()
     assert budgets.read("ann") == (110 + 230, 2)

@@ -11,7 +11,7 @@ from gumshoe.inference.policy import Sampling, ScriptedPolicy
 from gumshoe.inference.policy_names import TINY, load_tokenizer
 from gumshoe.mail.index import MailIndex
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
-from gumshoe.rollouts.episode import EpisodeLimits, run_episode
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart, run_episode
 from gumshoe.rollouts.sessions import token_chat_sessions
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Span, Trajectory
@@ -66,7 +66,7 @@ def record_episodes(
         found = environment(mail, scenario, turns)
         async with ToolThreads() as threads:
             with open_session(found, scenario.id) as session:
-                return await run_episode(session, found, 0, EpisodeLimits(turns), threads)
+                return await run_episode(session, EpisodeStart(found, "", EpisodeLimits(turns), threads))
 
     return [asyncio.run(episode(each)) for each in scenarios(mail)]
 
@@ -93,7 +93,7 @@ def record_expert_episodes(company: PracticeCompany, count: int, turns: int = MA
         found = EmailEnvironment(company.index, scenario, turns, **EmailEnvironment.for_tiny)
         async with ToolThreads() as threads:
             with open_session(found, scenario.id) as session:
-                return await run_episode(session, found, 0, EpisodeLimits(turns), threads)
+                return await run_episode(session, EpisodeStart(found, "", EpisodeLimits(turns), threads))
 
     return [asyncio.run(episode(each)) for each in company.mail.scenarios.only("train").scenarios[:count]]
 

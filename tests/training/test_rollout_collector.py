@@ -15,7 +15,7 @@ from gumshoe.rewards.reward import Reward, reward
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.engine import RolloutEngine
 from gumshoe.rollouts.episode import EpisodeLimits
-from gumshoe.rollouts.sessions import token_chat_sessions
+from gumshoe.rollouts.sessions import chat_loop, token_chat_sessions
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.training.algorithms.turn_level import TurnLevel, TurnLevelSettings
@@ -78,7 +78,7 @@ def collect(env: EnvFactory, tokenizer: Any) -> Callable[..., RolloutBatch]:
             **{"draws": 3, "min_group_std": 0.01, "concurrency": 8, **more},
         )
         open_session = token_chat_sessions(ScriptedPolicy(tokenizer, script), chat, Sampling(1.0, max_tokens=200), 4096)
-        return asyncio.run(collector.collect(open_session, version, step, servers))
+        return asyncio.run(collector.collect(chat_loop(open_session), version, step, servers))
 
     return run_step
 

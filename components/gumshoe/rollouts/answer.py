@@ -1,8 +1,9 @@
 """Answer a question with one episode: the answer, its sources, its steps and its cost."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from datetime import date
 from typing import Any
 
@@ -11,8 +12,7 @@ from gumshoe.environments.data_marks import strip_marks
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.environments.tools import Call
 from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
-from gumshoe.rollouts.episode import ChatSession, EpisodeLimits, Turn, run_episode
-from gumshoe.rollouts.sessions import OpenChatSession
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeObserver, EpisodeRunner, EpisodeStart, Turn
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
@@ -125,10 +125,11 @@ class Answerer:
     async def answer(
         self,
         scenario: Scenario,
-        open_session: OpenChatSession,
+        run: EpisodeRunner,
         seed: str = "asked",
         on_step: Callable[[AnswerStep], object] = lambda _: None,
         sample: int = 0,
+        observer: EpisodeObserver | None = None,
     ) -> tuple[Answer, Trajectory]:
         """Run one episode and return its answer and trajectory.
 
@@ -142,9 +143,9 @@ class Answerer:
         """
         environment = self.env_factory.new_environment(scenario, self.limits.max_turns)
         started = time.monotonic()
-        with open_session(environment, f"{seed}/{sample}" if sample else seed) as session:
-            reporting = _ReportingSession(session, on_step)
-            trajectory = await run_episode(reporting, environment, sample, self.limits, self.threads)
+        reporter = _StepReporter(on_step, observer or EpisodeObserver())
+        own_seed = f"{seed}/{sample}" if sample else seed
+        trajectory = await run(EpisodeStart(environment, own_seed, self.limits, self.threads, sample, reporter))
         record = trajectory.record
         success = trajectory.ending == "answer" and not record.does_not_know
         found = [
@@ -160,7 +161,7 @@ class Answerer:
             sources=tuple(sources.values()),
             success=success,
             reason="" if success else _failure_reason(trajectory),
-            steps=tuple(reporting.steps),
+            steps=tuple(reporter.steps),
             policy=trajectory.policy,
             turns=trajectory.turns,
             seconds=time.monotonic() - started,
@@ -169,32 +170,45 @@ class Answerer:
         return answer, trajectory
 
 
-class _ReportingSession:
-    """Chat session that reports each call in the event loop, and its result in the tool's thread."""
+@dataclass(slots=True)
+class _StepReporter(EpisodeObserver):
+    """Report each call in the event loop, and its result in the tool's thread. Pass everything on to `other`."""
 
-    def __init__(self, session: ChatSession, on_step: Callable[[AnswerStep], object]) -> None:
-        self._session, self._on_step = session, on_step
-        self.settings = session.settings
-        self._turn = 0
-        self.steps: list[AnswerStep] = []
+    on_step: Callable[[AnswerStep], object]
+    other: EpisodeObserver
+    steps: list[AnswerStep] = field(default_factory=list)
+    _turns: int = 0
+
+    @contextmanager
+    def sampling(self) -> Iterator[Callable[[Turn | None], None]]:
+        """Report the turn that is sampled in the block."""
+        with self.other.sampling() as observe:
+
+            def report(turn: Turn | None) -> None:
+                observe(turn)
+                if turn is not None:
+                    self._turns += 1
+                    for step in _to_steps(self._turns, turn.parsed):
+                        self._add(step)
+
+            yield report
 
     def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:
-        """Pass on the results and report them."""
-        self._session.add_results(calls, results)
-        first = next(at for at, step in enumerate(self.steps) if step.turn == self._turn)
-        for place, result in enumerate(results, first):
-            self.steps[place] = replace(self.steps[place], result=strip_marks(result))
-            self._on_step(self.steps[place])
+        """Report the results of calls."""
+        self.other.add_results(calls, results)
+        for call, result in zip(calls, results, strict=True):
+            shown, made = strip_marks(result), (call.name, call.arguments)
+            waiting = [at for at, each in enumerate(self.steps) if each.result is None]
+            place = next((at for at in waiting if (self.steps[at].tool, self.steps[at].arguments) == made), None)
+            if place is None:  # a call of the agent's own
+                self._add(AnswerStep(self._turns, call.name, call.arguments, "", shown))
+            else:
+                self.steps[place] = replace(self.steps[place], result=shown)
+                self.on_step(self.steps[place])
 
-    async def next_turn(self) -> Turn | None:
-        """Return the next turn and report it."""
-        turn = await self._session.next_turn()
-        if turn is not None:
-            self._turn += 1
-            for step in _to_steps(self._turn, turn.parsed):
-                self.steps.append(step)
-                self._on_step(step)
-        return turn
+    def _add(self, step: AnswerStep) -> None:
+        self.steps.append(step)
+        self.on_step(step)
 
 
 def _to_steps(turn: int, parsed: ParsedTurn) -> list[AnswerStep]:

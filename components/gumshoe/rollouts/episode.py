@@ -1,8 +1,9 @@
 """Run one episode: turns of a policy and calls of tools, until it ends."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from gumshoe.environments.base import Ending, Environment, Unusable
@@ -61,6 +62,46 @@ class ChatSession(Protocol):
         ...
 
 
+class EpisodeObserver:
+    """Observe the turns of one episode. The methods of this class do nothing."""
+
+    @contextmanager
+    def sampling(self) -> Iterator[Callable[[Turn | None], None]]:
+        """Observe a turn while it is sampled. The block passes it, or None without room for one, to the function.
+
+        An error that this raises before the block ends the episode.
+        """
+        yield lambda _: None
+
+    def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:
+        """Observe the results of calls. Called in the thread of the tools."""
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeStart:
+    """Everything that an episode starts with, except the policy."""
+
+    environment: Environment
+    seed: str
+    limits: EpisodeLimits
+    threads: ToolThreads
+    sample: int = 0
+    """Number of the episode in its group, from 0."""
+    observer: EpisodeObserver = field(default_factory=EpisodeObserver)
+
+
+class EpisodeRunner(Protocol):
+    """Run episodes of one policy."""
+
+    async def __call__(self, start: EpisodeStart) -> Trajectory:
+        """Run one episode to its end, and return its trajectory.
+
+        Raises:
+            UnavailableError: if something other than the model failed; the episode then says nothing about the model.
+        """
+        ...
+
+
 class _BadCallError(Exception):
     """Report that a tool cannot be called as the model asks."""
 
@@ -78,6 +119,7 @@ class _Episode:
     session: ChatSession
     environment: Environment
     trajectory: Trajectory
+    observer: EpisodeObserver
 
     def add_turn(self, turn: Turn) -> None:
         """Add a turn to the trajectory.
@@ -110,8 +152,12 @@ class _Episode:
         self.trajectory.deeds.append(len(self.environment.record.deeds) - before)
         if self.environment.finished:
             return "answer", ""
-        self.session.add_results(parsed.calls, results)
+        self._add_results(parsed.calls, results)
         return None
+
+    def _add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:
+        self.session.add_results(calls, results)
+        self.observer.add_results(calls, results)
 
     def _run_calls(self, calls: Sequence[Call]) -> list[str]:
         """Return the results of calls, which run one after the other; after the final answer, no other one runs."""
@@ -140,13 +186,11 @@ class _Episode:
         done.mistakes.append(Mistake(done.turns, error.kind, str(error)))
         calls = parsed.calls or (Call("", {}),)
         left = len(calls) - len(error.results) - 1
-        self.session.add_results(calls, [*error.results, f"Error: {error}", *[_NOT_RUN] * left])
+        self._add_results(calls, [*error.results, f"Error: {error}", *[_NOT_RUN] * left])
         return None
 
 
-async def run_episode(
-    session: ChatSession, environment: Environment, sample: int, limits: EpisodeLimits, threads: ToolThreads
-) -> Trajectory:
+async def run_episode(session: ChatSession, start: EpisodeStart) -> Trajectory:
     """Run one episode to its end, and return its trajectory.
 
     Mistakes of the model do not raise: they end the episode, or the model receives an error message.
@@ -155,13 +199,13 @@ async def run_episode(
         PolicyError: if the policy failed; the episode then says nothing about the model.
         ToolFailedError: if a tool did not answer in time.
     """
-    done = Trajectory(
-        environment.scenario.id, sample, "", "max turns", "", [], environment.record, 0, 0.0, 0.0, TokenUsage()
-    )
-    episode = _Episode(session, environment, done)
-    while done.turns < limits.max_turns:
+    done = Trajectory.begin(start.environment, start.sample)
+    episode = _Episode(session, start.environment, done, start.observer)
+    while done.turns < start.limits.max_turns:
         started = time.monotonic()
-        turn = await session.next_turn()
+        with start.observer.sampling() as observe:
+            turn = await session.next_turn()
+            observe(turn)
         done.policy_seconds += time.monotonic() - started
         if turn is None:
             done.ending = "context full"
@@ -172,7 +216,7 @@ async def run_episode(
             break
         started = time.monotonic()
         name = turn.parsed.calls[0].name if turn.parsed.calls else "none"
-        ended = await threads.run(name, episode.respond, turn)
+        ended = await start.threads.run(name, episode.respond, turn)
         done.tool_seconds += time.monotonic() - started
         if ended is not None:
             done.ending, done.detail = ended

@@ -20,9 +20,10 @@ from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
 from gumshoe.rollouts.chat_model import ApiChatModel
 from gumshoe.rollouts.chat_policy import ApiChatSession
-from gumshoe.rollouts.episode import ChatSession, EpisodeLimits
+from gumshoe.rollouts.episode import ChatSession, EpisodeLimits, EpisodeRunner, EpisodeStart, run_episode
 from gumshoe.rollouts.keyword_searcher import KeywordSearcher
 from gumshoe.rollouts.token_session import TokenChatSession
+from gumshoe.rollouts.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from gumshoe.inference.transformers_policy import TransformersPolicy
@@ -38,6 +39,16 @@ class TokenPolicy:
 
 OpenChatSession = Callable[[Environment, str], AbstractContextManager[ChatSession]]
 """Open a conversation in an environment with its own seed. It ends when the context is left."""
+
+
+def chat_loop(open_session: OpenChatSession) -> EpisodeRunner:
+    """Return a function that runs episodes in which the model calls the tools turn by turn."""
+
+    async def run(start: EpisodeStart) -> Trajectory:
+        with open_session(start.environment, start.seed) as session:
+            return await run_episode(session, start)
+
+    return run
 
 
 def env_for_policy(env_factory: EnvFactory, policy: PolicyName, tokenizer: Path | str | None = None) -> EnvFactory:
@@ -62,8 +73,8 @@ async def open_policy(
     limits: EpisodeLimits,
     requests: RequestLimits | None = None,
     chat_settings: ChatSettings | None = None,
-) -> AsyncIterator[OpenChatSession]:
-    """Yield a function that opens conversations with a policy, while the block runs.
+) -> AsyncIterator[EpisodeRunner]:
+    """Yield a function that runs episodes with a policy, while the block runs.
 
     `requests` limits the requests to vLLM servers. Without `chat_settings`, conversations have the settings that the
     policy's adapter was trained with.
@@ -78,16 +89,16 @@ async def open_policy(
             "inference.tokenizer-not-accepted", f"a {name.kind} policy does not accept a tokenizer; remove --tokenizer"
         )
     if name.kind == KEYWORDS:
-        yield lambda environment, _: nullcontext(KeywordSearcher(environment))
+        yield chat_loop(lambda environment, _: nullcontext(KeywordSearcher(environment)))
         return
     settings = resolve_chat_settings(chat_settings, *name.directories, tokenizer)
     if name.kind == "chat":
         async with openai_client(name.urls[0] if name.urls else None) as client:
             model = ApiChatModel(client, name.model, sampling, settings)
-            yield lambda environment, _: nullcontext(ApiChatSession(model, *_build_prompts(environment)))
+            yield chat_loop(lambda environment, _: nullcontext(ApiChatSession(model, *_build_prompts(environment))))
         return
     async with open_token_policy(name, tokenizer, limits.max_context, requests, settings) as opened:
-        yield token_chat_sessions(opened.policy, opened.chat, sampling, limits.max_context)
+        yield chat_loop(token_chat_sessions(opened.policy, opened.chat, sampling, limits.max_context))
 
 
 @asynccontextmanager

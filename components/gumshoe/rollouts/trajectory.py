@@ -4,7 +4,7 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from gumshoe.environments.base import Ending, EpisodeState, Unusable
+from gumshoe.environments.base import Ending, Environment, EpisodeState, Unusable
 from gumshoe.environments.tools import Call
 from gumshoe.errors import UsageError
 from gumshoe.json_text import load_json
@@ -127,6 +127,12 @@ class Trajectory:
     settings: dict[str, Any] = field(default_factory=dict)
     """Settings of the rollout, by name: seed, sampling, episode limits, environment and index."""
     rewards: dict[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def begin(cls, environment: Environment, sample: int) -> "Trajectory":
+        """Return the trajectory of an episode before its first turn."""
+        scenario, record = environment.scenario, environment.record
+        return cls(scenario.id, sample, "", "max turns", "", [], record, 0, 0.0, 0.0, TokenUsage())
 
     @property
     def ids(self) -> list[int]:

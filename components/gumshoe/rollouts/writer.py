@@ -18,8 +18,8 @@ from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import PolicyName
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
 from gumshoe.rollouts.engine import RolloutEngine, show_progress
-from gumshoe.rollouts.episode import EpisodeLimits, run_episode
-from gumshoe.rollouts.sessions import OpenChatSession, env_for_policy, open_policy
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeRunner, EpisodeStart
+from gumshoe.rollouts.sessions import env_for_policy, open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory, TrajectoryFileError
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet, parse_split
@@ -100,13 +100,12 @@ async def run_to_file(
     limits = settings.limits
     env_factory.check(chosen, limits.max_turns)
     recorded = {**settings.episode_settings, **env_factory.provenance, "weights": name.weights_digest}
-    open_session: OpenChatSession
+    run: EpisodeRunner
 
     async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
         environment = env_factory.new_environment(scenario, limits.max_turns)
         seed = f"{settings.seed}/{scenario.id}/{sample}/{attempt}"
-        with open_session(environment, seed) as session:
-            trajectory = await run_episode(session, environment, sample, limits, threads)
+        trajectory = await run(EpisodeStart(environment, seed, limits, threads, sample))
         trajectory.settings = recorded
         return trajectory
 
@@ -119,7 +118,7 @@ async def run_to_file(
         if missing:  # do not require a policy if there is nothing to run
             await asyncio.to_thread(env_factory.get_ready)
             opened = open_policy(name, settings.tokenizer, settings.sampling, limits, chat_settings=settings.chat)
-            open_session = await held.enter_async_context(opened)
+            run = await held.enter_async_context(opened)
             threads = await held.enter_async_context(ToolThreads())
             held.enter_context(show_progress(engine.progress, advance))
             groups = await held.enter_async_context(aclosing(engine.run(missing, settings.samples)))

@@ -120,14 +120,14 @@ async def answer_locally(
             selector = choice.open_selector() if choice else None
             if selector is not None:
                 async_stack.push_async_callback(selector.aclose)
-            open_session = await async_stack.enter_async_context(
+            runner = await async_stack.enter_async_context(
                 open_policy(policy, None, sampling, limits, chat_settings=model.chat)
             )
             threads = await async_stack.enter_async_context(ToolThreads())
             answerer = Answerer(env_factory, limits, threads)
 
             async def run(sample: int) -> tuple[Answer, Trajectory]:
-                return await answerer.answer(scenario, open_session, sample=sample)
+                return await answerer.answer(scenario, runner, sample=sample)
 
             if choice is None or selector is None:
                 answer, _ = await run(0)

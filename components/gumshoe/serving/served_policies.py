@@ -19,8 +19,8 @@ from gumshoe.inference.vllm_server import BASE
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.chat_format.chat_settings import resolve_chat_settings
 from gumshoe.rollouts.chat_model import check_chat_server
-from gumshoe.rollouts.episode import EpisodeLimits
-from gumshoe.rollouts.sessions import OpenChatSession, open_policy
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeRunner
+from gumshoe.rollouts.sessions import open_policy
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.serving.adapter_binding import bind_policies, check_fallback, find_admitting
@@ -39,7 +39,8 @@ class ServedPolicy:
 
     name: PolicyName
     share: float
-    open_session: OpenChatSession | None = None
+    run: EpisodeRunner | None = None
+    """None until it is opened."""
     problem: str = "not opened yet"
     """Why it cannot answer; empty if it can."""
     tokenizer: Path | str | None = None
@@ -116,7 +117,7 @@ async def open_policies(settings: ServeSettings) -> AsyncIterator[ServedPolicies
         opened = [*policies, *([fallback] if fallback else ())]
         if not (model.policy or "").startswith("vllm:"):
             for each in opened:
-                each.open_session = await stack.enter_async_context(_open_policy(each, settings))
+                each.run = await stack.enter_async_context(_open_policy(each, settings))
                 each.problem = ""
         checks = [asyncio.create_task(_keep_open(each, settings, stack)) for each in opened]
         try:
@@ -170,7 +171,7 @@ async def _resolve_fallback(main: ServedPolicy, model: ServedModelSettings) -> S
     return ServedPolicy(base, 0, tokenizer=main.tokenizer, directories=main.directories)
 
 
-def _open_policy(policy: ServedPolicy, settings: ServeSettings) -> AbstractAsyncContextManager[OpenChatSession]:
+def _open_policy(policy: ServedPolicy, settings: ServeSettings) -> AbstractAsyncContextManager[EpisodeRunner]:
     model, limits = settings.model, settings.limits
     requests = RequestLimits(
         deadline=limits.deadline, connect=_CHECK_TIMEOUT, attempts=2, backoff=1, patience=_CHECK_TIMEOUT
@@ -187,8 +188,8 @@ async def _keep_open(policy: ServedPolicy, settings: ServeSettings, stack: Async
             before = policy.problem
             try:
                 await check()
-                if policy.open_session is None:
-                    policy.open_session = await stack.enter_async_context(_open_policy(policy, settings))
+                if policy.run is None:
+                    policy.run = await stack.enter_async_context(_open_policy(policy, settings))
                 policy.problem = ""
             except GumshoeError as error:
                 policy.problem = error.message_with_code
@@ -197,7 +198,7 @@ async def _keep_open(policy: ServedPolicy, settings: ServeSettings, stack: Async
                 policy.problem = f"the check failed: {type(error).__name__}"
             if policy.problem != before:
                 _log.warning("%s: %s", policy.name.version, policy.problem or "ready")
-            await asyncio.sleep(_CHECK_INTERVAL if policy.open_session else 1)
+            await asyncio.sleep(_CHECK_INTERVAL if policy.run else 1)
 
 
 @asynccontextmanager

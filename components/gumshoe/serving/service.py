@@ -4,14 +4,14 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from opentelemetry.trace import Tracer
 
-from gumshoe.environments.base import Environment, SourceText
+from gumshoe.environments.base import SourceText
 from gumshoe.environments.recorded import use_recorded
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.environments.tools import Call
@@ -20,8 +20,7 @@ from gumshoe.inference.policy import PolicyError
 from gumshoe.rewards import best_of_n
 from gumshoe.rewards.best_of_n import ChoiceSettings, SampleTimeoutError, Selector
 from gumshoe.rollouts.answer import Answer, Answerer, AnswerStep
-from gumshoe.rollouts.episode import ChatSession
-from gumshoe.rollouts.sessions import OpenChatSession
+from gumshoe.rollouts.episode import EpisodeObserver, EpisodeRunner
 from gumshoe.rollouts.tool_threads import ToolFailedError, ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
@@ -33,7 +32,7 @@ from gumshoe.serving.served_index import check_served_index
 from gumshoe.serving.served_policies import ServedPolicy, choose_policy, episode_limits, open_policies
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, start_span
-from gumshoe.serving.usage_budgets import BudgetExhaustedError, MeteredSession, UsageBudgets
+from gumshoe.serving.usage_budgets import BudgetExhaustedError, UsageBudgets, UsageMeter
 
 _SAMPLING, _CHOOSING = 0.75, 0.9  # fractions of the deadline after which unfinished samples and judges are cancelled
 _MAX_SOURCE_TEXT = 200_000  # characters
@@ -214,17 +213,17 @@ class AnswerService:
         async with self._episodes.acquire(caller, choice.samples if choice else 1) as release_one:
             self.metrics.phases.labels("waiting").observe(time.monotonic() - started)
             policy = choose_policy(self.candidates, session, scenario, self.fallback)
-            if policy.open_session is None:
+            if policy.run is None:
                 raise ModelNotReadyError(policy.problem)
             record_policy(policy.name.version)
-            open_session, seed = self._meter(policy.open_session, caller), secrets.token_hex(8)
+            runner, seed = policy.run, secrets.token_hex(8)
             if choice is None or self.selector is None:
-                answer, _ = await self._run_episode(scenario, open_session, seed, 0, on_step)
+                answer, _ = await self._run_episode(scenario, runner, seed, 0, on_step, caller)
                 return answer
 
             async def run(sample: int) -> tuple[Answer, Trajectory]:
                 try:
-                    return await self._run_episode(scenario, open_session, seed, sample, lambda _: None)
+                    return await self._run_episode(scenario, runner, seed, sample, lambda _: None, caller)
                 finally:
                     release_one()
 
@@ -236,17 +235,11 @@ class AnswerService:
             on_step(step)
         return answer
 
-    def _meter(self, open_session: OpenChatSession, caller: str) -> OpenChatSession:
-        """Return a function that opens conversations which are paid from the caller's budget."""
+    def _meter(self, caller: str) -> EpisodeObserver:
+        """Return an observer that takes the turns of an episode from the caller's budget, if there is one."""
         if not self._budgets.are_limited:
-            return open_session
-
-        @contextmanager
-        def open_metered(environment: Environment, seed: str) -> Iterator[ChatSession]:
-            with open_session(environment, seed) as session:
-                yield MeteredSession(session, self._budgets, caller, self.settings.model.max_tokens)
-
-        return open_metered
+            return EpisodeObserver()
+        return UsageMeter(self._budgets, caller, self.settings.model.max_tokens)
 
     async def _answer_with_samples(
         self, scenario: Scenario, run: best_of_n.RunSample, choice: ChoiceSettings, selector: Selector, waited: float
@@ -281,10 +274,11 @@ class AnswerService:
     async def _run_episode(
         self,
         scenario: Scenario,
-        open_session: OpenChatSession,
+        run: EpisodeRunner,
         seed: str,
         sample: int,
         on_step: Callable[[AnswerStep], object],
+        caller: str,
     ) -> tuple[Answer, Trajectory]:
         """Run one episode, and count it in the metrics."""
         with self.metrics.running.track_inprogress(), start_span(self.tracer, "episode") as span:
@@ -295,7 +289,8 @@ class AnswerService:
                 span.add_event(event, {"turn": step.turn, "tool": step.tool})
                 on_step(step)
 
-            answer, trajectory = await answerer.answer(scenario, open_session, seed, record_step, sample)
+            meter = self._meter(caller)
+            answer, trajectory = await answerer.answer(scenario, run, seed, record_step, sample, meter)
             span.set_attributes({"policy": answer.policy, "turns": answer.turns, "success": answer.success})
         self.metrics.count_episode(answer, trajectory)
         self.on_episode(scenario, trajectory)

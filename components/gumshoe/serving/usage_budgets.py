@@ -5,7 +5,8 @@ Days are those of UTC. Usage is counted in SQLite: in memory, or in a file that 
 
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from math import ceil
@@ -13,8 +14,7 @@ from pathlib import Path
 
 from gumshoe.environments.tools import Call
 from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
-from gumshoe.rollouts.episode import ChatSession, Turn
+from gumshoe.rollouts.episode import EpisodeObserver, Turn
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS usage (
@@ -155,50 +155,45 @@ class UsageBudgets:
 
 
 @dataclass(slots=True)
-class MeteredSession:
-    """Chat session that takes the tokens and calls of each turn from its caller's budget.
+class UsageMeter(EpisodeObserver):
+    """Take the tokens and calls of each turn of an episode from its caller's budget.
 
     A turn is paid in advance, with `max_tokens` and the tokens of the turn before it, so that callers cannot exceed
     their budget with many questions at once. A turn that is cancelled costs that much, because the model may have
     sampled it; a turn that fails costs nothing.
     """
 
-    session: ChatSession
     budgets: UsageBudgets
     caller: str
     max_tokens: int
-    settings: ChatSettings = field(init=False)
     _last: int = 0
     """Tokens of the last turn, which the next one contains."""
     _characters: int = 0
 
-    def __post_init__(self) -> None:
-        self.settings = self.session.settings
-
-    def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:
-        """Pass on the results."""
+    def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:  # noqa: ARG002
+        """Count the characters of the results, for models that do not report tokens."""
         self._characters += sum(map(len, results))
-        self.session.add_results(calls, results)
 
-    async def next_turn(self) -> Turn | None:
-        """Return the next turn.
+    @contextmanager
+    def sampling(self) -> Iterator[Callable[[Turn | None], None]]:
+        """Pay for the turn that is sampled in the block.
 
         Raises:
             BudgetExhaustedError: if its caller's budget does not suffice.
-            PolicyError: if there is no usable answer.
         """
         reserved = self._last + self.max_tokens
         day = self.budgets.take(self.caller, tokens=reserved)
+        sampled = list[Turn | None]()
         try:
-            turn = await self.session.next_turn()
+            yield sampled.append
         except Exception:
             self.budgets.add(self.caller, day, tokens=-reserved)
             raise
+        turn = sampled[0]
         self._last = self._count_tokens(turn) if turn is not None else 0
         self.budgets.add(self.caller, day, tokens=self._last - reserved)
         if turn is not None and turn.parsed.calls:
             self.budgets.take(self.caller, calls=len(turn.parsed.calls))
-        return turn
 
     def _count_tokens(self, turn: Turn) -> int:
         if turn.usage is not None:

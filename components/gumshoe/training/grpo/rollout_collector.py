@@ -22,8 +22,7 @@ from gumshoe.rewards.reward import Reward
 from gumshoe.rewards.scoring import judge_trajectory, map_concurrently
 from gumshoe.rewards.turn_rewards import TurnRewardValues, turn_rewards
 from gumshoe.rollouts.engine import RolloutEngine, show_progress
-from gumshoe.rollouts.episode import EpisodeLimits, run_episode
-from gumshoe.rollouts.sessions import OpenChatSession
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeRunner, EpisodeStart
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Group, Trajectory
 from gumshoe.scenarios.scenario import Scenario
@@ -129,7 +128,7 @@ class RolloutCollector:
     """Called with each engine that starts, to observe its progress."""
     progress_file: ProgressFile = field(default_factory=ProgressFile)
 
-    async def collect(self, open_session: OpenChatSession, version: str, step: int, servers: int) -> RolloutBatch:
+    async def collect(self, run: EpisodeRunner, version: str, step: int, servers: int) -> RolloutBatch:
         """Run the groups of a step, numbered from 0, on this number of servers.
 
         Raises:
@@ -143,7 +142,7 @@ class RolloutCollector:
                 seed = f"{self.schedule.seed}/{step}/{found.draws}"
                 title = "Rollouts for training" + (f", draw {found.draws + 1}" if found.draws else "")
                 for group in await self._run(
-                    title, open_session, version, drawn, self.generations, seed, servers, found, threads
+                    title, run, version, drawn, self.generations, seed, servers, found, threads
                 ):
                     found.scored.append(group)
                     if not group.is_flat(self.min_group_std):
@@ -155,7 +154,7 @@ class RolloutCollector:
         return found
 
     async def measure(
-        self, open_session: OpenChatSession, version: str, scenarios: Sequence[Scenario], seed: str, servers: int
+        self, run: EpisodeRunner, version: str, scenarios: Sequence[Scenario], seed: str, servers: int
     ) -> RolloutBatch:
         """Run one episode of each scenario on this number of servers, with rewards, for an evaluation.
 
@@ -166,7 +165,7 @@ class RolloutCollector:
         found = RolloutBatch(len(scenarios))
         async with ToolThreads() as threads:
             title = "Rollouts for evaluation"
-            found.scored = await self._run(title, open_session, version, scenarios, 1, seed, servers, found, threads)
+            found.scored = await self._run(title, run, version, scenarios, 1, seed, servers, found, threads)
         found.groups = found.scored
         found.seconds = time.monotonic() - started
         return found
@@ -174,7 +173,7 @@ class RolloutCollector:
     async def _run(
         self,
         title: str,
-        open_session: OpenChatSession,
+        run: EpisodeRunner,
         version: str,
         scenarios: Sequence[Scenario],
         samples: int,
@@ -187,8 +186,8 @@ class RolloutCollector:
 
         async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
             environment = self.env.new_environment(scenario, self.limits.max_turns)
-            with open_session(environment, f"{seed}/{scenario.id}/{sample}/{attempt}") as speaker:
-                trajectory = await run_episode(speaker, environment, sample, self.limits, threads)
+            own_seed = f"{seed}/{scenario.id}/{sample}/{attempt}"
+            trajectory = await run(EpisodeStart(environment, own_seed, self.limits, threads, sample))
             if trajectory.policy not in (version, ""):
                 raise UnavailableError(
                     "training.stale-policy", f"an episode was sampled from {trajectory.policy} instead of {version}"

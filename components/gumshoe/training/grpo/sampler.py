@@ -24,7 +24,8 @@ from gumshoe.inference.transformers_policy import TransformersPolicy
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.inference.vllm_server import AdapterError, ServerError, ServerOptions, load_adapter, unload_adapter
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
-from gumshoe.rollouts.sessions import OpenChatSession, token_chat_sessions
+from gumshoe.rollouts.episode import EpisodeRunner
+from gumshoe.rollouts.sessions import chat_loop, token_chat_sessions
 from gumshoe.training.launch.adapter_transfer import AdapterTransfer
 from gumshoe.training.launch.lifecycle import Lifecycle
 from gumshoe.training.launch.rendezvous import StopRequestedError, run_in_main
@@ -51,8 +52,8 @@ class Sampler(Protocol):
         """Make the current weights of a model's adapter the policy. Stop retrying once `is_stopping` returns True."""
         ...
 
-    def open(self, sampling: Sampling) -> AbstractAsyncContextManager[OpenChatSession]:
-        """Return a context that opens chat sessions with the policy."""
+    def open(self, sampling: Sampling) -> AbstractAsyncContextManager[EpisodeRunner]:
+        """Return a context that runs episodes with the policy."""
         ...
 
 
@@ -72,10 +73,10 @@ class _ServerSampler:
         return len(self.urls)
 
     @asynccontextmanager
-    async def open(self, sampling: Sampling) -> AsyncIterator[OpenChatSession]:
-        """Open chat sessions, as `Sampler.open`."""
+    async def open(self, sampling: Sampling) -> AsyncIterator[EpisodeRunner]:
+        """Run episodes, as `Sampler.open`."""
         async with VLLMPolicy(self.urls, self.version, RequestLimits(patience=_PATIENCE)) as policy:
-            yield token_chat_sessions(policy, self.chat, sampling, self.max_context)
+            yield chat_loop(token_chat_sessions(policy, self.chat, sampling, self.max_context))
 
 
 @dataclass(slots=True)
@@ -175,13 +176,13 @@ class InProcessSampler:
         self._model, self.version = model, version
 
     @asynccontextmanager
-    async def open(self, sampling: Sampling) -> AsyncIterator[OpenChatSession]:
-        """Open chat sessions, as `Sampler.open`."""
+    async def open(self, sampling: Sampling) -> AsyncIterator[EpisodeRunner]:
+        """Run episodes, as `Sampler.open`."""
         was_training = self._model.training
         self._model.eval()
         try:
             policy = TransformersPolicy.from_model(self._model, self.version)
-            yield token_chat_sessions(policy, self.chat, sampling, self.max_context)
+            yield chat_loop(token_chat_sessions(policy, self.chat, sampling, self.max_context))
         finally:
             self._model.train(was_training)
 
