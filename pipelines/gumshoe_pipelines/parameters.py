@@ -69,8 +69,8 @@ class RunParameters:
     ] = "Qwen/Qwen2.5-7B-Instruct"
     limits: Annotated[
         dict[str, Any],
-        "Limits per episode in evaluations, e.g. {max_turns: 10, max_tokens: 512, max_context: 8192}; and `chat` and "
-        "`environment`, the chat settings and the environment. Missing ones are those of training, if this machine can "
+        "Limits per episode in evaluations, e.g. {max_turns: 10, max_tokens: 512, max_context: 8192}; and `chat`, "
+        "`environment` and `agent` as in training. Missing ones are those of training, if this machine can "
         "read `config`.",
     ] = field(default_factory=dict)
     choice: Annotated[

@@ -240,15 +240,17 @@ def complete_limits(arguments: Mapping[str, Any], *, is_local: bool) -> dict[str
         "max_context": known.model.max_context,
         "chat": known.chat.model_dump(mode="json", exclude_defaults=True) or None,
         "environment": known.environment and {known.environment.name: known.environment.arguments},
+        "agent": known.agent and known.agent.model_dump(mode="json", exclude_defaults=True),
     }
     implied = {name: value for name, value in trained.items() if value is not None}
     if known.mode == "simple":
         implied.pop("environment", None)
+        implied.pop("agent", None)
     return {**arguments, "limits": {**implied, **arguments.get("limits", {})}}
 
 
 def _check_evaluations(arguments: Mapping[str, Any], trained: "TrainSettings") -> None:
-    """Check that evaluations have the chat settings and the environment of training, if `limits` sets them.
+    """Check that evaluations have the chat settings, environment and agent of training, if `limits` sets them.
 
     Raises:
         UsageError: if they differ, so that the base model could not be compared with the adapter.
@@ -269,6 +271,12 @@ def _check_evaluations(arguments: Mapping[str, Any], trained: "TrainSettings") -
             "pipelines.other-environment",
             "evaluations have another environment than training; set limits.environment to the same as environment in "
             f"the training settings: {wanted.word}",
+        )
+    if limits.agent is not None and limits.agent != trained.agent:
+        raise UsageError(
+            "pipelines.other-agent",
+            "evaluations have another agent than training; leave out limits.agent, and set agent in the training "
+            "settings",
         )
 
 

@@ -38,7 +38,7 @@ from gumshoe.mail.search_results import Hit, Message
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat, Encoded
 from gumshoe.rollouts.engine import RolloutEngine
 from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart, run_episode
-from gumshoe.rollouts.sessions import open_policy
+from gumshoe.rollouts.episode_runners import open_policy
 from gumshoe.rollouts.token_session import TokenChatSession
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory

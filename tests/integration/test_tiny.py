@@ -16,7 +16,7 @@ from gumshoe.inference.policy_names import TINY, PolicyName
 from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.exact_match import is_exact
 from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart
-from gumshoe.rollouts.sessions import open_policy
+from gumshoe.rollouts.episode_runners import open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.writer import RolloutOptions, RolloutReport, read_trajectories, run_to_file

@@ -21,7 +21,7 @@ from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.chat_model import DEFAULT_THINKING_BUDGET, ApiChatModel
 from gumshoe.rollouts.chat_policy import ApiChatSession
 from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart, run_episode
-from gumshoe.rollouts.sessions import open_policy
+from gumshoe.rollouts.episode_runners import open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from tests.errors import raises

@@ -9,8 +9,8 @@ from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import PolicyName
 from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart
+from gumshoe.rollouts.episode_runners import open_policy
 from gumshoe.rollouts.keyword_searcher import closest_sentence, find_keywords
-from gumshoe.rollouts.sessions import open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario

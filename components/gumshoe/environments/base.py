@@ -9,8 +9,12 @@ from gumshoe.scenarios.scenario import Scenario
 
 Unusable = Literal["unparseable call", "no call", "unknown tool", "bad arguments"]
 """Reason why a tool call cannot be used."""
-Ending = Literal["answer", "max turns", "context full", "truncated", Unusable]
-"""Reason why an episode ended. "truncated": a turn reached its maximum number of tokens without a usable call."""
+Ending = Literal[
+    "answer", "max turns", "context full", "truncated", Unusable, "no answer", "agent failed", "agent too slow"
+]
+"""Reason why an episode ended. "truncated": a turn reached its maximum number of tokens without a usable call. The last
+three are those of agents that run the episode themselves: they returned no answer, raised an error, or exceeded their
+deadline."""
 Event = Literal[
     "searched",
     "searched again",

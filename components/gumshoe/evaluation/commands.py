@@ -19,7 +19,7 @@ from gumshoe.evaluation.attacks.attack_options import (
     print_attacks,
 )
 from gumshoe.inference.policy import MAX_TEMPERATURE
-from gumshoe.rollouts.commands import ChatOption, EnvironmentOption, IndexOption, parse_environment
+from gumshoe.rollouts.commands import AgentOption, ChatOption, EnvironmentOption, IndexOption, parse_environment
 from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable, progress, repeat_command
 
 if TYPE_CHECKING:
@@ -149,6 +149,7 @@ def run_evaluation(
     ] = None,
     environment: EnvironmentOption = None,
     chat: ChatOption = None,
+    agent: AgentOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Evaluate policies on scenarios. Writes metrics.json, predictions and report.html.
@@ -162,6 +163,7 @@ def run_evaluation(
     from gumshoe.evaluation.results import REPORT
     from gumshoe.inference.policy import Sampling
     from gumshoe.rewards.best_of_n import parse_choice_options
+    from gumshoe.rollouts.agent_settings import AgentSettings
     from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
     from gumshoe.rollouts.episode import EpisodeLimits
     from gumshoe.rollouts.writer import RolloutOptions
@@ -191,6 +193,7 @@ def run_evaluation(
         concurrency=concurrency,
         environment=parse_environment(environment),
         chat=ChatSettings.parse(chat),
+        agent=AgentSettings.parse_option(agent),
     )
     settings = EvaluationRequest(
         rollout=rollout,

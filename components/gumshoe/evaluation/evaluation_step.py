@@ -24,6 +24,7 @@ from gumshoe.evaluation.results import REPORT, EvaluationResult, PolicyResult, r
 from gumshoe.inference.policy import Sampling
 from gumshoe.model_validation import ParameterModel, validate_model
 from gumshoe.rewards.best_of_n import ChoiceSettings
+from gumshoe.rollouts.agent_settings import NamedAgent
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.writer import RolloutOptions
@@ -39,7 +40,7 @@ _SUMMARY_METRICS = (
 
 
 class EvaluationLimits(ParameterModel):
-    """Limits, chat settings and environment of each episode of an evaluation."""
+    """Limits, chat settings, environment and agent of each episode of an evaluation."""
 
     max_turns: int = Field(10, ge=1)
     max_tokens: int = Field(512, ge=1)
@@ -50,6 +51,8 @@ class EvaluationLimits(ParameterModel):
     """Chat settings, the same as in training; if unset, those that an adapter was trained with."""
     environment: NamedEnvironment | None = None
     """Environment, the same as in training; if unset, the one of an adapter's training, or that fits the index."""
+    agent: NamedAgent | None = None
+    """Agent that runs the episodes, the same as in training; if unset, Gumshoe's own loop."""
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> "EvaluationLimits":
@@ -104,6 +107,7 @@ def evaluate_policies(
             limits=EpisodeLimits(episode_limits.max_turns, episode_limits.max_context),
             chat=episode_limits.chat,
             environment=episode_limits.environment,
+            agent=episode_limits.agent,
         ),
         policies=tuple(policies),
         judges=(judge,),

@@ -23,7 +23,7 @@ class AgentTask:
     api_key: str = field(repr=False)
     """Key of this episode. It is void when the episode ends."""
     model: str
-    """Version of the policy. The API accepts any name."""
+    """Name under which to request the policy. The API accepts any name, and says which version answered."""
     mcp_url: str
     """Address of an MCP server (streamable HTTP) with the tools of this episode. It takes the key as bearer token."""
     tools: "EpisodeTools"

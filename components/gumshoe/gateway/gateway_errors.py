@@ -39,8 +39,8 @@ class LimitReachedError(GatewayError):
     api_type = "insufficient_quota"
 
 
-class SamplingFailedError(GatewayError):
-    """Report that the policy did not answer. The episode is then run again."""
+class EpisodeFailedError(GatewayError):
+    """Report that the policy or a tool failed. The episode ends, and is run again."""
 
     status = 503
     api_type = "server_error"

@@ -1,9 +1,10 @@
 """Settings of an agent that calls the policy and the tools itself, in place of Gumshoe's own loop."""
 
+import json
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import validate_model
@@ -57,6 +58,17 @@ class AgentSettings(BaseModel):
             raise ValueError("set either name or command")
         return self
 
+    @property
+    def word(self) -> str:
+        """The agent as an option of the command line."""
+        given = self.model_dump(mode="json", exclude_defaults=True)
+        return self.name if self.name and list(given) == ["name"] else json.dumps(given)
+
+    @classmethod
+    def parse_option(cls, word: str | None) -> Self | None:
+        """Parse the option `--agent`. None stays None. See `parse`."""
+        return None if word is None else cls.parse(word)
+
     @classmethod
     def parse(cls, word: Any) -> Self:
         """Parse an agent in a configuration or on the command line.
@@ -87,3 +99,7 @@ class AgentSettings(BaseModel):
                 _CODE, f"not an agent: {word!r}; use package.module:name, {{command: [program, ...]}}, or a YAML file"
             )
         return validate_model(cls, word, _CODE, "agent")
+
+
+NamedAgent = Annotated[AgentSettings, BeforeValidator(AgentSettings.parse)]
+"""Agent in a configuration, as `AgentSettings.parse` accepts it."""

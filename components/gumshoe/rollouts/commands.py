@@ -36,6 +36,15 @@ EnvironmentOption = Annotated[
     ),
 ]
 
+AgentOption = Annotated[
+    str | None,
+    typer.Option(
+        "--agent",
+        metavar="WORD|FILE",
+        help="Agent that runs the episodes, in place of Gumshoe's own loop: package.module:name, "
+        "'{command: [program, ...]}', or a YAML file with its settings.",
+    ),
+]
 ChatOption = Annotated[
     str | None,
     typer.Option(
@@ -96,6 +105,7 @@ def run(
     concurrency: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent episodes.")] = 64,
     environment: EnvironmentOption = None,
     chat: ChatOption = None,
+    agent: AgentOption = None,
     json: JsonFlag = False,
 ) -> None:
     """Run episodes of scenarios and write their trajectories. Run it again to continue: only missing groups are run.
@@ -103,6 +113,7 @@ def run(
     If a server fails, the episode is retried. After three attempts its group is dropped, and the command exits with 75.
     """
     from gumshoe.inference.policy import Sampling
+    from gumshoe.rollouts.agent_settings import AgentSettings
     from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
     from gumshoe.rollouts.episode import EpisodeLimits
     from gumshoe.rollouts.writer import RolloutOptions
@@ -123,6 +134,7 @@ def run(
         concurrency=concurrency,
         environment=parse_environment(environment),
         chat=ChatSettings.parse(chat),
+        agent=AgentSettings.parse_option(agent),
     )
     report = _run_with_progress(settings, path)
     if json:

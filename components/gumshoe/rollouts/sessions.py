@@ -1,4 +1,4 @@
-"""Open chat sessions with any policy: token ids with vLLM or a model in this process, messages with a chat API."""
+"""Open token policies, with vLLM or a model in this process, and chat sessions with them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gumshoe.endpoint import openai_client
 from gumshoe.environments.base import Environment
 from gumshoe.environments.recorded import use_recorded
 from gumshoe.environments.registry import EnvFactory
@@ -18,10 +17,7 @@ from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.installation import install_command
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
-from gumshoe.rollouts.chat_model import ApiChatModel
-from gumshoe.rollouts.chat_policy import ApiChatSession
-from gumshoe.rollouts.episode import ChatSession, EpisodeLimits, EpisodeRunner, EpisodeStart, run_episode
-from gumshoe.rollouts.keyword_searcher import KeywordSearcher
+from gumshoe.rollouts.episode import ChatSession, EpisodeRunner, EpisodeStart, run_episode
 from gumshoe.rollouts.token_session import TokenChatSession
 from gumshoe.rollouts.trajectory import Trajectory
 
@@ -66,42 +62,6 @@ def env_for_policy(env_factory: EnvFactory, policy: PolicyName, tokenizer: Path 
 
 
 @asynccontextmanager
-async def open_policy(
-    name: PolicyName,
-    tokenizer: Path | str | None,
-    sampling: Sampling,
-    limits: EpisodeLimits,
-    requests: RequestLimits | None = None,
-    chat_settings: ChatSettings | None = None,
-) -> AsyncIterator[EpisodeRunner]:
-    """Yield a function that runs episodes with a policy, while the block runs.
-
-    `requests` limits the requests to vLLM servers. Without `chat_settings`, conversations have the settings that the
-    policy's adapter was trained with.
-
-    Raises:
-        UsageError: if the policy's name or its tokenizer is wrong, its chat template cannot be used, or its adapter was
-            trained with other chat settings.
-        PolicyError: if its server does not answer.
-    """
-    if tokenizer is not None and not name.takes_tokenizer:
-        raise UsageError(
-            "inference.tokenizer-not-accepted", f"a {name.kind} policy does not accept a tokenizer; remove --tokenizer"
-        )
-    if name.kind == KEYWORDS:
-        yield chat_loop(lambda environment, _: nullcontext(KeywordSearcher(environment)))
-        return
-    settings = resolve_chat_settings(chat_settings, *name.directories, tokenizer)
-    if name.kind == "chat":
-        async with openai_client(name.urls[0] if name.urls else None) as client:
-            model = ApiChatModel(client, name.model, sampling, settings)
-            yield chat_loop(lambda environment, _: nullcontext(ApiChatSession(model, *_build_prompts(environment))))
-        return
-    async with open_token_policy(name, tokenizer, limits.max_context, requests, settings) as opened:
-        yield chat_loop(token_chat_sessions(opened.policy, opened.chat, sampling, limits.max_context))
-
-
-@asynccontextmanager
 async def open_token_policy(
     name: PolicyName,
     tokenizer: Path | str | None,
@@ -109,10 +69,13 @@ async def open_token_policy(
     requests: RequestLimits | None = None,
     chat_settings: ChatSettings | None = None,
 ) -> AsyncIterator[TokenPolicy]:
-    """Yield a policy with token ids in and out, and its chat format, while the block runs. See `open_policy`.
+    """Yield a policy with token ids in and out, and its chat format, while the block runs.
+
+    Without `chat_settings`, conversations have the settings that the policy's adapter was trained with.
 
     Raises:
-        UsageError: as `open_policy`, or if it is a chat model or needs no model.
+        UsageError: if the policy's name or its tokenizer is wrong, its chat template cannot be used, or its adapter was
+            trained with other chat settings; or if it is a chat model or needs no model.
         PolicyError: if its server does not answer.
     """
     if name.kind in ("chat", KEYWORDS):
@@ -181,7 +144,7 @@ def token_chat_sessions(
     def open_session(environment: Environment, seed: str) -> Iterator[ChatSession]:
         context = policy.open_conversation() if hasattr(policy, "open_conversation") else nullcontext(policy)
         with context as own:
-            prompts = _build_prompts(environment)
+            prompts = build_prompts(environment)
             yield TokenChatSession(own, chat, chat.encode_prompt(*prompts), prompts[-1], sampling, max_context, seed)
 
     return open_session
@@ -193,5 +156,6 @@ def _build_probe(chat: ChatFormat) -> tuple[int, ...]:
     return (*prompt.ids, *chat.stop_ids)
 
 
-def _build_prompts(environment: Environment) -> tuple[str, str, list[dict[str, Any]]]:
+def build_prompts(environment: Environment) -> tuple[str, str, list[dict[str, Any]]]:
+    """Return the system prompt, the user's message and the schemas of the tools of an episode."""
     return environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()

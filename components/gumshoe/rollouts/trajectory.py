@@ -13,6 +13,11 @@ from gumshoe.rollouts.call_forms import UnusableCallError, find_form
 Origin = Literal["prompt", "sampled", "injected"]
 """Origin of tokens: the initial prompt, the policy, or the environment (injected tool results)."""
 
+SplitReason = Literal["reasoning dropped", "history edited", "other opening", "sampled again"]
+"""Reason why a segment begins: earlier reasoning was left out; the agent changed earlier messages; it sent other
+instructions, tools or a question of its own, e.g. for a sub-agent; or it asked for another turn after the same
+messages."""
+
 
 class TrajectoryFileError(UsageError):
     """Report that a file of trajectories cannot be read or continued."""
@@ -54,6 +59,7 @@ class Segment:
     """Number of tokens shared with the parent."""
     context: tuple[int, ...] = ()
     """[tokens]: history after the shared tokens, e.g. earlier turns without their reasoning. It is not trained on."""
+    reason: SplitReason = "reasoning dropped"
 
 
 @dataclass(frozen=True, slots=True)

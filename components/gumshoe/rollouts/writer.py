@@ -16,10 +16,12 @@ from gumshoe.environments.registry import EnvFactory, EnvironmentSettings, open_
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import PolicyName
+from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
 from gumshoe.rollouts.engine import RolloutEngine, show_progress
 from gumshoe.rollouts.episode import EpisodeLimits, EpisodeRunner, EpisodeStart
-from gumshoe.rollouts.sessions import env_for_policy, open_policy
+from gumshoe.rollouts.episode_runners import open_policy
+from gumshoe.rollouts.sessions import env_for_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory, TrajectoryFileError
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet, parse_split
@@ -46,12 +48,16 @@ class RolloutOptions:
     """None for the default environment of the index."""
     chat: ChatSettings | None = None
     """None for the settings that an adapter was trained with, or else the defaults."""
+    agent: AgentSettings | None = None
+    """None for Gumshoe's own loop."""
 
     @property
     def episode_settings(self) -> dict[str, Any]:
         """Settings that affect an episode, in addition to its scenario, the policy and `EnvFactory.provenance`."""
         chat = {} if self.chat is None else self.chat.model_dump(exclude_defaults=True)
-        recorded = {"chat": chat} if chat else {}
+        recorded: dict[str, Any] = {"chat": chat} if chat else {}
+        if self.agent is not None:
+            recorded["agent"] = self.agent.model_dump(mode="json", exclude_defaults=True)
         return {"seed": self.seed, **asdict(self.sampling), **asdict(self.limits), **recorded}
 
 
@@ -117,7 +123,9 @@ async def run_to_file(
         advance(total=len(missing) * settings.samples)
         if missing:  # do not require a policy if there is nothing to run
             await asyncio.to_thread(env_factory.get_ready)
-            opened = open_policy(name, settings.tokenizer, settings.sampling, limits, chat_settings=settings.chat)
+            opened = open_policy(
+                name, settings.tokenizer, settings.sampling, limits, chat_settings=settings.chat, agent=settings.agent
+            )
             run = await held.enter_async_context(opened)
             threads = await held.enter_async_context(ToolThreads())
             held.enter_context(show_progress(engine.progress, advance))

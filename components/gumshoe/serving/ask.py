@@ -22,7 +22,8 @@ from gumshoe.rewards.best_of_n import ChoiceSettings
 from gumshoe.rollouts.answer import Answer, Answerer
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.episode import EpisodeLimits
-from gumshoe.rollouts.sessions import env_for_policy, open_policy
+from gumshoe.rollouts.episode_runners import open_policy
+from gumshoe.rollouts.sessions import env_for_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario

@@ -13,7 +13,7 @@ from gumshoe.completion import complete_adapter, complete_choice, complete_model
 from gumshoe.errors import RefusedError, UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
 from gumshoe.installation import install_command
-from gumshoe.rollouts.commands import ChatOption, EnvironmentOption, parse_environment
+from gumshoe.rollouts.commands import AgentOption, ChatOption, EnvironmentOption, parse_environment
 from gumshoe.terminal import JsonFlag, err, out, print_json, printable
 from gumshoe.yaml_text import InvalidYamlError, load_yaml
 
@@ -104,6 +104,7 @@ def run(
     ] = None,
     environment: EnvironmentOption = None,
     chat: ChatOption = None,
+    agent: AgentOption = None,
     config: Annotated[Path | None, typer.Option(metavar="FILE", help="YAML file with settings.")] = None,
     sets: Annotated[
         list[str] | None,
@@ -142,6 +143,7 @@ def run(
         "model.base": model,
         "model.tokenizer": tokenizer,
         "model.chat": chat_settings and chat_settings.model_dump(exclude_unset=True),
+        "model.agent": agent,
         "model.canary": canary,
         "model.canary_percent": canary_percent,
         "access.keys": None if keys is None else str(keys),

@@ -20,7 +20,7 @@ from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.chat_format.chat_settings import resolve_chat_settings
 from gumshoe.rollouts.chat_model import check_chat_server
 from gumshoe.rollouts.episode import EpisodeLimits, EpisodeRunner
-from gumshoe.rollouts.sessions import open_policy
+from gumshoe.rollouts.episode_runners import open_policy
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.serving.adapter_binding import bind_policies, check_fallback, find_admitting
@@ -172,13 +172,14 @@ async def _resolve_fallback(main: ServedPolicy, model: ServedModelSettings) -> S
 
 
 def _open_policy(policy: ServedPolicy, settings: ServeSettings) -> AbstractAsyncContextManager[EpisodeRunner]:
-    model, limits = settings.model, settings.limits
+    model = settings.model
     requests = RequestLimits(
-        deadline=limits.deadline, connect=_CHECK_TIMEOUT, attempts=2, backoff=1, patience=_CHECK_TIMEOUT
+        deadline=settings.limits.deadline, connect=_CHECK_TIMEOUT, attempts=2, backoff=1, patience=_CHECK_TIMEOUT
     )
     sampling = Sampling(model.temperature, max_tokens=model.max_tokens)
     chat = resolve_chat_settings(model.chat, *policy.directories)
-    return open_policy(policy.name, policy.tokenizer, sampling, episode_limits(settings), requests, chat)
+    limits = episode_limits(settings)
+    return open_policy(policy.name, policy.tokenizer, sampling, limits, requests, chat, model.agent)
 
 
 async def _keep_open(policy: ServedPolicy, settings: ServeSettings, stack: AsyncExitStack) -> None:

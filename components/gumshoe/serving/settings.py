@@ -25,6 +25,7 @@ from gumshoe.errors import UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.rewards.best_of_n import MAX_SAMPLES, ChoiceMethod, ChoiceSettings
+from gumshoe.rollouts.agent_settings import NamedAgent
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.serving.access_settings import AccessSettings, check_open_to_network, is_loopback
 from gumshoe.trusted_files import check_trusted
@@ -51,6 +52,10 @@ class ServedModelSettings(BaseModel):
         None,
         description="Chat settings, as in section `chat` of the training settings. Default: those that the adapter was "
         "trained with; others are rejected.",
+    )
+    agent: NamedAgent | None = Field(
+        None,
+        description="Agent that answers, in place of Gumshoe's own loop, as in `gumshoe rollout --agent`.",
     )
     canary: str | None = Field(None, description="Canary: another adapter that the same vLLM servers have loaded.")
     canary_adapter: Path | None = Field(

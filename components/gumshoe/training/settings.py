@@ -13,6 +13,7 @@ from gumshoe.environments.registry import NamedEnvironment
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Sampling
 from gumshoe.redaction import find_credentials
+from gumshoe.rollouts.agent_settings import NamedAgent
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.training.settings_sections import (
@@ -46,6 +47,11 @@ class TrainSettings(Section):
         description=f"environment of the episodes: {', '.join(CORPORA)}, or your own as package.module:Class; with "
         "settings e.g. {email: {hits: 4, handles: true}}; if unset, it is that of the adapter or model to start from, "
         "or follows from the index. It is recorded with the adapter",
+    )
+    agent: NamedAgent | None = Field(
+        None,
+        description="agent that runs the episodes, in place of Gumshoe's own loop: package.module:name, or settings, "
+        "e.g. {command: [node, agent.js], deadline: 120}; see docs/guides/agents.md",
     )
     model: ModelSettings = Field(default_factory=ModelSettings)
     chat: ChatSettings = Field(default_factory=ChatSettings)

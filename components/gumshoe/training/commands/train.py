@@ -9,7 +9,7 @@ from gumshoe.artifacts.storage import make_writable_directory
 from gumshoe.completion import complete_judge, complete_model, complete_words
 from gumshoe.errors import UsageError
 from gumshoe.installation import install_command
-from gumshoe.rollouts.commands import EnvironmentOption, IndexOption
+from gumshoe.rollouts.commands import AgentOption, EnvironmentOption, IndexOption
 from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def run(
     config: ConfigOption = None,
     out: Annotated[Path | None, typer.Option("--out", metavar="DIR", help="Directory for the run's files.")] = None,
     environment: EnvironmentOption = None,
+    agent: AgentOption = None,
     settings: SettingsOption = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue a run from its last checkpoint.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Overwrite a run in the directory.")] = False,
@@ -116,7 +117,7 @@ def run(
 
     flags: dict[str, Any] = dict(map(setting_of, settings or []))
     named = {"model.name": model, "rollouts.engine": engine, "mode": mode, "output.directory": out and str(out)}
-    named["environment"] = environment
+    named |= {"environment": environment, "agent": agent}
     flags |= {name: value for name, value in named.items() if value is not None}
     resolved = resolve(config, flags)
     if print_config:
@@ -150,8 +151,9 @@ def _print_evaluation(settings: "TrainSettings", run: Path, index: Path, scenari
     policies = ("--policy", f"base={base}", "--policy", f"trained={base}#{adapter}")
     place = ("--out", run.with_name(f"{run.name}-evaluation"))
     environment = ("--environment", settings.environment.word) if settings.environment else ()
+    agent = ("--agent", settings.agent.word) if settings.agent else ()
     limits = ("--max-turns", settings.rollouts.max_turns, "--max-tokens", settings.rollouts.max_tokens)
-    data = ("--index", index, "--scenarios", scenarios, *environment, *limits)
+    data = ("--index", index, "--scenarios", scenarios, *environment, *agent, *limits)
     print_next("gumshoe", "evaluate", *data, *policies, *place)
 
 

@@ -23,9 +23,10 @@ from gumshoe.inference.policy import Sampling
 from gumshoe.inference.transformers_policy import TransformersPolicy
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.inference.vllm_server import AdapterError, ServerError, ServerOptions, load_adapter, unload_adapter
+from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.episode import EpisodeRunner
-from gumshoe.rollouts.sessions import chat_loop, token_chat_sessions
+from gumshoe.rollouts.episode_runners import open_token_runner
 from gumshoe.training.launch.adapter_transfer import AdapterTransfer
 from gumshoe.training.launch.lifecycle import Lifecycle
 from gumshoe.training.launch.rendezvous import StopRequestedError, run_in_main
@@ -66,6 +67,7 @@ class _ServerSampler:
     version: str
     chat: ChatFormat
     max_context: int
+    agent: AgentSettings | None
 
     @property
     def servers(self) -> int:
@@ -75,8 +77,11 @@ class _ServerSampler:
     @asynccontextmanager
     async def open(self, sampling: Sampling) -> AsyncIterator[EpisodeRunner]:
         """Run episodes, as `Sampler.open`."""
-        async with VLLMPolicy(self.urls, self.version, RequestLimits(patience=_PATIENCE)) as policy:
-            yield chat_loop(token_chat_sessions(policy, self.chat, sampling, self.max_context))
+        async with (
+            VLLMPolicy(self.urls, self.version, RequestLimits(patience=_PATIENCE)) as policy,
+            open_token_runner(policy, self.chat, sampling, self.max_context, self.agent) as run,
+        ):
+            yield run
 
 
 @dataclass(slots=True)
@@ -89,6 +94,7 @@ class VLLMSampler(_ServerSampler):
     directory: Path
     """Directory of the run, where adapters are saved."""
     version: str = ""
+    agent: AgentSettings | None = None
     _place: Path | None = field(default=None, init=False)
 
     def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:
@@ -139,6 +145,7 @@ class RemoteVLLMSampler(_ServerSampler):
     directory: Path
     """Directory of the run, where adapters are saved until they are in the store."""
     version: str = ""
+    agent: AgentSettings | None = None
     urls: tuple[str, ...] = field(default=(), init=False)
 
     def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:
@@ -164,6 +171,7 @@ class InProcessSampler:
     chat: ChatFormat
     max_context: int
     version: str = ""
+    agent: AgentSettings | None = None
     _model: Any = field(default=None, init=False)
 
     @property
@@ -182,7 +190,8 @@ class InProcessSampler:
         self._model.eval()
         try:
             policy = TransformersPolicy.from_model(self._model, self.version)
-            yield chat_loop(token_chat_sessions(policy, self.chat, sampling, self.max_context))
+            async with open_token_runner(policy, self.chat, sampling, self.max_context, self.agent) as run:
+                yield run
         finally:
             self._model.train(was_training)
 
@@ -190,12 +199,13 @@ class InProcessSampler:
 def create_sampler(spec: RunSpec, chat: ChatFormat) -> Sampler:
     """Return the sampler of a run: vLLM servers, through a store if they are on other machines, or the model itself."""
     settings = spec.settings
-    context, store = settings.model.max_context, settings.rollouts.handover
+    context, store, agent = settings.model.max_context, settings.rollouts.handover, settings.agent
     if not spec.urls:
-        return InProcessSampler(chat, context)
+        return InProcessSampler(chat, context, agent=agent)
     if store:
-        return RemoteVLLMSampler(AdapterTransfer(store, spec.urls, context), chat, context, spec.directory)
-    return VLLMSampler(spec.urls, chat, context, spec.directory)
+        transfer = AdapterTransfer(store, spec.urls, context)
+        return RemoteVLLMSampler(transfer, chat, context, spec.directory, agent=agent)
+    return VLLMSampler(spec.urls, chat, context, spec.directory, agent=agent)
 
 
 class PolicyPublisher:

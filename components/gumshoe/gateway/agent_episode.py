@@ -1,0 +1,280 @@
+"""The state of one episode whose agent calls the policy and the tools itself."""
+
+import asyncio
+import hashlib
+import secrets
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from gumshoe.environments.registry import FINAL_ANSWER
+from gumshoe.environments.tools import BadArgumentsError, Call, Toolbox, ToolError, UnknownToolError
+from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.gateway.conversation_tree import ConversationTree
+from gumshoe.gateway.gateway_errors import (
+    ContextFullError,
+    EpisodeFailedError,
+    InvalidRequestError,
+    LimitReachedError,
+    UnknownKeyError,
+)
+from gumshoe.gateway.messages import ModelRequest, ModelResponse, SampledMessage
+from gumshoe.inference.policy import PolicyError
+from gumshoe.rollouts.agent_settings import AgentSettings
+from gumshoe.rollouts.episode import EpisodeStart, Turn
+from gumshoe.rollouts.trajectory import Mistake, Trajectory
+from gumshoe.rollouts.turn_sampler import MIN_TURN_TOKENS, SampledTurn, TurnSampler
+
+_FAILED = "the policy or a tool failed, so the episode ends here and will be run again"
+
+
+class AgentEpisode:
+    """An episode that an agent runs: it requests turns of the policy and calls tools, until it answers or ends.
+
+    All methods are called in the event loop. Once `end` was called, nothing changes the trajectory any more.
+    """
+
+    def __init__(self, start: EpisodeStart, sampler: TurnSampler, max_context: int, settings: AgentSettings) -> None:
+        self.key = secrets.token_urlsafe(32)
+        self.trajectory = Trajectory.begin(start.environment, start.sample)
+        self.failure: UnavailableError | None = None
+        """Failure of infrastructure, which makes the episode worthless."""
+        self._start, self._sampler, self._settings = start, sampler, settings
+        self._max_context = max_context
+        self._tree = ConversationTree(sampler.chat)
+        self._requested = Counter[tuple[int, ...]]()  # turns by their history
+        self._running = self._tool_calls = self._call_ids = self._early_events = 0
+        self._tool_lock = asyncio.Lock()  # environments are not made for several calls at once
+        self._limit: Literal["", "max turns", "context full"] = ""
+        self._is_over = False
+
+    @property
+    def toolbox(self) -> Toolbox:
+        """The tools of the episode."""
+        return self._start.environment.toolbox
+
+    # Turns of the policy.
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        """Sample one or more turns, and add them to the trajectory.
+
+        Raises:
+            InvalidRequestError: if the conversation cannot be used.
+            ContextFullError: if it has no room for another turn.
+            LimitReachedError: if the episode has used up its turns or tokens.
+            EpisodeFailedError: if the policy did not answer; the episode will be run again.
+            UnknownKeyError: if the episode is over.
+        """
+        self._check_running()
+        self._check_limits(request.samples)
+        try:
+            conversation = self._tree.compose(request.messages, request.tools)
+        except UsageError as error:
+            raise InvalidRequestError("gateway.cannot-render", str(error)) from None
+        room = self._max_context - len(conversation.ids)
+        if room < MIN_TURN_TOKENS:
+            self._limit = "context full"
+            raise ContextFullError(
+                "gateway.context-full",
+                f"the conversation has {len(conversation.ids):,} tokens, and the maximum is {self._max_context:,}",
+            )
+        sampler = self._limit_sampler(request)
+        seeds = [self._next_seed(conversation.ids) for _ in range(request.samples)]
+        self._running += request.samples
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(self._sample(sampler, conversation.ids, conversation.before, request, room, seed))
+                    for seed in seeds
+                ]
+        except ExceptionGroup as errors:
+            raise self._explain(errors.exceptions[0]) from None
+        finally:
+            self._running -= request.samples
+        self._check_running()
+        turns = [task.result() for task in tasks]
+        given = [self._give(turn, request) for turn in turns]
+        for turn, message in zip(turns, given, strict=True):
+            self._add(turn, *self._tree.add(conversation, turn, message))
+        return ModelResponse(
+            self.trajectory.policy,
+            tuple(given),
+            sum(each.usage.prompt_tokens for each in turns),
+            sum(each.usage.completion_tokens for each in turns),
+            id=f"{self.trajectory.turns}-{secrets.token_hex(8)}",
+        )
+
+    def _check_running(self) -> None:
+        if self._is_over:
+            raise UnknownKeyError("gateway.unknown-key", "the key belongs to no running episode")
+        if self.failure is not None:
+            raise EpisodeFailedError("gateway.episode-failed", _FAILED)
+
+    def _check_limits(self, samples: int) -> None:
+        turns, tokens = self._start.limits.max_turns, self._settings.max_sampled_tokens
+        if self.trajectory.turns + self._running + samples > turns:
+            self._limit = "max turns"
+            raise LimitReachedError("gateway.turns-exceeded", f"the episode may have {turns} turns of the model")
+        if tokens is not None and self.trajectory.sampled_tokens >= tokens:
+            self._limit = "max turns"
+            raise LimitReachedError("gateway.tokens-exceeded", f"the episode may sample {tokens:,} tokens")
+
+    def _limit_sampler(self, request: ModelRequest) -> TurnSampler:
+        sampling = self._sampler.sampling
+        most = min(filter(None, (request.max_tokens, sampling.max_tokens, self._settings.max_sampled_tokens)))
+        return replace(self._sampler, sampling=replace(sampling, max_tokens=most))
+
+    def _next_seed(self, history: tuple[int, ...]) -> int:
+        """Return a seed that depends on the history, and on the number of turns that were requested after it."""
+        number = self._requested[history]
+        self._requested[history] += 1
+        digest = hashlib.sha256(f"{self._start.seed}/{number}/{','.join(map(str, history))}".encode())
+        return int(digest.hexdigest()[:8], 16) >> 1
+
+    async def _sample(
+        self, sampler: TurnSampler, ids: Sequence[int], before: str, request: ModelRequest, room: int, seed: int
+    ) -> SampledTurn:
+        with self._start.observer.sampling() as observe:
+            started = asyncio.get_running_loop().time()
+            turn = await sampler.sample(ids, before, request.tools, room, seed)
+            self.trajectory.policy_seconds += asyncio.get_running_loop().time() - started
+            observe(Turn(turn.spans, turn.parsed, turn.version, turn.is_full, turn.usage, None, turn.is_cut_off))
+        return turn
+
+    def _explain(self, error: BaseException) -> BaseException:
+        """Return what the agent receives for an error of the policy."""
+        if not isinstance(error, UnavailableError):
+            return error
+        self.failure = self.failure or error
+        return EpisodeFailedError("gateway.episode-failed", _FAILED)
+
+    def _give(self, turn: SampledTurn, request: ModelRequest) -> SampledMessage:
+        """Return a turn as the agent receives it."""
+        text, _ = self._sampler.chat.decode_turn(turn.ids) if turn.parsed.problem == "unparseable call" else ("", "")
+        text = text or turn.parsed.text
+        cuts = [at for at in (text.find(stop) for stop in request.stops) if at >= 0]
+        calls = tuple(replace(each, id=self._next_call_id(each)) for each in turn.parsed.calls)
+        sampled = [span for span in turn.spans if span.origin == "sampled"]
+        return SampledMessage(
+            text[: min(cuts)] if cuts else text,
+            calls,
+            turn.parsed.reasoning,
+            "tool_calls" if calls else "length" if (turn.is_cut_off or turn.is_full) and not cuts else "stop",
+            tuple(self._sampler.chat.decode([token]) for span in sampled for token in span.ids),
+            tuple(value for span in sampled for value in span.logprobs),
+        )
+
+    def _next_call_id(self, call: Call) -> str:
+        self._call_ids += 1
+        return f"call_{self._call_ids}_{call.id or secrets.token_hex(4)}"
+
+    def _add(self, turn: SampledTurn, spans: Sequence[Any], segment: Any) -> None:
+        done = self.trajectory
+        if done.policy and turn.version != done.policy:
+            self.failure = PolicyError(
+                "rollouts.policy-changed",
+                f"the policy changed during an episode: from {done.policy} to {turn.version}",
+            )
+            raise EpisodeFailedError("gateway.episode-failed", _FAILED)
+        done.policy = turn.version
+        done.spans += spans
+        done.segments += [segment] if segment else []
+        done.turns += 1
+        done.deeds.append(self._early_events)
+        self._early_events = 0
+        done.usage = done.usage + turn.usage if done.usage else None
+        if turn.parsed.problem == "unparseable call":
+            done.mistakes.append(Mistake(done.turns, turn.parsed.problem, turn.parsed.detail))
+
+    # Calls of tools.
+
+    async def call_tool(self, call: Call) -> str:
+        """Run a tool of the environment, and return the text of its result, or of the mistake in the call.
+
+        Raises:
+            LimitReachedError: if the episode has used up its calls.
+            EpisodeFailedError: if the tool did not answer in time; the episode will be run again.
+            UnknownKeyError: if the episode is over.
+        """
+        self._check_running()
+        self._tool_calls += 1
+        if self._tool_calls > self._settings.max_tool_calls:
+            raise LimitReachedError(
+                "gateway.tool-calls-exceeded", f"the episode may call tools {self._settings.max_tool_calls} times"
+            )
+        async with self._tool_lock:
+            self._check_running()
+            started, before = asyncio.get_running_loop().time(), len(self.trajectory.record.deeds)
+            try:
+                return await self._start.threads.run(call.name, self._run_tool, call)
+            except UnavailableError as error:
+                self.failure = self.failure or error
+                raise EpisodeFailedError("gateway.episode-failed", _FAILED) from None
+            finally:
+                self.trajectory.tool_seconds += asyncio.get_running_loop().time() - started
+                self._count_events(len(self.trajectory.record.deeds) - before)
+
+    def _run_tool(self, call: Call) -> str:
+        environment, done = self._start.environment, self.trajectory
+        if environment.finished:
+            return "Error: the final answer was given, so nothing else can be called"
+        try:
+            result = self.toolbox.run(call)
+        except ToolError as error:
+            done.record.tool_errors += 1
+            result = f"Error: {error}"
+        except UnknownToolError as error:
+            done.mistakes.append(Mistake(max(1, done.turns), "unknown tool", str(error)))
+            result = f"Error: {error}"
+        except BadArgumentsError as error:
+            done.mistakes.append(Mistake(max(1, done.turns), "bad arguments", str(error)))
+            result = f"Error: {error}"
+        self._start.observer.add_results([call], [result])
+        return result
+
+    def _count_events(self, count: int) -> None:
+        """Count the events of a call for the turn before it, or for the first one."""
+        if self.trajectory.deeds:
+            self.trajectory.deeds[-1] += count
+        else:
+            self._early_events += count
+
+    # The end.
+
+    async def end(self, answer: str | None = None, sources: Sequence[str] = ()) -> Trajectory:
+        """End the episode with the answer that the agent returned, and return its trajectory.
+
+        The key is void from now on. An answer that was given with a call counts first.
+
+        Raises:
+            UnavailableError: if the policy or a tool failed.
+        """
+        environment, done = self._start.environment, self.trajectory
+        self._is_over = True
+        async with self._tool_lock:
+            if answer is not None and not environment.finished and self.failure is None:
+                before = len(done.record.deeds)
+                await self._start.threads.run(FINAL_ANSWER, self._run_tool, self._write_final_call(answer, sources))
+                self._count_events(len(done.record.deeds) - before)
+        if self.failure is not None:
+            raise self.failure
+        done.ending = "answer" if environment.finished else self._limit or "no answer"
+        return done
+
+    def _write_final_call(self, answer: str, sources: Sequence[str]) -> Call:
+        """Return the call that gives an answer. Its arguments are the answer and, if the tool takes them, the sources.
+
+        Raises:
+            UsageError: if the environment has no such tool.
+        """
+        schemas = [each["function"] for each in self.toolbox.schemas()]
+        names = next((list(each["parameters"]["properties"]) for each in schemas if each["name"] == FINAL_ANSWER), None)
+        if not names:
+            raise UsageError(
+                "gateway.no-final-answer",
+                f"the environment has no tool {FINAL_ANSWER} with an argument for the answer, which agents that return "
+                "their answer need",
+            )
+        values = (answer, [*sources])
+        return Call(FINAL_ANSWER, dict(zip(names, values, strict=False)))

@@ -1,0 +1,160 @@
+"""The token ids of an episode whose conversation an agent writes: what the policy saw and sampled, as a tree.
+
+Invariant: a turn that was sampled keeps the ids that were sampled, wherever the agent repeats it. Nothing else that an
+agent sends counts as sampled: it is context.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gumshoe.environments.tools import Call
+from gumshoe.gateway.gateway_errors import InvalidRequestError
+from gumshoe.gateway.messages import Message, SampledMessage
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat, Encoded
+from gumshoe.rollouts.trajectory import Segment, Span, SplitReason
+from gumshoe.rollouts.turn_sampler import SampledTurn
+
+_KnownMessage = tuple[str, tuple[tuple[str, str], ...]]  # text, and names and arguments of calls
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A conversation in token ids, up to the header of the next turn."""
+
+    ids: tuple[int, ...]
+    """[tokens]"""
+    opening: int
+    """Number of tokens before the first turn."""
+    before: str
+    """Text before the next turn: the prompt, or what follows the turn before."""
+    drops_reasoning: bool
+    """True if the reasoning of an earlier turn was left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownTurn:
+    """A turn that was sampled in this episode."""
+
+    history: tuple[int, ...]
+    """[tokens] before it."""
+    ids: tuple[int, ...]
+    """[tokens]"""
+    calls: tuple[Call, ...]
+    """Calls with the ids that the model wrote."""
+
+
+@dataclass(slots=True)
+class ConversationTree:
+    """Match conversations with what was sampled, and keep the segments of the episode."""
+
+    chat: ChatFormat
+    _paths: list[list[int]] = field(default_factory=list)
+    """[segments][tokens]: everything that the policy saw and sampled in each segment."""
+    _known: dict[_KnownMessage, list[_KnownTurn]] = field(default_factory=dict)
+
+    def compose(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Conversation:
+        """Return a conversation in token ids.
+
+        Raises:
+            InvalidRequestError: if a call has no result, or a result no call.
+            UsageError: if the chat template cannot render it.
+        """
+        turns = [at for at, each in enumerate(messages) if each.role == "assistant"]
+        ends = [*turns[1:], len(messages)]
+        before = self.chat.encode_opening(messages[: turns[0] if turns else len(messages)], list(tools))
+        parts, ids, calls = list[tuple[Encoded, tuple[int, ...]]](), list(before.ids), 0
+        opening = len(ids)
+        for at, end in zip(turns, ends, strict=True):
+            turn = self._find_turn(messages[at], ids)
+            parts.append((before, turn.ids))
+            following = _match_results(messages[at], messages[at + 1 : end])
+            before = self.chat.encode_following(turn.calls, following, turn.ids[-1] if turn.ids else None, calls)
+            ids += [*turn.ids, *before.ids]
+            calls += len(turn.calls)
+        shown = ids
+        if self.chat.drops_reasoning and parts:
+            kept = [token for part in parts for token in self.chat.drop_reasoning(*part)]
+            shown = [*kept, *before.ids]
+        return Conversation(tuple(shown), opening, before.text, len(shown) != len(ids))
+
+    def add(
+        self, conversation: Conversation, turn: SampledTurn, given: SampledMessage
+    ) -> tuple[tuple[Span, ...], Segment | None]:
+        """Add a turn that was sampled after a conversation, and that the agent receives as `given`.
+
+        Return its spans, with what was injected before it, and the segment that begins with it, if one does.
+        """
+        ids, sampled = list(conversation.ids), list(turn.ids)
+        known = _KnownTurn(conversation.ids, turn.ids, turn.parsed.calls)
+        self._known.setdefault(_key(given.text, given.calls), []).append(known)
+        if not self._paths:
+            self._paths.append(ids + sampled)
+            return (Span("prompt", self.chat.decode(ids), conversation.ids), *turn.spans), None
+        continued = [at for at, path in enumerate(self._paths) if ids[: len(path)] == path]
+        if continued:
+            number = max(continued, key=lambda at: len(self._paths[at]))
+            path = self._paths[number]
+            new = ids[len(path) :]
+            spans = (Span("injected", self.chat.decode(new), tuple(new)), *turn.spans) if new else turn.spans
+            path += new + sampled
+            return tuple(replace(each, segment=number) for each in spans), None
+        shared = [_count_shared(path, ids) for path in self._paths]
+        parent = shared.index(max(shared))
+        segment = Segment(
+            parent, shared[parent], tuple(ids[shared[parent] :]), self._find_reason(conversation, shared[parent])
+        )
+        self._paths.append(ids + sampled)
+        return tuple(replace(each, segment=len(self._paths) - 1) for each in turn.spans), segment
+
+    def _find_turn(self, message: Message, history: Sequence[int]) -> _KnownTurn:
+        """Return a turn of a conversation: as it was sampled, or else as the template would write it."""
+        known = self._known.get(_key(message.text, message.calls), [])
+        if known:
+            seen = tuple(history)
+            return next((each for each in known if each.history == seen), known[0])
+        turn = self.chat.encode_turn(self.chat.write_turn(message.calls, message.text))
+        return _KnownTurn(tuple(history), turn.ids, message.calls)
+
+    def _find_reason(self, conversation: Conversation, shared: int) -> SplitReason:
+        if shared == len(conversation.ids):
+            return "sampled again"
+        if shared < conversation.opening:
+            return "other opening"
+        return "reasoning dropped" if conversation.drops_reasoning else "history edited"
+
+
+def _key(text: str, calls: Sequence[Call]) -> _KnownMessage:
+    """Return what identifies a turn: agents change spaces, the order of arguments, and the ids of calls."""
+    return text.strip(), tuple((each.name, json.dumps(each.arguments, sort_keys=True)) for each in calls)
+
+
+def _match_results(turn: Message, following: Sequence[Message]) -> list[Message]:
+    """Return the messages after a turn, the results of its calls first, in the order of the calls.
+
+    Raises:
+        InvalidRequestError: if a call has no result, or a result no call.
+    """
+    results = {each.call_id: each for each in following if each.role == "tool"}
+    others = [each for each in following if each.role != "tool"]
+    wanted = [each.id for each in turn.calls]
+    if len(results) + len(others) < len(following) or sorted(results) != sorted(wanted):
+        raise InvalidRequestError(
+            "gateway.results-mismatch",
+            f"each tool call needs one result: the calls are {', '.join(wanted) or 'none'}, and the results are of "
+            f"{', '.join(sorted(results)) or 'none'}",
+        )
+    return [*(results[each] for each in wanted), *others]
+
+
+def _count_shared(path: Sequence[int], ids: Sequence[int]) -> int:
+    """Return the number of tokens with which both begin. Slices compare faster than a loop."""
+    low, high = 0, min(len(path), len(ids))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if path[low:middle] == ids[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

@@ -1,0 +1,96 @@
+"""Open what runs episodes with a policy: Gumshoe's own loop, or an agent that calls the policy through the gateway.
+
+The gateway is a higher layer. It is imported by name, and only if an agent is set.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gumshoe.endpoint import openai_client
+from gumshoe.errors import UsageError
+from gumshoe.inference.policy import Policy, Sampling
+from gumshoe.inference.policy_names import KEYWORDS, PolicyName
+from gumshoe.inference.vllm_policy import RequestLimits
+from gumshoe.rollouts.agent_settings import AgentSettings
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
+from gumshoe.rollouts.chat_model import ApiChatModel
+from gumshoe.rollouts.chat_policy import ApiChatSession
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeRunner
+from gumshoe.rollouts.keyword_searcher import KeywordSearcher
+from gumshoe.rollouts.sessions import build_prompts, chat_loop, open_token_policy, token_chat_sessions
+
+if TYPE_CHECKING:
+    from gumshoe.inference.transformers_policy import TransformersPolicy
+
+_GATEWAY = "gumshoe.gateway.agent_runner"
+
+
+@asynccontextmanager
+async def open_token_runner(
+    policy: "Policy | TransformersPolicy",
+    chat: ChatFormat,
+    sampling: Sampling,
+    max_context: int,
+    agent: AgentSettings | None = None,
+) -> AsyncIterator[EpisodeRunner]:
+    """Yield a function that runs episodes with a token policy, while the block runs.
+
+    Raises:
+        UsageError: if the agent cannot be loaded.
+        UnavailableError: if a server of the agent's tools does not answer.
+    """
+    if agent is None:
+        yield chat_loop(token_chat_sessions(policy, chat, sampling, max_context))
+        return
+    open_agent_runner = import_module(_GATEWAY).open_agent_runner
+    async with open_agent_runner(policy, chat, sampling, max_context, agent) as run:
+        yield run
+
+
+@asynccontextmanager
+async def open_policy(
+    name: PolicyName,
+    tokenizer: Path | str | None,
+    sampling: Sampling,
+    limits: EpisodeLimits,
+    requests: RequestLimits | None = None,
+    chat_settings: ChatSettings | None = None,
+    agent: AgentSettings | None = None,
+) -> AsyncIterator[EpisodeRunner]:
+    """Yield a function that runs episodes with a policy, while the block runs.
+
+    `requests` limits the requests to vLLM servers. Without `chat_settings`, conversations have the settings that the
+    policy's adapter was trained with. Without an `agent`, Gumshoe's own loop runs the episodes.
+
+    Raises:
+        UsageError: if the policy's name or its tokenizer is wrong, its chat template cannot be used, or its adapter was
+            trained with other chat settings.
+        PolicyError: if its server does not answer.
+    """
+    if tokenizer is not None and not name.takes_tokenizer:
+        raise UsageError(
+            "inference.tokenizer-not-accepted", f"a {name.kind} policy does not accept a tokenizer; remove --tokenizer"
+        )
+    if agent is not None and name.kind in ("chat", KEYWORDS):
+        raise UsageError(
+            "inference.token-policy-required",
+            f"an agent needs a policy with token ids, and {name.version} is a {name.kind} policy; use a tiny, local:, "
+            "vllm: or transformers: policy",
+        )
+    if name.kind == KEYWORDS:
+        yield chat_loop(lambda environment, _: nullcontext(KeywordSearcher(environment)))
+        return
+    settings = resolve_chat_settings(chat_settings, *name.directories, tokenizer)
+    if name.kind == "chat":
+        async with openai_client(name.urls[0] if name.urls else None) as client:
+            model = ApiChatModel(client, name.model, sampling, settings)
+            yield chat_loop(lambda environment, _: nullcontext(ApiChatSession(model, *build_prompts(environment))))
+        return
+    async with open_token_policy(name, tokenizer, limits.max_context, requests, settings) as opened:
+        loop = open_token_runner(opened.policy, opened.chat, sampling, limits.max_context, agent)
+        async with loop as run:
+            yield run
