@@ -6,9 +6,11 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
+from gumshoe.inference import reaper as reaper_module
 from tests.waiting import wait_until
 
 PATIENCE = 3600  # seconds; longer than any test
@@ -77,3 +79,49 @@ def test_the_exit_status_is_passed_on_and_no_process_remains() -> None:
     with run_reaper(child) as (reaper, left):
         assert reaper.wait() == 7
     wait_until(lambda: not is_running(left))
+
+
+def run_contained(tmp_path: Path, *command: str, environment: dict[str, str] | None = None) -> tuple[str, str]:
+    """Run a program with all options, and return its output and how it ended."""
+    place = tmp_path / "input"
+    place.write_text("a question")
+    read_end, write_end = os.pipe()
+    with place.open() as given, os.fdopen(read_end) as report:
+        options = ["--input", str(given.fileno()), "--report", str(write_end), "--contain"]
+        reaper = subprocess.Popen(
+            [sys.executable, "-I", "-S", reaper_module.__file__, *options, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            pass_fds=(given.fileno(), write_end),
+            env=environment or {},
+            text=True,
+        )
+        os.close(write_end)
+        with reaper:
+            assert reaper.stdout is not None
+            return reaper.stdout.read(), report.read()
+
+
+def test_the_program_gets_input_and_the_environment_of_the_reaper_and_nothing_else(tmp_path: Path) -> None:
+    assert run_contained(tmp_path, "/bin/cat") == ("a question", "exit 0")
+    assert run_contained(tmp_path, "/usr/bin/env", environment={"A": "ä=1"})[0] == "A=ä=1\n"
+
+
+@pytest.mark.parametrize(
+    ("script", "end"),
+    [("exit 3", "exit 3"), ("exit 247", "exit 247"), ("kill -9 $$", "signal 9"), ("kill -SEGV $$", "signal 11")],
+)
+def test_the_report_tells_a_status_from_a_signal(tmp_path: Path, script: str, end: str) -> None:
+    assert run_contained(tmp_path, "/bin/sh", "-c", script) == ("", end)
+
+
+def test_the_report_says_that_a_program_cannot_be_started(tmp_path: Path) -> None:
+    assert run_contained(tmp_path, str(tmp_path / "missing"))[1].startswith("error ")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux can adopt orphans")
+def test_processes_that_leave_the_group_of_the_program_end_with_it(tmp_path: Path) -> None:
+    script = "{ setsid sh -c 'sleep 600 & echo $!; exec sleep 600' & } | { read pid; echo $pid; }"
+    output, end = run_contained(tmp_path, "/bin/sh", "-c", script)
+    assert end == "exit 0"
+    assert [each for each in map(int, output.split()) if is_running(each)] == []

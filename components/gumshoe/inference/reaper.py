@@ -1,8 +1,17 @@
 """Run a program, and end it with all its children as soon as the parent process is gone.
 
-`python -m gumshoe.inference.reaper [--patience SECONDS] PROGRAM ARGUMENT...` reads a pipe on its standard input. The
-pipe closes when the parent closes it, exits, or is killed, which no handler in the parent could detect. The program
-has some seconds to exit by itself, and none after a SIGQUIT.
+`python -m gumshoe.inference.reaper [OPTION...] PROGRAM ARGUMENT...` reads a pipe on its standard input. The pipe closes
+when the parent closes it, exits, or is killed, which no handler in the parent could detect. The program has some
+seconds to exit by itself, and none after a SIGQUIT. Options, before the program:
+
+    --patience SECONDS  time between SIGTERM and SIGKILL
+    --input FD          standard input of the program; without it, the program has none
+    --report FD         write there how the program ended: `exit STATUS`, `signal NUMBER`, or `error TEXT` if it could
+                        not be started
+    --contain           end also processes that have left the program's process group (Linux)
+
+It imports the standard library only, and can therefore be run as a file by `python -I -S`, with an environment that is
+meant for the program.
 """
 
 import os
@@ -12,25 +21,88 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
 _PATIENCE = 10.0  # default seconds between SIGTERM and SIGKILL
-_POLL_INTERVAL = 0.5  # seconds between checks if the program still runs
+_POLL_INTERVAL = 0.5  # seconds between checks if the program still runs, where its end cannot be waited for
+_ORPHAN_PATIENCE = 2.0  # seconds for killed orphans to disappear
+_SET_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl
 
 
-def main(command: list[str]) -> int:
+@dataclass(slots=True)
+class _Options:
+    command: list[str]
+    patience: float = _PATIENCE
+    input: int = subprocess.DEVNULL
+    report: int | None = None
+    is_contained: bool = False
+
+
+def main(arguments: list[str]) -> int:
     """Run the command until it exits or the pipe closes. Return its exit status, or 143 if it was terminated."""
-    patience = _PATIENCE
-    if command[0] == "--patience":
-        patience, command = float(command[1]), command[2:]
+    options = _parse(arguments)
     signals: list[int] = []
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, lambda number, _: signals.append(number))
     signal.signal(signal.SIGINT, lambda *_: None)  # the parent process decides
-    program = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603
+    if options.is_contained:
+        _adopt_orphans()
+    try:
+        program = _start(options)
+    except OSError as error:
+        if options.report is None:
+            raise
+        _write_report(options, f"error {error.strerror}")
+        return 1
+    try:
+        return _wait(program, options, signals)
+    finally:
+        if options.is_contained:
+            _kill_orphans()
+        _write_report(options, _describe_end(program.returncode))
+
+
+def _parse(arguments: list[str]) -> _Options:
+    options = _Options(arguments)
+    while options.command[0].startswith("--"):
+        match options.command:
+            case ["--patience", seconds, *rest]:
+                options.patience = float(seconds)
+            case ["--input", descriptor, *rest]:
+                options.input = int(descriptor)
+            case ["--report", descriptor, *rest]:
+                options.report = int(descriptor)
+            case ["--contain", *rest]:
+                options.is_contained = True
+            case _:
+                sys.exit(f"unknown option: {options.command[0]}")
+        options.command = rest
+    return options
+
+
+def _start(options: _Options) -> "subprocess.Popen[bytes]":
+    environment = _read_own_environment() if options.is_contained else None
+    return subprocess.Popen(options.command, stdin=options.input, start_new_session=True, env=environment)  # noqa: S603
+
+
+def _read_own_environment() -> dict[bytes, bytes] | None:
+    """Return the environment that this process was started with; Python may have added LC_CTYPE to it since."""
+    try:
+        with open("/proc/self/environ", "rb") as file:  # noqa: PTH123 - pathlib takes time to import
+            pairs = [each.partition(b"=") for each in file.read().split(b"\0") if each]
+    except OSError:
+        return None
+    return {name: value for name, _, value in pairs}
+
+
+def _wait(program: "subprocess.Popen[bytes]", options: _Options, signals: list[int]) -> int:
+    watched: list[object] = [sys.stdin]
+    with suppress(AttributeError, OSError):  # not on every system
+        watched.append(os.pidfd_open(program.pid))
     while program.poll() is None:
-        readable, _, _ = select.select([sys.stdin], [], [], _POLL_INTERVAL)
-        if signals or (readable and not os.read(sys.stdin.fileno(), 1024)):
-            return _terminate(program, 0.0 if signal.SIGQUIT in signals else patience)
+        readable, _, _ = select.select(watched, [], [], _POLL_INTERVAL)
+        if signals or (sys.stdin in readable and not os.read(sys.stdin.fileno(), 1024)):
+            return _terminate(program, 0.0 if signal.SIGQUIT in signals else options.patience)
     _signal_group(program, signal.SIGKILL)  # remaining child processes
     return program.returncode
 
@@ -48,6 +120,42 @@ def _terminate(program: "subprocess.Popen[bytes]", patience: float) -> int:
 def _signal_group(program: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
     with suppress(ProcessLookupError):
         os.killpg(program.pid, number)
+
+
+def _adopt_orphans() -> None:
+    """Become the parent of processes whose parent ends, in place of the first process of the system."""
+    import ctypes
+
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_SET_SUBREAPER, 1)
+
+
+def _kill_orphans() -> None:
+    """Kill the child processes of this process, and those that they leave behind in turn."""
+    children, started = f"/proc/self/task/{os.getpid()}/children", time.monotonic()
+    with suppress(OSError):
+        while time.monotonic() - started < _ORPHAN_PATIENCE:
+            with open(children) as file:  # noqa: PTH123
+                pids = [int(each) for each in file.read().split()]
+            if not pids:
+                return
+            for pid in pids:
+                with suppress(ProcessLookupError, ChildProcessError):
+                    os.kill(pid, signal.SIGKILL)
+                    os.waitpid(pid, os.WNOHANG)
+            time.sleep(0.001)
+
+
+def _describe_end(status: int | None) -> str:
+    if status is None:
+        return "error unknown"
+    return f"exit {status}" if status >= 0 else f"signal {-status}"
+
+
+def _write_report(options: _Options, text: str) -> None:
+    if options.report is not None:
+        with suppress(OSError):  # nobody reads it any more
+            os.write(options.report, text.encode())
 
 
 if __name__ == "__main__":
