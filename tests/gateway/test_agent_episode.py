@@ -1,0 +1,359 @@
+"""Episodes whose agent calls the policy and the tools: limits, failures, records and endings."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from gumshoe.environments.email import EmailEnvironment
+from gumshoe.environments.tools import Call
+from gumshoe.gateway.agent_episode import AgentEpisode
+from gumshoe.gateway.gateway_errors import (
+    ContextFullError,
+    EpisodeFailedError,
+    InvalidRequestError,
+    LimitReachedError,
+    UnknownKeyError,
+)
+from gumshoe.gateway.messages import Message, ModelRequest, ModelResponse
+from gumshoe.inference.policy import Completion, Policy, PolicyError, Sampling, ScriptedPolicy
+from gumshoe.mail.index import MailIndex
+from gumshoe.rewards.judge_registry import open_judge
+from gumshoe.rewards.turn_rewards import TurnRewardValues, turn_rewards
+from gumshoe.rollouts.agent_settings import AgentSettings
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeObserver, EpisodeStart
+from gumshoe.rollouts.tool_threads import ToolThreads
+from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.rollouts.turn_sampler import TurnSampler
+from tests.mail.mailbox import KEEP_ALL, make_index, record
+from tests.rollouts.conversations import call
+from tests.scenarios.questions import scenario
+
+ID = "<1@example.com>"
+SEARCH = Call("search_inbox", {"keywords": ["gas"]}, "1")
+READ = Call("read_email", {"message_id": ID}, "2")
+ANSWER = Call("return_final_answer", {"answer": "42", "message_ids": [ID]}, "3")
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> MailIndex:
+    mail = [record(1, body="The gas price is 42."), record(2, body="oil")]
+    return make_index(tmp_path_factory.mktemp("agents"), mail, KEEP_ALL)
+
+
+@pytest.fixture
+def play(tokenizer: Any, chat: ChatFormat, index: MailIndex) -> Callable[..., Trajectory]:
+    """Run an agent in an episode, and return the trajectory."""
+
+    def run(
+        agent: Callable[[AgentEpisode], Awaitable[Any]],
+        policy: Policy | None = None,
+        limits: EpisodeLimits = EpisodeLimits(max_context=100_000),  # noqa: B008 - frozen
+        observer: EpisodeObserver | None = None,
+        answer: tuple[str, Sequence[str]] | None = None,
+        **settings: Any,
+    ) -> Trajectory:
+        async def main() -> Trajectory:
+            async with ToolThreads(2, 3600) as threads:
+                place = EmailEnvironment(index, scenario(1), limits.max_turns)
+                start = EpisodeStart(place, "seed", limits, threads, 3, observer or EpisodeObserver())
+                said = policy or ScriptedPolicy(tokenizer, lambda *_: call("search_inbox", keywords=["gas"]))
+                sampler = TurnSampler(said, chat, Sampling(max_tokens=200))
+                agent_settings = AgentSettings(name="some.agent:run", **settings)
+                episode = AgentEpisode(start, sampler, limits.max_context, agent_settings)
+                await agent(episode)
+                return await episode.end(*(answer or ()))
+
+        return asyncio.run(main())
+
+    return run
+
+
+Play = Callable[..., Trajectory]
+
+
+async def ask(episode: AgentEpisode, *more: Message, samples: int = 1, **options: Any) -> ModelResponse:
+    """Request a turn after a question and more messages."""
+    messages = (Message("system", "You search."), Message("user", "What is the price of gas?"), *more)
+    tools = tuple(episode.toolbox.schemas())
+    return await episode.complete(ModelRequest(messages, tools, samples=samples, **options))
+
+
+async def talk(episode: AgentEpisode) -> None:
+    """Search, read and answer, as a model would."""
+    messages = list[Message]()
+    for made in (SEARCH, READ, ANSWER):
+        (turn,) = (await ask(episode, *messages)).messages
+        result = await episode.call_tool(made)
+        messages += [Message("assistant", turn.text, turn.calls), Message("tool", result, call_id=turn.calls[0].id)]
+
+
+def test_an_episode_has_the_record_of_our_own_loop(play: Play) -> None:
+    done = play(talk)
+    assert (done.ending, done.turns, done.sample, done.policy) == ("answer", 3, 3, "scripted")
+    assert (done.record.found, done.record.read, done.record.right_sources) == ([ID], [ID], [ID])
+    assert (done.record.answer, done.deeds, done.segments, done.mistakes) == ("42", [1, 1, 1], [], [])
+    assert done.usage is not None
+    assert done.usage.completion_tokens == done.sampled_tokens
+    rewards = asyncio.run(turn_rewards(done, scenario(1), TurnRewardValues(), open_judge("heuristic")))
+    assert len(rewards) == 3
+    assert Trajectory.from_json(done.to_json(), "line 1") == done
+
+
+def test_what_an_agent_returns_is_the_answer(play: Play) -> None:
+    done = play(ask, answer=("41", [ID]))
+    assert (done.ending, done.record.answer, done.record.right_sources) == ("answer", "41", [ID])
+
+
+def test_an_answer_that_was_given_with_a_call_counts(play: Play) -> None:
+    async def agent(episode: AgentEpisode) -> None:
+        await ask(episode)
+        assert not (await episode.call_tool(ANSWER)).startswith("Error")
+        assert (await episode.call_tool(SEARCH)).startswith("Error")
+
+    assert play(agent, answer=("41", [])).record.answer == "42"
+
+
+def test_without_an_answer_the_ending_says_so(play: Play) -> None:
+    assert play(ask).ending == "no answer"
+
+
+def test_mistakes_of_the_model_are_answered_and_recorded(play: Play) -> None:
+    async def agent(episode: AgentEpisode) -> None:
+        await ask(episode)
+        for bad in (Call("dance", {}), Call("read_email", {"message_id": 7}), Call("read_email", {"message_id": "x"})):
+            assert (await episode.call_tool(bad)).startswith("Error")
+
+    done = play(agent)
+    assert [(each.turn, each.kind) for each in done.mistakes] == [(1, "unknown tool"), (1, "bad arguments")]
+    assert done.record.tool_errors == 1
+
+
+def test_a_call_that_cannot_be_parsed_reaches_the_agent_as_text(play: Play, tokenizer: Any) -> None:
+    async def agent(episode: AgentEpisode) -> None:
+        (turn,) = (await ask(episode)).messages
+        assert (turn.calls, turn.finish) == ((), "stop")
+        assert "search_inbox" in turn.text
+
+    broken = ScriptedPolicy(tokenizer, lambda *_: '<tool_call>\n{"name": "search_inbox"\n</tool_call>')
+    assert [each.kind for each in play(agent, broken).mistakes] == ["unparseable call"]
+
+
+def test_events_before_the_first_turn_belong_to_it(play: Play) -> None:
+    async def agent(episode: AgentEpisode) -> None:
+        await episode.call_tool(SEARCH)
+        await ask(episode)
+        await episode.call_tool(READ)
+
+    assert play(agent).deeds == [2]
+
+
+def test_several_calls_at_once_run_one_after_the_other(play: Play) -> None:
+    async def agent(episode: AgentEpisode) -> None:
+        await ask(episode)
+        await asyncio.gather(*(episode.call_tool(SEARCH) for _ in range(20)))
+
+    done = play(agent)
+    assert (done.record.searches, done.record.repeated_searches) == (20, 19)
+
+
+def test_turns_of_one_request_have_seeds_of_their_own(play: Play, tokenizer: Any) -> None:
+    seeds = list[int]()
+
+    def say(_: str, seed: int) -> str:
+        seeds.append(seed)
+        return call("search_inbox", keywords=[str(seed)])
+
+    async def agent(episode: AgentEpisode) -> None:
+        found = await ask(episode, samples=3)
+        again = await ask(episode)
+        ids = [each.calls[0].id for each in (*found.messages, *again.messages)]
+        assert len(set(ids)) == 4
+
+    done = play(agent, ScriptedPolicy(tokenizer, say))
+    assert (len(set(seeds)), done.turns, len(done.segments)) == (4, 4, 3)
+    first, seeds[:] = list(seeds), []
+    play(agent, ScriptedPolicy(tokenizer, say))
+    assert seeds == first, "they depend on the seed of the episode alone"
+
+
+def test_a_turn_ends_at_a_stop_and_at_its_maximum(play: Play, tokenizer: Any) -> None:
+    async def agent(episode: AgentEpisode) -> None:
+        (turn,) = (await ask(episode, stops=("STOP",))).messages
+        assert (turn.text, turn.finish) == ("Gas costs 42. ", "stop")
+        assert len(turn.tokens) == len(turn.logprobs) > 3
+        (turn,) = (await ask(episode, max_tokens=3)).messages
+        assert (len(turn.tokens), turn.finish) == (3, "length")
+
+    play(agent, ScriptedPolicy(tokenizer, lambda *_: "Gas costs 42. STOP and so on"))
+
+
+@pytest.mark.parametrize(
+    ("limits", "settings", "ending"),
+    [
+        (EpisodeLimits(2, 100_000), {}, "max turns"),
+        (EpisodeLimits(9, 100_000), {"max_sampled_tokens": 40}, "max turns"),
+    ],
+)
+def test_turns_and_tokens_are_limited(play: Play, limits: EpisodeLimits, settings: dict[str, Any], ending: str) -> None:
+    async def agent(episode: AgentEpisode) -> None:
+        for _ in range(2):
+            await ask(episode)
+        with pytest.raises(LimitReachedError):
+            await ask(episode)
+
+    done = play(agent, limits=limits, **settings)
+    assert (done.ending, done.turns) == (ending, 2)
+
+
+def test_turns_that_are_being_sampled_count(play: Play) -> None:
+    async def agent(episode: AgentEpisode) -> None:
+        found = await asyncio.gather(*(ask(episode) for _ in range(5)), return_exceptions=True)
+        assert sum(isinstance(each, LimitReachedError) for each in found) == 3
+
+    assert play(agent, limits=EpisodeLimits(2, 100_000)).turns == 2
+
+
+def test_tool_calls_are_limited(play: Play) -> None:
+    async def agent(episode: AgentEpisode) -> None:
+        await ask(episode)
+        for _ in range(2):
+            await episode.call_tool(SEARCH)
+        with pytest.raises(LimitReachedError):
+            await episode.call_tool(SEARCH)
+
+    done = play(agent, max_tool_calls=2, answer=("42", [ID]))
+    assert (done.record.searches, done.ending) == (2, "answer"), "the answer it returns is no call of its own"
+
+
+def test_a_conversation_that_fills_the_context_is_refused(play: Play) -> None:
+    async def agent(episode: AgentEpisode) -> None:
+        await ask(episode)
+        with pytest.raises(ContextFullError):
+            await ask(episode, Message("user", "gas " * 2000))
+
+    done = play(agent, limits=EpisodeLimits(max_context=1500))
+    assert (done.ending, done.turns) == ("context full", 1)
+
+
+def test_a_failure_of_the_policy_makes_the_episode_worthless(play: Play) -> None:
+    class Failing:
+        failures = 0
+
+        async def sample(self, *_: object, **__: object) -> Completion:
+            self.failures += 1
+            raise PolicyError("inference.unreachable", "gone")
+
+    async def agent(episode: AgentEpisode) -> None:
+        for _ in range(2):
+            with pytest.raises(EpisodeFailedError):
+                await ask(episode)
+        with pytest.raises(EpisodeFailedError):
+            await episode.call_tool(SEARCH)
+
+    policy = Failing()
+    with pytest.raises(PolicyError):
+        play(agent, policy, answer=("42", [ID]))
+    assert policy.failures == 1
+
+
+def test_a_policy_that_changes_makes_the_episode_worthless(play: Play, tokenizer: Any) -> None:
+    versions = iter(("one", "two"))
+
+    class Changing:
+        async def sample(
+            self, ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int], seed: int
+        ) -> Completion:
+            own = ScriptedPolicy(tokenizer, lambda *_: "Hello.", next(versions))
+            return await own.sample(ids, sampling, stop_ids=stop_ids, seed=seed)
+
+    async def agent(episode: AgentEpisode) -> None:
+        await ask(episode)
+        with pytest.raises(EpisodeFailedError):
+            await ask(episode)
+
+    with pytest.raises(PolicyError) as caught:
+        play(agent, Changing())
+    assert caught.value.code == "rollouts.policy-changed"
+
+
+def test_after_the_end_nothing_changes(play: Play) -> None:
+    kept = list[AgentEpisode]()
+
+    async def agent(episode: AgentEpisode) -> None:
+        kept.append(episode)
+        await ask(episode)
+
+    done = play(agent)
+    before = done.to_json()
+
+    async def late() -> None:
+        with pytest.raises(UnknownKeyError):
+            await ask(kept[0])
+        with pytest.raises(UnknownKeyError):
+            await kept[0].call_tool(SEARCH)
+
+    asyncio.run(late())
+    assert done.to_json() == before
+
+
+def test_a_turn_that_ends_after_the_episode_is_not_added(play: Play, tokenizer: Any) -> None:
+    class Slow:
+        def __init__(self) -> None:
+            self.begun, self.released = asyncio.Event(), asyncio.Event()
+
+        async def sample(
+            self, ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int], seed: int
+        ) -> Completion:
+            self.begun.set()
+            await self.released.wait()
+            own = ScriptedPolicy(tokenizer, lambda *_: "Hello.")
+            return await own.sample(ids, sampling, stop_ids=stop_ids, seed=seed)
+
+    async def agent(episode: AgentEpisode) -> None:
+        late = asyncio.create_task(ask(episode))
+        await policy.begun.wait()
+        await episode.end()
+        policy.released.set()
+        with pytest.raises(UnknownKeyError):
+            await late
+
+    policy = Slow()
+    assert play(agent, policy).turns == 0
+
+
+def test_a_conversation_that_the_template_cannot_render_is_refused(play: Play) -> None:
+    async def agent(episode: AgentEpisode) -> None:
+        with pytest.raises(InvalidRequestError):
+            await episode.complete(ModelRequest((Message("tool", "x", call_id="1"),)))
+
+    assert play(agent).turns == 0
+
+
+def test_an_observer_sees_turns_and_results_and_can_end_them(play: Play) -> None:
+    class Meter(EpisodeObserver):
+        turns, results = 0, 0
+
+        @contextmanager
+        def sampling(self) -> Any:
+            if self.turns == 2:
+                raise PolicyError("serving.budget-exhausted", "no more")
+            yield lambda turn: setattr(self, "turns", self.turns + (turn is not None))
+
+        def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:
+            self.results += len(calls) * len(results)
+
+    async def agent(episode: AgentEpisode) -> None:
+        for _ in range(2):
+            await ask(episode)
+        await episode.call_tool(SEARCH)
+        with pytest.raises(EpisodeFailedError):
+            await ask(episode)
+
+    meter = Meter()
+    with pytest.raises(PolicyError):
+        play(agent, observer=meter)
+    assert (meter.turns, meter.results) == (2, 1)
