@@ -125,3 +125,10 @@ def test_processes_that_leave_the_group_of_the_program_end_with_it(tmp_path: Pat
     output, end = run_contained(tmp_path, "/bin/sh", "-c", script)
     assert end == "exit 0"
     assert [each for each in map(int, output.split()) if is_running(each)] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux can kill processes whose parent ends")
+def test_the_program_is_killed_if_it_kills_the_reaper(tmp_path: Path) -> None:
+    output, end = run_contained(tmp_path, "/bin/sh", "-c", "echo $$; kill -9 $PPID; exec sleep 600")
+    assert end == ""
+    wait_until(lambda: not is_running(int(output)))

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 _PATIENCE = 10.0  # default seconds between SIGTERM and SIGKILL
 _POLL_INTERVAL = 0.5  # seconds between checks if the program still runs, where its end cannot be waited for
 _ORPHAN_PATIENCE = 2.0  # seconds for killed orphans to disappear
-_SET_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER of prctl
+_DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl
 
 
 @dataclass(slots=True)
@@ -81,8 +81,13 @@ def _parse(arguments: list[str]) -> _Options:
 
 
 def _start(options: _Options) -> "subprocess.Popen[bytes]":
-    environment = _read_own_environment() if options.is_contained else None
-    return subprocess.Popen(options.command, stdin=options.input, start_new_session=True, env=environment)  # noqa: S603
+    return subprocess.Popen(  # noqa: S603
+        options.command,
+        stdin=options.input,
+        start_new_session=True,
+        env=_read_own_environment() if options.is_contained else None,
+        preexec_fn=_die_with_reaper if options.is_contained else None,
+    )
 
 
 def _read_own_environment() -> dict[bytes, bytes] | None:
@@ -124,10 +129,19 @@ def _signal_group(program: "subprocess.Popen[bytes]", number: signal.Signals) ->
 
 def _adopt_orphans() -> None:
     """Become the parent of processes whose parent ends, in place of the first process of the system."""
+    _set_process_option(_SUBREAPER, 1)
+
+
+def _die_with_reaper() -> None:
+    """Let this process be killed if its parent, the reaper, is killed."""
+    _set_process_option(_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def _set_process_option(option: int, value: int) -> None:
     import ctypes
 
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_SET_SUBREAPER, 1)
+    with suppress(OSError, AttributeError):  # not on Linux
+        ctypes.CDLL(None).prctl(option, value)
 
 
 def _kill_orphans() -> None:
