@@ -22,6 +22,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import TextIO
 
 _PATIENCE = 10.0  # default seconds between SIGTERM and SIGKILL
 _POLL_INTERVAL = 0.5  # seconds between checks if the program still runs, where its end cannot be waited for
@@ -101,7 +102,7 @@ def _read_own_environment() -> dict[bytes, bytes] | None:
 
 
 def _wait(program: "subprocess.Popen[bytes]", options: _Options, signals: list[int]) -> int:
-    watched: list[object] = [sys.stdin]
+    watched: list[TextIO | int] = [sys.stdin]
     with suppress(AttributeError, OSError):  # not on every system
         watched.append(os.pidfd_open(program.pid))
     while program.poll() is None:
