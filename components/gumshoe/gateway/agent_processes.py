@@ -88,13 +88,16 @@ class ProgramAgent:
         Raises:
             AgentCrashedError: if it cannot be started.
         """
-        directory = mkdtemp(prefix="gumshoe-agent-")
+        try:
+            directory = mkdtemp(prefix="gumshoe-agent-")
+        except OSError as error:
+            raise _not_started(error) from None
         spawning = asyncio.create_task(self._spawn(task, directory))
         try:
             try:
                 process = await asyncio.shield(spawning)  # a process that is being started cannot be ended
             except OSError as error:
-                raise _not_started(error.strerror or type(error).__name__) from None
+                raise _not_started(error) from None
             yield process
         finally:
             await _finish(_clean_up(spawning, directory))
@@ -250,7 +253,7 @@ def _name_signal(number: str) -> str:
     return f"signal {number}"
 
 
-def _not_started(fault: str) -> AgentCrashedError:
+def _not_started(fault: OSError | str) -> AgentCrashedError:
     return AgentCrashedError("gateway.agent-not-started", f"the agent's program cannot be started: {fault}")
 
 

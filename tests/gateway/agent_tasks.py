@@ -1,0 +1,42 @@
+"""Tasks of episodes that have no policy: with a stand-in of the tools."""
+
+from datetime import date
+from typing import Any, cast
+
+from gumshoe.gateway.agent_task import AgentTask
+
+KEY = "key-of-the-episode-4f8a2b"
+SCHEMA = {
+    "type": "function",
+    "function": {
+        "name": "search_inbox",
+        "description": "Search the inbox.",
+        "parameters": {
+            "type": "object",
+            "properties": {"keywords": {"type": "array", "items": {"type": "string"}}},
+            "required": ["keywords"],
+        },
+    },
+}
+
+
+class NoTools:
+    """Tools that can be shown, and not called."""
+
+    def schemas(self) -> list[dict[str, Any]]:
+        return [SCHEMA]
+
+
+def make_task(base_url: str = "http://127.0.0.1:9/v1", tools: Any = None, mcp_url: str = "") -> AgentTask:
+    return AgentTask(
+        question="When is the invoice due?",
+        system_prompt="Search the inbox.",
+        user_prompt="I am ann@example.com. When is the invoice due?",
+        base_url=base_url,
+        api_key=KEY,
+        model="policy",
+        mcp_url=mcp_url or "http://127.0.0.1:9/mcp",
+        tools=cast(Any, tools or NoTools()),
+        inbox_address="ann@example.com",
+        query_date=date(2024, 5, 2),
+    )
