@@ -39,6 +39,7 @@ _GROUPS = {
             "Train a first adapter on correct episodes (supervised).",
         ),
         "watch": ("gumshoe.training.commands.watch:watch", "Watch a training run: curves, episodes and time left."),
+        "verify": ("gumshoe.training.commands.verify:verify", "Verify the proof of a run from its files."),
         "plan": ("gumshoe.training.commands.plan:plan", "Estimate the memory and time of a training run."),
         "adapter": ("gumshoe.training.commands.adapter", "Create, inspect and merge LoRA adapters."),
         "pipeline": ("gumshoe_pipelines.commands", "Compile, run and submit the pipelines."),

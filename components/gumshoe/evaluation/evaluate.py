@@ -24,6 +24,8 @@ from gumshoe.evaluation.comparison import compare_policies
 from gumshoe.evaluation.memorization import Memorization
 from gumshoe.evaluation.metrics import Price, accuracy_by_kind, compute_metrics
 from gumshoe.evaluation.predictions import ChosenAnswer, Prediction, group_by_question, write_predictions, write_table
+from gumshoe.evaluation.proof.held_out import write_held_out_proof
+from gumshoe.evaluation.proof.proof_models import PROOF
 from gumshoe.evaluation.results import (
     CHOICES,
     METRICS_FILE,
@@ -164,7 +166,14 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
         write_predictions(directory / PREDICTIONS, predictions)
         write_table(directory / TABLE, predictions)
         result.write(directory)
+    write_held_out_proof(directory, _find_adapters(settings))
     return EvaluationRun(result, scenarios, predictions, trajectories, env_factory)
+
+
+def _find_adapters(settings: EvaluationRequest) -> dict[str, Path]:
+    """Return the directories of the adapters by policy name."""
+    named = {each.name: PolicyName.parse(each.word).adapter for each in settings.policies}
+    return {**{name: place for name, place in named.items() if place is not None}, **dict(settings.adapters)}
 
 
 def _list_attacked(
@@ -304,7 +313,7 @@ def _record_settings(
         )
     with explain_os_errors(directory):
         write_atomically(path, io.BytesIO(json.dumps(before | recorded, indent=2).encode() + b"\n"))
-        for name in (METRICS_FILE, PREDICTIONS, TABLE, REPORT):  # remove the results of earlier runs
+        for name in (METRICS_FILE, PREDICTIONS, TABLE, REPORT, PROOF):  # remove the results of earlier runs
             (directory / name).unlink(missing_ok=True)
 
 

@@ -20,6 +20,8 @@ from gumshoe.evaluation.attacks.attack_rows import list_attack_rows
 from gumshoe.evaluation.evaluate import EvaluationRequest, EvaluationRun
 from gumshoe.evaluation.metrics import Estimate, describe_metric, format_value
 from gumshoe.evaluation.predictions import Prediction
+from gumshoe.evaluation.proof.proof_models import PROOF, Proof, read_proof
+from gumshoe.evaluation.proof.proof_page import list_claims
 from gumshoe.evaluation.results import Comparison, EvaluationResult
 from gumshoe.inference.policy_names import KEYWORDS, PolicyName, load_tokenizer
 from gumshoe.pages.render import embed_json, render_page
@@ -56,10 +58,11 @@ def write_report(evaluated: EvaluationRun, settings: EvaluationRequest, path: Pa
         StorageError: if it cannot be written.
     """
     with explain_os_errors(path):
-        write_atomically(path, io.BytesIO("".join(_page(evaluated, settings)).encode()))
+        proof = read_proof(path.parent) if (path.parent / PROOF).exists() else None
+        write_atomically(path, io.BytesIO("".join(_page(evaluated, settings, proof)).encode()))
 
 
-def _page(evaluated: EvaluationRun, settings: EvaluationRequest) -> Iterator[str]:
+def _page(evaluated: EvaluationRun, settings: EvaluationRequest, proof: Proof | None) -> Iterator[str]:
     """Yield the page in parts, because it may be large."""
     result = evaluated.result
     kinds = list(dict.fromkeys(kind for each in result.policies for kind in each.kinds))
@@ -75,6 +78,7 @@ def _page(evaluated: EvaluationRun, settings: EvaluationRequest) -> Iterator[str
             "verdict": verdict,
             "charts": list(_charts(result, kinds)),
             "kinds": kinds,
+            "claims": list(list_claims(proof)) if proof else [],
             "attacked": [each.attacks for each in result.policies if each.attacks],
             "attack_rows": list(list_attack_rows([each.attacks for each in result.policies])),
             "data": _data_blocks(evaluated, settings),

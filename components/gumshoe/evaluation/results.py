@@ -13,6 +13,7 @@ from gumshoe.errors import UsageError
 from gumshoe.evaluation.attacks.attack_results import AttackResult
 from gumshoe.evaluation.memorization import Memorization
 from gumshoe.evaluation.metrics import METRICS, Estimate, describe_metric, format_value
+from gumshoe.evaluation.proof.proof_models import PROOF, TRAINING
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.rewards.best_of_n import ChoiceMethod
 from gumshoe.scenarios.scenario import ScenarioRecord
@@ -31,6 +32,9 @@ EVALUATION_FILES = {
     f"{CHOICES}/": "Which sample a judge chose (`--choose best`), one file per policy.",
     "attacks/": "Attack messages (`--attacks`), attacked scenarios, trajectories and outcomes.",
     f"{MEMORIZED}/": "Questions about canaries (`--memorised`) and their trajectories, one file per policy.",
+    PROOF: "If the last policy is an adapter whose run has a proof: that proof with the paired comparison to the first "
+    "policy. `gumshoe verify` checks it.",
+    f"{TRAINING}/": "The files of that run which its proof is computed from.",
     SETTINGS_FILE: "Settings of the evaluation. One with other settings cannot continue in this directory.",
     MARK: "The inboxes whose mail the files quote.",
 }
@@ -238,17 +242,16 @@ class EvaluationResult(BaseModel):
         write_atomically(directory / METRICS_FILE, io.BytesIO(self.model_dump_json(indent=2).encode() + b"\n"))
 
 
-def read_result(place: str) -> tuple[EvaluationResult, PolicyResult]:
-    """Read an evaluation and one of its policies from DIR or FILE, with `#NAME` if it has several policies.
+def read_evaluation(path: Path) -> EvaluationResult:
+    """Read the `metrics.json` of an evaluation.
 
     Raises:
-        UsageError: if the evaluation or the policy does not exist, or it has several policies and none is named.
+        UsageError: if it does not exist, or is another file.
     """
-    where, _, name = place.partition("#")
-    path = Path(where) / METRICS_FILE if Path(where).is_dir() else Path(where)
     try:
-        found = EvaluationResult.model_validate_json(path.read_bytes())
+        return EvaluationResult.model_validate_json(path.read_bytes())
     except OSError as error:
+        where = path.parent if path.name == METRICS_FILE else path
         raise UsageError(
             "evaluation.not-found",
             f"no evaluation at {where}: {error.strerror}; name a directory that `gumshoe evaluate` wrote, or its "
@@ -259,6 +262,17 @@ def read_result(place: str) -> tuple[EvaluationResult, PolicyResult]:
             "evaluation.invalid-metrics-file",
             f"{path} is not a {METRICS_FILE} of gumshoe: {describe_validation_error(error)}",
         ) from None
+
+
+def read_result(place: str) -> tuple[EvaluationResult, PolicyResult]:
+    """Read an evaluation and one of its policies from DIR or FILE, with `#NAME` if it has several policies.
+
+    Raises:
+        UsageError: if the evaluation or the policy does not exist, or it has several policies and none is named.
+    """
+    where, _, name = place.partition("#")
+    path = Path(where) / METRICS_FILE if Path(where).is_dir() else Path(where)
+    found = read_evaluation(path)
     names = [each.name for each in found.policies]
     if not name and len(names) == 1:
         name = names[0]

@@ -28,6 +28,8 @@ class RolloutProgress:
     running: int = 0
     retried: int = 0
     """Retries after failures of infrastructure."""
+    retry_causes: Counter[str] = field(default_factory=Counter)
+    """Retries by error code."""
     dropped: int = 0
     """Dropped groups."""
     sampled_tokens: int = 0
@@ -121,8 +123,9 @@ class RolloutEngine:
                 for attempt in range(1, self.tries):
                     try:
                         return self._count(await self.run_episode(scenario, sample, attempt), attempt)
-                    except UnavailableError:
+                    except UnavailableError as error:
                         self.progress.retried += 1
+                        self.progress.retry_causes[error.code] += 1
                 return self._count(await self.run_episode(scenario, sample, self.tries), self.tries)
             finally:
                 self.progress.running -= 1

@@ -55,6 +55,10 @@ class StepRecord(_BaseRecord):
     drop_rate: float = Field(description="share of started groups that were dropped")
     draws: int = Field(description="number of times that scenarios were sampled for this step")
     retried: int = Field(description="episodes that were run again after infrastructure failed")
+    retry_causes: dict[str, int] = Field(default_factory=dict, description="number of these by error code")
+    dropped: dict[str, str] = Field(
+        default_factory=dict, description="error code of each dropped group, by the id of its scenario"
+    )
     skipped: bool = Field(description="true if no group was left, so that no weight changed")
     importance_ratio: float = Field(
         description="mean ratio of the trainer's to the sampler's probability of sampled tokens, each at most 1: 1 "

@@ -11,6 +11,7 @@ from gumshoe.artifacts.base_models import resolve_base_model
 from gumshoe.environments.recorded import has_environment, read_environment
 from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.errors import UsageError
+from gumshoe.evaluation.proof.proof_models import PROOF, PROOF_PAGE
 from gumshoe.inference.policy_names import TINY, is_tiny
 from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS, resolve_chat_settings
 from gumshoe.scenarios.lineage import Lineage
@@ -27,6 +28,8 @@ BASELINE = "baseline.json"
 SERVED = "served.json"
 """The adapter that the run's servers must load after a restart."""
 METRICS = "metrics.jsonl"
+EPISODES, ATTEMPTS = "episodes.jsonl", "attempts.jsonl"
+"""Evidence for the proof of the run, beside `METRICS`: its scored episodes, and when it started and ended."""
 SERVER_LOG = "vllm.log"
 STALLED = "stalled.txt"
 PROGRESS = "progress.json"
@@ -48,6 +51,12 @@ RUN_FILES = {
     f"{CHECKPOINT}N/": "Checkpoint after step N: an adapter with the state of the optimizer. `--resume` continues from "
     "the newest complete one.",
     METRICS: "One JSON object per line, for each step and each evaluation.",
+    EPISODES: "One JSON object per line for each scored episode: its policy, rewards, failed attempts and the "
+    "comparison of the sampler's probabilities with the trainer's. Evidence for the proof.",
+    ATTEMPTS: "One JSON object per line for each start, step and end of the run, from which its hours are counted. "
+    "Nothing is ever removed from it.",
+    PROOF: "What the run claims about itself, with the digests of the files that show it. `gumshoe verify` checks it.",
+    PROOF_PAGE: "The proof as a page.",
     PAGE: "The curves, as one page that loads nothing else.",
     f"{PLOTS}/": "The curves, as PNG files.",
     f"{TENSORBOARD}/": "The curves, for TensorBoard.",

@@ -17,6 +17,7 @@ from gumshoe.rollouts.agent_settings import NamedAgent
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.training.settings_sections import (
+    CostSettings,
     DataSettings,
     EvalDuringTrainingSettings,
     LoraSettings,
@@ -63,6 +64,7 @@ class TrainSettings(Section):
     optimizer: OptimizerSettings = Field(default_factory=OptimizerSettings)
     evaluation: EvalDuringTrainingSettings = Field(default_factory=EvalDuringTrainingSettings)
     output: OutputSettings = Field(default_factory=OutputSettings)
+    costs: CostSettings = Field(default_factory=CostSettings)
 
     @model_validator(mode="before")
     @classmethod

@@ -355,6 +355,17 @@ class EvalDuringTrainingSettings(Section):
     )
 
 
+class CostSettings(Section):
+    """Prices for the proof of the run, which counts its hours of GPU and CPU."""
+
+    gpu_hour: float | None = Field(None, ge=0, description="price of one GPU for an hour; no costs if unset")
+    cpu_hour: float | None = Field(None, ge=0, description="price of one processor for an hour; not counted if unset")
+    currency: str = Field("USD", min_length=1, max_length=8, description="currency of the prices")
+    server_gpus: int = Field(
+        0, ge=0, description="number of GPUs of rollouts.servers, which the run does not start and cannot count"
+    )
+
+
 class OutputSettings(Section):
     """The files and metrics that a run writes."""
 

@@ -10,6 +10,8 @@ from typing import Any
 from gumshoe.artifacts.storage import open_uri
 from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.errors import UsageError
+from gumshoe.evaluation.proof.held_out import copy_run_evidence
+from gumshoe.evaluation.proof.proof_models import TRAINING
 from gumshoe.training.launch.supervisor import train
 from gumshoe.training.plots import write_plots
 from gumshoe.training.records import read_records
@@ -100,6 +102,7 @@ def run_training(request: TrainRequest) -> Path:
 def load_result(directory: Path) -> TrainResult:
     """Read the result of a finished run from its directory, and draw its plots."""
     adapter = directory / (BEST if (directory / BEST).exists() else FINAL)
+    copy_run_evidence(directory, adapter / TRAINING)  # later steps get the adapter alone
     metadata = Metadata.model_validate_json((adapter / METADATA).read_bytes())
     facts = {
         "base_model": metadata.settings.model.name,

@@ -1,19 +1,22 @@
 """Report a run: `metrics.jsonl`, Prometheus, TensorBoard and other trackers, plots, and lines on the terminal."""
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from gumshoe.terminal import Advance, ProgressLines, err, printable
 from gumshoe.training.algorithms.algorithm import Algorithm
+from gumshoe.training.attempts import AttemptProgress, write_attempt_event
+from gumshoe.training.episode_records import EpisodeRecord, truncate_episodes, write_episodes
 from gumshoe.training.grpo.rollout_collector import RolloutBatch
 from gumshoe.training.grpo.step_summary import advantage_lines
 from gumshoe.training.metrics_exporter import MetricsExporter
 from gumshoe.training.plots import write_plots
 from gumshoe.training.progress_file import ProgressFile
 from gumshoe.training.records import EvaluationRecord, StepRecord, truncate_records, write_record
-from gumshoe.training.run_spec import METRICS, RunSpec
+from gumshoe.training.run_spec import ATTEMPTS, EPISODES, METRICS, RunSpec
 from gumshoe.training.settings import TrainSettings
 
 _RECENT = 20  # steps that the time left is estimated from
@@ -29,7 +32,7 @@ class RunReporter:
     def __init__(self, spec: RunSpec, steps: int, algorithm: Algorithm, progress_file: ProgressFile) -> None:
         self._settings: TrainSettings = spec.settings
         self._directory: Path = spec.directory
-        self._title, self._steps = f"Run {spec.run}", steps
+        self._title, self._steps, self._attempt = f"Run {spec.run}", steps, spec.attempt
         self._algorithm, self._progress_file = algorithm, progress_file
         self._exporter: MetricsExporter | None = None
         self._pending: list[StepRecord | EvaluationRecord] = []
@@ -46,7 +49,11 @@ class RunReporter:
         return [each for each in self.records if isinstance(each, StepRecord)]
 
     def read_records(self, last_step: int) -> list[StepRecord | EvaluationRecord]:
-        """Remove the records after `last_step` from `metrics.jsonl`, and return the others; -1 removes all."""
+        """Remove the records after `last_step` from `metrics.jsonl`, and return the others; -1 removes all.
+
+        Episodes after that step are removed too.
+        """
+        truncate_episodes(self._directory / EPISODES, last_step)
         return truncate_records(self._directory / METRICS, last_step)
 
     @contextmanager
@@ -70,6 +77,13 @@ class RunReporter:
         if self._exporter:
             self._exporter.record(record)
         self._pending.append(record)
+
+    def add_episodes(self, episodes: Iterable[EpisodeRecord], step: int) -> None:
+        """Record the episodes of a step, before the step itself, and that this attempt has reached it."""
+        write_episodes(self._directory / EPISODES, episodes)
+        write_attempt_event(
+            self._directory / ATTEMPTS, AttemptProgress(attempt=self._attempt, time=time.time(), step=step)
+        )
 
     def send_to_trackers(self, trainer: Any) -> None:
         """Send new records to the trackers of `output.report_to`. They accept none before training starts."""

@@ -7,6 +7,7 @@ draw.
 import asyncio
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
@@ -66,6 +67,8 @@ class RolloutBatch:
     """Why a group is missing (infrastructure or judge), by the id of its scenario."""
     draws: int = 0
     retried: int = 0
+    retry_causes: Counter[str] = field(default_factory=Counter)
+    """Number of retries by error code."""
     seconds: float = 0.0
 
     @property
@@ -227,6 +230,7 @@ class RolloutCollector:
             first = errors.exceptions[0]  # it cancelled the others
             raise first from first.__cause__
         found.retried += engine.progress.retried
+        found.retry_causes.update(engine.progress.retry_causes)
         ended = (started[each.id].result() for each in scenarios if each.id in started)
         whole = [group for group in ended if group is not None]
         if found.dropped and not whole and not found.scored:

@@ -27,7 +27,7 @@ from gumshoe.training.grpo.rollout_collector import RolloutBatch, RolloutCollect
 from gumshoe.training.grpo.sampler import PolicyPublisher, create_sampler
 from gumshoe.training.grpo.schedule import Schedule
 from gumshoe.training.grpo.simple import build_prompts, first_turn_means, first_turn_reward
-from gumshoe.training.grpo.step_summary import step_record
+from gumshoe.training.grpo.step_summary import episode_records, step_record
 from gumshoe.training.grpo.trainer import AgentTrainer, Hooks
 from gumshoe.training.grpo.trl_config import grpo_config
 from gumshoe.training.grpo.validation import Validator, is_best_trained
@@ -292,6 +292,9 @@ class Run:
         if is_simple:
             before = sum(each.tokens for each in self._reporter.steps)
             record = record.model_copy(update=first_turn_means(logs, settings, before))
+        is_first_use = latest.uses == 1 and not is_simple
+        episodes = episode_records(record.step, found, latest.comparisons, self._env) if is_first_use else ()
+        self._reporter.add_episodes(episodes, record.step)
         self._reporter.add(record)
         self._track()
         self._reporter.print_step(record, found, seconds)

@@ -3,13 +3,15 @@
 import math
 import statistics
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from gumshoe.environments.registry import EnvFactory
 from gumshoe.training.algorithms.algorithm import Algorithm
 from gumshoe.training.algorithms.turn_level import TurnLevel
+from gumshoe.training.episode_records import EpisodeRecord, SampledComparison
 from gumshoe.training.grpo.rollout_collector import RolloutBatch
 from gumshoe.training.records import StepRecord
 
@@ -87,6 +89,8 @@ def episode_means(found: RolloutBatch) -> dict[str, object]:
         "drop_rate": len(found.dropped) / max(1, started),
         "draws": found.draws,
         "retried": found.retried,
+        "retry_causes": dict(found.retry_causes.most_common()),
+        "dropped": {scenario: _find_code(cause) for scenario, cause in found.dropped.items()},
         "turns": _mean(each.turns for each in episodes),
         "sampled_tokens": _mean(each.sampled_tokens for each in episodes),
         "endings": dict(Counter(each.ending for each in episodes).most_common()),
@@ -94,6 +98,40 @@ def episode_means(found: RolloutBatch) -> dict[str, object]:
         "rollout_seconds": found.seconds,
         "episode_seconds": {share: took[round(share * (len(took) - 1))] for share in _SHARES} if took else {},
     }
+
+
+def episode_records(
+    step: int, found: RolloutBatch, comparisons: Sequence[SampledComparison], env: EnvFactory
+) -> Iterator[EpisodeRecord]:
+    """Yield the records of a step's scored episodes.
+
+    `comparisons` are those of the groups to train on, episode by episode; more of them belong to missing groups.
+    """
+    trained = [each for group in found.groups for each in group.trajectories]
+    compared = {id(each): comparison for each, comparison in zip(trained, comparisons, strict=False)}
+    for group in found.scored:
+        sources = [env.find_source(group.scenario, each) is not None for each in group.scenario.sources]
+        answerable = all(sources) if group.scenario.needs_all else any(sources)
+        for each in group.trajectories:
+            yield EpisodeRecord(
+                step=step,
+                scenario=each.scenario,
+                sample=each.sample,
+                answerable=answerable,
+                policy=each.policy,
+                ending=each.ending,
+                tries=each.tries,
+                completions=sum(span.origin == "sampled" for span in each.spans),
+                tokens=each.sampled_tokens,
+                splits=tuple(segment.reason for segment in each.segments),
+                rewards=each.rewards,
+                compared=compared.get(id(each)),
+            )
+
+
+def _find_code(message: str) -> str:
+    """Return the code at the end of `GumshoeError.message_with_code`."""
+    return message.rpartition("[")[2].rstrip("]")
 
 
 def turn_advantages(found: RolloutBatch, algorithm: Algorithm) -> list[list[tuple[float, ...]]]:

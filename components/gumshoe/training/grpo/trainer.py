@@ -4,6 +4,7 @@ Invariants: tokens are exactly those that the policy saw and sampled. Tokens of 
 loss, except in mode `rollout`. A group is dropped if the sampler's log-probabilities do not match the trainer's.
 """
 
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from gumshoe.errors import UnavailableError
 from gumshoe.inference.cache_rows import has_only_attention
 from gumshoe.training.algorithms.algorithm import Algorithm, TokenBatch
+from gumshoe.training.episode_records import SampledComparison
 from gumshoe.training.grpo.logprobs import (
     common_prefix_length,
     compute_logprobs,
@@ -53,6 +55,8 @@ class StepMetrics:
     """Mean absolute difference of their log-probabilities, in nats per token."""
     is_skipped: bool = False
     """No group was left, so the weights did not change."""
+    comparisons: list[SampledComparison] = field(default_factory=list)
+    """Comparison of sampler and trainer for each sample of the step, in their order."""
 
 
 def _given_reward(reward: list[float | None], **_: Any) -> list[float | None]:
@@ -299,6 +303,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         batch["tool_mask"] = batch["tool_mask"] * kept.unsqueeze(1)
         mask = mask * kept.unsqueeze(1)
         read = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)  # [episodes]
+        self._compare_episodes(difference, sampled, mask.sum(1), off_policy.repeat_interleave(self.num_generations))
         ratios = difference.exp().clamp(max=1).where(sampled, 0.0).sum()
         sums = (mask.sum(), read[counts > 0].sum(), off_policy.sum(), (there & ~off_policy).sum(), counts.sum())
         own = torch.stack([*(each.double() for each in sums), ratios.double(), difference.abs().sum().double()])
@@ -316,6 +321,39 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
                 f"all episodes of step {self.state.global_step} are off-policy: the sampler's log-probabilities differ "
                 f"by up to {float(most):.3g} nats per token; check that no other run uses the server",
             )
+
+    def _compare_episodes(
+        self, difference: torch.Tensor, sampled: torch.Tensor, trained: torch.Tensor, rejected: torch.Tensor
+    ) -> None:
+        """Keep the comparison of sampler and trainer for each episode of all processes.
+
+        `difference` and `sampled` are [episodes, tokens]: the trainer's log-probabilities minus the sampler's, and the
+        tokens that have both. `trained` is the number of tokens that are trained on, [episodes].
+        """
+        counts = sampled.sum(1)
+        ratios = difference.exp()
+        columns = (
+            counts,
+            difference.abs().sum(1) / counts.clamp(min=1),
+            ratios.clamp(max=1).where(sampled, 0.0).sum(1) / counts.clamp(min=1),
+            ratios.where(sampled, math.inf).amin(1).where(counts > 0, 0.0),
+            ratios.where(sampled, 0.0).amax(1),
+            trained,
+            rejected,
+        )
+        own = torch.stack([each.double() for each in columns], dim=1)  # [episodes, columns]
+        self._hooks.latest.comparisons = [
+            SampledComparison(
+                tokens=int(row[0]),
+                difference=row[1],
+                mean_ratio=row[2],
+                min_ratio=row[3],
+                max_ratio=row[4],
+                trained=int(row[5]),
+                rejected=bool(row[6]),
+            )
+            for row in self.accelerator.gather(own).tolist()
+        ]
 
     def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:
         """Train on a pass as TRL does. If no group is left, no weight changes, not even by the optimizer's momentum."""

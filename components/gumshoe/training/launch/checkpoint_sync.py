@@ -16,8 +16,20 @@ from gumshoe.artifacts.manifest import Manifest
 from gumshoe.artifacts.pruning import remove_artifact
 from gumshoe.artifacts.store import PRUNED, Store, VersionTakenError
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.evaluation.proof.proof_models import PROOF
 from gumshoe.terminal import err, hide_progress, printable
-from gumshoe.training.run_spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC, find_checkpoints, step_of
+from gumshoe.training.run_spec import (
+    ATTEMPTS,
+    BASELINE,
+    BEST,
+    EPISODES,
+    FINAL,
+    METADATA,
+    METRICS,
+    SPEC,
+    find_checkpoints,
+    step_of,
+)
 
 CHECKPOINTS = "checkpoints"
 _ATTEMPTS = "attempts"  # prefix of an empty object per attempt
@@ -101,7 +113,7 @@ class CheckpointStore:
         def keep_uploading() -> None:
             while not ended.wait(_POLL):
                 try:
-                    self._upload(directory, attempt)
+                    self._upload(directory, attempt, is_last=False)
                 except (GumshoeError, OSError) as error:
                     _warn(_upload_error(f"could not upload a checkpoint, will retry: {error}"))
                     ended.wait(_RETRY_DELAY)
@@ -118,7 +130,7 @@ class CheckpointStore:
             ended.set()
             sender.join()
             try:
-                self._upload(directory, attempt)
+                self._upload(directory, attempt, is_last=True)
             except (GumshoeError, OSError) as error:
                 last = _upload_error(
                     f"the run's last checkpoint is in {directory} but not in the store: {error}; continue with --resume"
@@ -127,11 +139,12 @@ class CheckpointStore:
                     raise last from None
                 _warn(last)
 
-    def _upload(self, directory: Path, attempt: int) -> None:
+    def _upload(self, directory: Path, attempt: int, *, is_last: bool) -> None:
         newest = next(reversed(find_checkpoints(directory)), None)
         if newest is None:
             return
-        is_over = (directory / FINAL / METADATA).exists()
+        # The proof is written after the final adapter, and belongs to the end of the run.
+        is_over = (directory / FINAL / METADATA).exists() and (is_last or (directory / PROOF).exists())
         if (step_of(newest), is_over) == self._uploaded:
             return
         outgoing = directory / _OUTGOING
@@ -139,7 +152,7 @@ class CheckpointStore:
         outgoing.mkdir()
         try:
             _link_directories(directory, outgoing, newest.name, BEST, *[FINAL] * is_over)
-            for name in (SPEC, METRICS, BASELINE):  # these change, so copy them
+            for name in (SPEC, METRICS, EPISODES, ATTEMPTS, BASELINE, PROOF):  # these change, so copy them
                 if (directory / name).exists():
                     shutil.copyfile(directory / name, outgoing / name)
             with hide_progress():

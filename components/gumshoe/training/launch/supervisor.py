@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,25 +19,30 @@ from pydantic import ValidationError
 from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.storage import Deadline, DeadlineError, lock_directory, make_writable_directory, write_atomically
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.evaluation.proof.proof_models import PROOF, PROOF_PAGE
 from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.inference.vllm_server import check_server, find_free_ports, is_vllm_installed, server_address
 from gumshoe.installation import install_command
 from gumshoe.rewards.reward import load_reward
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.signals import handle_signals
-from gumshoe.terminal import err
+from gumshoe.terminal import err, printable
+from gumshoe.training.attempts import record_attempt
 from gumshoe.training.launch.adapter_transfer import check_adapter_transfer
 from gumshoe.training.launch.checkpoint_sync import CheckpointStore
 from gumshoe.training.launch.distributed_env import DistributedEnv
 from gumshoe.training.launch.servers import Servers, create_servers, find_server_logs
 from gumshoe.training.models.base_model import check_same_base, check_served_experts
-from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, visible_gpus
+from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, available_processors, visible_gpus
 from gumshoe.training.planning.memory_plan import check_memory, inspect_machine
+from gumshoe.training.run_proof import write_run_proof
 from gumshoe.training.run_spec import (
     ADAPTERS,
+    ATTEMPTS,
     BASELINE,
     BEST,
     CHECKPOINT,
+    EPISODES,
     FINAL,
     METADATA,
     METRICS,
@@ -77,6 +82,7 @@ _CHANGEABLE = (  # settings that may change when a run is resumed
     "evaluation.patience",
     "evaluation.baseline",
     "model.check_memory",
+    "costs.",
     "lora.start",  # a resumed run starts from a checkpoint
     "rollouts.engine",
     "rollouts.servers",
@@ -175,6 +181,8 @@ def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
         spec = _resume_spec(wanted) if resume else _prepare_new_run(wanted, replace_run=replace_run)
         if spec is None:
             ended = _read_spec(directory / SPEC)
+            if not (directory / PROOF).exists():  # the process was killed before it wrote the proof
+                _prove(directory)
             if store is not None and ended is not None:
                 with store.uploading(directory, ended.attempt):  # files that could not be uploaded when the run ended
                     pass
@@ -185,18 +193,35 @@ def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
             spec = spec.model_copy(update={"attempt": store.claim_attempt(spec.attempt)})
         _write_spec(spec)  # before the servers start, which takes minutes, so that the run can be resumed from here on
         servers = None
-        if settings.servers:
-            servers = create_servers(settings, directory, allocation)
-            err.print(f"Starting {settings.servers} vLLM servers" if settings.servers > 1 else "Starting vLLM")
-            with exit_on_sigterm():
-                stack.enter_context(servers)
-            spec = spec.model_copy(update={"urls": servers.urls})
-        _write_spec(spec)
-        if store is not None:
-            stack.enter_context(store.uploading(directory, spec.attempt))
-        trainers = start_trainers(_TRAINER, directory / SPEC, settings.optimizer.processes, allocation, lock, node)
-        check_exit_status(wait_for_trainers(trainers, servers), directory)
+        with _record_attempt(spec, allocation, node.count):
+            if settings.servers:
+                servers = create_servers(settings, directory, allocation)
+                err.print(f"Starting {settings.servers} vLLM servers" if settings.servers > 1 else "Starting vLLM")
+                with exit_on_sigterm():
+                    stack.enter_context(servers)
+                spec = spec.model_copy(update={"urls": servers.urls})
+            _write_spec(spec)
+            if store is not None:
+                stack.enter_context(store.uploading(directory, spec.attempt))
+            trainers = start_trainers(_TRAINER, directory / SPEC, settings.optimizer.processes, allocation, lock, node)
+            check_exit_status(wait_for_trainers(trainers, servers), directory)
+        _prove(directory)
     return directory
+
+
+def _record_attempt(spec: RunSpec, allocation: GpuAllocation, nodes: int) -> AbstractContextManager[None]:
+    """Record the start and the end of an attempt, with the hardware that it holds."""
+    own = {*allocation.trainers, *(gpu for each in allocation.servers for gpu in each)}
+    gpus = len(own) * nodes + spec.settings.costs.server_gpus
+    return record_attempt(spec.directory / ATTEMPTS, spec.attempt, gpus, available_processors() * nodes)
+
+
+def _prove(directory: Path) -> None:
+    """Write the proof of a finished run. A run without the records that it needs ends with a warning."""
+    try:
+        write_run_proof(directory)
+    except UsageError as error:
+        err.print(f"[bold yellow]warning:[/] {printable(error.message_with_code)}", soft_wrap=True)
 
 
 def _train_other_node(wanted: RunSpec, node: DistributedEnv, allocation: GpuAllocation, lock: int) -> int:
@@ -334,7 +359,7 @@ def _resume_spec(wanted: RunSpec) -> RunSpec | None:
     old = directory / f".{BEST}.old"  # left by a process that was killed while it replaced the best adapter
     if old.exists() and not (directory / BEST).exists():
         old.rename(directory / BEST)
-    _remove(directory, SERVED, FINAL, ADAPTERS)
+    _remove(directory, SERVED, FINAL, ADAPTERS, PROOF, PROOF_PAGE)
     known = {"run": before.run, "attempt": before.attempt + 1, "resume": True}
     if find_checkpoints(directory):  # their weights come from the first start, even if lora.start has changed
         known["before"] = before.before
@@ -362,8 +387,9 @@ def _prepare_new_run(wanted: RunSpec, *, replace_run: bool) -> RunSpec:
             f"{directory} contains {', '.join(there)}, but no run; choose another --out, or have them deleted with "
             "--replace",
         )
+    pages = (PAGE, PROOF, PROOF_PAGE)
     logs = [each.name for each in find_server_logs(directory)]
-    _remove(directory, SPEC, BASELINE, SERVED, METRICS, STALLED, PROGRESS, PAGE, *logs, *own)
+    _remove(directory, SPEC, BASELINE, SERVED, METRICS, EPISODES, ATTEMPTS, STALLED, PROGRESS, *pages, *logs, *own)
     return wanted
 
 

@@ -1,0 +1,246 @@
+"""Verify a proof: compute every number again from the files, and compare."""
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gumshoe.artifacts.manifest import FileEntry, file_digest
+from gumshoe.errors import UsageError
+from gumshoe.evaluation.gate import Decision
+from gumshoe.evaluation.metrics import compute_metrics
+from gumshoe.evaluation.predictions import Prediction, read_predictions
+from gumshoe.evaluation.proof.held_out import compare_predictions, complete_proof
+from gumshoe.evaluation.proof.proof_models import PROOF, TRAINING, Proof, TrainingCost, read_proof
+from gumshoe.evaluation.results import (
+    METRICS_FILE,
+    PREDICTIONS,
+    TRAJECTORIES,
+    EvaluationResult,
+    PolicyResult,
+    read_evaluation,
+)
+from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.rollouts.writer import read_trajectories
+from gumshoe.training.episode_records import EpisodeRecord, read_episodes
+from gumshoe.training.records import StepRecord, read_records
+from gumshoe.training.run_proof import compute_run_proof
+from gumshoe.training.run_spec import ADAPTER_WEIGHTS, ATTEMPTS, EPISODES, METRICS
+
+_DECISION = "gate.json"
+_EXACT = 1e-9  # relative: the same computation on another machine
+_ROUNDED = 1e-4  # relative: the trainer adds up in 32 bits
+_CLOCK = 0.01  # relative: the clock of a machine may be adjusted
+
+
+@dataclass(frozen=True, slots=True)
+class ProofDifference:
+    """A value that is recorded in one file and is another if computed from other files."""
+
+    claim: str
+    """Name of the file and of the value in it."""
+    recorded: Any
+    computed: Any
+
+
+@dataclass(frozen=True, slots=True)
+class ProofCheck:
+    """Result of a verification."""
+
+    proof: Proof
+    checked: int
+    """Number of values that were compared."""
+    differences: tuple[ProofDifference, ...]
+    absent: tuple[str, ...]
+    """Directories of adapters whose weights are not here, so that their digest was not checked."""
+
+
+def verify_proof(directory: Path) -> ProofCheck:
+    """Verify the proof in the directory of a run, or of an evaluation with the files of the run.
+
+    Raises:
+        UsageError: there is no proof, or a file that it is computed from is missing or none of its kind.
+    """
+    proof = read_proof(directory)
+    _check_files_exist(directory, proof.files)
+    is_evaluated = (directory / METRICS_FILE).is_file()
+    place = directory / TRAINING if is_evaluated else directory
+    computed = trained = compute_run_proof(place)
+    found = list(_compare_adapters(place, proof))
+    if is_evaluated:
+        adapter = proof.held_out.adapter if proof.held_out else ""
+        computed = complete_proof(trained, directory, adapter)
+        found += _compare_with_run(proof, read_proof(place), trained)
+        found += check_evaluation(directory)
+    values = _values_of(proof)
+    found += _compare(PROOF, values, _values_of(computed))
+    found += [*check_records(place), *_check_hours(trained.cost)]
+    absent = tuple(name for name in proof.adapters if not (place / name / ADAPTER_WEIGHTS).is_file())
+    return ProofCheck(proof, len(values), tuple(found), absent)
+
+
+def _check_hours(cost: TrainingCost) -> Iterator[ProofDifference]:
+    """Yield if the recorded attempts are shorter than the steps that were made in them."""
+    is_known = cost.attempts_timed == cost.attempts
+    if is_known and cost.wall_hours < cost.step_hours * (1 - _CLOCK):
+        yield ProofDifference(f"{ATTEMPTS}: hours", cost.wall_hours, f"steps of {cost.step_hours:.4f} h in {METRICS}")
+
+
+def _compare_with_run(proof: Proof, recorded: Proof, trained: Proof) -> Iterator[ProofDifference]:
+    """Yield where the proof of an evaluation contradicts that of the run, or this its files."""
+    yield from _compare(f"{TRAINING}/{PROOF}", _values_of(recorded), _values_of(trained))
+    yield from _compare(f"{PROOF}: adapters", proof.adapters, recorded.adapters)
+    if proof.held_out and proof.held_out.adapter not in recorded.adapters.values():
+        yield ProofDifference(f"{PROOF}: held_out.adapter", proof.held_out.adapter, "none of the run's adapters")
+
+
+def _check_files_exist(directory: Path, files: Sequence[FileEntry]) -> None:
+    missing = [each.path for each in files if not (directory / each.path).is_file()]
+    if missing:
+        raise UsageError(
+            "proof.file-missing",
+            f"{directory} lacks files that its proof is computed from: {', '.join(missing)}; copy the whole directory",
+        )
+
+
+def _values_of(proof: Proof) -> dict[str, Any]:
+    """Return the values of a proof by dotted name, without the digests of weights, which are compared apart."""
+    fields = proof.model_dump(exclude={"adapters", "files"})
+    fields["files"] = {each.path: {"size": each.size, "sha256": each.sha256} for each in proof.files}
+    return dict(_flatten(fields, ""))
+
+
+def _flatten(fields: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in fields.items():
+        if isinstance(value, dict) and value:
+            yield from _flatten(value, f"{prefix}{name}.")
+        elif value != {}:
+            yield f"{prefix}{name}", value
+
+
+def _compare(
+    where: str, recorded: Mapping[str, Any], computed: Mapping[str, Any], tolerance: float = _EXACT
+) -> Iterator[ProofDifference]:
+    for name in dict.fromkeys((*recorded, *computed)):
+        mine, theirs = recorded.get(name), computed.get(name)
+        if not _are_equal(mine, theirs, tolerance):
+            yield ProofDifference(f"{where}: {name}", mine, theirs)
+
+
+def _are_equal(mine: Any, theirs: Any, tolerance: float) -> bool:
+    if isinstance(mine, bool) or isinstance(theirs, bool) or not isinstance(mine, int | float):
+        return bool(mine == theirs)
+    if not isinstance(theirs, int | float):
+        return False
+    both_unknown = math.isnan(mine) and math.isnan(theirs)
+    return both_unknown or math.isclose(mine, theirs, rel_tol=tolerance, abs_tol=tolerance)
+
+
+def _compare_adapters(place: Path, proof: Proof) -> Iterator[ProofDifference]:
+    for name, digest in proof.adapters.items():
+        path = place / name / ADAPTER_WEIGHTS
+        if path.is_file() and (found := file_digest(path)) != digest:
+            yield ProofDifference(f"{PROOF}: adapters.{name}", digest, found)
+
+
+def check_records(directory: Path) -> Iterator[ProofDifference]:
+    """Yield where the records of a run's steps contradict those of its episodes."""
+    by_step = defaultdict[int, list[EpisodeRecord]](list)
+    for each in read_episodes(directory / EPISODES):
+        by_step[each.step].append(each)
+    steps = [each for each in read_records(directory / METRICS) if isinstance(each, StepRecord)]
+    for step in steps:
+        episodes = by_step.pop(step.step, [])
+        if step.use == 1 and episodes:
+            summary = _summarize(episodes)
+            recorded = {name: value for name, value in step.model_dump().items() if name in summary}
+            recorded["rewards"] = {name: value for name, value in step.rewards.items() if name in summary["rewards"]}
+            flat = (dict(_flatten(each, "")) for each in (recorded, summary))
+            yield from _compare(f"{METRICS}: step {step.step}", *flat, tolerance=_ROUNDED)
+    for number, episodes in by_step.items():
+        yield ProofDifference(f"{METRICS}: step {number}", None, f"{len(episodes):,} episodes in {EPISODES}")
+
+
+def _summarize(episodes: Sequence[EpisodeRecord]) -> dict[str, Any]:
+    """Return the fields of a step's record that follow from the records of its episodes."""
+    rewards = [each.rewards["reward"] for each in episodes]
+    names = dict.fromkeys(name for each in episodes for name in each.rewards if name != "reward")
+    known = {
+        name: [value for each in episodes if not math.isnan(value := each.rewards.get(name, math.nan))]
+        for name in names
+    }
+    compared = [each.compared for each in episodes if each.compared is not None]
+    tokens = sum(each.tokens for each in compared)
+    endings = [each.ending for each in episodes]
+    found: dict[str, Any] = {
+        "reward": statistics.fmean(rewards),
+        "reward_std": statistics.pstdev(rewards),
+        "rewards": {name: statistics.fmean(values) for name, values in known.items() if values},
+        "trainable_tokens": sum(each.trained for each in compared),
+        "sampled_tokens": statistics.fmean(each.tokens for each in episodes),
+        "endings": {name: endings.count(name) for name in dict.fromkeys(endings)},
+        "split_episodes": statistics.fmean(bool(each.splits) for each in episodes),
+        "scenarios": tuple(dict.fromkeys(each.scenario for each in episodes)),
+    }
+    if tokens:
+        found["importance_ratio"] = math.fsum(each.mean_ratio * each.tokens for each in compared) / tokens
+        found["logprob_difference"] = math.fsum(each.difference * each.tokens for each in compared) / tokens
+    return found
+
+
+def check_evaluation(directory: Path) -> Iterator[ProofDifference]:
+    """Yield where the numbers of an evaluation contradict its predictions, or these its trajectories."""
+    result, predictions = read_evaluation(directory / METRICS_FILE), read_predictions(directory / PREDICTIONS)
+    for policy in result.policies:
+        own = [each for each in predictions if each.policy == policy.name]
+        yield from _compare_policy(policy, own)
+        path = directory / TRAJECTORIES / f"{policy.name}.jsonl"
+        if path.is_file():
+            yield from _compare_trajectories(f"{PREDICTIONS}: {policy.name}", own, list(read_trajectories(path)))
+    yield from _compare_comparisons(result, predictions)
+    if (directory / _DECISION).is_file():
+        decision = Decision.model_validate_json((directory / _DECISION).read_bytes())
+        by_name = {each.name: each for each in result.policies}
+        pair = by_name[decision.comparison.candidate], by_name[decision.comparison.baseline]
+        again = compare_predictions(predictions, *pair, decision.comparison.level)
+        flat = (dict(_flatten(each.model_dump(), "")) for each in (decision.comparison, again))
+        yield from _compare(_DECISION, *flat)
+
+
+def _compare_policy(policy: PolicyResult, predictions: Sequence[Prediction]) -> Iterator[ProofDifference]:
+    metrics = compute_metrics(predictions)  # without prices, which are not recorded
+    recorded = {name: each.model_dump() for name, each in policy.metrics.items() if name in metrics}
+    computed = {name: each.model_dump() for name, each in metrics.items()}
+    flat = (dict(_flatten(each, "")) for each in (recorded, computed))
+    yield from _compare(f"{METRICS_FILE}: {policy.name}", *flat)
+
+
+def _compare_comparisons(result: EvaluationResult, predictions: Sequence[Prediction]) -> Iterator[ProofDifference]:
+    by_name = {each.name: each for each in result.policies}
+    for each in result.comparisons:
+        again = compare_predictions(predictions, by_name[each.candidate], by_name[each.baseline], each.level)
+        flat = (dict(_flatten(one.model_dump(), "")) for one in (each, again))
+        yield from _compare(f"{METRICS_FILE}: {each.candidate} and {each.baseline}", *flat)
+
+
+def _compare_trajectories(
+    where: str, predictions: Sequence[Prediction], trajectories: Sequence[Trajectory]
+) -> Iterator[ProofDifference]:
+    known = {(each.scenario, each.sample): each for each in trajectories}
+    for each in predictions:
+        episode = known.get((each.scenario, each.sample))
+        name = f"{where}: {each.scenario}/{each.sample}"
+        if episode is None:
+            yield ProofDifference(name, "an episode", None)
+            continue
+        fields = {"ending": each.ending, "turns": each.turns, "tries": each.tries, "answer": each.answer}
+        own = {
+            "ending": episode.ending,
+            "turns": episode.turns,
+            "tries": episode.tries,
+            "answer": episode.record.answer,
+        }
+        yield from _compare(name, fields, own)
