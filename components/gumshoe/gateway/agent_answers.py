@@ -104,7 +104,8 @@ def _get(message: Any, name: str) -> Any:
 
 def _is_from_model(message: Any) -> bool:
     """Return True for a message of a model, as LangChain and OpenAI's API represent it."""
-    return (_get(message, "type") == "ai" or _get(message, "role") == "assistant") and _has_content(message)
+    is_from_model = _get(message, "type") in ("ai", "AIMessageChunk") or _get(message, "role") == "assistant"
+    return is_from_model and _has_content(message)
 
 
 def _has_content(message: Any) -> bool:
