@@ -161,6 +161,8 @@ def test_the_pipeline_from_mail_to_a_published_adapter(
     reports = [each for each in out.rglob("report.html") if "evaluate-policy-2" in str(each)]
     assert reports
     assert "<html" in reports[0].read_text()[:200]
+    assert run("verify", out).status == 0
+    assert run("verify", "runs/r1", "--store", out / "store").status == 0
 
     build_mail_index([f"jsonl:{place / 'mail.jsonl'}"], tmp_path / "index")
     asked = load_scenarios(str(place / "few.jsonl")).only("test").scenarios[0]

@@ -21,6 +21,7 @@ from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
 from gumshoe.training.models.base_model import ADAPTER_FILES
+from gumshoe.training.proof_check import verify_proof
 from gumshoe.training.records import EvaluationRecord, read_records
 from gumshoe.training.run_spec import RUN_FILES, Metadata
 from tests.conftest import CommandResult, kill_tree
@@ -95,6 +96,10 @@ def test_a_run_writes_records_adapters_and_plots(uninterrupted: tuple[Path, str]
         name for names in ADAPTER_FILES for name in names.split(", ")
     }
     assert "control_reward_map" in json.loads((out / "baseline.json").read_text())
+    checked = verify_proof(out)
+    assert checked.differences == ()
+    assert checked.proof.policy_versions is not None
+    assert checked.proof.policy_versions.share == 1
     assert (out / "plots.html").is_file()
     assert {"accuracy", "rewards", "times"} < {each.stem for each in (out / "plots").glob("*.png")}
 

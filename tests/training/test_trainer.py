@@ -354,6 +354,11 @@ def test_each_turn_has_its_own_advantage(tmp_path: Path) -> None:
         torch.testing.assert_close(gradient, torch.full_like(gradient, -advantage / tokens), rtol=1e-4, atol=1e-7)
 
 
+def sampled_tokens(bench: TrainerBench) -> list[int]:
+    """Return the number of sampled tokens of each episode of the first step."""
+    return [each.sampled_tokens for group in bench.given[0].groups for each in group.trajectories]
+
+
 def test_off_policy_groups_are_dropped(tmp_path: Path) -> None:
     bench = make_bench(tmp_path, [step()])
     bench.first_shift = -0.8
@@ -363,6 +368,11 @@ def test_off_policy_groups_are_dropped(tmp_path: Path) -> None:
     assert all((each == 0).all() for each in found[:first])
     assert all((each != 0).all() for each in found[first:])
     assert bench.hooks.latest.off_policy == 1
+    compared, tokens = bench.hooks.latest.comparisons, sampled_tokens(bench)
+    assert [each.rejected for each in compared] == [True, True, False, False]
+    assert [each.trained for each in compared] == [0, 0, *tokens[2:]]
+    assert [each.tokens for each in compared] == tokens
+    assert [each.difference for each in compared] == pytest.approx([0.8, 0.8, 0, 0], abs=1e-4)
 
 
 @pytest.mark.parametrize("difference", [0.8, -0.8, math.nan])
@@ -392,6 +402,10 @@ def test_ratios_above_and_below_1_do_not_cancel_out(tmp_path: Path) -> None:
     bench.trainer.train()
     first, second = (sum(each.sampled_tokens for each in group.trajectories) for group in bench.given[0].groups)
     assert bench.hooks.latest.ratio == pytest.approx((first * math.exp(-0.3) + second) / (first + second), abs=1e-4)
+    compared, low, high = bench.hooks.latest.comparisons, math.exp(-0.3), math.exp(0.3)
+    for name, wanted in (("min_ratio", (low, high)), ("max_ratio", (low, high)), ("mean_ratio", (low, 1.0))):
+        found = [getattr(each, name) for each in compared]
+        assert found == pytest.approx([wanted[0]] * 2 + [wanted[1]] * 2, abs=1e-4), name
     assert bench.hooks.latest.off_policy == 0
 
 

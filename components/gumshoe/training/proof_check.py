@@ -124,8 +124,10 @@ def _flatten(fields: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]
 def _compare(
     where: str, recorded: Mapping[str, Any], computed: Mapping[str, Any], tolerance: float = _EXACT
 ) -> Iterator[ProofDifference]:
-    for name in dict.fromkeys((*recorded, *computed)):
-        mine, theirs = recorded.get(name), computed.get(name)
+    """Yield where two mappings differ. Mappings in them are compared value by value, under dotted names."""
+    one, other = dict(_flatten(recorded, "")), dict(_flatten(computed, ""))
+    for name in dict.fromkeys((*one, *other)):
+        mine, theirs = one.get(name), other.get(name)
         if not _are_equal(mine, theirs, tolerance):
             yield ProofDifference(f"{where}: {name}", mine, theirs)
 
@@ -158,8 +160,7 @@ def check_records(directory: Path) -> Iterator[ProofDifference]:
             summary = _summarize(episodes)
             recorded = {name: value for name, value in step.model_dump().items() if name in summary}
             recorded["rewards"] = {name: value for name, value in step.rewards.items() if name in summary["rewards"]}
-            flat = (dict(_flatten(each, "")) for each in (recorded, summary))
-            yield from _compare(f"{METRICS}: step {step.step}", *flat, tolerance=_ROUNDED)
+            yield from _compare(f"{METRICS}: step {step.step}", recorded, summary, _ROUNDED)
     for number, episodes in by_step.items():
         yield ProofDifference(f"{METRICS}: step {number}", None, f"{len(episodes):,} episodes in {EPISODES}")
 
@@ -206,24 +207,22 @@ def check_evaluation(directory: Path) -> Iterator[ProofDifference]:
         by_name = {each.name: each for each in result.policies}
         pair = by_name[decision.comparison.candidate], by_name[decision.comparison.baseline]
         again = compare_predictions(predictions, *pair, decision.comparison.level)
-        flat = (dict(_flatten(each.model_dump(), "")) for each in (decision.comparison, again))
-        yield from _compare(_DECISION, *flat)
+        yield from _compare(_DECISION, decision.comparison.model_dump(), again.model_dump())
 
 
 def _compare_policy(policy: PolicyResult, predictions: Sequence[Prediction]) -> Iterator[ProofDifference]:
     metrics = compute_metrics(predictions)  # without prices, which are not recorded
     recorded = {name: each.model_dump() for name, each in policy.metrics.items() if name in metrics}
     computed = {name: each.model_dump() for name, each in metrics.items()}
-    flat = (dict(_flatten(each, "")) for each in (recorded, computed))
-    yield from _compare(f"{METRICS_FILE}: {policy.name}", *flat)
+    yield from _compare(f"{METRICS_FILE}: {policy.name}", recorded, computed)
 
 
 def _compare_comparisons(result: EvaluationResult, predictions: Sequence[Prediction]) -> Iterator[ProofDifference]:
     by_name = {each.name: each for each in result.policies}
     for each in result.comparisons:
         again = compare_predictions(predictions, by_name[each.candidate], by_name[each.baseline], each.level)
-        flat = (dict(_flatten(one.model_dump(), "")) for one in (each, again))
-        yield from _compare(f"{METRICS_FILE}: {each.candidate} and {each.baseline}", *flat)
+        where = f"{METRICS_FILE}: {each.candidate} and {each.baseline}"
+        yield from _compare(where, each.model_dump(), again.model_dump())
 
 
 def _compare_trajectories(

@@ -303,13 +303,14 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         batch["tool_mask"] = batch["tool_mask"] * kept.unsqueeze(1)
         mask = mask * kept.unsqueeze(1)
         read = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)  # [episodes]
-        self._compare_episodes(difference, sampled, mask.sum(1), off_policy.repeat_interleave(self.num_generations))
+        compared = compare_episodes(difference, sampled, mask.sum(1), ~kept)
         ratios = difference.exp().clamp(max=1).where(sampled, 0.0).sum()
         sums = (mask.sum(), read[counts > 0].sum(), off_policy.sum(), (there & ~off_policy).sum(), counts.sum())
         own = torch.stack([*(each.double() for each in sums), ratios.double(), difference.abs().sum().double()])
         trainable, tokens, dropped, left, total, ratios, differences = self.accelerator.gather(own[None]).sum(0)
         batch["num_items_in_batch"] = trainable.long()
         latest = self._hooks.latest
+        latest.comparisons = list(map(_to_comparison, self.accelerator.gather(compared).tolist()))
         latest.trainable, latest.tokens, latest.off_policy = int(trainable), int(tokens), int(dropped)
         latest.ratio = float(ratios / total) if total else 1.0
         latest.difference = float(differences / total.clamp(min=1))
@@ -321,39 +322,6 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
                 f"all episodes of step {self.state.global_step} are off-policy: the sampler's log-probabilities differ "
                 f"by up to {float(most):.3g} nats per token; check that no other run uses the server",
             )
-
-    def _compare_episodes(
-        self, difference: torch.Tensor, sampled: torch.Tensor, trained: torch.Tensor, rejected: torch.Tensor
-    ) -> None:
-        """Keep the comparison of sampler and trainer for each episode of all processes.
-
-        `difference` and `sampled` are [episodes, tokens]: the trainer's log-probabilities minus the sampler's, and the
-        tokens that have both. `trained` is the number of tokens that are trained on, [episodes].
-        """
-        counts = sampled.sum(1)
-        ratios = difference.exp()
-        columns = (
-            counts,
-            difference.abs().sum(1) / counts.clamp(min=1),
-            ratios.clamp(max=1).where(sampled, 0.0).sum(1) / counts.clamp(min=1),
-            ratios.where(sampled, math.inf).amin(1).where(counts > 0, 0.0),
-            ratios.where(sampled, 0.0).amax(1),
-            trained,
-            rejected,
-        )
-        own = torch.stack([each.double() for each in columns], dim=1)  # [episodes, columns]
-        self._hooks.latest.comparisons = [
-            SampledComparison(
-                tokens=int(row[0]),
-                difference=row[1],
-                mean_ratio=row[2],
-                min_ratio=row[3],
-                max_ratio=row[4],
-                trained=int(row[5]),
-                rejected=bool(row[6]),
-            )
-            for row in self.accelerator.gather(own).tolist()
-        ]
 
     def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:
         """Train on a pass as TRL does. If no group is left, no weight changes, not even by the optimizer's momentum."""
@@ -374,6 +342,41 @@ class _WeightSync:
     """Stand in for TRL's connection to vLLM."""
 
     sync_weights: Callable[[], None]
+
+
+def compare_episodes(
+    difference: torch.Tensor, sampled: torch.Tensor, trained: torch.Tensor, rejected: torch.Tensor
+) -> torch.Tensor:
+    """Return the fields of `SampledComparison` of each episode, in their order [episodes, fields].
+
+    `difference` and `sampled` are [episodes, tokens]: the trainer's log-probabilities minus the sampler's, and the
+    tokens that have both. `trained` is the number of tokens that are trained on, and `rejected` is True for episodes of
+    off-policy groups, [episodes].
+    """
+    counts, ratios = sampled.sum(1), difference.exp()
+    fields = (
+        counts,
+        difference.abs().sum(1) / counts.clamp(min=1),
+        ratios.clamp(max=1).where(sampled, 0.0).sum(1) / counts.clamp(min=1),
+        ratios.where(sampled, math.inf).amin(1).where(counts > 0, 0.0),
+        ratios.where(sampled, 0.0).amax(1),
+        trained,
+        rejected,
+    )
+    return torch.stack([each.double() for each in fields], dim=1)
+
+
+def _to_comparison(fields: Sequence[float]) -> SampledComparison:
+    tokens, difference, mean_ratio, min_ratio, max_ratio, trained, rejected = fields
+    return SampledComparison(
+        tokens=int(tokens),
+        difference=difference,
+        mean_ratio=mean_ratio,
+        min_ratio=min_ratio,
+        max_ratio=max_ratio,
+        trained=int(trained),
+        rejected=bool(rejected),
+    )
 
 
 def _pad(rows: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:
