@@ -66,6 +66,11 @@ class Toolbox:
         """The original tools, without argument checks."""
         return list(self._tools.values())
 
+    @property
+    def has_marks(self) -> bool:
+        """True if results are enclosed in marks."""
+        return self._marks
+
     def schemas(self) -> list[dict[str, Any]]:
         """Return the schema of each tool, for chat templates and chat APIs. Do not modify them: they are shared."""
         return [_build_schema(*_split_method(tool)) for tool in self._tools.values()]

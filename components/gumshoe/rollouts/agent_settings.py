@@ -3,8 +3,9 @@
 import json
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import validate_model
@@ -12,6 +13,32 @@ from gumshoe.plugins import parse_named
 from gumshoe.yaml_text import load_yaml
 
 _CODE = "rollouts.invalid-agent"
+
+
+class ToolServerSettings(BaseModel):
+    """An MCP server (streamable HTTP) whose tools an agent gets besides those of the environment.
+
+    All episodes of a run share one connection.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mcp: str = Field(description="address of the server, e.g. https://tools.example.com/mcp")
+    token_env: str | None = Field(
+        None, pattern=r"^[A-Za-z_]\w*$", description="environment variable with a bearer token for the server"
+    )
+    deadline: float = Field(60, gt=0, description="most seconds of a call")
+    max_characters: int = Field(20_000, ge=1, description="most characters of a result; the rest is cut off")
+
+    @field_validator("mcp")
+    @classmethod
+    def _check_address(cls, address: str) -> str:
+        parts = urlsplit(address)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("must be an address such as https://tools.example.com/mcp")
+        if parts.username is not None or parts.fragment:
+            raise ValueError("must have no user and no fragment; name a variable with a token in token_env")
+        return address
 
 
 class AgentSettings(BaseModel):
@@ -48,7 +75,7 @@ class AgentSettings(BaseModel):
     on_deadline: Literal["score", "retry"] = Field(
         "score", description="an agent that exceeds its deadline: score the episode as it is, or run it again"
     )
-    tools: tuple[dict[Literal["mcp"], str], ...] = Field(
+    tools: tuple[ToolServerSettings, ...] = Field(
         (), description="more tools of the agent: MCP servers over streamable HTTP, e.g. [{mcp: http://host/mcp}]"
     )
 

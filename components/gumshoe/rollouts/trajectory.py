@@ -73,6 +73,18 @@ class Mistake:
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignCall:
+    """A call of a tool that is not one of the environment's but of an MCP server that the agent's settings name."""
+
+    call: Call
+    seconds: float
+    is_error: bool
+    """True if the tool reported an error, whose message the model received."""
+    characters: int
+    """Number of characters of the whole result, of which the model may have received only the beginning."""
+
+
+@dataclass(frozen=True, slots=True)
 class TokenUsage:
     """Tokens of an episode's requests, as an endpoint bills them: each request counts the whole conversation so far."""
 
@@ -127,6 +139,8 @@ class Trajectory:
     """Number of `record.deeds` of each turn [turns]; empty if each turn has one."""
     mistakes: list[Mistake] = field(default_factory=list)
     """Turns without a usable call that were answered, in order."""
+    foreign_calls: list[ForeignCall] = field(default_factory=list)
+    """Calls of tools that are not the environment's, in the order in which they ended."""
     untrained: list[int] = field(default_factory=list)
     """Numbers of the turns, from 1, that are not to be imitated although they are correct calls, e.g. a search that is
     meant to fail."""
@@ -214,12 +228,16 @@ class Trajectory:
             spans = [_read_span(each) for each in fields.pop("spans")]
             mistakes = [Mistake(**each) for each in fields.pop("mistakes", [])]
             segments = [Segment(**{**each, "context": tuple(each["context"])}) for each in fields.pop("segments", [])]
+            foreign = [
+                ForeignCall(**{**each, "call": Call(**each["call"])}) for each in fields.pop("foreign_calls", [])
+            ]
             record, usage = EpisodeState(**fields.pop("record")), fields.pop("usage", None)
             result = cls(
                 **fields,
                 spans=spans,
                 segments=segments,
                 mistakes=mistakes,
+                foreign_calls=foreign,
                 record=record,
                 usage=TokenUsage(**usage) if usage else None,
             )

@@ -1,0 +1,403 @@
+"""Connect to an MCP server with deadlines and bounded responses, and again if the connection is lost."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import httpx2
+import mcp.types as mcp_types
+from mcp import Client, MCPError
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types.version import HANDSHAKE_PROTOCOL_VERSIONS
+from pydantic import BaseModel, RootModel
+
+from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.network import clean_credential, find_proxy, is_local_network
+from gumshoe.redaction import register_secret
+from gumshoe.rollouts.agent_settings import ToolServerSettings
+
+MAX_RESPONSE = 4 * 1024 * 1024
+"""Maximum number of bytes of a response of a server."""
+MAX_CALLS = 32
+"""Maximum number of requests to a server at once."""
+TRIES = 3
+"""Maximum number of attempts of a request."""
+_FAILED = "gateway.tool-server-failed"
+_PAUSE = 0.5  # seconds before the second attempt; twice as many before the third
+_CONNECT_TIMEOUT = 10.0
+_CLOSE_TIMEOUT = 5.0
+_MAX_PAGES = 20  # of a list of tools
+_BUSY = (408, 425, 429, 503)  # the server has not done what was asked, and may do it later
+_LOST = (400, 404)  # of a server that does not know a session any more, e.g. because it was started again
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+class ToolServerError(UnavailableError):
+    """Report that an MCP server failed. It is a failure of infrastructure, not of the model."""
+
+    status = 0
+    """HTTP status of its response; 0 without a response."""
+
+
+class ToolRejectedError(Exception):
+    """Report that an MCP server rejected a call because of its arguments, or that its result cannot be used."""
+
+
+class _RawResult(RootModel[dict[str, Any]]):
+    """A result of any kind."""
+
+
+@dataclass(slots=True)
+class _Exchange:
+    """An HTTP exchange, as the transport saw it. Errors of the SDK do not say it."""
+
+    status: int = 0
+    """Status of the server's response; 0 without a response."""
+    fault: str = ""
+    """Name of the error of the connection; empty if there was none."""
+    was_sent: bool = True
+    """False if the connection could not be opened, so that the server did not receive the request."""
+    is_too_large: bool = False
+
+    def describe(self, error: BaseException) -> str:
+        """Return what went wrong, without text of the server, which may be anything."""
+        if self.is_too_large:
+            return f"its response has more than {MAX_RESPONSE:,} bytes"
+        if self.fault:
+            return self.fault
+        if self.status >= 400:
+            return f"HTTP status {self.status}"
+        return f"{type(error).__name__} {error.code}" if isinstance(error, MCPError) else type(error).__name__
+
+
+_exchange: ContextVar[_Exchange | None] = ContextVar("mcp_exchange", default=None)
+
+
+class _ResponseError(httpx2.StreamError):
+    """Report a response that cannot be read. The SDK answers its request with an error, and others are not affected."""
+
+
+class _BoundedStream(httpx2.AsyncByteStream):
+    """The body of a response, up to a maximum number of bytes."""
+
+    def __init__(self, stream: httpx2.AsyncByteStream, seen: _Exchange) -> None:
+        self._stream, self._seen = stream, seen
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        size = 0
+        try:
+            async for block in self._stream:
+                size += len(block)
+                if size > MAX_RESPONSE:
+                    self._seen.is_too_large = True
+                    raise _ResponseError("the response is too large")
+                yield block
+        except httpx2.TransportError as error:
+            self._seen.fault = type(error).__name__
+            raise _ResponseError("the connection was lost") from None
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+
+class _GuardedTransport(httpx2.AsyncBaseTransport):
+    """Send requests, and bound their responses.
+
+    Failed connections become responses with an error: an exception would end the SDK's client with all its requests.
+    """
+
+    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
+        self._inner = inner
+
+    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        """Send a request."""
+        seen = _exchange.get() or _Exchange()
+        try:
+            response = await self._inner.handle_async_request(request)
+        except httpx2.TransportError as error:
+            seen.fault = type(error).__name__
+            seen.was_sent = not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
+            return httpx2.Response(503, request=request)
+        seen.status = response.status_code
+        if response.headers.get("content-encoding", "identity") != "identity":  # its real size is not known
+            await response.aclose()
+            return httpx2.Response(502, request=request)
+        stream = cast(httpx2.AsyncByteStream, response.stream)
+        return httpx2.Response(
+            response.status_code,
+            headers=response.headers,
+            stream=_BoundedStream(stream, seen),
+            extensions=response.extensions,
+            request=request,
+        )
+
+    async def aclose(self) -> None:
+        """Close all connections."""
+        await self._inner.aclose()
+
+
+def _read_headers(settings: ToolServerSettings) -> dict[str, str]:
+    """Return the headers of all requests to a server.
+
+    Raises:
+        UsageError: if the variable with its token is not set or malformed, or the token would be sent unencrypted.
+    """
+    headers = {"Accept-Encoding": "identity"}
+    if settings.token_env is None:
+        return headers
+    code = "gateway.tool-server-token"
+    token = clean_credential(os.environ.get(settings.token_env, ""))
+    if not token:
+        fault = "is not set" if token == "" else "contains white space or characters other than ASCII"
+        raise UsageError(code, f"{settings.token_env}, the token for {settings.mcp}, {fault}")
+    if settings.mcp.startswith("http:") and not is_local_network(settings.mcp):
+        raise UsageError(code, f"a token would be sent to {settings.mcp} unencrypted; use https")
+    register_secret(token)
+    return {**headers, "Authorization": f"Bearer {token}"}
+
+
+class _ClientTask:
+    """A client of the SDK, in a task of its own: it must be closed by the task that opened it."""
+
+    def __init__(self, settings: ToolServerSettings, headers: dict[str, str]) -> None:
+        self._settings, self._headers = settings, headers
+        self._closing = asyncio.Event()
+        self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self.opening = _Exchange()
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def is_over(self) -> bool:
+        return self._task.done()
+
+    async def _run(self) -> None:
+        _exchange.set(self.opening)
+        url = self._settings.mcp
+        # Without proxies for the local network, and with the certificates of SSL_CERT_FILE.
+        limits = httpx2.Limits(max_connections=2 * MAX_CALLS, max_keepalive_connections=MAX_CALLS)
+        transport = httpx2.AsyncHTTPTransport(proxy=find_proxy(url), limits=limits)
+        timeout = httpx2.Timeout(self._settings.deadline, connect=_CONNECT_TIMEOUT)
+        try:
+            async with (
+                httpx2.AsyncClient(
+                    transport=_GuardedTransport(transport), headers=self._headers, timeout=timeout
+                ) as http,
+                Client(
+                    streamable_http_client(url, http_client=http, max_sse_event_size=MAX_RESPONSE), cache=None
+                ) as client,
+            ):
+                _exchange.set(None)
+                if not self._opened.done():
+                    self._opened.set_result(client)
+                await self._closing.wait()
+        except asyncio.CancelledError:
+            self._fail(ConnectionError("closed"))
+            raise
+        except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - the SDK raises errors of many kinds
+            self._fail(_find_cause(error))
+
+    def _fail(self, error: BaseException) -> None:
+        if not self._opened.done():
+            self._opened.set_exception(error)
+
+    async def wait(self) -> Client:
+        """Return the client as soon as it is connected.
+
+        Raises:
+            Exception: if it cannot be connected. `opening` says more.
+        """
+        return await asyncio.shield(self._opened)
+
+    async def close(self) -> None:
+        """Close the client. A server that does not let it end is left after some seconds."""
+        self._closing.set()
+        if not self._opened.done():
+            self._task.cancel()
+        await asyncio.wait([self._task], timeout=_CLOSE_TIMEOUT)
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        if self._opened.done():
+            self._opened.exception()  # retrieved, or asyncio logs it
+
+
+def _find_cause(error: BaseException) -> BaseException:
+    """Return the first error in a group of them."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return ConnectionError("closed") if isinstance(error, asyncio.CancelledError) else error
+
+
+class McpConnection:
+    """A connection to an MCP server, for all episodes of a run. It is opened when it is needed."""
+
+    def __init__(self, settings: ToolServerSettings) -> None:
+        self.settings = settings
+        self.place = settings.mcp.partition("?")[0]
+        """Address of the server for messages. What follows it may be secret."""
+        self._headers = _read_headers(settings)
+        self._lock = asyncio.Lock()
+        self._slots = asyncio.Semaphore(MAX_CALLS)
+        self._current: _ClientTask | None = None
+        self._closing = set[asyncio.Task[None]]()
+
+    async def list_tools(self) -> list[mcp_types.Tool]:
+        """Return the tools of the server.
+
+        Raises:
+            ToolServerError: if it fails.
+        """
+        tools, cursor = list[mcp_types.Tool](), None
+        for _ in range(_MAX_PAGES):
+            given = mcp_types.PaginatedRequestParams(cursor=cursor) if cursor else None
+            try:
+                page = await self._request(mcp_types.ListToolsRequest(params=given), is_repeatable=True)
+            except ToolRejectedError:
+                raise self._report(_FAILED, "it does not list its tools, or they are too many") from None
+            found = self._parse(mcp_types.ListToolsResult, page)
+            tools += found.tools
+            cursor = found.next_cursor
+            if not cursor:
+                return tools
+        raise self._report(_FAILED, f"its list of tools has more than {_MAX_PAGES} pages")
+
+    async def call(self, name: str, arguments: dict[str, Any], *, is_repeatable: bool) -> mcp_types.CallToolResult:
+        """Call a tool. If the connection is lost during the call, it is repeated only if it `is_repeatable`.
+
+        Raises:
+            ToolRejectedError: if the server rejects the arguments, asks for more, or its result is too large.
+            ToolServerError: if it fails.
+        """
+        given = mcp_types.CallToolRequestParams(name=name, arguments=arguments)
+        result = await self._request(mcp_types.CallToolRequest(params=given), is_repeatable=is_repeatable)
+        if result.get("resultType") == "input_required":
+            raise ToolRejectedError("the tool asks for input of the user, which is not available")
+        return self._parse(mcp_types.CallToolResult, result)
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self._drop(self._current)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+    async def _request(self, request: mcp_types.Request[Any, Any], *, is_repeatable: bool) -> dict[str, Any]:
+        """Send a request, within the deadline, and return its result. See `call`."""
+        async with self._slots:
+            timer = asyncio.timeout(self.settings.deadline)
+            try:
+                async with timer:
+                    for attempt in range(1, TRIES):
+                        try:
+                            return await self._send(request)
+                        except _FailedAttemptError as failed:
+                            if not (failed.is_safe or is_repeatable):
+                                raise
+                        await asyncio.sleep(_PAUSE * attempt)
+                    return await self._send(request)
+            except _FailedAttemptError as failed:
+                raise self._report(_FAILED, str(failed), failed.status) from None
+            except TimeoutError:
+                if not timer.expired():
+                    raise
+                raise self._report(
+                    "gateway.tool-server-timeout", f"it did not answer within {self.settings.deadline:g} seconds"
+                ) from None
+
+    async def _send(self, request: mcp_types.Request[Any, Any]) -> dict[str, Any]:
+        """Send a request once.
+
+        Raises:
+            ToolRejectedError, ToolServerError: as `call`.
+            _FailedAttemptError: if another attempt may succeed.
+        """
+        task, client = await self._connect()
+        seen = _Exchange()
+        token = _exchange.set(seen)
+        try:
+            return (await client.session.send_request(request, _RawResult)).root
+        except MCPError as error:
+            self._explain(error, seen, task, is_session=client.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS)
+            raise self._report(_FAILED, seen.describe(error), seen.status) from None
+        except ValueError as error:  # of pydantic, for a result that is not one
+            raise self._report(_FAILED, f"its response is invalid: {seen.describe(error)}", seen.status) from None
+        except Exception as error:  # noqa: BLE001 - the SDK raises errors of many kinds
+            self._drop(task)
+            raise _FailedAttemptError(seen.describe(error), seen.status, is_safe=False) from None
+        finally:
+            _exchange.reset(token)
+
+    def _explain(self, error: MCPError, seen: _Exchange, task: _ClientTask, *, is_session: bool) -> None:
+        """Raise what follows from an error of the SDK, unless the request has failed for good."""
+        detail = seen.describe(error)
+        if seen.is_too_large:
+            raise ToolRejectedError(f"the result has more than {MAX_RESPONSE:,} bytes; ask for less") from None
+        if error.code == mcp_types.INVALID_PARAMS:
+            raise ToolRejectedError(error.message) from None
+        if seen.fault:
+            raise _FailedAttemptError(detail, seen.status, is_safe=not seen.was_sent) from None
+        if seen.status in _BUSY:
+            raise _FailedAttemptError(detail, seen.status, is_safe=True) from None
+        if is_session and seen.status in _LOST:
+            self._drop(task)
+            raise _FailedAttemptError(detail, seen.status, is_safe=True) from None
+        if error.code == mcp_types.CONNECTION_CLOSED:
+            if task.is_over:
+                self._drop(task)
+            raise _FailedAttemptError(detail, seen.status, is_safe=False) from None
+
+    async def _connect(self) -> tuple[_ClientTask, Client]:
+        """Return the connected client.
+
+        Raises:
+            ToolServerError: if the server refuses it.
+            _FailedAttemptError: if another attempt may succeed.
+        """
+        async with self._lock:
+            if self._current is None or self._current.is_over:
+                self._drop(self._current)
+                self._current = _ClientTask(self.settings, self._headers)
+            task = self._current
+            try:
+                return task, await task.wait()
+            except asyncio.CancelledError:
+                if not task.is_over:  # the deadline of this request has passed: the next one connects again
+                    self._drop(task)
+                raise
+            except Exception as error:  # noqa: BLE001 - the SDK raises errors of many kinds
+                self._drop(task)
+                seen = task.opening
+                detail = f"cannot connect: {seen.describe(error)}"
+                if seen.fault or seen.status == 0 or seen.status >= 500 or seen.status in _BUSY:
+                    raise _FailedAttemptError(detail, seen.status, is_safe=True) from None
+                raise self._report(_FAILED, detail, seen.status) from None
+
+    def _drop(self, task: _ClientTask | None) -> None:
+        """Close a client in the background. The next request opens another one."""
+        if task is None:
+            return
+        if self._current is task:
+            self._current = None
+        closing = asyncio.create_task(task.close())
+        self._closing.add(closing)
+        closing.add_done_callback(self._closing.discard)
+
+    def _report(self, code: str, detail: str, status: int = 0) -> ToolServerError:
+        error = ToolServerError(code, f"MCP server {self.place} failed: {detail}")
+        error.status = status
+        return error
+
+    def _parse(self, model: type[ModelT], value: dict[str, Any]) -> ModelT:
+        try:
+            return model.model_validate(value, by_name=False)
+        except ValueError:
+            raise self._report(_FAILED, "its response is invalid") from None
+
+
+class _FailedAttemptError(Exception):
+    """Report that a request failed in a way that another attempt may not."""
+
+    def __init__(self, detail: str, status: int, *, is_safe: bool) -> None:
+        super().__init__(detail)
+        self.status, self.is_safe = status, is_safe
+        """`is_safe`: True if the server has not done what was asked, so that it can be asked again."""
