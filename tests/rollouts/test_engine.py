@@ -224,6 +224,7 @@ def test_an_episode_is_retried_after_a_failure_of_infrastructure(failing: int) -
     assert tries == list(range(1, failing + 2))
     assert [each.tries for each in group.trajectories] == [1, failing + 1, 1]
     assert (engine.progress.retried, engine.progress.dropped, engine.progress.done) == (failing, 0, 3)
+    assert engine.progress.retry_causes == {"inference.server-unreachable": failing}
 
 
 def test_a_group_is_dropped_after_three_attempts_and_others_continue() -> None:

@@ -9,6 +9,7 @@ import pytest
 from gumshoe.artifacts.pruning import remove_artifact
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.evaluation.proof.proof_models import PROOF
 from gumshoe.training.launch import checkpoint_sync
 from gumshoe.training.launch.checkpoint_sync import CHECKPOINTS, CheckpointStore
 from gumshoe.training.run_spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC, find_checkpoints
@@ -107,6 +108,17 @@ def test_the_latest_attempt_and_the_end_are_restored_first(uri: str, run: Path, 
     CheckpointStore(uri, 9).restore(other)
     assert files(other)["final/adapter_model.safetensors"] == "final"
     assert "checkpoint-5/adapter_model.safetensors" not in files(other)
+
+
+def test_the_end_is_uploaded_with_the_proof(uri: str, run: Path) -> None:
+    """The proof is written after the final adapter, and an upload during that time must not count as the end."""
+    with CheckpointStore(uri, 9).uploading(run, 1):
+        save(run, FINAL, "final")
+        save(run, "checkpoint-1", "step 1")
+        wait_for_versions(uri, ["001-000001"])
+        (run / PROOF).write_text("{}")
+        wait_for_versions(uri, ["001-000001", "001-000001-end"])
+    assert PROOF in {each.path for each in Store(uri).manifest(f"{CHECKPOINTS}/001-000001-end").files}
 
 
 def test_restoring_does_not_change_an_existing_run(uri: str, run: Path) -> None:

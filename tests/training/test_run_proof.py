@@ -104,6 +104,15 @@ def test_without_prices_there_are_no_costs(tmp_path: Path) -> None:
     assert compute_run_proof(make_run(tmp_path / "run", **free)).cost.amount is None
 
 
+def test_a_run_without_episodes_claims_nothing_about_them(tmp_path: Path) -> None:
+    directory = make_run(tmp_path / "run", mode="simple")
+    (directory / EPISODES).write_text("")
+    proof = write_run_proof(directory)
+    assert (proof.policy_versions, proof.infrastructure, proof.rewards) == (None, None, {})
+    assert proof.learned_from.tokens > 0
+    assert verify_proof(directory).differences == ()
+
+
 def test_a_cpu_run_has_no_hours_of_gpu(directory: Path) -> None:
     path = directory / ATTEMPTS
     path.write_text(re.sub(r'"gpus":\d+', '"gpus":0', path.read_text()))
