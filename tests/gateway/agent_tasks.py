@@ -18,6 +18,12 @@ SCHEMA = {
         },
     },
 }
+TURNS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("search_inbox", {"keywords": ["invoice"]}),
+    ("read_email", {"message_id": "<7@example.com>"}),
+    ("return_final_answer", {"answer": "Friday", "message_ids": ["<7@example.com>"]}),
+)
+"""Turns of the model of `tests.gateway.fake_gateway`: each calls a tool."""
 
 
 class NoTools:

@@ -82,7 +82,7 @@ def test_forms_of_an_answer_with_its_sources(value: Any) -> None:
         ("a\0b\ud800", "a\ufffdb\ufffd"),
         ({"answer": 42}, "42"),
         ('{"answer": 42, "sources": null}', "42"),
-        (AIMessageChunk("Friday"), "Friday"),
+        (AIMessageChunk(content="Friday"), "Friday"),
     ],
 )
 def test_text_of_any_other_form_is_the_answer(value: Any, answer: str) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,10 @@ def is_running(pid: int) -> bool:
 
 def read_pids(file: Path) -> list[int]:
     return list(map(int, file.read_text().split())) if file.exists() else []
+
+
+def has_pids(file: Path, count: int) -> bool:
+    return len(read_pids(file)) == count
 
 
 def assert_all_ended(file: Path, count: int) -> None:
@@ -301,7 +306,7 @@ def test_waiting_for_other_processes_takes_no_time_of_an_episode(tmp_path: Path,
         agent = load_agent(settings)
         running = asyncio.gather(agent(make_task()), agent(make_task()))
         for count in (1, 2):
-            await async_wait_until(lambda count=count: len(read_pids(pids)) == count)
+            await async_wait_until(partial(has_pids, pids, count))
             clock.advance(60)
             (tmp_path / "go").touch()
         await running

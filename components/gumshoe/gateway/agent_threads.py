@@ -11,7 +11,7 @@ from gumshoe.gateway.agent_errors import AgentsHangError
 
 T = TypeVar("T")
 MAX_THREADS = 1024
-"""Maximum number of threads of all agents, including those that do not end."""
+"""Maximum number of threads of all agents, and of abandoned episodes."""
 GRACE = 5.0
 """Seconds for an agent to end after it was cancelled; then it is abandoned."""
 _live: set[object] = set()  # an entry for each thread that has not ended, and for each abandoned run
@@ -102,6 +102,7 @@ class _Run:
     async def contain(self) -> None:
         """Run the coroutine, and pass its result or its exception on to the caller."""
         self._task = asyncio.current_task()
+        outcome: tuple[Any, BaseException | None]
         try:
             outcome = await self._coroutine, None
         except BaseException as error:  # noqa: BLE001 - raised again by `AgentLoop.run`
@@ -137,18 +138,23 @@ class _AgentThreads(ThreadPoolExecutor):
         return future
 
 
+def _check_count() -> None:
+    """Raise AgentsHangError if there are too many threads and abandoned runs."""
+    if len(_live) >= MAX_THREADS:
+        raise AgentsHangError(
+            "gateway.agents-hang",
+            f"{len(_live)} threads or episodes of agents have not ended; an agent must end when its deadline has "
+            "passed, or be a command, whose processes can be killed",
+        )
+
+
 def _start_thread(work: Callable[[], None]) -> None:
     """Start a thread.
 
     Raises:
         AgentsHangError: if there are too many.
     """
-    if len(_live) >= MAX_THREADS:
-        raise AgentsHangError(
-            "gateway.agents-hang",
-            f"{len(_live)} threads of agents have not ended; an agent must end when its deadline has passed, or be a "
-            "command, whose processes can be killed",
-        )
+    _check_count()
     entry = object()
 
     def run() -> None:
@@ -179,6 +185,7 @@ async def run_agent(coroutine: Coroutine[Any, Any, T]) -> T:
     """
     global _current
     try:
+        _check_count()
         with _lock:
             loop = _current = _current or AgentLoop()
     except AgentsHangError:
