@@ -1,12 +1,14 @@
 """Agents in Python: every kind is run with the model and the tools of its episode, and none can do harm."""
 
 import asyncio
+import gc
 import logging
 import os
 import shutil
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +40,18 @@ def gateway() -> "Iterator[FakeGateway]":
 
     with run_fake_gateway() as running:
         yield running
+    forget_clients()
+
+
+def forget_clients() -> None:
+    """Delete the HTTP clients that LangChain keeps for each address, with their open connections."""
+    clients: Any = sys.modules.get("langchain_openai.chat_models._client_utils")
+    if clients is not None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ResourceWarning)
+            clients._cached_async_httpx_client.cache_clear()
+            clients._cached_sync_httpx_client.cache_clear()
+            gc.collect()
 
 
 @pytest.fixture(autouse=True)
