@@ -195,7 +195,7 @@ def test_a_turn_ends_at_a_stop_and_at_its_maximum(play: Play, tokenizer: Any) ->
     ("limits", "settings", "ending"),
     [
         (EpisodeLimits(2, 100_000), {}, "max turns"),
-        (EpisodeLimits(9, 100_000), {"max_sampled_tokens": 40}, "max turns"),
+        (EpisodeLimits(9, 100_000), {"max_sampled_tokens": 80}, "max turns"),
     ],
 )
 def test_turns_and_tokens_are_limited(play: Play, limits: EpisodeLimits, settings: dict[str, Any], ending: str) -> None:
@@ -207,6 +207,7 @@ def test_turns_and_tokens_are_limited(play: Play, limits: EpisodeLimits, setting
 
     done = play(agent, limits=limits, **settings)
     assert (done.ending, done.turns) == (ending, 2)
+    assert done.sampled_tokens <= settings.get("max_sampled_tokens", 1000)
 
 
 def test_turns_that_are_being_sampled_count(play: Play) -> None:

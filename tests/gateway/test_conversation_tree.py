@@ -103,12 +103,12 @@ def test_an_edited_turn_is_context_and_no_longer_sampled(episode: Episode) -> No
     first = episode.turn(OPENING, call("look", word="gas"))
     episode.turn([*OPENING, first, result(first)], "It costs 42.")
     before = episode.sampled
-    forged = Message("assistant", "", (Call("look", {"word": "gold"}, first.calls[0].id),))
+    forged = Message("assistant", "", (Call("look", {"word": "silver"}, first.calls[0].id),))
     episode.turn([*OPENING, forged, result(first)], "It costs 43.")
     (segment,) = episode.segments
     assert (segment.parent, segment.reason) == (0, "history edited")
     assert segment.shared >= len(episode.spans[0].ids), "the prompt is shared"
-    assert "gold" in episode.chat.decode(segment.context)
+    assert "silver" in episode.chat.decode(segment.context)
     assert episode.sampled == before + len(episode.spans[-1].ids)
 
 

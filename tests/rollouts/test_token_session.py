@@ -139,7 +139,7 @@ def encode_oddly(chat: ChatFormat, text: str, rng: random.Random) -> list[int]:
     while rest:
         token = next((each for each in chat.template._renderer.tokens if rest.startswith(each)), "")
         length = len(token) or min([rng.randint(1, 5), *(at for at in [rest.find("<")] if at > 0)])
-        ids += chat._encode(rest[:length]).ids
+        ids += chat.encode(rest[:length]).ids
         rest = rest[length:]
     return ids
 
@@ -266,7 +266,7 @@ def test_the_end_of_a_message_of_reasoning_does_not_end_the_turn() -> None:
     ending = chat.encode_end_of_reasoning()
     assert ending.text == chat.template.tags.closing == "<|im_end|><|im_start|>assistant"
     written = chat.encode_turn(chat.write_turn([Call("look", {"word": "x"})])).ids
-    thought = chat._encode("<think>Hm, hm, hm.").ids[:4]
+    thought = chat.encode("<think>Hm, hm, hm.").ids[:4]
     made = play(chat, [[*thought, *written]])
     assert [each.origin for each in made.spans] == ["prompt", "sampled", "injected", "sampled"]
     assert made.spans[2].ids == ending.ids

@@ -121,8 +121,9 @@ class AgentEpisode:
             raise LimitReachedError("gateway.tokens-exceeded", f"the episode may sample {tokens:,} tokens")
 
     def _limit_sampler(self, request: ModelRequest) -> TurnSampler:
-        sampling = self._sampler.sampling
-        most = min(filter(None, (request.max_tokens, sampling.max_tokens, self._settings.max_sampled_tokens)))
+        sampling, all_tokens = self._sampler.sampling, self._settings.max_sampled_tokens
+        left = None if all_tokens is None else all_tokens - self.trajectory.sampled_tokens
+        most = min(filter(None, (request.max_tokens, sampling.max_tokens, left)))
         return replace(self._sampler, sampling=replace(sampling, max_tokens=most))
 
     def _next_seed(self, history: tuple[int, ...]) -> int:

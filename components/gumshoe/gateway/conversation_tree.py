@@ -6,13 +6,14 @@ agent sends counts as sampled: it is context.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gumshoe.environments.tools import Call
 from gumshoe.gateway.gateway_errors import InvalidRequestError
 from gumshoe.gateway.messages import Message, SampledMessage
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat, Encoded
+from gumshoe.rollouts.chat_format.conversation_format import ChatMessage, ConversationFormat
 from gumshoe.rollouts.trajectory import Segment, Span, SplitReason
 from gumshoe.rollouts.turn_sampler import SampledTurn
 
@@ -45,14 +46,13 @@ class _KnownTurn:
     """Calls with the ids that the model wrote."""
 
 
-@dataclass(slots=True)
 class ConversationTree:
     """Match conversations with what was sampled, and keep the segments of the episode."""
 
-    chat: ChatFormat
-    _paths: list[list[int]] = field(default_factory=list)
-    """[segments][tokens]: everything that the policy saw and sampled in each segment."""
-    _known: dict[_KnownMessage, list[_KnownTurn]] = field(default_factory=dict)
+    def __init__(self, chat: ChatFormat) -> None:
+        self.chat, self._format = chat, ConversationFormat(chat)
+        self._paths: list[list[int]] = []  # [segments][tokens]: what the policy saw and sampled in each segment
+        self._known: dict[_KnownMessage, list[_KnownTurn]] = {}
 
     def compose(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Conversation:
         """Return a conversation in token ids.
@@ -62,15 +62,16 @@ class ConversationTree:
             UsageError: if the chat template cannot render it.
         """
         turns = [at for at, each in enumerate(messages) if each.role == "assistant"]
-        ends = [*turns[1:], len(messages)]
-        before = self.chat.encode_opening(messages[: turns[0] if turns else len(messages)], list(tools))
+        ends = [*turns[1:], len(messages)] if turns else []
+        before = self._format.encode_opening(_to_plain(messages[: turns[0] if turns else len(messages)]), tools)
         parts, ids, calls = list[tuple[Encoded, tuple[int, ...]]](), list(before.ids), 0
         opening = len(ids)
         for at, end in zip(turns, ends, strict=True):
             turn = self._find_turn(messages[at], ids)
             parts.append((before, turn.ids))
-            following = _match_results(messages[at], messages[at + 1 : end])
-            before = self.chat.encode_following(turn.calls, following, turn.ids[-1] if turn.ids else None, calls)
+            results, others = _split_following(messages[at], messages[at + 1 : end])
+            ended_with = turn.ids[-1] if turn.ids else None
+            before = self._format.encode_following(turn.calls, results, _to_plain(others), ended_with, calls)
             ids += [*turn.ids, *before.ids]
             calls += len(turn.calls)
         shown = ids
@@ -130,8 +131,8 @@ def _key(text: str, calls: Sequence[Call]) -> _KnownMessage:
     return text.strip(), tuple((each.name, json.dumps(each.arguments, sort_keys=True)) for each in calls)
 
 
-def _match_results(turn: Message, following: Sequence[Message]) -> list[Message]:
-    """Return the messages after a turn, the results of its calls first, in the order of the calls.
+def _split_following(turn: Message, following: Sequence[Message]) -> tuple[list[str], list[Message]]:
+    """Return the results of a turn's calls, in the order of the calls, and the other messages after it.
 
     Raises:
         InvalidRequestError: if a call has no result, or a result no call.
@@ -145,7 +146,20 @@ def _match_results(turn: Message, following: Sequence[Message]) -> list[Message]
             f"each tool call needs one result: the calls are {', '.join(wanted) or 'none'}, and the results are of "
             f"{', '.join(sorted(results)) or 'none'}",
         )
-    return [*(results[each] for each in wanted), *others]
+    return [results[each].text for each in wanted], others
+
+
+def _to_plain(messages: Sequence[Message]) -> list[ChatMessage]:
+    """Return messages that no model wrote.
+
+    Raises:
+        InvalidRequestError: if one is the result of a call, without the call before it.
+    """
+    if any(each.role == "tool" for each in messages):
+        raise InvalidRequestError(
+            "gateway.results-mismatch", "the result of a tool call must follow the message with the call"
+        )
+    return [ChatMessage("system" if each.role == "system" else "user", each.text) for each in messages]
 
 
 def _count_shared(path: Sequence[int], ids: Sequence[int]) -> int:

@@ -72,7 +72,7 @@ class ChatFormat:
         self._control = _compile_any({*control, tags.opening, tags.closing})
         self._control_of_system = _compile_any(control - {tags.opening, tags.closing})  # its instructions may name tags
         # The episodes of a group have the same prompt, and often the same results.
-        self._encode_cached = lru_cache(_CACHE_SIZE)(self._encode)
+        self._encode_cached = lru_cache(_CACHE_SIZE)(self.encode)
         self._render_cached = lru_cache(_CACHE_SIZE)(self._render)
         self._glue_cached = lru_cache(_CACHE_SIZE)(self._encode_glue)
         self.end = self.template.stop
@@ -121,14 +121,14 @@ class ChatFormat:
 
     def encode_turn(self, text: str) -> Encoded:
         """Encode a turn that is given as text, with its stop token. Text after a stop token in it is dropped."""
-        return self._encode(text.partition(self.end)[0] + self.end)
+        return self.encode(text.partition(self.end)[0] + self.end)
 
     def write_turn(self, calls: Sequence[Call], text: str = "") -> str:
         """Return a turn with calls as the model would write it.
 
         The text is left out if the template cannot write both, or writes it after the calls.
         """
-        numbered = [Call(each.name, each.arguments, each.id or _make_id(at)) for at, each in enumerate(calls)]
+        numbered = [Call(each.name, each.arguments, each.id or make_call_id(at)) for at, each in enumerate(calls)]
         turn = self.template.write_turn(numbered, text)
         if text and calls and (self._read_turn(turn).problem or turn.rstrip().endswith(text.strip())):
             return self.template.write_turn(numbered)
@@ -176,6 +176,10 @@ class ChatFormat:
         """Return text without control tokens, so that data cannot end a turn or start another."""
         return _escape(text, self._control)
 
+    def escape_system(self, text: str) -> str:
+        """Return a system prompt without control tokens. It may name the tags of reasoning."""
+        return _escape(text, self._control_of_system)
+
     def encode_end_of_reasoning(self) -> Encoded:
         """Encode the text that ends reasoning when the thinking budget is used up."""
         return self._encode_cached(self.template.end_of_reasoning)
@@ -208,7 +212,7 @@ class ChatFormat:
         if opened:
             kept = next(at for at in range(len(head), -1, -1) if tags.opening in self.decode(head[at:]))
             head = head[:kept]
-        rest = self._encode((self.template.dropped_reasoning or "") + tail).ids
+        rest = self.encode((self.template.dropped_reasoning or "") + tail).ids
         return (*head, *rest, *ids[end:])
 
     def _list_control(self) -> set[str]:
@@ -218,46 +222,49 @@ class ChatFormat:
         """
         added = [str(token) for token in self._tokenizer.added_tokens_decoder.values()]
         control = {token for token in added if len(token) > 2 and not re.search(r"\s", token) and not token.isalnum()}
-        glue = self.template.render_results([Call("look", {}, _make_id(0))], ["x"])
+        glue = self.template.render_results([Call("look", {}, make_call_id(0))], ["x"])
         return {*control, *self.template.form.marks, *re.findall(r"</?\w+>", glue)}
 
     def _render(self, system: str, user: str, tools: str) -> Encoded:
-        messages = self.template.style.start(_escape(system, self._control_of_system), self.escape_control_tokens(user))
+        messages = self.template.style.start(self.escape_system(system), self.escape_control_tokens(user))
         text = self.template.render(messages, json.loads(tools), header=True)
         first, end, rest = text.partition(self.end)  # system prompt and tools are most of it, and often the same
         if not end:
-            return self._encode(text)
-        return Encoded(text, (*self._encode_cached(first + end).ids, *self._encode_after_stop(rest)))
+            return self.encode(text)
+        return Encoded(text, (*self._encode_cached(first + end).ids, *self.encode_after_stop(rest)))
 
     def _encode_glue(
         self, calls: tuple[tuple[str, str], ...], results: tuple[str, ...], is_ended: bool, earlier: int
     ) -> Encoded:
-        numbered = [Call(name or "look", {}, given or _make_id(at)) for at, (name, given) in enumerate(calls, earlier)]
+        numbered = [
+            Call(name or "look", {}, given or make_call_id(at)) for at, (name, given) in enumerate(calls, earlier)
+        ]
         try:
             text = self.template.render_results(numbered, results, earlier)
         except UsageError:  # Mistral's templates accept only ids of nine characters, whatever the model wrote
-            numbered = [replace(call, id=_make_id(at)) for at, call in enumerate(numbered, earlier)]
+            numbered = [replace(call, id=make_call_id(at)) for at, call in enumerate(numbered, earlier)]
             text = self.template.render_results(numbered, results, earlier)
         if is_ended:
-            return Encoded(text, self._encode_after_stop(text))
-        return self._encode(self.end + text)
+            return Encoded(text, self.encode_after_stop(text))
+        return self.encode(self.end + text)
 
-    def _encode_after_stop(self, text: str) -> tuple[int, ...]:
+    def encode_after_stop(self, text: str) -> tuple[int, ...]:
         """Encode text after a stop token: some tokenizers encode the beginning of a text in another way."""
-        return self._encode(self.end + text).ids[1:]
+        return self.encode(self.end + text).ids[1:]
 
-    def _encode(self, text: str) -> Encoded:
+    def encode(self, text: str) -> Encoded:
+        """Encode a text, with the control tokens in it."""
         # The batch call releases the GIL; without offsets it takes half the time.
         found = self._tokenizer.backend_tokenizer.encode_batch_fast([text], add_special_tokens=False)
         return Encoded(text, tuple(found[0].ids))
 
     def _ends_turns_cleanly(self) -> bool:
         """Return True if the ids after a stop token do not depend on the text before it."""
-        calls = [Call("look", {"word": "x"}, _make_id(0))]
+        calls = [Call("look", {"word": "x"}, make_call_id(0))]
         turn = self.encode_turn(self.write_turn(calls))
         for probe in _PROBES:
             glue = self.encode_results(calls, [probe], turn.ids[-1])
-            whole = self._encode(turn.text + glue.text)
+            whole = self.encode(turn.text + glue.text)
             if whole.ids[-len(glue.ids) - 1 :] != (self.stop_ids[0], *glue.ids):
                 return False
         return True
@@ -272,7 +279,7 @@ class ChatFormat:
         return self.parse_turn(self.decode_turn(self.encode_turn(text).ids)[0], [TOOL], before=self.template.header)
 
 
-def _make_id(number: int) -> str:
+def make_call_id(number: int) -> str:
     """Return an id of nine characters, which Mistral's templates require, for a call without one."""
     return f"call{number:05d}"
 

@@ -50,19 +50,34 @@ class ChatTemplate:
         Raises:
             UsageError: if the template cannot render the results of several calls.
         """
+        return self.render_following(calls, results, (), earlier)[1]
+
+    def render_following(
+        self, calls: Sequence[Call], results: Sequence[str], others: Sequence[dict[str, Any]], earlier: int = 0
+    ) -> tuple[str, str]:
+        """Return the stop token of a turn, and the text after it: results, other messages, and the next turn's header.
+
+        The turn has these calls, or only text if there are none. See `render_results`.
+
+        Raises:
+            UsageError: if the template cannot render these messages after a turn.
+        """
         messages = list(self._start)
         for place in range(earlier if self.numbers_calls else 0):
             messages += self._exchange([Call("look", {"word": "x"}, _call_id(place))], ["x"])
-        last = len(calls) - 1
-        words = ["x"] * last + [_LAST]
-        given = [Call(call.name, {"word": word}, call.id) for call, word in zip(calls, words, strict=True)]
-        text = self.render([*messages, *self._exchange(given, results)], [TOOL], header=True)
-        end = self._find_stop(text)
-        if end is None:
+        words = ["x"] * (len(calls) - 1) + [_LAST]
+        given = [Call(call.name, {"word": word}, call.id) for call, word in zip(calls, words, strict=False)]
+        exchange = self._exchange(given, results) if calls else [self.style.turn((), _LAST)]
+        text = self.render([*messages, *exchange, *others], [TOOL], header=True)
+        begin = text.find(_LAST)
+        stops = (self.stop,) if calls else self.stops
+        found = [(at, stop) for stop in stops if (at := text.find(stop, begin)) >= 0]
+        if begin < 0 or not found:
             raise self._renderer.error(
-                "rollouts.no-stop-token", "ends a turn differently depending on the results after it"
+                "rollouts.no-stop-token", "ends a turn differently depending on the messages after it"
             )
-        return text[end[1] :]
+        at, stop = min(found)
+        return stop, text[at + len(stop) :]
 
     def write_turn(self, calls: Sequence[Call], text: str = "", thought: str = "") -> str:
         """Return a turn as the model would write it, without its stop token."""
