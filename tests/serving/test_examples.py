@@ -98,5 +98,6 @@ def test_mcp_configurations_name_the_endpoint(name: str) -> None:
 
 def test_the_readme_lists_every_example() -> None:
     text = (EXAMPLES / "README.md").read_text()
-    files = {each.relative_to(EXAMPLES).as_posix() for each in EXAMPLES.rglob("*") if each.is_file()} - {"README.md"}
+    found = [each for each in EXAMPLES.rglob("*") if each.is_file() and each.suffix != ".pyc"]
+    files = {each.relative_to(EXAMPLES).as_posix() for each in found} - {"README.md"}
     assert {name for name in files if f"({name})" not in text} == set()
