@@ -115,7 +115,7 @@ class ConversationTree:
         if known:
             seen = tuple(history)
             return next((each for each in known if each.history == seen), known[0])
-        turn = self.chat.encode_turn(self.chat.write_turn(message.calls, message.text))
+        turn = self._format.encode_turn(message.calls, message.text)
         return _KnownTurn(tuple(history), turn.ids, message.calls)
 
     def _find_reason(self, conversation: Conversation, shared: int) -> SplitReason:

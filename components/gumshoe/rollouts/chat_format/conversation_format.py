@@ -5,9 +5,9 @@ questions after results. A template that leaves a message out, or cannot render 
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 from gumshoe.environments.tools import Call
@@ -71,6 +71,21 @@ class ConversationFormat:
             return Encoded(text, chat.encode_after_stop(text))
         return chat.encode(stop + text)
 
+    def encode_turn(self, calls: Sequence[Call], text: str = "") -> Encoded:
+        """Encode a turn that the policy did not sample, with its stop token. Control tokens in it are broken up."""
+        escape = self._chat.escape_control_tokens
+        given = [Call(escape(each.name), _escape_strings(each.arguments, escape), escape(each.id)) for each in calls]
+        stop = self._chat.end if calls else self._stop_after_text
+        return self._chat.encode(self._chat.write_turn(given, escape(text)).partition(stop)[0] + stop)
+
+    @cached_property
+    def _stop_after_text(self) -> str:
+        """Stop token of turns without calls."""
+        try:
+            return self._chat.template.render_following((), (), [{"role": "user", "content": "x"}])[0]
+        except UsageError:  # the template expects calls
+            return self._chat.end
+
     def _render_following(
         self, calls: Sequence[Call], results: Sequence[str], others: list[dict[str, Any]], earlier: int
     ) -> tuple[str, str]:
@@ -95,6 +110,18 @@ class ConversationFormat:
     def _to_messages(self, messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
         escape = {"system": self._chat.escape_system, "user": self._chat.escape_control_tokens}
         return [{"role": each.role, "content": escape[each.role](each.text)} for each in messages]
+
+
+def _escape_strings(value: Any, escape: Callable[[str], str]) -> Any:
+    """Return a JSON value with all strings and names in it escaped."""
+    match value:
+        case str():
+            return escape(value)
+        case dict():
+            return {escape(name): _escape_strings(each, escape) for name, each in value.items()}
+        case list():
+            return [_escape_strings(each, escape) for each in value]
+    return value
 
 
 def _check_complete(text: str, parts: Sequence[str]) -> None:
