@@ -328,6 +328,25 @@ def test_processes_end_if_gumshoe_is_killed(tmp_path: Path) -> None:
     wait_until(lambda: not is_running(read_pids(pids)[0]))
 
 
+def test_programs_run_in_the_event_loop_of_the_server(tmp_path: Path) -> None:
+    import uvloop
+
+    pids = tmp_path / "pids"
+
+    async def run_both() -> ReturnedAnswer:
+        answer = await load_agent(program("print('Friday')"))(make_task())
+        running = asyncio.ensure_future(load_agent(program(f"{PIDS}\nimport time; time.sleep(600)", pids))(make_task()))
+        await async_wait_until(lambda: read_pids(pids))
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        return answer
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(run_both()).answer == "Friday"
+    assert_all_ended(pids, 1)
+
+
 def test_no_zombies_remain() -> None:
     run(program("print('Friday')"))
     with pytest.raises(ChildProcessError):
