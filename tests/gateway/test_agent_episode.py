@@ -3,13 +3,12 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.tools import Call
-from gumshoe.gateway.agent_episode import AgentEpisode
 from gumshoe.gateway.gateway_errors import (
     ContextFullError,
     EpisodeFailedError,
@@ -17,7 +16,7 @@ from gumshoe.gateway.gateway_errors import (
     LimitReachedError,
     UnknownKeyError,
 )
-from gumshoe.gateway.messages import Message, ModelRequest, ModelResponse
+from gumshoe.gateway.messages import AgentMessage, ModelRequest, ModelResponse
 from gumshoe.inference.policy import Completion, Policy, PolicyError, Sampling, ScriptedPolicy
 from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.judge_registry import open_judge
@@ -31,6 +30,9 @@ from gumshoe.rollouts.turn_sampler import TurnSampler
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 from tests.rollouts.conversations import call
 from tests.scenarios.questions import scenario
+
+if TYPE_CHECKING:
+    from gumshoe.gateway.agent_episode import AgentEpisode
 
 ID = "<1@example.com>"
 SEARCH = Call("search_inbox", {"keywords": ["gas"]}, "1")
@@ -47,9 +49,10 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> MailIndex:
 @pytest.fixture
 def play(tokenizer: Any, chat: ChatFormat, index: MailIndex) -> Callable[..., Trajectory]:
     """Run an agent in an episode, and return the trajectory."""
+    from gumshoe.gateway.agent_episode import AgentEpisode
 
     def run(
-        agent: Callable[[AgentEpisode], Awaitable[Any]],
+        agent: Callable[["AgentEpisode"], Awaitable[Any]],
         policy: Policy | None = None,
         limits: EpisodeLimits = EpisodeLimits(max_context=100_000),  # noqa: B008 - frozen
         observer: EpisodeObserver | None = None,
@@ -75,20 +78,27 @@ def play(tokenizer: Any, chat: ChatFormat, index: MailIndex) -> Callable[..., Tr
 Play = Callable[..., Trajectory]
 
 
-async def ask(episode: AgentEpisode, *more: Message, samples: int = 1, **options: Any) -> ModelResponse:
+async def ask(episode: "AgentEpisode", *more: AgentMessage, samples: int = 1, **options: Any) -> ModelResponse:
     """Request a turn after a question and more messages."""
-    messages = (Message("system", "You search."), Message("user", "What is the price of gas?"), *more)
+    messages = (
+        AgentMessage("system", "You search."),
+        AgentMessage("user", "What is the price of gas?"),
+        *more,
+    )
     tools = tuple(episode.toolbox.schemas())
     return await episode.complete(ModelRequest(messages, tools, samples=samples, **options))
 
 
-async def talk(episode: AgentEpisode) -> None:
+async def talk(episode: "AgentEpisode") -> None:
     """Search, read and answer, as a model would."""
-    messages = list[Message]()
+    messages = list[AgentMessage]()
     for made in (SEARCH, READ, ANSWER):
         (turn,) = (await ask(episode, *messages)).messages
         result = await episode.call_tool(made)
-        messages += [Message("assistant", turn.text, turn.calls), Message("tool", result, call_id=turn.calls[0].id)]
+        messages += [
+            AgentMessage("assistant", turn.text, turn.calls),
+            AgentMessage("tool", result, call_id=turn.calls[0].id),
+        ]
 
 
 def test_an_episode_has_the_record_of_our_own_loop(play: Play) -> None:
@@ -109,7 +119,7 @@ def test_what_an_agent_returns_is_the_answer(play: Play) -> None:
 
 
 def test_an_answer_that_was_given_with_a_call_counts(play: Play) -> None:
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         await ask(episode)
         assert not (await episode.call_tool(ANSWER)).startswith("Error")
         assert (await episode.call_tool(SEARCH)).startswith("Error")
@@ -122,7 +132,7 @@ def test_without_an_answer_the_ending_says_so(play: Play) -> None:
 
 
 def test_mistakes_of_the_model_are_answered_and_recorded(play: Play) -> None:
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         await ask(episode)
         for bad in (Call("dance", {}), Call("read_email", {"message_id": 7}), Call("read_email", {"message_id": "x"})):
             assert (await episode.call_tool(bad)).startswith("Error")
@@ -133,7 +143,7 @@ def test_mistakes_of_the_model_are_answered_and_recorded(play: Play) -> None:
 
 
 def test_a_call_that_cannot_be_parsed_reaches_the_agent_as_text(play: Play, tokenizer: Any) -> None:
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         (turn,) = (await ask(episode)).messages
         assert (turn.calls, turn.finish) == ((), "stop")
         assert "search_inbox" in turn.text
@@ -143,7 +153,7 @@ def test_a_call_that_cannot_be_parsed_reaches_the_agent_as_text(play: Play, toke
 
 
 def test_events_before_the_first_turn_belong_to_it(play: Play) -> None:
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         await episode.call_tool(SEARCH)
         await ask(episode)
         await episode.call_tool(READ)
@@ -152,7 +162,7 @@ def test_events_before_the_first_turn_belong_to_it(play: Play) -> None:
 
 
 def test_several_calls_at_once_run_one_after_the_other(play: Play) -> None:
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         await ask(episode)
         await asyncio.gather(*(episode.call_tool(SEARCH) for _ in range(20)))
 
@@ -163,11 +173,11 @@ def test_several_calls_at_once_run_one_after_the_other(play: Play) -> None:
 def test_turns_of_one_request_have_seeds_of_their_own(play: Play, tokenizer: Any) -> None:
     seeds = list[int]()
 
-    def say(_: str, seed: int) -> str:
+    def say(prompt: str, seed: int) -> str:  # noqa: ARG001
         seeds.append(seed)
         return call("search_inbox", keywords=[str(seed)])
 
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         found = await ask(episode, samples=3)
         again = await ask(episode)
         ids = [each.calls[0].id for each in (*found.messages, *again.messages)]
@@ -181,7 +191,7 @@ def test_turns_of_one_request_have_seeds_of_their_own(play: Play, tokenizer: Any
 
 
 def test_a_turn_ends_at_a_stop_and_at_its_maximum(play: Play, tokenizer: Any) -> None:
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         (turn,) = (await ask(episode, stops=("STOP",))).messages
         assert (turn.text, turn.finish) == ("Gas costs 42. ", "stop")
         assert len(turn.tokens) == len(turn.logprobs) > 3
@@ -199,7 +209,7 @@ def test_a_turn_ends_at_a_stop_and_at_its_maximum(play: Play, tokenizer: Any) ->
     ],
 )
 def test_turns_and_tokens_are_limited(play: Play, limits: EpisodeLimits, settings: dict[str, Any], ending: str) -> None:
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         for _ in range(2):
             await ask(episode)
         with pytest.raises(LimitReachedError):
@@ -211,7 +221,7 @@ def test_turns_and_tokens_are_limited(play: Play, limits: EpisodeLimits, setting
 
 
 def test_turns_that_are_being_sampled_count(play: Play) -> None:
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         found = await asyncio.gather(*(ask(episode) for _ in range(5)), return_exceptions=True)
         assert sum(isinstance(each, LimitReachedError) for each in found) == 3
 
@@ -219,7 +229,7 @@ def test_turns_that_are_being_sampled_count(play: Play) -> None:
 
 
 def test_tool_calls_are_limited(play: Play) -> None:
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         await ask(episode)
         for _ in range(2):
             await episode.call_tool(SEARCH)
@@ -231,10 +241,10 @@ def test_tool_calls_are_limited(play: Play) -> None:
 
 
 def test_a_conversation_that_fills_the_context_is_refused(play: Play) -> None:
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         await ask(episode)
         with pytest.raises(ContextFullError):
-            await ask(episode, Message("user", "gas " * 2000))
+            await ask(episode, AgentMessage("user", "gas " * 2000))
 
     done = play(agent, limits=EpisodeLimits(max_context=1500))
     assert (done.ending, done.turns) == ("context full", 1)
@@ -248,7 +258,7 @@ def test_a_failure_of_the_policy_makes_the_episode_worthless(play: Play) -> None
             self.failures += 1
             raise PolicyError("inference.unreachable", "gone")
 
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         for _ in range(2):
             with pytest.raises(EpisodeFailedError):
                 await ask(episode)
@@ -271,7 +281,7 @@ def test_a_policy_that_changes_makes_the_episode_worthless(play: Play, tokenizer
             own = ScriptedPolicy(tokenizer, lambda *_: "Hello.", next(versions))
             return await own.sample(ids, sampling, stop_ids=stop_ids, seed=seed)
 
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         await ask(episode)
         with pytest.raises(EpisodeFailedError):
             await ask(episode)
@@ -282,9 +292,9 @@ def test_a_policy_that_changes_makes_the_episode_worthless(play: Play, tokenizer
 
 
 def test_after_the_end_nothing_changes(play: Play) -> None:
-    kept = list[AgentEpisode]()
+    kept = list[Any]()
 
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         kept.append(episode)
         await ask(episode)
 
@@ -314,7 +324,7 @@ def test_a_turn_that_ends_after_the_episode_is_not_added(play: Play, tokenizer: 
             own = ScriptedPolicy(tokenizer, lambda *_: "Hello.")
             return await own.sample(ids, sampling, stop_ids=stop_ids, seed=seed)
 
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         late = asyncio.create_task(ask(episode))
         await policy.begun.wait()
         await episode.end()
@@ -327,9 +337,9 @@ def test_a_turn_that_ends_after_the_episode_is_not_added(play: Play, tokenizer: 
 
 
 def test_a_conversation_that_the_template_cannot_render_is_refused(play: Play) -> None:
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         with pytest.raises(InvalidRequestError):
-            await episode.complete(ModelRequest((Message("tool", "x", call_id="1"),)))
+            await episode.complete(ModelRequest((AgentMessage("tool", "x", call_id="1"),)))
 
     assert play(agent).turns == 0
 
@@ -347,7 +357,7 @@ def test_an_observer_sees_turns_and_results_and_can_end_them(play: Play) -> None
         def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:
             self.results += len(calls) * len(results)
 
-    async def agent(episode: AgentEpisode) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
         for _ in range(2):
             await ask(episode)
         await episode.call_tool(SEARCH)

@@ -9,7 +9,7 @@ import pytest
 from gumshoe.environments.tools import Call
 from gumshoe.gateway.conversation_tree import ConversationTree
 from gumshoe.gateway.gateway_errors import InvalidRequestError
-from gumshoe.gateway.messages import Message, SampledMessage
+from gumshoe.gateway.messages import AgentMessage, SampledMessage
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.trajectory import Segment, Span, TokenUsage
 from gumshoe.rollouts.turn_sampler import SampledTurn
@@ -25,7 +25,7 @@ TOOLS: list[dict[str, Any]] = [
         },
     }
 ]
-OPENING = (Message("system", "You look things up."), Message("user", "What is gas?"))
+OPENING = (AgentMessage("system", "You look things up."), AgentMessage("user", "What is gas?"))
 
 
 class Episode:
@@ -36,7 +36,9 @@ class Episode:
         self.spans: list[Span] = []
         self.segments: list[Segment] = []
 
-    def turn(self, messages: Sequence[Message], said: str, tools: Sequence[dict[str, Any]] = TOOLS) -> Message:
+    def turn(
+        self, messages: Sequence[AgentMessage], said: str, tools: Sequence[dict[str, Any]] = TOOLS
+    ) -> AgentMessage:
         """Sample a turn after messages, and return it as the agent receives it."""
         conversation = self.tree.compose(messages, tools)
         ids = self.chat.encode_turn(said).ids
@@ -50,7 +52,7 @@ class Episode:
         spans, segment = self.tree.add(conversation, turn, given)
         self.spans += spans
         self.segments += [segment] if segment else []
-        return Message("assistant", given.text, given.calls)
+        return AgentMessage("assistant", given.text, given.calls)
 
     @property
     def sampled(self) -> int:
@@ -62,8 +64,8 @@ def episode(chat: ChatFormat) -> Episode:
     return Episode(chat)
 
 
-def result(turn: Message, text: str = "Gas costs 42.", number: int = 0) -> Message:
-    return Message("tool", text, call_id=turn.calls[number].id)
+def result(turn: AgentMessage, text: str = "Gas costs 42.", number: int = 0) -> AgentMessage:
+    return AgentMessage("tool", text, call_id=turn.calls[number].id)
 
 
 def test_a_conversation_that_goes_on_is_one_segment_with_glue_alone(episode: Episode) -> None:
@@ -93,8 +95,8 @@ def test_what_agents_change_without_meaning_keeps_the_sampled_ids(episode: Episo
     said = f"I look.\n{call('look', word='gas')}"
     first = episode.turn(OPENING, said)
     made = first.calls[0]
-    again = Message("assistant", f" {first.text}\n", (Call(made.name, json.loads('{"word":  "gas"}'), "renamed"),))
-    episode.turn([*OPENING, again, Message("tool", "x", call_id="renamed")], "Done.")
+    again = AgentMessage("assistant", f" {first.text}\n", (Call(made.name, json.loads('{"word":  "gas"}'), "renamed"),))
+    episode.turn([*OPENING, again, AgentMessage("tool", "x", call_id="renamed")], "Done.")
     assert episode.segments == []
     assert episode.spans[1].text.startswith(said)
 
@@ -103,7 +105,7 @@ def test_an_edited_turn_is_context_and_no_longer_sampled(episode: Episode) -> No
     first = episode.turn(OPENING, call("look", word="gas"))
     episode.turn([*OPENING, first, result(first)], "It costs 42.")
     before = episode.sampled
-    forged = Message("assistant", "", (Call("look", {"word": "silver"}, first.calls[0].id),))
+    forged = AgentMessage("assistant", "", (Call("look", {"word": "silver"}, first.calls[0].id),))
     episode.turn([*OPENING, forged, result(first)], "It costs 43.")
     (segment,) = episode.segments
     assert (segment.parent, segment.reason) == (0, "history edited")
@@ -127,14 +129,20 @@ def test_a_dropped_turn_keeps_the_ids_of_the_others(episode: Episode) -> None:
 @pytest.mark.parametrize(
     ("opening", "tools"),
     [
-        ((Message("system", "You summarize."), Message("user", "What is gas?")), TOOLS),
-        ((Message("system", "You look things up."), Message("user", "Summarize: gas costs 42.")), TOOLS),
+        ((AgentMessage("system", "You summarize."), AgentMessage("user", "What is gas?")), TOOLS),
+        (
+            (
+                AgentMessage("system", "You look things up."),
+                AgentMessage("user", "Summarize: gas costs 42."),
+            ),
+            TOOLS,
+        ),
         (OPENING, []),
     ],
     ids=["system", "question", "tools"],
 )
 def test_another_opening_begins_a_segment(
-    episode: Episode, opening: tuple[Message, ...], tools: list[dict[str, Any]]
+    episode: Episode, opening: tuple[AgentMessage, ...], tools: list[dict[str, Any]]
 ) -> None:
     first = episode.turn(OPENING, call("look", word="gas"))
     episode.turn(opening, "Gas costs 42.", tools)
@@ -172,13 +180,13 @@ def test_sequences_are_what_the_policy_saw(episode: Episode, chat: ChatFormat) -
     "following",
     [
         [],
-        [Message("tool", "x", call_id="unknown")],
-        [Message("tool", "x", call_id="1"), Message("tool", "y", call_id="1")],
-        [Message("user", "go on")],
+        [AgentMessage("tool", "x", call_id="unknown")],
+        [AgentMessage("tool", "x", call_id="1"), AgentMessage("tool", "y", call_id="1")],
+        [AgentMessage("user", "go on")],
     ],
 )
-def test_a_call_without_its_result_is_refused(episode: Episode, following: list[Message]) -> None:
-    turn = Message("assistant", "", (Call("look", {"word": "gas"}, "1"),))
+def test_a_call_without_its_result_is_refused(episode: Episode, following: list[AgentMessage]) -> None:
+    turn = AgentMessage("assistant", "", (Call("look", {"word": "gas"}, "1"),))
     with pytest.raises(InvalidRequestError) as caught:
         episode.tree.compose([*OPENING, turn, *following], TOOLS)
     assert caught.value.code == "gateway.results-mismatch"

@@ -12,6 +12,7 @@ from gumshoe.environments.registry import FINAL_ANSWER
 from gumshoe.environments.tools import BadArgumentsError, Call, Toolbox, ToolError, UnknownToolError
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.gateway.conversation_tree import ConversationTree
+from gumshoe.gateway.foreign_tools import ForeignTools
 from gumshoe.gateway.gateway_errors import (
     ContextFullError,
     EpisodeFailedError,
@@ -35,13 +36,20 @@ class AgentEpisode:
     All methods are called in the event loop. Once `end` was called, nothing changes the trajectory any more.
     """
 
-    def __init__(self, start: EpisodeStart, sampler: TurnSampler, max_context: int, settings: AgentSettings) -> None:
+    def __init__(
+        self,
+        start: EpisodeStart,
+        sampler: TurnSampler,
+        max_context: int,
+        settings: AgentSettings,
+        foreign: ForeignTools | None = None,
+    ) -> None:
         self.key = secrets.token_urlsafe(32)
         self.trajectory = Trajectory.begin(start.environment, start.sample)
         self.failure: UnavailableError | None = None
         """Failure of infrastructure, which makes the episode worthless."""
         self._start, self._sampler, self._settings = start, sampler, settings
-        self._max_context = max_context
+        self._max_context, self._foreign = max_context, foreign or ForeignTools()
         self._tree = ConversationTree(sampler.chat)
         self._requested = Counter[tuple[int, ...]]()  # turns by their history
         self._running = self._tool_calls = self._call_ids = self._early_events = 0
@@ -208,6 +216,8 @@ class AgentEpisode:
             self._check_running()
             started, before = asyncio.get_running_loop().time(), len(self.trajectory.record.deeds)
             try:
+                if call.name in self._foreign:
+                    return await self._run_foreign_tool(call)
                 return await self._start.threads.run(call.name, self._run_tool, call)
             except UnavailableError as error:
                 self.failure = self.failure or error
@@ -215,6 +225,12 @@ class AgentEpisode:
             finally:
                 self.trajectory.tool_seconds += asyncio.get_running_loop().time() - started
                 self._count_events(len(self.trajectory.record.deeds) - before)
+
+    async def _run_foreign_tool(self, call: Call) -> str:
+        found = await self._foreign.call(call, marks=self.toolbox.has_marks)
+        self.trajectory.foreign_calls.append(found.record)
+        self._start.observer.add_results([call], [found.text])
+        return found.text
 
     def _run_tool(self, call: Call) -> str:
         environment, done = self._start.environment, self.trajectory

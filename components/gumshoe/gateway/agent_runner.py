@@ -1,6 +1,5 @@
 """Run episodes with an agent that calls the policy and the tools through the gateway."""
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -8,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from gumshoe.environments.base import Ending
 from gumshoe.errors import UnavailableError
-from gumshoe.gateway.agent_answers import AgentAnswer
+from gumshoe.gateway.agent_answers import ReturnedAnswer
 from gumshoe.gateway.agent_episode import AgentEpisode
-from gumshoe.gateway.agent_processes import AgentCrashedError, AgentDeadlineError, AgentFailedError
+from gumshoe.gateway.agent_errors import AgentCrashedError, AgentDeadlineError, AgentFailedError
 from gumshoe.gateway.agent_task import AgentTask
 from gumshoe.gateway.agents import Agent, load_agent
 from gumshoe.gateway.episode_mcp import create_episode_mcp
 from gumshoe.gateway.episode_tools import EpisodeTools
+from gumshoe.gateway.foreign_tools import ForeignTools, open_foreign_tools
 from gumshoe.gateway.gateway_server import Gateway, open_gateway
 from gumshoe.inference.policy import Completion, Policy, Sampling
 from gumshoe.inference.vllm_policy import VLLMPolicy
@@ -46,8 +46,9 @@ async def open_agent_runner(
     """
     loaded = load_agent(agent)
     async with AsyncExitStack() as stack:
-        gateway = await stack.enter_async_context(open_gateway(create_episode_mcp()))
-        yield _AgentRunner(policy, chat, sampling, max_context, agent, loaded, gateway).run
+        foreign = await stack.enter_async_context(open_foreign_tools(agent.tools))
+        gateway = await stack.enter_async_context(open_gateway(create_episode_mcp(foreign)))
+        yield _AgentRunner(policy, chat, sampling, max_context, agent, loaded, gateway, foreign).run
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +60,13 @@ class _AgentRunner:
     settings: AgentSettings
     agent: Agent
     gateway: Gateway
+    foreign: ForeignTools
 
     async def run(self, start: EpisodeStart) -> Trajectory:
         """Run one episode. See `EpisodeRunner`."""
         with _hold_server(self.policy) as policy:
             sampler = TurnSampler(policy, self.chat, self.sampling)
-            episode = AgentEpisode(start, sampler, self.max_context, self.settings)
+            episode = AgentEpisode(start, sampler, self.max_context, self.settings, self.foreign)
             with self.gateway.admit(episode):
                 answer, ending, detail = await self._run_agent(episode, start)
                 trajectory = await episode.end(answer.answer, answer.sources)
@@ -72,17 +74,16 @@ class _AgentRunner:
             trajectory.ending, trajectory.detail = ending, detail
         return trajectory
 
-    async def _run_agent(self, episode: AgentEpisode, start: EpisodeStart) -> tuple[AgentAnswer, Ending | None, str]:
+    async def _run_agent(self, episode: AgentEpisode, start: EpisodeStart) -> tuple[ReturnedAnswer, Ending | None, str]:
         """Return the agent's answer, and the ending and its details if the agent failed.
 
         Raises:
             AgentUnavailableError: if the failure is to be treated as one of infrastructure.
         """
-        nothing, settings = AgentAnswer(None), self.settings
+        nothing, settings = ReturnedAnswer(None), self.settings
         try:
-            async with asyncio.timeout(settings.deadline):
-                return await self.agent(self._make_task(episode, start)), None, ""
-        except (TimeoutError, AgentDeadlineError):
+            return await self.agent(self._make_task(episode, start)), None, ""
+        except AgentDeadlineError:
             found: Ending = "agent too slow"
             detail, choice = f"the agent did not end within {settings.deadline:g} seconds", settings.on_deadline
         except AgentCrashedError as error:
@@ -105,7 +106,7 @@ class _AgentRunner:
             api_key=episode.key,
             model=_MODEL,
             mcp_url=gateway.mcp_url,
-            tools=EpisodeTools(episode),
+            tools=EpisodeTools(episode, self.foreign),
             inbox_address=scenario.inbox_address,
             query_date=scenario.query_date,
         )

@@ -11,7 +11,7 @@ from typing import Any
 
 from gumshoe.environments.tools import Call
 from gumshoe.gateway.gateway_errors import InvalidRequestError
-from gumshoe.gateway.messages import Message, SampledMessage
+from gumshoe.gateway.messages import AgentMessage, SampledMessage
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat, Encoded
 from gumshoe.rollouts.chat_format.conversation_format import ChatMessage, ConversationFormat
 from gumshoe.rollouts.trajectory import Segment, Span, SplitReason
@@ -54,7 +54,7 @@ class ConversationTree:
         self._paths: list[list[int]] = []  # [segments][tokens]: what the policy saw and sampled in each segment
         self._known: dict[_KnownMessage, list[_KnownTurn]] = {}
 
-    def compose(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]]) -> Conversation:
+    def compose(self, messages: Sequence[AgentMessage], tools: Sequence[dict[str, Any]]) -> Conversation:
         """Return a conversation in token ids.
 
         Raises:
@@ -109,7 +109,7 @@ class ConversationTree:
         self._paths.append(ids + sampled)
         return tuple(replace(each, segment=len(self._paths) - 1) for each in turn.spans), segment
 
-    def _find_turn(self, message: Message, history: Sequence[int]) -> _KnownTurn:
+    def _find_turn(self, message: AgentMessage, history: Sequence[int]) -> _KnownTurn:
         """Return a turn of a conversation: as it was sampled, or else as the template would write it."""
         known = self._known.get(_key(message.text, message.calls), [])
         if known:
@@ -131,7 +131,7 @@ def _key(text: str, calls: Sequence[Call]) -> _KnownMessage:
     return text.strip(), tuple((each.name, json.dumps(each.arguments, sort_keys=True)) for each in calls)
 
 
-def _split_following(turn: Message, following: Sequence[Message]) -> tuple[list[str], list[Message]]:
+def _split_following(turn: AgentMessage, following: Sequence[AgentMessage]) -> tuple[list[str], list[AgentMessage]]:
     """Return the results of a turn's calls, in the order of the calls, and the other messages after it.
 
     Raises:
@@ -149,7 +149,7 @@ def _split_following(turn: Message, following: Sequence[Message]) -> tuple[list[
     return [results[each].text for each in wanted], others
 
 
-def _to_plain(messages: Sequence[Message]) -> list[ChatMessage]:
+def _to_plain(messages: Sequence[AgentMessage]) -> list[ChatMessage]:
     """Return messages that no model wrote.
 
     Raises:

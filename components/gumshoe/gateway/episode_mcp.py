@@ -55,8 +55,14 @@ class EpisodeMcp:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[None]:
         """Answer requests while the block runs. It can run once."""
+        raised: BaseException | None = None
         async with self._sessions.run():
-            yield
+            try:
+                yield
+            except BaseException as error:  # noqa: BLE001 - the SDK would wrap it in a group of errors
+                raised = error
+        if raised is not None:
+            raise raised
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an HTTP request."""

@@ -18,6 +18,12 @@ class InvalidRequestError(GatewayError):
     """Report a request that is not valid, or asks for something that is not supported."""
 
 
+class UnsupportedParameterError(InvalidRequestError):
+    """Report a parameter whose absence would change the meaning of a request."""
+
+    api_code = "unsupported_parameter"
+
+
 class UnknownKeyError(GatewayError):
     """Report that a key belongs to no running episode."""
 

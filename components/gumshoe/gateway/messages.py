@@ -11,7 +11,7 @@ Finish = Literal["stop", "tool_calls", "length"]
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
+class AgentMessage:
     """A message of a conversation. Reasoning that an agent sends back is not part of it."""
 
     role: Role
@@ -26,7 +26,7 @@ class Message:
 class ModelRequest:
     """A request for one or more turns."""
 
-    messages: tuple[Message, ...]
+    messages: tuple[AgentMessage, ...]
     tools: tuple[dict[str, Any], ...] = ()
     """Schemas of functions, as `{"type": "function", "function": {...}}`."""
     samples: int = 1

@@ -1,0 +1,185 @@
+"""OpenAI's Chat Completions API: read requests, and write completions and their chunks."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from openai.types import CompletionUsage
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import Field
+
+from gumshoe.environments.tools import Call
+from gumshoe.gateway.api_fields import (
+    MAX_MESSAGES,
+    MAX_SAMPLES,
+    MAX_TOOLS,
+    ApiModel,
+    Content,
+    FunctionSchema,
+    JsonSchema,
+    ToolName,
+    read_arguments,
+    read_text,
+    refuse_parameters,
+    write_arguments,
+)
+from gumshoe.gateway.messages import AgentMessage, ModelRequest, ModelResponse, SampledMessage
+from gumshoe.model_validation import validate_model
+
+_REFUSED = ("logit_bias", "audio", "modalities", "prediction", "web_search_options", "functions", "function_call")
+
+
+class _Function(ApiModel):
+    name: str = ToolName
+    arguments: str = "{}"
+
+
+class _ToolCall(ApiModel):
+    id: str = Field(min_length=1, max_length=200)
+    type: Literal["function"] = "function"
+    function: _Function
+
+
+class _ChatMessage(ApiModel):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = None
+    tool_calls: tuple[_ToolCall, ...] | None = None
+    tool_call_id: str = ""
+
+
+class _Tool(ApiModel):
+    type: Literal["function"]
+    function: FunctionSchema
+
+
+class _StreamOptions(ApiModel):
+    include_usage: bool = False
+
+
+class _ChatBody(ApiModel):
+    messages: tuple[_ChatMessage, ...] = Field(min_length=1, max_length=MAX_MESSAGES)
+    tools: tuple[_Tool, ...] | None = Field(None, max_length=MAX_TOOLS)
+    tool_choice: Any = None
+    n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
+    max_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    stop: str | tuple[str, ...] | None = None
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    response_format: JsonSchema | None = None
+    logprobs: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """A request to the Chat Completions API."""
+
+    request: ModelRequest
+    is_streamed: bool
+    has_usage: bool
+    """True if a stream ends with the number of tokens."""
+    has_logprobs: bool
+
+    @classmethod
+    def parse(cls, body: dict[str, Any]) -> "ChatRequest":
+        """Read a request. The run decides the sampling, so temperature and the like are ignored.
+
+        With `tool_choice: none` the model sees the tools; a call is then returned as text.
+
+        Raises:
+            UsageError: if the body is not a request.
+            GatewayError: if it asks for something that is not supported.
+        """
+        refuse_parameters(body, _REFUSED)
+        given = validate_model(_ChatBody, body, "gateway.invalid-request", "invalid request")
+        stops = (given.stop,) if isinstance(given.stop, str) else given.stop or ()
+        request = ModelRequest(
+            messages=tuple(_read_message(each, f"messages.{at}") for at, each in enumerate(given.messages)),
+            tools=tuple(each.function.to_schema() for each in given.tools or ()),
+            samples=given.n or 1,
+            max_tokens=given.max_completion_tokens or given.max_tokens,
+            stops=tuple(filter(None, stops)),
+            json_schema=given.response_format.read() if given.response_format else None,
+        )
+        options = given.stream_options or _StreamOptions()
+        return cls(request, bool(given.stream), options.include_usage, bool(given.logprobs))
+
+    def write_completion(self, found: ModelResponse) -> ChatCompletion:
+        """Return the completion of a response."""
+        choices = [
+            {
+                "index": at,
+                "finish_reason": each.finish,
+                "message": {"role": "assistant", "content": each.text or (None if each.calls else ""), **_calls(each)},
+                "logprobs": _logprobs(each) if self.has_logprobs else None,
+            }
+            for at, each in enumerate(found.messages)
+        ]
+        return ChatCompletion.model_validate(
+            {**_head(found), "object": "chat.completion", "choices": choices, "usage": _usage(found)}
+        )
+
+    def write_chunks(self, found: ModelResponse) -> Iterator[ChatCompletionChunk]:
+        """Yield the chunks of a response: of each message its role, text and calls, and at the end the usage."""
+        head = {**_head(found), "object": "chat.completion.chunk"}
+
+        def chunk(at: int, delta: dict[str, Any], finish: str | None = None, **more: Any) -> ChatCompletionChunk:
+            choice = {"index": at, "delta": delta, "finish_reason": finish, **more}
+            return ChatCompletionChunk.model_validate({**head, "choices": [choice]})
+
+        for at, each in enumerate(found.messages):
+            yield chunk(at, {"role": "assistant", "content": ""})
+            if each.text:
+                yield chunk(at, {"content": each.text}, logprobs=_logprobs(each) if self.has_logprobs else None)
+            for number, call in enumerate(_calls(each).get("tool_calls", [])):
+                yield chunk(at, {"tool_calls": [{"index": number, **call}]})
+            yield chunk(at, {}, each.finish)
+        if self.has_usage:
+            yield ChatCompletionChunk.model_validate({**head, "choices": [], "usage": _usage(found)})
+
+
+def _read_message(given: _ChatMessage, where: str) -> AgentMessage:
+    text = read_text(given.content, where)
+    if given.role == "assistant":
+        calls = tuple(
+            Call(each.function.name, read_arguments(each.function.arguments, where), each.id)
+            for each in given.tool_calls or ()
+        )
+        return AgentMessage("assistant", text, calls)
+    if given.role == "tool":
+        return AgentMessage("tool", text, call_id=given.tool_call_id)
+    return AgentMessage("user" if given.role == "user" else "system", text)
+
+
+def _head(found: ModelResponse) -> dict[str, Any]:
+    version = found.policy
+    return {"id": f"chatcmpl-{found.id}", "created": int(time.time()), "model": version, "system_fingerprint": version}
+
+
+def _calls(message: SampledMessage) -> dict[str, Any]:
+    calls = [
+        {
+            "id": each.id,
+            "type": "function",
+            "function": {"name": each.name, "arguments": write_arguments(each.arguments)},
+        }
+        for each in message.calls
+    ]
+    return {"tool_calls": calls} if calls else {}
+
+
+def _logprobs(message: SampledMessage) -> dict[str, Any]:
+    tokens = [
+        {"token": token, "logprob": value, "bytes": list(token.encode()), "top_logprobs": []}
+        for token, value in zip(message.tokens, message.logprobs, strict=True)
+    ]
+    return {"content": tokens, "refusal": None}
+
+
+def _usage(found: ModelResponse) -> CompletionUsage:
+    return CompletionUsage(
+        prompt_tokens=found.prompt_tokens,
+        completion_tokens=found.completion_tokens,
+        total_tokens=found.prompt_tokens + found.completion_tokens,
+    )
