@@ -97,14 +97,14 @@ class Slow:
     def __init__(self, policy: Policy) -> None:
         self.policy, self.begun, self.released, self.cancelled = policy, 0, asyncio.Event(), 0
 
-    async def sample(self, ids: Any, sampling: Sampling, **more: Any) -> Completion:
+    async def sample(self, prompt_ids: Any, sampling: Sampling, **more: Any) -> Completion:
         self.begun += 1
         try:
             await self.released.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        return await self.policy.sample(ids, sampling, **more)
+        return await self.policy.sample(prompt_ids, sampling, **more)
 
 
 async def until(condition: Callable[[], object]) -> None:

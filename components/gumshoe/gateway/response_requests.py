@@ -140,8 +140,8 @@ class ResponseRequest:
         ]
         for at, item in enumerate(items):
             place = {"output_index": at, "item_id": item["id"]}
-            empty = {**item, "status": "in_progress"}
-            empty |= {"content": []} if item["type"] == "message" else {"arguments": ""}
+            rest: dict[str, Any] = {"content": []} if item["type"] == "message" else {"arguments": ""}
+            empty = {**item, "status": "in_progress", **rest}
             events.append({"type": "response.output_item.added", "output_index": at, "item": empty})
             if item["type"] == "message":
                 (part,) = item["content"]

@@ -1,0 +1,175 @@
+"""Episodes that real agents run through the gateway: the same tokens as those of our own loop, and their endings."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from gumshoe.environments.email import EmailEnvironment
+from gumshoe.errors import UnavailableError
+from gumshoe.inference.policy import Policy, PolicyError, Sampling, ScriptedPolicy
+from gumshoe.mail.index import MailIndex
+from gumshoe.rollouts.agent_settings import AgentSettings
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart
+from gumshoe.rollouts.episode_runners import open_token_runner
+from gumshoe.rollouts.tool_threads import ToolThreads
+from gumshoe.rollouts.trajectory import Trajectory
+from tests.mail.mailbox import KEEP_ALL, make_index, record
+from tests.rollouts.conversations import call
+from tests.scenarios.questions import scenario
+
+if TYPE_CHECKING:
+    from gumshoe.gateway.agent_task import AgentTask
+
+ID = "<1@example.com>"
+TURNS = (
+    f"I look.\n{call('search_inbox', keywords=['gas'])}",
+    call("read_email", message_id=ID),
+    call("return_final_answer", answer="42", message_ids=[ID]),
+)
+EXAMPLES = {
+    "langgraph": "examples.langgraph_email.agent:graph",
+    "openai agents": "examples.openai_agents.agent:search_agent",
+    "node": {"command": ["node", str(Path(__file__).parents[2] / "examples" / "node" / "agent.mjs")]},
+}
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> MailIndex:
+    return make_index(tmp_path_factory.mktemp("runner"), [record(1, body="The gas price is 42.")], KEEP_ALL)
+
+
+@pytest.fixture
+def run(tokenizer: Any, chat: ChatFormat, index: MailIndex) -> Callable[..., list[Trajectory]]:
+    """Run episodes of an agent at once, or of our own loop without one."""
+
+    def say(prompt: str, seed: int) -> str:  # noqa: ARG001
+        return TURNS[min(prompt.count("<tool_response>"), 2)]
+
+    def play(
+        agent: Any = None, policy: Policy | None = None, episodes: int = 1, max_turns: int = 6, **settings: Any
+    ) -> list[Trajectory]:
+        async def main() -> list[Trajectory]:
+            parsed = None
+            if agent is not None:
+                own = agent if isinstance(agent, dict) else {"name": agent}
+                parsed = AgentSettings.parse({**own, **settings})
+            limits = EpisodeLimits(max_turns, 100_000)
+            said, sampling = policy or ScriptedPolicy(tokenizer, say), Sampling(max_tokens=300)
+            async with (
+                ToolThreads(2, 3600) as threads,
+                open_token_runner(said, chat, sampling, limits.max_context, parsed) as runner,
+            ):
+                starts = [
+                    EpisodeStart(EmailEnvironment(index, scenario(1), max_turns), f"{at}", limits, threads, at)
+                    for at in range(episodes)
+                ]
+                return await asyncio.gather(*map(runner, starts))
+
+        return asyncio.run(main())
+
+    return play
+
+
+Run = Callable[..., list[Trajectory]]
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_the_examples_have_the_tokens_and_records_of_our_own_loop(run: Run, example: str) -> None:
+    (own,) = run()
+    assert (own.ending, own.turns, own.record.right_sources) == ("answer", 3, [ID])
+    for done in run(EXAMPLES[example], episodes=2):
+        assert [(each.origin, each.ids) for each in done.spans] == [(each.origin, each.ids) for each in own.spans]
+        assert (done.record, done.ending, done.segments, done.mistakes) == (own.record, own.ending, [], [])
+        assert [each.logprobs for each in done.spans] == [each.logprobs for each in own.spans]
+
+
+async def ask(task: "AgentTask", **more: Any) -> Any:
+    """Request one turn."""
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+
+    http = DefaultAsyncHttpxClient(trust_env=False)
+    async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, http_client=http) as client:
+        messages: Any = [{"role": "user", "content": task.user_prompt}]
+        return await client.chat.completions.create(model=task.model, messages=messages, **more)
+
+
+async def answers(task: "AgentTask") -> dict[str, Any]:
+    """Answer after one turn."""
+    await ask(task)
+    return {"answer": "42", "sources": [ID]}
+
+
+async def fails(task: "AgentTask") -> None:
+    """Fail after one turn."""
+    await ask(task)
+    raise RuntimeError("no idea")
+
+
+async def fails_at_once(_: "AgentTask") -> None:
+    """Fail before the first turn."""
+    raise RuntimeError("no idea")
+
+
+async def never_ends(task: "AgentTask") -> None:
+    """Ask once, and then wait for ever."""
+    await ask(task)
+    await asyncio.Event().wait()
+
+
+async def asks_on(task: "AgentTask") -> None:
+    """Ask until it is refused."""
+    while True:
+        await ask(task)
+
+
+def named(agent: Any) -> str:
+    return f"{__name__}:{agent.__name__}"
+
+
+def test_what_an_agent_returns_is_its_answer(run: Run) -> None:
+    (done,) = run(named(answers))
+    assert (done.ending, done.record.answer, done.record.right_sources) == ("answer", "42", [ID])
+
+
+@pytest.mark.parametrize(
+    ("agent", "settings", "ending"),
+    [
+        (fails, {}, "agent failed"),
+        (never_ends, {"deadline": 2}, "agent too slow"),
+        (asks_on, {}, "max turns"),
+    ],
+)
+def test_an_agent_s_own_failure_is_scored(run: Run, agent: Any, settings: dict[str, Any], ending: str) -> None:
+    (done,) = run(named(agent), max_turns=3, **settings)
+    assert done.ending == ending
+    assert done.turns == (3 if agent is asks_on else 1)
+    assert Trajectory.from_json(done.to_json(), "line 1") == done
+
+
+@pytest.mark.parametrize(
+    ("agent", "settings"),
+    [
+        (fails, {"on_error": "retry"}),
+        (fails_at_once, {}),
+        (never_ends, {"deadline": 2, "on_deadline": "retry"}),
+        ({"command": ["sh", "-c", "kill -9 $$"]}, {}),
+    ],
+)
+def test_other_failures_say_nothing_about_the_policy(run: Run, agent: Any, settings: dict[str, Any]) -> None:
+    with pytest.raises(UnavailableError) as caught:
+        run(agent if isinstance(agent, dict) else named(agent), **settings)
+    assert caught.value.code == "gateway.agent-failed"
+
+
+def test_a_failure_of_the_policy_is_none_of_the_agent(run: Run) -> None:
+    class Failing:
+        async def sample(self, *_: Any, **__: Any) -> Any:
+            raise PolicyError("inference.unreachable", "gone")
+
+    for agent in (answers, fails, asks_on):
+        with pytest.raises(PolicyError):
+            run(named(agent), Failing())
