@@ -124,6 +124,13 @@ def test_requests_have_all_sampling_parameters_and_stop_ids(server: FakeVLLM, sa
     assert "seed" not in request
 
 
+def test_a_schema_is_sent_only_if_it_is_set(server: FakeVLLM) -> None:
+    schema = '{"type": "object"}'
+    say_once(server.address, sampling=Sampling(json_schema=schema))
+    say_once(server.address)
+    assert [each.get("structured_outputs") for each in server.requests[-2:]] == [{"json": schema}, None]
+
+
 def test_a_truncated_turn_is_marked(server: FakeVLLM) -> None:
     cut = say_once(server.address, text="a long story", sampling=Sampling(max_tokens=6))
     assert (cut.ids, cut.finish) == (tuple(encoded("a long")), "length")

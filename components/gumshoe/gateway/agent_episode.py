@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import json
 import secrets
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from gumshoe.gateway.gateway_errors import (
 )
 from gumshoe.gateway.messages import ModelRequest, ModelResponse, SampledMessage
 from gumshoe.inference.policy import PolicyError
+from gumshoe.inference.vllm_policy import VLLMConversation, VLLMPolicy
 from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.episode import EpisodeStart, Turn
 from gumshoe.rollouts.trajectory import Mistake, Trajectory
@@ -76,6 +78,10 @@ class AgentEpisode:
         """
         self._check_running()
         self._check_limits(request.samples)
+        if request.json_schema is not None and not isinstance(self._sampler.policy, VLLMPolicy | VLLMConversation):
+            raise InvalidRequestError(
+                "gateway.schema-unsupported", "only policies on vLLM servers can follow a JSON schema"
+            )
         try:
             conversation = self._tree.compose(request.messages, request.tools)
         except UsageError as error:
@@ -132,7 +138,8 @@ class AgentEpisode:
         sampling, all_tokens = self._sampler.sampling, self._settings.max_sampled_tokens
         left = None if all_tokens is None else all_tokens - self.trajectory.sampled_tokens
         most = min(filter(None, (request.max_tokens, sampling.max_tokens, left)))
-        return replace(self._sampler, sampling=replace(sampling, max_tokens=most))
+        schema = None if request.json_schema is None else json.dumps(request.json_schema)
+        return replace(self._sampler, sampling=replace(sampling, max_tokens=most, json_schema=schema))
 
     def _next_seed(self, history: tuple[int, ...]) -> int:
         """Return a seed that depends on the history, and on the number of turns that were requested after it."""

@@ -38,6 +38,9 @@ class Sampling:
     repetition_penalty: float = 1.0
     max_tokens: int = 512
     """Maximum number of tokens per turn."""
+    json_schema: str | None = None
+    """Schema, as JSON, of the JSON that a turn must be. Only vLLM servers can do it. The log-probabilities are those
+    without this constraint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,9 +162,9 @@ class VLLMPolicy:
         return [0.0, *found]
 
     @contextmanager
-    def open_conversation(self) -> Iterator["_VLLMConversation"]:
+    def open_conversation(self) -> Iterator["VLLMConversation"]:
         """Yield the policy of one conversation, which ends with the block."""
-        conversation = _VLLMConversation(self)
+        conversation = VLLMConversation(self)
         try:
             yield conversation
         finally:
@@ -175,13 +175,15 @@ class VLLMPolicy:
         prompt_ids: Sequence[int],
         sampling: Sampling,
         stop_ids: Sequence[int],
-        conversation: "_VLLMConversation | None",
+        conversation: "VLLMConversation | None",
     ) -> Completion:
         request = self._request(prompt_ids, sampling, stop_ids)
         return self._parse_answer(await self._request_with_retries(request, conversation), request, sampling)
 
     def _request(self, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int]) -> dict[str, Any]:
+        constraint = {} if sampling.json_schema is None else {"structured_outputs": {"json": sampling.json_schema}}
         return {
+            **constraint,
             "model": self._model,
             "prompt": list(prompt_ids),
             "temperature": sampling.temperature,
@@ -287,7 +289,7 @@ class VLLMPolicy:
                     "start the server with --logprobs-mode processed_logprobs",
                 )
 
-    async def _request_with_retries(self, request: dict[str, Any], conversation: "_VLLMConversation | None") -> Any:
+    async def _request_with_retries(self, request: dict[str, Any], conversation: "VLLMConversation | None") -> Any:
         """Return the answer to a request, with retries."""
         failures = tries = 0
 
@@ -335,7 +337,7 @@ class VLLMPolicy:
         """Return True if a server has not failed recently."""
         return not all(each.is_avoided for each in self._servers)
 
-    def _choose_server(self, conversation: "_VLLMConversation | None") -> _Server:
+    def _choose_server(self, conversation: "VLLMConversation | None") -> _Server:
         """Choose the server for a request."""
         if conversation is not None and conversation.server is not None and not conversation.server.is_avoided:
             return conversation.server
@@ -435,7 +437,7 @@ class VLLMPolicy:
 
 
 @dataclass(slots=True)
-class _VLLMConversation:
+class VLLMConversation:
     """Policy for one conversation of a `VLLMPolicy`."""
 
     _policy: VLLMPolicy

@@ -58,7 +58,8 @@ class RolloutOptions:
         recorded: dict[str, Any] = {"chat": chat} if chat else {}
         if self.agent is not None:
             recorded["agent"] = self.agent.model_dump(mode="json", exclude_defaults=True)
-        return {"seed": self.seed, **asdict(self.sampling), **asdict(self.limits), **recorded}
+        sampling = {name: value for name, value in asdict(self.sampling).items() if name != "json_schema"}
+        return {"seed": self.seed, **sampling, **asdict(self.limits), **recorded}
 
 
 @dataclass(frozen=True, slots=True)
