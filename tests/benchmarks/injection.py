@@ -2,7 +2,7 @@
 
     python -m tests.benchmarks.injection base=tiny
     python -m tests.benchmarks.injection base=tiny --train outputs/safe --model tiny --config tiny
-    python -m tests.benchmarks.injection base=smollm2-135m warm=local:smollm2-135m#outputs/warm --attacker scripted
+    python -m tests.benchmarks.injection warm=local:smollm2-135m#outputs/warm --attacker scripted
     python -m tests.benchmarks.injection --scripted large=chat:MODEL
 
 A policy is as for `gumshoe evaluate --policy`, with a name before `=`. The attacks are on questions about an invented
