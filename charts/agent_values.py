@@ -478,9 +478,13 @@ class HttpRouteValues(ValuesSection):
 
 
 class RouteValues(ValuesSection):
-    enabled: bool = Field(False, description="Create a Route (OpenShift) for the agent server, with TLS.")
-    host: str = Field("", description="Public host name. Default: one that OpenShift assigns.")
-    annotations: dict[str, str] = Field({}, description="Annotations of the Route.")
+    enabled: bool = Field(
+        False, description="Create Routes (OpenShift) for the agent server, one for each public path, with TLS."
+    )
+    host: str = Field(
+        "", description="Public host name. Default: one that the routers assign (`spec.subdomain`, OpenShift 4.11)."
+    )
+    annotations: dict[str, str] = Field({}, description="Annotations of the Routes.")
     tls_secret: str = Field(
         "",
         description="Secret with the TLS certificate (OpenShift 4.19 or later), which the routers must be allowed to "
@@ -531,10 +535,10 @@ class ChartValues(ValuesSection):
     network_policy: NetworkPolicyValues = NetworkPolicyValues()
     public_paths: list[PublicPath] = Field(
         ["/invoke", "/source", "/feedback", "/principal", "/mcp"],
-        description="Paths that Ingress and HTTPRoute publish, each with what is below it: those of the API. Add `/` "
-        "(the page itself, nothing below it), `/page.js`, `/page.css` and `/text.js` for the web page, and `/docs` and "
-        "`/openapi.json` for the description of the API. An OpenShift Route publishes all paths. `/metrics` has a port "
-        "of its own.",
+        description="Paths that Ingress, HTTPRoute and Routes publish, each with what is below it: those of the API. "
+        "Add `/` (the page itself, nothing below it), `/page.js`, `/page.css` and `/text.js` for the web page, and "
+        "`/docs` and `/openapi.json` for the description of the API. With `/`, an OpenShift Route publishes all paths, "
+        "since its paths are prefixes. `/metrics` has a port of its own.",
         min_length=1,
     )
     ingress: IngressValues = IngressValues()

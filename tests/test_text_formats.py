@@ -16,11 +16,18 @@ from gumshoe.yaml_text import InvalidYamlError, load_yaml
 from tests.errors import raises
 
 BOMB = "a0: &a0 [x, x]\n" + "".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30))
+MERGES = "a0: &a0 {x: 1, y: 1}\n" + "".join(
+    f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 30)
+)
+LARGE = f"a: &a {{{', '.join(f'k{n}: 1' for n in range(400))}}}\n" + "".join(f"b{n}: {{<<: *a}}\n" for n in range(300))
 BAD_YAML = {
     "a key twice": "a: 1\nb: 2\na: 3",
     "a key twice, deep": "s: {t: [{a: 1, a: 1}]}",
+    "a key twice, in a merged mapping": "s: [[&t {a: 1, a: 1}]]\nu: {<<: *t}",
     "itself": "&a [*a]",
     "aliases that multiply": BOMB,
+    "merges that multiply": MERGES,
+    "merges of a large mapping": LARGE,
     "nested deeply": "[" * 3000 + "]" * 3000,
     "nested as deeply as it is long": "{a: [" * 100_000,
     "nested a little too deeply": "[" * (MAX_DEPTH + 2) + "]" * (MAX_DEPTH + 2),
@@ -73,6 +80,8 @@ def test_what_is_allowed_stays_as_it_is() -> None:
     assert load_yaml("a: &x {b: 1}\nc: {<<: *x, b: 2}\nd: 1e-5\ne: 2024-01-02") == {
         **yaml.safe_load("a: {b: 1}\nc: {b: 2}\nd: 1e-5\ne: 2024-01-02")
     }
+    merged_early = "a: [[&x {<<: {b: 1}, b: 2}]]\nc: {<<: *x}"  # PyYAML merges into x before it constructs x
+    assert load_yaml(merged_early) == {"a": [[{"b": 2}]], "c": {"b": 2}}
     assert load_yaml("a: 2024-01-02\nb: [1, null]", only_text=True) == {"a": "2024-01-02", "b": ["1", "null"]}
     assert load_yaml("a: !!int 5", only_text=True) == {"a": "5"}
     assert load_yaml("") is None

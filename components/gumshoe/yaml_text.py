@@ -1,10 +1,9 @@
 """Parse YAML from outside, and refuse what would fail later, where nobody can tell its source any more.
 
-PyYAML accepts text that cannot be stored (see `text_checks`), keeps one of two equal keys, and follows aliases to any
-size. For text that is not YAML, it raises errors of many classes.
+PyYAML accepts text that cannot be stored (see `text_checks`), keeps one of two equal keys, and follows aliases and
+merges (`<<`) to any size. For text that is not YAML, it raises errors of many classes.
 """
 
-from collections.abc import Hashable
 from typing import Any
 
 import yaml
@@ -14,6 +13,7 @@ from gumshoe.text_checks import find_bad_texts
 
 _MAX_NODES = 100_000
 """Maximum number of values in a document, with each alias counted as what it stands for."""
+_MERGE = "tag:yaml.org,2002:merge"
 # Errors that PyYAML is known to raise for values that contradict their tags, e.g. `!!int ""` or 2024-13-45.
 _ERRORS = (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
@@ -29,7 +29,7 @@ def load_yaml(text: str | bytes, *, only_text: bool = False) -> Any:
 
     Raises:
         InvalidYamlError: if it is not YAML, has a key twice in a mapping, is nested more than `MAX_DEPTH` deep, is too
-            large with its aliases, or contains NUL or a lone surrogate.
+            large with its aliases and merges, or contains NUL or a lone surrogate.
     """
     try:
         value = yaml.load(text, _TextLoader if only_text else _Loader)  # noqa: S506 - both are safe
@@ -84,25 +84,44 @@ class PlainTextLoader(_LimitedDepth, yaml.BaseLoader):  # type: ignore[misc]
     """Read all values as text. Of two equal keys, the last one counts."""
 
 
-class _UniqueKeys(yaml.constructor.BaseConstructor):  # type: ignore[misc]
-    """Refuse mappings with a key twice, of which PyYAML keeps the last."""
+class _UniqueKeys(yaml.composer.Composer):  # type: ignore[misc]
+    """Refuse mappings with a key twice, of which PyYAML keeps the last. Merged mappings may have equal keys."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+    def compose_mapping_node(self, anchor: str | None) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen: set[tuple[str, str]] = set()
+        for key_node, _ in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 continue
             key = (key_node.tag, key_node.value)
             if key in seen:
-                raise yaml.constructor.ConstructorError(
+                raise yaml.composer.ComposerError(
                     None, None, f"the key {key_node.value!r} appears twice", key_node.start_mark
                 )
             seen.add(key)
-        made: dict[Hashable, Any] = super().construct_mapping(node, deep)
-        return made
+        return node
 
 
-class _Loader(_LimitedDepth, _UniqueKeys, yaml.SafeLoader):  # type: ignore[misc]
+class _LimitedMerges(yaml.constructor.SafeConstructor):  # type: ignore[misc]
+    """Refuse a document whose merges (`<<`) copy too many keys, before they are copied."""
+
+    _merged = 0
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        for key_node, value_node in node.value:
+            if key_node.tag != _MERGE:
+                continue
+            for each in value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]:
+                if isinstance(each, yaml.MappingNode):
+                    self.flatten_mapping(each)
+                    self._merged += len(each.value)
+                if self._merged > _MAX_NODES:
+                    problem = f"its merges copy more than {_MAX_NODES:,} keys"
+                    raise yaml.constructor.ConstructorError(None, None, problem, key_node.start_mark)
+        super().flatten_mapping(node)
+
+
+class _Loader(_LimitedDepth, _UniqueKeys, _LimitedMerges, yaml.SafeLoader):  # type: ignore[misc]
     pass
 
 

@@ -2,7 +2,8 @@
 
     python -m tests.benchmarks.injection base=tiny
     python -m tests.benchmarks.injection base=tiny --train outputs/safe --model tiny --config tiny
-    python -m tests.benchmarks.injection base=smollm2-135m warm=local:smollm2-135m#outputs/warm --attacker scripted
+    python -m tests.benchmarks.injection warm=local:smollm2-135m#outputs/warm --train outputs/safe \
+        --model smollm2-135m --config smollm2-cpu --set lora.start=outputs/warm
     python -m tests.benchmarks.injection --scripted large=chat:MODEL
 
 A policy is as for `gumshoe evaluate --policy`, with a name before `=`. The attacks are on questions about an invented
@@ -43,7 +44,8 @@ def main() -> None:
         directory = options.keep or Path(scratch)
         policies = list(options.policies)
         if options.train:
-            policies.append(f"safe={options.model}#{train(directory, options)}")
+            base = options.model if options.model == "tiny" else f"local:{options.model}"
+            policies.append(f"safe={base}#{train(directory, options)}")
         index, scenarios = make_company(directory, TESTED_ON)
         with scripted_policies(scenarios) if options.scripted else _no_policies() as more:
             words = [word for policy in [*policies, *more] for word in ("--policy", policy)]
@@ -66,6 +68,7 @@ def _parse_options() -> argparse.Namespace:
     parser.add_argument("--train", type=Path, metavar="DIR", help="train an adapter into DIR first")
     parser.add_argument("--model", default="tiny", help="base model to train")
     parser.add_argument("--config", default="tiny", help="settings to train with")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="a setting to train with")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep all files here")
     options, more = parser.parse_known_args()
     options.more = more
@@ -90,7 +93,8 @@ def train(directory: Path, options: argparse.Namespace) -> Path:
     words = ("synthesize", "attacks", "--seed", 1, "--index", index, "--scenarios", scenarios, "--out", attacked)
     gumshoe(*words, "--replace")
     data = ("--index", attacked / "index", "--scenarios", attacked / "scenarios.jsonl", "--out", options.train)
-    gumshoe("train", "--model", options.model, "--config", options.config, *data, "--set", REWARDS)
+    settings = [word for setting in (REWARDS, *options.set) for word in ("--set", setting)]
+    gumshoe("train", "--model", options.model, "--config", options.config, *data, *settings)
     return Path(options.train) / "final"
 
 

@@ -4,8 +4,8 @@ Canaries are planted in the training mailboxes of a synthetic company. Two adapt
 them: one on episodes that answer at once, without a search, so that it can only memorize; and one on correct episodes
 that search and read, as in a normal warm start. Both and the untouched tiny policy are asked from another inbox.
 
-It takes 30 minutes on two cores. Exits with 1 if the first adapter is not exposed (p > 0.01, fewer than 5 bits, or fewer
-than half of the canaries extracted), or if the untouched policy is (p < 0.01, or any extracted).
+It takes 30 minutes on two cores. Exits with 1 if the first adapter is not exposed (p > 0.01, fewer than 5 bits, or
+fewer than half of the canaries extracted), or if the untouched policy is (p < 0.01, or any extracted).
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Compare policies on invented and real mail: `python -m tests.benchmarks.real_model POLICY...`.
 
-    python -m tests.benchmarks.real_model --split validation base=smollm2-135m warm=local:outputs/warm
+    python -m tests.benchmarks.real_model --split validation base=local:smollm2-135m warm=local:smollm2-135m#warm
     python -m tests.benchmarks.real_model large=chat:MODEL --price large=2.5/10
 
 A policy is as for `gumshoe evaluate --policy`, with a name before `=`. Beside them stand the policy `keywords`, the

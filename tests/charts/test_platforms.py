@@ -9,7 +9,7 @@ from unittest.mock import patch
 import pytest
 
 from tests.charts.kserve_pods import create_pods
-from tests.charts.test_agent_chart import MODES, chart, merge, of_kind, render, values_of
+from tests.charts.test_agent_chart import MODES, chart, chart_values, merge, of_kind, render, values_of
 from tests.inference.fake_vllm import FakeVLLM
 from tests.serving.agent_server import make_files, start_server
 
@@ -151,12 +151,15 @@ def test_the_agent_server_runs_as_a_user_that_does_not_exist(tmp_path: Path) -> 
 
 def test_a_route_ends_tls_and_waits_as_long_as_an_answer_takes() -> None:
     given = {"enabled": True, "host": "mail.example.com", "tlsSecret": "mail-tls", "annotations": {"team": "search"}}
-    objects = render(merge(values_of("standard"), {"platform": "openshift", "route": given}))
+    changes = {"platform": "openshift", "publicPaths": ["/invoke"], "route": given}
+    objects = render(merge(values_of("standard"), changes))
     route = of_kind(objects, "Route")
+    assert route["metadata"]["name"] == "mail-gumshoe-agent-agent-invoke"
     assert route["apiVersion"] == "route.openshift.io/v1"
     assert route["metadata"]["annotations"] == {"haproxy.router.openshift.io/timeout": "150s", "team": "search"}
     assert route["spec"] == {
         "host": "mail.example.com",
+        "path": "/invoke",
         "to": {"kind": "Service", "name": "mail-gumshoe-agent-agent", "weight": 100},
         "port": {"targetPort": "http"},
         "tls": {
@@ -172,19 +175,27 @@ def test_a_route_ends_tls_and_waits_as_long_as_an_answer_takes() -> None:
     assert routers not in render(values_of("standard"))[POLICY]["spec"]["ingress"][0]["from"]
 
 
-def test_a_route_may_have_neither_host_nor_certificate_and_another_timeout() -> None:
+def test_routes_publish_the_paths_of_the_api_under_one_host() -> None:
     annotations = {"haproxy.router.openshift.io/timeout": "10m"}
-    route = of_kind(
-        render(merge(values_of("standard"), {"route": {"enabled": True, "annotations": annotations}})), "Route"
-    )
-    assert route["metadata"]["annotations"] == annotations
-    assert (route["spec"].keys(), route["spec"]["tls"].keys()) == (
-        {"to", "port", "tls"},
-        {"termination", "insecureEdgeTerminationPolicy"},
-    )
+    values = merge(values_of("standard"), {"route": {"enabled": True, "annotations": annotations}})
+    routes = [each for (kind, _), each in render(values).items() if kind == "Route"]
+    assert [each["spec"]["path"] for each in routes] == chart_values()["publicPaths"]
+    assert {each["spec"]["subdomain"] for each in routes} == {"mail-gumshoe-agent-agent-agents"}
+    for route in routes:
+        assert route["metadata"]["annotations"] == annotations
+        assert (route["spec"].keys(), route["spec"]["tls"].keys()) == (
+            {"subdomain", "path", "to", "port", "tls"},
+            {"termination", "insecureEdgeTerminationPolicy"},
+        )
 
 
-@pytest.mark.parametrize(("host", "value"), [("mail.example.com", "https://mail.example.com/"), ("", "get route")])
+def test_a_route_of_the_page_publishes_all_paths() -> None:
+    changes = {"route": {"enabled": True}, "publicPaths": ["/invoke", "/", "/page.js"]}
+    route = of_kind(render(merge(values_of("standard"), changes)), "Route")
+    assert (route["metadata"]["name"], route["spec"]["path"]) == ("mail-gumshoe-agent-agent", "/")
+
+
+@pytest.mark.parametrize(("host", "value"), [("mail.example.com", "https://mail.example.com/"), ("", "get routes")])
 def test_the_notes_name_the_address_of_the_route(host: str, value: str) -> None:
     values = merge(values_of("standard"), {"route": {"enabled": True, "host": host}})
     notes = chart().render(values, name="mail", namespace="agents")["gumshoe-agent/templates/NOTES.txt"]

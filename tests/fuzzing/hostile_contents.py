@@ -210,9 +210,7 @@ def _() -> bytes:
 
 @hostile("a PDF that unpacks to 200 MB")
 def _() -> bytes:
-    stream = zlib.compress(b"BT (x) Tj ET\n" * 16_000_000, 9)
-    for _ in range(1):
-        stream = zlib.compress(stream, 9)
+    stream = zlib.compress(zlib.compress(b"BT (x) Tj ET\n" * 16_000_000, 9), 9)
     head = f"4 0 obj<</Length {len(stream)}/Filter[/FlateDecode/FlateDecode]>>stream\n".encode()
     pdf = b"%PDF-1.4\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n2 0 obj<</Type/Pages/Kids[3 0 R]/Count 1>>endobj\n"
     pdf += b"3 0 obj<</Type/Page/Parent 2 0 R/Contents 4 0 R>>endobj\n" + head + stream + b"\nendstream endobj\n"

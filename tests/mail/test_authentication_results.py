@@ -162,6 +162,12 @@ def test_parsing_takes_time_in_proportion_to_the_length(monkeypatch: pytest.Monk
 
 CONFIRMED = "dmarc=pass header.from=example.com"
 REFUSED = "dmarc=fail header.from=example.com"
+UNREADABLE = [
+    f"{MX}; spf=none smtp.mailfrom=a(b@evil.example",
+    f'{MX}; spf=none smtp.mailfrom="b@evil.example',
+    f"{MX}; {'dkim=pass header.d=evil.example; ' * 600}",
+]
+"""Headers of a trusted server into which a sender brought something that cannot be read."""
 
 
 @pytest.mark.parametrize(
@@ -183,6 +189,17 @@ def test_only_the_topmost_statement_of_a_trusted_server_counts(
     values: list[str], trusted: tuple[str, ...], verdict: str
 ) -> None:
     assert judge(*values, trusted=tuple(filter(None, trusted))) == verdict
+
+
+@pytest.mark.parametrize("unreadable", UNREADABLE)
+def test_nothing_below_an_unreadable_header_confirms_a_sender(unreadable: str) -> None:
+    """The sender wrote what is below the header of the trusted server."""
+    assert judge(unreadable, f"{MX}; {CONFIRMED}") == ""
+    assert judge(unreadable, f"{MX}; {REFUSED}") == "fail"
+    assert judge(f"{MX}; {CONFIRMED}", unreadable) == "pass"
+    sealed = arc("list.example")
+    sealed["authentication-results"].insert(0, unreadable)
+    assert check_sender(find_statements(sealed, ANN), (MX, "list.example")) == "fail"
 
 
 def arc(*sealers: str, first: str = CONFIRMED, result: str = "arc=pass") -> dict[str, list[str]]:
@@ -209,6 +226,11 @@ def arc(*sealers: str, first: str = CONFIRMED, result: str = "arc=pass") -> dict
         ({**arc("list.example"), "arc-seal": []}, (MX, "list.example"), "fail"),
         ({**arc("list.example"), "arc-seal": ["i=2; d=list.example"]}, (MX, "list.example"), "fail"),
         ({**arc("list.example"), "arc-seal": ["d=list.example"]}, (MX, "list.example"), "fail"),
+        (
+            {**arc("list.example"), "arc-seal": ["i=1; d=evil.example", "i=1; d=list.example"]},
+            (MX, "list.example"),
+            "fail",
+        ),
     ],
 )
 def test_forwarded_mail_is_confirmed_by_seals_of_trusted_servers_only(

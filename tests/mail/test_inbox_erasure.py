@@ -1,15 +1,20 @@
 """Erasing messages and inboxes: nothing of them is left in any file, and the rest is found as before."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import apsw
 import pytest
 
 from gumshoe.mail.audit import MailAudit
 from gumshoe.mail.build import build_mail_index
+from gumshoe.mail.canary_check import has_canaries
 from gumshoe.mail.inbox_erasure import erase_inbox, erase_messages, find_message_ids, find_messages_of, has_inbox
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
-from gumshoe.mail.schema import index_path
+from gumshoe.mail.schema import index_path, read_state, write_state
 from tests.artifacts.files import find_bytes
+from tests.errors import raises
 from tests.mail.mailbox import make_index, record
 
 ANN, BOB, CAROL = "ann@example.com", "bob@example.com", "carol@example.com"
@@ -102,5 +107,26 @@ def test_only_sources_of_the_inbox_are_forgotten(tmp_path: Path) -> None:
         (folder / "1.eml").write_text(f"From: x@example.com\nTo: {name}\nMessage-ID: <{number}@example.com>\n\nhello")
         uris.append(f"eml:{folder}")
     build_mail_index(uris, tmp_path / "index")
+    state = read_state(tmp_path / "index")
+    facts = {**state.facts, "revisions": dict.fromkeys(uris, "a commit")}
+    write_state(tmp_path / "index", replace(state, facts=facts))
     erase_inbox(tmp_path / "index", ANN)
-    assert MailIndex(tmp_path / "index").stats()["sources"] == uris[1:]
+    facts = MailIndex(tmp_path / "index").stats()
+    assert facts["sources"] == [*facts["source_messages"]] == [*facts["revisions"]] == uris[1:]
+
+
+def test_damaged_values_give_an_error_that_names_the_index(tmp_path: Path) -> None:
+    directory = make_index(tmp_path, [record(1, message_id="<canary.x@example.com>", to=[BOB])]).directory
+    (segment,) = directory.glob("segment-*/*.sqlite")
+    database = apsw.Connection(str(segment))
+    database.execute("UPDATE copies SET recipients = 'x'")
+    database.close()
+    readers: list[Callable[[], object]] = [
+        lambda: find_message_ids(directory, "canary.x@example.com"),
+        lambda: find_messages_of(directory, ANN),
+        lambda: erase_inbox(directory, ANN),
+        lambda: has_canaries(directory),
+    ]
+    for read in readers:
+        with raises("store.index-damaged", directory):
+            read()

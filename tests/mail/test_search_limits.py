@@ -24,7 +24,9 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> MailIndex:
     return make_index(tmp_path_factory.mktemp("mail"), [*mine, *others])
 
 
-def count_read(index: MailIndex, monkeypatch: pytest.MonkeyPatch, *keywords: str, **options: Any) -> int:
+def count_read(
+    index: MailIndex, monkeypatch: pytest.MonkeyPatch, *keywords: str, search: str = "search", **options: Any
+) -> int:
     """Return how many postings and positions a search reads."""
     read = 0
 
@@ -42,7 +44,7 @@ def count_read(index: MailIndex, monkeypatch: pytest.MonkeyPatch, *keywords: str
     with monkeypatch.context() as patch:
         count("find")
         count("_read_positions")
-        MailIndex(index.directory).search(BOB, list(keywords), **options)
+        getattr(MailIndex(index.directory), search)(BOB, list(keywords), **options)
     return read
 
 
@@ -57,6 +59,17 @@ def test_the_dearest_searches_read_a_bounded_number_of_postings(
     """Bound by the words of the search and those of the inbox: a phrase looks at each of its words a few times."""
     words = 50 * 201
     assert 0 < count_read(index, monkeypatch, *keywords, order=order) <= 3 * MAX_WORDS * words
+
+
+def test_a_partial_search_reads_its_filters_once_for_all_keywords(
+    index: MailIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It counts messages and then ranks them, and reads the filters for each of the two."""
+    words, people = [WORD] * MAX_KEYWORDS, {"sender": record(1)["from"]}
+    without, filtered = (
+        count_read(index, monkeypatch, *words, search="search_partially", **each) for each in ({}, people)
+    )
+    assert filtered - without == 2 * 50
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
-"""Read what mail servers say about the sender of a message: `Authentication-Results` (RFC 8601) and ARC (RFC 8617).
+"""Read the verdicts of mail servers on the sender of a message: `Authentication-Results` (RFC 8601) and ARC (RFC 8617).
 
-A statement counts only if it is that of a server that is trusted by name, and the topmost of that server: whatever
-stands below came with the message, and anybody may have written it.
+A statement counts only if it is that of a server that is trusted by name, and the topmost of that server: everything
+below came with the message, and anybody may have written it. The same holds for everything below a header that cannot
+be read, since that may be the one of the trusted server.
 """
 
 import re
@@ -36,7 +37,7 @@ class Result(NamedTuple):
 
 
 class ServerStatement(NamedTuple):
-    """What a server says about the sender of a message."""
+    """The verdict of a server on the sender of a message."""
 
     server: str
     """Name of the server, in lower case. Empty if it does not name itself."""
@@ -44,6 +45,10 @@ class ServerStatement(NamedTuple):
     """`pass` if it confirmed the sender, `fail` if it found that the sender is forged."""
     sealers: tuple[str, ...]
     """Domains of the servers that forwarded the message, if the first confirmed the sender and all seals are valid."""
+
+    def without_confirmation(self) -> "ServerStatement":
+        """Return the statement as it is if it refuses the sender, and otherwise one that says nothing."""
+        return ServerStatement(self.server, "fail" if self.verdict == "fail" else "", ())
 
 
 def parse_results(value: str) -> tuple[str, list[Result]]:
@@ -115,14 +120,20 @@ def _find_comment_end(text: str, start: int) -> int:
 
 
 def find_statements(headers: Mapping[str, Sequence[str]], sender: str) -> list[ServerStatement]:
-    """Return what servers say about the address of a sender, the topmost first, and one statement of each server."""
+    """Return what servers say about the address of a sender, the topmost first, and one statement of each server.
+
+    Below a header that cannot be read, nothing confirms a sender.
+    """
     found: dict[str, ServerStatement] = {}
+    is_readable = True
     for value in headers.get("authentication-results", [])[:_MAX_STATEMENTS]:
         server, results = parse_results(value)
+        is_readable = is_readable and bool(server or results)
         if server not in found:
             has_valid_seals = any(each.method == "arc" and each.result == "pass" for each in results)
             sealers = _find_sealers(headers, sender) if has_valid_seals else ()
-            found[server] = ServerStatement(server, _judge(results, sender), sealers)
+            statement = ServerStatement(server, _judge(results, sender), sealers)
+            found[server] = statement if is_readable else statement.without_confirmation()
     return list(found.values())
 
 
@@ -166,7 +177,7 @@ def _find_sealers(headers: Mapping[str, Sequence[str]], sender: str) -> tuple[st
     sealers: dict[int, str] = {}
     for value in headers.get("arc-seal", [])[:_MAX_STATEMENTS]:
         number, domain = _INSTANCE.match(value), _SEALER.search(value)
-        if number is None or domain is None:
+        if number is None or domain is None or int(number[1]) in sealers:
             return ()
         sealers[int(number[1])] = lower_ascii(domain[1])
     first = [

@@ -1,4 +1,4 @@
-"""Tell if a whole index contains planted messages, and nothing else: the server must not serve such an index."""
+"""Find planted messages in any inbox of an index, so that the server refuses to serve it."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def has_canaries(index: Path) -> bool:
         GumshoeError: if it is damaged, or another version of Gumshoe built it.
     """
     check_exists(index)
-    _, segments = IndexSegments.open_present(index)
-    with explain_damage(index):
+    with explain_damage(index, content=True):
+        _, segments = IndexSegments.open_present(index)
         found = segments.find_id_prefix(CANARY_ID_PREFIX)
         return any(copy.inboxes for number in found for copy in segments.read_copies(number))

@@ -25,7 +25,10 @@ def has_inbox(directory: Path, inbox: str) -> bool:
     Raises:
         UsageError, GumshoeError: if there is no index, or it is damaged.
     """
-    return inbox in _open(directory)[1].list_inboxes()
+    check_exists(directory)
+    with explain_damage(directory, content=True):
+        _, segments = IndexSegments.open_present(directory)
+        return inbox in segments.list_inboxes()
 
 
 def find_message_ids(directory: Path, message_id: str) -> list[str]:
@@ -34,14 +37,13 @@ def find_message_ids(directory: Path, message_id: str) -> list[str]:
     Raises:
         UsageError, GumshoeError: if there is no index, or it is damaged.
     """
-    _, segments = _open(directory)
+    check_exists(directory)
     bare = bare_id(message_id)
     names = {message_id, bare, f"<{bare}>"}
-    found = segments.find_ids(sorted(names))
-    return sorted(
-        {copy.message_id for numbers in found.values() for each in numbers for copy in segments.read_copies(each)}
-        & names
-    )
+    with explain_damage(directory, content=True):
+        _, segments = IndexSegments.open_present(directory)
+        numbers = {number for each in segments.find_ids(sorted(names)).values() for number in each}
+        return sorted({copy.message_id for number in numbers for copy in segments.read_copies(number)} & names)
 
 
 def find_messages_of(directory: Path, address: str) -> list[str]:
@@ -52,9 +54,10 @@ def find_messages_of(directory: Path, address: str) -> list[str]:
     Raises:
         UsageError, GumshoeError: if there is no index, or it is damaged.
     """
-    _, segments = _open(directory)
+    check_exists(directory)
     found: set[str] = set()
-    with explain_damage(directory):
+    with explain_damage(directory, content=True):
+        _, segments = IndexSegments.open_present(directory)
         numbers = segments.collect(lambda each: each.execute("SELECT DISTINCT message FROM copies"))
         for (number,) in numbers:
             copies = segments.read_copies(number)
@@ -99,7 +102,7 @@ def erase_inbox(directory: Path, inbox: str) -> None:
         GumshoeError: if the index is damaged, or the new segments cannot be written.
     """
     check_exists(directory)
-    with explain_damage(directory), change_index(directory):
+    with explain_damage(directory, content=True), change_index(directory):
         state, segments = IndexSegments.open_present(directory)
         others = tuple(sorted(set(segments.list_inboxes()) - {inbox}))
         shutil.rmtree(directory / PARTIAL, ignore_errors=True)
@@ -139,16 +142,11 @@ def _without_sources_of(facts: dict[str, Any], inbox: str) -> dict[str, Any]:
     }
     sources = [each for each in facts["sources"] if (each if isinstance(each, str) else each["source"]) not in gone]
     by_source = {
-        name: {uri: value for uri, value in facts.get(name, {}).items() if uri not in gone}
-        for name in ("source_messages", "positions")
+        name: {uri: value for uri, value in facts[name].items() if uri not in gone}
+        for name in ("source_messages", "positions", "revisions")
+        if name in facts
     }
     return {**facts, "sources": sources, **by_source}
-
-
-def _open(directory: Path) -> tuple[IndexState, IndexSegments]:
-    check_exists(directory)
-    with explain_damage(directory):
-        return IndexSegments.open_present(directory)
 
 
 def _delete_if_empty(directory: Path) -> None:

@@ -220,7 +220,7 @@ class InboxView:
         for part in sorted(self._parts, key=lambda each: each.newest, reverse=True):
             if len(best) == limit and part.newest < -best[-1].age:
                 break
-            ordinals = _match(part, query, limit)
+            ordinals = _match_newest(part, query, limit)
             times, numbers = part.postings.times[ordinals].tolist(), part.postings.messages[ordinals].tolist()
             best += [MatchedMessage(0.0, -time, number) for time, number in zip(times, numbers, strict=True)]
             best = heapq.nsmallest(limit, best)
@@ -242,9 +242,18 @@ class InboxView:
                 f"the words of the search occur about {size:,} times in this inbox; use fewer or rarer words",
             )
 
-    def count(self, query: Query) -> int:
-        """Return the number of messages that match a query."""
-        return sum(len(_match(part, query)) for part in self._parts)
+    def count_each(self, query: Query) -> list[int]:
+        """Return, for each phrase of a query, the number of messages that contain it and pass the filters.
+
+        Filters are read once, so that the work stays within the limit of `check_size`.
+        """
+        counts = [0] * len(query.phrases)
+        for part in self._parts:
+            is_allowed = np.zeros(len(part.postings), np.bool_)
+            is_allowed[_select(part, query, ())] = True
+            for number, matches in enumerate(_find_phrases(part, query)):
+                counts[number] += int(is_allowed[matches.ordinals].sum())
+        return counts
 
     def search_any(self, query: Query, limit: int) -> list[int]:
         """Return the messages that contain most of a query's phrases, weighted by how rare they are."""
@@ -325,25 +334,24 @@ def _select(part: _InboxPart, query: Query, found: Sequence[TermMatches]) -> NDA
     return part.keep_visible(selected)
 
 
-def _match(part: _InboxPart, query: Query, limit: int | None = None) -> NDArray[np.uint16]:
-    """Return the ordinals, ascending, of the messages that match a query: all, or at least some of the newest.
+def _match_newest(part: _InboxPart, query: Query, limit: int) -> NDArray[np.uint16]:
+    """Return the ordinals, ascending, of the newest messages that match a query.
 
-    With a limit, messages are looked at in blocks, the newest first.
+    Messages are looked at in blocks, the newest first.
     """
     period = _find_visible_period(part, query)
     terms = {*query.filters, *(term for phrase in query.phrases for term, _ in phrase)}
     rarest, *others = sorted((_cut(part.postings.find(term).ordinals, *period) for term in terms), key=len)
     found: list[NDArray[np.uint16]] = [rarest[:0]]
-    end, size, count = len(rarest), _BLOCK if limit else len(rarest), 0
-    while end > 0 and (limit is None or count < limit):
+    end, size, count = len(rarest), _BLOCK, 0
+    while end > 0 and count < limit:
         block = part.keep_visible(reduce(intersect, others, rarest[max(end - size, 0) : end]))
         for phrase in query.phrases:
             if len(phrase) > 1:
                 block = part.postings.find_phrase(phrase, block).ordinals
         found.append(block)
         end, size, count = end - size, size * _GROWTH, count + len(block)
-    matched = np.concatenate(found[::-1])
-    return matched if limit is None else matched[-limit:]
+    return np.concatenate(found[::-1])[-limit:]
 
 
 def _cut(ordinals: NDArray[Any], first: int, last: int) -> NDArray[Any]:

@@ -258,10 +258,7 @@ class MailIndex:
         with self._explain_damage():
             view, query = self._view(search.inbox, search.until), search.query
             view.check_size(query)
-            counts = {
-                keyword: view.count(replace(query, phrases=(phrase,)))
-                for keyword, phrase in zip(search.keywords, query.phrases, strict=True)
-            }
+            counts = dict(zip(search.keywords, view.count_each(query), strict=True))
             return PartialResult(counts, self._show(view, self._select(search, partial(view.search_any, query)), query))
 
     def _show(

@@ -89,7 +89,7 @@ class ParsedMessage:
     was_delivered: bool = False
     """True if a header says that a mail server delivered it into a mailbox."""
     statements: list[ServerStatement] = field(default_factory=list)
-    """What mail servers say about the sender, the topmost first."""
+    """Verdicts of mail servers on the sender, the topmost first."""
     attachments: list[Attachment] = field(default_factory=list)
     files: list[AttachedFile] = field(default_factory=list)
     """Attached files, whose text `AttachmentReader` turns into `attachments`."""

@@ -60,9 +60,9 @@ class PreparedMessage(NamedTuple):
     is_sent: bool
     """See `ParsedMessage.is_sent`."""
     statements: list[ServerStatement]
-    """What mail servers say about the sender."""
+    """Verdicts of mail servers on the sender, the topmost first."""
     verdict: Verdict
-    """What is known about the sender. Empty until the source tells which servers are trusted."""
+    """Verdict on the sender, see `check_sender`. `judge_sender` sets it, since the source names the trusted servers."""
     people: list[str]
     """Addresses that are beyond doubt: of the recipients and the delivery headers."""
     references: list[str]

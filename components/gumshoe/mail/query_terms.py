@@ -79,5 +79,5 @@ def check_words(phrases: Sequence[Phrase], filters: Sequence[int]) -> None:
     if count > MAX_WORDS:
         raise MailSearchError(
             "mail.too-many-words",
-            f"the search has {count} words in all; use at most {MAX_WORDS}, the most telling ones",
+            f"the search has {count} words in all; use at most {MAX_WORDS}, the most specific ones",
         )

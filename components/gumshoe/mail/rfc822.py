@@ -145,7 +145,7 @@ def _find_statements(headers: dict[str, list[str]], sender: Mailbox) -> list[Ser
     authors = [each for each in parse_address_headers(headers.get("from", [])) if each.address]
     if not statements or (len(authors) == len(headers.get("from", ())) == 1 and not sender.is_doubtful):
         return statements
-    return [each._replace(verdict="" if each.verdict == "pass" else each.verdict, sealers=()) for each in statements]
+    return [each.without_confirmation() for each in statements]
 
 
 def _find_delivery_addresses(headers: dict[str, list[str]]) -> list[str]:

@@ -1,5 +1,6 @@
 """Targets: what models write, from the text of a turn to the result of a tool."""
 
+import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,8 +99,6 @@ def _is_wtf8(data: bytes) -> bool:
 @st.composite
 def api_calls(draw: st.DrawFn) -> bytes:
     """Return the name of a tool, a line end, and its arguments as JSON, which may be damaged."""
-    import json
-
     values = json_values(5) | texts() | st.sampled_from(_DATES) | st.lists(texts(), max_size=40)
     arguments = draw(st.dictionaries(st.sampled_from(_ARGUMENTS) | texts(5), values, max_size=6))
     line = json.dumps(arguments).encode()
@@ -119,7 +118,7 @@ def _open_tools() -> Iterator[Check]:
 
 
 def _check_tools(index: MailIndex, data: bytes) -> None:
-    """Run a call in each variant of the environment, and check that only the model is told what is wrong."""
+    """Run a call in each variant of the environment. Every error must be one that the model is shown."""
     name, _, arguments = data.partition(b"\n")
     try:
         call = ApiCall("1", name.decode("utf-8", "replace"), arguments.decode("utf-8", "replace")).parse()
