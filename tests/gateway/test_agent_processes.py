@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tracemalloc
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,11 @@ def test_messages_have_the_end_of_standard_error_without_keys() -> None:
 
 def test_a_program_that_floods_its_output_takes_no_memory_and_its_last_line_counts() -> None:
     flood = "import sys; block = b'x' * (1 << 20)\nfor _ in range(100): sys.stdout.buffer.write(block)"
+    tracemalloc.start()
     assert run(program(f"{flood}\nprint(); print('end')")).answer == "end"
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 16 << 20
     with pytest.raises(AgentFailedError) as caught:
         run(program(flood))
     assert caught.value.code == "gateway.agent-answer-invalid"
