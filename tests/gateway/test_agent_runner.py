@@ -141,6 +141,7 @@ def test_what_an_agent_returns_is_its_answer(run: Run) -> None:
         (fails, {}, "agent failed"),
         (never_ends, {"deadline": 2}, "agent too slow"),
         (asks_on, {}, "max turns"),
+        (asks_on, {"on_error": "retry"}, "max turns"),
     ],
 )
 def test_an_agent_s_own_failure_is_scored(run: Run, agent: Any, settings: dict[str, Any], ending: str) -> None:

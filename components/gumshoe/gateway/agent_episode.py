@@ -60,6 +60,11 @@ class AgentEpisode:
         self._is_over = False
 
     @property
+    def has_reached_limit(self) -> bool:
+        """True if a turn was refused, because the episode had used up its turns, tokens or context."""
+        return bool(self._limit)
+
+    @property
     def toolbox(self) -> Toolbox:
         """The tools of the episode."""
         return self._start.environment.toolbox

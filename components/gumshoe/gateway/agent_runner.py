@@ -91,6 +91,7 @@ class _AgentRunner:
         except AgentFailedError as error:
             found, detail = "agent failed", str(error)
             choice = settings.on_error if episode.trajectory.turns else "retry"
+            choice = "score" if episode.has_reached_limit else choice
         if episode.failure is None and choice == "retry":
             raise AgentUnavailableError("gateway.agent-failed", f"the agent failed: {detail}")
         return nothing, found, detail

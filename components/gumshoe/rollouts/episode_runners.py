@@ -14,6 +14,7 @@ from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Policy, Sampling
 from gumshoe.inference.policy_names import KEYWORDS, PolicyName
 from gumshoe.inference.vllm_policy import RequestLimits
+from gumshoe.installation import install_command
 from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
@@ -46,7 +47,13 @@ async def open_token_runner(
     if agent is None:
         yield chat_loop(token_chat_sessions(policy, chat, sampling, max_context))
         return
-    open_agent_runner = import_module(_GATEWAY).open_agent_runner
+    try:
+        open_agent_runner = import_module(_GATEWAY).open_agent_runner
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            "rollouts.gateway-not-installed",
+            f"agents require {error.name}, which is not installed: {install_command(extra='gateway')}",
+        ) from None
     async with open_agent_runner(policy, chat, sampling, max_context, agent) as run:
         yield run
 
