@@ -154,6 +154,21 @@ def test_delivered_mail_in_a_folder_for_sent_mail_counts_for_its_recipients(tmp_
     assert holders(index) == {"bob"}
 
 
+def test_headers_in_the_body_do_not_replace_those_of_the_server(tmp_path: Path) -> None:
+    """A message may have no header but those of the server. Then the first headers in its text are read."""
+    forged = [CONFIRMED, f"From: {DAVE}", f"To: {BOB}", "Message-ID: <1@example.com>", "Subject: s", "", "word"]
+    tops = {
+        "inbox": [f"Received: from x by {MX}; 5 May 2001 12:00 +0000", f"Authentication-Results: {MX}; none"],
+        "Sent": [f"Return-Path: <{EVE}>", "MIME-Version: 1.0"],
+    }
+    for folder, top in tops.items():
+        (tmp_path / folder / folder).mkdir(parents=True)
+        (tmp_path / folder / folder / "1").write_text("\n".join([*top, "", *forged]))
+        trusted = (MX,) if folder == "inbox" else ()
+        index, _ = build(tmp_path / folder, f"maildir:{tmp_path / folder}", trust_authserv=trusted)
+        assert holders(index) == {"bob"}
+
+
 def test_files_of_sent_mail_are_recognized(tmp_path: Path) -> None:
     write_mail(tmp_path / "1")
     text = "From x Sat May  5 12:00:00 2001\n" + (tmp_path / "1").read_text()

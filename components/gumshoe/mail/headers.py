@@ -20,6 +20,10 @@ _MINOR_HEADERS = {
     *("bcc", "sender", "reply-to", "received", "return-path", "delivered-to"),
     *("mime-version", "content-type", "content-transfer-encoding"),
 }
+DELIVERED_TO = ("delivered-to", "x-original-to", "envelope-to", "x-envelope-to", "x-delivered-to")
+"""Headers in which a mail server writes the address of the mailbox that it puts a message into."""
+# Headers that mail servers add at the top, beside those of ARC.
+_SERVER_HEADERS = {"authentication-results", "received", "return-path", *DELIVERED_TO}
 _BEFORE_HEADERS = b"\xef\xbb\xbf\0 \t\r\n"  # byte order mark, padding, blank lines
 _FIELD = re.compile(r"([!-9;-~]++)[ \t]*+:[ \t]*+([^\n]*+(?:\n[ \t]++[^ \t\n][^\n]*+)*+)(?:\n|$)")
 _BLANK_FOLD = re.compile(r"\n[ \t]++(?=\n[ \t])")  # a blank line inside a folded field
@@ -50,7 +54,8 @@ _MAX_REFERENCES_LENGTH = _MAX_IDS * _MAX_ID_LENGTH
 def split_message(raw: bytes) -> tuple[Fields, bytes]:
     """Split a message into its header fields and its body.
 
-    Lines among the headers that are no fields are left out. If the headers stand behind text, that text is left out.
+    Lines among the headers that are no fields are left out. If the headers stand behind text, that text is left out,
+    except for fields that mail servers add: a sender who writes headers into the body must not replace those.
     """
     fields, body = _split_once(raw)
     if has_mail_headers(fields) or (found := _FIRST_FIELD.search(raw, 1, _MAX_GARBAGE)) is None:
@@ -58,7 +63,10 @@ def split_message(raw: bytes) -> tuple[Fields, bytes]:
     later_fields, later_body = _split_once(raw[found.start() :])
     names = {name for name, _ in later_fields}
     is_message = "from" in names and not names.isdisjoint(("date", "message-id", "to", "subject"))
-    return (later_fields, later_body) if is_message else (fields, body)
+    if not is_message:
+        return fields, body
+    added = [(name, value) for name, value in fields if name in _SERVER_HEADERS or name.startswith("arc-")]
+    return added + later_fields, later_body
 
 
 def repair_part_headers(content: bytes) -> bytes:

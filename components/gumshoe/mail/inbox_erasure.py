@@ -141,7 +141,7 @@ def _without_sources_of(facts: dict[str, Any], inbox: str) -> dict[str, Any]:
         if any(mentions_address(text, inbox) for text in ([each] if isinstance(each, str) else map(str, each.values())))
     }
     sources = [each for each in facts["sources"] if (each if isinstance(each, str) else each["source"]) not in gone]
-    by_source = {
+    by_source: dict[str, Any] = {
         name: {uri: value for uri, value in facts[name].items() if uri not in gone}
         for name in ("source_messages", "positions", "revisions")
         if name in facts

@@ -12,6 +12,7 @@ from gumshoe.mail.address_lists import Mailbox, parse_address_headers, parse_add
 from gumshoe.mail.authentication_results import ServerStatement, find_statements
 from gumshoe.mail.bodies import extract_body
 from gumshoe.mail.headers import (
+    DELIVERED_TO,
     Fields,
     begins_with_headers,
     collect_headers,
@@ -42,12 +43,9 @@ _PARSER = BytesParser(policy=_POLICY)
 # Errors that Python's email package is known to raise on broken input.
 _PARSER_ERRORS = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
 # Headers that mail servers write when they deliver a message. Lower ones of the same name may be the sender's.
-_DELIVERY_HEADERS = (
-    *("delivered-to", "x-original-to", "envelope-to", "x-envelope-to", "x-delivered-to"),
-    *("resent-to", "resent-cc", "resent-bcc"),
-)
+_DELIVERY_HEADERS = (*DELIVERED_TO, "resent-to", "resent-cc", "resent-bcc")
 # Headers of the server that puts a message into a mailbox: the copy that a sender keeps has none of them.
-_LAST_DELIVERY_HEADERS = ("return-path", *_DELIVERY_HEADERS[:5])
+_LAST_DELIVERY_HEADERS = ("return-path", *DELIVERED_TO)
 _COMMENT = re.compile(r"\([^()]*+\)")
 _RECEIVED_FOR = re.compile(r"\sfor\s+(<[^<>\s]++>|[^\s<>();,]++)(?=\s|;|$)", re.I)
 _RECEIVED_BY = re.compile(r"(?:^|\s)by(?=\s)", re.I)
