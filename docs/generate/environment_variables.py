@@ -26,6 +26,10 @@ READ = {
         "HF_HOME": "Directory of models and datasets from the Hugging Face Hub. Default: `~/.cache/huggingface`.",
         "HF_HUB_OFFLINE": "`1` to use only models and datasets that are already in `HF_HOME`.",
     },
+    "Agents": {
+        "PATH": "Directories in which the programs of agents (`--agent '{command: [node, agent.js]}'`) are looked for. "
+        "The programs inherit it, and no other variable.",
+    },
     "Files": {
         "GUMSHOE_CACHE": "Directory of cached answers of judges, cached pages and converted base models. Default: "
         "`gumshoe` in `XDG_CACHE_HOME`.",

@@ -11,16 +11,18 @@ import uvicorn
 from tests.waiting import async_wait_until
 
 
-def open_socket() -> socket.socket:
-    """Return a listening socket on a free port of this machine."""
-    return socket.create_server(("127.0.0.1", 0))
+def open_socket(port: int = 0) -> socket.socket:
+    """Return a listening socket on a port of this machine, by default a free one."""
+    return socket.create_server(("127.0.0.1", port))
 
 
 @asynccontextmanager
 async def serve(app: Any, listening: socket.socket | None = None) -> AsyncIterator[str]:
     """Serve an application while the block runs, and yield its address. Requests that still run are cut off."""
     listening = listening or open_socket()
-    config = uvicorn.Config(app, log_level="critical", ws="none", lifespan="off", timeout_graceful_shutdown=0)
+    config = uvicorn.Config(
+        app, interface="asgi3", log_level="critical", ws="none", lifespan="off", timeout_graceful_shutdown=0
+    )
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve([listening]))
     await async_wait_until(lambda: server.started or task.done())

@@ -267,7 +267,11 @@ def test_requests_that_are_too_large_or_no_json_are_refused(index: MailIndex, ch
             headers = {**ACCEPT, "Authorization": f"Bearer {episode.key}", "mcp-protocol-version": version}
             large = await http.post(url, headers=headers, content=b" " * (MAX_BODY + 1))
             assert large.status_code == 413
-            for body in (b"{", b"[" * 100_000, b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":' + b"[" * 99_999):
+            for body in (
+                b"{",
+                b"[" * 100_000,
+                b'{"jsonrpc":"2.0","id":1,"method":"tools/list","params":' + b"[" * 99_999,
+            ):
                 broken = await http.post(url, headers=headers, content=body)
                 assert (broken.status_code, broken.json()["error"]["code"]) == (400, PARSE_ERROR)
             assert episode.trajectory.record.deeds == []

@@ -7,13 +7,12 @@ import secrets
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from gumshoe.environments.registry import FINAL_ANSWER
 from gumshoe.environments.tools import BadArgumentsError, Call, Toolbox, ToolError, UnknownToolError
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.gateway.conversation_tree import ConversationTree
-from gumshoe.gateway.foreign_tools import ForeignTools
 from gumshoe.gateway.gateway_errors import (
     ContextFullError,
     EpisodeFailedError,
@@ -28,6 +27,9 @@ from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.episode import EpisodeStart, Turn
 from gumshoe.rollouts.trajectory import Mistake, Trajectory
 from gumshoe.rollouts.turn_sampler import MIN_TURN_TOKENS, SampledTurn, TurnSampler
+
+if TYPE_CHECKING:
+    from gumshoe.gateway.foreign_tools import ForeignTools
 
 _FAILED = "the policy or a tool failed, so the episode ends here and will be run again"
 
@@ -44,14 +46,14 @@ class AgentEpisode:
         sampler: TurnSampler,
         max_context: int,
         settings: AgentSettings,
-        foreign: ForeignTools | None = None,
+        foreign: "ForeignTools | None" = None,
     ) -> None:
         self.key = secrets.token_urlsafe(32)
         self.trajectory = Trajectory.begin(start.environment, start.sample)
         self.failure: UnavailableError | None = None
         """Failure of infrastructure, which makes the episode worthless."""
         self._start, self._sampler, self._settings = start, sampler, settings
-        self._max_context, self._foreign = max_context, foreign or ForeignTools()
+        self._max_context, self._foreign = max_context, foreign
         self._tree = ConversationTree(sampler.chat)
         self._requested = Counter[tuple[int, ...]]()  # turns by their history
         self._running = self._tool_calls = self._call_ids = self._early_events = 0
@@ -228,8 +230,8 @@ class AgentEpisode:
             self._check_running()
             started, before = asyncio.get_running_loop().time(), len(self.trajectory.record.deeds)
             try:
-                if call.name in self._foreign:
-                    return await self._run_foreign_tool(call)
+                if self._foreign is not None and call.name in self._foreign:
+                    return await self._run_foreign_tool(call, self._foreign)
                 return await self._start.threads.run(call.name, self._run_tool, call)
             except UnavailableError as error:
                 self.failure = self.failure or error
@@ -238,8 +240,8 @@ class AgentEpisode:
                 self.trajectory.tool_seconds += asyncio.get_running_loop().time() - started
                 self._count_events(len(self.trajectory.record.deeds) - before)
 
-    async def _run_foreign_tool(self, call: Call) -> str:
-        found = await self._foreign.call(call, marks=self.toolbox.has_marks)
+    async def _run_foreign_tool(self, call: Call, tools: "ForeignTools") -> str:
+        found = await tools.call(call, marks=self.toolbox.has_marks)
         self.trajectory.foreign_calls.append(found.record)
         self._start.observer.add_results([call], [found.text])
         return found.text

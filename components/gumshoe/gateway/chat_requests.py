@@ -48,7 +48,7 @@ class _ChatMessage(ApiModel):
     tool_call_id: str = ""
 
 
-class _Tool(ApiModel):
+class _ChatTool(ApiModel):
     type: Literal["function"]
     function: FunctionSchema
 
@@ -59,7 +59,7 @@ class _StreamOptions(ApiModel):
 
 class _ChatBody(ApiModel):
     messages: tuple[_ChatMessage, ...] = Field(min_length=1, max_length=MAX_MESSAGES)
-    tools: tuple[_Tool, ...] | None = Field(None, max_length=MAX_TOOLS)
+    tools: tuple[_ChatTool, ...] | None = Field(None, max_length=MAX_TOOLS)
     tool_choice: Any = None
     n: int | None = Field(None, ge=1, le=MAX_SAMPLES)
     max_tokens: int | None = Field(None, ge=1)

@@ -2,7 +2,8 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
@@ -165,6 +166,8 @@ class _ClientTask:
     def __init__(self, settings: ToolServerSettings, headers: dict[str, str]) -> None:
         self._settings, self._headers = settings, headers
         self._closing = asyncio.Event()
+        self._requests, self._is_idle = 0, asyncio.Event()
+        self._is_idle.set()
         self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
         self.opening = _Exchange()
         self._task = asyncio.create_task(self._run())
@@ -211,6 +214,23 @@ class _ClientTask:
         """
         return await asyncio.shield(self._opened)
 
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Keep the client open for a request while the block runs, if `retire` is called."""
+        self._requests += 1
+        self._is_idle.clear()
+        try:
+            yield
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                self._is_idle.set()
+
+    async def retire(self) -> None:
+        """Close the client as soon as it has no requests. Each ends with its deadline at the latest."""
+        await self._is_idle.wait()
+        await self.close()
+
     async def close(self) -> None:
         """Close the client. A server that does not let it end is left after some seconds."""
         self._closing.set()
@@ -241,7 +261,7 @@ class McpConnection:
         self._lock = asyncio.Lock()
         self._slots = asyncio.Semaphore(MAX_CALLS)
         self._current: _ClientTask | None = None
-        self._closing = set[asyncio.Task[None]]()
+        self._retired: dict[_ClientTask, asyncio.Task[None]] = {}
 
     async def list_tools(self) -> list[mcp_types.Tool]:
         """Return the tools of the server.
@@ -277,9 +297,13 @@ class McpConnection:
         return self._parse(mcp_types.CallToolResult, result)
 
     async def close(self) -> None:
-        """Close the connection."""
+        """Close the connection. Requests that still run fail."""
         self._drop(self._current)
-        await asyncio.gather(*self._closing, return_exceptions=True)
+        retired = dict(self._retired)
+        await asyncio.gather(*(each.close() for each in retired))
+        for each in retired.values():
+            each.cancel()
+        await asyncio.gather(*retired.values(), return_exceptions=True)
 
     async def _request(self, request: mcp_types.Request[Any, Any], *, is_repeatable: bool) -> dict[str, Any]:
         """Send a request, within the deadline, and return its result. See `call`."""
@@ -315,7 +339,8 @@ class McpConnection:
         seen = _Exchange()
         token = _exchange.set(seen)
         try:
-            return (await client.session.send_request(request, _RawResult)).root
+            with task.hold():
+                return (await client.session.send_request(request, _RawResult)).root
         except MCPError as error:
             self._explain(error, seen, task, is_session=client.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS)
             raise self._report(_FAILED, seen.describe(error), seen.status) from None
@@ -373,14 +398,12 @@ class McpConnection:
                 raise self._report(_FAILED, detail, seen.status) from None
 
     def _drop(self, task: _ClientTask | None) -> None:
-        """Close a client in the background. The next request opens another one."""
-        if task is None:
+        """Close a client as soon as it has no requests. The next request opens another one."""
+        if task is None or task is not self._current:
             return
-        if self._current is task:
-            self._current = None
-        closing = asyncio.create_task(task.close())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+        self._current = None
+        self._retired[task] = asyncio.create_task(task.retire())
+        self._retired[task].add_done_callback(lambda _: self._retired.pop(task))
 
     def _report(self, code: str, detail: str, status: int = 0) -> ToolServerError:
         error = ToolServerError(code, f"MCP server {self.place} failed: {detail}")

@@ -29,7 +29,7 @@ _REFUSED = ("background", "conversation", "prompt")
 _IGNORED = ("reasoning",)  # items
 
 
-class _Item(ApiModel):
+class _InputItem(ApiModel):
     type: str = "message"
     role: str = ""
     content: Content = None
@@ -48,7 +48,7 @@ class _TextOptions(ApiModel):
 
 
 class _ResponseBody(ApiModel):
-    input: str | tuple[_Item, ...] = Field(max_length=10_000_000)
+    input: str | tuple[_InputItem, ...] = Field(max_length=10_000_000)
     instructions: str | None = None
     previous_response_id: str | None = None
     tools: tuple[_FlatTool, ...] | None = Field(None, max_length=MAX_TOOLS)
@@ -174,7 +174,7 @@ def response_id(found: ModelResponse) -> str:
     return f"resp_{found.id}"
 
 
-def _read_input(given: str | Sequence[_Item]) -> Iterator[AgentMessage]:
+def _read_input(given: str | Sequence[_InputItem]) -> Iterator[AgentMessage]:
     """Yield the messages of an input. The items of a turn, its text and its calls, are one message."""
     if isinstance(given, str):
         yield AgentMessage("user", given)
@@ -198,7 +198,7 @@ def _read_input(given: str | Sequence[_Item]) -> Iterator[AgentMessage]:
         yield AgentMessage("assistant", "\n".join(text), tuple(calls))
 
 
-def _read_item(item: _Item, where: str) -> AgentMessage:
+def _read_item(item: _InputItem, where: str) -> AgentMessage:
     if item.type == "function_call_output":
         return AgentMessage("tool", read_text(item.output, where), call_id=item.call_id)
     if item.type != "message" or item.role not in ("system", "developer", "user", "assistant"):

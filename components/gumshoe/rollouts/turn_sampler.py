@@ -86,15 +86,15 @@ class TurnSampler:
         is_full = second.finish == "length" and most >= room
         return [*spans, second.span], second.version, usage, second.finish, is_full
 
-    async def _sample_span(self, ids: Sequence[int], max_tokens: int, seed: int) -> "_Part":
+    async def _sample_span(self, ids: Sequence[int], max_tokens: int, seed: int) -> "_SampledPart":
         sampling = replace(self.sampling, max_tokens=max_tokens)
         found = await self.policy.sample(ids, sampling, stop_ids=self.chat.stop_ids, seed=seed)
         text, closed = self.chat.decode_turn(found.ids)
-        return _Part(Span("sampled", text + closed, found.ids, found.logprobs), found.version, found.finish)
+        return _SampledPart(Span("sampled", text + closed, found.ids, found.logprobs), found.version, found.finish)
 
 
 @dataclass(frozen=True, slots=True)
-class _Part:
+class _SampledPart:
     span: Span
     version: str
     finish: str
