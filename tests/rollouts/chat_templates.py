@@ -8,6 +8,7 @@ import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -116,6 +117,19 @@ def describe(name: str, source: str) -> Row:
         return Row(name, ChatFormat(tokenizer_for(source)))
     except UsageError as error:
         return Row(name, None, error.code)
+
+
+@cache
+def trl_row(name: str) -> Row:
+    """Return the row of a template of TRL."""
+    return describe(name, trl_templates()[name])
+
+
+def drop_reasoning_tags(chat: ChatFormat, text: str) -> str:
+    """Return a text without spaces and tags of empty reasoning, which templates write in the last turn only."""
+    for tag in (chat.template.tags.opening, chat.template.tags.closing):
+        text = text.replace(tag, "")
+    return "".join(text.split())
 
 
 def render_page(llama_cpp: Mapping[str, str], llama_cpp_version: str) -> str:

@@ -101,6 +101,48 @@ OLD_RESULTS_GONE = template(
 )
 NO_TOOLS = template(system=r"{{- '<|im_start|>system\n' + messages[0].content + '<|im_end|>\n' -}}")
 RAISES = template(result="{{- raise_exception('only user and assistant roles are supported') -}}")
+SYSTEM_GONE = QWEN2_5.replace("+ messages[0].content", "+ 'You are a helpful assistant.'")
+# A default system prompt, and system messages in any place.
+ANY_SYSTEM = QWEN2_5.replace(
+    "messages[0].content", "(messages[0].content if messages[0].role == 'system' else 'You are a helpful assistant.')"
+).replace(
+    "{%- if message.role == 'user' -%}",
+    "{%- if message.role == 'system' and not loop.first -%}"
+    r"{{- '<|im_start|>system\n' + message.content + '<|im_end|>\n' -}}"
+    "{%- elif message.role == 'user' -%}",
+)
+SYSTEM_FIRST = ANY_SYSTEM.replace(
+    "for message in messages ",
+    "for message in (messages | selectattr('role', 'equalto', 'system') | list)"
+    " + (messages | rejectattr('role', 'equalto', 'system') | list) ",
+)
+_USER = r"{{- '<|im_start|>user\n' + message.content + '<|im_end|>\n' -}}"
+MERGED_QUESTIONS = ANY_SYSTEM.replace(
+    _USER,
+    r"{{- '\n\n' if loop.previtem and loop.previtem.role == 'user' else '<|im_start|>user\n' -}}"
+    "{{- message.content -}}"
+    r"{%- if loop.last or loop.nextitem.role != 'user' -%}{{- '<|im_end|>\n' -}}{%- endif -%}",
+)
+# As Mistral's: questions and answers must alternate.
+ALTERNATING = (
+    r"""
+{%- set ns = namespace(last='') -%}
+{%- for message in messages if message.role in ('user', 'assistant') and not message.tool_calls -%}
+    {%- if message.role == ns.last -%}{{- raise_exception('roles must alternate') -}}{%- endif -%}
+    {%- set ns.last = message.role -%}
+{%- endfor -%}
+"""
+    + ANY_SYSTEM
+)
+# As Mistral's: the tools stand before the last question.
+MOVED_TOOLS = ANY_SYSTEM.replace("{%- if tools -%}", "{%- if false -%}").replace(
+    _USER,
+    "{%- if tools and message == (messages | selectattr('role', 'equalto', 'user') | list | last) -%}"
+    r"{{- '<|im_start|>tools\n' + (tools | tojson) + '<|im_end|>\n' -}}{%- endif -%}" + _USER,
+)
+NO_HEADER_AFTER_ANSWER = ANY_SYSTEM.replace(
+    "{%- if add_generation_prompt -%}", "{%- if add_generation_prompt and messages[-1].role != 'assistant' -%}"
+)
 NO_TOKENS = QWEN2_5.replace("<|im_end|>", "[end]").replace("<|im_start|>", "[start]")
 
 

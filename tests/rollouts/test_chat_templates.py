@@ -10,24 +10,17 @@ from typing import Any
 import pytest
 
 from gumshoe.environments.tools import Call
-from gumshoe.errors import UsageError
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
-from gumshoe.rollouts.chat_format.conversation_format import ChatMessage, ConversationFormat
 from gumshoe.rollouts.chat_format.rendering import TOOL
 from tests.rollouts.chat_templates import (
     PAGE,
-    Row,
-    describe,
+    drop_reasoning_tags,
     llama_cpp_templates,
     render_page,
+    trl_row,
     trl_templates,
 )
-
-
-@cache
-def row(name: str) -> Row:
-    return describe(name, trl_templates()[name])
 
 
 @cache
@@ -41,12 +34,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def test_the_page_shows_what_is_derived_from_templates_of_trl(name: str) -> None:
-    assert row(name).render() in page_lines(), "run python -m tests.rollouts.chat_templates"
+    assert trl_row(name).render() in page_lines(), "run python -m tests.rollouts.chat_templates"
 
 
 def test_a_conversation_is_what_the_template_renders(name: str) -> None:
     """Prompt, turns and results, each encoded on its own, together have the text of the whole conversation."""
-    chat = row(name).chat
+    chat = trl_row(name).chat
     if chat is None or name.startswith("diffusion_gemma"):  # its prompt has a header that its history has not
         return
     template = chat.template
@@ -60,59 +53,6 @@ def test_a_conversation_is_what_the_template_renders(name: str) -> None:
     assert not chat.write_turn([call], "I look.").rstrip().endswith("I look."), "text comes before calls"
     whole = template.render(messages, [TOOL], header=True)
     assert drop_reasoning_tags(chat, text) == drop_reasoning_tags(chat, whole)
-
-
-SHAPES: dict[str, tuple[list[ChatMessage], list[dict[str, Any]], list[tuple[str, ChatMessage | None]]]] = {
-    "no system prompt": ([ChatMessage("user", "Who?")], [TOOL], [("", None)]),
-    "no tools": ([ChatMessage("system", "Be brief."), ChatMessage("user", "Who?")], [], [("Ann.", None)]),
-    "question after an answer": (
-        [ChatMessage("system", "Be brief."), ChatMessage("user", "Who?")],
-        [TOOL],
-        [("Ann.", ChatMessage("user", "And when?")), ("", None)],
-    ),
-    "question after a result": (
-        [ChatMessage("system", "Be brief."), ChatMessage("user", "Who?")],
-        [TOOL],
-        [("", ChatMessage("user", "And when?")), ("", None)],
-    ),
-    "two questions": ([ChatMessage("user", "Who?"), ChatMessage("user", "And when?")], [TOOL], [("", None)]),
-}
-"""Openings, tools, and turns with a text or a call, each with the message after it, besides the result."""
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_a_conversation_of_another_shape_is_what_the_template_renders_or_is_refused(name: str, shape: str) -> None:
-    chat = row(name).chat
-    if chat is None or name.startswith("diffusion_gemma"):
-        return
-    opening, tools, turns = SHAPES[shape]
-    template, own = chat.template, ConversationFormat(chat)
-    messages = [{"role": each.role, "content": each.text} for each in opening]
-    if [each.role for each in opening] == ["system", "user"]:
-        messages = template.style.start("Be brief.", "Who?")
-    try:
-        text = own.encode_opening(opening, tools).text
-        for place, (said, after) in enumerate(turns):
-            calls = [] if said else [Call("look", {"word": "one"}, f"call{place:05d}")]
-            others, results = [after] if after else [], ["Nothing."] if calls else []
-            turn = own.encode_turn(calls, said)
-            text += turn.text + own.encode_following(calls, results, others, turn.ids[-1], place).text
-            messages += [template.style.turn(calls, said), *template.style.results(calls, results)]
-            messages += [{"role": each.role, "content": each.text} for each in others]
-        whole = template.render(messages, tools, header=True)
-    except UsageError as refusal:
-        codes = {"rollouts.message-left-out", "rollouts.template-render-failed", "rollouts.no-stop-token"}
-        if refusal.code not in codes:
-            raise
-        return
-    assert drop_reasoning_tags(chat, text) == drop_reasoning_tags(chat, whole)
-
-
-def drop_reasoning_tags(chat: ChatFormat, text: str) -> str:
-    """Return a text without spaces and tags of empty reasoning, which templates write in the last turn only."""
-    for tag in (chat.template.tags.opening, chat.template.tags.closing):
-        text = text.replace(tag, "")
-    return "".join(text.split())
 
 
 @pytest.fixture(scope="module")

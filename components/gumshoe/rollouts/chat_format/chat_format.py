@@ -18,10 +18,11 @@ from gumshoe.environments.tools import Call
 from gumshoe.errors import UsageError
 from gumshoe.rollouts.call_forms import NoCallError, UnusableCallError
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
-from gumshoe.rollouts.chat_format.chat_template import derive_template
+from gumshoe.rollouts.chat_format.chat_template import derive_template, make_call_id
+from gumshoe.rollouts.chat_format.conversation_format import CACHE_SIZE, MAX_CACHED, ConversationFormat
+from gumshoe.rollouts.chat_format.escaping import compile_any, escape_matches, escape_strings
 from gumshoe.rollouts.chat_format.rendering import TOOL, Renderer, Tokenizer
 
-_CACHE_SIZE = 512  # cached texts; more than the texts of the groups that run at once
 _PROBES = ("plain", 'two\nlines, "quoted" & <b>', " spaces ", "{}")
 
 
@@ -69,12 +70,15 @@ class ChatFormat:
         renderer = Renderer(tokenizer, self.settings)
         self.template = derive_template(renderer)
         control, tags = self._list_control(), self.template.tags
-        self._control = _compile_any({*control, tags.opening, tags.closing})
-        self._control_of_system = _compile_any(control - {tags.opening, tags.closing})  # its instructions may name tags
+        self._control_and_tags = compile_any({*control, tags.opening, tags.closing})
+        self.control_tokens = compile_any(control - {tags.opening, tags.closing})  # instructions may name tags
+        """Control tokens, and tags of calls and results, but not those of reasoning."""
         # The episodes of a group have the same prompt, and often the same results.
-        self._encode_cached = lru_cache(_CACHE_SIZE)(self.encode)
-        self._render_cached = lru_cache(_CACHE_SIZE)(self._render)
-        self._glue_cached = lru_cache(_CACHE_SIZE)(self._encode_glue)
+        self._encode_cached = lru_cache(CACHE_SIZE)(self.encode)
+        self._render_cached = lru_cache(CACHE_SIZE)(self._render)
+        self._glue_cached = lru_cache(CACHE_SIZE)(self._encode_glue)
+        self.conversations = ConversationFormat(self)
+        """Conversations of any shape."""
         self.end = self.template.stop
         """Text of the token that ends a turn with calls."""
         stops = {text: tokenizer.convert_tokens_to_ids(text) for text in self.template.stops}
@@ -100,7 +104,9 @@ class ChatFormat:
 
     def encode_prompt(self, system: str, user: str, tools: list[dict[str, Any]]) -> Encoded:
         """Encode the start of an episode: system prompt, tools, user message, and the header of the first turn."""
-        return self._render_cached(system, user, json.dumps(tools))
+        schemas = json.dumps(tools)
+        is_short = len(system) + len(user) + len(schemas) <= MAX_CACHED
+        return (self._render_cached if is_short else self._render)(system, user, schemas)
 
     def encode_results(
         self, calls: Sequence[Call], results: Sequence[str], ended_with: int | None = None, earlier: int = 0
@@ -115,7 +121,8 @@ class ChatFormat:
         """
         escaped = tuple(map(self.escape_control_tokens, results))
         named = tuple((self.escape_control_tokens(call.name), self.escape_control_tokens(call.id)) for call in calls)
-        return self._glue_cached(
+        is_short = sum(map(len, escaped)) + sum(len(name) + len(own) for name, own in named) <= MAX_CACHED
+        return (self._glue_cached if is_short else self._encode_glue)(
             named, escaped, ended_with == self.stop_ids[0], earlier if self.template.numbers_calls else 0
         )
 
@@ -174,11 +181,11 @@ class ChatFormat:
 
     def escape_control_tokens(self, text: str) -> str:
         """Return text without control tokens, so that data cannot end a turn or start another."""
-        return _escape(text, self._control)
+        return escape_matches(text, self._control_and_tags)
 
     def escape_system(self, text: str) -> str:
         """Return a system prompt without control tokens. It may name the tags of reasoning."""
-        return _escape(text, self._control_of_system)
+        return escape_matches(text, self.control_tokens)
 
     def encode_end_of_reasoning(self) -> Encoded:
         """Encode the text that ends reasoning when the thinking budget is used up."""
@@ -227,11 +234,13 @@ class ChatFormat:
 
     def _render(self, system: str, user: str, tools: str) -> Encoded:
         messages = self.template.style.start(self.escape_system(system), self.escape_control_tokens(user))
-        text = self.template.render(messages, json.loads(tools), header=True)
+        schemas = escape_strings(json.loads(tools), self.escape_system)
+        text = self.template.render(messages, schemas, header=True)
         first, end, rest = text.partition(self.end)  # system prompt and tools are most of it, and often the same
         if not end:
             return self.encode(text)
-        return Encoded(text, (*self._encode_cached(first + end).ids, *self.encode_after_stop(rest)))
+        encode = self._encode_cached if len(first) <= MAX_CACHED else self.encode
+        return Encoded(text, (*encode(first + end).ids, *self.encode_after_stop(rest).ids))
 
     def _encode_glue(
         self, calls: tuple[tuple[str, str], ...], results: tuple[str, ...], is_ended: bool, earlier: int
@@ -245,12 +254,15 @@ class ChatFormat:
             numbered = [replace(call, id=make_call_id(at)) for at, call in enumerate(numbered, earlier)]
             text = self.template.render_results(numbered, results, earlier)
         if is_ended:
-            return Encoded(text, self.encode_after_stop(text))
+            return self.encode_after_stop(text)
         return self.encode(self.end + text)
 
-    def encode_after_stop(self, text: str) -> tuple[int, ...]:
-        """Encode text after a stop token: some tokenizers encode the beginning of a text in another way."""
-        return self.encode(self.end + text).ids[1:]
+    def encode_after_stop(self, text: str, stop: str = "") -> Encoded:
+        """Encode text after a stop token, by default the one that ends turns with calls.
+
+        Some tokenizers encode the beginning of a text in another way.
+        """
+        return Encoded(text, self.encode((stop or self.end) + text).ids[1:])
 
     def encode(self, text: str) -> Encoded:
         """Encode a text, with the control tokens in it."""
@@ -277,22 +289,3 @@ class ChatFormat:
     def _read_turn(self, text: str) -> ParsedTurn:
         """Return the parts of a turn that was written as text, as they are read from its ids."""
         return self.parse_turn(self.decode_turn(self.encode_turn(text).ids)[0], [TOOL], before=self.template.header)
-
-
-def make_call_id(number: int) -> str:
-    """Return an id of nine characters, which Mistral's templates require, for a call without one."""
-    return f"call{number:05d}"
-
-
-def _compile_any(texts: set[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
-
-
-def _escape(text: str, control: re.Pattern[str]) -> str:
-    while (broken := control.sub(_split_token, text)) != text:
-        text = broken
-    return text
-
-
-def _split_token(found: re.Match[str]) -> str:
-    return f"{found[0][:1]} {found[0][1:]}"

@@ -16,14 +16,15 @@ from gumshoe.rollouts.call_forms import FORMS, CallForm, NoCallError, UnusableCa
 from gumshoe.rollouts.chat_format.reasoning import ReasoningTags, find_tags
 from gumshoe.rollouts.chat_format.rendering import STYLES, TOOL, MessageStyle, Renderer, RenderingError
 
-_SYSTEM, _QUESTION, _LAST = "mark5system", "mark5question", "mark5last"
+SYSTEM_MARK, QUESTION_MARK, TURN_MARK = "mark5system", "mark5question", "mark5last"
+"""System prompt, question, and the end of the last turn in the conversations from which a format is derived."""
 _RESULTS = ("mark5result1", "mark5result2")
-_THOUGHT, _PLAIN = "mark5thought", "mark5plain"
+_THOUGHT = "mark5thought"
 _OTHER_STOPS = ("<|eom_id|>", "<|return|>", "<|observation|>", "<|user|>")  # end turns wherever they are tokens
 _PIECE = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|[^\s<\[]+|.")
 _PROBES = (
     Call("look", {"word": 'a "b" & é, {c}', "count": 3, "exact": True, "tags": ["x", "y z"]}),
-    Call("look", {"word": _LAST}),
+    Call("look", {"word": TURN_MARK}),
 )
 
 
@@ -37,7 +38,8 @@ class ChatTemplate:
 
     def __init__(self, renderer: Renderer, style: MessageStyle, form: CallForm) -> None:
         self._renderer, self.style, self.form = renderer, style, form
-        self._known_tags = find_tags(renderer.source + self._render(self._start, header=True))
+        self.error = renderer.error
+        self._known_tags = find_tags(renderer.source + self._render(self.start, header=True))
         self.numbers_calls = False
         """True if the template numbers the calls of a conversation, as Cohere's do."""
         self._check_history()
@@ -50,39 +52,31 @@ class ChatTemplate:
         Raises:
             UsageError: if the template cannot render the results of several calls.
         """
-        return self.render_following(calls, results, (), earlier)[1]
+        text = self.render(self.compose_following(calls, results, earlier=earlier), [TOOL], header=True)
+        end = self._find_stop(text)
+        if end is None:
+            raise self.error("rollouts.no-stop-token", "ends a turn differently depending on the results after it")
+        return text[end[1] :]
 
-    def render_following(
-        self, calls: Sequence[Call], results: Sequence[str], others: Sequence[dict[str, Any]], earlier: int = 0
-    ) -> tuple[str, str]:
-        """Return the stop token of a turn, and the text after it: results, other messages, and the next turn's header.
+    def compose_following(
+        self, calls: Sequence[Call], results: Sequence[str], others: Sequence[dict[str, Any]] = (), earlier: int = 0
+    ) -> list[dict[str, Any]]:
+        """Return a conversation with one turn, the results of its calls, and other messages after them.
 
-        The turn has these calls, or only text if there are none. See `render_results`.
-
-        Raises:
-            UsageError: if the template cannot render these messages after a turn.
+        The last argument of the turn is `TURN_MARK`; a turn without calls is that text. `earlier` is the number of
+        calls in earlier turns, which are part of the conversation if the template numbers calls.
         """
-        messages = list(self._start)
+        messages = list(self.start)
         for place in range(earlier if self.numbers_calls else 0):
-            messages += self._exchange([Call("look", {"word": "x"}, _call_id(place))], ["x"])
-        words = ["x"] * (len(calls) - 1) + [_LAST]
-        given = [Call(call.name, {"word": word}, call.id) for call, word in zip(calls, words, strict=False)]
-        exchange = self._exchange(given, results) if calls else [self.style.turn((), _LAST)]
-        text = self.render([*messages, *exchange, *others], [TOOL], header=True)
-        begin = text.find(_LAST)
-        stops = (self.stop,) if calls else self.stops
-        found = [(at, stop) for stop in stops if (at := text.find(stop, begin)) >= 0]
-        if begin < 0 or not found:
-            raise self._renderer.error(
-                "rollouts.no-stop-token", "ends a turn differently depending on the messages after it"
-            )
-        at, stop = min(found)
-        return stop, text[at + len(stop) :]
+            messages += self._exchange([Call("look", {"word": "x"}, make_call_id(place))], ["x"])
+        words = ["x"] * (len(calls) - 1) + [TURN_MARK] if calls else []
+        given = [Call(call.name, {"word": word}, call.id) for call, word in zip(calls, words, strict=True)]
+        return [*messages, *self._exchange(given, results, "" if calls else TURN_MARK), *others]
 
     def write_turn(self, calls: Sequence[Call], text: str = "", thought: str = "") -> str:
         """Return a turn as the model would write it, without its stop token."""
-        rendered = self.render([*self._start, self.style.turn(calls, text, thought)], [TOOL], header=False)
-        begin = rendered.index(_QUESTION) + len(_QUESTION)
+        rendered = self.render([*self.start, self.style.turn(calls, text, thought)], [TOOL], header=False)
+        begin = rendered.index(QUESTION_MARK) + len(QUESTION_MARK)
         turn = _strip_header(rendered[begin:], self.header).rstrip()
         turn = turn.removesuffix(max((stop for stop in self.stops if turn.endswith(stop)), key=len, default=""))
         opened, closing = self.tags.is_open(self.header), self.tags.closing
@@ -101,9 +95,7 @@ class ChatTemplate:
         try:
             return self._renderer.render(messages, tools, header=header)
         except RenderingError as error:
-            raise self._renderer.error(
-                "rollouts.template-render-failed", f"cannot render a conversation: {error}"
-            ) from None
+            raise self.error("rollouts.template-render-failed", f"cannot render a conversation: {error}") from None
 
     def _render(self, messages: Sequence[dict[str, Any]], *, header: bool) -> str:
         return self._renderer.render(messages, [TOOL], header=header)
@@ -115,25 +107,26 @@ class ChatTemplate:
     # Derived from renderings.
 
     @cached_property
-    def _start(self) -> list[dict[str, Any]]:
-        return self.style.start(_SYSTEM, _QUESTION)
+    def start(self) -> list[dict[str, Any]]:
+        """The messages of a prompt, with marks as texts."""
+        return self.style.start(SYSTEM_MARK, QUESTION_MARK)
 
     @cached_property
     def header(self) -> str:
         """Text between a question and the turn after it, e.g. `<|im_end|>\\n<|im_start|>assistant\\n<think>\\n`."""
-        return self._render(self._start, header=True).partition(_QUESTION)[2]
+        return self._render(self.start, header=True).partition(QUESTION_MARK)[2]
 
     @cached_property
     def stop(self) -> str:
         """Text of the token that ends a turn with calls, e.g. `<|im_end|>`."""
         text = self._render_conversation(1)
-        after = text[text.index(_LAST) : text.index(_RESULTS[0])]
+        after = text[text.index(TURN_MARK) : text.index(_RESULTS[0])]
         tokens = [token for _, token in _find_tokens(after, self._renderer.tokens)]
         tags = self._known_tags
         inside = {*self.form.marks, tags.opening, tags.closing}
         outside = [token for token in tokens if token not in inside]
         if not tokens:
-            raise self._renderer.error(
+            raise self.error(
                 "rollouts.no-stop-token",
                 "does not end a turn with a token of the tokenizer; use a tokenizer that has the template's tokens",
             )
@@ -147,18 +140,29 @@ class ChatTemplate:
     @cached_property
     def stops(self) -> tuple[str, ...]:
         """Texts of all tokens that end a turn: after calls, after text, the tokenizer's own, and those of families."""
-        found = [self.stop]
-        try:
-            text = self._render(
-                [*self._start, self.style.turn((), _PLAIN), {"role": "user", "content": _QUESTION}], header=False
-            )
-            after = text[text.rindex(_PLAIN) + len(_PLAIN) : text.rindex(_QUESTION)]
-            found += [token for _, token in _find_tokens(after, self._renderer.tokens - set(self.form.marks))][:1]
-        except (RenderingError, ValueError):
-            pass  # the template expects calls
+        found = [self.stop, *self.stops_after_text[:1]]
         found += [self._renderer.end_of_text] if self._renderer.end_of_text else []
         found += [token for token in _OTHER_STOPS if token in self._renderer.tokens]
         return tuple(dict.fromkeys(token for token in found if token == self.stop or token not in self.tags.closing))
+
+    @cached_property
+    def stops_after_text(self) -> tuple[str, ...]:
+        """Texts of the tokens that end a turn of text: before a question, and as the last message if that is another.
+
+        It is empty if the template expects calls.
+        """
+        question = {"role": "user", "content": _RESULTS[0]}
+        inside, found = set(self.form.marks), list[str]()
+        if self.header.endswith(self.tags.closing):  # reasoning is a message of its own, and ends like any other
+            inside -= {token for _, token in _find_tokens(self.tags.closing, self._renderer.tokens)}
+        for others in ([question], []):
+            try:
+                text = self._render(self.compose_following((), (), others), header=False)
+                after = text[text.index(TURN_MARK) + len(TURN_MARK) :].partition(_RESULTS[0])[0]
+            except (RenderingError, ValueError):
+                return ()
+            found += [token for _, token in _find_tokens(after, self._renderer.tokens - inside)][:1]
+        return tuple(dict.fromkeys(found))
 
     @cached_property
     def tags(self) -> ReasoningTags:
@@ -171,7 +175,7 @@ class ChatTemplate:
         before, found, after = text.partition(_THOUGHT)
         if not found or self._call not in after:
             return known
-        opening = _strip_header(before[before.index(_QUESTION) + len(_QUESTION) :], self.header).strip()
+        opening = _strip_header(before[before.index(QUESTION_MARK) + len(QUESTION_MARK) :], self.header).strip()
         closing = after.partition(self._call)[0].strip()
         if closing == known.closing and known.opening in before:
             return known
@@ -199,9 +203,9 @@ class ChatTemplate:
                 whole = self._render_conversation(2, thoughts, as_text=as_text)
             except RenderingError:
                 continue
-            call = self._call.replace(_LAST, "first")
+            call = self._call.replace(TURN_MARK, "first")
             if thoughts[1] in whole and thoughts[0] not in whole and call in whole:
-                before = whole[whole.index(_QUESTION) + len(_QUESTION) : whole.index(call)]
+                before = whole[whole.index(QUESTION_MARK) + len(QUESTION_MARK) : whole.index(call)]
                 header, opening = self.header, self.tags.opening
                 return _strip_header(
                     before, header.rstrip().removesuffix(opening) if self.tags.is_open(header) else header
@@ -211,18 +215,18 @@ class ChatTemplate:
     @cached_property
     def allows_parallel(self) -> bool:
         """True if the template can render several calls in one turn, and the form reads them."""
-        calls = (Call("look", {"word": "one"}, _call_id(0)), Call("look", {"word": _LAST}, _call_id(1)))
+        calls = (Call("look", {"word": "one"}, make_call_id(0)), Call("look", {"word": TURN_MARK}, make_call_id(1)))
         try:
-            text = self._render([*self._start, *self._exchange(calls, _RESULTS)], header=True)
+            text = self._render([*self.start, *self._exchange(calls, _RESULTS)], header=True)
             return self._reads(self._extract_call(text), calls) and all(each in text for each in _RESULTS)
         except (RenderingError, ValueError):
             return False
 
     def _render_conversation(self, turns: int, thoughts: Sequence[str] = (), *, as_text: bool = False) -> str:
         """Return a conversation of some turns, each with one call and one result, and optional reasoning."""
-        messages = list(self._start)
+        messages = list(self.start)
         for place in range(turns):
-            call = Call("look", {"word": _LAST if place == turns - 1 else "first"}, _call_id(place))
+            call = Call("look", {"word": TURN_MARK if place == turns - 1 else "first"}, make_call_id(place))
             thought = thoughts[place] if thoughts else ""
             text = f"{self.tags.opening}\n{thought}\n{self.tags.closing}\n\n" if thought and as_text else ""
             messages += self._exchange([call], [_RESULTS[place]], text, "" if as_text else thought)
@@ -236,11 +240,13 @@ class ChatTemplate:
         end = self._find_stop(text)
         if end is None:
             raise ValueError(text)
-        return _drop_start(text[text.index(_QUESTION) + len(_QUESTION) : end[0]], self.header, self._known_tags).strip()
+        return _drop_start(
+            text[text.index(QUESTION_MARK) + len(QUESTION_MARK) : end[0]], self.header, self._known_tags
+        ).strip()
 
     def _find_stop(self, text: str) -> tuple[int, int] | None:
         """Return where the stop token after the last call begins and ends in a rendering, or None."""
-        begin = text.find(_LAST)
+        begin = text.find(TURN_MARK)
         at = text.find(self.stop, begin) if begin >= 0 else -1
         return None if at < 0 else (at, at + len(self.stop))
 
@@ -249,18 +255,18 @@ class ChatTemplate:
     def _check_history(self) -> None:
         """Check that a longer conversation begins like a shorter one, and ends with the same results."""
         one, two = self._render_conversation(1), self._render_conversation(2)
-        prompt = self._render(self._start, header=True)
-        question = prompt.index(_QUESTION) + len(_QUESTION)
+        prompt = self._render(self.start, header=True)
+        question = prompt.index(QUESTION_MARK) + len(QUESTION_MARK)
         result = one.index(_RESULTS[0]) + len(_RESULTS[0])
-        first = one[:result].replace(_LAST, "first")
+        first = one[:result].replace(TURN_MARK, "first")
         if one[:question] != prompt[:question] or two[: len(first)] != first:
-            raise self._renderer.error(
+            raise self.error(
                 "rollouts.template-rewrites-history", "rewrites earlier turns or results; use a template that appends"
             )
         if not self._ends_alike(two):
             self.numbers_calls = True
             if not self._ends_alike(two):
-                raise self._renderer.error(
+                raise self.error(
                     "rollouts.template-turn-end-varies",
                     "writes results differently in later turns; use a template that only appends",
                 )
@@ -268,7 +274,7 @@ class ChatTemplate:
     def _ends_alike(self, text: str) -> bool:
         """Return True if a conversation of two turns ends with the results that `render_results` returns."""
         end = self._find_stop(text)
-        call = Call("look", {"word": _LAST}, _call_id(1))
+        call = Call("look", {"word": TURN_MARK}, make_call_id(1))
         return end is not None and text[end[1] :] == self.render_results([call], [_RESULTS[1]], 1)
 
 
@@ -324,13 +330,15 @@ def _find_form(renderer: Renderer, style: MessageStyle) -> CallForm | None:
     Raises:
         RenderingError: if the template cannot render a turn with a call and its result.
     """
-    start, turns = style.start(_SYSTEM, _QUESTION), list[str]()
+    start, turns = style.start(SYSTEM_MARK, QUESTION_MARK), list[str]()
     prompt = renderer.render(start, [TOOL], header=True)
-    header, tags = prompt.partition(_QUESTION)[2], find_tags(renderer.source + prompt)
+    if SYSTEM_MARK not in prompt:
+        raise RenderingError("it leaves out the system prompt")
+    header, tags = prompt.partition(QUESTION_MARK)[2], find_tags(renderer.source + prompt)
     for probe in _PROBES:
-        call = Call(probe.name, probe.arguments, _call_id(0))
+        call = Call(probe.name, probe.arguments, make_call_id(0))
         messages = [*start, style.turn([call]), *style.results([call], _RESULTS[:1])]
-        _, found, after = renderer.render(messages, [TOOL], header=True).partition(_QUESTION)
+        _, found, after = renderer.render(messages, [TOOL], header=True).partition(QUESTION_MARK)
         if not found or _RESULTS[0] not in after:
             raise RenderingError("it leaves out the question, or the result of a call")
         turns.append(_drop_start(after[: after.index(_RESULTS[0])], header, tags))
@@ -377,6 +385,6 @@ def _drop_start(text: str, header: str, tags: ReasoningTags) -> str:
     return tags.split(_strip_header(text, header), is_open=is_open)[1]
 
 
-def _call_id(number: int) -> str:
-    """Return an id of nine characters, which Mistral's templates require."""
+def make_call_id(number: int) -> str:
+    """Return an id of nine characters, which Mistral's templates require, for a call without one."""
     return f"call{number:05d}"

@@ -139,9 +139,19 @@ class Renderer:
     def render(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]], *, header: bool) -> str:
         """Return a conversation as text, with the header of the next turn if `header` is set.
 
+        Without tools the template gets none, or an empty list if it needs one.
+
         Raises:
             RenderingError: if the template raises an error.
         """
+        try:
+            return self._apply(messages, tools or None, header)
+        except RenderingError:
+            if tools:
+                raise
+            return self._apply(messages, tools, header)
+
+    def _apply(self, messages: Sequence[dict[str, Any]], tools: list[dict[str, Any]] | None, header: bool) -> str:
         options: dict[str, Any] = {"strftime_now": _DAY.strftime, **self._settings.template_kwargs}
         if "xml_tools" in self.source:  # SmolLM3's name for tools
             options["xml_tools"] = tools
