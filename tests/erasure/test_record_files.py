@@ -32,6 +32,16 @@ def test_other_bytes_of_a_file_stay(tmp_path: Path) -> None:
     assert erase(tmp_path / "c.jsonl", f"{OF_ANN}\n".encode()) == (None, 1)
 
 
+def test_an_episode_is_erased_with_its_calls_of_foreign_tools(tmp_path: Path) -> None:
+    def write(inbox: str) -> str:
+        call = {"name": "look_up", "arguments": {"filter": {"inbox": inbox.upper()}}, "id": "1"}
+        made = {"call": call, "seconds": 0.5, "is_error": False, "characters": 7}
+        return json.dumps({"scenario": "7", "foreign_calls": [made]})
+
+    left = f"{write(BOB)}\n".encode()
+    assert erase(tmp_path / "a.jsonl", f"{write(ANN)}\n".encode() + left) == (left, 1)
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
 def test_a_byte_order_mark_hides_nothing(tmp_path: Path, name: str) -> None:
     content = {"a.jsonl": OF_ANN, "a.json": OF_ANN, "a.csv": f"inbox_address\r\n{ANN}"}[name]

@@ -229,7 +229,13 @@ def test_nothing_but_tools_is_offered(index: MailIndex, chat: ChatFormat) -> Non
 )
 @VERSIONS
 def test_requests_without_a_key_of_other_pages_or_to_other_names_are_refused(
-    index: MailIndex, chat: ChatFormat, headers: dict[str, str], method: str, status: int, version: str
+    index: MailIndex,
+    chat: ChatFormat,
+    headers: dict[str, str],
+    method: str,
+    status: int,
+    version: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def main() -> None:
         async with (
@@ -248,6 +254,7 @@ def test_requests_without_a_key_of_other_pages_or_to_other_names_are_refused(
                 method, url, headers={**ACCEPT, **modern, **sent}, json={**LIST, "params": {"_meta": meta}}
             )
             assert answer.status_code == status, answer.text
+            assert not [each for each in caplog.records if "evil" in each.getMessage()]
             if status == 200:
                 assert len(answer.json()["result"]["tools"]) == 3
 

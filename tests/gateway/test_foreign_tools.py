@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,18 +13,20 @@ from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.rollouts.agent_settings import AgentSettings, ToolServerSettings
 from tests.errors import check_error, raises
 from tests.gateway.asgi_server import open_socket
-from tests.waiting import async_wait_until
+from tests.waiting import Clock, async_wait_until
 
 if TYPE_CHECKING:
     from gumshoe.gateway.foreign_tools import ForeignTools
     from tests.gateway.foreign_server import ForeignServer
 
 FAILED = "gateway.tool-server-failed"
+EVENTS, JSON = {"answers_json": False}, {"answers_json": True}
+OF_SESSIONS = {"is_modern": False}
 KINDS = pytest.mark.parametrize(
-    "server",
-    [{}, {"answers_json": True}, {"is_modern": False}, {"is_modern": False, "answers_json": True}],
-    ids=["events", "json", "sessions with events", "sessions with json"],
-    indirect=True,
+    "server", [EVENTS, OF_SESSIONS | JSON], ids=["events", "sessions with json"], indirect=True
+)
+OTHER_KINDS = pytest.mark.parametrize(
+    "server", [JSON, OF_SESSIONS | EVENTS], ids=["json", "sessions with events"], indirect=True
 )
 
 
@@ -67,6 +69,15 @@ async def call(tools: "ForeignTools", name: str, text: str = "hello", **options:
 
 @KINDS
 def test_tools_are_listed_and_called(server: "ForeignServer") -> None:
+    list_and_call(server)
+
+
+@OTHER_KINDS
+def test_tools_of_servers_of_other_kinds_are_listed_and_called(server: "ForeignServer") -> None:
+    list_and_call(server)
+
+
+def list_and_call(server: "ForeignServer") -> None:
     async def work(tools: "ForeignTools") -> None:
         assert [each["function"]["name"] for each in tools.schemas()] == list(server.tools)
         schema = tools.schemas()[0]["function"]
@@ -126,7 +137,7 @@ def test_what_is_not_text_is_described(server: "ForeignServer") -> None:
     use(server, work)
 
 
-@KINDS
+@OTHER_KINDS
 def test_long_results_are_cut_and_too_long_ones_are_errors(server: "ForeignServer") -> None:
     async def work(tools: "ForeignTools") -> None:
         found = await tools.call(Call("repeat", {"text": "1000000"}))
@@ -164,6 +175,20 @@ def test_failures_of_a_server_are_failures_of_infrastructure(server: "ForeignSer
 
 
 @KINDS
+def test_nothing_that_a_server_sends_is_logged(server: "ForeignServer", caplog: pytest.LogCaptureFixture) -> None:
+    async def work(tools: "ForeignTools") -> None:
+        for fault in ("garbage", "lost", "status 500", "endless"):
+            server.faults.append(fault)
+            with suppress(UnavailableError):
+                await call(tools, "echo", "SECRET")
+        with raises(FAILED):
+            await call(tools, "crash")
+
+    use(server, work)
+    assert not [each for each in caplog.records if each.name.startswith(("mcp.client", "client"))]
+
+
+@KINDS
 def test_a_server_that_is_busy_is_asked_again(server: "ForeignServer") -> None:
     async def work(tools: "ForeignTools") -> None:
         server.faults += ["status 503", "status 429"]
@@ -176,7 +201,7 @@ def test_a_server_that_is_busy_is_asked_again(server: "ForeignServer") -> None:
     assert len(server.calls) == 1
 
 
-@KINDS
+@OTHER_KINDS
 def test_only_calls_that_do_no_harm_are_repeated_after_a_lost_connection(server: "ForeignServer") -> None:
     async def work(tools: "ForeignTools") -> None:
         server.faults.append("lost")
@@ -192,19 +217,31 @@ def test_only_calls_that_do_no_harm_are_repeated_after_a_lost_connection(server:
 
 
 @KINDS
-def test_a_server_that_hangs_is_left_after_the_deadline(server: "ForeignServer") -> None:
+def test_a_server_that_hangs_is_left_after_the_deadline(server: "ForeignServer", clock: Clock) -> None:
     async def work(tools: "ForeignTools") -> None:
         other = asyncio.create_task(call(tools, "hang"))
         await async_wait_until(lambda: server.hanging == 1)
         assert await call(tools, "echo") == "hello", "other calls are not affected"
-        with raises("gateway.tool-server-timeout", server.url):
+        clock.advance(61)
+        with raises("gateway.tool-server-timeout", server.url, "60"):
             await other
-        server.faults.append("hang")
-        with raises("gateway.tool-server-timeout", server.url):
-            await call(tools, "echo")
         assert await call(tools, "echo") == "hello"
 
-    use(server, work, deadline=1)
+    use(server, work, deadline=60)
+
+
+@KINDS
+def test_a_response_that_never_begins_is_left_after_the_deadline(server: "ForeignServer", clock: Clock) -> None:
+    async def work(tools: "ForeignTools") -> None:
+        server.faults.append("hang")
+        waiting = asyncio.create_task(call(tools, "look"))
+        await async_wait_until(lambda: not server.faults)
+        clock.advance(61)
+        with raises("gateway.tool-server-timeout", server.url, "60"):
+            await waiting
+        assert await call(tools, "echo") == "hello"
+
+    use(server, work, deadline=60)
 
 
 @KINDS

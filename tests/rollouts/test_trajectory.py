@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gumshoe.environments.base import Ending, EpisodeState
-from gumshoe.rollouts.trajectory import Origin, Span, TokenUsage, Trajectory, TrajectoryFileError
+from gumshoe.environments.tools import Call
+from gumshoe.rollouts.trajectory import ForeignCall, Origin, Span, TokenUsage, Trajectory, TrajectoryFileError
 from tests.errors import raises
 from tests.scenarios.questions import QUICK
 
@@ -89,6 +90,7 @@ def test_a_trajectory_is_read_back_from_its_line(
         policy_seconds=seconds,
         tries=2,
         rewards=rewards,
+        foreign_calls=[ForeignCall(Call("look_up", {"word": detail}, "7"), seconds, False, 12)],
     )
     line = made.to_json()
     assert "\n" not in line
@@ -100,6 +102,12 @@ def test_trajectories_without_usage_are_read() -> None:
     assert Trajectory.from_json(json.dumps(line), "here").usage == TokenUsage(7, 2)
     del line["usage"]
     assert Trajectory.from_json(json.dumps(line), "here").usage is None
+
+
+def test_trajectories_without_foreign_calls_are_read() -> None:
+    line = json.loads(trajectory(SAMPLED).to_json())
+    del line["foreign_calls"]
+    assert Trajectory.from_json(json.dumps(line), "here").foreign_calls == []
 
 
 @pytest.mark.parametrize("several", [(SAMPLED,), ()], ids=["a turn", "the prompt was too long"])
@@ -129,6 +137,8 @@ WRONG: list[dict[str, Any]] = [
     {"spans": [{**WHOLE["spans"][0], "ids": None}]},
     {"record": None},
     {"record": {"more": 1}},
+    {"foreign_calls": [{"call": None}]},
+    {"foreign_calls": [{"call": {"name": "a", "arguments": {}}}]},
     {"settings": None},
     {"settings": ["seed"]},
 ]

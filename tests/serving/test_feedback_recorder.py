@@ -181,18 +181,21 @@ def test_no_text_of_a_trajectory_escapes_redaction() -> None:
 
 def test_words_of_the_format_and_numbers_outside_calls_are_not_redacted() -> None:
     from gumshoe.environments.tools import Call
-    from gumshoe.rollouts.trajectory import Span, Trajectory
+    from gumshoe.rollouts.trajectory import ForeignCall, Span, Trajectory
     from gumshoe.serving.record_redaction import RecordRedactor
 
     planted = plant(Trajectory)
     call = Call("search", {"account": 1234567890, "small": 7, "all": True, "deep": [{"pin": 4711.5}]})
     planted.spans = [Span("sampled", "text", (1, 2), (0.0, 0.0), (call,))]
+    planted.foreign_calls = [ForeignCall(call, 1234.5, True, 123456)]
     planted.turns, planted.scenario = 1234567890, "asked-" + "1234567890abcdef"
     read = json.loads(RecordRedactor([r"\d{4,}", "answer|sampled|search"]).write_trajectory(planted))
     assert (read["ending"], read["turns"], read["scenario"]) == ("answer", 1234567890, "asked-1234567890abcdef")
     (span,) = read["spans"]
     assert span["origin"] == "sampled"
     (made,) = span["calls"]
+    (foreign,) = read["foreign_calls"]
+    assert foreign == {"call": made, "seconds": 1234.5, "is_error": True, "characters": 123456}
     assert made["name"] == "[redacted]"
     assert made["arguments"] == {
         "account": "[redacted]", "small": 7, "all": True, "deep": [{"pin": "[redacted]"}],

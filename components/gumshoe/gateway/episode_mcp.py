@@ -17,6 +17,7 @@ from gumshoe.environments.tools import Call
 from gumshoe.gateway.episode_tools import ToolEpisode, list_tool_schemas
 from gumshoe.gateway.foreign_tools import ForeignTools
 from gumshoe.gateway.gateway_errors import GatewayError, LimitReachedError
+from gumshoe.gateway.mcp_logging import quiet_sdk
 from gumshoe.installation import DISTRIBUTION
 
 MAX_BODY = 1024 * 1024
@@ -72,7 +73,8 @@ class EpisodeMcp:
         elif scope["method"] != "POST":  # GET would open a stream without events
             await JSONResponse({"error": "use POST"}, 405, {"Allow": "POST"})(scope, receive, send)
         else:
-            await self._sessions.handle_request(scope, receive, send)
+            with quiet_sdk():
+                await self._sessions.handle_request(scope, receive, send)
 
     async def _list_tools(self, context: RequestContext, _: Any) -> mcp_types.ListToolsResult:
         functions = [each["function"] for each in list_tool_schemas(_get_episode(context), self._foreign)]

@@ -16,6 +16,7 @@ from mcp.types.version import HANDSHAKE_PROTOCOL_VERSIONS
 from pydantic import BaseModel, RootModel
 
 from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.gateway.mcp_logging import quiet_sdk
 from gumshoe.network import clean_credential, find_proxy, is_local_network
 from gumshoe.redaction import register_secret
 from gumshoe.rollouts.agent_settings import ToolServerSettings
@@ -178,29 +179,32 @@ class _ClientTask:
 
     async def _run(self) -> None:
         _exchange.set(self.opening)
-        url = self._settings.mcp
-        # Without proxies for the local network, and with the certificates of SSL_CERT_FILE.
-        limits = httpx2.Limits(max_connections=2 * MAX_CALLS, max_keepalive_connections=MAX_CALLS)
-        transport = httpx2.AsyncHTTPTransport(proxy=find_proxy(url), limits=limits)
-        timeout = httpx2.Timeout(self._settings.deadline, connect=_CONNECT_TIMEOUT)
         try:
-            async with (
-                httpx2.AsyncClient(
-                    transport=_GuardedTransport(transport), headers=self._headers, timeout=timeout
-                ) as http,
-                Client(
-                    streamable_http_client(url, http_client=http, max_sse_event_size=MAX_RESPONSE), cache=None
-                ) as client,
-            ):
-                _exchange.set(None)
-                if not self._opened.done():
-                    self._opened.set_result(client)
-                await self._closing.wait()
+            with quiet_sdk():
+                await self._serve()
         except asyncio.CancelledError:
             self._fail(ConnectionError("closed"))
             raise
         except (Exception, BaseExceptionGroup) as error:  # noqa: BLE001 - the SDK raises errors of many kinds
             self._fail(_find_cause(error))
+
+    async def _serve(self) -> None:
+        url = self._settings.mcp
+        # Without proxies for the local network, and with the certificates of SSL_CERT_FILE.
+        limits = httpx2.Limits(max_connections=2 * MAX_CALLS, max_keepalive_connections=MAX_CALLS)
+        transport = httpx2.AsyncHTTPTransport(proxy=find_proxy(url), limits=limits)
+        # Longer than the deadline of requests: for what the SDK sends without being asked.
+        timeout = httpx2.Timeout(self._settings.deadline + _CONNECT_TIMEOUT, connect=_CONNECT_TIMEOUT)
+        async with (
+            httpx2.AsyncClient(transport=_GuardedTransport(transport), headers=self._headers, timeout=timeout) as http,
+            Client(
+                streamable_http_client(url, http_client=http, max_sse_event_size=MAX_RESPONSE), cache=None
+            ) as client,
+        ):
+            _exchange.set(None)
+            if not self._opened.done():
+                self._opened.set_result(client)
+            await self._closing.wait()
 
     def _fail(self, error: BaseException) -> None:
         if not self._opened.done():
@@ -339,7 +343,7 @@ class McpConnection:
         seen = _Exchange()
         token = _exchange.set(seen)
         try:
-            with task.hold():
+            with task.hold(), quiet_sdk():
                 return (await client.session.send_request(request, _RawResult)).root
         except MCPError as error:
             self._explain(error, seen, task, is_session=client.protocol_version in HANDSHAKE_PROTOCOL_VERSIONS)
