@@ -6,7 +6,7 @@ import json
 import sys
 import threading
 import typing
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -97,6 +97,10 @@ async def run_elsewhere(work: Callable[[], Awaitable[Any]]) -> Any:
     return await asyncio.to_thread(lambda: asyncio.run(await_it()))
 
 
+async def _gather(calls: Iterable[Awaitable[str]]) -> list[str]:
+    return await asyncio.gather(*calls)
+
+
 # Python functions.
 
 
@@ -139,7 +143,7 @@ def test_async_functions_are_called_in_any_loop(play: Play, expected: Expected) 
         assert await search(**SEARCH) == expected("search_inbox", SEARCH)
         text = await run_elsewhere(lambda: read(ID_OF_ANN))
         assert SECRET_OF_ANN in text
-        many = await run_elsewhere(lambda: asyncio.gather(*(search(**SEARCH) for _ in range(20))))
+        many = await run_elsewhere(lambda: _gather(search(**SEARCH) for _ in range(20)))
         assert many == [expected("search_inbox", SEARCH)] * 20
 
     assert play(work).trajectory.record.searches == 21
@@ -251,7 +255,7 @@ def test_langchain_calls_the_tools(play: Play, expected: Expected) -> None:
     from langgraph.graph import START, MessagesState, StateGraph
     from langgraph.prebuilt import ToolNode
 
-    calls = [("search_inbox", SEARCH), ("read_email", {"message_id": "x"})]
+    calls: list[tuple[str, dict[str, Any]]] = [("search_inbox", SEARCH), ("read_email", {"message_id": "x"})]
     message = AIMessage(
         "", tool_calls=[{"name": name, "args": given, "id": str(at)} for at, (name, given) in enumerate(calls)]
     )

@@ -10,9 +10,14 @@ import pytest
 from gumshoe.environments.data_marks import enclose_data
 from gumshoe.environments.tools import Call
 from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.gateway.gateway_errors import EpisodeFailedError
+from gumshoe.mail.index import MailIndex
 from gumshoe.rollouts.agent_settings import AgentSettings, ToolServerSettings
+from gumshoe.rollouts.chat_format.chat_format import ChatFormat
+from gumshoe.rollouts.trajectory import Trajectory
 from tests.errors import check_error, raises
 from tests.gateway.asgi_server import open_socket
+from tests.gateway.tool_episodes import open_episode
 from tests.waiting import Clock, async_wait_until
 
 if TYPE_CHECKING:
@@ -460,6 +465,63 @@ def test_too_many_tools_are_refused(server: "ForeignServer") -> None:
     server.tools = {f"t{number}": describe(f"t{number}") for number in range(7 * 21)}
     with raises(FAILED, "20"):
         use(server, nothing)
+
+
+# Episodes.
+
+
+def test_an_episode_offers_and_records_the_tools_beside_its_own(
+    server: "ForeignServer", chat: ChatFormat, synthetic_index: MailIndex
+) -> None:
+    from gumshoe.gateway.episode_tools import EpisodeTools
+
+    async def work(tools: "ForeignTools") -> None:
+        async with open_episode(chat, synthetic_index, foreign=tools) as episode:
+            given = EpisodeTools(episode, tools)
+            names = [each["function"]["name"] for each in given.schemas()]
+            assert names == [*(each.__name__ for each in episode.toolbox.tools), *server.tools]
+            assert [each.name for each in given.langchain()] == names
+            assert await given.call_async("echo", text="hello") == enclose_data("hello")
+            functions = dict(zip(names, given.async_functions(), strict=True))
+            assert await functions["fail"](text="hello") == f"Error: {enclose_data('hello')}"
+            await given.call_async("search_inbox", keywords=["gas"])
+            done = await episode.end()
+        calls = [(each.call.name, each.call.arguments, each.is_error, each.characters) for each in done.foreign_calls]
+        assert calls == [("echo", {"text": "hello"}, False, 5), ("fail", {"text": "hello"}, True, 5)]
+        assert done.tool_seconds >= sum(each.seconds for each in done.foreign_calls) > 0
+        assert (done.record.searches, done.mistakes) == (1, [])
+        assert Trajectory.from_json(done.to_json(), "line 1") == done
+
+    use(server, work)
+
+
+def test_a_failure_of_a_server_makes_the_episode_worthless(
+    server: "ForeignServer", chat: ChatFormat, synthetic_index: MailIndex
+) -> None:
+    async def work(tools: "ForeignTools") -> None:
+        async with open_episode(chat, synthetic_index, foreign=tools) as episode:
+            with pytest.raises(EpisodeFailedError):
+                await episode.call_tool(Call("crash", {"text": "hello"}))
+            with raises(FAILED, server.url):
+                await episode.end("42")
+
+    use(server, work)
+
+
+def test_a_name_of_the_environment_is_refused_when_an_episode_begins(
+    server: "ForeignServer", chat: ChatFormat, synthetic_index: MailIndex
+) -> None:
+    from gumshoe.gateway.episode_tools import EpisodeTools
+    from tests.gateway.foreign_server import describe
+
+    server.tools = {"search_inbox": describe("search_inbox")}
+
+    async def work(tools: "ForeignTools") -> None:
+        async with open_episode(chat, synthetic_index, foreign=tools) as episode:
+            with raises("gateway.tool-name-clash", "search_inbox", server.url):
+                EpisodeTools(episode, tools)
+
+    use(server, work)
 
 
 # Settings.
