@@ -206,7 +206,8 @@ def test_calls_that_are_used_up_and_calls_after_the_end_raise(play: Callable[...
         kept[0].functions()[0](["gas"])
 
 
-def test_a_thread_does_not_wait_for_a_gateway_that_is_gone(index: MailIndex) -> None:
+@pytest.mark.parametrize("is_cancelled", [True, False])
+def test_a_thread_does_not_wait_for_a_gateway_that_is_gone(index: MailIndex, is_cancelled: bool) -> None:
     from gumshoe.gateway.episode_tools import EpisodeTools
 
     begun, raised = threading.Event(), list[BaseException]()
@@ -231,16 +232,24 @@ def test_a_thread_does_not_wait_for_a_gateway_that_is_gone(index: MailIndex) -> 
         await asyncio.to_thread(begun.wait)
         return thread
 
-    asyncio.run(main()).join()
+    loop = asyncio.new_event_loop()
+    thread = loop.run_until_complete(main())
+    for task in asyncio.all_tasks(loop) if is_cancelled else ():
+        task.cancel()
+    loop.run_until_complete(asyncio.sleep(0))
+    loop.close()
+    thread.join()
     assert [type(each) for each in raised] == [UnknownKeyError]
 
 
 def test_an_agent_that_changes_schemas_changes_its_own(play: Play, index: MailIndex) -> None:
+    before = json.dumps(EmailEnvironment(index, scenario(1), 10).toolbox.schemas())
+
     async def work(tools: "EpisodeTools", _: AgentEpisode) -> None:
         tools.schemas()[0]["function"]["parameters"]["properties"].clear()
         tools.langchain()[0].args_schema["properties"].clear()  # type: ignore[index]
         tools.openai_agents()[0].params_json_schema["properties"].clear()
-        assert tools.schemas() == EmailEnvironment(index, scenario(1), 10).toolbox.schemas()
+        assert json.dumps(tools.schemas()) == before
 
     play(work)
 
