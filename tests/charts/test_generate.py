@@ -65,6 +65,8 @@ def list_server_settings(model: Any = ServeSettings, section: str = "") -> Itera
 def find_example(schema: dict[str, Any]) -> Any:
     """Return a value that a JSON Schema of one setting accepts."""
     match schema:
+        case {"examples": [first, *_]}:
+            return first
         case {"anyOf": [first, *_]}:
             return find_example(first)
         case {"type": [first, *_]}:

@@ -128,5 +128,5 @@ class AgentSettings(BaseModel):
         return validate_model(cls, word, _CODE, "agent")
 
 
-NamedAgent = Annotated[AgentSettings, BeforeValidator(AgentSettings.parse)]
+NamedAgent = Annotated[AgentSettings, BeforeValidator(AgentSettings.parse, json_schema_input_type=str | dict[str, Any])]
 """Agent in a configuration, as `AgentSettings.parse` accepts it."""

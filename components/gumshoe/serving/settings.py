@@ -56,6 +56,7 @@ class ServedModelSettings(BaseModel):
     agent: NamedAgent | None = Field(
         None,
         description="Agent that answers, in place of Gumshoe's own loop, as in `gumshoe rollout --agent`.",
+        examples=["my_package.agent:graph"],
     )
     canary: str | None = Field(None, description="Canary: another adapter that the same vLLM servers have loaded.")
     canary_adapter: Path | None = Field(
