@@ -162,7 +162,11 @@ def test_tools_are_called_by_name(play: Play, expected: Expected) -> None:
 
 def test_a_function_that_would_wait_for_its_own_loop_is_refused(play: Play, expected: Expected) -> None:
     async def work(tools: "EpisodeTools", _: AgentEpisode) -> None:
-        for blocking in (lambda: tools.functions()[0](**SEARCH), lambda: tools.call("search_inbox", **SEARCH)):
+        blocking_calls: list[Callable[[], str]] = [
+            lambda: tools.functions()[0](**SEARCH),
+            lambda: tools.call("search_inbox", **SEARCH),
+        ]
+        for blocking in blocking_calls:
             with raises("gateway.call-blocks-loop", "search_inbox", "async_functions", "call_async"):
                 blocking()
 

@@ -2,11 +2,9 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import httpx2
 import mcp.types as mcp_types
@@ -17,12 +15,11 @@ from pydantic import BaseModel, RootModel
 
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.gateway.mcp_logging import quiet_sdk
+from gumshoe.gateway.mcp_transport import MAX_RESPONSE, GuardedTransport, McpExchange, current_exchange
 from gumshoe.network import clean_credential, find_proxy, is_local_network
 from gumshoe.redaction import register_secret
 from gumshoe.rollouts.agent_settings import ToolServerSettings
 
-MAX_RESPONSE = 4 * 1024 * 1024
-"""Maximum number of bytes of a response of a server."""
 MAX_CALLS = 32
 """Maximum number of requests to a server at once."""
 TRIES = 3
@@ -52,96 +49,7 @@ class _RawResult(RootModel[dict[str, Any]]):
     """A result of any kind."""
 
 
-@dataclass(slots=True)
-class _Exchange:
-    """An HTTP exchange, as the transport saw it. Errors of the SDK do not say it."""
-
-    status: int = 0
-    """Status of the server's response; 0 without a response."""
-    fault: str = ""
-    """Name of the error of the connection; empty if there was none."""
-    was_sent: bool = True
-    """False if the connection could not be opened, so that the server did not receive the request."""
-    is_too_large: bool = False
-
-    def describe(self, error: BaseException) -> str:
-        """Return what went wrong, without text of the server, which may be anything."""
-        if self.is_too_large:
-            return f"its response has more than {MAX_RESPONSE:,} bytes"
-        if self.fault:
-            return self.fault
-        if self.status >= 400:
-            return f"HTTP status {self.status}"
-        return f"{type(error).__name__} {error.code}" if isinstance(error, MCPError) else type(error).__name__
-
-
-_exchange: ContextVar[_Exchange | None] = ContextVar("mcp_exchange", default=None)
-
-
-class _ResponseError(httpx2.StreamError):
-    """Report a response that cannot be read. The SDK answers its request with an error, and others are not affected."""
-
-
-class _BoundedStream(httpx2.AsyncByteStream):
-    """The body of a response, up to a maximum number of bytes."""
-
-    def __init__(self, stream: httpx2.AsyncByteStream, seen: _Exchange) -> None:
-        self._stream, self._seen = stream, seen
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        size = 0
-        try:
-            async for block in self._stream:
-                size += len(block)
-                if size > MAX_RESPONSE:
-                    self._seen.is_too_large = True
-                    raise _ResponseError("the response is too large")
-                yield block
-        except httpx2.TransportError as error:
-            self._seen.fault = type(error).__name__
-            raise _ResponseError("the connection was lost") from None
-
-    async def aclose(self) -> None:
-        await self._stream.aclose()
-
-
-class _GuardedTransport(httpx2.AsyncBaseTransport):
-    """Send requests, and bound their responses.
-
-    Failed connections become responses with an error: an exception would end the SDK's client with all its requests.
-    """
-
-    def __init__(self, inner: httpx2.AsyncBaseTransport) -> None:
-        self._inner = inner
-
-    async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Send a request."""
-        seen = _exchange.get() or _Exchange()
-        try:
-            response = await self._inner.handle_async_request(request)
-        except httpx2.TransportError as error:
-            seen.fault = type(error).__name__
-            seen.was_sent = not isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
-            return httpx2.Response(503, request=request)
-        seen.status = response.status_code
-        if response.headers.get("content-encoding", "identity") != "identity":  # its real size is not known
-            await response.aclose()
-            return httpx2.Response(502, request=request)
-        stream = cast(httpx2.AsyncByteStream, response.stream)
-        return httpx2.Response(
-            response.status_code,
-            headers=response.headers,
-            stream=_BoundedStream(stream, seen),
-            extensions=response.extensions,
-            request=request,
-        )
-
-    async def aclose(self) -> None:
-        """Close all connections."""
-        await self._inner.aclose()
-
-
-def _read_headers(settings: ToolServerSettings) -> dict[str, str]:
+def _read_headers(settings: ToolServerSettings, place: str) -> dict[str, str]:
     """Return the headers of all requests to a server.
 
     Raises:
@@ -154,9 +62,9 @@ def _read_headers(settings: ToolServerSettings) -> dict[str, str]:
     token = clean_credential(os.environ.get(settings.token_env, ""))
     if not token:
         fault = "is not set" if token == "" else "contains white space or characters other than ASCII"
-        raise UsageError(code, f"{settings.token_env}, the token for {settings.mcp}, {fault}")
+        raise UsageError(code, f"{settings.token_env}, the token for {place}, {fault}")
     if settings.mcp.startswith("http:") and not is_local_network(settings.mcp):
-        raise UsageError(code, f"a token would be sent to {settings.mcp} unencrypted; use https")
+        raise UsageError(code, f"a token would be sent to {place} unencrypted; use https")
     register_secret(token)
     return {**headers, "Authorization": f"Bearer {token}"}
 
@@ -170,7 +78,7 @@ class _ClientTask:
         self._requests, self._is_idle = 0, asyncio.Event()
         self._is_idle.set()
         self._opened: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self.opening = _Exchange()
+        self.opening = McpExchange()
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -178,7 +86,7 @@ class _ClientTask:
         return self._task.done()
 
     async def _run(self) -> None:
-        _exchange.set(self.opening)
+        current_exchange.set(self.opening)
         try:
             with quiet_sdk():
                 await self._serve()
@@ -196,12 +104,12 @@ class _ClientTask:
         # Longer than the deadline of requests: for what the SDK sends without being asked.
         timeout = httpx2.Timeout(self._settings.deadline + _CONNECT_TIMEOUT, connect=_CONNECT_TIMEOUT)
         async with (
-            httpx2.AsyncClient(transport=_GuardedTransport(transport), headers=self._headers, timeout=timeout) as http,
+            httpx2.AsyncClient(transport=GuardedTransport(transport), headers=self._headers, timeout=timeout) as http,
             Client(
                 streamable_http_client(url, http_client=http, max_sse_event_size=MAX_RESPONSE), cache=None
             ) as client,
         ):
-            _exchange.set(None)
+            current_exchange.set(None)
             if not self._opened.done():
                 self._opened.set_result(client)
             await self._closing.wait()
@@ -261,7 +169,7 @@ class McpConnection:
         self.settings = settings
         self.place = settings.mcp.partition("?")[0]
         """Address of the server for messages. What follows it may be secret."""
-        self._headers = _read_headers(settings)
+        self._headers = _read_headers(settings, self.place)
         self._lock = asyncio.Lock()
         self._slots = asyncio.Semaphore(MAX_CALLS)
         self._current: _ClientTask | None = None
@@ -340,8 +248,8 @@ class McpConnection:
             _FailedAttemptError: if another attempt may succeed.
         """
         task, client = await self._connect()
-        seen = _Exchange()
-        token = _exchange.set(seen)
+        seen = McpExchange()
+        token = current_exchange.set(seen)
         try:
             with task.hold(), quiet_sdk():
                 return (await client.session.send_request(request, _RawResult)).root
@@ -354,9 +262,9 @@ class McpConnection:
             self._drop(task)
             raise _FailedAttemptError(seen.describe(error), seen.status, is_safe=False) from None
         finally:
-            _exchange.reset(token)
+            current_exchange.reset(token)
 
-    def _explain(self, error: MCPError, seen: _Exchange, task: _ClientTask, *, is_session: bool) -> None:
+    def _explain(self, error: MCPError, seen: McpExchange, task: _ClientTask, *, is_session: bool) -> None:
         """Raise what follows from an error of the SDK, unless the request has failed for good."""
         detail = seen.describe(error)
         if seen.is_too_large:
