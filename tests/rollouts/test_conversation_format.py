@@ -278,14 +278,19 @@ def test_messages_that_a_template_drops_merges_or_moves_are_refused(
             own.encode_following((), (), others)
 
 
-def test_an_empty_message_that_a_template_drops_is_refused() -> None:
-    """Whether a template drops a message may depend on its text."""
-    source = talk.ANY_SYSTEM.replace(
-        "{%- elif message.role == 'user' -%}", "{%- elif message.role == 'user' and message.content -%}"
-    )
-    own = ChatFormat(make_tokenizer(source)).conversations
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        pytest.param(
+            talk.ANY_SYSTEM.replace("role == 'user' -", "role == 'user' and message.content -"), "", id="empty"
+        ),
+        pytest.param(talk.ANY_SYSTEM.replace("content + '<", "content.replace('/think', '') + '<"), "/think", id="cut"),
+    ],
+)
+def test_messages_that_a_template_drops_or_changes_because_of_their_text_are_refused(source: str, text: str) -> None:
+    own, bad = ChatFormat(make_tokenizer(source)).conversations, ChatMessage("user", text)
     assert own.encode_opening([WHO, WHEN], [TOOL]).ids
-    for others in ([ChatMessage("user", "")], [WHO, ChatMessage("user", "")]):
+    for others in ([bad], [WHO, bad]):
         with raises("rollouts.message-left-out", NAME):
             own.encode_opening([WHO, *others], [TOOL])
         with raises("rollouts.message-left-out", NAME):

@@ -16,6 +16,7 @@ from gumshoe.rollouts.chat_format.chat_template import QUESTION_MARK, SYSTEM_MAR
 from gumshoe.rollouts.chat_format.rendering import TOOL
 
 _CACHE_SIZE = 512  # shapes; those with calls contain their names and ids
+_MARK = re.compile(r"mark5part\d{6}x")
 _NEXT_MARK, _TOOL_MARK = "mark5next", "mark5tool"
 _TOOLS = [TOOL, {"type": "function", "function": {**TOOL["function"], "name": _TOOL_MARK, "description": _TOOL_MARK}}]
 _CalledTool = tuple[str, str]  # name and id of a call
@@ -118,9 +119,7 @@ class ConversationShapes:
             return [*style.start(given[0]["content"], given[1]["content"]), *given[2:]]
         return given
 
-    def _check_marks(
-        self, text: str, marks: Sequence[str], *, results: int = 0, begins_with_system: bool = False
-    ) -> None:
+    def _check_marks(self, text: str, marks: list[str], *, results: int = 0, begins_with_system: bool = False) -> None:
         """Check that a text has each mark once, in order, and a control token between two of them.
 
         Results of calls, which come first, may be in one message. So may a system prompt and the first question.
@@ -128,11 +127,11 @@ class ConversationShapes:
         Raises:
             UsageError: if that is not so.
         """
-        places = [text.find(each) for each in marks]
-        if -1 in places or places != sorted(places) or any(text.count(each) > 1 for each in marks):
+        found = list(_MARK.finditer(text))
+        if [each[0] for each in found] != marks:
             raise self._reject_messages()
         for at in range(2 if begins_with_system else 1, len(marks)):
-            between = text[places[at - 1] + len(marks[at - 1]) : places[at]]
+            between = text[found[at - 1].end() : found[at].start()]
             is_separate = between.strip() if at < results else self._control.search(between)
             if not is_separate:
                 raise self._reject_messages()
