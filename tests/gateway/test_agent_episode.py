@@ -192,11 +192,13 @@ def test_turns_of_one_request_have_seeds_of_their_own(play: Play, tokenizer: Any
 
 def test_a_turn_ends_at_a_stop_and_at_its_maximum(play: Play, tokenizer: Any) -> None:
     async def agent(episode: "AgentEpisode") -> None:
-        (turn,) = (await ask(episode, stops=("STOP",))).messages
+        (turn,) = (await ask(episode, stops=("STOP",), logprobs=True)).messages
         assert (turn.text, turn.finish) == ("Gas costs 42. ", "stop")
         assert len(turn.tokens) == len(turn.logprobs) > 3
-        (turn,) = (await ask(episode, max_tokens=3)).messages
+        (turn,) = (await ask(episode, max_tokens=3, logprobs=True)).messages
         assert (len(turn.tokens), turn.finish) == (3, "length")
+        (turn,) = (await ask(episode)).messages
+        assert (turn.tokens, turn.logprobs) == ((), ())
 
     play(agent, ScriptedPolicy(tokenizer, lambda *_: "Gas costs 42. STOP and so on"))
 

@@ -174,17 +174,18 @@ class AgentEpisode:
 
     def _give(self, turn: SampledTurn, request: ModelRequest) -> SampledMessage:
         """Return a turn as the agent receives it."""
-        text, _ = self._sampler.chat.decode_turn(turn.ids) if turn.parsed.problem == "unparseable call" else ("", "")
-        text = text or turn.parsed.text
+        chat, parsed = self._sampler.chat, turn.parsed
+        is_raw = parsed.problem == "unparseable call" or bool(parsed.calls and not request.allows_calls)
+        text = (chat.decode_turn(turn.ids)[0] if is_raw else "") or parsed.text
         cuts = [at for at in (text.find(stop) for stop in request.stops) if at >= 0]
-        calls = tuple(replace(each, id=self._next_call_id(each)) for each in turn.parsed.calls)
-        sampled = [span for span in turn.spans if span.origin == "sampled"]
+        calls = () if is_raw else tuple(replace(each, id=self._next_call_id(each)) for each in parsed.calls)
+        sampled = [span for span in turn.spans if span.origin == "sampled"] if request.logprobs else []
         return SampledMessage(
             text[: min(cuts)] if cuts else text,
             calls,
-            turn.parsed.reasoning,
+            parsed.reasoning,
             "tool_calls" if calls else "length" if (turn.is_cut_off or turn.is_full) and not cuts else "stop",
-            tuple(self._sampler.chat.decode([token]) for span in sampled for token in span.ids),
+            tuple(chat.decode([token]) for span in sampled for token in span.ids),
             tuple(value for span in sampled for value in span.logprobs),
         )
 

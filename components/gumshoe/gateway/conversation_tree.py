@@ -88,7 +88,7 @@ class ConversationTree:
         Return its spans, with what was injected before it, and the segment that begins with it, if one does.
         """
         ids, sampled = list(conversation.ids), list(turn.ids)
-        known = _KnownTurn(conversation.ids, turn.ids, turn.parsed.calls)
+        known = _KnownTurn(conversation.ids, turn.ids, turn.parsed.calls if given.calls else ())
         self._known.setdefault(_key(given.text, given.calls), []).append(known)
         if not self._paths:
             self._paths.append(ids + sampled)

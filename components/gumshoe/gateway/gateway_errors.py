@@ -6,12 +6,18 @@ from gumshoe.errors import GumshoeError
 class GatewayError(GumshoeError):
     """Report to an agent that a request cannot be answered.
 
-    `status` is that of the HTTP response; `api_code` and `api_type` are OpenAI's names for the error.
+    `status` is that of the HTTP response; `api_code` and `api_type` are OpenAI's names for the error. `retry_after` are
+    the seconds after which another attempt may succeed, or None if none can. `param` names the wrong field.
     """
 
     status = 400
     api_code: str | None = None
     api_type = "invalid_request_error"
+    retry_after: int | None = None
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(code, message)
+        self.param = param
 
 
 class InvalidRequestError(GatewayError):
@@ -22,6 +28,34 @@ class UnsupportedParameterError(InvalidRequestError):
     """Report a parameter whose absence would change the meaning of a request."""
 
     api_code = "unsupported_parameter"
+
+
+class RequestTooLargeError(InvalidRequestError):
+    """Report a request with too many bytes."""
+
+    status = 413
+
+
+class RequestTooSlowError(InvalidRequestError):
+    """Report a request that did not arrive in time."""
+
+    status = 408
+
+
+class UnknownRouteError(InvalidRequestError):
+    """Report a path that the gateway does not serve."""
+
+    status = 404
+
+
+class WrongMethodError(InvalidRequestError):
+    """Report a path that only another method has."""
+
+    status = 405
+
+    def __init__(self, code: str, message: str, allowed: str) -> None:
+        super().__init__(code, message)
+        self.allowed = allowed
 
 
 class UnknownKeyError(GatewayError):
@@ -43,6 +77,15 @@ class LimitReachedError(GatewayError):
     status = 429
     api_code = "insufficient_quota"
     api_type = "insufficient_quota"
+
+
+class TooManyRequestsError(GatewayError):
+    """Report that too many requests run at once."""
+
+    status = 429
+    api_code = "rate_limit_exceeded"
+    api_type = "requests"
+    retry_after = 1
 
 
 class EpisodeFailedError(GatewayError):

@@ -8,42 +8,44 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import orjson
 import uvicorn
 from openai.types import Model
-from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from gumshoe.errors import GumshoeError, UsageError
-from gumshoe.gateway.api_fields import MAX_AT_ONCE, MAX_BODY
+from gumshoe.gateway.admitted_episodes import AdmittedEpisode, AdmittedEpisodes, ServedEpisode
+from gumshoe.gateway.api_fields import ApiRequest, read_body
 from gumshoe.gateway.chat_requests import ChatRequest
-from gumshoe.gateway.gateway_errors import GatewayError, InvalidRequestError, LimitReachedError, UnknownKeyError
-from gumshoe.gateway.messages import AgentMessage, ModelRequest, ModelResponse
+from gumshoe.gateway.error_responses import describe_error, find_status, write_error
+from gumshoe.gateway.event_streams import KEEP_ALIVE
+from gumshoe.gateway.gateway_connections import ConnectionConfig, GatewayConnection
+from gumshoe.gateway.gateway_errors import (
+    GatewayError,
+    InvalidRequestError,
+    RequestTooLargeError,
+    RequestTooSlowError,
+    UnknownKeyError,
+    UnknownRouteError,
+    WrongMethodError,
+)
+from gumshoe.gateway.gateway_limits import GatewayLimits
+from gumshoe.gateway.messages import ModelResponse
 from gumshoe.gateway.response_requests import ResponseRequest, response_id
-from gumshoe.json_text import InvalidJsonError, load_json
 
-_KEEP_ALIVE = 10.0  # seconds between the comments in a stream that waits for the policy
-_IDLE = 120  # seconds after which an idle connection is closed
-_SHUTDOWN = 5  # seconds that running requests have when the gateway closes
 _SECRET_QUERY = {"key", "api_key", "api-key", "token", "access_token"}
+_CHAT, _RESPONSES, _MODELS, _MCP = "/v1/chat/completions", "/v1/responses", "/v1/models", "/mcp"
+_EVENTS = b"text/event-stream; charset=utf-8"
+_DISCARDED = (
+    8  # times the maximum size of a body are read before the connection is closed, so that clients get the error
+)
 
 _log = logging.getLogger(__name__)
-
-
-class ServedEpisode(Protocol):
-    """The part of an episode that the server needs. See `AgentEpisode`."""
-
-    key: str
-
-    async def complete(self, request: ModelRequest) -> ModelResponse: ...
 
 
 class McpApp(Protocol):
@@ -54,57 +56,38 @@ class McpApp(Protocol):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
 
-@dataclass(slots=True, eq=False)
-class _Admitted:
-    episode: ServedEpisode
-    responses: dict[str, tuple[AgentMessage, ...]] = field(default_factory=dict)
-    """Messages up to the end of each response of the Responses API, by its id."""
-    running: set[asyncio.Task[Any]] = field(default_factory=set)
-
-
 class Gateway:
     """The addresses of a running gateway, and the episodes whose keys it accepts."""
 
-    def __init__(self, address: str, admitted: dict[str, _Admitted]) -> None:
+    def __init__(self, address: str, episodes: AdmittedEpisodes) -> None:
         self.base_url = f"{address}/v1"
         """Address of OpenAI's APIs."""
-        self.mcp_url = f"{address}/mcp"
+        self.mcp_url = f"{address}{_MCP}"
         """Address of the MCP server."""
-        self._admitted = admitted
+        self._episodes = episodes
 
-    @contextmanager
-    def admit(self, episode: ServedEpisode) -> Iterator[None]:
+    def admit(self, episode: ServedEpisode) -> AbstractContextManager[None]:
         """Accept the key of an episode while the block runs. Requests that still run at its end are cancelled."""
-        admitted = self._admitted[episode.key] = _Admitted(episode)
-        try:
-            yield
-        finally:
-            del self._admitted[episode.key]
-            for task in admitted.running:
-                task.cancel()
+        return self._episodes.admit(episode)
 
 
 @asynccontextmanager
-async def open_gateway(mcp_app: McpApp | None = None, host: str = "127.0.0.1") -> AsyncIterator[Gateway]:
-    """Serve the gateway on a free port in the running event loop, and yield it while the block runs.
+async def open_gateway(
+    mcp_app: McpApp | None = None, host: str = "127.0.0.1", port: int = 0, limits: GatewayLimits | None = None
+) -> AsyncIterator[Gateway]:
+    """Serve the gateway in the running event loop, by default on a free port, and yield it while the block runs.
 
     Raises:
         OSError: if the address cannot be used.
     """
-    admitted: dict[str, _Admitted] = {}
-    with socket.create_server((host, 0), backlog=1024) as listening:
-        address = f"http://{host}:{listening.getsockname()[1]}"
-        config = uvicorn.Config(
-            _build_app(admitted, mcp_app),
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            lifespan="off",
-            ws="none",
-            timeout_keep_alive=_IDLE,
-            timeout_graceful_shutdown=_SHUTDOWN,
-        )
-        server = _QuietServer(config)
+    limits = limits or GatewayLimits()
+    episodes = AdmittedEpisodes(limits)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family, backlog=1024) as listening:
+        # Accepted sockets inherit it. asyncio sets it only if a socket's protocol is TCP; this one's is 0.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
+        server = _QuietServer(ConnectionConfig(_GatewayApp(episodes, limits, mcp_app), limits))
         async with _running(mcp_app):
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             try:
@@ -112,7 +95,7 @@ async def open_gateway(mcp_app: McpApp | None = None, host: str = "127.0.0.1") -
                     if serving.done():
                         serving.result()
                     await asyncio.sleep(0.005)
-                yield Gateway(address, admitted)
+                yield Gateway(address, episodes)
             finally:
                 server.should_exit = True
                 await serving
@@ -136,210 +119,182 @@ class _QuietServer(uvicorn.Server):
         yield
 
 
-def _build_app(admitted: dict[str, _Admitted], mcp_app: ASGIApp | None) -> ASGIApp:
-    def route(path: str, answer: Callable[[Request, _Admitted], Coroutine[Any, Any, Response]], method: str) -> Route:
-        async def endpoint(request: Request) -> Response:
-            try:
-                return await answer(request, request.state.admitted)
-            except GumshoeError as error:
-                return _write_error(error)
-            except Exception as error:  # noqa: BLE001 - its traceback could show texts of the agent
-                _log.error("a request of an agent failed: %s", type(error).__name__)
-                return _write_json({"error": {"message": "internal error", "type": "server_error"}}, 500)
+@dataclass(slots=True)
+class _Reply:
+    """The response to one request."""
 
-        return Route(path, endpoint, methods=[method])
+    sending: Send
+    is_started: bool = False
+    write_failure: Callable[[dict[str, Any]], bytes] | None = None
+    """Write the last event of a stream that has begun and fails."""
 
-    routes: list[Any] = [
-        route("/v1/chat/completions", _complete_chat, "POST"),
-        route("/v1/responses", _create_response, "POST"),
-        route("/v1/models", _list_models, "GET"),
-        route("/v1/models/{name:path}", _read_model, "GET"),
-    ]
-    if mcp_app is not None:
-        routes.append(Mount("/mcp", mcp_app))
-    return _CheckedApp(Starlette(routes=routes), admitted)
+    async def send(self, message: Message) -> None:
+        """Send a message of ASGI."""
+        self.is_started = True
+        await self.sending(message)
+
+    async def begin(self, content_type: bytes, length: int | None = None) -> None:
+        """Send the headers of a success."""
+        headers = [(b"content-type", content_type), (b"cache-control", b"no-store")]
+        if length is not None:
+            headers.append((b"content-length", str(length).encode()))
+        await self.send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def add(self, part: bytes, *, is_last: bool = False) -> None:
+        """Send a part of the body."""
+        await self.send({"type": "http.response.body", "body": part, "more_body": not is_last})
+
+    async def write(self, body: bytes, content_type: bytes = b"application/json") -> None:
+        """Send all of a success."""
+        await self.begin(content_type, len(body))
+        await self.add(body, is_last=True)
+
+    async def fail(self, error: GumshoeError) -> None:
+        """Send an error. A response that has begun, and is no stream of events, is cut off."""
+        if not self.is_started:
+            headers, body = write_error(error)
+            if isinstance(error, RequestTooLargeError | RequestTooSlowError):  # the rest of it may still come
+                headers.append((b"connection", b"close"))
+            await self.send({"type": "http.response.start", "status": find_status(error), "headers": headers})
+            await self.add(body, is_last=True)
+        elif self.write_failure is not None:
+            await self.add(self.write_failure(describe_error(error)), is_last=True)
 
 
 @dataclass(frozen=True, slots=True)
-class _CheckedApp:
-    """Find the episode of each request, by its key."""
+class _GatewayApp:
+    """ASGI application of the gateway."""
 
-    app: ASGIApp
-    admitted: dict[str, _Admitted]
+    episodes: AdmittedEpisodes
+    limits: GatewayLimits
+    mcp_app: McpApp | None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer an HTTP request."""
+        connection: GatewayConnection = scope["state"]["connection"]
+        task = connection.request = asyncio.current_task()
+        reply = _Reply(send)
         try:
-            admitted = self._find_episode(scope)
-        except GatewayError as error:
-            await _write_error(error)(scope, receive, send)
-            return
-        scope.setdefault("state", {}).update(admitted=admitted, episode=admitted.episode)
-        if scope["path"] == "/mcp":  # a mount would redirect
-            scope["path"] = "/mcp/"
-        await self.app(scope, receive, send)
+            await self._answer(scope, receive, reply)
+        except asyncio.CancelledError:
+            if not connection.is_lost:
+                raise
+        except GumshoeError as error:
+            if not isinstance(error, GatewayError | UsageError):
+                _log.error("a request of an agent failed: %s", error.code)
+            await reply.fail(error)
+        except Exception as error:  # noqa: BLE001 - its traceback could show texts of the agent
+            _log.error("a request of an agent failed: %s", type(error).__name__)
+            await reply.fail(GumshoeError("gateway.internal-error", "the request failed"))
+        finally:
+            if connection.request is task:
+                connection.request = None
 
-    def _find_episode(self, scope: Scope) -> _Admitted:
-        query = {part.partition(b"=")[0].decode("latin-1").lower() for part in scope["query_string"].split(b"&")}
-        if query & _SECRET_QUERY:
-            raise InvalidRequestError("gateway.key-in-url", "keys are accepted in the header Authorization alone")
+    async def _answer(self, scope: Scope, receive: Receive, reply: _Reply) -> None:
+        admitted = self._find_episode(scope)
+        path, method = scope["path"].removesuffix("/"), scope["method"]
+        if path == _MCP and self.mcp_app is not None:
+            scope["state"]["episode"] = admitted.episode
+            with self.episodes.run_request(admitted, "tools"):
+                await self.mcp_app(scope, receive, reply.send)
+        elif path in (_CHAT, _RESPONSES):
+            _check_method(method, "POST")
+            with self.episodes.run_request(admitted, "model"):
+                await self._complete(path, admitted, receive, reply)
+        elif path == _MODELS or path.startswith(f"{_MODELS}/"):
+            _check_method(method, "GET")
+            name = path.removeprefix(_MODELS).removeprefix("/")
+            await reply.write(orjson.dumps(_describe_model(name) if name else _list_models()))
+        else:
+            raise UnknownRouteError(
+                "gateway.unknown-route", "the gateway does not serve this path; the base URL ends in /v1"
+            )
+
+    def _find_episode(self, scope: Scope) -> AdmittedEpisode:
+        """Return the episode whose key a request has.
+
+        Raises:
+            InvalidRequestError: if the URL has a key.
+            UnknownKeyError: if the header has none, or a wrong one.
+        """
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         scheme, _, key = given[0].decode("latin-1").partition(" ") if len(given) == 1 else ("", "", "")
-        admitted = self.admitted.get(key.strip()) if scheme.lower() == "bearer" else None
+        key = key.strip()
+        url = f"{scope['path']}?{scope['query_string'].decode('latin-1')}"
+        names = {part.partition("=")[0].lower() for part in url.partition("?")[2].split("&")}
+        if names & _SECRET_QUERY or (key and key in url):
+            raise InvalidRequestError("gateway.key-in-url", "keys are accepted in the header Authorization alone")
+        admitted = self.episodes.find(key) if scheme.lower() == "bearer" else None
         if admitted is None:
             raise UnknownKeyError("gateway.unknown-key", "the key belongs to no running episode")
         return admitted
 
+    async def _complete(self, path: str, admitted: AdmittedEpisode, receive: Receive, reply: _Reply) -> None:
+        data = await self._receive_body(receive)
+        body = read_body(data)
+        asked = ChatRequest.parse(body) if path == _CHAT else ResponseRequest.parse(body, admitted.responses)
+        found = await self._sample(asked, admitted, reply)
+        if isinstance(asked, ResponseRequest):
+            admitted.responses.add(response_id(found), asked.continue_history(found), len(data))
+        if not asked.is_streamed:
+            await reply.write(asked.write_body(found))
+        elif reply.is_started:
+            await reply.add(asked.write_stream(found), is_last=True)
+        else:
+            await reply.write(asked.write_stream(found), _EVENTS)
 
-async def _complete_chat(request: Request, admitted: _Admitted) -> Response:
-    asked = ChatRequest.parse(await _read_body(request))
-    work = admitted.episode.complete(asked.request)
-    if asked.is_streamed:
+    async def _sample(self, asked: ApiRequest, admitted: AdmittedEpisode, reply: _Reply) -> ModelResponse:
+        """Return the response of the policy. If it takes long, a stream begins with comments.
 
-        def events(found: ModelResponse) -> Iterator[bytes]:
-            for chunk in asked.write_chunks(found):
-                yield b"data: " + chunk.model_dump_json(exclude_unset=True).encode() + b"\n\n"
-            yield b"data: [DONE]\n\n"
+        Raises:
+            GatewayError: as `ServedEpisode.complete`.
+        """
+        if not asked.is_streamed:
+            return await admitted.episode.complete(asked.request)
+        task = asyncio.create_task(admitted.episode.complete(asked.request))
+        try:
+            while not (await asyncio.wait({task}, timeout=self.limits.keep_alive))[0]:
+                if not reply.is_started:
+                    await reply.begin(_EVENTS)
+                    reply.write_failure = asked.write_failure
+                await reply.add(KEEP_ALIVE)
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
 
-        return _stream(_start(admitted, work), events)
-    found = await _run(request, _start(admitted, work))
-    return _write_json(asked.write_completion(found).model_dump(mode="json", exclude_unset=True))
+    async def _receive_body(self, receive: Receive) -> bytes:
+        """Return the body of a request.
+
+        Raises:
+            RequestTooLargeError: if it has too many bytes.
+            RequestTooSlowError: if it does not arrive in time.
+        """
+        most, parts, size, goes_on = self.limits.body_bytes, list[bytes](), 0, True
+        try:
+            async with asyncio.timeout(self.limits.body_seconds):
+                while goes_on and size <= _DISCARDED * most:
+                    message = await receive()
+                    part, goes_on = message.get("body", b""), message.get("more_body", False)
+                    size += len(part)
+                    if size <= most:
+                        parts.append(part)
+        except TimeoutError:
+            raise RequestTooSlowError("gateway.request-too-slow", "the body did not arrive in time") from None
+        if size > most:
+            raise RequestTooLargeError("gateway.body-too-large", f"a request may have {most:,} bytes")
+        return b"".join(parts)
 
 
-async def _create_response(request: Request, admitted: _Admitted) -> Response:
-    asked = ResponseRequest.parse(await _read_body(request), admitted.responses)
-
-    async def work() -> ModelResponse:
-        found = await admitted.episode.complete(asked.request)
-        admitted.responses[response_id(found)] = asked.continue_history(found)
-        return found
-
-    if asked.is_streamed:
-
-        def events(found: ModelResponse) -> Iterator[bytes]:
-            for event in asked.write_events(found):
-                yield b"event: " + event["type"].encode() + b"\ndata: " + orjson.dumps(event) + b"\n\n"
-
-        return _stream(_start(admitted, work()), events)
-    found = await _run(request, _start(admitted, work()))
-    return _write_json(asked.write_response(found).model_dump(mode="json", exclude_unset=True))
+def _check_method(method: str, allowed: str) -> None:
+    if method != allowed:
+        raise WrongMethodError("gateway.wrong-method", f"this path is for {allowed} alone", allowed)
 
 
-async def _list_models(_: Request, admitted: _Admitted) -> Response:  # noqa: ARG001
-    return _write_json({"object": "list", "data": [_describe_model("policy")]})
-
-
-async def _read_model(request: Request, _: _Admitted) -> Response:
-    return _write_json(_describe_model(str(request.path_params["name"])))
+def _list_models() -> dict[str, Any]:
+    return {"object": "list", "data": [_describe_model("policy")]}
 
 
 def _describe_model(name: str) -> dict[str, Any]:
     return Model(id=name, object="model", created=int(time.time()), owned_by="gumshoe").model_dump(mode="json")
-
-
-async def _read_body(request: Request) -> dict[str, Any]:
-    """Return the body, a JSON object.
-
-    Raises:
-        InvalidRequestError: if it is too large, or something else.
-    """
-    parts, size = list[bytes](), 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY:
-            raise InvalidRequestError("gateway.body-too-large", f"a request may have {MAX_BODY:,} bytes")
-        parts.append(part)
-    try:
-        body = load_json(b"".join(parts))
-    except InvalidJsonError as error:
-        raise InvalidRequestError("gateway.invalid-request", f"the body is not JSON: {error}") from None
-    if not isinstance(body, dict):
-        raise InvalidRequestError("gateway.invalid-request", "the body must be a JSON object")
-    return body
-
-
-def _start(admitted: _Admitted, work: Coroutine[Any, Any, ModelResponse]) -> asyncio.Task[ModelResponse]:
-    """Start a request, which ends with its episode.
-
-    Raises:
-        LimitReachedError: if too many run.
-    """
-    if len(admitted.running) >= MAX_AT_ONCE:
-        work.close()
-        raise LimitReachedError("gateway.too-many-requests", f"an episode may have {MAX_AT_ONCE} requests at once")
-    task = asyncio.create_task(work)
-    admitted.running.add(task)
-    task.add_done_callback(admitted.running.discard)
-    return task
-
-
-async def _run(request: Request, task: asyncio.Task[ModelResponse]) -> ModelResponse:
-    """Wait for a request, and cancel it if the client disconnects.
-
-    Raises:
-        GatewayError: as `ServedEpisode.complete`, or if the episode is over.
-    """
-    leaving = asyncio.create_task(_wait_until_left(request))
-    try:
-        await asyncio.wait({task, leaving}, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        leaving.cancel()
-        if not task.done():
-            task.cancel()
-    return await _result_of(task)
-
-
-async def _result_of(task: asyncio.Task[ModelResponse]) -> ModelResponse:
-    try:
-        return await task
-    except asyncio.CancelledError:
-        current = asyncio.current_task()
-        if current is not None and current.cancelling():
-            raise
-        raise UnknownKeyError("gateway.unknown-key", "the episode is over") from None
-
-
-async def _wait_until_left(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-
-
-def _stream(task: asyncio.Task[ModelResponse], write: Callable[[ModelResponse], Iterator[bytes]]) -> Response:
-    """Return a response that streams events once the turn is complete, and comments until then."""
-
-    async def parts() -> AsyncIterator[bytes]:
-        try:
-            while not (await asyncio.wait({task}, timeout=_KEEP_ALIVE))[0]:
-                yield b": waiting\n\n"
-            for part in write(await _result_of(task)):
-                yield part
-        except GumshoeError as error:
-            yield b"data: " + orjson.dumps(_describe_error(error)) + b"\n\n"
-        finally:
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
-
-    return StreamingResponse(parts(), media_type="text/event-stream", headers={"cache-control": "no-store"})
-
-
-def _write_json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(orjson.dumps(value), status, headers, "application/json")
-
-
-def _describe_error(error: GumshoeError) -> dict[str, Any]:
-    api_type = error.api_type if isinstance(error, GatewayError) else "invalid_request_error"
-    code = error.api_code if isinstance(error, GatewayError) else None
-    return {"error": {"message": str(error), "type": api_type, "param": None, "code": code or error.code}}
-
-
-def _write_error(error: GumshoeError) -> Response:
-    """Return an error in OpenAI's form. A second attempt never helps, so clients are told not to make one."""
-    if isinstance(error, GatewayError):
-        status = error.status
-    elif isinstance(error, UsageError):
-        status = 400
-    else:
-        _log.error("a request of an agent failed: %s", error.code)
-        status = 500
-    return _write_json(_describe_error(error), status, {"x-should-retry": "false"})

@@ -37,6 +37,10 @@ class ModelRequest:
     """Texts that end the text of a turn. They are not part of it."""
     json_schema: dict[str, Any] | None = None
     """Schema of the JSON that a turn must be, or None."""
+    allows_calls: bool = True
+    """False if calls of tools are returned as text. The model sees the tools anyway."""
+    logprobs: bool = False
+    """True if the response has the sampled tokens and their log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +53,7 @@ class SampledMessage:
     reasoning: str
     finish: Finish
     tokens: tuple[str, ...] = ()
-    """Text of each sampled token [tokens]."""
+    """Text of each sampled token [tokens], if they were asked for."""
     logprobs: tuple[float, ...] = ()
     """[tokens]"""
 

@@ -1,0 +1,216 @@
+"""Connections of agents, which may be slow or hostile: uvicorn's protocol with deadlines and limits.
+
+A connection that waits for its client may be closed at any time, so the one that has waited longest makes room for a
+new one if there are too many.
+"""
+
+import asyncio
+import logging
+import resource
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from gumshoe.gateway.error_responses import find_status, write_error
+from gumshoe.gateway.gateway_errors import InvalidRequestError, RequestTooLargeError, RequestTooSlowError
+from gumshoe.gateway.gateway_limits import GatewayLimits
+
+_MAX_PIPELINED = 16  # requests that a connection may send before their answers
+_DESCRIPTORS = 0.5  # fraction of the file descriptors that connections may use
+_SHUTDOWN = 5  # seconds that running requests have when the gateway closes
+
+# Uvicorn logs each malformed request, and exceptions with their texts. Agents could fill the log.
+_silent = logging.getLogger(f"{__name__}.silent")
+_silent.disabled = True
+
+
+@dataclass(slots=True)
+class _Connections:
+    """All open connections, and those that wait for their clients, the one that has waited longest first."""
+
+    most: int
+    open: set["GatewayConnection"] = field(default_factory=set)
+    waiting: dict["GatewayConnection", None] = field(default_factory=dict)
+
+    def admit(self, connection: "GatewayConnection") -> bool:
+        """Add a connection. Return False if there is no room for it, because all others wait for the gateway."""
+        if len(self.open) >= self.most:
+            idle = next(iter(self.waiting), None) or next((each for each in self.open if each.is_unread), None)
+            if idle is None:
+                return False
+            self.discard(idle)
+            idle.transport.abort()
+        self.open.add(connection)
+        return True
+
+    def discard(self, connection: "GatewayConnection") -> None:
+        """Remove a connection."""
+        self.open.discard(connection)
+        self.waiting.pop(connection, None)
+
+
+class ConnectionConfig(uvicorn.Config):
+    """Configuration of the HTTP server."""
+
+    def __init__(self, app: ASGIApp, limits: GatewayLimits) -> None:
+        super().__init__(
+            app,
+            http=GatewayConnection,
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            lifespan="off",
+            proxy_headers=False,
+            timeout_keep_alive=limits.idle_seconds,
+            timeout_graceful_shutdown=_SHUTDOWN,
+        )
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self.limits = limits
+        self.connected = _Connections(max(1, min(limits.connections, int(files * _DESCRIPTORS))))
+
+
+class GatewayConnection(HttpToolsProtocol):
+    """Connection with a deadline and a limit for the headers of each request.
+
+    It is in the state of each request as `connection`.
+    """
+
+    config: ConnectionConfig
+
+    def __init__(
+        self,
+        config: ConnectionConfig,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, {**app_state, "connection": self}, _loop)
+        self.logger = _silent
+        self.request: asyncio.Task[Any] | None = None
+        """Task of the request that is being answered. It is cancelled if the client disconnects."""
+        self.is_lost = False
+        """True if the client has disconnected."""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._received = self._header_bytes = self._unanswered = 0
+        self._is_in_headers = self._is_in_body = False
+        self._fault = InvalidRequestError("gateway.malformed-request", "this is not a request of HTTP/1.1")
+
+    @property
+    def is_unread(self) -> bool:
+        """True if the client has not read everything that was sent."""
+        return self.transport.get_write_buffer_size() > 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept the connection if there is room for it."""
+        super().connection_made(transport)
+        if self.config.connected.admit(self):
+            self._wait_for_headers()
+        else:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the request that is being answered."""
+        self.is_lost = True
+        self.config.connected.discard(self)
+        self._stop_waiting()
+        super().connection_lost(exc)
+        if self.request is not None:
+            self.request.cancel()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse data, unless a request has sent too much."""
+        if self.transport.is_closing():
+            return
+        if self._deadline is None and not self._unanswered:
+            self._wait_for_headers()
+        self._received += len(data)
+        super().data_received(data)
+        limits = self.config.limits
+        if not self._unanswered and self._received > (limits.body_bytes if self._is_in_body else limits.header_bytes):
+            self._refuse(_large_headers())
+
+    def on_message_begin(self) -> None:
+        """Begin a request."""
+        self._is_in_headers, self._header_bytes = True, 0
+        super().on_message_begin()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Add a header. Fields after the body (trailers) are ignored, because they would look like headers."""
+        if self._is_in_headers:
+            self._header_bytes += len(name) + len(value)
+            super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """Start to answer a request.
+
+        Raises:
+            ValueError: if its headers are too large, or too many requests wait for their answers. The parser stops, and
+                reports it as a malformed request.
+        """
+        if self._header_bytes + len(self.url) > self.config.limits.header_bytes:
+            self._fault = _large_headers()
+            raise ValueError
+        if self._unanswered >= _MAX_PIPELINED:
+            raise ValueError
+        super().on_headers_complete()
+        self._is_in_headers, self._is_in_body, self._received = False, True, 0
+        self._unanswered += 1
+        self._stop_waiting()
+
+    def on_message_complete(self) -> None:
+        """End a request."""
+        self._is_in_body, self._received = False, 0
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._unanswered -= 1
+        if not self._unanswered and self in self.config.connected.open:
+            self.config.connected.waiting[self] = None
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Close an idle connection, even if its client has not read everything."""
+        self.transport.abort()
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the fault has a text of its own
+        """Answer a request that cannot be parsed."""
+        self._refuse(self._fault)
+
+    def _wait_for_headers(self) -> None:
+        self.config.connected.waiting[self] = None
+        self._deadline = self.loop.call_later(self.config.limits.header_seconds, self._expire)
+
+    def _stop_waiting(self) -> None:
+        self.config.connected.waiting.pop(self, None)
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _expire(self) -> None:
+        if self._received:
+            self._refuse(RequestTooSlowError("gateway.request-too-slow", "the headers did not arrive in time"))
+        else:
+            self.transport.abort()
+
+    def _refuse(self, error: InvalidRequestError) -> None:
+        """Answer with an error outside the application, and close the connection.
+
+        A request that was or is being answered gets no second answer.
+        """
+        if self.transport.is_closing():
+            return
+        if not self._unanswered and not self._is_in_body:
+            headers, body = write_error(error)
+            head = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
+            self.transport.write(STATUS_LINE[find_status(error)] + head + b"connection: close\r\n\r\n" + body)
+        self.transport.close()
+
+
+def _large_headers() -> RequestTooLargeError:
+    return RequestTooLargeError("gateway.headers-too-large", "the headers are too large")

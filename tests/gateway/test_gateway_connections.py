@@ -1,0 +1,141 @@
+"""Connections to the gateway that are slow, idle, malformed or too many, over raw sockets."""
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from tests.gateway.served_episodes import QUESTION, Served, StandIn, serve
+from tests.waiting import async_wait_until
+
+CHAT = {"model": "any", "messages": QUESTION}
+
+
+async def talk(served: Served, data: bytes) -> bytes:
+    """Send data over a new connection, and return what comes until it is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    try:
+        writer.write(data)
+        return await reader.read()
+    finally:
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "code"),
+    [
+        (b"", b"", b""),
+        (b"GET /v1/models HTTP/1.1\r\nhost: x\r\n", b"408", b"gateway.request-too-slow"),
+        (b"GET /v1/models HTTP/1.1\r\n" + b"x: y\r\n" * 500, b"413", b"gateway.headers-too-large"),
+        (b"GET /v1/models HTTP/1.1\r\nx: " + b"y" * 2_000 + b"\r\n\r\n", b"413", b"gateway.headers-too-large"),
+        (b"GET /" + b"x" * 2_000 + b" HTTP/1.1\r\n\r\n", b"413", b"gateway.headers-too-large"),
+        (b"hello\r\n\r\n", b"400", b"gateway.malformed-request"),
+        (b"GET /v1/models HTTP/1.1\r\ncontent-length: x\r\n\r\n", b"400", b"gateway.malformed-request"),
+    ],
+)
+def test_headers_have_limits_of_form_size_and_time(data: bytes, status: bytes, code: bytes) -> None:
+    async def test(served: Served) -> None:
+        answer = await talk(served, data)
+        assert answer.partition(b"\r\n")[0].split(b" ")[1:2] == ([status] if status else [])
+        assert code in answer
+        episode = StandIn()
+        with served.gateway.admit(episode):
+            assert (await served.post(episode, CHAT)).status_code == 200
+
+    serve(test, header_bytes=1_000, header_seconds=0.2)
+
+
+def test_a_new_connection_replaces_the_one_that_waits_longest() -> None:
+    async def test(served: Served) -> None:
+        episode = StandIn()
+        episode.released.clear()
+        with served.gateway.admit(episode):
+            asked = asyncio.create_task(served.post(episode, CHAT))
+            await async_wait_until(lambda: episode.begun == 1)
+            silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(3)]
+            closed = [asyncio.create_task(reader.read()) for reader, _ in silent]
+            await asyncio.wait(closed, return_when=asyncio.FIRST_COMPLETED)
+            with suppress(ConnectionError):
+                assert await closed[0] == b""
+            assert not closed[1].done()
+            assert not closed[2].done()
+            episode.released.set()
+            assert (await asked).status_code == 200
+            for _, writer in silent:
+                writer.close()
+            await asyncio.gather(*closed, return_exceptions=True)
+
+    serve(test, connections=3, header_seconds=60)
+
+
+def test_without_room_a_connection_is_refused() -> None:
+    async def test(served: Served) -> None:
+        episode = StandIn()
+        episode.released.clear()
+        with served.gateway.admit(episode):
+            asked = asyncio.create_task(served.post(episode, CHAT))
+            await async_wait_until(lambda: episode.begun == 1)
+            with suppress(ConnectionError):
+                assert await talk(served, b"GET / HTTP/1.1\r\n\r\n") == b""
+            episode.released.set()
+            assert (await asked).status_code == 200
+
+    serve(test, connections=1)
+
+
+def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:
+    async def test(served: Served) -> None:
+        episode = StandIn()
+        episode.released.clear()
+        head = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {episode.key}\r\n\r\n".encode()
+        with served.gateway.admit(episode):
+            busy = asyncio.create_task(served.post(episode, CHAT))
+            answer = await talk(served, head * 3)  # the answers, and the end of the connection
+            assert answer.count(b"HTTP/1.1 200 ") == 3
+            episode.released.set()
+            assert (await busy).status_code == 200
+
+    serve(test, idle_seconds=1)
+
+
+def test_the_body_of_a_refused_request_is_no_request() -> None:
+    """The rest of a request that was answered early is discarded, up to a limit."""
+
+    async def test(served: Served) -> None:
+        episode = StandIn()
+        good = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {episode.key}\r\nconnection: close\r\n\r\n"
+        with served.gateway.admit(episode):
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 1500\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 401 ")
+            writer.write(b"x" * 1_500 + good.encode())
+            rest = await reader.read()
+            assert rest.count(b"HTTP/1.1 200 ") == 1
+            writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n")
+            assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 401 ")
+            writer.write(b"x" * 50_000)
+            with suppress(ConnectionError):
+                assert b"HTTP/1.1" not in await reader.read()
+            writer.close()
+
+    serve(test, header_bytes=1_000, body_bytes=2_000)
+
+
+def test_fields_after_a_body_are_no_headers() -> None:
+    async def test(served: Served) -> bytes:
+        episode = StandIn()
+        with served.gateway.admit(episode):
+            data = (
+                "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+                "transfer-encoding: chunked\r\n\r\n"
+                f"2\r\n{{}}\r\n0\r\nauthorization: Bearer {episode.key}\r\n\r\n"
+            )
+            return await talk(served, data.encode())
+
+    answer: Any = serve(test)
+    assert answer.startswith(b"HTTP/1.1 401 ")
