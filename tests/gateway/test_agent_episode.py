@@ -1,8 +1,10 @@
 """Episodes whose agent calls the policy and the tools: limits, failures, records and endings."""
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +20,7 @@ from gumshoe.gateway.gateway_errors import (
 )
 from gumshoe.gateway.messages import AgentMessage, ModelRequest, ModelResponse
 from gumshoe.inference.policy import Completion, Policy, PolicyError, Sampling, ScriptedPolicy
+from gumshoe.inference.vllm_policy import VLLMPolicy
 from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rewards.turn_rewards import TurnRewardValues, turn_rewards
@@ -27,6 +30,7 @@ from gumshoe.rollouts.episode import EpisodeLimits, EpisodeObserver, EpisodeStar
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.turn_sampler import TurnSampler
+from tests.errors import raises
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 from tests.rollouts.conversations import call
 from tests.scenarios.questions import scenario
@@ -201,6 +205,45 @@ def test_a_turn_ends_at_a_stop_and_at_its_maximum(play: Play, tokenizer: Any) ->
         assert (turn.tokens, turn.logprobs) == ((), ())
 
     play(agent, ScriptedPolicy(tokenizer, lambda *_: "Gas costs 42. STOP and so on"))
+
+
+class Recorder(VLLMPolicy):
+    """Policy of a vLLM server that records how it is asked."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.policy, self.asked = policy, list[Sampling]()
+
+    async def sample(self, prompt_ids: Any, sampling: Sampling, **more: Any) -> Completion:
+        self.asked.append(sampling)
+        plain = replace(sampling, json_schema=None, json_alternatives=())
+        return await self.policy.sample(prompt_ids, plain, **more)
+
+
+def test_a_schema_leaves_room_for_calls(play: Play, tokenizer: Any) -> None:
+    schema = {"type": "object", "properties": {"b": {}, "a": {}}}
+    policy = Recorder(ScriptedPolicy(tokenizer, lambda *_: "{}"))
+
+    async def agent(episode: "AgentEpisode") -> None:
+        await ask(episode)
+        await ask(episode, json_schema=schema)
+        await ask(episode, json_schema=schema, allows_calls=False)
+
+    play(agent, policy)
+    text = json.dumps(schema)  # the order of properties is that of the answer
+    assert [(each.json_schema, each.json_alternatives) for each in policy.asked] == [
+        (None, ()),
+        (text, ("<tool_call>",)),
+        (text, ()),
+    ]
+
+
+def test_other_policies_refuse_a_schema(play: Play) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
+        with raises("gateway.schema-unsupported"):
+            await ask(episode, json_schema={"type": "object"})
+        assert episode.trajectory.turns == 0
+
+    play(agent)
 
 
 @pytest.mark.parametrize(

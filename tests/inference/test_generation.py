@@ -1,11 +1,14 @@
 """Sampling in this process: neither the cache nor the other conversations of a batch change any token."""
 
+import asyncio
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 
-from gumshoe.inference.policy import Sampling
+from gumshoe.inference.policy import Sampling, ScriptedPolicy
+from tests.errors import raises
 
 if TYPE_CHECKING:
     import torch
@@ -176,3 +179,13 @@ def test_a_batch_may_have_different_sampling_settings(model: Any) -> None:
         sample_turns(model, [alone])
         agree(each, alone)
     assert together[0].ids != together[2].ids
+
+
+def test_policies_that_cannot_follow_a_schema_refuse_it(model: Any) -> None:
+    from gumshoe.inference.transformers_policy import TransformersPolicy
+
+    sampling = Sampling(json_schema="{}")
+    with TransformersPolicy.from_model(model, "test").open_conversation() as conversation:
+        for policy in (conversation, ScriptedPolicy(Mock(), lambda *_: "{}")):
+            with raises("inference.schema-unsupported"):
+                asyncio.run(policy.sample([1], sampling, stop_ids=[0], seed=1))

@@ -1,6 +1,7 @@
 """A policy on vLLM's HTTP API: requests, checks of answers, and retries."""
 
 import asyncio
+import json
 import math
 import pickle
 import random
@@ -11,6 +12,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Completion, PolicyError, Sampling
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.inference.vllm_server import check_server
@@ -33,6 +35,7 @@ from tests.inference.fake_vllm import (
     held,
     logprobs_of,
     raw,
+    refuse,
     reset,
     stall,
     status,
@@ -129,6 +132,25 @@ def test_a_schema_is_sent_only_if_it_is_set(server: FakeVLLM) -> None:
     say_once(server.address, sampling=Sampling(json_schema=schema))
     say_once(server.address)
     assert [each.get("structured_outputs") for each in server.requests[-2:]] == [{"json": schema}, None]
+
+
+def test_a_turn_may_begin_with_something_else_than_the_json_of_its_schema(server: FakeVLLM) -> None:
+    say_once(server.address, sampling=Sampling(json_schema='{"type": "object"}', json_alternatives=("<tool_call>",)))
+    sent = json.loads(server.requests[-1]["structured_outputs"]["structural_tag"])
+    schema, free = sent["format"]["elements"]
+    assert schema == {"type": "json_schema", "json_schema": {"type": "object"}}
+    assert free["elements"] == [{"type": "const_string", "value": "<tool_call>"}, {"type": "any_text"}]
+
+
+def test_a_schema_that_the_server_refuses_is_no_failure_of_the_server(server: FakeVLLM) -> None:
+    server.inject(refuse("minContains is unsupported", 400), times=None)
+    with raises("inference.schema-rejected", "minContains") as refused:
+        say_once(server.address, sampling=Sampling(json_schema="{}"))
+    assert isinstance(refused.value, UsageError)
+    with raises("inference.request-rejected") as failed:
+        say_once(server.address)
+    assert isinstance(failed.value, PolicyError)
+    assert len(server.requests) == 2  # neither is tried again
 
 
 def test_a_truncated_turn_is_marked(server: FakeVLLM) -> None:

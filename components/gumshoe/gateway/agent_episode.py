@@ -85,10 +85,6 @@ class AgentEpisode:
         """
         self._check_running()
         self._check_limits(request.samples)
-        if request.json_schema is not None and not isinstance(self._sampler.policy, VLLMPolicy | VLLMConversation):
-            raise InvalidRequestError(
-                "gateway.schema-unsupported", "only policies on vLLM servers can follow a JSON schema"
-            )
         try:
             conversation = self._tree.compose(request.messages, request.tools)
         except UsageError as error:
@@ -100,7 +96,7 @@ class AgentEpisode:
                 "gateway.context-full",
                 f"the conversation has {len(conversation.ids):,} tokens, and the maximum is {self._max_context:,}",
             )
-        sampler = self._limit_sampler(request)
+        sampler = self._limit_sampler(request, conversation.before)
         seeds = [self._next_seed(conversation.ids) for _ in range(request.samples)]
         self._running += request.samples
         try:
@@ -141,12 +137,34 @@ class AgentEpisode:
             self._limit = "max turns"
             raise LimitReachedError("gateway.tokens-exceeded", f"the episode may sample {tokens:,} tokens")
 
-    def _limit_sampler(self, request: ModelRequest) -> TurnSampler:
+    def _limit_sampler(self, request: ModelRequest, before: str) -> TurnSampler:
         sampling, all_tokens = self._sampler.sampling, self._settings.max_sampled_tokens
         left = None if all_tokens is None else all_tokens - self.trajectory.sampled_tokens
         most = min(filter(None, (request.max_tokens, sampling.max_tokens, left)))
-        schema = None if request.json_schema is None else json.dumps(request.json_schema)
-        return replace(self._sampler, sampling=replace(sampling, max_tokens=most, json_schema=schema))
+        sampling = replace(sampling, max_tokens=most)
+        if request.json_schema is not None:
+            self._check_schema(before)
+            call = self._sampler.chat.template.form.open if request.tools and request.allows_calls else ""
+            sampling = replace(
+                sampling, json_schema=json.dumps(request.json_schema), json_alternatives=(call,) if call else ()
+            )
+        return replace(self._sampler, sampling=sampling)
+
+    def _check_schema(self, before: str) -> None:
+        """Check that a turn after a text can follow a JSON schema.
+
+        Raises:
+            InvalidRequestError: if it cannot.
+        """
+        chat = self._sampler.chat
+        if not isinstance(self._sampler.policy, VLLMPolicy | VLLMConversation):
+            raise InvalidRequestError(
+                "gateway.schema-unsupported", "only policies on vLLM servers can follow a JSON schema"
+            )
+        if chat.settings.thinking_budget is not None or chat.template.tags.is_open(before):
+            raise InvalidRequestError(
+                "gateway.schema-unsupported", "a turn that begins with reasoning cannot follow a JSON schema"
+            )
 
     def _next_seed(self, history: tuple[int, ...]) -> int:
         """Return a seed that depends on the history, and on the number of turns that were requested after it."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from gumshoe.errors import UnavailableError
+from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.redaction import redact
 
 MAX_TEMPERATURE = 2.0
@@ -40,7 +40,9 @@ class Sampling:
     """Maximum number of tokens per turn."""
     json_schema: str | None = None
     """Schema, as JSON, of the JSON that a turn must be. Only vLLM servers can do it. The log-probabilities are those
-    without this constraint."""
+    with this constraint."""
+    json_alternatives: tuple[str, ...] = ()
+    """Texts with which a turn may begin instead of that JSON, e.g. the tag of a tool call. Then it is free."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,18 @@ class ContinuationScorer(Protocol):
         ...
 
 
+def refuse_schema(sampling: Sampling) -> None:
+    """Refuse a JSON schema, for policies that cannot follow one.
+
+    Raises:
+        UsageError: if there is one.
+    """
+    if sampling.json_schema is not None:
+        raise UsageError(
+            "inference.schema-unsupported", "this policy cannot follow a JSON schema; use one on a vLLM server"
+        )
+
+
 def check_not_empty(prompt_ids: Sequence[int], continuations: Sequence[Sequence[int]]) -> None:
     """Check that a prompt and its continuations have tokens.
 
@@ -109,6 +123,7 @@ class ScriptedPolicy:
         self, prompt_ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int], seed: int
     ) -> Completion:
         """Return the script's next turn, truncated to `max_tokens`."""
+        refuse_schema(sampling)
         text = self._script(str(self._tokenizer.decode(list(prompt_ids), skip_special_tokens=False)), seed)
         ids = [*self._tokenizer.encode(text, add_special_tokens=False), stop_ids[0]]
         finish: Literal["stop", "length"] = "stop" if len(ids) <= sampling.max_tokens else "length"

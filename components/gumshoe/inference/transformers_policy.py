@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from gumshoe.artifacts.hub import find_model
 from gumshoe.errors import UsageError
 from gumshoe.inference.cpu_memory import keep_freed_memory
-from gumshoe.inference.policy import Completion, PolicyError, Sampling, check_not_empty
+from gumshoe.inference.policy import Completion, PolicyError, Sampling, check_not_empty, refuse_schema
 
 if TYPE_CHECKING:
     from gumshoe.inference.turn_batch import PastKeyValues, PendingTurn
@@ -198,6 +198,7 @@ class TransformersConversation:
         """Sample a turn (see `Policy.sample`). Wait until every other open conversation requests one too."""
         from gumshoe.inference.turn_batch import PendingTurn
 
+        refuse_schema(sampling)
         answer: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
         self.pending = pending = PendingTurn(list(prompt_ids), sampling, tuple(stop_ids), seed, self.past), answer
         self._policy._start_batch_if_ready()

@@ -181,9 +181,8 @@ class VLLMPolicy:
         return self._parse_answer(await self._request_with_retries(request, conversation), request, sampling)
 
     def _request(self, prompt_ids: Sequence[int], sampling: Sampling, stop_ids: Sequence[int]) -> dict[str, Any]:
-        constraint = {} if sampling.json_schema is None else {"structured_outputs": {"json": sampling.json_schema}}
         return {
-            **constraint,
+            **_constrain(sampling),
             "model": self._model,
             "prompt": list(prompt_ids),
             "temperature": sampling.temperature,
@@ -395,6 +394,10 @@ class VLLMPolicy:
             raise_if_denied(response, str(client.base_url))
         except UsageError as error:  # the server was restarted with another key; questions fail until it is back
             raise PolicyError(error.code, error.message) from None
+        if code == httpx.codes.BAD_REQUEST and "structured_outputs" in request:
+            raise UsageError(
+                "inference.schema-rejected", f"the vLLM server cannot follow this JSON schema: {response.text[:500]}"
+            )
         if code != httpx.codes.OK:
             raise PolicyError("inference.request-rejected", f"{client.base_url} answered {code}", response.text[:500])
         try:
@@ -493,6 +496,21 @@ def _are_ids(value: Any) -> bool:
     if not isinstance(value, list) or not set(map(type, value)) <= {int}:
         return False
     return not value or (min(value) >= 0 and max(value) < _ID_LIMIT)
+
+
+def _constrain(sampling: Sampling) -> dict[str, Any]:
+    """Return the parameter that makes vLLM follow a JSON schema, if there is one."""
+    if sampling.json_schema is None:
+        return {}
+    if not sampling.json_alternatives:
+        return {"structured_outputs": {"json": sampling.json_schema}}
+    free = [
+        {"type": "sequence", "elements": [{"type": "const_string", "value": each}, {"type": "any_text"}]}
+        for each in sampling.json_alternatives
+    ]
+    schema = {"type": "json_schema", "json_schema": orjson.loads(sampling.json_schema)}
+    tag = {"type": "structural_tag", "format": {"type": "or", "elements": [schema, *free]}}
+    return {"structured_outputs": {"structural_tag": orjson.dumps(tag).decode()}}
 
 
 def _is_number(value: Any) -> bool:

@@ -58,7 +58,7 @@ class RolloutOptions:
         recorded: dict[str, Any] = {"chat": chat} if chat else {}
         if self.agent is not None:
             recorded["agent"] = self.agent.model_dump(mode="json", exclude_defaults=True)
-        sampling = {name: value for name, value in asdict(self.sampling).items() if name != "json_schema"}
+        sampling = {name: value for name, value in asdict(self.sampling).items() if not name.startswith("json_")}
         return {"seed": self.seed, **sampling, **asdict(self.limits), **recorded}
 
 
