@@ -1,28 +1,34 @@
 """Measure what the gateway adds to a turn: `python -m tests.benchmarks.gateway`.
 
-50 episodes run at once, each with a client of its own that asks for one turn after another: a search, a message, an
-answer. The policy takes 100 ms for each turn and computes nothing. The clients are in another process, so that their
-own work is not measured; the time of a request is that between its first byte and the last one of its answer.
+50 episodes run at once, each with a client of its own that asks for one turn after another, with three tools: a search,
+two messages, an answer. So conversations have 2, 4, 6 and 8 messages. The policy takes 100 ms for each turn and
+computes nothing. The clients are in another process, so that their own work is not measured; the time of a request is
+that between its first byte and the last one of its answer.
+
+With `--http`, episodes do nothing but wait, so that only HTTP is measured: reading requests and writing completions.
 """
 
 import argparse
 import asyncio
 import json
+import secrets
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
+import uvloop
 
 from gumshoe.environments.email import EmailEnvironment
+from gumshoe.environments.tools import Call
+from gumshoe.gateway.admitted_episodes import ServedEpisode
 from gumshoe.gateway.agent_episode import AgentEpisode
 from gumshoe.gateway.gateway_server import open_gateway
+from gumshoe.gateway.messages import ModelRequest, ModelResponse, SampledMessage
 from gumshoe.inference.policy import Completion, Sampling
 from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
@@ -35,16 +41,17 @@ from tests.rollouts.conversations import QWEN2_5, call, make_tokenizer
 from tests.scenarios.questions import scenario
 
 PAUSE = 0.1  # seconds that the policy takes for a turn
+READ: dict[str, Any] = {"message_id": "<1@example.com>"}
 TURNS = (
     call("search_inbox", keywords=["gas"]),
-    call("read_email", message_id="<1@example.com>"),
+    call("read_email", **READ),
+    call("read_email", **READ),
     call("return_final_answer", answer="42", message_ids=["<1@example.com>"]),
 )
-RESULT = "The gas price is 42. " * 40
 
 
 class PausingPolicy:
-    """A policy that says the same three turns in each episode."""
+    """A policy that says the same turns in each episode."""
 
     def __init__(self, chat: ChatFormat) -> None:
         self._turns = [chat.encode_turn(each).ids for each in TURNS]
@@ -58,87 +65,97 @@ class PausingPolicy:
         return Completion(ids, (0.0,) * len(ids), "stop", "policy")
 
 
+class PausingEpisode:
+    """An episode that does not look at requests."""
+
+    def __init__(self) -> None:
+        self.key = secrets.token_urlsafe(32)
+        self._said = 0
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:  # noqa: ARG002
+        """Return the next turn."""
+        await asyncio.sleep(PAUSE)
+        self._said += 1
+        turn = SampledMessage("", (Call("read_email", READ, f"call_{self._said}"),), "", "tool_calls")
+        return ModelResponse("policy", (turn,), 1_000, 30, f"{self._said}-{secrets.token_hex(8)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--at-once", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=20, help="episodes of each client")
-    parser.add_argument("--client", help=argparse.SUPPRESS)
+    parser.add_argument("--http", action="store_true", help="measure HTTP alone")
+    parser.add_argument("--loop", choices=["asyncio", "uvloop"], default="asyncio", help="event loop of the gateway")
     options = parser.parse_args()
-    if options.client:
-        print(json.dumps(asyncio.run(run_clients(json.loads(options.client)))))
-        return
-    taken = asyncio.run(measure(options.at_once, options.rounds))
-    quantiles = statistics.quantiles(taken, n=100)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop if options.loop == "uvloop" else None) as runner:
+        alone = runner.run(measure_pause())
+        first, *others = runner.run(measure(options.at_once, options.rounds + 1, only_http=options.http))
+    rows = []
+    for name, rounds in (("first", [first]), ("others", others)):
+        taken = [each for times, _ in rounds for each in times]
+        quantiles = statistics.quantiles(taken, n=100)
+        busy = sum(each for _, each in rounds) / len(taken)
+        rows.append([name, f"{len(taken):,}", *(f"{quantiles[at - 1]:.1f}" for at in (50, 90, 99)), f"{busy:.2f}"])
     show(
         f"What the gateway adds to a turn of {1000 * PAUSE:.0f} ms, {options.at_once} episodes at once",
-        ["requests", "median, ms", "p90, ms", "p99, ms"],
-        [[f"{len(taken):,}", *(f"{quantiles[at - 1]:.1f}" for at in (50, 90, 99))]],
+        ["episode of a client", "requests", "median, ms", "p90, ms", "p99, ms", "processor per request, ms"],
+        rows,
     )
+    print(f"{alone:.1f} ms of the median are the timer: a pause without the gateway takes that much longer.")
 
 
-async def measure(at_once: int, rounds: int) -> list[float]:
-    """Return the time of each request beyond that of the policy, in milliseconds."""
-    chat, limits = ChatFormat(make_tokenizer(QWEN2_5)), EpisodeLimits(3, 100_000)
+async def measure_pause() -> float:
+    """Return how many milliseconds a pause takes beyond its length, as the median."""
     taken = list[float]()
+    for _ in range(20):
+        started = time.perf_counter()
+        await asyncio.sleep(PAUSE)
+        taken.append(1000 * (time.perf_counter() - started - PAUSE))
+    return statistics.median(taken)
+
+
+async def measure(at_once: int, rounds: int, *, only_http: bool) -> list[tuple[list[float], float]]:
+    """Return the time of each request beyond the policy's, and the processor time of all, in milliseconds, by round."""
+    found = list[tuple[list[float], float]]()
+    clients = await asyncio.create_subprocess_exec(
+        sys.executable,
+        *("-m", "tests.benchmarks.gateway_clients"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        limit=2**24,
+    )
+    assert clients.stdin is not None
+    assert clients.stdout is not None
+    async with make_episodes() as (make, schemas), open_gateway() as gateway:
+        for _ in range(rounds):
+            with ExitStack() as stack:
+                episodes = [PausingEpisode() if only_http else make() for _ in range(at_once)]
+                for each in episodes:
+                    stack.enter_context(gateway.admit(each))
+                given = {"address": gateway.base_url, "keys": [each.key for each in episodes], "tools": schemas}
+                started = time.thread_time()
+                clients.stdin.write(json.dumps({**given, "turns": len(TURNS), "seconds": PAUSE}).encode() + b"\n")
+                taken = [1000 * (each - PAUSE) for each in json.loads(await clients.stdout.readline())]
+                found.append((taken, 1000 * (time.thread_time() - started)))
+    clients.stdin.close()
+    await clients.wait()
+    return found
+
+
+@asynccontextmanager
+async def make_episodes() -> AsyncIterator[tuple[Callable[[], ServedEpisode], list[dict[str, Any]]]]:
+    """Yield a function that makes episodes, and the schemas of their tools."""
+    chat, limits = ChatFormat(make_tokenizer(QWEN2_5)), EpisodeLimits(len(TURNS), 100_000)
     with tempfile.TemporaryDirectory(prefix="gumshoe-benchmark-") as scratch:
         index = make_index(Path(scratch), [record(1, body="The gas price is 42.")], KEEP_ALL)
-        async with ToolThreads() as threads, open_gateway() as gateway:
-            for _ in range(rounds):
-                with ExitStack() as stack:
-                    keys, tools = [], list[Any]()
-                    for number in range(at_once):
-                        environment = EmailEnvironment(index, scenario(1), limits.max_turns)
-                        tools = environment.toolbox.schemas()
-                        start = EpisodeStart(environment, f"{number}", limits, threads)
-                        sampler = TurnSampler(PausingPolicy(chat), chat, Sampling(max_tokens=200))
-                        settings = AgentSettings(name="some.agent:run")
-                        episode = AgentEpisode(start, sampler, limits.max_context, settings)
-                        stack.enter_context(gateway.admit(episode))
-                        keys.append(episode.key)
-                    given = json.dumps({"address": gateway.base_url, "keys": keys, "tools": tools})
-                    taken += json.loads(
-                        await asyncio.to_thread(
-                            subprocess.check_output, [sys.executable, "-m", __spec__.name, "--client", given]
-                        )
-                    )
-    return taken
+        async with ToolThreads() as threads:
 
+            def make() -> AgentEpisode:
+                start = EpisodeStart(EmailEnvironment(index, scenario(1), limits.max_turns), "seed", limits, threads)
+                sampler = TurnSampler(PausingPolicy(chat), chat, Sampling(max_tokens=200))
+                return AgentEpisode(start, sampler, limits.max_context, AgentSettings(name="some.agent:run"))
 
-async def run_clients(given: dict[str, Any]) -> list[float]:
-    """Run an episode for each key, all at once, and return the times of their requests beyond the policy's."""
-    async with (
-        httpx.AsyncClient(trust_env=False, limits=httpx.Limits(max_connections=None), timeout=60) as http,
-        asyncio.TaskGroup() as group,
-    ):
-        apart = len(TURNS) * PAUSE / len(given["keys"])  # or all would ask in the same moment
-        clients = [
-            group.create_task(run_client(http, given, key, number * apart)) for number, key in enumerate(given["keys"])
-        ]
-    return [each for client in clients for each in client.result()]
-
-
-async def run_client(http: httpx.AsyncClient, given: dict[str, Any], key: str, begin: float) -> list[float]:
-    """Run one episode after `begin` seconds."""
-    await asyncio.sleep(begin)
-    messages: list[Any] = [
-        {"role": "system", "content": "You search a mailbox. " * 40},
-        {"role": "user", "content": "What is the price of gas?"},
-    ]
-    taken = list[float]()
-    for _ in TURNS:
-        body = json.dumps({"model": "policy", "messages": messages, "tools": given["tools"]}).encode()
-        request = http.build_request(
-            "POST", f"{given['address']}/chat/completions", content=body, headers={"authorization": f"Bearer {key}"}
-        )
-        started = time.perf_counter()
-        answer = await http.send(request)
-        taken.append(1000 * (time.perf_counter() - started - PAUSE))
-        message = answer.json()["choices"][0]["message"]
-        results = [
-            {"role": "tool", "tool_call_id": each["id"], "content": RESULT} for each in message.get("tool_calls", [])
-        ]
-        messages += [message, *results]
-    return taken
+            yield make, make().toolbox.schemas()
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import secrets
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -170,7 +171,7 @@ class AgentEpisode:
         """Return a seed that depends on the history, and on the number of turns that were requested after it."""
         number = self._requested[history]
         self._requested[history] += 1
-        digest = hashlib.sha256(f"{self._start.seed}/{number}/{','.join(map(str, history))}".encode())
+        digest = hashlib.sha256(f"{self._start.seed}/{number}/".encode() + array("I", history).tobytes())
         return int(digest.hexdigest()[:8], 16) >> 1
 
     async def _sample(

@@ -5,6 +5,7 @@ and nothing of its text is logged.
 """
 
 import asyncio
+import gc
 import logging
 import socket
 import time
@@ -89,6 +90,7 @@ async def open_gateway(
         address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
         server = _QuietServer(ConnectionConfig(_GatewayApp(episodes, limits, mcp_app), limits))
         async with _running(mcp_app):
+            gc.freeze()  # a full collection of all objects, e.g. those of a model, would delay all episodes
             serving = asyncio.create_task(server.serve(sockets=[listening]))
             try:
                 while not server.started:
@@ -99,6 +101,7 @@ async def open_gateway(
             finally:
                 server.should_exit = True
                 await serving
+                gc.unfreeze()
 
 
 @asynccontextmanager
