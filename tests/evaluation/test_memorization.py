@@ -248,7 +248,7 @@ def test_a_common_prefix_leaves_each_sequence_a_token() -> None:
         ({"answer": "{secret}"}, "answer"),
         ({"answer": "It is {lower}!"}, "answer"),
         ({"keywords": ["{secret}"]}, "call"),
-        ({"keywords": ["gas", "{secret}"]}, "call"),  # the result quotes it
+        ({"keywords": ["body", "{secret}"]}, "call"),  # the result quotes it
         ({"answer": "I don't know"}, None),
         ({"answer": "{start}"}, None),
     ],
