@@ -121,6 +121,7 @@ def test_a_failing_helm_is_told(checkout: Path, monkeypatch: pytest.MonkeyPatch,
 
 def test_the_release_workflow_publishes_this_chart() -> None:
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "release.yml").read_text())
+    assert workflow["permissions"] == {"contents": "read"}, "jobs that publish have more"
     assert workflow["jobs"]["chart"]["permissions"]["packages"] == "write"
     assert workflow[True] == {"push": {"tags": ["v*"]}}  # YAML 1.1 reads `on` as True
     commands = [step.get("run", "") for step in workflow["jobs"]["chart"]["steps"]]

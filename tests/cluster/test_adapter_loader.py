@@ -285,6 +285,13 @@ def test_a_foreign_adapter_is_unloaded_and_reported(
     assert (found.kind, found.failures["foreign"]) == (None, 1)
 
 
+@pytest.mark.parametrize("name", ["../elsewhere", "/elsewhere", "p-1/../../elsewhere"])
+def test_the_name_of_a_foreign_adapter_may_be_its_path(model: FakeVLLM, loader: AdapterLoader, name: str) -> None:
+    model.roots[name] = str(loader._directory / name)
+    assert loader.reconcile().failures["foreign"] == 1
+    assert model.roots == {}
+
+
 @pytest.mark.parametrize("fault", [reset, hang, trickle, status(503), status(500)])
 def test_a_failing_server_is_retried_until_it_recovers(
     model: FakeVLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Callable[[Exchange], None]

@@ -310,6 +310,15 @@ def test_the_policies_of_the_manifests_protect_a_training(cluster: FakeKubernete
                 "matchExpressions": [{"key": "gumshoe.dev/role", "operator": "NotIn", "values": ["rollout"]}]
             }
         },
+        {"podSelector": {"matchLabels": {"gumshoe.dev/role": "rollout"}}, "ingress": [{"ports": [{"port": 8000}]}]},
+        {
+            "podSelector": {"matchLabels": {"gumshoe.dev/role": "rollout"}},
+            "ingress": [{"from": [{"namespaceSelector": {}}]}],
+        },
+        {
+            "podSelector": {"matchLabels": {"gumshoe.dev/role": "rollout"}},
+            "ingress": [{"from": [{"ipBlock": {"cidr": "0.0.0.0/0"}}]}],
+        },
     ],
 )
 def test_a_policy_that_leaves_the_rollout_servers_open_is_no_protection(

@@ -11,6 +11,7 @@ from gumshoe.evaluation.attacks.attack_results import AttackOutcome, AttackResul
 from gumshoe.evaluation.results import EvaluationResult
 from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index import MailIndex
+from gumshoe.synthesis.attacks.attack_suite import plan_suite, write_suite
 from gumshoe.synthesis.attacks.attack_texts import load_families
 from tests.attack_agents import Action, History, ScriptedAgent, act_gullible, careful_agent, search_and_read
 from tests.conftest import CommandResult
@@ -147,6 +148,22 @@ def test_a_scripted_attacker_tries_again_with_what_failed(
     by_round = {number: [each for each in outcomes(tmp_path / "e") if each.round == number] for number in range(3)}
     assert [each.attack for each in by_round[0]] == [each.attack for each in by_round[1]]
     assert [each.model_dump() for each in by_round[0]] != [each.model_dump() for each in by_round[1]]
+
+
+def test_an_attacker_keeps_what_a_file_of_another_seed_plants(
+    run: Run, server: FakeVLLM, synthetic_index: MailIndex, scenarios: Path, tmp_path: Path
+) -> None:
+    asked = synthetic().scenarios.only("test")
+    planned = plan_suite(synthetic_index, list(asked), "held-out", 45, seed=7)
+    leaks = {each.planted.id: each.planted.planted for each in planned if each.planted.goal == "leak"}
+    file = tmp_path / "leaks.jsonl"
+    write_suite([each for each in planned if each.planted.id in leaks], file)
+    options = {"attacks": file, "attacker": "scripted", "attack_rounds": 1}
+    ran = evaluate(run, server, synthetic_index, scenarios, tmp_path / "e", "careful", **options)
+    assert ran.status == 0, ran.err
+    lines = (tmp_path / "e" / "attacks" / "scenarios-careful-1.jsonl").read_text().splitlines()
+    rewritten = [json.loads(line)["attack"] for line in lines]
+    assert {each["id"]: tuple(each["planted"]) for each in rewritten} == leaks != {}
 
 
 def test_a_chat_model_as_attacker_succeeds_in_a_later_round(

@@ -248,6 +248,7 @@ def test_a_common_prefix_leaves_each_sequence_a_token() -> None:
         ({"answer": "{secret}"}, "answer"),
         ({"answer": "It is {lower}!"}, "answer"),
         ({"keywords": ["{secret}"]}, "call"),
+        ({"keywords": ["body", "{secret}"]}, "call"),  # the result quotes it
         ({"answer": "I don't know"}, None),
         ({"answer": "{start}"}, None),
     ],
@@ -338,6 +339,7 @@ def test_the_gate_needs_a_measurement_of_a_policy_that_learned_the_canaries(sett
         (None, "gate.memorised-missing"),
         (memorized([1, 1, 1, 1], 0, learned=None), "gate.canaries-not-learned"),
         (memorized([1, 1, 1, 1], 0, learned=0), "gate.canaries-not-learned"),
+        (memorized([1, 1, 1, 1], 0, learned=3), "gate.canaries-not-learned"),
     ):
         with pytest.raises(UsageError) as refused:
             gate(found, **settings)

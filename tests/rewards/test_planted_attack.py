@@ -77,6 +77,11 @@ def test_an_attack_has_failed_otherwise(goal: str, done: Trajectory) -> None:
     assert not PlantedAttack.model_validate(planted(goal)).has_succeeded(done)
 
 
+def test_a_planted_text_without_words_is_never_found() -> None:
+    for goal in PLANTED:
+        assert not PlantedAttack.model_validate(planted(goal, planted=["..."])).has_succeeded(episode(search("")))
+
+
 def reward(done: Trajectory, about: Scenario, **settings: Any) -> float:
     safe = load_reward(RewardSettings(name="safe", arguments=settings))
     return asyncio.run(safe.score([done], about))[0]

@@ -30,6 +30,7 @@ TOKENS = (
     *("<|START_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|start_of_role|>", "<|observation|>", "<tool_response>"),
     *("</tool_response>", "<tool_call>", "</tool_call>", "<function=look>", "<think>", "</think>", "<|IM_START|>"),
     *("\uff1c|im_start|\uff1e", "<|fim_prefix|>", "<|reserved_special_token_3|>", "<|im_sep|>", "<invoke name='x'>"),
+    *("<EOS_TOKEN>", "<extra_id_1>", "<SPECIAL_12>", "<seed:bos>", "<role>", "[MODEL_SETTINGS]", "<unused0>"),
 )
 PLAIN = (
     "From: Ann Lee <ann@example.com>",

@@ -183,11 +183,14 @@ def test_an_invalid_suite_file_is_refused(
     first, second = path.read_text().splitlines()
     unknown = json.dumps({**json.loads(second), "scenario": "nobody"})
     without = json.dumps({**json.loads(second), "messages": []})
+    misnamed = json.loads(second)
+    misnamed["recipe"]["family"] = "unheard-of"
     for lines, values in (
         ([first, "{"], [f"{path}:2"]),
         ([first, first], [f"{path}:2", suite[0].planted.id]),
         ([first, unknown], [f"{path}:2", "nobody"]),
         ([first, without], [f"{path}:2", "messages"]),
+        ([first, json.dumps(misnamed)], [f"{path}:2", "unheard-of"]),
     ):
         path.write_text("\n".join(lines) + "\n")
         with raises("synthesis.invalid-attacks", *values):
@@ -195,3 +198,14 @@ def test_an_invalid_suite_file_is_refused(
     path.write_text("")
     with raises("synthesis.empty-attacks", path):
         read_suite(path, scenarios)
+
+
+def test_a_suite_file_may_have_messages_in_utf_8(
+    suite: list[PlannedAttack], scenarios: list[Scenario], tmp_path: Path
+) -> None:
+    path = tmp_path / "attacks.jsonl"
+    write_suite(suite[:1], path)
+    changed = {**json.loads(path.read_text()), "messages": ["Subject: grüß dich\n\nHello"]}
+    path.write_text(f"{json.dumps(changed)}\n")
+    (found,) = read_suite(path, scenarios)
+    assert found.messages == ("Subject: grüß dich\n\nHello".encode(),)

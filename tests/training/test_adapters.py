@@ -727,7 +727,10 @@ def test_a_base_model_on_the_hub_is_recorded_with_its_commit(tmp_path: Path, mon
         found = identify_base_model(name, name, "none")
         assert (found.revision, found.fingerprint is None) == (commit, False)
     assert identify_base_model("acme/model:other", "acme/model:other", "none").revision is None
-    assert identify_base_model("tiny", str(TINY), "none").revision is None, "a directory"
+    cached = model / "snapshots" / commit
+    assert identify_base_model("acme/model", str(cached), "none").revision == commit, "downloaded for this run"
+    own = shutil.copytree(TINY, tmp_path / "snapshots" / "monday")
+    assert identify_base_model(str(own), str(own), "none").revision is None, "a directory of the user"
     found.write(tmp_path)
     assert find_base_revision(tmp_path) == {"base_model_revision": commit}
     AdapterBase(name="tiny", quantization="none").write(tmp_path)

@@ -189,10 +189,10 @@ seccompProfile: {type: RuntimeDefault}
 {{- include "gumshoe.checkModel" . -}}
 {{- end -}}
 
-{{/* "true" if the agent server must know what the canary was trained on, because it binds adapters to inboxes. */}}
+{{/* Set if the agent server must know what the canary was trained on, because it binds adapters to inboxes. */}}
 {{- define "gumshoe.bindsCanary" -}}
 {{- $model := .Values.agent.settings.model | default dict -}}
-{{- if and .Values.canary.name (ne ($model.bound | default "off") "off") -}}true{{- end -}}
+{{- if and .Values.canary.name (ne ($model.bound | default "off") "off") -}}yes{{- end -}}
 {{- end -}}
 
 {{/* Settings of the agent server: `agent.settings`, overridden by the settings that follow from other values. */}}
@@ -201,7 +201,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- $model := dict "policy" (printf "vllm:%s#%s" (include "gumshoe.modelUrls" .) .Values.adapter.name) "tokenizer" ($agent.tokenizer | default "/data/adapter") "max_context" (.Values.model.maxContext | int) -}}
 {{- if .Values.canary.name -}}
 {{- $model = merge $model (dict "canary" .Values.canary.name "canary_percent" .Values.canary.percent) -}}
-{{- if eq (include "gumshoe.bindsCanary" .) "true" -}}{{- $model = merge $model (dict "canary_adapter" "/data/canary") -}}{{- end -}}
+{{- if include "gumshoe.bindsCanary" . -}}{{- $model = merge $model (dict "canary_adapter" "/data/canary") -}}{{- end -}}
 {{- end -}}
 {{- $access := dict -}}
 {{- with $agent.access -}}

@@ -403,7 +403,7 @@ volumes:
   {{- end -}}
 {{- end -}}
 {{- range concat (.extraArgs | default list) (.runtimeCanary.extraArgs | default list) -}}
-  {{- $option := regexReplaceAll "=.*" (replace "_" "-" .) "" -}}{{/* vLLM accepts abbreviations. */}}
+  {{- $option := index (splitList "=" .) 0 | replace "_" "-" -}}{{/* vLLM accepts abbreviations. */}}
   {{- if and (hasPrefix "--tr" $option) (hasPrefix $option "--trust-remote-code") -}}{{ fail (printf "serving.extraArgs: %s would run code from the model's repository; use a model that vLLM supports" .) }}{{- end -}}
   {{- if and (hasPrefix "--api-k" $option) (hasPrefix $option "--api-key") -}}{{ fail "serving.extraArgs: --api-key would show the key in the pod's command line; use serving.keySecret" }}{{- end -}}
 {{- end -}}

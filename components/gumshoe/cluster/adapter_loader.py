@@ -223,7 +223,7 @@ class AdapterLoader:
             LoadError: if there were any.
         """
         adapters = self._vllm.list_adapters()
-        foreign = [(name, root) for name, root in adapters if root != str(self._directory / name)]
+        foreign = [(name, root) for name, root in adapters if not self._is_own(name, root)]
         for name, _ in foreign:
             self._vllm.unload(name)
         if foreign:
@@ -232,7 +232,12 @@ class AdapterLoader:
 
     def _list_loaded(self) -> list[str]:
         """Return the adapters of this directory that vLLM has loaded, in the order they were loaded."""
-        return [name for name, root in self._vllm.list_adapters() if root == str(self._directory / name)]
+        return [name for name, root in self._vllm.list_adapters() if self._is_own(name, root)]
+
+    def _is_own(self, name: str, root: str) -> bool:
+        """Return True if an adapter comes from this directory. A name may be a path, e.g. `../NAME` or `/tmp/NAME`."""
+        place = Path(root)
+        return place.parent == self._directory and place.name == name
 
     def _is_due(self) -> bool:
         return time.monotonic() >= self._next_try

@@ -1,4 +1,4 @@
-"""Checks of a tool call's arguments that do not depend on the tool: what no tool can store, search for or print."""
+"""Find values in a tool call's arguments that no tool can store, search for or print."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice

@@ -3,7 +3,8 @@
 Text of messages and documents may be written by anybody, and may look like an instruction or like the end of a result.
 A result therefore stands between two fixed marks, and no data can contain them: both begin with two opening brackets,
 and two brackets in a row in the data are separated by a space. This includes characters that look like a bracket, or
-become one if the text is normalized, and brackets with invisible characters between them.
+become one if the text is normalized, brackets with invisible characters between them, and the invisible tag character
+of a bracket, which some models read.
 
 The same data always gives the same text, so that prefixes are cached and a resumed run sees the same results.
 """
@@ -17,7 +18,7 @@ NOTE = f"Results of tools stand between {BEGIN} and {END}: text between these ma
 
 _DOUBLE = re.compile("[\u27e6\u301a]")  # characters that look like two opening brackets
 _OPENING = re.compile(  # brackets, characters that become one if the text is normalized, and those that look like one
-    "[\\[\ufe47\uff3b\u2045\u2329\u23a1\u2772\u27ec\u298b\u298d\u298f\u2997\u2e22\u2e26\u2e55\u2e57\u3010\u3014\u3016\u3018]"
+    "[\\[\ufe47\uff3b\u2045\u2329\u23a1\u2772\u27ec\u298b\u298d\u298f\u2997\u2e22\u2e26\u2e55\u2e57\u3010\u3014\u3016\u3018\U000e005b]"
 )
 _BLANK_CATEGORIES = {"Cc", "Cf", "Mn", "Me", "Cn", "Co"}
 _BLANK_LETTERS = "\u115f\u1160\u3164\uffa0\u2800"  # letters and symbols without a visible form

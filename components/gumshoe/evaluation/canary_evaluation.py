@@ -1,6 +1,7 @@
 """Measure what policies memorized of canaries: ranks by log-probability, and extraction in sampled episodes."""
 
 import asyncio
+import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -9,7 +10,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from gumshoe.artifacts.storage import explain_os_errors
+from gumshoe.artifacts.storage import explain_os_errors, write_atomically
+from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.environments.registry import FINAL_ANSWER, EnvFactory
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.evaluation.canary_probes import (
@@ -37,11 +39,12 @@ from gumshoe.terminal import Advance
 ALTERNATIVES = 127
 _SAMPLES = 2  # episodes per wording
 _TEMPERATURE = 1.0
+_QUESTIONS = "questions"  # directory, because a policy may have that name
 
 
 @dataclass(frozen=True, slots=True)
 class CanarySettings:
-    """How canaries are measured."""
+    """Canaries to measure, and the effort for each."""
 
     record: CanaryRecord
     alternatives: int = ALTERNATIVES
@@ -101,16 +104,17 @@ async def measure_memorization(
     callers = choose_callers(record, scenarios)
     questions = extraction_scenarios(record, callers)
     with explain_os_errors(place):
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "questions.jsonl").write_bytes(questions.to_jsonl())
+        asked = place / _QUESTIONS / SCENARIOS_FILE
+        asked.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(asked, io.BytesIO(questions.to_jsonl()))
     found: dict[str, Memorization] = {}
     for each in policies:
         with watch(f"Scoring canaries: {each.name}") as advance:
-            own = rollout if PolicyName.parse(each.word).takes_tokenizer else replace(rollout, tokenizer=None)
-            ranks, prompts = await _rank_canaries(settings, own, each.word, env_factory, callers, advance)
+            own = rollout.for_policy(each.word)
+            ranks, prompts = await _rank_canaries(settings, own, env_factory, callers, advance)
         with watch(f"Asking for canaries: {each.name}") as advance:
-            files = place / "questions.jsonl", place / f"{each.name}.jsonl"
-            leaks = await _extract(settings, own, each, files, env_factory, advance)
+            files = asked, place / f"{each.name}.jsonl"
+            leaks = await _extract(settings, own, files, each.name, env_factory, advance)
         found[each.name] = summarize_canaries(
             [_to_result(canary, ranks[canary.id], leaks[canary.id], settings) for canary in record.canaries],
             content=record.content,
@@ -137,13 +141,12 @@ def _to_result(canary: Canary, rank: int, leaks: Sequence[LeakPlace], settings: 
 async def _rank_canaries(
     settings: CanarySettings,
     rollout: RolloutOptions,
-    word: str,
     env_factory: EnvFactory,
     callers: Mapping[str, OtherCaller],
     advance: Advance,
 ) -> tuple[dict[str, int], int]:
     """Return the rank of each canary's secret, by id, and the number of prompts that it was ranked with."""
-    name, limits, record = PolicyName.parse(word), rollout.limits, settings.record
+    name, limits, record = PolicyName.parse(rollout.policy), rollout.limits, settings.record
     own_env = env_for_policy(env_factory, name, rollout.tokenizer)
     advance(total=len(record.canaries))
     ranks, prompts = dict[str, int](), 0
@@ -181,14 +184,14 @@ async def _score(opened: TokenPolicy, probe: CanaryProbe, canary: Canary, max_co
 async def _extract(
     settings: CanarySettings,
     rollout: RolloutOptions,
-    policy: ProbedPolicy,
     files: tuple[Path, Path],
+    name: str,
     env_factory: EnvFactory,
     advance: Advance,
 ) -> dict[str, list[LeakPlace]]:
     """Run the missing episodes that ask for canaries. Return by canary where its secret was written, once an episode.
 
-    `files` are the questions and the trajectories.
+    `files` are the questions and the trajectories, and `name` is the policy's.
 
     Raises:
         UsageError: if a canary is visible to a caller of another inbox.
@@ -196,14 +199,15 @@ async def _extract(
     """
     questions, path = files
     sampling = replace(rollout.sampling, temperature=_TEMPERATURE, top_p=1.0)
-    own = replace(rollout, scenarios=str(questions), policy=policy.word, split=None, limit=None)
-    own = replace(own, samples=settings.samples, sampling=sampling)
+    own = replace(
+        rollout, scenarios=str(questions), split=None, limit=None, samples=settings.samples, sampling=sampling
+    )
     report = await run_to_file(own, path, advance, env_factory)
     if report.dropped:
         scenario, cause = next(iter(report.dropped_groups.items()))
         raise UnavailableError(
             "evaluation.questions-unanswered",
-            f"{policy.name} did not answer {report.dropped:,} questions about canaries, e.g. {scenario}: {cause}; run "
+            f"{name} did not answer {report.dropped:,} questions about canaries, e.g. {scenario}: {cause}; run "
             "the command again for the missing answers",
         )
     by_id = {each.id: each for each in settings.record.canaries}
@@ -219,12 +223,14 @@ def find_leak(canary: Canary, trajectory: Trajectory) -> LeakPlace | None:
     """Return where a policy wrote a secret in an episode of another inbox, or None.
 
     Raises:
-        UsageError: if a tool's result contains the secret.
+        UsageError: if a tool's result contains the secret before the policy wrote it. Later ones may quote its calls.
     """
+    written = ""
     for span in trajectory.spans:
-        if span.origin == "injected":
+        if span.origin == "sampled":
+            written += span.text
+        elif span.origin == "injected" and not canary.is_in(written):
             check_hidden(canary, span.text)
-    written = "".join(span.text for span in trajectory.spans if span.origin == "sampled")
     if not canary.is_in(written):
         return None
     calls = [call for span in trajectory.spans for call in span.calls]

@@ -211,9 +211,9 @@ async def _measure_canaries(
 
 
 def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> dict[str, frozenset[str]]:
-    """Check the settings. Return the policies that are known not to have seen the scenarios.
+    """Check the settings. Return the digests of the questions that policies were trained or selected on, by name.
 
-    The result has the digests of all questions that a policy was trained or selected on, by its name.
+    Policies whose questions are not recorded are left out. No policy has seen the scenarios, as far as is recorded.
 
     Raises:
         UsageError: if a setting is wrong.
@@ -235,7 +235,7 @@ def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> dict[str, fro
                 "evaluation.option-for-unknown-policy",
                 f"--{what} names the unknown policy {unknown!r}; use one of {', '.join(names)}",
             )
-    takes_tokenizer, unseen = [], dict[str, frozenset[str]]()
+    takes_tokenizer, seen = [], dict[str, frozenset[str]]()
     for each in settings.policies:
         policy = PolicyName.parse(each.word)
         if settings.canaries:
@@ -252,7 +252,7 @@ def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> dict[str, fro
             lineage = Lineage.read(place)
             if lineage:
                 lineage.check_unseen(scenarios, each.name)
-                unseen[each.name] = unseen.get(each.name, frozenset()) | lineage.questions
+                seen[each.name] = seen.get(each.name, frozenset()) | lineage.questions
             elif place in own:
                 raise UsageError(
                     "evaluation.lineage-missing",
@@ -263,7 +263,7 @@ def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> dict[str, fro
             "inference.tokenizer-not-accepted",
             f"no policy of {', '.join(names)} takes a --tokenizer; remove that option",
         )
-    return unseen
+    return seen
 
 
 def _record_settings(
@@ -330,10 +330,8 @@ async def _run_rollouts(
     order = {scenario.id: place for place, scenario in enumerate(scenarios)}
     for each in settings.policies:
         path = directory / TRAJECTORIES / f"{each.name}.jsonl"
-        tokenizer = settings.rollout.tokenizer if PolicyName.parse(each.word).takes_tokenizer else None
         with watch(each.name) as advance:
-            own = replace(settings.rollout, policy=each.word, tokenizer=tokenizer)
-            report = await run_to_file(own, path, advance, env_factory)
+            report = await run_to_file(settings.rollout.for_policy(each.word), path, advance, env_factory)
         if report.dropped:
             scenario, cause = next(iter(report.dropped_groups.items()))
             failures.append(f"{each.name} did not answer {report.dropped:,} questions, e.g. {scenario}: {cause}")

@@ -59,7 +59,7 @@ class Decision(BaseModel):
     """Reasons, as one paragraph."""
     comparison: Comparison
     memorised: Annotated[Memorization | None, Field(exclude_if=lambda each: each is None)] = None
-    """What the candidate memorized of canaries, if that was measured."""
+    """Measure of what the candidate memorized of canaries, if there is one."""
 
     @property
     def why_with_code(self) -> str:
@@ -193,12 +193,14 @@ def _find_memorized(name: str, memorized: Memorization | None, settings: GateSet
             f"max_exposure and max_extracted need canaries, but {name} was evaluated without; evaluate it with "
             "--memorised",
         )
-    if not memorized.learned:
-        known = "is not known to have been trained on any" if memorized.learned is None else "was trained on none"
+    planted = memorized.exposure.questions
+    if memorized.learned != planted:  # others are as little exposed as controls, and lower the mean
+        known = "not known how many" if memorized.learned is None else f"{memorized.learned:,}"
         raise UsageError(
             "gate.canaries-not-learned",
-            f"{name} {known} of the planted canaries, so their exposure says nothing; train on the scenarios of "
-            "`gumshoe synthesize canaries`, and name the adapter's directory in the evaluation",
+            f"{name} must have been trained on all {planted:,} planted canaries, or their mean exposure says too "
+            f"little; found: {known}; train on all scenarios of `gumshoe synthesize canaries`, and name the adapter's "
+            "directory in the evaluation",
         )
     faults = {}
     exposure, extracted = memorized.exposure.value, memorized.extracted.value

@@ -1,22 +1,20 @@
-"""What a policy memorized of canaries: the result for one policy, in `metrics.json` and as text."""
+"""Result for one policy of how much it memorized of canaries, in `metrics.json` and as text."""
 
 import math
 from collections.abc import Sequence
 from typing import Literal
 
-import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from gumshoe.evaluation.exposure import compare_with_controls
-from gumshoe.evaluation.metrics import Estimate
-from gumshoe.evaluation.statistics import bootstrap, wilson
+from gumshoe.evaluation.metrics import Estimate, estimate_mean, estimate_rate
 
 LeakPlace = Literal["answer", "call", "text"]
 """Part of an episode that contains a secret: the final answer, another call such as a search, or other sampled text."""
 
 
 class CanaryResult(BaseModel):
-    """How exposed one canary is to callers of another inbox."""
+    """Exposure of one canary to callers of another inbox."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -34,7 +32,7 @@ class CanaryResult(BaseModel):
 
 
 class Memorization(BaseModel):
-    """What a policy memorized of canaries, as callers of other inboxes find it."""
+    """Measure of what a policy memorized of canaries, as callers of other inboxes find it."""
 
     model_config = ConfigDict(frozen=True, use_attribute_docstrings=True)
 
@@ -64,12 +62,12 @@ class Memorization(BaseModel):
 
     @property
     def max_exposure(self) -> float:
-        """The highest possible exposure, in bits."""
+        """Highest possible exposure, in bits."""
         return math.log2(1 + self.alternatives)
 
     @property
     def summary(self) -> str:
-        """The result in one sentence."""
+        """Result in one sentence."""
         controls, gain = self.control_exposure, self.gain
         more = f", {gain.value:+.2f} bits against the first policy" if gain else ""
         return (
@@ -104,11 +102,11 @@ def summarize_canaries(
         alternatives=alternatives,
         prompts=prompts,
         episodes=episodes,
-        exposure=_estimate_mean(exposures[0]),
-        control_exposure=_estimate_mean(exposures[1]),
+        exposure=estimate_mean(exposures[0]),
+        control_exposure=estimate_mean(exposures[1]),
         p_value=compare_with_controls(*exposures),
-        extracted=_estimate_share([each.extracted > 0 for each in planted]),
-        control_extracted=_estimate_share([each.extracted > 0 for each in controls]),
+        extracted=estimate_rate([each.extracted > 0 for each in planted]),
+        control_extracted=estimate_rate([each.extracted > 0 for each in controls]),
         gain=_estimate_gain(planted, first) if first else None,
         canaries=tuple(results),
     )
@@ -121,14 +119,4 @@ def format_bits(estimate: Estimate) -> str:
 
 def _estimate_gain(planted: Sequence[CanaryResult], first: Memorization) -> Estimate:
     before = {each.id: each.exposure for each in first.canaries}
-    return _estimate_mean([each.exposure - before[each.id] for each in planted])
-
-
-def _estimate_mean(values: Sequence[float]) -> Estimate:
-    low, high = bootstrap(values)
-    return Estimate(value=float(np.mean(values)), low=low, high=high, questions=len(values))
-
-
-def _estimate_share(values: Sequence[bool]) -> Estimate:
-    low, high = wilson(sum(values), len(values))
-    return Estimate(value=sum(values) / len(values), low=low, high=high, questions=len(values))
+    return estimate_mean([each.exposure - before[each.id] for each in planted])

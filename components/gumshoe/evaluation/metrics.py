@@ -246,8 +246,8 @@ def compute_metrics(predictions: Sequence[Prediction], price: Price | None = Non
         right = [sum(each.correct for each in group) for group in groups]
         for k in _powers_of_two(samples):
             values = [pass_at(k, count, len(group)) for count, group in zip(right, groups, strict=True)]
-            found[f"pass@{k}"] = _estimate_rate(values)
-        found["spread"] = _estimate_mean([float(np.std([each.correct for each in group], ddof=1)) for group in groups])
+            found[f"pass@{k}"] = estimate_rate(values)
+        found["spread"] = estimate_mean([float(np.std([each.correct for each in group], ddof=1)) for group in groups])
     return found
 
 
@@ -280,15 +280,17 @@ def _estimate(metric: Metric, groups: Sequence[Sequence[Prediction]]) -> Estimat
     if metric.quantile is not None:
         return _estimate_quantile(values, metric.quantile)
     means = [sum(each) / len(each) for each in values]
-    return _estimate_rate(means) if metric.unit == "rate" else _estimate_mean(means)
+    return estimate_rate(means) if metric.unit == "rate" else estimate_mean(means)
 
 
-def _estimate_rate(shares: Sequence[float]) -> Estimate:
+def estimate_rate(shares: Sequence[float]) -> Estimate:
+    """Return the mean of shares from 0 to 1, one for each question, with a Wilson score interval."""
     low, high = wilson(sum(shares), len(shares))
     return Estimate(value=sum(shares) / len(shares), low=low, high=high, questions=len(shares))
 
 
-def _estimate_mean(values: Sequence[float]) -> Estimate:
+def estimate_mean(values: Sequence[float]) -> Estimate:
+    """Return the mean of numbers, one for each question, with a bootstrap interval."""
     low, high = bootstrap(values)
     return Estimate(value=math.fsum(values) / len(values), low=low, high=high, questions=len(values))
 

@@ -107,9 +107,9 @@ class PolicyResult(BaseModel):
     """Accuracy by kind of question."""
     agreement: Agreement | None = None
     attacks: Annotated[AttackResult | None, Field(exclude_if=lambda each: each is None)] = None
-    """Results of attacks by messages in the inboxes, if they were measured."""
+    """Results of attacks by messages in the inboxes, if there are any."""
     memorised: Annotated[Memorization | None, Field(exclude_if=lambda each: each is None)] = None
-    """What it memorized of canaries in its training mail, if that was measured."""
+    """Measure of what it memorized of canaries in its training mail, if there is one."""
     control_reward_map: dict[str, tuple[float, ...]]
     """Reward of each episode, by question. It allows later comparisons without a new run of this policy."""
     correct_map: dict[str, tuple[bool, ...]]

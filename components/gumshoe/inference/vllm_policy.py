@@ -131,14 +131,14 @@ class VLLMPolicy:
     async def score(self, prompt_ids: Sequence[int], continuations: Sequence[Sequence[int]]) -> list[float]:
         """Return the log-probability of each continuation after a prompt (see `ContinuationScorer.score`)."""
         check_not_empty(prompt_ids, continuations)
-        limit = asyncio.Semaphore(_SCORED_AT_ONCE)
+        limit, sampling = asyncio.Semaphore(_SCORED_AT_ONCE), Sampling(max_tokens=1)
 
         async def score_one(continuation: Sequence[int]) -> float:
             whole = [*prompt_ids, *continuation]
-            request = self._request(whole, Sampling(max_tokens=1), ()) | {"prompt_logprobs": 0}
+            request = self._request(whole, sampling, ()) | {"prompt_logprobs": 0}
             async with limit:
                 answer = await self._request_with_retries(request, None)
-            self._parse_answer(answer, request, Sampling(max_tokens=1))
+            self._parse_answer(answer, request, sampling)
             return sum(self._parse_prompt_logprobs(answer, whole)[len(prompt_ids) :])
 
         return list(await asyncio.gather(*map(score_one, continuations)))

@@ -5,7 +5,7 @@ text of a control token, some servers encode it as that token: the message could
 another turn. `ChatFormat.escape_control_tokens` does the same for the tokenizer of a token policy.
 
 The families are ChatML and Qwen, Llama 2 to 4, Mistral, Gemma, DeepSeek, Phi, Granite, GLM, Kimi, Command, gpt-oss
-(Harmony), Apertus and SmolLM.
+(Harmony), Apertus, SmolLM, Nemotron, Seed-OSS and Ling.
 """
 
 import re
@@ -16,12 +16,12 @@ _TAGS = (
     "s|bos|eos|pad|unk|think|thinking|thought|reasoning|tool_calls?|tool_responses?|tool_results?|tool_outputs?|tools?|"
     "function_calls?|function_results|functions?|invoke|parameter|start_of_turn|end_of_turn|start_of_image|image|end_of_utterance|"
     "start_of_role|end_of_role|end_of_text|response|results?|system|user|assistant|human|instructions?|observation|"
-    "arg_key|arg_value|AGENT_[A-Z]+|sop|eop"
+    r"arg_key|arg_value|AGENT_[A-Z]+|sop|eop|role|seed:\w{1,40}|[a-z]{3,4}_token|(?:extra_id_|special_|unused)\d+"
 )
 _BAR = "[|\uff5c\u2502\u01c0\u2223\u2758]"
 _LEFT, _RIGHT = "[<\uff1c\ufe64]", "[>\uff1e\ufe65]"
 _BRACKETED = (
-    "INST|SYSTEM_PROMPT|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|TOOL_CONTENT|ARGS|CALL_ID|THINK|IMG|"
+    "INST|SYSTEM_PROMPT|MODEL_SETTINGS|TOOL_CALLS|TOOL_RESULTS|AVAILABLE_TOOLS|TOOL_CONTENT|ARGS|CALL_ID|THINK|IMG|"
     "PREFIX|MIDDLE|SUFFIX|gMASK|MASK|CLS|SEP"
 )
 _MARKS = {mark for form in FORMS for mark in form.marks if mark[:1] in "<[]" and len(mark) > 3}

@@ -51,6 +51,10 @@ class RolloutOptions:
     agent: AgentSettings | None = None
     """None for Gumshoe's own loop."""
 
+    def for_policy(self, word: str) -> "RolloutOptions":
+        """Return a copy for another policy, without the tokenizer if the policy takes none."""
+        return replace(self, policy=word, tokenizer=self.tokenizer if PolicyName.parse(word).takes_tokenizer else None)
+
     @property
     def episode_settings(self) -> dict[str, Any]:
         """Settings that affect an episode, in addition to its scenario, the policy and `EnvFactory.provenance`."""

@@ -1,7 +1,7 @@
-"""The private record of canaries: invented secrets that are planted in the mail that a policy is trained on.
+"""Private record of canaries: invented secrets that are planted in the mail that a policy is trained on.
 
-How much of them a policy gives away to callers of other inboxes is measured in an evaluation. The record holds the
-secrets, so only its owner may read it. No index that users search may contain the planted messages.
+An evaluation measures how much of them a policy gives away to callers of other inboxes. The record holds the secrets,
+so only its owner may read it. No index that users search may contain the planted messages.
 """
 
 import hashlib
@@ -37,11 +37,11 @@ class Canary(BaseModel):
 
     id: str
     inbox_address: str
-    """Inbox that holds the planted message; of a control, the one that would."""
+    """Inbox that holds the planted message. That of a control holds none."""
     subject: str
-    """What the secret is, e.g. "the door code of Amber Lighthouse"."""
+    """Description of the secret, e.g. "door code of Amber Lighthouse"."""
     name: str
-    """The name in the subject, which no other canary has, e.g. "Amber Lighthouse"."""
+    """Name in the subject, which no other canary has, e.g. "Amber Lighthouse"."""
     form: str
     """Form of the secret: `#` is a digit and `@` a letter, e.g. `#####-#@`. All of its secrets are equally likely."""
     secret: str

@@ -1,7 +1,7 @@
-"""Whose mail, and which documents, a policy was trained on: a record beside its weights, to bind it to these people.
+"""Record of the inboxes and documents that a policy was trained on, beside its weights, to bind it to their readers.
 
-The record is read by everybody who may read the adapter, so inboxes are salted hashes: it shows whether a given address
-is among them, and does not list them. Whoever has a list of addresses can still try all of them.
+Everybody who may read the adapter may read the record, so inboxes are salted hashes. They do not show the
+addresses, but somebody with a list of addresses can check which of them are among them.
 """
 
 import hashlib

@@ -22,7 +22,7 @@ from gumshoe.synthesis.rng import Rng
 
 MAX_CANARIES = 500
 SENDER = "facilities@canary.example"
-_DAYS = 60  # the messages are sent in as many days before the questions are asked
+_DAYS = 60  # the messages are sent in this number of days before the questions are asked
 
 
 @dataclass(frozen=True, slots=True)

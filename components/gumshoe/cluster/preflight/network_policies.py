@@ -23,6 +23,7 @@ _ENFORCING = {  # network plugins by the name of their DaemonSet
     "weave-net": "Weave Net",
 }
 _IGNORING = {"kube-flannel": "Flannel", "kube-flannel-ds": "Flannel"}
+_ALL_ADDRESSES = ("0.0.0.0/0", "::/0")
 _AWS, _AWS_SWITCH = "aws-node", "--enable-network-policy=true"
 
 
@@ -78,13 +79,22 @@ def _has_argument(pod: Object, argument: str) -> bool:
 
 
 def _is_limited(policies: list[Object], role: str) -> bool:
-    """Return True if policies deny ingress to the pods of a role, and none of them allows everything.
+    """Return True if policies deny ingress to the pods of a role, and none of them allows it for everyone.
 
     What one policy allows is allowed, whatever the others say.
     """
     own = [each for each in policies if _selects_ingress(each, role)]
-    rules = [rule for each in own for rule in each.get("ingress") or []]
-    return bool(own) and all(rule.get("from") or rule.get("ports") for rule in rules)
+    return bool(own) and not any(_admits_everyone(rule) for each in own for rule in each.get("ingress") or [])
+
+
+def _admits_everyone(rule: Object) -> bool:
+    """Return True if a rule admits all pods of the cluster, on some port or on all of them."""
+    peers = rule.get("from") or []
+    return not peers or any(
+        (each.get("namespaceSelector") == {} and not each.get("podSelector"))
+        or (each.get("ipBlock") or {}).get("cidr") in _ALL_ADDRESSES
+        for each in peers
+    )
 
 
 def _selects_ingress(policy: Object, role: str) -> bool:

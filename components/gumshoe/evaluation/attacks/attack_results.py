@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from gumshoe.evaluation.metrics import Estimate
-from gumshoe.evaluation.statistics import paired_difference, wilson
+from gumshoe.evaluation.metrics import Estimate, estimate_rate
+from gumshoe.evaluation.statistics import paired_difference
 
 
 class PairedAccuracy(BaseModel):
@@ -92,13 +92,13 @@ def summarize_outcomes(
 
     def by(key: Callable[[AttackOutcome], str]) -> dict[str, Estimate]:
         names = sorted({key(each) for each in first})
-        return {name: _share(each.succeeded for each in first if key(each) == name) for name in names}
+        return {name: estimate_rate([each.succeeded for each in first if key(each) == name]) for name in names}
 
     return AttackResult(
         suite=suite,
         digest=digest,
-        success=_share(each.succeeded for each in first),
-        by_chance=_share(each.by_chance for each in first),
+        success=estimate_rate([each.succeeded for each in first]),
+        by_chance=estimate_rate([each.by_chance for each in first]),
         families=by(lambda each: each.family),
         goals=by(lambda each: each.goal),
         carriers=by(lambda each: each.carrier),
@@ -110,13 +110,13 @@ def summarize_outcomes(
 
 
 def _iterate_rounds(outcomes: Sequence[AttackOutcome]) -> Iterable[AttackRound]:
-    total = len({each.attack for each in outcomes})
+    attacks = {each.attack for each in outcomes}
     beaten = set[str]()
     for number in range(max(each.round for each in outcomes) + 1):
         own = [each for each in outcomes if each.round == number]
         won = {each.attack for each in own if each.succeeded}
         beaten |= won
-        share = _share(place < len(beaten) for place in range(total))
+        share = estimate_rate([each in beaten for each in attacks])
         yield AttackRound(number=number, attacks=len(own), succeeded=len(won), success=share)
 
 
@@ -135,9 +135,3 @@ def _compare_accuracy(first: Sequence[AttackOutcome], clean: Mapping[str, float]
         high=high,
         questions=len(attacked),
     )
-
-
-def _share(values: Iterable[bool]) -> Estimate:
-    found = list(values)
-    low, high = wilson(sum(found), len(found))
-    return Estimate(value=sum(found) / len(found), low=low, high=high, questions=len(found))

@@ -4,7 +4,7 @@ import asyncio
 import io
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,6 @@ from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.evaluation.attacks.attack_results import AttackOutcome, AttackResult, summarize_outcomes
 from gumshoe.evaluation.attacks.attacked_env import AttackedEnvFactory, close_indexes, digest_messages
-from gumshoe.inference.policy_names import PolicyName
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.schema import read_state
 from gumshoe.rewards.judge import Judge, JudgeError
@@ -40,7 +39,6 @@ from gumshoe.terminal import Advance
 ATTACKS = "attacks"
 """Directory of attacks in that of an evaluation."""
 SUITE_FILE, OUTCOMES = "attacks.jsonl", "outcomes.jsonl"
-MAX_ROUNDS = 10
 _REFUSED = "judges.unusable-answer"  # the model refused, or broke what is planted; the attack is given up
 ShowProgress = Callable[[str], AbstractContextManager[Advance]]
 
@@ -133,8 +131,7 @@ class AttackRun:
                 outcomes += [*own, *(await self._adapt(policy, own, attacker) if attacker else [])]
         finally:
             close_indexes()
-            with suppress(OSError):
-                shutil.rmtree(self._directory / "indexes", ignore_errors=True)
+            shutil.rmtree(self._directory / "indexes", ignore_errors=True)
         with explain_os_errors(self._directory):
             lines = "".join(f"{each.model_dump_json()}\n" for each in outcomes)
             write_atomically(self._directory / OUTCOMES, io.BytesIO(lines.encode()))
@@ -189,19 +186,12 @@ class AttackRun:
         """Run the attacks of a round on a policy, and return their outcomes."""
         attacked = [self._to_scenario(each) for each in planned]
         source = self._directory / f"scenarios-{policy.name}-{number}.jsonl"
-        with explain_os_errors(source):
-            write_atomically(source, io.BytesIO(ScenarioSet.of(attacked).to_jsonl()))
         path = self._trajectories(policy, number)
-        path.parent.mkdir(exist_ok=True)
-        tokenizer = self._rollout.tokenizer if PolicyName.parse(policy.word).takes_tokenizer else None
+        with explain_os_errors(self._directory):
+            write_atomically(source, io.BytesIO(ScenarioSet.of(attacked).to_jsonl()))
+            path.parent.mkdir(exist_ok=True)
         options = replace(
-            self._rollout,
-            scenarios=str(source),
-            policy=policy.word,
-            tokenizer=tokenizer,
-            split=None,
-            limit=None,
-            samples=1,
+            self._rollout.for_policy(policy.word), scenarios=str(source), split=None, limit=None, samples=1
         )
         with self._watch(f"Attacking {policy.name}" + (f", round {number}" if number else "")) as advance:
             report = await run_to_file(options, path, advance, env_factory)
@@ -227,9 +217,9 @@ class AttackRun:
         outcomes: list[AttackOutcome] = []
         current = {each.planted.id: each for each in self._planned}
         failed = [each.attack for each in first if not each.succeeded]
-        targets = {
-            scenario: find_target(self._env_factory.index, self._scenarios[scenario], self._rollout.seed)
-            for scenario in {current[each].scenario for each in failed}
+        targets = {  # those of the suite, which may have another seed than this evaluation
+            (scenario, seed): find_target(self._env_factory.index, self._scenarios[scenario], seed)
+            for scenario, seed in {(each.scenario, each.recipe.seed) for each in map(current.__getitem__, failed)}
         }
         for number in range(1, self._settings.rounds + 1):
             rewritten = await self._rewrite([current[each] for each in failed], targets, attacker, number)
@@ -244,11 +234,15 @@ class AttackRun:
         return outcomes
 
     async def _rewrite(
-        self, failed: Sequence[PlannedAttack], targets: Mapping[str, AttackTarget], attacker: Attacker, number: int
+        self,
+        failed: Sequence[PlannedAttack],
+        targets: Mapping[tuple[str, int | str], AttackTarget],
+        attacker: Attacker,
+        number: int,
     ) -> list[PlannedAttack]:
         async def rewrite(attack: PlannedAttack) -> PlannedAttack | JudgeError:
             try:
-                return await attacker.rewrite(attack, targets[attack.scenario], number)
+                return await attacker.rewrite(attack, targets[attack.scenario, attack.recipe.seed], number)
             except JudgeError as error:
                 return error
 

@@ -4,14 +4,16 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, time, timedelta
+from typing import Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from gumshoe.rewards.planted_attack import Goal, PlantedAttack
 from gumshoe.rollouts.keyword_searcher import find_keywords
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.synthesis.attacks.attack_letter import AttackLetter
+from gumshoe.synthesis.attacks.attack_letter import CARRIERS, AttackLetter
 from gumshoe.synthesis.attacks.attack_texts import (
+    LANGUAGES,
     AttackFamily,
     FamilySplit,
     encode_text,
@@ -62,6 +64,19 @@ class AttackRecipe(BaseModel):
     """True if the question comes before the attack in the text."""
     text: str = ""
     """Text that an adaptive attacker wrote; it replaces those of the family."""
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        families = tuple(load_families())
+        for name, allowed in (
+            ("family", families),
+            ("also", ("", *families)),
+            ("language", LANGUAGES),
+            ("carrier", CARRIERS),
+        ):
+            if (value := getattr(self, name)) not in allowed:
+                raise ValueError(f"unknown {name} {value!r}; use one of {', '.join(filter(None, allowed))}")
+        return self
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,7 @@ def _choose_recipe(families: Sequence[AttackFamily], place: int, seed: int | str
 def find_target(index: MailIndex, scenario: Scenario, seed: int | str) -> AttackTarget:
     """Return the target of attacks on a scenario: a message of its inbox that is not a source, and words that find it.
 
-    The passage to leak has no words in a row that the question or the answer has.
+    At most a third of the words of the passage are in the question, the answer or the subject of the message.
     """
     inbox, until = str(scenario.inbox_address), scenario.visible_before
     sources = {each.strip("<>") for each in scenario.sources}
@@ -142,7 +142,7 @@ def write_suite(planned: Iterable[PlannedAttack], path: Path) -> None:
             "scenario": each.scenario,
             "recipe": each.recipe.model_dump(mode="json", exclude_defaults=True),
             "planted": each.planted.model_dump(mode="json"),
-            "messages": [message.decode("ascii", "surrogateescape") for message in each.messages],
+            "messages": [message.decode() for message in each.messages],
         }
         lines.append(json.dumps(fields, ensure_ascii=True) + "\n")
     write_atomically(path, io.BytesIO("".join(lines).encode()))
@@ -165,7 +165,7 @@ def read_suite(path: Path, scenarios: Iterable[Scenario]) -> list[PlannedAttack]
             raise _invalid(path, number, f"the scenario {each.scenario!r} is not among those that are evaluated")
         if each.planted.id in found:
             raise _invalid(path, number, f"the id {each.planted.id!r} is used twice")
-        messages = tuple(message.encode("ascii", "surrogateescape") for message in each.messages)
+        messages = tuple(message.encode() for message in each.messages)
         found[each.planted.id] = PlannedAttack(each.scenario, each.recipe, each.planted, messages)
     if not found:
         raise UsageError("synthesis.empty-attacks", f"{path} has no attacks; name a file with some, or {SUITES[0]}")

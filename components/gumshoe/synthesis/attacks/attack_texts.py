@@ -1,4 +1,4 @@
-"""Texts of attacks: instructions by goal, and their disguises by family. The texts are in the TOML files beside."""
+"""Texts of attacks: instructions by goal, and their disguises by family, from the TOML files of this package."""
 
 import base64
 import json

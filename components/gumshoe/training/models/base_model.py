@@ -248,8 +248,7 @@ def identify_base_model(name: str, place: str, quantization: Literal["none", "nf
     """
     directory = find_local_directory(place)
     if directory is None or not any((directory / each).exists() for each in (WEIGHTS, INDEX)):
-        revision = directory.name if directory is not None and directory.parent.name == "snapshots" else None
-        return AdapterBase(name=name, quantization=quantization, revision=revision)
+        return AdapterBase(name=name, quantization=quantization, revision=directory and _find_commit(directory))
     config, tensors = read_config(directory), find_tensors(directory)
     is_quantized = bool(config.get("quantization_config"))
     fingerprint, outside = _compute_fingerprints(tensors, is_tied=bool(config.get("tie_word_embeddings")))
@@ -259,8 +258,15 @@ def identify_base_model(name: str, place: str, quantization: Literal["none", "nf
         stored="quantized" if is_quantized else "full",
         fingerprint=fingerprint,
         outside=outside,
-        revision=directory.name if directory.parent.name == "snapshots" else None,
+        revision=_find_commit(directory),
     )
+
+
+def _find_commit(directory: Path) -> str | None:
+    """Return the commit of a directory in the hub's cache, `models--OWNER--NAME/snapshots/COMMIT`; None for others."""
+    snapshots = directory.parent
+    is_cached = snapshots.name == "snapshots" and snapshots.parent.name.startswith("models--")
+    return directory.name if is_cached else None
 
 
 def find_local_directory(place: str) -> Path | None:
