@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.tools import Call
+from gumshoe.errors import UsageError
 from gumshoe.gateway.gateway_errors import (
     ContextFullError,
     EpisodeFailedError,
@@ -293,6 +296,90 @@ def test_a_conversation_that_fills_the_context_is_refused(play: Play) -> None:
 
     done = play(agent, limits=EpisodeLimits(max_context=1500))
     assert (done.ending, done.turns) == ("context full", 1)
+
+
+@pytest.mark.parametrize("place", ["text", "arguments", "tools"])
+def test_a_conversation_that_can_never_fit_is_not_tokenized(
+    play: Play, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    huge = "gas " * 10_000
+    tools = ({"type": "function", "function": {"name": "x", "description": huge, "parameters": {}}},)
+    called = (AgentMessage("assistant", calls=(Call("x", {"y": huge}, "1"),)), AgentMessage("tool", "", call_id="1"))
+    user = AgentMessage("user", huge if place == "text" else "Hello.")
+    request = ModelRequest((user, *(called if place == "arguments" else ())), tools=tools if place == "tools" else ())
+
+    async def agent(episode: "AgentEpisode") -> None:
+        monkeypatch.setattr(ChatFormat, "encode", lambda *_: pytest.fail("it was tokenized"))
+        with pytest.raises(ContextFullError):
+            await episode.complete(request)
+
+    assert play(agent, limits=EpisodeLimits(max_context=1500)).ending == "context full"
+
+
+def test_the_end_waits_for_the_thread_of_a_call_whose_request_was_cancelled(
+    play: Play, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, released, ended = threading.Event(), threading.Event(), threading.Event()
+    search = MailIndex.search
+
+    def wait(self: MailIndex, *given: Any, **named: Any) -> Any:
+        begun.set()
+        released.wait()
+        found = search(self, *given, **named)
+        ended.set()
+        return found
+
+    monkeypatch.setattr(MailIndex, "search", wait)
+
+    async def agent(episode: "AgentEpisode") -> None:
+        calling = asyncio.create_task(episode.call_tool(SEARCH))
+        await asyncio.to_thread(begun.wait)
+        calling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await calling
+        following = asyncio.create_task(episode.call_tool(READ))
+        await asyncio.sleep(0)
+        assert not following.done()
+        released.set()
+        await following
+        assert ended.is_set()
+
+    done = play(agent, answer=("42", [ID]))
+    assert (done.record.searches, done.ending) == (1, "answer")
+
+
+def test_a_defect_of_a_tool_is_not_lost(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any, **__: Any) -> Any:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(MailIndex, "search", fail)
+
+    async def agent(episode: "AgentEpisode") -> None:
+        with pytest.raises(ZeroDivisionError):
+            await episode.call_tool(SEARCH)
+
+    with pytest.raises(ZeroDivisionError):
+        play(agent, answer=("42", [ID]))
+
+
+def test_errors_of_the_template_do_not_name_directories(play: Play, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
+        chat = episode._sampler.chat
+        monkeypatch.setattr(chat.template, "name", "the chat template of /models/secret")
+        error = UsageError("rollouts.message-left-out", f"{chat.template.name} leaves out a message")
+        monkeypatch.setattr(chat, "conversations", SimpleNamespace(encode_opening=raise_error(error)))
+        with pytest.raises(InvalidRequestError) as caught:
+            await ask(episode)
+        assert "secret" not in str(caught.value)
+
+    play(agent)
+
+
+def raise_error(error: Exception) -> Callable[..., Any]:
+    def fail(*_: Any) -> Any:
+        raise error
+
+    return fail
 
 
 def test_a_failure_of_the_policy_makes_the_episode_worthless(play: Play) -> None:

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from gumshoe.environments.registry import FINAL_ANSWER
 from gumshoe.environments.tools import BadArgumentsError, Call, Toolbox, ToolError, UnknownToolError
 from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.gateway.conversation_tree import ConversationTree
+from gumshoe.gateway.conversation_tree import Conversation, ConversationTree
 from gumshoe.gateway.gateway_errors import (
     ContextFullError,
     EpisodeFailedError,
+    GatewayError,
     InvalidRequestError,
     LimitReachedError,
     UnknownKeyError,
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from gumshoe.gateway.foreign_tools import ForeignTools
 
 _FAILED = "the policy or a tool failed, so the episode ends here and will be run again"
+_MAX_TOKEN_CHARACTERS = 16
+_ANSWERED = "Error: the final answer was given, so nothing else can be called"
 
 
 class AgentEpisode:
@@ -51,14 +54,15 @@ class AgentEpisode:
     ) -> None:
         self.key = secrets.token_urlsafe(32)
         self.trajectory = Trajectory.begin(start.environment, start.sample)
-        self.failure: UnavailableError | None = None
-        """Failure of infrastructure, which makes the episode worthless."""
+        self.failure: Exception | None = None
+        """Failure of infrastructure, or what a defective tool raised, which makes the episode worthless."""
         self._start, self._sampler, self._settings = start, sampler, settings
         self._max_context, self._foreign = max_context, foreign
         self._tree = ConversationTree(sampler.chat)
         self._requested = Counter[tuple[int, ...]]()  # turns by their history
         self._running = self._tool_calls = self._call_ids = self._early_events = 0
         self._tool_lock = asyncio.Lock()  # environments are not made for several calls at once
+        self._tool_task: asyncio.Task[str] | None = None
         self._limit: Literal["", "max turns", "context full"] = ""
         self._is_over = False
 
@@ -86,17 +90,10 @@ class AgentEpisode:
         """
         self._check_running()
         self._check_limits(request.samples)
-        try:
-            conversation = self._tree.compose(request.messages, request.tools)
-        except UsageError as error:
-            raise InvalidRequestError("gateway.cannot-render", str(error)) from None
+        conversation = self._compose(request)
         room = self._max_context - len(conversation.ids)
         if room < MIN_TURN_TOKENS:
-            self._limit = "context full"
-            raise ContextFullError(
-                "gateway.context-full",
-                f"the conversation has {len(conversation.ids):,} tokens, and the maximum is {self._max_context:,}",
-            )
+            raise self._fill_context(f"{len(conversation.ids):,} tokens")
         sampler = self._limit_sampler(request, conversation.before)
         seeds = [self._next_seed(conversation.ids) for _ in range(request.samples)]
         self._running += request.samples
@@ -121,6 +118,30 @@ class AgentEpisode:
             sum(each.usage.prompt_tokens for each in turns),
             sum(each.usage.completion_tokens for each in turns),
             id=f"{self.trajectory.turns}-{secrets.token_hex(8)}",
+        )
+
+    def _compose(self, request: ModelRequest) -> Conversation:
+        """Return the conversation of a request in token ids.
+
+        Raises:
+            InvalidRequestError: if it cannot be used.
+            ContextFullError: if it has so much text that it has no room, however many characters a token has.
+        """
+        size = _count_characters(request)
+        if size > _MAX_TOKEN_CHARACTERS * self._max_context:  # tokenizing it would delay all episodes
+            raise self._fill_context(f"{size:,} characters")
+        try:
+            return self._tree.compose(request.messages, request.tools)
+        except UsageError as error:
+            template = self._sampler.chat.template.name  # it may name a directory of this machine
+            message = error.message.replace(template, "the chat template")
+            raise InvalidRequestError("gateway.cannot-render", message) from None
+
+    def _fill_context(self, found: str) -> ContextFullError:
+        """Note that the context is full, and return the error that says so."""
+        self._limit = "context full"
+        return ContextFullError(
+            "gateway.context-full", f"the conversation has {found}, and the maximum is {self._max_context:,} tokens"
         )
 
     def _check_running(self) -> None:
@@ -246,21 +267,35 @@ class AgentEpisode:
             raise LimitReachedError(
                 "gateway.tool-calls-exceeded", f"the episode may call tools {self._settings.max_tool_calls} times"
             )
-        async with self._tool_lock:
+        await self._tool_lock.acquire()
+        # A cancelled request does not stop the tool's thread: the next call, and the end, wait for it all the same.
+        self._tool_task = asyncio.create_task(self._call_alone(call))
+        return await asyncio.shield(self._tool_task)
+
+    async def _call_alone(self, call: Call) -> str:
+        """Run a tool while the lock is held, and release it."""
+        started, before = asyncio.get_running_loop().time(), len(self.trajectory.record.deeds)
+        try:
             self._check_running()
-            started, before = asyncio.get_running_loop().time(), len(self.trajectory.record.deeds)
-            try:
-                if self._foreign is not None and call.name in self._foreign:
-                    return await self._run_foreign_tool(call, self._foreign)
-                return await self._start.threads.run(call.name, self._run_tool, call)
-            except UnavailableError as error:
-                self.failure = self.failure or error
-                raise EpisodeFailedError("gateway.episode-failed", _FAILED) from None
-            finally:
-                self.trajectory.tool_seconds += asyncio.get_running_loop().time() - started
-                self._count_events(len(self.trajectory.record.deeds) - before)
+            if self._foreign is not None and call.name in self._foreign:
+                return await self._run_foreign_tool(call, self._foreign)
+            return await self._start.threads.run(call.name, self._run_tool, call)
+        except UnavailableError as error:
+            self.failure = self.failure or error
+            raise EpisodeFailedError("gateway.episode-failed", _FAILED) from None
+        except GatewayError:
+            raise
+        except Exception as error:  # a defect of the tool, not of the agent
+            self.failure = self.failure or error
+            raise
+        finally:
+            self.trajectory.tool_seconds += asyncio.get_running_loop().time() - started
+            self._count_events(len(self.trajectory.record.deeds) - before)
+            self._tool_lock.release()
 
     async def _run_foreign_tool(self, call: Call, tools: "ForeignTools") -> str:
+        if self._start.environment.finished:
+            return _ANSWERED
         found = await tools.call(call, marks=self.toolbox.has_marks)
         self.trajectory.foreign_calls.append(found.record)
         self._start.observer.add_results([call], [found.text])
@@ -269,7 +304,7 @@ class AgentEpisode:
     def _run_tool(self, call: Call) -> str:
         environment, done = self._start.environment, self.trajectory
         if environment.finished:
-            return "Error: the final answer was given, so nothing else can be called"
+            return _ANSWERED
         try:
             result = self.toolbox.run(call)
         except ToolError as error:
@@ -300,6 +335,7 @@ class AgentEpisode:
 
         Raises:
             UnavailableError: if the policy or a tool failed.
+            Exception: if a tool raised it, because of a defect in the tool.
         """
         environment, done = self._start.environment, self.trajectory
         self._is_over = True
@@ -329,3 +365,10 @@ class AgentEpisode:
             )
         values = (answer, [*sources])
         return Call(FINAL_ANSWER, dict(zip(names, values, strict=False)))
+
+
+def _count_characters(request: ModelRequest) -> int:
+    """Return the number of characters of a conversation, with its calls and its tools."""
+    calls = [each for message in request.messages for each in message.calls]
+    texts = (*(each.text for each in request.messages), *(json.dumps(each.arguments) for each in calls))
+    return sum(map(len, texts)) + len(json.dumps(request.tools))

@@ -13,7 +13,7 @@ from gumshoe.environments.tools import Call
 from gumshoe.gateway.gateway_errors import InvalidRequestError
 from gumshoe.gateway.messages import AgentMessage, SampledMessage
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat, Encoded
-from gumshoe.rollouts.chat_format.conversation_format import ChatMessage, ConversationFormat
+from gumshoe.rollouts.chat_format.conversation_format import ChatMessage
 from gumshoe.rollouts.trajectory import Segment, Span, SplitReason
 from gumshoe.rollouts.turn_sampler import SampledTurn
 
@@ -50,7 +50,7 @@ class ConversationTree:
     """Match conversations with what was sampled, and keep the segments of the episode."""
 
     def __init__(self, chat: ChatFormat) -> None:
-        self.chat, self._format = chat, ConversationFormat(chat)
+        self.chat = chat
         self._paths: list[list[int]] = []  # [segments][tokens]: what the policy saw and sampled in each segment
         self._known: dict[_KnownMessage, list[_KnownTurn]] = {}
 
@@ -63,7 +63,9 @@ class ConversationTree:
         """
         turns = [at for at, each in enumerate(messages) if each.role == "assistant"]
         ends = [*turns[1:], len(messages)] if turns else []
-        before = self._format.encode_opening(_to_plain(messages[: turns[0] if turns else len(messages)]), tools)
+        before = self.chat.conversations.encode_opening(
+            _to_plain(messages[: turns[0] if turns else len(messages)]), tools
+        )
         parts, ids, calls = list[tuple[Encoded, tuple[int, ...]]](), list(before.ids), 0
         opening = len(ids)
         for at, end in zip(turns, ends, strict=True):
@@ -71,7 +73,9 @@ class ConversationTree:
             parts.append((before, turn.ids))
             results, others = _split_following(messages[at], messages[at + 1 : end])
             ended_with = turn.ids[-1] if turn.ids else None
-            before = self._format.encode_following(turn.calls, results, _to_plain(others), ended_with, calls)
+            before = self.chat.conversations.encode_following(
+                turn.calls, results, _to_plain(others), ended_with, calls, has_tools=bool(tools)
+            )
             ids += [*turn.ids, *before.ids]
             calls += len(turn.calls)
         shown = ids
@@ -115,7 +119,7 @@ class ConversationTree:
         if known:
             seen = tuple(history)
             return next((each for each in known if each.history == seen), known[0])
-        turn = self._format.encode_turn(message.calls, message.text)
+        turn = self.chat.conversations.encode_turn(message.calls, message.text)
         return _KnownTurn(tuple(history), turn.ids, message.calls)
 
     def _find_reason(self, conversation: Conversation, shared: int) -> SplitReason:

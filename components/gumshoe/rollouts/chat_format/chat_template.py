@@ -38,7 +38,7 @@ class ChatTemplate:
 
     def __init__(self, renderer: Renderer, style: MessageStyle, form: CallForm) -> None:
         self._renderer, self.style, self.form = renderer, style, form
-        self.error = renderer.error
+        self.name, self.error = renderer.name, renderer.error
         self._known_tags = find_tags(renderer.source + self._render(self.start, header=True))
         self.numbers_calls = False
         """True if the template numbers the calls of a conversation, as Cohere's do."""
