@@ -29,9 +29,6 @@ class ReturnedAnswer:
     """Ids of messages or documents."""
 
 
-AgentAnswer = ReturnedAnswer
-
-
 def read_answer(value: Any) -> ReturnedAnswer:
     """Read the answer from the value that an agent returned.
 

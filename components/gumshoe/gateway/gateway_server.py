@@ -42,9 +42,7 @@ from gumshoe.gateway.response_requests import ResponseRequest, response_id
 _SECRET_QUERY = {"key", "api_key", "api-key", "token", "access_token"}
 _CHAT, _RESPONSES, _MODELS, _MCP = "/v1/chat/completions", "/v1/responses", "/v1/models", "/mcp"
 _EVENTS = b"text/event-stream; charset=utf-8"
-_DISCARDED = (
-    8  # times the maximum size of a body are read before the connection is closed, so that clients get the error
-)
+_DISCARDED = 8  # times the maximum size of a body that is read before the error, so that clients get it
 
 _log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """Conversations as agents send them, whatever API they use, and the answers of the policy."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from gumshoe.environments.tools import Call
@@ -68,5 +68,5 @@ class ModelResponse:
     """[samples]"""
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    id: str = field(default="")
+    id: str = ""
     """Unique in the episode."""
