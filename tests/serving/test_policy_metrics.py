@@ -76,7 +76,7 @@ def test_verdicts_count_again_after_a_day_and_memory_is_bounded(monkeypatch: pyt
     now = [0.0]
     limit = feedback_limit.VerdictLimit(1, lambda: now[0])
     assert [limit.admit("ann", "r1", each) for each in ("q1", "q1", "q2")] == ["", "repeated", "too many"]
-    assert limit.admit("ann", "r2", "q2") == "", "each policy has its own limit"
+    assert limit.admit("ann", "r2", "q1") == "", "each policy has its own limit, and its own answer to the question"
     assert [limit.admit(each, "r1", "q") for each in ("bob", "cat", "dan")] == ["", "", "too many"]
     now[0] = feedback_limit.VERDICT_PERIOD
     assert [limit.admit("dan", "r1", each) for each in ("q1", "q1")] == ["", "repeated"]

@@ -39,8 +39,8 @@ class FeedbackLimit:
 class VerdictLimit:
     """Bound how much one caller can change the measures of a policy.
 
-    A verdict counts if it is the caller's first one on its question, and one of its first `limit` ones on the policy,
-    each within 24 hours. Memory is bounded: at most `limit` questions per caller and policy, and 10,000 callers.
+    A verdict counts if it is the caller's first one on the policy's answer to its question, and one of the caller's first
+    `limit` ones on the policy, both within 24 hours. Memory is bounded: at most `limit` questions per caller and policy, and 10,000 callers.
     """
 
     limit: int
@@ -56,7 +56,7 @@ class VerdictLimit:
             if len(self._counted) >= _MOST_CALLERS:
                 return "too many"
         counted = [each for each in self._counted.get(caller, []) if each[0] > since]
-        if any(asked == question for _, _, asked in counted):
+        if any((named, asked) == (policy, question) for _, named, asked in counted):
             return "repeated"
         if sum(named == policy for _, named, _ in counted) >= self.limit:
             return "too many"

@@ -40,6 +40,7 @@ class PolicyMetrics:
     """Metrics by policy. `open` names the policies in service; nothing is counted for others."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.registry = registry
         name = "gumshoe_"
         self._started = Gauge(
             f"{name}start_time_seconds",
