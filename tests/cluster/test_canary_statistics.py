@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from gumshoe.cluster.canary_conditions import DEFAULT_CONDITION, Condition, default_rollback, parse_condition
-from gumshoe.cluster.canary_measures import Comparisons, PolicyCounts
+from gumshoe.cluster.canary_measures import CanaryEvidence, PolicyCounts
 from gumshoe.cluster.canary_statistics import (
     Histogram,
     Share,
@@ -148,7 +148,7 @@ def _ends_with_rollback(
             )
             for each, bucket in zip(totals, buckets, strict=True)
         ]
-        if Comparisons(*counts).is_met(rollback, 0.05):
+        if CanaryEvidence(*counts).is_met(rollback, 0.05):
             return True
     return False
 

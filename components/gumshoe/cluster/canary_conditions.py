@@ -29,7 +29,7 @@ DEFAULT_CONDITION = (
 _MEASURES = "success, corrections, errors and latency_p1 to latency_p99, e.g. latency_p95"
 _OPPOSITE: dict[Operator, Operator] = {"<=": ">", "<": ">=", ">=": "<", ">": "<="}
 _OPERATORS: dict[str, Operator] = {"<=": "<=", "<": "<", ">=": ">=", ">": ">"}
-_TOLERANCES = {"success": 0.02, "corrections": 0.02, "errors": 0.01}
+_TOLERANCES = {"success": 0.05, "corrections": 0.02, "errors": 0.02}
 _LATENCY_TOLERANCE = 0.2
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0}
 _TOKEN = re.compile(
@@ -41,7 +41,7 @@ _MAX_DEPTH, _MAX_LENGTH = 20, 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class MeasureComparison:
     """Compare a measure of the canary with `factor` times that of the baseline, plus `offset`."""
 
     measure: str
@@ -82,7 +82,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class ConditionGroup:
     """Conditions of which all (`and`) or at least one (`or`) must hold. An empty `or` never holds."""
 
     word: Literal["and", "or"]
@@ -91,26 +91,28 @@ class Group:
     def __str__(self) -> str:
         if not self.parts:
             return NEVER
-        return f" {self.word} ".join(f"({each})" if isinstance(each, Group) else str(each) for each in self.parts)
+        return f" {self.word} ".join(
+            f"({each})" if isinstance(each, ConditionGroup) else str(each) for each in self.parts
+        )
 
 
-Condition = Comparison | Group
-NOTHING = Group("or", ())
+Condition = MeasureComparison | ConditionGroup
+NOTHING = ConditionGroup("or", ())
 """The condition `never`."""
 
 
 def negate(condition: Condition) -> Condition:
     """Return the condition that holds exactly if this one does not. That of `never` is `never`: it decides nothing."""
-    if isinstance(condition, Comparison):
+    if isinstance(condition, MeasureComparison):
         return replace(condition, operator=_OPPOSITE[condition.operator])
     if not condition.parts:
         return condition
-    return Group("or" if condition.word == "and" else "and", tuple(map(negate, condition.parts)))
+    return ConditionGroup("or" if condition.word == "and" else "and", tuple(map(negate, condition.parts)))
 
 
-def list_comparisons(condition: Condition) -> Iterator[Comparison]:
+def list_comparisons(condition: Condition) -> Iterator[MeasureComparison]:
     """Yield the comparisons of a condition from left to right."""
-    if isinstance(condition, Comparison):
+    if isinstance(condition, MeasureComparison):
         yield condition
     else:
         for each in condition.parts:
@@ -122,7 +124,7 @@ def count_alternatives(condition: Condition) -> int:
 
     If all parts must hold, only one of those that are false has to hold wrongly; if one is enough, any of them.
     """
-    if isinstance(condition, Comparison):
+    if isinstance(condition, MeasureComparison):
         return 1
     counts = [count_alternatives(each) for each in condition.parts]
     return (sum(counts) if condition.word == "or" else max(counts)) if counts else 0
@@ -149,27 +151,27 @@ def default_rollback(condition: Condition) -> Condition:
     named = {each.measure for each in list_comparisons(condition)}
     others = [each for each in list_comparisons(parse_condition(DEFAULT_CONDITION)) if each.measure not in named]
     opposite = negate(condition)
-    parts = opposite.parts if isinstance(opposite, Group) and opposite.word == "or" else (opposite,)
-    return Group("or", (*parts, *map(negate, others)))
+    parts = opposite.parts if isinstance(opposite, ConditionGroup) and opposite.word == "or" else (opposite,)
+    return ConditionGroup("or", (*parts, *map(negate, others)))
 
 
 def without_measure(condition: Condition, measure: str) -> Condition:
     """Return a condition without the comparisons of a measure that cannot be measured; `never` if none is left."""
-    if isinstance(condition, Comparison):
+    if isinstance(condition, MeasureComparison):
         return NOTHING if condition.measure == measure else condition
     kept = tuple(each for each in (without_measure(part, measure) for part in condition.parts) if each != NOTHING)
-    return Group(condition.word, kept) if kept else NOTHING
+    return ConditionGroup(condition.word, kept) if kept else NOTHING
 
 
 def allow_tolerance(condition: Condition) -> Condition:
     """Return the condition with a tolerance in each comparison with the bare `baseline`.
 
     No number of questions shows that a canary is at least as good as the baseline if both are equally good, but that it
-    is not worse by more than a difference that does not matter: 2 % of the questions, 1 % for errors, and a fifth of
-    the latency.
+    is not worse by more than a difference that matters little: 5 % for success, 2 % for corrections and errors, and a
+    fifth of the latency.
     """
-    if isinstance(condition, Group):
-        return Group(condition.word, tuple(map(allow_tolerance, condition.parts)))
+    if isinstance(condition, ConditionGroup):
+        return ConditionGroup(condition.word, tuple(map(allow_tolerance, condition.parts)))
     if not condition.is_bare:
         return condition
     sign = 1 if condition.is_upper else -1
@@ -248,7 +250,7 @@ class _Parser:
         parts = [parse_part()]
         while self._take(word):
             parts.append(parse_part())
-        return parts[0] if len(parts) == 1 else Group(word, tuple(parts))
+        return parts[0] if len(parts) == 1 else ConditionGroup(word, tuple(parts))
 
     def _parse_atom(self, depth: int) -> Condition:
         if self._take("("):
@@ -258,7 +260,7 @@ class _Parser:
             return found
         return self._parse_comparison()
 
-    def _parse_comparison(self) -> Comparison:
+    def _parse_comparison(self) -> MeasureComparison:
         token = self._token
         quantile = _QUANTILE.fullmatch(token.text)
         if token.kind != "name" or not (quantile or token.text in RATES):
@@ -267,7 +269,7 @@ class _Parser:
         operator = self._take(*_OPERATORS)
         if operator is None:
             raise self._expected("<=, >=, < or >")
-        made = Comparison(
+        made = MeasureComparison(
             LATENCY if quantile else token.text,
             _OPERATORS[operator],
             0,
@@ -276,7 +278,7 @@ class _Parser:
         )
         return self._parse_bound(made)
 
-    def _parse_bound(self, made: Comparison) -> Comparison:
+    def _parse_bound(self, made: MeasureComparison) -> MeasureComparison:
         if self._token.kind == "number" and self._tokens[self._next + 1].text != "*":
             return replace(made, offset=self._parse_value(made, is_whole=True))
         factor = 1.0
@@ -300,7 +302,7 @@ class _Parser:
         self._next += 1
         return float(token.text)
 
-    def _parse_value(self, made: Comparison, *, is_whole: bool) -> float:
+    def _parse_value(self, made: MeasureComparison, *, is_whole: bool) -> float:
         """Parse a rate or a duration. The whole bound of a latency, or an offset, needs a unit of time."""
         token, value = self._token, 0.0
         if token.kind != "number":

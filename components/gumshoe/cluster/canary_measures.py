@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gumshoe.cluster.canary_conditions import Comparison, Condition, Group, count_alternatives
+from gumshoe.cluster.canary_conditions import Condition, ConditionGroup, MeasureComparison, count_alternatives
 from gumshoe.cluster.canary_statistics import (
     NO_SECONDS,
     Histogram,
@@ -169,7 +169,7 @@ class MeasureTracker:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparisons:
+class CanaryEvidence:
     """Test comparisons between the counts of a canary and of the adapter in service."""
 
     canary: PolicyCounts
@@ -180,13 +180,13 @@ class Comparisons:
         return self._is_met(condition, error / max(1, count_alternatives(condition)))
 
     def _is_met(self, condition: Condition, error: float) -> bool:
-        if isinstance(condition, Comparison):
+        if isinstance(condition, MeasureComparison):
             return self.is_shown(condition, error)
         if not condition.parts:
             return False
         return (any if condition.word == "or" else all)(self._is_met(each, error) for each in condition.parts)
 
-    def is_shown(self, comparison: Comparison, error: float) -> bool:
+    def is_shown(self, comparison: MeasureComparison, error: float) -> bool:
         """Return True if one comparison is shown with this error."""
         if comparison.quantile is not None:
             return self._is_latency_shown(comparison, comparison.quantile, error)
@@ -201,7 +201,7 @@ class Comparisons:
         test = is_below if comparison.is_upper else is_above
         return test(canary, baseline if comparison.factor else None, comparison.factor, comparison.offset, error)
 
-    def _is_latency_shown(self, comparison: Comparison, quantile: float, error: float) -> bool:
+    def _is_latency_shown(self, comparison: MeasureComparison, quantile: float, error: float) -> bool:
         """Compare a bound of the canary's quantile with a bound of the baseline's. Each has half of the error."""
         canary, baseline = self.canary.seconds, self.baseline.seconds
         if not comparison.factor:
@@ -215,7 +215,7 @@ class Comparisons:
             return canary.upper(quantile, own) <= limit
         return canary.lower(quantile, own) > limit if canary.total else False
 
-    def describe(self, comparison: Comparison, error: float) -> str:
+    def describe(self, comparison: MeasureComparison, error: float) -> str:
         """Return the numbers of a comparison, e.g. `12% (9 of 75), baseline 9% (61 of 675), difference -5% to 13%`."""
         if comparison.quantile is not None:
             canary, baseline = (each.seconds for each in (self.canary, self.baseline))
@@ -246,6 +246,6 @@ def _format(share: Share) -> str:
 
 def find_measures(condition: Condition) -> set[str]:
     """Return the measures that a condition mentions."""
-    if isinstance(condition, Group):
+    if isinstance(condition, ConditionGroup):
         return {measure for each in condition.parts for measure in find_measures(each)}
     return {condition.measure}

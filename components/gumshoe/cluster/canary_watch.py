@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Literal
 
 from gumshoe.cluster.canary_conditions import count_alternatives, list_comparisons, negate
-from gumshoe.cluster.canary_measures import Comparisons, MeasureTracker, ServerMetrics, find_measures
+from gumshoe.cluster.canary_measures import CanaryEvidence, MeasureTracker, ServerMetrics, find_measures
 from gumshoe.cluster.canary_plan import WatchPlan
 from gumshoe.cluster.deploy import Deployments, ServingState
 from gumshoe.cluster.kubernetes_api import ClusterUnavailableError
@@ -70,7 +70,7 @@ class WatchResult:
 class _Look:
     """What one look at the metrics showed."""
 
-    measured: Comparisons
+    measured: CanaryEvidence
     servers: Sequence[ServerMetrics]
     unavailable: int
     """Number of servers without the canary."""
@@ -151,7 +151,7 @@ class CanaryWatch:
         canary, baseline = (
             self._tracker.sum(each, servers, self.wall_clock()) for each in (watched.canary, watched.adapter)
         )
-        return _Look(Comparisons(canary, baseline), found, sum(watched.canary in each.unavailable for each in found))
+        return _Look(CanaryEvidence(canary, baseline), found, sum(watched.canary in each.unavailable for each in found))
 
     def _decide(self, look: _Look) -> Outcome:
         """Decide by the present evidence. A rollback comes first."""

@@ -34,7 +34,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)")
 @promote.command(
     epilog="""
     gumshoe promote agent --namespace agents
-    gumshoe promote agent --when "corrections <= baseline and latency_p95 <= 20s" --for 2h
+    gumshoe promote agent --when "corrections <= baseline" --for 2h
     """
 )
 def promote_(

@@ -39,8 +39,9 @@ class FeedbackLimit:
 class VerdictLimit:
     """Bound how much one caller can change the measures of a policy.
 
-    A verdict counts if it is the caller's first one on the policy's answer to its question, and one of the caller's first
-    `limit` ones on the policy, both within 24 hours. Memory is bounded: at most `limit` questions per caller and policy, and 10,000 callers.
+    A verdict counts if it is the caller's first one on the policy's answer to its question, and one of the caller's
+    first `limit` ones on the policy, both within 24 hours. Memory is bounded: at most `limit` questions per caller and
+    policy, and 10,000 callers.
     """
 
     limit: int
