@@ -189,6 +189,7 @@ def test_one_caller_cannot_decide(on_trial: str, server: MeasuredServer) -> None
     server.ask("r1", 1000)
     server.ask("r2", 100)
     server.judge("r1", "right", 50)
+    server.judge("r2", "right", 30, first=100)
     watch = make_watch(Timeline(), when="never", rollback="corrections > 0.1%", seconds=1)
     server.judge("r2", "wrong", 2)  # as many as one caller can give
     assert watch.run(on_trial).outcome == "undecided"
