@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from io import BufferedIOBase
 from urllib.parse import parse_qs, urlsplit
 
 
@@ -23,6 +24,10 @@ def run_server(server: ThreadingHTTPServer) -> Iterator[str]:
         server.server_close()
 
 
+Dialogue = Callable[[BufferedIOBase, BufferedIOBase], object]
+"""A function that reads from a connection and writes to it, from the status line on."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReceivedRequest:
     """A request that a server received."""
@@ -35,11 +40,13 @@ class ReceivedRequest:
     content_type: str
     user_agent: str = ""
     cookie: str = ""
+    websocket_key: str = ""
+    websocket_protocol: str = ""
 
 
 @contextmanager
 def run_faulty_server(
-    faults: deque[str], answer: Callable[[ReceivedRequest, str], tuple[int, str, bytes | Iterator[bytes]]]
+    faults: deque[str], answer: Callable[[ReceivedRequest, str], tuple[int, str, bytes | Iterator[bytes] | Dialogue]]
 ) -> Iterator[str]:
     """Run a server that takes one fault per request from `faults`, and yield its address.
 
@@ -48,7 +55,7 @@ def run_faulty_server(
 
     `answer` returns status, content type and body. A body in blocks is sent block by block, and stops at a
     `ConnectionError`. Status 0 means no answer. Status 429 gets a Retry-After header. The body of status 302 is the
-    address of its Location header.
+    address of its Location header. With status 101, the body is a function that takes over the connection.
     """
 
     closing = threading.Event()
@@ -67,6 +74,8 @@ def run_faulty_server(
                 self.headers.get("content-type", ""),
                 self.headers.get("user-agent", ""),
                 self.headers.get("cookie", ""),
+                self.headers.get("sec-websocket-key", ""),
+                self.headers.get("sec-websocket-protocol", ""),
             )
             request = ReceivedRequest(self.command, parts.path, query, body, *headers)
             status, kind, text = answer(request, fault)
@@ -76,6 +85,10 @@ def run_faulty_server(
                     closing.wait()
                 else:
                     self.connection.close()
+                return
+            if callable(text):
+                self.close_connection = True
+                text(self.rfile, self.wfile)
                 return
             self.send_response(status)
             self.send_header("Content-Type", kind)

@@ -57,7 +57,7 @@ _GROUPS = {
     "Cluster": {
         "doctor": ("gumshoe.cluster.doctor_commands:doctor", "Check a cluster and a store before the first run."),
         "deploy": ("gumshoe.cluster.commands:deploy", "Deploy a published adapter to a cluster."),
-        "promote": ("gumshoe.cluster.commands:promote", "Promote a canary to all traffic."),
+        "promote": ("gumshoe.cluster.promote_command:promote", "Promote a canary to all traffic."),
         "rollback": ("gumshoe.cluster.commands:rollback", "End a canary, or return to the previous adapter."),
         "deployments": (
             "gumshoe.cluster.commands:deployments",

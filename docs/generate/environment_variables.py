@@ -62,6 +62,7 @@ READ = {
         "KF_PIPELINES_SA_TOKEN_PATH": "File with the token of a pod's service account, for `--in-cluster`. Default: "
         "`/var/run/secrets/kubeflow/pipelines/token`.",
         "HELM_DRIVER": "Where Helm stores releases. Default: `secret`.",
+        "GUMSHOE_METRICS_TOKEN": "Bearer token for the addresses of `gumshoe promote --metrics`.",
         "GUMSHOE_STEP_PAUSE": "Seconds before a pipeline step that failed for now is run again. Default: 60.",
         WEBHOOK: "Webhook URL that receives the outcome of each pipeline run.",
     },

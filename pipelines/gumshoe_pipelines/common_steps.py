@@ -6,7 +6,7 @@ from typing import Any
 from kfp import dsl, kubernetes
 
 from gumshoe.artifacts.component import look_at_sources, publish_adapter
-from gumshoe.cluster.component import deploy_agent, notify
+from gumshoe.cluster.component import deploy_agent, notify, watch_canary
 from gumshoe.environments.component import ingest
 from gumshoe.evaluation.component import evaluate_policy
 from gumshoe.mail.imap_account import PASSWORD, TOKEN
@@ -14,6 +14,7 @@ from gumshoe.scenarios.component import load_scenarios
 from gumshoe_pipelines.parameters import RunParameters, TrainingParameters
 from gumshoe_pipelines.placement import MODEL_SECRETS, NO_SECRETS, NOTIFY_SECRETS, Placement, plan_run
 
+_WATCH_HOURS = 26  # the longest watch, and the change after it
 _IMAP_SECRET = "gumshoe-imap"  # noqa: S105 - a name
 
 
@@ -107,7 +108,7 @@ def evaluate(given: RunParameters, where: Placement, *, hours: float, cached: bo
 
 
 def publish_if_gate_passes(given: TrainingParameters, run: Any, decided: Any, adapter: Any) -> None:
-    """Add the last steps: publish the adapter if it passed the gate, and deploy it if requested."""
+    """Add the last steps: publish the adapter if it passed the gate, deploy it, and watch it, if requested."""
     where = given.placement
     with dsl.If(decided.outputs["Output"] == True, name="passed"):  # noqa: E712 - Kubeflow compiles it
         published = publish_adapter(
@@ -122,3 +123,11 @@ def publish_if_gate_passes(given: TrainingParameters, run: Any, decided: Any, ad
             published=published.outputs["Output"], store=given.store, how=given.deploy, target=given.deployment
         )
         where.on_cpu(served, hours=2.5)
+        watched = watch_canary(
+            published=published.outputs["Output"],
+            store=given.store,
+            how=given.deploy,
+            target=given.deployment,
+            served=served.output,
+        )
+        where.on_cpu(watched, hours=_WATCH_HOURS)

@@ -156,7 +156,8 @@ class TrainingParameters(RunParameters):
     deployment: Annotated[
         dict[str, Any],
         "Where to deploy: name, namespace, percent (traffic of a canary), values (of the Helm chart), force (overwrite "
-        "what other programs have changed).",
+        "what other programs have changed). To decide about the canary by its measures: promote_when, rollback_when, "
+        "watch_hours, min_episodes, confidence, metrics.",
     ] = field(default_factory=dict)
     nodes: Annotated[
         int, "Number of training nodes. With more than 1, a Kubeflow TrainJob and separate vLLM servers are used."

@@ -352,6 +352,7 @@ def _check_canaries(arguments: Mapping[str, Any], is_local: bool) -> None:
 
 def _check_deploy(arguments: Mapping[str, Any], _: bool) -> None:
     from gumshoe.cluster.deploy import DEPLOY_MODES, DeployTarget
+    from gumshoe.cluster.metrics_sources import check_metrics_url
     from gumshoe.cluster.releases import check_keys
 
     mode = arguments["deploy"]
@@ -364,7 +365,15 @@ def _check_deploy(arguments: Mapping[str, Any], _: bool) -> None:
             "pipelines.store-not-in-s3",
             f"pods of a deployment cannot read from {arguments['store']}; publish to s3://BUCKET/PREFIX",
         )
-    check_keys(DeployTarget.of(arguments.get("deployment", {})).values)
+    target = DeployTarget.of(arguments.get("deployment", {}))
+    check_keys(target.values)
+    for url in target.metrics:
+        check_metrics_url(url)
+    if target.watch_plan and mode == "full":
+        raise UsageError(
+            "pipelines.watch-without-canary",
+            "promote_when and rollback_when need a canary, but deploy is full; set deploy: canary, or leave both out",
+        )
 
 
 def check_cron(cron: str) -> None:

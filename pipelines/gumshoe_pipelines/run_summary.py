@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from gumshoe.artifacts.store import Store
+from gumshoe.cluster.canary_decision import find_canary_decision
 from gumshoe.evaluation.evaluation_step import DECISION
 from gumshoe.evaluation.gate import Decision
 from gumshoe.evaluation.metrics import Estimate, describe_metric, format_value
@@ -52,6 +53,7 @@ def print_summary(arguments: dict[str, Any], directory: Path) -> None:
         "Report": _link(directory / REPORT, own) if own.is_file() else page,
         "Plots": _link(directory / "plots.html", _find_newest(directory, "train-grpo*/plots")),
         "Adapter": found.reference if found else "not published",
+        "Canary": find_canary_decision(store, run),
         "Store": _shorten(store.uri),
         "Log": _shorten(directory / "run.log"),
     }

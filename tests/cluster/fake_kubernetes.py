@@ -21,8 +21,9 @@ from typing import Any
 
 import yaml
 
+from tests.cluster.port_forward import PROTOCOL, forward_port
 from tests.cluster.server_side_apply import FieldConflictError, apply, merge, note_update
-from tests.http_server import ReceivedRequest, run_faulty_server
+from tests.http_server import Dialogue, ReceivedRequest, run_faulty_server
 
 Object = dict[str, Any]
 _KINDS = {  # kinds by plural, by API version
@@ -69,7 +70,7 @@ _KINDS = {  # kinds by plural, by API version
 }
 _PATH = re.compile(
     r"/(?:api|apis/(?P<group>[^/]+))/(?P<version>v[^/]+)(?:/namespaces/(?P<namespace>[^/]+))?"
-    r"/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>log|scale|status))?"
+    r"/(?P<plural>[a-z]+)(?:/(?P<name>[^/]+))?(?:/(?P<sub>log|portforward|scale|status))?"
 )
 _JSON_PATCH, _MERGE_PATCH = "application/json-patch+json", "application/merge-patch+json"
 _APPLY_PATCH, _STRATEGIC_PATCH = "application/apply-patch+yaml", "application/strategic-merge-patch+json"
@@ -107,6 +108,8 @@ class FakeKubernetes:
     """Faults by verb and plural, e.g. `watch trainjobs`: an HTTP status each, or reset."""
     deletion_delay: float = 0
     """Seconds until an object deleted in the foreground disappears; infinity for never."""
+    pod_addresses: dict[str, tuple[str, int] | None] = field(default_factory=dict)
+    """Addresses that the ports of pods are forwarded to, by pod; None if nothing listens there."""
     is_dead: bool = False
     """If true, no request is answered."""
     kubeconfig: Path = Path()
@@ -217,8 +220,10 @@ class FakeKubernetes:
             return (0, "") if fault == "reset" else _status(int(fault), "Because", "because")
         if verb == "patch" and body.startswith(b"[") != (content_type == _JSON_PATCH):
             return _status(400, "BadRequest", f"error decoding patch: it is not {content_type}")
-        if self.refused == (verb, plural):
+        if self.refused in ((verb, plural), (verb, f"{plural}/{parts['sub']}")):
             return _forbid(verb, plural)
+        if parts["sub"] == "portforward":
+            return (101, "") if name in self.pod_addresses else _status(404, "NotFound", f'pods "{name}" not found')
         if plural == "subjectaccessreviews":
             review = read(body)
             return 201, {**review, "status": {"allowed": self.allows(review["spec"])}}
@@ -582,7 +587,7 @@ def fake_kubernetes(directory: Path) -> Iterator[FakeKubernetes]:
     """Run a fake cluster while the block runs. Its kubeconfig is written to `directory`."""
     fake = FakeKubernetes()
 
-    def answer(request: ReceivedRequest, fault: str) -> tuple[int, str, bytes | Iterator[bytes]]:
+    def answer(request: ReceivedRequest, fault: str) -> tuple[int, str, bytes | Iterator[bytes] | Dialogue]:
         container = f"?{request.query['container']}" if "container" in request.query else ""
         fake.requests.append(f"{request.method} {request.path}{container}")
         found: Any
@@ -597,6 +602,9 @@ def fake_kubernetes(directory: Path) -> Iterator[FakeKubernetes]:
             if request.method == "PATCH":  # a client that does not give its name has that of its user agent
                 query = {"fieldManager": request.user_agent.partition("/")[0], **query}
             status, found = fake.answer(request.method, request.path, query, request.body, request.content_type)
+        if status == 101 and request.websocket_protocol == PROTOCOL:
+            address = fake.pod_addresses[request.path.split("/")[-2]]
+            return status, "", forward_port(request.websocket_key, int(request.query["ports"]), address)
         if isinstance(found, str):
             return status, "text/plain", found.encode()
         if isinstance(found, Iterator):

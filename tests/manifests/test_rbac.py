@@ -9,11 +9,13 @@ import pytest
 
 from gumshoe.artifacts.store import Store
 from gumshoe.cluster import deploy, helm_library
+from gumshoe.cluster.canary_step import watch_published
 from gumshoe.cluster.deploy import DeployTarget, deploy_published
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.pod_refusals import find_step_refusals
 from tests.cluster import fake_kubernetes as kubernetes
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
+from tests.cluster.measured_server import run_measured_server
 from tests.cluster.test_deploy import AGENT, BASE, publish
 from tests.conftest import CommandResult
 from tests.errors import raises
@@ -79,6 +81,10 @@ def rules_of(role: str) -> set[Access]:
     return set(allowed)
 
 
+CREATE_FORWARD = Access("", "pods/portforward", "create")
+"""What newer versions of Kubernetes ask for besides `get`, since a WebSocket begins with a GET."""
+
+
 def test_the_deploy_role_allows_exactly_what_deployments_use(
     cluster: FakeKubernetes, controllers: Controllers, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,14 +98,23 @@ def test_the_deploy_role_allows_exactly_what_deployments_use(
 
         put("r1", "canary", EVERYTHING)
         put("r2", "canary", {})
+        watch_canary(cluster, store)
         put("r3", "full", {"serving": {"mode": "llmisvc"}})
         put("r3", "full", NOTHING)
         put("r1", "full", {"serving": {"mode": "standard"}})
         controllers.broken = "agent"
-        monkeypatch.setattr(deploy, "_PIPELINE_SECONDS", 0.01)
+        monkeypatch.setattr(deploy, "PIPELINE_SECONDS", 0.01)
         with raises("deploy.rolled-back", "mail"):
             put("r2", "full", {})
-    assert used == rules_of("gumshoe-deploy")
+    assert used | {CREATE_FORWARD} == rules_of("gumshoe-deploy")
+
+
+def watch_canary(cluster: FakeKubernetes, store: Store) -> None:
+    """Watch the canary of a deployment without questions, until the time is over."""
+    target = DeployTarget.of({"name": "mail", "promote_when": "errors <= 1%", "watch_hours": 1e-6})
+    with run_measured_server() as server:
+        cluster.pod_addresses[f"{AGENT}-0"] = server.address
+        assert "0 of at least 100" in watch_published("adapters/r2", store.uri, "canary", target)
 
 
 def test_the_operate_role_allows_exactly_what_the_commands_use(
@@ -117,6 +132,9 @@ def test_the_operate_role_allows_exactly_what_the_commands_use(
         access = ["--set", "agent.access.existingSecret=gumshoe-keys", "--set", f"agent.image.repository={IMAGE}"]
         run_command("deploy", "mail", "--adapter", "r1", *access)
         run_command("deploy", "mail", "--adapter", "r2", "--canary", "10")
+        with run_measured_server() as server:
+            cluster.pod_addresses[f"{AGENT}-0"] = server.address
+            run_command("promote", "mail", "--for", "0.001s", status=75)
         run_command("promote", "mail")
         run_command("rollback", "mail")
         run_command("rollback", "mail", "--revision", "1")

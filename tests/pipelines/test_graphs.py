@@ -417,6 +417,21 @@ def test_invalid_document_arguments_are_refused_before_anything_starts(
         ({"deploy": "full", "store": "file:///store"}, "pipelines.store-not-in-s3", ["file:///store"]),
         ({"deploy": "canary", "deployment": {"percent": "x"}}, "deploy.invalid-target", ["percent", "'x'"]),
         (
+            {"deploy": "canary", "deployment": {"promote_when": "success >= 90"}},
+            "deploy.invalid-condition",
+            ["success", "90%"],
+        ),
+        (
+            {"deploy": "full", "deployment": {"promote_when": "success >= 90%"}},
+            "pipelines.watch-without-canary",
+            ["full"],
+        ),
+        (
+            {"deploy": "canary", "deployment": {"promote_when": "default", "metrics": ["prometheus:9090"]}},
+            "deploy.invalid-metrics-url",
+            ["'prometheus:9090'"],
+        ),
+        (
             {"deployment": {"release": "a"}},
             "deploy.invalid-target",
             ["release: ", "name (str, 'gumshoe' by default), namespace"],

@@ -189,7 +189,7 @@ class AgentClient:
         The server stores only questions with an answer and its sources: those of `answer` if it is right, otherwise
         `right_answer` and `right_source_ids`. The errors are those of `ask`.
         """
-        sent = answer.model_dump(mode="json", include={"question", "inbox_address", "query_date", "answer"})
+        sent = answer.model_dump(mode="json", include={"question", "inbox_address", "query_date", "answer", "policy"})
         body = {**sent, "source_ids": list(answer.source_ids), "right": right, "right_answer": right_answer}
         response = self._send("/feedback", {**body, "right_source_ids": list(right_source_ids)})
         return self._parse(FeedbackResult, response.content).kept

@@ -1,4 +1,4 @@
-"""`gumshoe deploy`, `promote`, `rollback` and `deployments`."""
+"""`gumshoe deploy`, `rollback` and `deployments`."""
 
 import json as to_json
 from collections.abc import Iterator
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from gumshoe.cluster.releases import Releases, StoredRelease
 
 deploy = typer.Typer(add_completion=False)
-promote = typer.Typer(add_completion=False)
 rollback = typer.Typer(add_completion=False)
 deployments = typer.Typer(add_completion=False, help="List, inspect and remove deployments, and read their logs.")
 
@@ -49,7 +48,7 @@ Force = Annotated[
     bool,
     typer.Option("--force", help="Overwrite changes of other programs, e.g. `kubectl set image`, instead of failing."),
 ]
-_MINUTES = 40.0
+READY_MINUTES = 40.0
 
 
 @deploy.command(
@@ -97,7 +96,7 @@ def deploy_(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the chart values and the helm command; change nothing.")
     ] = False,
-    timeout: Minutes = _MINUTES,
+    timeout: Minutes = READY_MINUTES,
     no_wait: NoWait = False,
     go_back: GoBack = False,
     force: Force = False,
@@ -135,26 +134,9 @@ def deploy_(
             soft_wrap=True,
         )
         return
-    changes = _open_deployments(namespace, context, chart, timeout, go_back, not no_wait, is_forced=force)
+    changes = open_deployments(namespace, context, chart, timeout, go_back, not no_wait, is_forced=force)
     release = changes.deploy(name, found, overrides, canary, create_namespace=create_namespace)
-    _report(changes, release, json, is_waited_for=not no_wait)
-
-
-@promote.command(epilog="gumshoe promote agent --namespace agents")
-def promote_(
-    name: Name,
-    namespace: Namespace = None,
-    context: Context = None,
-    chart: ChartDirectory = None,
-    timeout: Minutes = _MINUTES,
-    no_wait: NoWait = False,
-    go_back: GoBack = False,
-    force: Force = False,
-    json: JsonFlag = False,
-) -> None:
-    """Route all questions to a deployment's canary. vLLM has it loaded already, so only the agent server restarts."""
-    changes = _open_deployments(namespace, context, chart, timeout, go_back, not no_wait, is_forced=force)
-    _report(changes, changes.promote(name), json, is_waited_for=not no_wait)
+    report_release(changes, release, json, is_waited_for=not no_wait)
 
 
 @rollback.command(epilog="gumshoe rollback agent --namespace agents")
@@ -166,14 +148,14 @@ def rollback_(
     namespace: Namespace = None,
     context: Context = None,
     chart: ChartDirectory = None,
-    timeout: Minutes = _MINUTES,
+    timeout: Minutes = READY_MINUTES,
     no_wait: NoWait = False,
     force: Force = False,
     json: JsonFlag = False,
 ) -> None:
     """Stop a deployment's canary. Without a canary, return to the previous adapter."""
-    changes = _open_deployments(namespace, context, chart, timeout, False, not no_wait, is_forced=force)
-    _report(changes, changes.rollback(name, revision), json, is_waited_for=not no_wait)
+    changes = open_deployments(namespace, context, chart, timeout, False, not no_wait, is_forced=force)
+    report_release(changes, changes.rollback(name, revision), json, is_waited_for=not no_wait)
 
 
 @deployments.callback(invoke_without_command=True)
@@ -350,7 +332,7 @@ def _open_releases(namespace: str | None, context: str | None, chart: Path | Non
         ) from None
 
 
-def _open_deployments(
+def open_deployments(
     namespace: str | None,
     context: str | None,
     chart: Path | None,
@@ -360,6 +342,7 @@ def _open_deployments(
     *,
     is_forced: bool = False,
 ) -> "Deployments":
+    """Return the deployments of a namespace. `minutes` is the timeout of each step of a change."""
     from gumshoe.cluster.deploy import Deployments, WaitOptions
 
     waiting = WaitOptions(minutes * 60, until_all_ready, go_back)
@@ -382,7 +365,7 @@ def _find_current(
         reason = escape(error.message_with_code)
         err.print(f"No cluster available ({reason}); showing the values of a first deployment.", soft_wrap=True)
         return Deployments(Releases(Cluster(namespace or "default"), chart), WaitOptions(0)), None
-    changes = _open_deployments(namespace, context, chart, 0, go_back=False, until_all_ready=False)
+    changes = open_deployments(namespace, context, chart, 0, go_back=False, until_all_ready=False)
     return changes, changes.releases.find(name)
 
 
@@ -423,7 +406,8 @@ def _describe(stored: "StoredRelease", health: "Health | None") -> dict[str, Any
     }
 
 
-def _report(changes: "Deployments", release: "Release", json: bool, *, is_waited_for: bool) -> None:
+def report_release(changes: "Deployments", release: "Release", json: bool, *, is_waited_for: bool) -> None:
+    """Print what a release serves, and how to ask it."""
     stored = changes.releases.get(release.name)
     described = _describe(stored, None)
     if json:

@@ -26,10 +26,30 @@ def deploy_agent(published: str, store: str, how: str, target: dict) -> str:
         published: Reference of the adapter in the store.
         store: URI of the project's store.
         how: `none` deploys nothing, `canary` serves it beside the adapter in service, `full` replaces that adapter.
-        target: Deployment: name, namespace, percent (share of the canary), values (of the Helm chart) and force.
+        target: Deployment, e.g. name, namespace, percent (share of the canary), values (of the Helm chart) and force.
     """
     from gumshoe.cluster.deploy import DeployTarget, deploy_published
 
     description = deploy_published(published, store, how, DeployTarget.of(target))
     print(description or "Nothing was deployed")
     return description
+
+
+@dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
+def watch_canary(published: str, store: str, how: str, target: dict, served: str) -> str:
+    """Watch the canary that was just deployed, promote it or roll it back by its measures, and return what happened.
+
+    Args:
+        published: Reference of the adapter in the store.
+        store: URI of the project's store.
+        how: Nothing is watched unless this is `canary`.
+        target: Deployment with promote_when or rollback_when, and watch_hours, min_episodes, confidence, metrics.
+        served: Description of what is in service; so that this step follows the deployment.
+    """
+    from gumshoe.cluster.canary_step import watch_published
+    from gumshoe.cluster.deploy import DeployTarget
+
+    print(f"Deployed: {served or 'nothing'}")
+    decided = watch_published(published, store, how, DeployTarget.of(target))
+    print(decided or "Nothing was watched")
+    return decided

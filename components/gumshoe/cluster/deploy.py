@@ -16,11 +16,12 @@ from pydantic import Field, field_validator
 from gumshoe.artifacts.manifest import Manifest
 from gumshoe.artifacts.storage import NotFoundError
 from gumshoe.artifacts.store import CorruptArtifactError, Store
+from gumshoe.cluster.canary_plan import CONFIDENCE, MIN_EPISODES, WatchPlan
 from gumshoe.cluster.helm import Release
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.readiness import DeploymentFailedError, DeploymentNotReadyError, wait_until_ready
 from gumshoe.cluster.releases import Releases, StoredRelease, check_name
-from gumshoe.errors import UsageError
+from gumshoe.errors import RefusedError, UsageError
 from gumshoe.model_validation import ParameterModel, validate_model
 from gumshoe.terminal import err
 
@@ -31,7 +32,12 @@ _BASE = "base_model.json"  # what the adapter was trained on
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for max_lora_rank
 DEPLOY_MODES = ("none", "canary", "full")
 """How a pipeline deploys what it published: not at all, as a canary beside the adapter in service, or instead of it."""
-_PIPELINE_SECONDS = 3600.0  # timeout of a deployment by a pipeline
+PIPELINE_SECONDS = 3600.0
+"""Timeout of a deployment by a pipeline."""
+
+
+class CanaryChangedError(RefusedError):
+    """Report that another command changed the canary of a deployment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +79,42 @@ class DeployTarget(ParameterModel):
     """Chart values that override those of the release."""
     force: bool = False
     """Overwrite changes of other programs, e.g. `kubectl set image`, instead of failing."""
+    promote_when: str = ""
+    """Watch the canary, and promote it when this is shown, e.g. `corrections <= baseline`. `default` for the default of
+    `gumshoe promote`; empty to not watch it, unless there is `rollback_when`."""
+    rollback_when: str = ""
+    """Watch the canary, and roll it back when this is shown. Empty for the opposite of `promote_when`."""
+    watch_hours: float = Field(2, gt=0, le=24)
+    """Watch at most this long."""
+    min_episodes: int = Field(MIN_EPISODES, ge=1)
+    """Questions that each adapter must have had before a promotion."""
+    confidence: float = Field(CONFIDENCE, ge=0.5, lt=1)
+    """Confidence of each decision."""
+    metrics: tuple[str, ...] = ()
+    """Prometheus servers, or the /metrics of agent servers. Empty for the pods, through the Kubernetes API."""
+
+    @field_validator("metrics", mode="before")
+    @classmethod
+    def _convert_list(cls, metrics: Any) -> Any:
+        return tuple(metrics) if isinstance(metrics, list) else metrics
+
+    @property
+    def watch_plan(self) -> WatchPlan | None:
+        """How to watch the canary; None to not watch it.
+
+        Raises:
+            UsageError: if a condition is invalid.
+        """
+        if not (self.promote_when or self.rollback_when):
+            return None
+        wanted = None if self.promote_when in ("", "default") else self.promote_when
+        return WatchPlan.of(
+            wanted,
+            self.rollback_when or None,
+            seconds=3600 * self.watch_hours,
+            min_episodes=self.min_episodes,
+            confidence=self.confidence,
+        )
 
     @field_validator("name")
     @classmethod
@@ -342,24 +384,59 @@ class Deployments:
 
         return shape(stored.values) == shape(values) and shape(values)[0] != "external"
 
-    def promote(self, name: str) -> Release:
+    def promote(self, name: str, expected: ServingState | None = None) -> Release:
         """Route all questions to the canary. The adapter that was in service stays loaded.
 
         Raises:
             UsageError: if the deployment does not exist, has no canary, or uses another version of the chart.
+            CanaryChangedError: if another canary is on trial than `expected`, or beside another adapter.
+        """
+        stored, was = self.find_canary(name, expected)
+        self._preload(stored, stored.values, was.canary, model_alone=True)
+        values = _promoted_values(stored.values)
+        return self._apply_and_wait(name, values, describe_release(ServingState.of(values)))
+
+    def find_canary(self, name: str, expected: ServingState | None = None) -> tuple[StoredRelease, ServingState]:
+        """Return a release that has a canary, and its adapters.
+
+        Raises:
+            UsageError: if the deployment does not exist, has no canary, or uses another version of the chart.
+            CanaryChangedError: if another canary is on trial than `expected`, or beside another adapter.
         """
         stored = self._get_same_chart(name)
         was = ServingState.of(stored.values)
+        if expected and (was.adapter, was.canary, was.percent > 0) != (expected.adapter, expected.canary, True):
+            raise CanaryChangedError(
+                "deploy.canary-changed",
+                f"{name} was changed by another command: {describe_release(was)}, but {expected.canary} beside "
+                f"{expected.adapter} was watched; nothing was changed; see `gumshoe deployments show {name}`",
+            )
         if not was.percent:
             raise UsageError(
                 "deploy.no-canary",
                 f"{name} has no canary; start one with `gumshoe deploy {name} --adapter VERSION --canary 10`",
             )
-        self._preload(stored, stored.values, was.canary, model_alone=True)
-        values = _serve_section(
-            stored.values, "canary", {"previous": _name_and_uri(stored.values["adapter"]), "canary": {}}
-        )
-        return self._apply_and_wait(name, values, describe_release(ServingState.of(values)))
+        return stored, was
+
+    def check_promotion(self, name: str) -> None:
+        """Check that the cluster would accept the promotion of a canary, and change nothing.
+
+        Raises:
+            ClusterError: if a permission is missing.
+            GumshoeError: if another program changed a field, unless forced.
+        """
+        stored, _ = self.find_canary(name)
+        self.releases.try_apply(stored, _promoted_values(stored.values), is_forced=self.is_forced)
+
+    def stop_canary(self, name: str, expected: ServingState) -> Release:
+        """Stop the canary, which stays loaded.
+
+        Raises:
+            UsageError: if the release uses another version of the chart.
+            CanaryChangedError: if another canary is on trial than `expected`, or beside another adapter.
+        """
+        self.find_canary(name, expected)
+        return self.rollback(name, None)
 
     def rollback(self, name: str, revision: int | None) -> Release:
         """Undo the last step: stop the canary, or remove a stopped canary, or return to the previous adapter.
@@ -476,7 +553,7 @@ def deploy_published(published: str, store: str, mode: str, target: DeployTarget
     if mode == "none":
         return ""
     releases = Releases(Cluster.of(target.namespace or None, None))
-    changes = Deployments(releases, WaitOptions(_PIPELINE_SECONDS, rollback_on_failure=True), target.force)
+    changes = Deployments(releases, WaitOptions(PIPELINE_SECONDS, rollback_on_failure=True), target.force)
     adapter = find_adapter(store, published.removeprefix(f"{KIND}/"))
     stored = releases.find(target.name)
     is_canary = mode == "canary" and stored is not None and ServingState.of(stored.values).adapter != adapter.version
@@ -550,6 +627,11 @@ def _add_idle_canary(before: Values, after: Values, adapter: PublishedAdapter) -
         "canary": canary,
         "previous": {},
     }
+
+
+def _promoted_values(values: Values) -> Values:
+    """Put the canary into service, and keep the adapter before it."""
+    return _serve_section(values, "canary", {"previous": _name_and_uri(values["adapter"]), "canary": {}})
 
 
 def _serve_section(values: Values, by: str, others: Values) -> Values:

@@ -13,6 +13,7 @@ from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.network import find_ca_bundle, find_proxy, parse_proxy, proxy_headers, raise_if_untrusted
 
 if TYPE_CHECKING:
+    import websocket
     from kubernetes import client
 
 _SECONDS = 20.0  # timeout of a request
@@ -118,6 +119,44 @@ class Cluster:
         from kubernetes import client
 
         return client.CoreV1Api(self._client)
+
+    @contextmanager
+    def open_websocket(self, path: str, query: Mapping[str, str]) -> "Iterator[websocket.WebSocket]":
+        """Yield a WebSocket to the API, whose answers have a deadline. It is closed at the end of the block.
+
+        Raises:
+            ClusterError: if the cluster rejects the request.
+            ClusterUnavailableError: if the connection cannot be made, or breaks off within the block.
+        """
+        import websocket
+        from kubernetes.stream.ws_client import create_websocket, get_websocket_url
+
+        client, headers = self._client, dict[str, str]()
+        client.update_params_for_auth(headers, [], ["BearerToken"])
+        url = get_websocket_url(f"{client.configuration.host}{path}", [*query.items()])
+        try:
+            connection = create_websocket(client.configuration, url, headers)
+            connection.settimeout(_SECONDS)
+            try:
+                yield connection
+            finally:
+                connection.shutdown()
+        except websocket.WebSocketBadStatusException as error:
+            if error.status_code in (401, 403):
+                raise ClusterError(
+                    "cluster.access-denied",
+                    f"Kubernetes denies access: {error.status_code} for {path}; use a context or a service account "
+                    "that has this right",
+                    error.status_code,
+                ) from None
+            raise ClusterUnavailableError(
+                "cluster.api-unhealthy", f"the Kubernetes API answered {error.status_code} for {path}; try again later"
+            ) from None
+        except (websocket.WebSocketException, OSError) as error:
+            raise_if_untrusted(error, "the Kubernetes API")
+            raise ClusterUnavailableError(
+                "cluster.unreachable", f"the Kubernetes API broke off: {shorten(error)}; try again later"
+            ) from None
 
     @cached_property
     def apps(self) -> "client.AppsV1Api":

@@ -7,6 +7,7 @@ import httpx
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from gumshoe.artifacts.store import Store
+from gumshoe.cluster.canary_decision import find_canary_decision
 from gumshoe.errors import GumshoeError
 from gumshoe.network import explain_untrusted
 from gumshoe.redaction import redact
@@ -53,6 +54,8 @@ class Outcome:
             if artifacts.latest(f"runs/{run}/reports"):
                 has_report = True
                 why = str(artifacts.manifest(f"runs/{run}/reports/latest").settings.get("why", ""))
+            if decision := find_canary_decision(artifacts, run):
+                why = f"{why or ''} Canary: {decision}.".strip()
         except GumshoeError as unreadable:
             why = f"cannot read the store: {unreadable.message_with_code}"
         found_state = next((name for name, given in _STATES.items() if state.upper() in given), UNKNOWN)

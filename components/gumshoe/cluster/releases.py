@@ -191,10 +191,30 @@ class Releases:
         self._reject_denials(check, f"{name} cannot be removed", _REMOVE_ROLE)
         self._call(lambda helm: helm.uninstall(name))
 
+    def try_apply(self, stored: StoredRelease, values: dict[str, Any], *, is_forced: bool = False) -> None:
+        """Check that the cluster would accept a change, and change nothing.
+
+        Raises:
+            UsageError: if the chart rejects the values.
+            ClusterError: if a permission is missing.
+            GumshoeError: if another program changed a field, unless forced.
+        """
+        name = stored.release.name
+        wanted = self._call_offline(lambda: self._helm.render(name, values))
+        self._try_change(name, stored, _parse_objects(wanted), is_forced=is_forced)
+
     def _check_change(
         self, name: str, stored: StoredRelease | None, wanted: list[dict[str, Any]], *, is_forced: bool
     ) -> None:
-        """Check that the cluster accepts a change. If forced, take over the fields that other programs changed.
+        """Check that the cluster accepts a change. If forced, take over the fields that other programs changed."""
+        check = self._try_change(name, stored, wanted, is_forced=is_forced)
+        check.take_over()
+        check.overwrite_conflicts()
+
+    def _try_change(
+        self, name: str, stored: StoredRelease | None, wanted: list[dict[str, Any]], *, is_forced: bool
+    ) -> ReleaseCheck:
+        """Try a change with dry runs.
 
         Raises:
             ClusterError: if a permission is missing.
@@ -210,8 +230,7 @@ class Releases:
                 f"{describe_conflicts(check.conflicts)}; nothing was changed; undo that change, set the chart's value "
                 "to it, e.g. --set agent.replicas=N after `kubectl scale`, or overwrite it with --force",
             )
-        check.take_over()
-        check.overwrite_conflicts()
+        return check
 
     def _reject_denials(self, check: ReleaseCheck, what: str, role: str) -> None:
         if check.denials:

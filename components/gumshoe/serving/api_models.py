@@ -9,6 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from pydantic_core import PydanticCustomError
 
 from gumshoe.client.responses import PROBLEM_TYPE
+from gumshoe.serving.policy_metrics import Verdict
 
 UNKNOWN_FIELD = "unknown_field"
 """Type of the fault that names unknown fields: its context has `unknown`, the text for each."""
@@ -95,6 +96,19 @@ class FeedbackBody(RequestBody):
         description="IDs of the messages or documents that contain it.",
         examples=[_SOURCES],
     )
+    policy: str | None = Field(
+        None,
+        max_length=1000,
+        description="The policy in the answer. Without it, the verdict does not count in the measures of a canary.",
+        examples=["invoices-3"],
+    )
+
+    @property
+    def verdict(self) -> Verdict:
+        """The verdict about the answer, as it counts in the measures of a policy."""
+        if self.right:
+            return "right"
+        return "corrected" if self.right_answer else "wrong"
 
 
 class SourceBody(RequestBody):

@@ -237,7 +237,10 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
         tags=[AGENT],
     )
     async def give_feedback(body: FeedbackBody, request: Request) -> responses.FeedbackResult:
-        """Store a question with its correct answer and sources for training. Without both, nothing is stored."""
+        """Store a question with its correct answer and sources for training. Without both, nothing is stored.
+
+        With `policy`, the verdict also counts in the measures of that policy, which decide about a canary.
+        """
         scenario = build_scenario(request, body.question, body.inbox_address, body.query_date, service)
         if service.env_factory.has_inboxes and body.query_date is None:
             raise RefusedRequestError("serving.query-date-missing")
@@ -254,6 +257,7 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
         record_access(
             "feedback", scenario, sources if is_kept else (), right=body.right, kept=is_kept, given_by=given_by
         )
+        service.metrics.policies.count_verdict(body.policy, body.verdict, request.state.caller, scenario.digest)
         request.state.log_fields |= {"right": body.right, "kept": is_kept}
         return responses.FeedbackResult(kept=is_kept)
 

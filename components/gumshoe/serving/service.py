@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TypeVar
 
 from opentelemetry.trace import Tracer
@@ -28,6 +29,7 @@ from gumshoe.serving.adapter_binding import AdapterBoundError
 from gumshoe.serving.audit_log import record_policy
 from gumshoe.serving.errors import DeadlineExceededError, ModelNotReadyError
 from gumshoe.serving.fair_limiter import BusyError, FairLimiter
+from gumshoe.serving.policy_metrics import AskedQuestion
 from gumshoe.serving.served_index import check_served_index
 from gumshoe.serving.served_policies import ServedPolicy, choose_policy, episode_limits, open_policies
 from gumshoe.serving.settings import ServeSettings
@@ -109,22 +111,31 @@ class AnswerService:
             PolicyError: if the model fails.
             ToolFailedError: if a tool fails.
         """
+        asked, measured = AskedQuestion(), self.metrics.policies
         try:
-            return await self._with_deadline(self._answer_in_turn(scenario, session, on_step, caller))
+            answer = await self._with_deadline(self._answer_in_turn(scenario, session, on_step, caller, asked))
         except DeadlineExceededError:
             self.metrics.model_errors.labels("too slow").inc()
+            measured.count_question(asked, "failed")
             raise
         except ModelNotReadyError:
             self.metrics.model_errors.labels("not ready").inc()
+            measured.count_question(asked, "failed", is_timed=False)
+            raise
+        except ToolFailedError:
+            measured.count_question(asked, "failed", is_timed=False)
             raise
         except (PolicyError, UsageError) as error:  # UsageError: a chat model's server no longer accepts the key
             self.metrics.model_errors.labels("failed").inc()
+            measured.count_question(asked, "failed", is_timed=False)
             failure = error
             if not isinstance(failure, PolicyError):
                 failure = PolicyError(error.code, "the model rejected the request", str(error))
             message = failure.message if self.settings.log_questions else failure.public_message
             _log.warning("the model failed: %s [%s]", message, failure.code)
             raise failure from None
+        measured.count_question(asked, "answered" if answer.success else "unanswered")
+        return answer
 
     async def call(self, scenario: Scenario, call: Call, caller: str) -> str:
         """Run one tool call and return its result. The caller's access to the scenario's inbox must have been checked.
@@ -204,7 +215,12 @@ class AnswerService:
             raise
 
     async def _answer_in_turn(
-        self, scenario: Scenario, session: str | None, on_step: Callable[[AnswerStep], object], caller: str
+        self,
+        scenario: Scenario,
+        session: str | None,
+        on_step: Callable[[AnswerStep], object],
+        caller: str,
+        asked: AskedQuestion,
     ) -> Answer:
         """Wait for a free slot, then run the episodes of a question."""
         started = time.monotonic()
@@ -213,6 +229,7 @@ class AnswerService:
         async with self._episodes.acquire(caller, choice.samples if choice else 1) as release_one:
             self.metrics.phases.labels("waiting").observe(time.monotonic() - started)
             policy = choose_policy(self.candidates, session, scenario, self.fallback)
+            asked.choose(policy.name.version)
             if policy.run is None:
                 raise ModelNotReadyError(policy.problem)
             record_policy(policy.name.version)
@@ -297,6 +314,10 @@ class AnswerService:
         return answer, trajectory
 
 
+def _is_available(policy: ServedPolicy) -> float:
+    return float(not policy.problem)
+
+
 @asynccontextmanager
 async def open_service(
     settings: ServeSettings, env_factory: EnvFactory, metrics: Metrics, tracer: Tracer, on_episode: EpisodeCallback
@@ -315,8 +336,11 @@ async def open_service(
         env_factory = use_recorded(env_factory, *policies[0].directories)
         if policies[0].is_tiny:
             env_factory = env_factory.for_tiny()
-        for each in (*policies, *([fallback] if fallback else ())):
-            metrics.policy.labels(each.name.version).set(each.share)
+        served = (*policies, *([fallback] if fallback else ()))
+        metrics.policies.open(
+            ((each.name.version, each.share, partial(_is_available, each)) for each in served),
+            settings.keeping.verdicts_per_caller if settings.keeping.feedback else 0,
+        )
         choice = settings.model.choice
         selector = choice.open_selector() if choice else None
         if selector is not None:

@@ -198,6 +198,12 @@ class RecordingSettings(BaseModel):
     feedback_per_hour: int = Field(
         100, ge=1, description="Maximum number of feedback records per caller and hour; further ones get status 429."
     )
+    verdicts_per_caller: int = Field(
+        3,
+        ge=1,
+        description="Maximum number of verdicts per caller and policy within 24 hours that count in the measures of a "
+        "canary. Increase it if one key serves many users.",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> "RecordingSettings":

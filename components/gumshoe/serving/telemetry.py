@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from gumshoe.redaction import redact, redact_json
 from gumshoe.rollouts.answer import Answer, Cost
 from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.serving.policy_metrics import PolicyMetrics
 
 _SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 60, 120, 300)
 _TURNS = (1, 2, 3, 4, 6, 8, 10, 15, 20)
@@ -92,9 +93,7 @@ class Metrics:
             ["kind"],
             registry=registry,
         )
-        self.policy = Gauge(
-            f"{name}policy_share", "Fraction of the questions routed to a policy.", ["policy"], registry=registry
-        )
+        self.policies = PolicyMetrics(registry)
         self.key_file_current = Gauge(
             f"{name}key_file_current",
             "1 if the content of the key file is in use, 0 if the file was deleted, is invalid or is not trusted.",

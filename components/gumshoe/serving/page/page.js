@@ -249,10 +249,10 @@ async function copyCurl() {
 }
 
 async function judge(right) {
-  const { question, inbox_address, query_date, answer, source_ids } = latest;
+  const { question, inbox_address, query_date, answer, source_ids, policy } = latest;
   at("judge").hidden = true;
   try {
-    await send("feedback", { question, inbox_address, query_date, answer, source_ids, right });
+    await send("feedback", { question, inbox_address, query_date, answer, source_ids, policy, right });
     at("note").textContent = "Thank you.";
   } catch (error) {
     showProblem(error);

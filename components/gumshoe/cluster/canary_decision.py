@@ -1,0 +1,30 @@
+"""Record what was decided about the canary of a run, in the run's part of the store."""
+
+import json
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from gumshoe.artifacts.store import Store
+from gumshoe.terminal import hide_progress
+
+
+def _kind(run: str) -> str:
+    return f"runs/{run}/canary"
+
+
+def find_canary_decision(store: Store, run: str) -> str:
+    """Return what was decided about the canary of a run; empty if it had none that was watched."""
+    if store.latest(_kind(run)) is None:
+        return ""
+    return str(store.manifest(f"{_kind(run)}/latest").settings.get("why", ""))
+
+
+def record_canary_decision(text: str, details: Mapping[str, object], run: str, store: str) -> str:
+    """Publish what was decided, for the notification and the summary of the run, and return it."""
+    with TemporaryDirectory(prefix="gumshoe-canary-") as place, hide_progress():
+        Path(place, "canary.json").write_text(json.dumps(details, indent=2), encoding="utf-8")
+        moment = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+        Store(store).publish(Path(place), _kind(run), moment, settings={"why": text})
+    return text
