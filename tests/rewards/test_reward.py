@@ -101,7 +101,7 @@ def test_if_all_sources_are_needed_one_is_not_enough() -> None:
 
 def test_only_i_dont_know_is_right_if_the_question_is_unanswerable() -> None:
     about = scenario(1, unanswerable=True, message_ids=[], answer="I don't know")
-    said = {"answer": "I don't know.", "does_not_know": True}
+    said: dict[str, Any] = {"answer": "I don't know.", "does_not_know": True}
     knows = episode("a", **said)
     cites, guesses, silent = episode("a", sources=SOURCE, **said), episode("a", answer=ANSWER), episode("a")
     for name, expected in {"rubric": [1.39, 1.09, -0.9, 0.1], "exact": [1, 0]}.items():

@@ -48,9 +48,9 @@ def check_scenarios(
     """Check that each scenario can be answered from its inbox or the documents, without repetitions and leaks.
 
     Every gold message must be in the index under that id, in the scenario's inbox, and sent by the end of the query
-    date. Every gold document must be in the document index. The inbox of an unanswerable question must be in the index. No question may be asked twice of the same inbox or of the
-    documents on one day, or with a common source. No two splits may share a source or a question. `advance` is called
-    with the number of lines checked.
+    date. Every gold document must be in the document index. The inbox of an unanswerable question must be in the index.
+    No question may be asked twice of the same inbox or of the documents on one day, or with a common source. No two
+    splits may share a source or a question. `advance` is called with the number of lines checked.
 
     Raises:
         GumshoeError: if the index does not exist, or cannot be read.
