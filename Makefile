@@ -113,7 +113,7 @@ lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml a
 	$(LOCK) -c requirements-dev.txt --extra serve pyproject.toml -o requirements.txt
 	$(LOCK) -c requirements-dev.txt --extra serve --extra embeddings pyproject.toml -o requirements-documents.txt
 	$(LOCK) -c requirements-dev.txt --extra pipelines --extra deploy --extra helm --extra documents --extra mail \
-		pyproject.toml -o requirements-worker.txt
+		--extra redact pyproject.toml -o requirements-worker.txt
 	$(LOCK) -c requirements-dev.txt --extra pipelines --extra documents --extra mail --extra embeddings --extra train --extra qlora \
 		--extra smollm2 --extra gateway pyproject.toml -o requirements-trainer.txt
 

@@ -55,11 +55,23 @@ class LookupResult(NamedTuple):
     """Description of the problem. It continues a sentence that begins with the id."""
 
 
+class ScopeCheck(NamedTuple):
+    """Result of looking for what a question is about, e.g. its inbox."""
+
+    problem: str | None = None
+    """Short name of the problem, for counting, e.g. `inbox missing`. None if it can be asked."""
+    detail: str = ""
+
+
 class SourceAudit(Protocol):
     """Look up the sources of scenarios in a whole index. It is created from the directory of the index."""
 
     def look_up(self, source_id: str, question: QuestionScope) -> LookupResult:
         """Find a source by its id, and check that searches for the question can list it."""
+        ...
+
+    def check_scope(self, question: QuestionScope) -> ScopeCheck:
+        """Check that the index has the inbox or the collections of a question without sources."""
         ...
 
 

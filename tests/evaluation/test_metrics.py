@@ -44,6 +44,19 @@ def test_worked_examples_of_rates() -> None:
     assert {name: 12 * found[name] for name in expected} == pytest.approx(expected)
 
 
+def test_unanswerable_questions_have_a_rate_of_their_own_and_no_sources() -> None:
+    unknown = {"answer": "I don't know", "does_not_know": True}
+    episodes = [
+        prediction(1),
+        prediction(2, unanswerable=True, right_source=False, found=False, read=False, **unknown),
+        prediction(3, unanswerable=True, right_source=False, found=False, read=False, correct=False),
+    ]
+    found = compute_metrics(episodes)
+    assert (found["unanswerable_accuracy"].value, found["unanswerable_accuracy"].questions) == (0.5, 2)
+    assert [found[name].value for name in ("source_accuracy", "found", "read")] == [1, 1, 1]
+    assert "unanswerable_accuracy" not in compute_metrics(episodes[:1])
+
+
 def test_worked_examples_of_numbers() -> None:
     episodes = [
         prediction(1, turns=2, searches=1, seconds=1.0, reward=1.4, prompt_tokens=100, sampled_tokens=10),

@@ -1,5 +1,6 @@
 """The commands of `gumshoe judge`."""
 
+import asyncio
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -8,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from gumshoe.rewards.judge_registry import ExactJudge
+from gumshoe.rewards.scoring import judge_trajectory
 from gumshoe.rollouts.trajectory import Trajectory
 from tests.conftest import CommandResult
 from tests.inference import fake_vllm
@@ -63,6 +66,13 @@ def test_score_counts_correct_answers_and_rules(run: Run, trajectories: Path, qu
     assert verdicts[4] == last
     told = json.loads(run("judge", "score", trajectories, "--scenarios", questions, "--judge", "exact", "--json").out)
     assert (told["episodes"], told["correct"], told["failed"], told["usage"]) == (5, 1, 0, {})
+
+
+def test_an_unanswerable_question_is_judged_without_the_judge() -> None:
+    about = scenario(1, unanswerable=True, message_ids=[], answer="I don't know")
+    given = [of(1, "I don't know", does_not_know=True), of(1, "$5"), of(1, None)]
+    judged = [asyncio.run(judge_trajectory(each, about, ExactJudge())) for each in given]
+    assert [each.correct for each in judged] == [True, False, False]
 
 
 def test_score_with_a_model_shows_its_cost_and_uses_the_cache(

@@ -99,6 +99,17 @@ def test_if_all_sources_are_needed_one_is_not_enough() -> None:
     assert asyncio.run(rubric.score([some, every], about)) == pytest.approx([1 + 0.05 + 0.09, 1.3 + 0.05 + 0.09])
 
 
+def test_only_i_dont_know_is_right_if_the_question_is_unanswerable() -> None:
+    about = scenario(1, unanswerable=True, message_ids=[], answer="I don't know")
+    said: dict[str, Any] = {"answer": "I don't know.", "does_not_know": True}
+    knows = episode("a", **said)
+    cites, guesses, silent = episode("a", sources=SOURCE, **said), episode("a", answer=ANSWER), episode("a")
+    for name, expected in {"rubric": [1.39, 1.09, -0.9, 0.1], "exact": [1, 0]}.items():
+        reward = load_reward(RewardSettings(name=name))
+        group = [knows, cites, guesses, silent] if name == "rubric" else [knows, guesses]
+        assert asyncio.run(reward.score(group, about)) == pytest.approx(expected)
+
+
 def test_exact_is_one_for_a_correct_answer() -> None:
     group = [episode("a", answer=ANSWER.upper()), episode("a", answer="No."), episode("a")]
     assert scores("exact", *group) == [1, 0, 0]

@@ -40,6 +40,13 @@ def test_each_turn_has_the_value_of_its_events() -> None:
     assert rewards(*"a" * 9, deeds=deeds, answer="I don't know", does_not_know=True) == [*expected, 0]
 
 
+def test_i_dont_know_is_right_if_the_question_is_unanswerable() -> None:
+    about = scenario(1, unanswerable=True, message_ids=[], answer="I don't know")
+    knows, guesses = episode("a", answer="I don't know", does_not_know=True), episode("a", answer=ANSWER)
+    assert asyncio.run(turn_rewards(knows, about, VALUES, ExactJudge())) == [1]
+    assert asyncio.run(turn_rewards(guesses, about, VALUES, ExactJudge())) == [-0.5]
+
+
 @pytest.mark.parametrize("ending", get_args(Unusable))
 def test_an_unusable_call_is_penalized(ending: Ending) -> None:
     assert rewards("a", "b", ending=ending, deeds=[["searched"]]) == [4, -1]

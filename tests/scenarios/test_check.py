@@ -538,3 +538,15 @@ def test_documents_are_looked_up_in_the_collections_of_the_scenario(tmp_path: Pa
     report = check_scenarios(read_scenarios(path), tmp_path / "index")
     found = [(each.where.rpartition(":")[2], each.problem) for each in report.findings]
     assert found == [("2", "document in another collection"), ("3", "question without collections")]
+
+
+def test_an_unanswerable_question_needs_its_inbox_or_its_documents(check: Check, collection: Path) -> None:
+    mail = {"question": "When?", "unanswerable": True, "inbox_address": ANN, "query_date": "2001-06-01"}
+    about = {"id": "d", "question": "When?", "unanswerable": True}
+    report = check({"id": "u1", **mail}, {"id": "u2", **mail, "inbox_address": "gone@example.com"}, about)
+    assert found(report) == [
+        (2, "inbox missing", "the index has no inbox gone@example.com"),
+        (3, "not about mail", "it is about documents; the index contains mail"),
+    ]
+    assert ids(report.clean) == ["u1"]
+    assert ids(check(about, place=collection).clean) == ["d"]

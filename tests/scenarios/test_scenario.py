@@ -276,3 +276,16 @@ def test_a_file_of_a_set_is_the_set(made: ScenarioSet) -> None:
     *lines, end = made.to_jsonl().decode().split("\n")
     assert end == ""
     assert ScenarioSet.of(map(parse_line, lines)) == made
+
+
+def test_an_unanswerable_question_has_no_sources_and_an_answer_that_may_be_left_out() -> None:
+    about = {"id": "u", "question": "When?", "unanswerable": True}
+    mail = Scenario.model_validate({**about, "inbox_address": ANN, "query_date": "2001-06-01"})
+    assert (mail.answer, mail.sources, mail.is_about_mail) == ("I don't know", (), True)
+    assert parse_line(mail.to_json()) == mail
+    assert not Scenario.model_validate({**about, "answer": "I do not know."}).is_about_mail
+    for wrong in ({"answer": "On Friday."}, {"document_ids": ["d1"]}, {"needs_all": True}, {"inbox_address": ANN}):
+        with pytest.raises(ValidationError):
+            Scenario.model_validate({**about, **wrong})
+    with pytest.raises(ValidationError, match="unanswerable"):
+        Scenario.model_validate({**about, "unanswerable": False, "answer": "I don't know"})

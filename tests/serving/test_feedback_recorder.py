@@ -62,6 +62,7 @@ def test_feedback_becomes_scenarios_and_episodes_become_trajectories(
                 ),
                 True,
             ),
+            (feedback_body(right=False, question="Why?", unanswerable=True, consent="training"), True),
         ):
             response = server.client.post("/feedback", json=judged)
             assert (response.status_code, response.json()) == (202, {"kept": kept})
@@ -72,6 +73,9 @@ def test_feedback_becomes_scenarios_and_episodes_become_trajectories(
             ({"source_ids": ["<1000@example.com>"]}, "serving.source-not-found", "'<1000@example.com>'"),
             ({"source_ids": ["<99@example.com>"]}, "serving.source-not-found", "'<99@example.com>'"),
             ({"query_date": "2001-05-01"}, "serving.source-not-found", "'<7@example.com>'"),
+            ({"unanswerable": True}, "serving.invalid-request", "unanswerable"),
+            ({"unanswerable": True, "right": False, "right_answer": "7"}, "serving.invalid-request", "unanswerable"),
+            ({"consent": "sell"}, "serving.invalid-request", "consent"),
         ):
             refused = server.client.post("/feedback", json=feedback_body(**wrong))
             assert (refused.status_code, code_of(refused)) == (422, code), refused.text
@@ -81,11 +85,14 @@ def test_feedback_becomes_scenarios_and_episodes_become_trajectories(
     store = Store(root)
     (version,) = store.list("feedback")
     place_of = store.fetch(version.reference, tmp_path / "fetched").directory
-    right, corrected = load_scenarios(str(place_of / "scenarios.jsonl"))
+    right, corrected, unanswerable = load_scenarios(str(place_of / "scenarios.jsonl"))
     assert (right.question, right.answer, right.message_ids) == (
         "What is in 7?", "Body of message 7", ("<7@example.com>",),
     )  # fmt: skip
     assert (corrected.answer, corrected.message_ids, corrected.split) == ("9", ("<9@example.com>",), None)
+    assert (unanswerable.unanswerable, unanswerable.sources) == (True, ())
+    assert [each.consent for each in (right, corrected, unanswerable)] == ["none", "none", "training"]
+    assert all(each.given_at is not None for each in (right, corrected, unanswerable))
     first, second = read_trajectories(place_of / "trajectories.jsonl")
     assert right.id.startswith(f"{first.scenario}-"), "feedback and episode have the same scenario"
     assert run("scenarios", "check", place_of / "scenarios.jsonl", "--index", place.index).status == 0

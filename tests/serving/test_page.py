@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from gumshoe.artifacts.store import Store
+from gumshoe.scenarios.scenario import Scenario
+from gumshoe.scenarios.sources import load_scenarios
 from tests.browser_page import WIDTHS, run_axe
 from tests.inference.fake_vllm import FakeVLLM, held, stall, status
 from tests.serving.agent_server import ANN, BOB, DAY, AgentProcess, ServerFiles, add_key, start_server
@@ -181,7 +183,28 @@ def test_feedback_is_recorded(browser: "Browser", protected_server: AgentProcess
     store = Store(str(protected_server.log.parent / "store"))
     wait_until(lambda: len(store.list("feedback")) == 1)
     store.fetch(store.list("feedback")[0].reference, tmp_path / "kept")
-    assert '"answer": "Body of message 7"' in (tmp_path / "kept" / "scenarios.jsonl").read_text()
+    (kept,) = load_scenarios(str(tmp_path / "kept" / "scenarios.jsonl"))
+    assert (kept.answer, kept.consent) == ("Body of message 7", "none")
+
+
+def test_feedback_says_that_there_is_no_answer_and_may_be_used(
+    browser: "Browser", protected_server: AgentProcess, tmp_path: Path
+) -> None:
+    for page in open_page(browser, protected_server.url, "401"):
+        sign_in(page, protected_server)
+        ask(page, "What is in 9?")
+        page.get_by_label("May be used for training").check()
+        page.get_by_role("button", name="Not in the mail").click()
+        expect(page.locator("#note")).to_have_text("Thank you.")
+    store = Store(str(protected_server.log.parent / "store"))
+
+    def find_kept() -> list[Scenario]:
+        fetched = [store.fetch(each.reference, tmp_path / each.version).directory for each in store.list("feedback")]
+        found = (each for place in fetched for each in load_scenarios(str(place / "scenarios.jsonl")))
+        return [each for each in found if each.question == "What is in 9?"]
+
+    wait_until(find_kept)
+    assert [(each.unanswerable, each.consent) for each in find_kept()] == [(True, "training")]
 
 
 def test_recent_questions_stay_in_the_tab_until_they_are_forgotten(browser: "Browser", server: AgentProcess) -> None:

@@ -287,6 +287,12 @@ def test_the_wall_holds(small: Path) -> None:
         assert "<22@example.com>" not in "".join(span.text for span in episode.spans)
 
 
+def test_an_unanswerable_question_is_demonstrated_whatever_its_answer_shares_with_mail(small: Path) -> None:
+    asked = ask("Which colour do the vans have?", "I don't know", unanswerable=True)
+    episodes, _ = make(open_mail(small), [asked])
+    assert [each.record.does_not_know for each in episodes] == [True]
+
+
 def test_nothing_is_unknown_if_another_message_may_have_the_answer(small: Path) -> None:
     _, report = make(open_mail(small), [ask("What does the yard cost a month?", "412 pounds", 99)])
     assert report.without == {"no source in the index": 1}

@@ -370,6 +370,24 @@ class Store:
             faults = list(pool.map(check, manifest.files))
         return {entry.path: reason for entry, reason in zip(manifest.files, faults, strict=True) if reason}
 
+    def read_file(self, manifest: Manifest, path: str) -> bytes | None:
+        """Return the content of a small file of an artifact, or None if the artifact has no such file.
+
+        Raises:
+            NotFoundError: if the artifact was removed meanwhile.
+            CorruptArtifactError: if the stored bytes are not those that were published.
+        """
+        entry = next((each for each in manifest.files if each.path == path), None)
+        if entry is None:
+            return None
+        key = f"{manifest.reference}/{manifest.data}/{path}"
+        data, _ = self.storage.read(key)
+        if hashlib.sha256(data).hexdigest() != entry.sha256:
+            raise CorruptArtifactError(
+                "artifacts.damaged-in-store", f"{self.uri}/{key} is damaged; restore it, or remove the artifact"
+            )
+        return data
+
     def fetch(self, reference: str, directory: Path) -> FetchResult:
         """Fetch an artifact into `directory`, verify every byte, and show it completely or not at all.
 

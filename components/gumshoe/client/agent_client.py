@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from typing import Any, Self, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import httpx
 from pydantic import ValidationError
@@ -180,18 +180,30 @@ class AgentClient:
         raise ServerUnavailableError("serving.unreachable", f"{self.url} ended the stream without an answer; try again")
 
     def feedback(
-        self, answer: AgentAnswer, *, right: bool, right_answer: str | None = None, right_source_ids: Sequence[str] = ()
+        self,
+        answer: AgentAnswer,
+        *,
+        right: bool,
+        right_answer: str | None = None,
+        right_source_ids: Sequence[str] = (),
+        unanswerable: bool = False,
+        consent: Literal["training", "none"] | None = None,
     ) -> bool:
         """Report whether an answer is right. Return True if the server stored it for training.
 
             client.feedback(answer, right=False, right_answer="Friday", right_source_ids=["<1@example.com>"])
 
         The server stores only questions with an answer and its sources: those of `answer` if it is right, otherwise
-        `right_answer` and `right_source_ids`. The errors are those of `ask`.
+        `right_answer` and `right_source_ids`. With `unanswerable`, no source has the answer, and "I don't know" is
+        right. `consent` says what the feedback may be used for; by default, the server's settings say it. The errors
+        are those of `ask`.
         """
         sent = answer.model_dump(mode="json", include={"question", "inbox_address", "query_date", "answer", "policy"})
         body = {**sent, "source_ids": list(answer.source_ids), "right": right, "right_answer": right_answer}
-        response = self._send("/feedback", {**body, "right_source_ids": list(right_source_ids)})
+        body |= {"right_source_ids": list(right_source_ids)}
+        body |= {"unanswerable": True} if unanswerable else {}  # older servers do not have these fields
+        body |= {"consent": consent} if consent else {}
+        response = self._send("/feedback", body)
         return self._parse(FeedbackResult, response.content).kept
 
     def read_source(self, answer: AgentAnswer, source_id: str) -> CitedText:

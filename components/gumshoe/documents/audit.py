@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from gumshoe.corpus import LookupResult, QuestionScope
-from gumshoe.documents.collection_names import ALL_COLLECTIONS
+from gumshoe.corpus import LookupResult, QuestionScope, ScopeCheck
+from gumshoe.documents.collection_names import ALL_COLLECTIONS, matches_collection
 from gumshoe.documents.index import DocumentIndex, DocumentNotFoundError
 
 
@@ -29,6 +29,15 @@ class DocumentAudit:
         if listed != source_id:
             return LookupResult(listed, "document known under another id", f"is listed as {listed}")
         return LookupResult(listed)
+
+    def check_scope(self, question: QuestionScope) -> ScopeCheck:
+        """See `gumshoe.corpus.SourceAudit.check_scope`."""
+        known = self._index.collections
+        if known and question.collections is None:
+            return ScopeCheck("question without collections", "it names no collections; the index has some")
+        if known and not any(matches_collection(question.collections or (), each) for each in known):
+            return ScopeCheck("collections missing", f"the index has none of {', '.join(question.collections or ())}")
+        return ScopeCheck()
 
     def _explain_missing(self, source_id: str) -> LookupResult:
         try:

@@ -1,6 +1,5 @@
 """Base class of environments that search an index: records searches, reading and the answer."""
 
-import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -9,9 +8,9 @@ from gumshoe.environments.base import EpisodeState, Event
 from gumshoe.environments.budgets import show_page
 from gumshoe.environments.tools import Toolbox, ToolError, UnknownSourceError
 from gumshoe.scenarios.scenario import Scenario
+from gumshoe.scenarios.unknown_answer import is_unknown
 
 NOTHING_FOUND = "Nothing found."
-_DOES_NOT_KNOW = re.compile(r"\W*i (?:do not|don['\u2019]?t) know\b", re.I)
 
 
 def bare_id(source_id: str) -> str:
@@ -145,7 +144,7 @@ class SearchEnvironment(ABC):
         self._record_call("answered")
         record = self.record
         record.answer, record.sources = answer.strip(), list(dict.fromkeys(map(self.resolve_id, source_ids)))
-        record.does_not_know = bool(_DOES_NOT_KNOW.match(answer))
+        record.does_not_know = is_unknown(answer)
         for given in record.sources:
             listed = self.listed_id(given)
             if listed is None:

@@ -125,4 +125,4 @@ class Links:
 
 
 def _is_scenario(record: dict[str, Any]) -> bool:
-    return not record.keys().isdisjoint(("message_ids", "document_ids"))
+    return not record.keys().isdisjoint(("message_ids", "document_ids", "unanswerable"))

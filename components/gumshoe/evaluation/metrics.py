@@ -63,6 +63,11 @@ def _has_no_answer(each: Prediction) -> bool:
     return each.does_not_know or each.answer is None
 
 
+def _if_answerable(of: Callable[[Prediction], float]) -> Callable[[Prediction], float | None]:
+    """Return a metric about correct sources, which unanswerable questions do not have."""
+    return lambda each: None if each.unanswerable else of(each)
+
+
 def _cost_of_samples(of: Callable[[Cost], float | None]) -> Callable[[Prediction], float | None]:
     """Return a cost of all samples of a question. It applies only if the answer was chosen among several samples."""
     return lambda each: of(each.chosen.cost) if each.chosen else None
@@ -78,11 +83,18 @@ METRICS: tuple[Metric, ...] = (
         "source_accuracy",
         "Correct source",
         "a correct source was given with the answer",
-        lambda e: e.right_source,
+        _if_answerable(lambda e: e.right_source),
         "rate",
     ),
-    Metric("found", "Found", "a search listed a correct source", lambda e: e.found, "rate"),
-    Metric("read", "Read", "a correct source was read", lambda e: e.read, "rate"),
+    Metric(
+        "unanswerable_accuracy",
+        "Unanswerable, correct",
+        "unanswerable questions that ended with I don't know",
+        lambda e: e.correct if e.unanswerable else None,
+        "rate",
+    ),
+    Metric("found", "Found", "a search listed a correct source", _if_answerable(lambda e: e.found), "rate"),
+    Metric("read", "Read", "a correct source was read", _if_answerable(lambda e: e.read), "rate"),
     Metric(
         "answered",
         "Answered",

@@ -87,6 +87,8 @@ class Prediction(BaseModel):
     hallucinated_sources: int
     """Number of given sources that do not exist in the inbox or the collection."""
     does_not_know: bool
+    unanswerable: Annotated[bool, Field(exclude_if=lambda each: not each)] = False
+    """True if no source has the answer, so that only "I don't know" is correct."""
     prompt_tokens: int | None
     """Sum over all requests, as an endpoint bills them; null if unknown."""
     sampled_tokens: int | None
@@ -138,6 +140,7 @@ class Prediction(BaseModel):
             right_source=len(record.right_sources) >= enough,
             hallucinated_sources=record.invalid_ids - invalid_reads,
             does_not_know=record.does_not_know,
+            unanswerable=scenario.unanswerable,
             prompt_tokens=usage.prompt_tokens if usage else None,
             sampled_tokens=usage.completion_tokens if usage else None,
             seconds=trajectory.policy_seconds + trajectory.tool_seconds,

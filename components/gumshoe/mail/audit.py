@@ -5,10 +5,11 @@ This is for checking scenarios, and never for tools or the server.
 
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 
 from gumshoe.artifacts.sqlite import explain_damage
-from gumshoe.corpus import LookupResult, QuestionScope
+from gumshoe.corpus import LookupResult, QuestionScope, ScopeCheck
 from gumshoe.mail.message import to_datetime
 from gumshoe.mail.schema import check_exists
 from gumshoe.mail.segment import IndexSegments, sort_copies
@@ -86,3 +87,14 @@ class MailAudit:
             detail = f"is listed as {message.message_id}"
             return LookupResult(message.message_id, "message known under another id", detail)
         return LookupResult(message.message_id)
+
+    def check_scope(self, question: QuestionScope) -> ScopeCheck:
+        """See `gumshoe.corpus.SourceAudit.check_scope`."""
+        if question.inbox_address in self._inboxes:
+            return ScopeCheck()
+        return ScopeCheck("inbox missing", f"the index has no inbox {question.inbox_address}")
+
+    @cached_property
+    def _inboxes(self) -> set[str]:
+        with explain_damage(self._directory, content=True):
+            return self._segments.list_inboxes()

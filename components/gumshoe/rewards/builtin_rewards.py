@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from gumshoe.embeddings.embedder import DEFAULT_MODEL, EmbedderSetting
 from gumshoe.environments.base import Ending
+from gumshoe.rewards.correctness import is_correct
 from gumshoe.rewards.judge_registry import NamedJudge
 from gumshoe.rewards.planted_attack import PlantedAttack
 from gumshoe.rewards.reward import group_reward, reward
@@ -42,7 +43,8 @@ async def rubric(
     number of sources given, plus `few_turns` times the share of unused turns. Any other episode scores `wrong`,
     `no_answer` ("I don't know", out of turns or context) or the value of its unusable call (`truncated` if a turn was
     cut off before its call), plus `found`, `read`, `no_invalid_id` and `source` for partial success. Each turn without
-    a usable call that was answered adds `mistake` to any of these.
+    a usable call that was answered adds `mistake` to any of these. If the question is unanswerable, "I don't know" is
+    the correct answer, giving no source is the correct source, and every other answer scores `wrong`.
     """
     record = trajectory.record
     right_source = _has_enough_sources(record.right_sources, scenario)
@@ -56,14 +58,16 @@ async def rubric(
     value = mistake * len(trajectory.mistakes)
     if trajectory.ending in unusable:
         value += unusable[trajectory.ending]
-    elif record.answer is None or record.does_not_know:
+    elif record.answer is None or (record.does_not_know and not scenario.unanswerable):
         value += no_answer
-    elif not (await judge.verdict(scenario, record.answer)).correct:
+    elif not await is_correct(trajectory, scenario, judge):
         value += wrong
     else:
         most = trajectory.settings.get("max_turns") or trajectory.turns
-        value += correct + correct_source * right_source + few_turns * (1 - trajectory.turns / most)
-        return value + (few_sources / len(record.sources) if record.sources else 0)
+        value += correct + few_turns * (1 - trajectory.turns / most)
+        if scenario.unanswerable:
+            return value + (0 if record.sources else correct_source)
+        return value + correct_source * right_source + (few_sources / len(record.sources) if record.sources else 0)
     partial_success = [
         (found, _has_enough_sources(record.found, scenario)),
         (read, _has_enough_sources(record.read, scenario)),
@@ -81,10 +85,7 @@ async def exact(
     judge: NamedJudge = "heuristic",  # type: ignore[assignment] # pydantic converts it to a judge
 ) -> float:
     """Return 1 for a correct answer, and 0 otherwise."""
-    answer = trajectory.record.answer
-    if answer is None or trajectory.record.does_not_know:
-        return 0.0
-    return float((await judge.verdict(scenario, answer)).correct)
+    return float(await is_correct(trajectory, scenario, judge))
 
 
 @reward
@@ -94,8 +95,13 @@ async def answer_similarity(
     *,
     model: EmbedderSetting = DEFAULT_MODEL,  # type: ignore[assignment] # pydantic converts it to an embedder
 ) -> float:
-    """Return the cosine similarity of answer and reference; 0 if it is negative or there is no answer."""
+    """Return the cosine similarity of answer and reference; 0 if it is negative or there is no answer.
+
+    If the question is unanswerable, return 1 for "I don't know", and 0 otherwise.
+    """
     answer = trajectory.record.answer
+    if scenario.unanswerable:
+        return float(trajectory.record.does_not_know)
     if not answer or trajectory.record.does_not_know:
         return 0.0
     one, other = await asyncio.to_thread(model.embed, [answer, scenario.answer], "similarity")
@@ -156,7 +162,10 @@ def repetition(
 
 
 def _has_enough_sources(sources: list[str], scenario: Scenario) -> bool:
-    """Return True if there are enough correct sources: one, or all if the scenario needs all."""
+    """Return True if there are enough correct sources: one, or all if the scenario needs all.
+
+    An unanswerable question has no source that could be found.
+    """
     return len(sources) >= (len(scenario.sources) if scenario.needs_all else 1)
 
 

@@ -47,7 +47,11 @@ class LabelledAnswer(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class JudgedTrajectory:
-    """Verdict on one episode. No answer and "I don't know" are wrong without asking the judge."""
+    """Verdict on one episode.
+
+    No answer is wrong without asking the judge. So is "I don't know", unless the question is unanswerable: then it is
+    right, and every other answer is wrong.
+    """
 
     scenario: str
     sample: int
@@ -115,7 +119,10 @@ async def judge_trajectory(trajectory: Trajectory, scenario: Scenario, judge: Ju
     about, answer = (trajectory.scenario, trajectory.sample), trajectory.record.answer
     if answer is None or trajectory.record.does_not_know:
         ending = trajectory.ending if answer is None else "it does not know"
-        return JudgedTrajectory(*about, answer, False, ending, rule=ending)
+        is_right = scenario.unanswerable and trajectory.record.does_not_know
+        return JudgedTrajectory(*about, answer, is_right, ending, rule=ending)
+    if scenario.unanswerable:
+        return JudgedTrajectory(*about, answer, False, "the question is unanswerable", rule="unanswerable")
     try:
         verdict = await judge.verdict(scenario, answer)
     except JudgeError as error:

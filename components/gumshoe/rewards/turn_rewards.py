@@ -6,6 +6,7 @@ from itertools import islice
 from typing import get_args
 
 from gumshoe.environments.base import Event, Unusable
+from gumshoe.rewards.correctness import is_correct
 from gumshoe.rewards.judge import Judge
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
@@ -28,7 +29,8 @@ class TurnRewardValues:
     """A search found nothing, or only partial matches without a correct source. A repeated one gets both values."""
     invalid_id: float = -0.1
     right: float = 1.0
-    """The answer is correct. "I don't know" is neither correct nor wrong."""
+    """The answer is correct. "I don't know" is correct if the question is unanswerable, and else neither correct nor
+    wrong."""
     wrong: float = -0.5
     unusable: float = -1.0
     """The turn has no usable call. The episode ends, or goes on after an error message."""
@@ -65,6 +67,6 @@ async def turn_rewards(
         rewards[mistake.turn - 1] += values.unusable
     if trajectory.ending in (*get_args(Unusable), "truncated"):
         rewards[-1] += values.unusable
-    elif record.answer is not None and not record.does_not_know:
-        rewards[-1] += values.right if (await judge.verdict(scenario, record.answer)).correct else values.wrong
+    elif record.answer is not None and (scenario.unanswerable or not record.does_not_know):
+        rewards[-1] += values.right if await is_correct(trajectory, scenario, judge) else values.wrong
     return rewards

@@ -48,9 +48,9 @@ def check_scenarios(
     """Check that each scenario can be answered from its inbox or the documents, without repetitions and leaks.
 
     Every gold message must be in the index under that id, in the scenario's inbox, and sent by the end of the query
-    date. Every gold document must be in the document index. No question may be asked twice of the same inbox or of the
-    documents on one day, or with a common source. No two splits may share a source or a question. `advance` is called
-    with the number of lines checked.
+    date. Every gold document must be in the document index. The inbox of an unanswerable question must be in the index.
+    No question may be asked twice of the same inbox or of the documents on one day, or with a common source. No two
+    splits may share a source or a question. `advance` is called with the number of lines checked.
 
     Raises:
         GumshoeError: if the index does not exist, or cannot be read.
@@ -105,13 +105,16 @@ class _Checker:
         if first := self._ids.get(scenario.id):
             return None, [ScenarioFault(line.where, "id used twice", f"the id {scenario.id!r} is that of {first}")]
         self._ids[scenario.id] = line.where
-        if bool(scenario.message_ids) != self._corpus.has_inboxes:
-            sources, content = "messages" if scenario.message_ids else "documents", self._corpus.content
-            text = f"its sources are {sources}; the index contains {content}"
+        if scenario.is_about_mail != self._corpus.has_inboxes:
+            sources, content = "messages" if scenario.is_about_mail else "documents", self._corpus.content
+            text = f"it is about {sources}; the index contains {content}"
             return None, [ScenarioFault(line.where, f"not about {content}", text)]
         good, findings = self._check_sources(scenario, line.where)
-        usable = bool(good) and not (scenario.needs_all and len(good) < len(scenario.sources))
-        if not usable:
+        if scenario.unanswerable:
+            problem, text = self._audit.check_scope(scenario)
+            if problem is not None:
+                return None, [ScenarioFault(line.where, problem, text)]
+        elif not good or (scenario.needs_all and len(good) < len(scenario.sources)):
             return None, findings
         mended = good != list(scenario.sources)
         if mended:

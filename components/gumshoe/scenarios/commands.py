@@ -1,29 +1,42 @@
-"""`gumshoe scenarios`: add, load, split, check and sort."""
+"""`gumshoe scenarios`: add, load, split, check, sort, and those from feedback."""
 
-import io
-import os
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gumshoe.completion import complete_split, complete_words
 from gumshoe.errors import RefusedError, UsageError
-from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable, progress
+from gumshoe.scenarios.command_output import (
+    check_output,
+    describe_set,
+    format_counts,
+    print_next_step,
+    print_summary,
+    write_scenarios,
+)
+from gumshoe.scenarios.feedback_command import from_feedback
+from gumshoe.terminal import JsonFlag, out, print_json, print_next, printable, progress
 
 if TYPE_CHECKING:
-    from gumshoe.scenarios.scenario import ScenarioSet, Split
+    from gumshoe.scenarios.scenario import Split
 
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     help="Write, load, split, check and sort questions with known answers.",
 )
+
+app.command(
+    name="from-feedback",
+    epilog="""
+    gumshoe scenarios from-feedback s3://bucket/project --since 90d --index index --out feedback.jsonl
+    """,
+)(from_feedback)
 
 _MIN_TO_SPLIT = 10  # with fewer scenarios, the suggested next step is to add more
 
@@ -72,7 +85,7 @@ def add(
     from gumshoe.scenarios.interview import Interview, InterviewOverError
     from gumshoe.scenarios.scenario import ScenarioSet
 
-    _check_output(path, replace=True)
+    check_output(path, replace=True)
     added, rejected = 0, list[str]()
     with suppress(InterviewOverError):
         interview = Interview.open(path, index, inbox, tuple(collections) if collections else None)
@@ -92,7 +105,7 @@ def add(
         named += ["--inbox", inbox] if inbox else []
         print_next("gumshoe", "scenarios", "add", path, "--index", index, *named)
     else:
-        _print_next_step(found, path, index)
+        print_next_step(found, path, index)
 
 
 @app.command(
@@ -143,23 +156,23 @@ def load(
         shuffle=shuffle,
         limits=dict(map(_parse_limit, limit or [])),
     )
-    _check_output(path, replace)
+    check_output(path, replace)
     unusable = Counter[str]()
     taken, left_out = selection.apply(load_scenarios(source, unusable))
     left_out += unusable
     if not taken:
         raise UsageError(
             "scenarios.none-selected",
-            f"no scenario in {source} passes the filters (left out: {_format_counts(left_out)}); loosen them",
+            f"no scenario in {source} passes the filters (left out: {format_counts(left_out)}); loosen them",
         )
-    _write_scenarios(path, taken)
+    write_scenarios(path, taken)
     if json:
-        print_json({**_describe_set(taken), "left_out": dict(left_out)})
+        print_json({**describe_set(taken), "left_out": dict(left_out)})
         return
-    _print_summary(taken, path)
+    print_summary(taken, path)
     if left_out:
-        out.print(f"excluded: {_format_counts(left_out)}", soft_wrap=True)
-    _print_next_step(taken, path)
+        out.print(f"excluded: {format_counts(left_out)}", soft_wrap=True)
+    print_next_step(taken, path)
 
 
 @app.command(name="split", epilog="gumshoe scenarios split questions.jsonl --out split.jsonl --seed 1")
@@ -192,23 +205,23 @@ def split_command(
             "scenarios.conflicting-options",
             "--keep-test (keep the existing test split) and --test (make a new one) exclude each other; use one",
         )
-    _check_output(path, replace)
+    check_output(path, replace)
     scenarios = load_scenarios(source)
     share = 0.15 if test is None else test
     result, report = split_scenarios(
         scenarios, validation=validation, test=share, seed=seed, by_inbox=by_inbox, keep_test=keep_test
     )
-    _write_scenarios(path, result)
+    write_scenarios(path, result)
     if json:
-        print_json({**_describe_set(result), **asdict(report)})
+        print_json({**describe_set(result), **asdict(report)})
         return
-    _print_summary(result, path)
+    print_summary(result, path)
     out.print(
         f"{report.groups:,} independent groups, the largest with {report.largest_group:,} scenarios"
         + (f"; dropped {report.dropped:,} that overlap with the test split" if keep_test else ""),
         soft_wrap=True,
     )
-    _print_next_step(result, path)
+    print_next_step(result, path)
 
 
 @app.command(
@@ -242,7 +255,7 @@ def check(
         )
     if drop:
         path = path or _clean_path(source)
-        _check_output(path, replace)
+        check_output(path, replace)
     with progress("Checking") as advance:
         report = check_scenarios(read_scenarios(source), index, advance)
     if not report.lines:
@@ -250,20 +263,20 @@ def check(
     lost = report.lines - len(report.clean)
     written = path if report.clean else None
     if written is not None:
-        _write_scenarios(written, report.clean)
+        write_scenarios(written, report.clean)
     if json:
         findings = [asdict(finding) for finding in report.findings]
         facts = {"lines": report.lines, "mended": report.corrected, "counts": report.counts, "findings": findings}
-        print_json({**facts, **_describe_set(report.clean)})
+        print_json({**facts, **describe_set(report.clean)})
     else:
         for finding in report.findings:
             out.print(
                 f"{printable(finding.where)}: [yellow]{finding.problem}[/]: {printable(finding.text)}", soft_wrap=True
             )
-        counts = _format_counts(report.counts) or "no problems"
+        counts = format_counts(report.counts) or "no problems"
         out.print(f"[bold]{report.lines:,} scenarios checked[/]: {counts}", soft_wrap=True)
         if written is not None:
-            _print_summary(report.clean, written)
+            print_summary(report.clean, written)
             out.print(f"{lost:,} dropped, {report.corrected:,} with corrected ids")
     if drop and written is None:
         raise RefusedError(
@@ -277,7 +290,7 @@ def check(
             "others to a file with --drop",
         )
     if not json:
-        _print_next_step(report.clean, path or source, index)
+        print_next_step(report.clean, path or source, index)
 
 
 @app.command(
@@ -307,30 +320,17 @@ def sort(
     from gumshoe.scenarios.reward_order import mean_rewards, sort_by_reward
     from gumshoe.scenarios.sources import load_scenarios
 
-    _check_output(path, replace)
+    check_output(path, replace)
     scenarios = load_scenarios(source)
     rewards = mean_rewards(by)
     result = sort_by_reward(scenarios, rewards)
-    _write_scenarios(path, result)
+    write_scenarios(path, result)
     known = sum(each.id in rewards for each in result)
     if json:
-        print_json({**_describe_set(result), "evaluated": known})
+        print_json({**describe_set(result), "evaluated": known})
         return
-    _print_summary(result, path)
+    print_summary(result, path)
     out.print(f"{known:,} of {len(result):,} were evaluated", soft_wrap=True)
-
-
-def _print_next_step(scenarios: "ScenarioSet", path: Path | str, index: Path | None = None) -> None:
-    """Print the command that continues: split; else check against an index; else evaluate on a checked file."""
-    place = index or os.environ.get("GUMSHOE_INDEX") or "INDEX"
-    if not scenarios.only("test"):
-        output = Path(str(path).removeprefix("jsonl:")).with_suffix(".split.jsonl")
-        print_next("gumshoe", "scenarios", "split", path, "--out", output, "--seed", 1)
-    elif index is None:
-        print_next("gumshoe", "scenarios", "check", path, "--index", place)
-    else:
-        options = ("--index", place, "--scenarios", path, "--policy", "tiny", "--out", "measured")
-        print_next("gumshoe", "evaluate", *options)
 
 
 def _parse_limit(text: str) -> tuple["Split", int]:
@@ -362,43 +362,3 @@ def _clean_path(source: str) -> Path:
         )
     name = Path(place).name.removesuffix(".gz").removesuffix(".jsonl")
     return Path(place).with_name(f"{name}.clean.jsonl")
-
-
-def _check_output(path: Path, replace: bool) -> None:
-    if path.is_dir() or not path.absolute().parent.is_dir():
-        fault = "is a directory" if path.is_dir() else "is in a directory that does not exist"
-        raise UsageError("scenarios.invalid-output", f"output path {path} {fault}; name a file in a directory")
-    if path.exists() and not replace:
-        raise UsageError(
-            "scenarios.output-exists", f"{path} already exists; choose another name, or overwrite it with --replace"
-        )
-
-
-def _write_scenarios(path: Path, scenarios: "ScenarioSet") -> None:
-    from gumshoe.artifacts.storage import explain_os_errors, write_atomically
-
-    with explain_os_errors(path):
-        write_atomically(path, io.BytesIO(scenarios.to_jsonl()))
-
-
-def _describe_set(scenarios: "ScenarioSet") -> dict[str, object]:
-    """Return size, content hash and ids of a set and its splits."""
-    splits = {str(split or "none"): scenarios.only(split) for split in dict.fromkeys(each.split for each in scenarios)}
-    return {
-        "scenarios": len(scenarios),
-        "content": scenarios.content,
-        "splits": {name: each.to_record().model_dump() for name, each in splits.items()},
-    }
-
-
-def _print_summary(scenarios: "ScenarioSet", path: Path) -> None:
-    from gumshoe.scenarios.scenario import SPLITS
-
-    counts = {split or "in no split": len(scenarios.only(split)) for split in (*SPLITS, None)}
-    listed = ", ".join(f"{count:,} {name}" for name, count in counts.items() if count)
-    out.print(f"[bold]{len(scenarios):,} scenarios[/] in {printable(path)}: {listed}", soft_wrap=True)
-    err.print(f"content {scenarios.content}", soft_wrap=True)
-
-
-def _format_counts(counts: Mapping[Any, int]) -> str:
-    return ", ".join(f"{count:,} {name}" for name, count in counts.items())

@@ -1,10 +1,8 @@
 """Write scenarios in a dialog: search, read what was found, then enter the question and its answer."""
 
 import io
-import re
 import shlex
 import sys
-import unicodedata
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from gumshoe.corpus import Corpus, FoundSource, SourceSearch
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.mail.search_arguments import check_address
 from gumshoe.model_validation import describe_validation_error
+from gumshoe.scenarios.answer_support import find_missing_words
 from gumshoe.scenarios.check import check_scenarios
 from gumshoe.scenarios.indexes import detect_corpus
 from gumshoe.scenarios.scenario import SPLITS, Scenario
@@ -188,7 +187,7 @@ class Interview:
         if faults := self._find_faults(scenario):
             self._reject("; ".join(faults))
             return
-        if missing := _find_missing(answer, " ".join(self.search.read(each).text for each in ids)):
+        if missing := find_missing_words(answer, " ".join(self.search.read(each).text for each in ids)):
             self.dialog.say(f"warning: not in the source: {', '.join(missing)}", "yellow")
         self._append(scenario)
         self.dialog.say(f"Added as {scenario.id}. {len(self.existing):,} scenarios in {self.path}\n", "green")
@@ -231,22 +230,6 @@ def _parse_text(text: str) -> str:
     if not text:
         raise ValueError
     return text
-
-
-def _find_missing(answer: str, source: str) -> list[str]:
-    """Return the words of an answer that are not in its source, if one has a digit or they are more than half."""
-    words, known = _split_words(answer), set(_split_words(source))
-    missing = [each for each in words if each not in known]
-    has_value = any(character.isdigit() for each in missing for character in each)
-    is_yes_or_no = bool(words) and words[0] in ("yes", "no")
-    return missing if not is_yes_or_no and (has_value or len(missing) > len(words) / 2) else []
-
-
-def _split_words(text: str) -> list[str]:
-    """Return words in lower case, without accents, and numbers without separators of thousands."""
-    decomposed = unicodedata.normalize("NFKD", text.casefold())
-    plain = "".join(each for each in decomposed if not unicodedata.combining(each))
-    return re.findall(r"\w+", re.sub(r"(?<=\d),(?=\d{3})", "", plain))
 
 
 def _pick(text: str, hits: list[FoundSource]) -> list[FoundSource]:

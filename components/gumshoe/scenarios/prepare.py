@@ -1,4 +1,4 @@
-"""Prepare scenarios for training: keep the answerable ones, and split them without leaks."""
+"""Prepare scenarios for training: keep the usable ones, and split them without leaks."""
 
 import io
 from dataclasses import dataclass

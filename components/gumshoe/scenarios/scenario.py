@@ -11,15 +11,27 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import Annotated, Any, Literal, get_args
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 
 from gumshoe.documents.collection_names import check_collection_patterns
 from gumshoe.errors import UsageError
 from gumshoe.mail.message import normalize_address
+from gumshoe.scenarios.unknown_answer import UNKNOWN, is_unknown
 from gumshoe.text_checks import check_text, find_bad_texts
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
+Consent = Literal["training", "none"]
+"""What a caller of an agent server lets feedback be used for: training, or nothing but to be counted."""
 
 Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 
@@ -74,12 +86,15 @@ class Scenario(BaseModel):
     id: Annotated[Text, BeforeValidator(_to_text)]
     question: Text
     answer: Text
+    """Reference answer; "I don't know" if it is unanswerable."""
     message_ids: Sources = ()
     """Ids of messages with the answer. Each one is sufficient, unless `needs_all`."""
     document_ids: Sources = ()
     """Ids of documents with the answer, if the question is about documents."""
     needs_all: bool = False
     """True if the answer requires all sources together."""
+    unanswerable: bool = False
+    """True if no source has the answer, so that "I don't know" is right and every other answer is wrong."""
     how_realistic: Annotated[float, Field(ge=0, le=1)] | None = None
     """Probability that the inbox's owner asks this, from 0 to 1."""
     inbox_address: Annotated[str, AfterValidator(_validate_address)] | None = None
@@ -92,12 +107,25 @@ class Scenario(BaseModel):
     """Kind of question, if known, for grouping results."""
     given_by: str | None = None
     """Pseudonym of the caller of an agent server who gave this answer as feedback."""
+    given_at: AwareDatetime | None = None
+    """Time of the feedback."""
+    consent: Consent | None = None
+    """What the feedback may be used for; None if that was not recorded."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _answer_unanswerable(cls, fields: Any) -> Any:
+        """Add the answer of an unanswerable question, which may be left out."""
+        is_empty = isinstance(fields, dict) and fields.get("answer") in (None, "")
+        return {**fields, "answer": UNKNOWN} if is_empty and fields.get("unanswerable") is True else fields
 
     @model_validator(mode="after")
     def _check_complete(self) -> "Scenario":
-        if bool(self.message_ids) == bool(self.document_ids):
-            raise ValueError("give either message_ids or document_ids, at least one")
-        if self.message_ids:
+        if self.unanswerable:
+            self._check_unanswerable()
+        elif bool(self.message_ids) == bool(self.document_ids):
+            raise ValueError("give either message_ids or document_ids, at least one; or unanswerable: true")
+        if self.is_about_mail:
             missing = [name for name in ("inbox_address", "query_date") if getattr(self, name) is None]
             if missing:
                 raise ValueError(f"a question about mail needs {' and '.join(missing)}")
@@ -115,6 +143,12 @@ class Scenario(BaseModel):
         except (ValueError, RecursionError) as error:
             raise ValueError(f"cannot be written as JSON ({error})") from None
         return self
+
+    def _check_unanswerable(self) -> None:
+        if self.sources or self.needs_all:
+            raise ValueError("an unanswerable question has no message_ids, document_ids or needs_all; leave them out")
+        if not is_unknown(self.answer):
+            raise ValueError(f"the answer to an unanswerable question is {UNKNOWN!r}; leave out answer")
 
     @classmethod
     def from_question(
@@ -161,6 +195,11 @@ class Scenario(BaseModel):
         return self.message_ids or self.document_ids
 
     @property
+    def is_about_mail(self) -> bool:
+        """True if the question is about the mail of an inbox, false if it is about documents."""
+        return bool(self.message_ids) or (self.inbox_address is not None and not self.document_ids)
+
+    @property
     def visible_before(self) -> datetime | None:
         """End of `query_date` in UTC. Later mail is not visible. None if there is no date."""
         if self.query_date is None or self.query_date == date.max:
@@ -188,7 +227,7 @@ class Scenario(BaseModel):
     def to_json(self) -> str:
         """Return one line of a scenario file, without fields that have no value."""
         fields = self.model_dump(mode="json")
-        unset = {"message_ids": [], "document_ids": [], "needs_all": False}
+        unset = {"message_ids": [], "document_ids": [], "needs_all": False, "unanswerable": False}
         non_default = {
             name: value for name, value in fields.items() if value is not None and value != unset.get(name, ...)
         }

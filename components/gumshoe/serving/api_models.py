@@ -5,10 +5,20 @@ from datetime import date
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from gumshoe.client.responses import PROBLEM_TYPE
+from gumshoe.scenarios.scenario import Consent
+from gumshoe.scenarios.unknown_answer import is_unknown
 from gumshoe.serving.policy_metrics import Verdict
 
 UNKNOWN_FIELD = "unknown_field"
@@ -96,6 +106,16 @@ class FeedbackBody(RequestBody):
         description="IDs of the messages or documents that contain it.",
         examples=[_SOURCES],
     )
+    unanswerable: bool = Field(
+        False,
+        description='True if no message or document contains the answer, so that "I don\'t know" is correct.',
+        examples=[False],
+    )
+    consent: Consent | None = Field(
+        None,
+        description="What it may be used for: `training`, or `none`. Default: the server's setting `keeping.consent`.",
+        examples=["training"],
+    )
     policy: str | None = Field(
         None,
         max_length=1000,
@@ -103,11 +123,25 @@ class FeedbackBody(RequestBody):
         examples=["invoices-3"],
     )
 
+    @field_validator("unanswerable")
+    @classmethod
+    def _check_unanswerable(cls, unanswerable: bool, info: ValidationInfo) -> bool:
+        """Check that the other fields agree that there is no answer."""
+        given = info.data
+        if unanswerable and (given.get("right_answer") or given.get("right_source_ids")):
+            raise PydanticCustomError("contradiction", "must be false if right_answer or right_source_ids are given")
+        answer = str(given.get("answer", "")).strip()
+        if unanswerable and given.get("right") and answer and not is_unknown(answer):
+            raise PydanticCustomError("contradiction", 'must be false if an answer other than "i don\'t know" is right')
+        return unanswerable
+
     @property
     def verdict(self) -> Verdict:
         """The verdict about the answer, as it counts in the measures of a policy."""
         if self.right:
             return "right"
+        if self.unanswerable:
+            return "unanswerable"
         return "corrected" if self.right_answer else "wrong"
 
 
@@ -175,6 +209,7 @@ class Caller(BaseModel):
         description="True if the server answers from inboxes, false if it answers from documents.", examples=[True]
     )
     feedback: bool = Field(description="True if the server accepts feedback.", examples=[False])
+    consent: Consent = Field(description="What feedback may be used for, unless it says otherwise.", examples=["none"])
     sources: bool = Field(
         description="True if the caller can read the sources of answers: POST /source.", examples=[True]
     )

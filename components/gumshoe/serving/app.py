@@ -1,7 +1,6 @@
 """Define the agent server's HTTP API. Errors are answered as problems (RFC 9457, application/problem+json)."""
 
 import asyncio
-import secrets
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import replace
@@ -12,14 +11,13 @@ from fastapi import FastAPI, Request, Response
 from fastapi.params import Depends
 from fastapi.responses import StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 
 from gumshoe.client import responses
 from gumshoe.environments.base import SourceText
 from gumshoe.mail.identities import IdentityError, parse_identity
-from gumshoe.model_validation import describe_validation_error
 from gumshoe.rollouts.answer import Answer, AnswerStep, Cost
-from gumshoe.scenarios.scenario import Scenario, ScenarioError
+from gumshoe.scenarios.scenario import Consent, Scenario, ScenarioError
 from gumshoe.serving.access import ForbiddenError, NoCollectionsError, Principal
 from gumshoe.serving.api_models import (
     Caller,
@@ -40,6 +38,7 @@ from gumshoe.serving.errors import (
 )
 from gumshoe.serving.feedback_limit import FeedbackLimit
 from gumshoe.serving.feedback_recorder import FeedbackRecorder
+from gumshoe.serving.given_feedback import KnownAnswer, add_known_answer, find_known_answer
 from gumshoe.serving.openapi import (
     AGENT,
     ANY_REQUEST,
@@ -206,20 +205,10 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
 
         return StreamingResponse(send_events(), media_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
-    async def add_answer(request: Request, scenario: Scenario, answer: str | None, sources: list[str]) -> Scenario:
-        """Return the scenario with its correct answer, the messages or documents that contain it, and the caller."""
-        principal: Principal = request.state.principal
-        fields = scenario.model_dump(
-            include={"question", "inbox_address", "query_date", "collections"}, exclude_none=True
-        )
-        name = f"asked-{scenario.digest}-{secrets.token_hex(4)}"
+    async def add_answer(request: Request, scenario: Scenario, known: KnownAnswer, consent: Consent) -> Scenario:
+        """Return the scenario with what the caller says is correct, the caller, the time and the consent."""
         what, where = _name_source(service)
-        try:
-            learned = Scenario.model_validate(
-                {"id": name, **fields, "answer": answer, f"{what}_ids": sources, "given_by": principal.pseudonym}
-            )
-        except ValidationError as error:
-            raise RefusedRequestError("serving.invalid-answer", describe_validation_error(error)) from None
+        learned = add_known_answer(scenario, known, request.state.principal.pseudonym, consent, what)
         missing = await service.find_missing_sources(learned, request.state.caller)
         if missing:
             raise RefusedRequestError(
@@ -237,7 +226,7 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
         tags=[AGENT],
     )
     async def give_feedback(body: FeedbackBody, request: Request) -> responses.FeedbackResult:
-        """Store a question with its correct answer and sources for training. Without both, nothing is stored.
+        """Store a question with its correct answer and sources, or as unanswerable. Otherwise, nothing is stored.
 
         With `policy`, the verdict also counts in the measures of that policy, which decide about a canary.
         """
@@ -246,19 +235,17 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
             raise RefusedRequestError("serving.query-date-missing")
         if not settings.keeping.feedback:
             raise RefusedRequestError("serving.feedback-disabled")
-        answer, sources = body.right_answer, body.right_source_ids
-        if body.right:
-            answer, sources = body.answer, body.source_ids
-        is_kept = bool(answer and sources)
-        if is_kept:
+        consent = body.consent or settings.keeping.consent
+        known = find_known_answer(body)
+        is_kept = known is not None
+        if known is not None:
             _check_feedback_limit(limit, request.state.caller)
-            is_kept = recorder.record_feedback(await add_answer(request, scenario, answer, sources))
-        given_by = request.state.principal.pseudonym
-        record_access(
-            "feedback", scenario, sources if is_kept else (), right=body.right, kept=is_kept, given_by=given_by
-        )
+            is_kept = recorder.record_feedback(await add_answer(request, scenario, known, consent))
+        sources = known.sources if known is not None and is_kept else ()
+        about = {"right": body.right, "unanswerable": body.unanswerable, "kept": is_kept}
+        record_access("feedback", scenario, sources, **about, given_by=request.state.principal.pseudonym)
         service.metrics.policies.count_verdict(body.policy, body.verdict, request.state.caller, scenario.digest)
-        request.state.log_fields |= {"right": body.right, "kept": is_kept}
+        request.state.log_fields |= about
         return responses.FeedbackResult(kept=is_kept)
 
     @app.get(
@@ -278,6 +265,7 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
             collections=list(caller.collections),
             has_inboxes=service.env_factory.has_inboxes,
             feedback=settings.keeping.feedback,
+            consent=settings.keeping.consent,
             sources=service.env_factory.reads_sources,
         )
 

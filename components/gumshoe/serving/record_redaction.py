@@ -13,10 +13,10 @@ from typing import Any, get_args
 from gumshoe.environments.base import Ending, Event
 from gumshoe.environments.tools import Call
 from gumshoe.rollouts.trajectory import Origin, Trajectory
-from gumshoe.scenarios.scenario import Scenario
+from gumshoe.scenarios.scenario import Consent, Scenario
 
 REDACTED = "[redacted]"
-_WORDS = frozenset(map(str, (*get_args(Ending), *get_args(Event), *get_args(Origin))))
+_WORDS = frozenset(map(str, (*get_args(Ending), *get_args(Event), *get_args(Origin), *get_args(Consent))))
 _OWN_ID = re.compile(r"asked-[0-9a-f]{16}(-[0-9a-f]{8})?|[0-9a-f]{16}")
 _ID_FIELDS = ("id", "scenario", "given_by")
 _KEPT_FIELDS = ("inbox_address", "collections", "query_date")
@@ -52,6 +52,8 @@ class RecordRedactor:
         found = {name: value if name in _KEPT_FIELDS else self._redact(value, name) for name, value in given.items()}
         if any(list(given[name]) != list(found[name]) for name in ("message_ids", "document_ids")):
             return None
+        if scenario.unanswerable:
+            found["answer"] = scenario.answer  # words of this format
         return Scenario.model_validate(found)
 
     def _redact(self, value: Any, name: str = "", *, is_free: bool = False) -> Any:

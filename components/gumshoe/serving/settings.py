@@ -27,6 +27,7 @@ from gumshoe.model_validation import describe_validation_error
 from gumshoe.rewards.best_of_n import MAX_SAMPLES, ChoiceMethod, ChoiceSettings
 from gumshoe.rollouts.agent_settings import NamedAgent
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
+from gumshoe.scenarios.scenario import Consent
 from gumshoe.serving.access_settings import AccessSettings, check_open_to_network, is_loopback
 from gumshoe.trusted_files import check_trusted
 from gumshoe.yaml_text import load_yaml
@@ -190,6 +191,11 @@ class RecordingSettings(BaseModel):
     model_config = _STRICT
 
     feedback: bool = Field(False, description="Accept feedback (POST /feedback) and publish it as scenarios.")
+    consent: Consent = Field(
+        "none",
+        description="What feedback may be used for if it does not say so itself: `training`, e.g. because the users "
+        "have agreed to that, or `none`. It is recorded with each line.",
+    )
     trajectories: float = Field(0, ge=0, le=1, description="Fraction of the episodes to publish as trajectories.")
     redact: tuple[str, ...] = Field(
         (), description="Regular expressions of text to redact. If set, token IDs are not recorded."

@@ -41,7 +41,8 @@ class EpisodeRecord(BaseModel):
     scenario: str = Field(description="id of the scenario")
     sample: int = Field(description="number of the episode in its group, from 0")
     answerable: bool = Field(
-        description="true if the sources of the answer are in the index and may be read by the scenario"
+        description="true if the sources of the answer are in the index and may be read by the scenario; false if "
+        "it is unanswerable"
     )
     policy: str = Field(description="name of the policy that sampled every completion")
     ending: Ending = Field(description="reason why it ended")

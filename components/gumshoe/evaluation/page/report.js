@@ -17,7 +17,7 @@ const filters = {
   lost: (each) => each.change === "lost",
   unusable: (each) => unusable.has(each.ending),
   "gave-up": (each) => each.answer === null || each.does_not_know,
-  source: (each) => each.answer !== null && !each.right_source,
+  source: (each) => each.answer !== null && !each.right_source && !each.unanswerable,
   disagreed: (each) => new Set(each.verdicts.map((verdict) => verdict.correct)).size > 1,
 };
 
@@ -119,7 +119,8 @@ function facts(each) {
   const called = (id) => (each.titles[id] ? `${each.titles[id]} (${id})` : id);
   add("sources", ...(each.sources.length ? each.sources.flatMap((source, place) => [place ? ", " : "",
     element("span", called(source), gold.has(source.trim().replace(/^<+|>+$/g, "")) ? "mark" : "")]) : ["none"]));
-  add("correct source", `${each.gold.map(called).join(", ")}: ${each.found ? "found" : "not found"}, ${each.read ? "read" : "not read"}, ${each.right_source ? "given" : "not given"}`);
+  if (each.unanswerable) add("correct source", "none: the question is unanswerable");
+  else add("correct source", `${each.gold.map(called).join(", ")}: ${each.found ? "found" : "not found"}, ${each.read ? "read" : "not read"}, ${each.right_source ? "given" : "not given"}`);
   if (each.inbox) add("asked", `${each.inbox}, ${each.asked_on}`);
   const spent = each.prompt_tokens === null ? "" : `, ${each.prompt_tokens.toLocaleString("en")} prompt and ${each.sampled_tokens.toLocaleString("en")} sampled tokens`;
   add("effort", `${count(each.turns, "turn")}, ${count(each.searches, "search")} (${each.repeated_searches} repeated, ${each.empty_searches} empty), ${each.seconds.toFixed(1)} s${spent}`);

@@ -83,7 +83,8 @@ class SplitShare(_Claim):
 
 
 class UnanswerableShare(_Claim):
-    """Scenarios whose sources are not in the index, or may not be read by the scenario."""
+    """Scenarios that are marked as unanswerable, or whose sources are not in the index or may not be read by the
+    scenario."""
 
     scenarios: int
     """Number of scenarios with scored episodes."""

@@ -80,6 +80,8 @@ async function loadCaller() {
   at("key-form").hidden = true;
   at("ask").hidden = false;
   at("mail-fields").hidden = !caller.has_inboxes;
+  at("absent").textContent = caller.has_inboxes ? "Not in the mail" : "Not in the documents";
+  at("consent").checked = caller.consent === "training";
   at("inbox").required = at("day").required = caller.has_inboxes;
   const whole = caller.inboxes.filter((each) => !each.includes("*"));
   at("inboxes").replaceChildren(...whole.map((each) => Object.assign(createElement("option"), { value: each })));
@@ -189,7 +191,8 @@ function showAnswer(answer) {
   const chosen = answer.chosen ? `; ${answer.chosen}` : "";
   const turns = answer.turns === 1 ? "1 turn" : `${answer.turns} turns`;
   at("about").textContent = `${turns}, ${answer.seconds.toFixed(1)} seconds, by ${answer.policy}${chosen}`;
-  at("judge").hidden = !(caller.feedback && answer.success);
+  at("judge").hidden = !(caller.feedback && answer.answer);
+  at("absent").hidden = !answer.success;
   at("note").textContent = "";
   at("curl").hidden = true;
   at("answer-part").hidden = false;
@@ -248,11 +251,14 @@ async function copyCurl() {
   }
 }
 
-async function judge(right) {
+// Without success, the answer is "I don't know". If that is right, the question is unanswerable.
+async function judge(right, unanswerable = right && !latest.success) {
   const { question, inbox_address, query_date, answer, source_ids, policy } = latest;
+  const consent = at("consent").checked ? "training" : "none";
   at("judge").hidden = true;
   try {
-    await send("feedback", { question, inbox_address, query_date, answer, source_ids, policy, right });
+    const about = { question, inbox_address, query_date, answer, source_ids, policy };
+    await send("feedback", { ...about, right, unanswerable, consent });
     at("note").textContent = "Thank you.";
   } catch (error) {
     showProblem(error);
@@ -326,6 +332,7 @@ at("ask").addEventListener("submit", ask);
 at("stop").addEventListener("click", () => running?.abort());
 at("right").addEventListener("click", () => judge(true));
 at("wrong").addEventListener("click", () => judge(false));
+at("absent").addEventListener("click", () => judge(false, true));
 at("copy").addEventListener("click", copyCurl);
 at("forget").addEventListener("click", () => {
   forgetRecent();

@@ -14,11 +14,12 @@ from gumshoe.errors import UsageError
 from gumshoe.rollouts.call_forms import find_form
 from gumshoe.rollouts.trajectory import Span, Trajectory
 from gumshoe.scenarios.scenario import Scenario
+from gumshoe.scenarios.unknown_answer import UNKNOWN
 from gumshoe.synthesis.rng import Rng
 from gumshoe.training.settings_sections import DIFFICULTIES, GOLD, Difficulty, GoldSettings
 from gumshoe.training.sft.gold_answers import share_of_answer, shorten_answer
 from gumshoe.training.sft.gold_search import Search, SearchFinder
-from gumshoe.training.sft.scripted_expert import DOCUMENTS, MAIL, UNKNOWN, SearchHit, ToolNames, parse_hits
+from gumshoe.training.sft.scripted_expert import DOCUMENTS, MAIL, SearchHit, ToolNames, parse_hits
 
 _EASY_RANK = 2  # of the source among the hits
 _MAY_ANSWER = 0.5  # share of the words of the answer in a text that may be another source
@@ -250,7 +251,7 @@ class GoldExpert:
         episode = _Recording(self._finder.new_environment())
         for search in filter(None, (first, self._finder.find_failing(first, rng))):
             hits = parse_hits(episode.run(search.call))
-            if any(self._may_answer(episode, hit) for hit in hits):
+            if not self._scenario.unanswerable and any(self._may_answer(episode, hit) for hit in hits):
                 raise NoEpisodeError("no source in the index")
             if hits:
                 episode.run(self._tools.read_call(hits[0].source))

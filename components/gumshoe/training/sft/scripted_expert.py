@@ -11,6 +11,7 @@ from typing import Literal
 
 from gumshoe.environments.tools import Call
 from gumshoe.scenarios.scenario import Scenario
+from gumshoe.scenarios.unknown_answer import UNKNOWN
 from gumshoe.synthesis.mail_questions import QuestionBackground
 from gumshoe.synthesis.rng import Rng
 
@@ -18,7 +19,6 @@ ErrorKind = Literal[
     "few keywords", "first hit unread", "wrong person", "older fact", "neighbouring field", "gave up early"
 ]
 
-UNKNOWN = "I don't know"
 _HIT = re.compile(r"^(.*)\n  (.*)\n  id: (\S+)(?: \(thread .*\))?$", re.M)
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _STOP_WORDS = frozenset(
