@@ -43,11 +43,13 @@ DENIED = re.compile(
     r"(?:\b(?:not|never|no longer|(?:anyone|anything|1) but|except|other than|instead of|rather than)|n't)\b", re.I
 )
 """Denies the rest of the sentence."""
+DENIED_NEXT = re.compile(r"\b(?:not|never|no longer|any(?:one|thing) but|other than)\W*$", re.I)
+"""Denies the text directly after it."""
 NO_LONGER = re.compile(r"\W*(?:(?:is|was|are|were|has|does|did)(?:n't|\s+not|\s+no longer)|no longer)\b(?! only)", re.I)
 """Denies the text before it."""
 PAST = re.compile(
-    r"\b(?:from|instead of|rather than|replac\w+|not|no longer|previously|formerly|originally|until|used to be|was|"
-    r"were|before|earlier|old|than|over from)\W+(?:\w+\W+){0,3}$",
+    r"\b(?:from|instead of|in place of|rather than|replac\w+|not|no longer|previously|formerly|originally|until|"
+    r"used to be|was|were|before|earlier|old|than|over from)\W+(?:\w+\W+){0,3}$",
     re.I,
 )
 """The text after it was true in the past, and is given for context."""
@@ -57,7 +59,7 @@ TURNED = re.compile(
     re.I,
 )
 """Stands between a new value and an old one, in this order."""
-INSTEAD = re.compile(r"\b(?:instead of|rather than|over|not|than|and no|never)\W+(?:\w+\W+){0,2}$", re.I)
+INSTEAD = re.compile(r"\b(?:instead of|in place of|rather than|over|not|than|and no|never)\W+(?:\w+\W+){0,2}$", re.I)
 """The text after it was not chosen."""
 PAST_WORDS = _pattern(r"previously|formerly|originally|used to|was|were|until")
 """Words about the past, anywhere."""
@@ -89,8 +91,14 @@ BEFORE = re.compile(r"^\W*(?:before(?:hand)?|previously|originally|formerly|at f
 """The value before it is the old one, in a change described in order."""
 CHANGE = re.compile(r"from (.+?) to (.+)", re.I | re.S)
 """A reference that describes a change."""
-YES_OR_NO = re.compile(r"(?:^|[.:;!?]\s+)\W*(yes|yeah|yep|correct|right|indeed|affirmative|no|nope)\b", re.I)
+YES_OR_NO = re.compile(
+    r"(?:^|[.:;!?]\s+)\W*(yes|yeah|yep|correct|right|indeed|affirmative|no|nope|"
+    r"(?:true|false|y|n|negative|incorrect)(?=\W*$|\s?[.,;:!]))\b",
+    re.I,
+)
 """Yes or no, at the start of a sentence."""
+NO = frozenset({"no", "nope", "n", "false", "negative", "incorrect"})
+"""Words of `YES_OR_NO` that say no."""
 BOTH = re.compile(
     r"\byes\b\W*(?:and|or|but)?\W*(?:actually |then )?\bno\b|\bno\b\W*(?:and|or|but)\W*\byes\b|\bif (?:yes|no)\b", re.I
 )
@@ -109,5 +117,10 @@ CLOSED = _pattern(
 """Closing of a message."""
 JOINING = re.compile(r"[^\w\s]|\b(?:and|or|also|the|both)\b", re.I)
 """Text between the items of a list."""
-OR = re.compile(r"\b(?:or|and/or|versus|vs)\b|/", re.I)
+OR = re.compile(
+    r"\b(?:or(?! (?:more|less|fewer|above|below|over|under|higher|lower|greater|longer|shorter|later|earlier|"
+    r"better|up)\b)"
+    r"|and/or|versus|vs|alternatively|otherwise|failing that)\b|/",
+    re.I,
+)
 """Offers an alternative."""
