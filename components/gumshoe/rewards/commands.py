@@ -322,6 +322,9 @@ def _run_and_close(work: Coroutine[Any, Any, Result], *judges: "Judge | Ruler | 
 
 
 def _usage(judge: object) -> dict[str, Any]:
+    from gumshoe.rewards.heuristic.heuristic_judge import HeuristicJudge
+
+    judge = judge.second if isinstance(judge, HeuristicJudge) else judge
     model: JudgeModel | None = getattr(judge, "model", None)
     return {} if model is None else model.usage.to_dict()
 

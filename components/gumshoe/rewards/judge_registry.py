@@ -166,6 +166,20 @@ def _open_second(named: Any) -> Judge | None:
     return open_judge(named)
 
 
+def model_of(judge: Judge) -> JudgeModel | None:
+    """Return the chat model of a judge, or of its second judge; None if it has none."""
+    if isinstance(judge, HeuristicJudge) and judge.second is not None:
+        return model_of(judge.second)
+    return judge.model if isinstance(judge, OpenAIJudge) else None
+
+
+def with_own_usage(judge: Judge) -> Judge:
+    """Return a copy of a judge whose chat model has its own `usage`; the judge itself if it has no model."""
+    if isinstance(judge, HeuristicJudge) and judge.second is not None:
+        return HeuristicJudge(with_own_usage(judge.second))
+    return judge.with_own_usage() if isinstance(judge, OpenAIJudge) else judge
+
+
 def parse_judge(named: Any) -> tuple[str, dict[str, Any]]:
     """Return the name and the settings of a judge, given a word, a mapping, or a mapping as YAML text.
 

@@ -59,7 +59,7 @@ def candidates(case: JudgeCase) -> Decision:
     """Reject other values of the same kind, or other names, in a list or the same sentence as the correct one."""
     if case.span is None or len(case.required) > _MAX_REQUIRED:
         return None
-    listed = _find_list(case)
+    listed = _find_list(case) or _find_listed_names(case)
     if listed:
         return False, listed
     rivals = list(_find_rivals(case))
@@ -99,6 +99,34 @@ def _find_list(case: JudgeCase) -> str | None:
         others = [word for word in name if case.is_new(word) and word.key not in phrases.POSTS]
         if _MIN_LIST <= len(others) < len(name) and case.span and name[0].start <= case.span[0] < name[-1].end:
             return f"it names {case.answer.text[others[0].start : others[-1].end]} as well"
+    return None
+
+
+def _find_listed_names(case: JudgeCase) -> str | None:
+    """Return the reason if the correct name is in a list with other names, also of one word, or None.
+
+    One other name after a comma may be a place: "Tulsa, Oklahoma".
+    """
+    if case.span is None or not all(isinstance(each, Word) and each.is_name for each in case.required):
+        return None
+    first, last = case.answer.sentence(case.span[0])
+    cuts = [match.span() for match in phrases.NAMES.finditer(case.answer.text, first, last)]
+    bounds = list(zip([first, *(cut[1] for cut in cuts)], [*(cut[0] for cut in cuts), last], strict=True))
+    parts = [[each for each in case.answer.items if start <= each.start < end] for start, end in bounds]
+    is_new = [
+        bool(part)
+        and all(isinstance(each, Word) and each.is_name and case.is_new(each) for each in part)
+        and not all(isinstance(each, Word) and each.key in phrases.POSTS for each in part)
+        for part in parts
+    ]
+    joined = any(
+        new and "," not in case.answer.text[slice(*cut)]
+        for cut, *sides in zip(cuts, is_new, is_new[1:], strict=False)
+        for new in sides
+    )
+    new = [part for part, other in zip(parts, is_new, strict=True) if other]
+    if len(new) >= _MIN_LIST or (new and joined):
+        return f"it names {case.answer.text[new[0][0].start : new[0][-1].end]} as well"
     return None
 
 

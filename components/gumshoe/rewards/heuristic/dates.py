@@ -101,6 +101,7 @@ _PATTERNS: tuple[tuple[str, _Reader], ...] = (
         rf"\b(?:(?P<before>\d{{4}})[ -])?(?:q(?P<quarter>[1-4])|h(?P<half>[12]))\b(?:(?:,? of|,)?\s?{_YEAR}\b)?",
         _period,
     ),
+    (rf"\b(?P<quarter>[1-4])q\b(?:(?:,? of|,)?\s?{_YEAR}\b)?", _period),
     (rf"\b(?P<quarter>[1-4])(?:st|nd|rd|th) quarter\b(?:(?: of|,)?\s?{_YEAR}\b)?", _period),
     (rf"\b(?P<half>[12])(?:st|nd) half of {_YEAR}\b", _period),
     (r"(?<!\d)(?P<year>\d{4})[-/](?P<month>\d\d?)[-/](?P<day>\d\d?)(?:T(?=\d\d:))?(?!\d)", _date),

@@ -1,24 +1,28 @@
 """Rule-based judge: compare values as values, names as names, and the rest word by word.
 
-The rules are applied in order, and the first that returns a decision wins. They are strict, so that a policy cannot
+The rules are applied in order, and the first that returns a decision wins. If a rule cannot decide, a later rule may
+still reject the answer, but not accept it. They are strict, so that a policy cannot
 learn to exploit the judge: an answer that names several candidates, does not commit itself, or quotes a whole message
 is wrong, even if it contains the correct words.
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import date
 from functools import lru_cache
+from itertools import pairwise
 
 from gumshoe.rewards.exact_match import is_exact
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.candidates import alternatives, candidates
 from gumshoe.rewards.heuristic.expected import Expected, expect
 from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase, quote
-from gumshoe.rewards.heuristic.negation import find_denied, is_negator
+from gumshoe.rewards.heuristic.negation import NEGATOR, are_opposites, find_denied, is_negator
 from gumshoe.rewards.heuristic.normalized_text import Item, NormalizedText, Word
 from gumshoe.rewards.heuristic.quantities import is_quantity_word
 from gumshoe.rewards.heuristic.roles import find_conflict
+from gumshoe.rewards.heuristic.second_answers import second_answer
 from gumshoe.rewards.heuristic.value_rules import change, values
 from gumshoe.rewards.heuristic.values import Value, normalize
 from gumshoe.rewards.heuristic.yes_or_no import yes_or_no
@@ -29,6 +33,11 @@ _MIN_OVERLAP = 0.6  # or minimum token F1
 _MAX_NEW_WORDS = 24  # maximum new content words, i.e. neither in the question nor in the reference
 _MAX_EXTRA_CHARACTERS = 800  # maximum characters of an answer, in addition to those of the reference
 _MAX_SHORT_WORDS = 4  # maximum content words of a reference that is a value or a name, not a sentence
+_MAX_REPEATED = 3  # times that an answer may say the same on average
+_MANY_ITEMS = 12
+_MAX_NEW_NUMBERS = 12  # numbers in digits that are not in the reference
+_MIN_NAMES = 2  # names of a person: given name and family name
+_INITIAL = re.compile(r"(?<!\w\. )(?<!\w )\b(?P<initial>[A-Z])\. (?P<family>[A-Z][a-z]+)")
 _MIN_DOUBT = 0.3  # share of the reference's words at which an answer may say the same in other words
 
 
@@ -43,13 +52,23 @@ def judge_answer(question: str, reference: str, answer: str, asked: date | None 
         NormalizedText(normalize(answer), asked, expected),
         answer,
     )
+    doubt: Verdict | None = None
     for rule in _RULES:
-        verdict = rule(case)
-        if verdict is not None:
-            correct, why = verdict
-            name = rule.__name__.strip("_").replace("_", " ")
-            return Verdict(correct is True, why, name, is_undecided=correct is None)
-    raise AssertionError("the last rule always decides")
+        decision = rule(case)
+        if decision is None:
+            continue
+        correct, why = decision
+        verdict = Verdict(
+            correct is True, why, rule.__name__.strip("_").replace("_", " "), is_undecided=correct is None
+        )
+        if correct is False or (correct is True and doubt is None):
+            return verdict
+        doubt = doubt or verdict
+        if correct is True:
+            return doubt
+    if doubt is None:
+        raise AssertionError("the last rule always decides")
+    return doubt
 
 
 @lru_cache(maxsize=4096)
@@ -67,11 +86,6 @@ class HeuristicJudge:
     def __init__(self, second: Judge | None = None) -> None:
         self.second = second
 
-    @property
-    def model(self) -> object | None:
-        """Chat model of the second judge, if it has one, with the usage to report."""
-        return getattr(self.second, "model", None)
-
     async def verdict(self, asked: JudgedQuestion, answer: str) -> Verdict:
         """Decide if an answer is correct.
 
@@ -83,12 +97,6 @@ class HeuristicJudge:
             return verdict
         found = await self.second.verdict(asked, answer)
         return replace(found, rule="second judge")
-
-    def with_own_usage(self) -> "HeuristicJudge":
-        """Return a copy whose second judge has its own `usage`, if it has any."""
-        if self.second is None or not hasattr(self.second, "with_own_usage"):
-            return self
-        return HeuristicJudge(self.second.with_own_usage())
 
     async def aclose(self) -> None:
         """Close the second judge, if any."""
@@ -109,6 +117,8 @@ def _hedge(case: JudgeCase) -> Decision:
     """Reject an answer that does not commit itself, unless the reference does not either."""
     text = case.answer.text
     first, last = case.answer.sentence(case.span[0]) if case.span else (0, len(text))
+    if case.span and text[:last].rstrip().endswith("?") and "?" not in case.reference.text:
+        return False, "it asks"
     for match in [*phrases.HEDGE.finditer(text), *phrases.MODAL.finditer(text, first, last)]:
         if not any(match[0].casefold() in text.text.casefold() for text in (case.reference, case.question)):
             return False, f"it does not commit itself ({match[0]})"
@@ -120,10 +130,32 @@ def _dump(case: JudgeCase) -> Decision:
         phrases.CLOSED.search(case.answer.text) and not phrases.CLOSED.search(case.reference.text)
     ):
         return False, "it quotes a message"
-    if phrases.AGAIN.search(case.answer.text) and not phrases.AGAIN.search(case.reference.text):
-        return False, "it says one word again and again"
+    said = case.answer.items
+    is_repeated = len(said) > _MAX_REPEATED * len({_key(each) for each in said}) and len(said) > _MANY_ITEMS
+    if (is_repeated or phrases.AGAIN.search(case.answer.text)) and not phrases.AGAIN.search(case.reference.text):
+        return False, "it says the same again and again"
+    numbers = set(phrases.NUMBERS.findall(case.answer.text)) - set(phrases.NUMBERS.findall(case.reference.text))
+    if len(numbers) > _MAX_NEW_NUMBERS:
+        return False, f"it says {len(numbers)} other numbers"
     new = sum(map(case.is_new, case.answer.items))
     return (False, f"it says {new} things that were not asked") if new > _MAX_NEW_WORDS else None
+
+
+def _key(item: Item) -> object:
+    return item.key if isinstance(item, Word) else (item.kind, item.means)
+
+
+def _flatly_denied(case: JudgeCase) -> Decision:
+    """Reject the words of the reference with a denial directly before or after them, e.g. "X? No."."""
+    text, wanted = case.answer.text, case.reference.text.rstrip(". ").casefold()
+    place = text.casefold().find(wanted)
+    if place < 0 or not wanted or NEGATOR.search(case.reference.text) or phrases.YES_OR_NO.match(case.reference.text):
+        return None
+    after = text[place + len(wanted) :]
+    is_asked = phrases.DENIED_BEFORE.match(case.question.text) or "reject" in case.question.text.casefold()
+    if phrases.DENIED_NEXT.search(text[:place]) or (phrases.DENIED_BEFORE.match(after) and not is_asked):
+        return False, "it says that it is not so"
+    return None
 
 
 def _same_text(case: JudgeCase) -> Decision:
@@ -134,12 +166,9 @@ def _same_text(case: JudgeCase) -> Decision:
 
 def _denied(case: JudgeCase) -> Decision:
     """Reject an answer that denies the reference, or says that it is no longer true."""
-    if case.span is None or phrases.SAYS_NOT.search(case.reference.text):
+    if case.span is None or NEGATOR.search(case.reference.text):
         return None
     text, (first, last) = case.answer.text, case.span
-    place = text.casefold().find(case.reference.text.rstrip(". ").casefold())
-    if place > 0 and phrases.DENIED_NEXT.search(text[:place]):
-        return False, "it says that it is not so"
     if (phrases.WAS.search(text[:first]) or phrases.NOW.match(text, last)) and not phrases.PAST_WORDS.search(
         case.reference.text
     ):
@@ -176,24 +205,52 @@ def _words(case: JudgeCase) -> Decision:
         if not any(isinstance(each, Value) and found for each, found in case.matches):
             return False, "it is not the reference answer, which has no word to look for"
         return True, "the values are those of the reference"
-    missing = [each for each, found in needed if not found and not _has_initial(case, each)]
+    missing = [each for each, found in needed if not found and not _is_said_otherwise(case, each)]
     there = len(needed) - len(missing)
     names = [each for each in missing if each.is_name]
+    if _has_other_initial(case):
+        return False, "it names somebody with another initial"
     if names and (len(needed) <= _MAX_SHORT_WORDS or _needs_names(case, needed, names)):
         return False, f"{quote(case.reference, names[0])} is missing"
     covered = there / len(needed)
     new_words = sum(not case.question.find(each) for each in case.answer.words)
     overlap = 2 * there / (len(needed) + new_words) if new_words else 0
-    if covered >= _MIN_COVERAGE or overlap >= _MIN_OVERLAP:
+    if covered >= _MIN_COVERAGE or (overlap >= _MIN_OVERLAP and there > 1):
         exchanged = _find_exchanged(case, missing)
         return (None, exchanged) if exchanged else (True, f"{there} of {len(needed)} words")
     why = f"only {there} of {len(needed)} words"
     return (None, why) if covered >= _MIN_DOUBT and not names else (False, why)
 
 
-def _has_initial(case: JudgeCase, word: Word) -> bool:
+def _is_said_otherwise(case: JudgeCase, word: Word) -> bool:
+    """Return True if the answer has the initial of a given name, leaves out a middle name, or has an opposite.
+
+    The polarity of opposites has been compared: "unpaid" for "not paid".
+    """
+    if not word.is_name:
+        return any(are_opposites(own, word) for own in case.answer.words)
+    if _is_middle_name(case, word):
+        return True
     names = [each for each in case.reference.words if each.is_name and each != word]
     return word.is_given and case.answer.has_initial_of(word, names)
+
+
+def _is_middle_name(case: JudgeCase, word: Word) -> bool:
+    """Return True if a word is a middle name of a person, whom the answer names by the first and the last name."""
+    run = next((each for each in case.reference.names() if word in each), [])
+    if len(run) <= _MIN_NAMES or word in (run[0], run[-1]) or not phrases.WHO.match(case.question.text):
+        return False
+    own = case.answer.words
+    return any(one.agrees(run[0]) and other.agrees(run[-1]) for one, other in pairwise(own))
+
+
+def _has_other_initial(case: JudgeCase) -> bool:
+    """Return True if a name has another given name than the initial in the reference: "Ben Fastow" for "A. Fastow"."""
+    for match in _INITIAL.finditer(case.reference.text):
+        for run in case.answer.names():
+            if run[-1].key == match["family"].casefold() and not run[0].key.startswith(match["initial"].casefold()):
+                return True
+    return False
 
 
 def _needs_names(case: JudgeCase, needed: list[tuple[Word, list[Item]]], missing: list[Word]) -> bool:
@@ -237,10 +294,12 @@ def _neighbours(text: NormalizedText, item: Item) -> list[Item]:
 
 _RULES: tuple[Callable[[JudgeCase], Decision], ...] = (
     _no_answer,
-    _same_text,
     _hedge,
+    _flatly_denied,
+    _same_text,
     _dump,
     yes_or_no,
+    second_answer,
     alternatives,
     change,
     values,
@@ -254,7 +313,7 @@ _RULES: tuple[Callable[[JudgeCase], Decision], ...] = (
 
 def _is_implied(case: JudgeCase, word: Word) -> bool:
     """Return True if a word is the unit, the sign or the bound of a value, or a negation, which other rules compare."""
-    if is_negator(word):
+    if is_negator(case.reference, word):
         return True
     if word.is_name:
         return False

@@ -5,6 +5,7 @@ from functools import cached_property
 
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.normalized_text import Item, NormalizedText, Word
+from gumshoe.rewards.heuristic.value import Value
 
 Decision = tuple[bool | None, str] | None
 """True if the answer is correct, False if it is wrong, None if that cannot be decided; with the reason. None as a whole
@@ -59,7 +60,10 @@ class JudgeCase:
 
     def is_new(self, item: Item) -> bool:
         """Return True if an item is neither in the question nor in the reference."""
-        return not self.question.find(item) and not self.reference.find(item)
+        known: list[Value] | list[Word] = self.reference.values if isinstance(item, Value) else self.reference.words
+        return not (
+            self.question.find(item) or self.reference.find(item) or any(item.agrees(each) for each in known)  # type: ignore[arg-type] # both are of one kind
+        )
 
 
 def quote(text: NormalizedText, item: Item) -> str:

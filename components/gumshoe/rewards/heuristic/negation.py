@@ -13,9 +13,8 @@ NEGATOR = re.compile(
 )
 """Denies the words after it, up to the end of the clause."""
 _NEGATING_WORDS = frozenset(
-    "not never no nobody nothing none neither nor without cannot hardly rarely seldom fail failed fails refuse refused "  # noqa: SIM905
-    "refuses decline declined declines neglected omitted unable unwilling stopped ceased lack lacks lacked lacking "
-    "longer except don doesn didn isn aren wasn weren won wouldn can couldn hasn haven hadn shouldn yet".split()
+    "not never no nobody nothing none neither nor without cannot hardly rarely seldom longer except don doesn didn isn "  # noqa: SIM905
+    "aren wasn weren won wouldn couldn hasn haven hadn shouldn yet".split()
 )
 _CLAUSE = re.compile(
     r"[,;:.!?](?=\s|$)|\s-\s|\b(?:but|because|since|so|although|though|while|until|unless|who|which|when|if|as|and)\b",
@@ -41,9 +40,10 @@ _OPPOSITES = (
     "something/nothing everything/nothing all/none always/never with/without support/oppose favour/oppose "
     "recommend/oppose strengthen/weaken extend/shorten expand/contract upgrade/downgrade promote/demote "
     "increase/decline advance/postpone encourage/discourage active/inactive positive/negative credit/debit "
-    "asset/liability odd/even single/double free/paid paid/owed buyer/seller lender/borrower tenant/landlord "
-    "employer/employee large/tiny inbound/outbound incoming/outgoing sender/recipient deposit/withdrawal "
-    "arrival/departure husband/wife brother/sister father/mother noon/midnight debtor/creditor "
+    "asset/liability taller/shorter longer/shorter older/younger larger/smaller faster/slower odd/even "
+    "single/double free/paid paid/owed buyer/seller lender/borrower tenant/landlord employer/employee large/tiny "
+    "inbound/outbound incoming/outgoing sender/recipient deposit/withdrawal arrival/departure husband/wife "
+    "brother/sister father/mother noon/midnight debtor/creditor "
 )
 
 
@@ -56,12 +56,16 @@ def _read_opposites() -> dict[str, frozenset[str]]:
     return {word: frozenset(others) for word, others in found.items()}
 
 
+_COMPARATIVES = frozenset(
+    "more less fewer before after above below over under higher lower earlier later longer shorter taller older "  # noqa: SIM905
+    "younger larger smaller bigger faster slower better worse cheaper".split()
+)
 _OPPOSITES_OF = _read_opposites()
 
 
-def is_negator(word: Word) -> bool:
-    """Return True if a word only denies others, and is no content of its own."""
-    return word.key in _NEGATING_WORDS
+def is_negator(text: NormalizedText, word: Word) -> bool:
+    """Return True if a word of a text only denies others ("failed to pay"), and is no content of its own."""
+    return word.key in _NEGATING_WORDS or NEGATOR.match(text.text, word.start) is not None
 
 
 def are_opposites(one: Word, other: Word) -> bool:
@@ -80,16 +84,18 @@ def are_opposites(one: Word, other: Word) -> bool:
 def find_denied(reference: NormalizedText, answer: NormalizedText, words: list[Word]) -> tuple[Word, Word] | None:
     """Return a word of the reference and that of the answer with the opposite polarity; None if there is none.
 
-    A word that the answer has in both polarities is no contradiction.
+    A word that the answer has in both polarities is no contradiction. Neither is an opposite that compares two names,
+    such as "before" and "after", which depends on their roles.
     """
+    is_compared = sum(any(own.agrees(each) for own in answer.words) for each in reference.words if each.is_name) > 1
     for word in words:
-        if is_negator(word):
+        if is_negator(reference, word):
             continue
         is_denied = _is_denied(reference, word)
         contrary: Word | None = None
         for own in answer.words:
             same = own.agrees(word)
-            if not same and not are_opposites(own, word):
+            if not same and (not are_opposites(own, word) or (is_compared and own.key in _COMPARATIVES)):
                 continue
             if (_is_denied(answer, own) != is_denied) == same:
                 contrary = contrary or own

@@ -35,7 +35,7 @@ _ABBREVIATIONS |= {"bldg": "building", "mt": "mount", "ft": "fort", "univ": "uni
 _ABBREVIATIONS |= {"rm": "room", "dept": "department", "apt": "apartment", "intl": "international"}
 _IGNORED = _STOP_WORDS | {"mr", "mrs", "ms", "miss", "sir", "madam", "dr", "prof", "phd", "esq", "jr"}
 _NAME_FOLLOWS = re.compile(r" (?=[^\W\d_])[^a-z\W]")
-_NAME_SEPARATOR = re.compile(r"(?:[\s,.;&-]|\b(?:and|the|mr|mrs|ms|dr)\b)*", re.I)
+_NAME_SEPARATOR = re.compile(r"(?:[\s,.;&|-]|\b(?:and|the|mr|mrs|ms|dr)\b)*", re.I)
 
 
 _ANYTHING = Expected()

@@ -20,10 +20,17 @@ HEDGE = _pattern(
     r"un(?:sure|certain|clear|confirmed)|not\b[^.;]{0,20} (?:sure|certain|clear)|if i had to",
     r"(?:cannot|can't|could not|couldn't|not able to|unable to|don't|do not|wasn't able to)\b[^.;]{0,20} "
     r"(?:confirm|verify|find|tell|say|let me say|settle)\w*",
+    r"(?:is|as) (?:1|one|a|another) (?:possibility|candidate|option)",
+    r"(?:1|one|another) (?:possibility|candidate|option) is",
+    r"or (?:something|somebody|someone|similar)|alternatively|also possible|(?:1st|2nd|3rd|another|other) answer",
+    r"another (?:message|mail|source) says|correction:",
     r"(?:any|with|for) (?:confidence|certainty|certain)|nothing that settles",
 )
 """The answer does not commit itself, anywhere in the text."""
-MODAL = _pattern(r"maybe|perhaps|possibly|probably|presumably|might|(?:could|may) (?:well )?(?:be|have)")
+MODAL = _pattern(
+    r"potentially|conceivably|allegedly|supposedly|reportedly|rumou?r\w*|some (?:people )?(?:say|think|claim)",
+    r"maybe|perhaps|possibly|probably|presumably|might|(?:could|may) (?:well )?(?:be|have)",
+)
 """The answer does not commit itself, in the sentence with the required items."""
 REFUSED = _pattern(
     r"refus\w+|declin\w+|reject\w+|den(?:y|ied|ies)|turn\w* (?:\w+ ){0,3}down|veto\w*|rul\w+ (?:\w+ )?out|said no",
@@ -43,8 +50,21 @@ DENIED = re.compile(
     r"(?:\b(?:not|never|no longer|(?:anyone|anything|1) but|except|other than|instead of|rather than)|n't)\b", re.I
 )
 """Denies the rest of the sentence."""
-DENIED_NEXT = re.compile(r"\b(?:not|never|no longer|any(?:one|thing) but|other than)\W*$", re.I)
+DENIED_NEXT = re.compile(
+    r"(?:\b(?:not|never|no longer|any(?:one|thing) but|other than)|n't"
+    r"|\b(?:den(?:y|ies|ied)|(?:not|n't|un|in|hardly) ?(?:true|correct|right|the case|accurate)"
+    r"|false|contrary to \w+|wrong to say)"
+    r"(?:,? (?:that )?(?:it|he|she|this|they) (?:is|was|are|were)| that)?)\W*$",
+    re.I,
+)
 """Denies the text directly after it."""
+DENIED_BEFORE = re.compile(
+    r"(?:\W*(?:no|nope|false|wrong|incorrect|untrue|not true|not so)\W*$"
+    r"|.{0,20}?\b(?:(?:is|was|are|were|has been|have been) (?:wrong|incorrect|false|untrue|rejected|ruled out|excluded)"
+    r"|(?:is|are) no longer (?:true|valid|correct|so|the case)|until (?:it|that|then|this|they)\b))",
+    re.I,
+)
+"""Denies the text directly before it."""
 NO_LONGER = re.compile(r"\W*(?:(?:is|was|are|were|has|does|did)(?:n't|\s+not|\s+no longer)|no longer)\b(?! only)", re.I)
 """Denies the text before it."""
 PAST = re.compile(
@@ -80,6 +100,8 @@ BOUNDED = re.compile(r"-|\b(?:least|most|than|over|under|up to|between|to|throug
 """Words of bounds or ranges, anywhere."""
 RANGE = re.compile(r"\s?(?:-|to|through|until)\s?\d", re.I)
 """The value before it is the start of a range."""
+NAMES = re.compile(r"\s*(?:,\s*(?:and|or|&)\b|[,;|&\u2022\n]|\b(?:and|or)\b)\s*", re.I)
+"""Separates the names of a list."""
 LISTS = re.compile(r"[,;|\u2022\n]|\b(?:and|or|versus|vs)\b|(?<=[.!?])\s|\s-\s")
 """Separates the items of a list."""
 POSTS = frozenset(
@@ -107,6 +129,14 @@ AGAIN = re.compile(r"\b(\w+)(?:\W+\1\b){5,}", re.I)
 """One word six times in a row."""
 IT_DID = re.compile(r"\W*\w+ (?:did|do|does|have|has)\b\W*(?:[.,!;]|$)", re.I)
 """Says yes by repeating the verb only."""
+NUMBERS = re.compile(r"\d+")
+"""A number in digits."""
+STATES = re.compile(
+    r"\W*(?:it|he|she|they|we|i|this|that|these|those)"
+    r"(?:'s|'ve|'re| (?:is|was|are|were|has|have|had|will|did|does|do|can))\b",
+    re.I,
+)
+"""A statement that begins with a pronoun."""
 WHO = re.compile(r"\W*who(?:m|se)?\b(?!.*\band (?:where|when|what|which|how|why)\b)", re.I)
 """A question that asks for people only."""
 QUOTED = re.compile(r"^>|^-+ ?(?:forwarded|original) message|^(?:from|sent|to|subject|date|cc): ", re.I | re.M)

@@ -59,9 +59,14 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
 )
 
 
+_HIDDEN = re.compile(
+    r"<!--.*?(?:-->|$)|<(?:script|style)\b.*?(?:</(?:script|style)>|$)|</?[a-z][^<>]{0,99}>", re.I | re.S
+)
+
+
 def normalize(text: str) -> str:
     """Return a text with ASCII dashes and quotes, single spaces, and digits instead of spelled-out numbers."""
-    text = unicodedata.normalize("NFKC", _VULGAR.sub(" ", _INVISIBLE.sub("", text)))
+    text = unicodedata.normalize("NFKC", _VULGAR.sub(" ", _INVISIBLE.sub("", _HIDDEN.sub(" ", text))))
     plain = " ".join(_without_markers(text.translate(_PLAIN)).split())
     plain = _BOX.sub("PO Box", _POINT.sub(lambda match: f"{_POINTS[match[1]]} ", plain))
     plain = _STATE.sub(lambda match: _STATES[(match["zip"] or match["end"]).upper()], plain)
@@ -73,17 +78,14 @@ def normalize(text: str) -> str:
 
 
 def _without_markers(text: str) -> str:
-    """Return a list as its items, with commas between them: without numbers (from 1) and bullets."""
+    """Return a list as its items, with | between them: without numbers (from 1) and bullets. Paragraphs are items."""
     lines = text.strip().splitlines()
     markers = [_MARKER.match(line) for line in lines]
     numbers = [int(each["number"]) for each in markers if each and each["number"]]
     if sum(each is not None for each in markers) > 1 and numbers in ([], list(range(1, len(numbers) + 1))):
         items = [line[match.end() :] if match else line for line, match in zip(lines, markers, strict=True)]
-        return " ".join(
-            f"{item.rstrip()}," if item.rstrip()[-1:].isalnum() and number < len(items) else item
-            for number, item in enumerate(items, 1)
-        )
+        return " | ".join(item.strip().rstrip(",;") for item in items if item.strip())
     inline = [int(each) for each in _INLINE.findall(text)]
     if len(inline) > 1 and inline == list(range(1, len(inline) + 1)):
-        return _INLINE.sub(", ", text).lstrip(", ")
-    return text
+        return _INLINE.sub(" | ", text).lstrip("| ")
+    return re.sub(r"(?<=\S)[ \t]*\n\s*\n\s*(?=\S)", " | ", text)

@@ -52,7 +52,7 @@ _FALLEN = (
     r"sank|contract(?:ed|ion)|lower(?:ed)?|cut|downgrade\w*|weaken\w*|write-?(?:down|off)|discount"
 )
 _RISEN = (
-    r"increas(?:e|es|ed|ing)|rise[sn]?|rising|rose|gr[eo]w(?:s|n|th|ing)?|gain(?:s|ed)?|profits?|up|plus|positive|"
+    r"income|earnings|increas(?:e|es|ed|ing)|rise[sn]?|rising|rose|gr[eo]w(?:s|n|th|ing)?|gain(?:s|ed)?|profits?|up|plus|positive|"
     r"climb\w*|jump\w*|surg\w+|advanc\w+|surplus|rais(?:e|ed)|higher|expan\w+|improv\w+|add(?:ed)?"
 )
 _BEFORE_SIGN = re.compile(rf"\b(?:(?P<fall>{_FALLEN}|down)|(?P<rise>{_RISEN})){_OF}", re.I)

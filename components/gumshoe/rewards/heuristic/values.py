@@ -138,7 +138,7 @@ _DOTTED = re.compile(r"(?<![\w.,/$£€-])(?<!\d )(?!\d{3}\.\d{3,4}\.\d{4}\b)(?P
 _EXPECTED_CODE = re.compile(r"(?<![\w.,/$£€-])\d+(?:[ .-]?\d+)*(?![\w%]|[.,]\d)")
 _POSTCODE = re.compile(r"\b(?-i:[A-Z]{1,2}\d[A-Z\d]? ?\d[A-Z]{2})\b")
 _ZEROS = re.compile(r"(?<![\w.,:/$£€-])0\d+(?![\w%]|[.,:/]\d)")
-_PHONE = re.compile(r"(?<![\w.])\+?\(?\d(?:[ ().-]{0,2}\d){6,}(?!\w)")
+_PHONE = re.compile(r"(?<![\w.])\+?\(?\d(?:[ ().-]{0,2}\d){6,14}(?!\w)")
 _CODE = re.compile(
     r"\b(?:[a-z]{1,5}-|[a-z]+)\d[\w/-]*|\b(?-i:(?!PIN|ZIP|ID\b|NO\b|IS\b|OF\b|AT\b)[A-Z]{1,3}) #?\d{3,}[\w/-]*"
     r"|\b\d+[a-z]+\d[\w/-]*|\b\d+[/-]\d{4,}\b|\b\d+(?-i:[A-Z])\b",

@@ -14,7 +14,7 @@ def yes_or_no(case: JudgeCase) -> Decision:
     if not phrases.YES_OR_NO.match(case.reference.text) or wanted is None:
         return None
     beside = not any(case.question.find(each) or case.reference.find(each) for each in case.answer.words)
-    if own is None and _repeats_question(case):
+    if own is None and not phrases.YES_OR_NO.search(case.answer.text) and _affirms(case):
         own = True
     if own is None or (beside and len(case.answer.words) > _MAX_SHORT_WORDS):
         return False, "it says neither yes nor no to what was asked"
@@ -24,11 +24,16 @@ def yes_or_no(case: JudgeCase) -> Decision:
     return own == wanted, f"it says {'yes' if own else 'no'}"
 
 
-def _repeats_question(case: JudgeCase) -> bool:
-    """Return True if the answer repeats the question as a statement."""
+def _affirms(case: JudgeCase) -> bool:
+    """Return True if the answer repeats the question as a statement, e.g. "It has been signed"."""
+    if _strip(case.question.text) in _strip(case.answer.text):
+        return False  # it is the question
     asked = [each for each in case.question.words if each.key not in ("yes", "no")]
     repeated = sum(bool(case.answer.find(each)) for each in asked)
-    return bool(asked) and repeated > _MIN_REPEATED * len(asked)
+    least = _MIN_REPEATED * len(asked)
+    return bool(asked) and (
+        repeated > least or (repeated == least and phrases.STATES.match(case.answer.text) is not None)
+    )
 
 
 def _polarity(text: str) -> bool | None:
@@ -47,3 +52,7 @@ def _polarity(text: str) -> bool | None:
     if not indirectly and phrases.IT_DID.match(text):
         return True
     return indirectly.pop() if len(indirectly) == 1 else None
+
+
+def _strip(text: str) -> str:
+    return text.casefold().strip(" .?!")
