@@ -19,7 +19,7 @@ from gumshoe.mail.index import MailIndex
 from gumshoe.rollouts.trajectory import Span, Trajectory
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
+from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch, ScoredGroup
 from gumshoe.training.models.base_model import ADAPTER_FILES
 from gumshoe.training.proof_check import verify_proof
 from gumshoe.training.records import EvaluationRecord, read_records
@@ -182,7 +182,7 @@ def test_a_step_is_kept_if_the_judge_of_its_episodes_fails(
         assert run._sampled_accuracy(found) is None
         assert "[training.no-verdict]" in capsys.readouterr().err
         judge.heal()
-        assert run._sampled_accuracy(found) == 1
+        assert run._sampled_accuracy(found) == Accuracy(1, 0)
         with run._runner:
             run._runner.finish(run._close())
 

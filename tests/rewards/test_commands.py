@@ -63,7 +63,7 @@ def test_score_counts_correct_answers_and_rules(run: Run, trajectories: Path, qu
     assert [each["correct"] for each in verdicts] == [True, True, False, False, False]
     assert verdicts[1]["rule"] == "words"
     last = {"scenario": "q5", "sample": 0, "answer": None, "correct": False, "why": "max turns", "rule": "max turns"}
-    assert verdicts[4] == last
+    assert verdicts[4] == {**last, "is_undecided": False}
     told = json.loads(run("judge", "score", trajectories, "--scenarios", questions, "--judge", "exact", "--json").out)
     assert (told["episodes"], told["correct"], told["failed"], told["usage"]) == (5, 1, 0, {})
 

@@ -71,7 +71,7 @@ def comparison(number: int, *, difference: float = 0.001, rejected: bool = False
 
 def record_step(directory: Path, step: int, attempt: int, groups: list[list[Trajectory]], **more: Any) -> None:
     """Record a step. The last of three groups is flat: it is scored, and not trained on."""
-    from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
+    from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch, ScoredGroup
     from gumshoe.training.grpo.step_summary import episode_records, step_record
     from gumshoe.training.grpo.trainer import StepMetrics
 
@@ -102,7 +102,7 @@ def record_step(directory: Path, step: int, attempt: int, groups: list[list[Traj
         found,
         metrics,
         beta=0.0,
-        accuracy=0.5,
+        accuracy=Accuracy(0.5, 0.125),
         seconds=50.0,
         publish_seconds=2.0,
         policy=f"rr7-{attempt}-policy-{step - 1}",

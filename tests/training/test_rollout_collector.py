@@ -19,7 +19,7 @@ from gumshoe.rollouts.sessions import chat_loop, token_chat_sessions
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.training.algorithms.turn_level import TurnLevel, TurnLevelSettings
-from gumshoe.training.grpo.rollout_collector import RolloutBatch, RolloutCollector, Rubric, measure_accuracy
+from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch, RolloutCollector, Rubric, measure_accuracy
 from gumshoe.training.grpo.schedule import Schedule
 from tests.errors import raises
 from tests.mail.mailbox import make_index
@@ -192,7 +192,7 @@ def test_flatness_depends_on_returns_for_turn_level_algorithms(collect: Collect)
 
 
 class UnsureJudge:
-    """A judge that accepts "yes", and gives no verdict on "no" unless `is_sure`."""
+    """A judge that accepts "yes", and cannot decide about "no", or gives no verdict on it unless `is_sure`."""
 
     def __init__(self, *, is_sure: bool = True) -> None:
         self.is_sure = is_sure
@@ -200,19 +200,19 @@ class UnsureJudge:
     async def verdict(self, asked: object, answer: str) -> Verdict:  # noqa: ARG002
         if answer == "no" and not self.is_sure:
             raise JudgeError("judges.unusable-answer", "it has no opinion")
-        return Verdict(answer == "yes", "by the word")
+        return Verdict(answer == "yes", "by the word", is_undecided=answer == "no")
 
     async def aclose(self) -> None:
         pass
 
 
-def test_accuracy_is_the_share_of_correct_answers(collect: Collect) -> None:
+def test_accuracy_is_the_share_of_correct_and_of_undecided_answers(collect: Collect) -> None:
     found = collect(ScriptedAnswers())
     progress: list[object] = []
     share = asyncio.run(measure_accuracy(found.scored, UnsureJudge(), lambda *amount, **_: progress.extend(amount)))
     answers = [each.record.answer for each in found.trajectories]
-    assert share == answers.count("yes") / len(answers)
+    assert share == Accuracy(answers.count("yes") / len(answers), answers.count("no") / len(answers))
     assert progress == [1] * len(answers)
     with raises("training.no-verdict", "it has no opinion"):
         asyncio.run(measure_accuracy(found.scored, UnsureJudge(is_sure=False), lambda *_, **__: None))
-    assert asyncio.run(measure_accuracy([], UnsureJudge(), lambda *_, **__: None)) == 0
+    assert asyncio.run(measure_accuracy([], UnsureJudge(), lambda *_, **__: None)) == Accuracy(0, 0)

@@ -15,7 +15,7 @@ import pytest
 from gumshoe.environments.base import EpisodeState
 from gumshoe.rollouts.trajectory import Span, Trajectory
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
-from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
+from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch, ScoredGroup
 from gumshoe.training.progress_file import ProgressFile
 from gumshoe.training.records import EvaluationRecord, read_records
 from gumshoe.training.run_spec import METRICS, PROGRESS, RunSpec
@@ -66,7 +66,7 @@ def measurement(rewards: list[float], accuracy: float = 0.5, dropped: int = 0) -
     found = RolloutBatch(len(rewards))
     found.scored = [scored(number, reward) for number, reward in enumerate(rewards)]
     found.dropped = {f"dropped-{number}": "server gone" for number in range(dropped)}
-    return Measurement(found, accuracy)
+    return Measurement(found, Accuracy(accuracy, 0.0))
 
 
 def test_the_beat_rate_compares_each_question_with_the_base_model(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_an_evaluation_with_too_many_missing_questions_fails(tmp_path: Path) -> 
     with raises("training.evaluation-incomplete", "3 of 4", "server gone"):
         asyncio.run(validator(tmp_path, found=found).measure(Sampler()))
     whole = measurement([1.0, 0.0]).rollouts
-    assert asyncio.run(validator(tmp_path, found=whole).measure(Sampler())).accuracy == 1.0
+    assert asyncio.run(validator(tmp_path, found=whole).measure(Sampler())).accuracy.correct == 1.0
 
 
 def reporter(directory: Path, **settings: Any) -> Any:

@@ -48,7 +48,7 @@ from gumshoe.redaction import redact
 from gumshoe.rewards.best_of_n import Choice, ChoiceSettings, Selector, total_cost
 from gumshoe.rewards.builtin_rewards import rubric
 from gumshoe.rewards.judge import Judge, JudgedQuestion, Verdict
-from gumshoe.rewards.judge_registry import OpenAIJudge, open_judge, parse_judge
+from gumshoe.rewards.judge_registry import model_of, open_judge, parse_judge
 from gumshoe.rewards.scoring import JudgedTrajectory, judge_trajectory, map_concurrently
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.writer import RolloutOptions, read_trajectories, run_to_file, select_scenarios
@@ -156,7 +156,7 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
             predictions += judged
         attacked = await attacks.run(_list_attacked(settings, predictions, trajectories)) if attacks else {}
         judge_results = tuple(
-            JudgeResult(name=name, usage=judge.model.usage.to_dict() if isinstance(judge, OpenAIJudge) else {})
+            JudgeResult(name=name, usage={} if (model := model_of(judge)) is None else model.usage.to_dict())
             for name, judge in judges
         )
     memorized = await _measure_canaries(settings, directory, scenarios, env_factory, seen, watch)

@@ -80,6 +80,13 @@ def _of_samples(of: Callable[[Sequence[bool]], float]) -> Callable[[Prediction],
 METRICS: tuple[Metric, ...] = (
     Metric("accuracy", "Correct", "answers that the judge accepts", lambda e: e.correct, "rate"),
     Metric(
+        "undecided",
+        "Undecided",
+        "answers that the judge could not decide, which count as wrong",
+        lambda e: e.verdicts[0].is_undecided,
+        "rate",
+    ),
+    Metric(
         "source_accuracy",
         "Correct source",
         "a correct source was given with the answer",

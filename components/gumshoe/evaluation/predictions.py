@@ -29,6 +29,8 @@ class JudgeVerdict(BaseModel):
     correct: bool
     why: str
     rule: str = ""
+    is_undecided: bool = False
+    """The judge could not decide, so that the answer counts as wrong."""
 
 
 class ChosenAnswer(BaseModel):
@@ -122,7 +124,9 @@ class Prediction(BaseModel):
             answer=record.answer,
             correct=bool(verdicts[0][1].correct),
             verdicts=tuple(
-                JudgeVerdict(judge=name, correct=bool(each.correct), why=each.why, rule=each.rule)
+                JudgeVerdict(
+                    judge=name, correct=bool(each.correct), why=each.why, rule=each.rule, is_undecided=each.is_undecided
+                )
                 for name, each in verdicts
             ),
             reward=reward,

@@ -22,7 +22,7 @@ from gumshoe.rewards.chat_judge import JudgeModelSettings, Usage, parse_model_na
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.values import normalize
 from gumshoe.rewards.judge import Judge, JudgeError
-from gumshoe.rewards.judge_registry import OpenAIJudge, open_judge, parse_judge
+from gumshoe.rewards.judge_registry import model_of, open_judge, parse_judge, with_own_usage
 from gumshoe.rewards.ruler import Ruler, RulerSettings
 from gumshoe.rollouts.answer import Answer, Cost
 from gumshoe.rollouts.trajectory import Trajectory
@@ -167,10 +167,9 @@ class SelfConsistency:
         self, question: str, asked_on: date | None, group: Sequence[Trajectory], seconds: float | None = None
     ) -> Choice:
         """Choose the majority's episode. See `Selector.choose`."""
-        judge, usage = self.judge, Usage()
-        if isinstance(judge, OpenAIJudge):
-            judge = judge.with_own_usage()
-            usage = judge.model.usage
+        judge = with_own_usage(self.judge)
+        model = model_of(judge)
+        usage = Usage() if model is None else model.usage
         answers = [_get_answer(each) for each in group]
         try:
             async with asyncio.timeout(seconds):
@@ -306,6 +305,10 @@ def _resolve_judge(settings: ChoiceSettings) -> tuple[str, dict[str, Any]]:
         if name == "openai":
             given = {"cache": None, **given}
             validate_model(JudgeModelSettings, given, "judges.invalid-settings", "invalid settings of openai")
+        if name == "heuristic" and "undecided" in given:
+            second, settings_of_second = parse_judge(given["undecided"])
+            if second == "openai":
+                given = {**given, "undecided": {second: {"cache": None, **settings_of_second}}}
         return name, given
     if settings.choose_by is None:
         raise UsageError(

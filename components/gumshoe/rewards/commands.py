@@ -82,8 +82,10 @@ def score(
     _write_results(results, [asdict(each) for each in found])
     correct, failed = sum(each.correct is True for each in found), sum(each.correct is None for each in found)
     rules = Counter(each.rule for each in found if each.rule)
+    undecided = sum(each.is_undecided for each in found)
     if json:
-        facts = {"episodes": len(found), "correct": correct, "failed": failed, "usage": _usage(opened)}
+        counts = {"episodes": len(found), "correct": correct, "undecided": undecided, "failed": failed}
+        facts = {**counts, "usage": _usage(opened)}
         print_json({**facts, "results": [asdict(each) for each in found]})
     else:
         judged = len(found) - failed
@@ -91,6 +93,8 @@ def score(
         out.print(f"[bold]{correct:,} of {judged:,} correct[/]{share} according to {escape(judge)}", soft_wrap=True)
         for rule, count in rules.most_common():
             out.print(f"  {count:>6,} {escape(rule)}")
+        if undecided:
+            out.print(f"{undecided:,} answers are undecided, and count as wrong", soft_wrap=True)
         _print_usage(opened)
     _check_verdicts([each.why for each in found if each.correct is None])
 
@@ -226,6 +230,10 @@ def calibrate(
             {
                 "accuracy": found.accuracy,
                 "confusion": confusion,
+                "rates": {
+                    name: {"count": rate.count, "of": rate.of, "share": rate.share, "interval": rate.interval}
+                    for name, rate in found.rates.items()
+                },
                 "kinds": kinds,
                 "failed": len(found.failures),
                 "usage": _usage(opened),
@@ -237,6 +245,9 @@ def calibrate(
         for label, name in names.items():
             shown.add_row(name, str(table[label, True]), str(table[label, False]))
         out.print(shown)
+        for name, rate in found.rates.items():
+            low, high = rate.interval
+            out.print(f"{name}: {rate.count:,} of {rate.of:,}, {rate.share:.1%} (95% interval {low:.1%} to {high:.1%})")
         for kind, counts in sorted(found.kinds.items(), key=lambda each: each[1][True] / each[1].total()):
             out.print(f"  {counts[True]:>4,} of {counts.total():>4,} {printable(kind)}")
         for each, why in found.mistakes[:mistakes]:
@@ -311,6 +322,9 @@ def _run_and_close(work: Coroutine[Any, Any, Result], *judges: "Judge | Ruler | 
 
 
 def _usage(judge: object) -> dict[str, Any]:
+    from gumshoe.rewards.heuristic.heuristic_judge import HeuristicJudge
+
+    judge = judge.second if isinstance(judge, HeuristicJudge) else judge
     model: JudgeModel | None = getattr(judge, "model", None)
     return {} if model is None else model.usage.to_dict()
 

@@ -16,10 +16,18 @@ class Verdict:
     """Decision of a judge about one answer."""
 
     correct: bool
+    """False if the answer is wrong, and also if the judge cannot decide."""
     why: str
     """Reason in words: what was compared, or the explanation of a model."""
     rule: str = ""
     """Name of the rule that decided, if the judge has rules."""
+    is_undecided: bool = False
+    """The judge cannot decide if the answer is correct. It counts as wrong, unless the caller asks another judge."""
+
+    def __post_init__(self) -> None:
+        """Raise ValueError if the verdict is both correct and undecided."""
+        if self.correct and self.is_undecided:
+            raise ValueError("a verdict cannot be both correct and undecided")
 
 
 class JudgedQuestion(Protocol):

@@ -80,6 +80,15 @@ class OpenAIJudge:
         await self.model.aclose()
 
 
+class HeuristicSettings(BaseModel):
+    """Settings of the heuristic judge."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    undecided: Any = "wrong"
+    """Answers that the rules cannot decide are `wrong`, or are left to another judge, given its name or a mapping."""
+
+
 class EmbeddingSettings(EmbedderSettings):
     """An embedding model, and the similarity that an answer must reach."""
 
@@ -117,10 +126,16 @@ def open_judge(named: Any) -> Judge:
     name, settings = parse_judge(named)
     invalid = "judges.invalid-settings", f"invalid settings of the judge {name}"
     match name:
-        case "heuristic" | "exact" if settings:
+        case "exact" if settings:
             raise UsageError("judges.settings-not-supported", f"the judge {name} takes no settings; write {name} alone")
+        case "heuristic" if "model" in settings:
+            raise UsageError(
+                "judges.settings-not-supported",
+                f"the judge heuristic takes no model, got {settings['model']!r}; write heuristic alone, or "
+                "{heuristic: {undecided: JUDGE}} to ask another judge if the rules cannot decide",
+            )
         case "heuristic":
-            return HeuristicJudge()
+            return HeuristicJudge(_open_second(validate_model(HeuristicSettings, settings, *invalid).undecided))
         case "exact":
             return ExactJudge()
         case "openai":
@@ -132,6 +147,37 @@ def open_judge(named: Any) -> Judge:
         "judges.unknown-judge",
         f"unknown judge {name!r}; use heuristic, exact, openai:MODEL, openai:MODEL@URL or embedding:MODEL",
     )
+
+
+def _open_second(named: Any) -> Judge | None:
+    """Open the judge of answers that the rules cannot decide; None if they are wrong.
+
+    Raises:
+        UsageError: if the judge does not exist, its settings are wrong, or it is the heuristic judge again.
+    """
+    if named == "wrong":
+        return None
+    if not isinstance(named, str | Mapping | Judge) or parse_judge(named)[0] == "heuristic":
+        raise UsageError(
+            "judges.invalid-second-judge",
+            f"undecided: {named!r} cannot decide what the heuristic judge cannot; use wrong, or another judge such as "
+            "openai:MODEL@URL",
+        )
+    return open_judge(named)
+
+
+def model_of(judge: Judge) -> JudgeModel | None:
+    """Return the chat model of a judge, or of its second judge; None if it has none."""
+    if isinstance(judge, HeuristicJudge) and judge.second is not None:
+        return model_of(judge.second)
+    return judge.model if isinstance(judge, OpenAIJudge) else None
+
+
+def with_own_usage(judge: Judge) -> Judge:
+    """Return a copy of a judge whose chat model has its own `usage`; the judge itself if it has no model."""
+    if isinstance(judge, HeuristicJudge) and judge.second is not None:
+        return HeuristicJudge(with_own_usage(judge.second))
+    return judge.with_own_usage() if isinstance(judge, OpenAIJudge) else judge
 
 
 def parse_judge(named: Any) -> tuple[str, dict[str, Any]]:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import date
 from itertools import chain
+from math import sqrt
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from gumshoe.artifacts.lines import read_lines
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import describe_validation_error
-from gumshoe.rewards.judge import Judge, JudgeError
+from gumshoe.rewards.judge import Judge, JudgeError, Verdict
 from gumshoe.rewards.reward import Reward, gather_all
 from gumshoe.rewards.ruler import GroupScores, Ruler
 from gumshoe.rollouts.trajectory import Trajectory
@@ -22,6 +23,7 @@ from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import Advance
 
+_Z = 1.959964  # of a normal distribution, two-sided 95 %
 Thing = TypeVar("Thing")
 Result = TypeVar("Result")
 
@@ -60,6 +62,8 @@ class JudgedTrajectory:
     """None if the judge gave no verdict."""
     why: str
     rule: str = ""
+    is_undecided: bool = False
+    """The judge could not decide, so that the answer counts as wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +86,57 @@ class RulerResult:
     dropped: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A share of answers, with its 95 % confidence interval by Wilson."""
+
+    count: int
+    of: int
+
+    @property
+    def share(self) -> float:
+        """Share in [0, 1]; 0 without answers."""
+        return self.count / self.of if self.of else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Lower and upper bound in [0, 1]; (0, 1) without answers."""
+        if not self.of:
+            return 0.0, 1.0
+        squared = _Z * _Z / self.of
+        centre = (self.share + squared / 2) / (1 + squared)
+        half = _Z / (1 + squared) * sqrt(self.share * (1 - self.share) / self.of + squared / (4 * self.of))
+        return max(0.0, centre - half), min(1.0, centre + half)
+
+
 @dataclass(slots=True)
 class Calibration:
     """Results of a judge on labelled answers."""
 
     table: Counter[tuple[bool, bool]] = field(default_factory=Counter)
-    """Confusion matrix: counts by (label, verdict)."""
+    """Confusion matrix: counts by (label, verdict). Undecided answers count as wrong."""
+    undecided: Counter[bool] = field(default_factory=Counter)
+    """Counts of answers that the judge could not decide, by label. They are also in the confusion matrix, as wrong."""
     kinds: dict[str, Counter[bool]] = field(default_factory=lambda: defaultdict(Counter))
     """Counts of correct (True) and wrong (False) verdicts, by kind of answer."""
     mistakes: list[tuple[LabelledAnswer, str]] = field(default_factory=list)
     """Answers with a wrong verdict, and the reason for it."""
     failures: list[str] = field(default_factory=list)
     """Errors of the answers without a verdict."""
+
+    @property
+    def rates(self) -> dict[str, Rate]:
+        """Rates of `false acceptances` (of wrong answers), `false refusals` (of right ones) and `undecided` (of all).
+
+        An undecided answer is not a false refusal.
+        """
+        wrong = sum(self.table[False, verdict] for verdict in (True, False))
+        right = sum(self.table[True, verdict] for verdict in (True, False))
+        return {
+            "false acceptances": Rate(self.table[False, True], wrong),
+            "false refusals": Rate(self.table[True, False] - self.undecided[True], right),
+            "undecided": Rate(self.undecided.total(), wrong + right),
+        }
 
     @property
     def accuracy(self) -> float:
@@ -127,7 +170,7 @@ async def judge_trajectory(trajectory: Trajectory, scenario: Scenario, judge: Ju
         verdict = await judge.verdict(scenario, answer)
     except JudgeError as error:
         return JudgedTrajectory(*about, answer, None, error.message_with_code)
-    return JudgedTrajectory(*about, answer, verdict.correct, verdict.why, verdict.rule)
+    return JudgedTrajectory(*about, answer, verdict.correct, verdict.why, verdict.rule, verdict.is_undecided)
 
 
 async def reward_trajectories(
@@ -181,21 +224,22 @@ async def calibrate(answers: Sequence[LabelledAnswer], judge: Judge, advance: Ad
     """Compare a judge's verdicts with the labels of answers."""
     found = Calibration()
 
-    async def judge_answer(each: LabelledAnswer) -> tuple[LabelledAnswer, bool | None, str]:
+    async def judge_answer(each: LabelledAnswer) -> tuple[LabelledAnswer, Verdict | None, str]:
         try:
             verdict = await judge.verdict(each, each.given)
         except JudgeError as error:
             return each, None, error.message_with_code
-        return each, verdict.correct, f"{verdict.rule}: {verdict.why}" if verdict.rule else verdict.why
+        return each, verdict, f"{verdict.rule}: {verdict.why}" if verdict.rule else verdict.why
 
-    for each, is_correct, why in await map_concurrently(judge_answer, answers, advance):
-        if is_correct is None:
+    for each, verdict, why in await map_concurrently(judge_answer, answers, advance):
+        if verdict is None:
             found.failures.append(why)
             continue
-        found.table[each.correct, is_correct] += 1
-        found.kinds[each.kind][each.correct == is_correct] += 1
-        if each.correct != is_correct:
-            found.mistakes.append((each, why))
+        found.table[each.correct, verdict.correct] += 1
+        found.undecided[each.correct] += verdict.is_undecided
+        found.kinds[each.kind][each.correct == verdict.correct] += 1
+        if each.correct != verdict.correct:
+            found.mistakes.append((each, f"undecided; {why}" if verdict.is_undecided else why))
     return found
 
 

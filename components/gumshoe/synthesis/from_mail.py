@@ -27,7 +27,7 @@ from gumshoe.json_text import load_json
 from gumshoe.mail.index import MailIndex
 from gumshoe.mail.search_arguments import check_address
 from gumshoe.rewards.judge import JudgeError
-from gumshoe.rewards.judge_registry import OpenAIJudge
+from gumshoe.rewards.judge_registry import model_of
 from gumshoe.rewards.reward import gather_all
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet, seeded_sort_key
 from gumshoe.synthesis.question_writer import (
@@ -108,7 +108,7 @@ class MailQuestions:
     def estimate(self) -> QuestionCostEstimate:
         """Estimate the cost of the missing batches. Nothing is sent."""
         settings, missing = self._settings, self._missing
-        judged = _JUDGE_CHARACTERS if isinstance(self._writer.judge, OpenAIJudge) else 0
+        judged = 0 if model_of(self._writer.judge) is None else _JUDGE_CHARACTERS
         characters = 0.0
         for batch in missing:
             shown = len(self._writer.format_messages(batch.inbox, batch.message_ids))

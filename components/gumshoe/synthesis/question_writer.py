@@ -13,7 +13,7 @@ from gumshoe.mail.index import MailIndex
 from gumshoe.mail.message import clean, clean_line
 from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings, to_safe_json
 from gumshoe.rewards.judge import Judge
-from gumshoe.rewards.judge_registry import OpenAIJudge, open_judge, parse_judge
+from gumshoe.rewards.judge_registry import model_of, open_judge, parse_judge
 from gumshoe.rewards.reward import gather_all
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.synthesis.rng import Rng
@@ -161,7 +161,8 @@ class QuestionWriter:
     @property
     def usage(self) -> dict[str, float]:
         """Fields of `Usage`, including the judge's."""
-        used = [self.model.usage] + ([self.judge.model.usage] if isinstance(self.judge, OpenAIJudge) else [])
+        judge = model_of(self.judge)
+        used = [self.model.usage, *([] if judge is None else [judge.usage])]
         numbers = [each.to_dict() for each in used]
         return {name: sum(each[name] for each in numbers) for name in numbers[0] if name != "latency"}
 
@@ -253,6 +254,8 @@ class QuestionWriter:
         if not solved.answerable or not solved.answer.strip():
             return "not answerable from its sources"
         verdict = await self.judge.verdict(scenario, solved.answer)
+        if verdict.is_undecided:
+            return "answered from its sources in a way that the judge cannot decide"
         return None if verdict.correct else "answered otherwise from its sources"
 
 

@@ -40,6 +40,9 @@ class StepRecord(_BaseRecord):
         description="minimum, lower quartile, median, upper quartile and maximum of the rewards"
     )
     accuracy: float | None = Field(description="share of correct answers; null if no episode was run")
+    undecided: float | None = Field(
+        None, description="share of answers that the judge could not decide, which count as wrong; null if unknown"
+    )
     trainable_tokens: int = Field(description="number of tokens that were trained on")
     tokens: int = Field(description="number of tokens that went through the model")
     scenarios: tuple[str, ...] = Field(
@@ -116,6 +119,9 @@ class EvaluationRecord(_BaseRecord):
     event: Literal["evaluation"] = Field("evaluation", description="kind of the record")
     step: int = Field(description="optimizer step after which the policy was evaluated; 0 before the first")
     accuracy: float = Field(description="share of correct answers")
+    undecided: float | None = Field(
+        None, description="share of answers that the judge could not decide, which count as wrong; null if unknown"
+    )
     reward: float = Field(description="mean reward")
     beat_rate: float | None = Field(
         description="share of questions with a higher reward than the base model's, where equal counts half"

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property, lru_cache
 from itertools import pairwise
@@ -10,14 +10,17 @@ from itertools import pairwise
 from snowballstemmer import stemmer
 
 from gumshoe.mail.stems import remove_accents
+from gumshoe.rewards.heuristic.expected import Expected
+from gumshoe.rewards.heuristic.person_names import is_nickname
 from gumshoe.rewards.heuristic.values import Value, find_values
 
 _WORD = re.compile(r"[^\W\d_]+(?:['&][^\W\d_]+)*")
 _SENTENCE = re.compile(r"[.!?;:](?=\s|$)")
 _STOP_WORDS = frozenset(
-    "a about all also am an and any are as at be been being but by did do does for from had has have he her here "  # noqa: SIM905
-    "him his how i in into is it it's its me my now of on or our she so some than that the their them then "
-    "there they this to us was we were what when where which who whom whose why will with would you your".split()
+    "a about all also am an and any are as at be because been being but by due did do does for from "  # noqa: SIM905
+    "had has have he her here him his how i in into is it it's its me my now of on or our she so "
+    "some than that the their them then there they this to us was we were what when where which who "
+    "whom whose why will with would you your".split()
 )
 _ABBREVIATIONS = {
     "rd": "road",
@@ -27,10 +30,15 @@ _ABBREVIATIONS = {
     "sq": "square",
     "conf": "conference",
 }
+_ABBREVIATIONS |= {"ste": "suite", "pkwy": "parkway", "hwy": "highway", "ln": "lane", "ctr": "center", "fl": "floor"}
+_ABBREVIATIONS |= {"bldg": "building", "mt": "mount", "ft": "fort", "univ": "university", "assoc": "associates"}
 _ABBREVIATIONS |= {"rm": "room", "dept": "department", "apt": "apartment", "intl": "international"}
 _IGNORED = _STOP_WORDS | {"mr", "mrs", "ms", "miss", "sir", "madam", "dr", "prof", "phd", "esq", "jr"}
 _NAME_FOLLOWS = re.compile(r" (?=[^\W\d_])[^a-z\W]")
-_NAME_SEPARATOR = re.compile(r"(?:[\s,.;&-]|\b(?:and|the|mr|mrs|ms|dr)\b)*", re.I)
+_NAME_SEPARATOR = re.compile(r"(?:[\s,.;&|-]|\b(?:and|the|mr|mrs|ms|dr)\b)*", re.I)
+
+
+_ANYTHING = Expected()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +49,16 @@ class Word:
     is_name: bool
     start: int
     end: int
+    is_given: bool = False
+    """A name that may be a given name: alone, before another name, or after a family name and a comma."""
 
     def agrees(self, reference: "Word") -> bool:
-        """Return True if it matches a word of the reference: names by spelling, other words by stem."""
-        return self.key == reference.key or (not reference.is_name and _stem(self.key) == _stem(reference.key))
+        """Return True if it matches a word of the reference: names by spelling or nickname, other words by stem."""
+        if self.key == reference.key:
+            return True
+        if reference.is_name:
+            return reference.is_given and (self.is_given or not self.is_name) and is_nickname(self.key, reference.key)
+        return stem_of(self.key) == stem_of(reference.key)
 
 
 Item = Value | Word
@@ -56,10 +70,11 @@ class NormalizedText:
 
     text: str
     asked: date | None
+    expected: Expected = _ANYTHING
 
     @cached_property
     def values(self) -> list[Value]:
-        return list(find_values(self.text, self.asked))
+        return list(find_values(self.text, self.asked, self.expected))
 
     @cached_property
     def words(self) -> list[Word]:
@@ -81,7 +96,25 @@ class NormalizedText:
             ):
                 continue
             found.append(Word(key, is_name, *match.span()))
-        return found
+        return [self._with_given(found, place) for place in range(len(found))]
+
+    def _with_given(self, words: list[Word], place: int) -> Word:
+        """Return a word, marked as a given name if it may be one."""
+        word = words[place]
+        if not word.is_name:
+            return word
+        follows = place > 0 and words[place - 1].is_name and self._is_one_name(words[place - 1], word)
+        precedes = place + 1 < len(words) and words[place + 1].is_name and self._is_one_name(word, words[place + 1])
+        return replace(word, is_given=precedes or not follows)
+
+    def _is_one_name(self, first: Word, second: Word) -> bool:
+        return re.fullmatch(r"(?:[\s-]|\b[A-Z]\.)*", self.text[first.end : second.start]) is not None
+
+    def has_initial_of(self, name: Word, others: list[Word]) -> bool:
+        """Return True if the text has the initial of a given name, before one of the other names: "J. Skilling"."""
+        pattern = rf"\b{re.escape(name.key[0])}\b\.?(?:\s?[a-z]\.)? ?(?=[a-z]{{2}})"
+        places = {match.end() for match in re.finditer(pattern, self.text, re.I)}
+        return any(word.start in places and any(word.agrees(other) for other in others) for word in self.words)
 
     @cached_property
     def items(self) -> list[Item]:
@@ -126,9 +159,28 @@ class NormalizedText:
 
 
 _STEMMER = stemmer("english")
+_FORMS = (
+    "arise arose arisen / bear bore borne / beat beaten / become became / begin began begun / bend bent / bind "
+    "bound / bite bit bitten / bleed bled / blow blew blown / break broke broken / bring brought / build built / "
+    "burn burnt / buy bought / catch caught / choose chose chosen / cling clung / come came / cost / deal dealt / "
+    "dig dug / do did done / draw drew drawn / drink drank drunk / drive drove driven / eat ate eaten / fall fell "
+    "fallen / feed fed / feel felt / fight fought / find found / flee fled / fly flew flown / forbid forbade "
+    "forbidden / forget forgot forgotten / forgive forgave forgiven / freeze froze frozen / get got gotten / give "
+    "gave given / go went gone / grow grew grown / hang hung / hear heard / hide hid hidden / hold held / keep kept "
+    "/ know knew known / lay laid / lead led / leave left / lend lent / light lit / lose lost / make made / mean "
+    "meant / meet met / pay paid / ride rode ridden / ring rang rung / rise rose risen / run ran / say said / see "
+    "saw seen / seek sought / sell sold / send sent / shake shook shaken / shine shone / shoot shot / show shown / "
+    "shrink shrank shrunk / sing sang sung / sink sank sunk / sit sat / sleep slept / slide slid / speak spoke "
+    "spoken / spend spent / spin spun / stand stood / steal stole stolen / stick stuck / strike struck / swear "
+    "swore sworn / sweep swept / swim swam swum / swing swung / take took taken / teach taught / tear tore torn / "
+    "tell told / think thought / throw threw thrown / understand understood / wake woke woken / wear wore worn / "
+    "win won / write wrote written "
+)
+_IRREGULAR = {form: verb for verb, *forms in map(str.split, _FORMS.split("/")) for form in forms}
 
 
 @lru_cache(maxsize=65536)
-def _stem(word: str) -> str:
-    stem: str = _STEMMER.stemWord(word)
+def stem_of(word: str) -> str:
+    """Return the stem of an English word in lower case."""
+    stem: str = _STEMMER.stemWord(_IRREGULAR.get(word, word))
     return stem

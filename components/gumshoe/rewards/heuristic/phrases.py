@@ -20,10 +20,17 @@ HEDGE = _pattern(
     r"un(?:sure|certain|clear|confirmed)|not\b[^.;]{0,20} (?:sure|certain|clear)|if i had to",
     r"(?:cannot|can't|could not|couldn't|not able to|unable to|don't|do not|wasn't able to)\b[^.;]{0,20} "
     r"(?:confirm|verify|find|tell|say|let me say|settle)\w*",
+    r"(?:is|as) (?:1|one|a|another) (?:possibility|candidate|option)",
+    r"(?:1|one|another) (?:possibility|candidate|option) is",
+    r"or (?:something|somebody|someone|similar)|alternatively|also possible|(?:1st|2nd|3rd|another|other) answer",
+    r"another (?:message|mail|source) says|correction:",
     r"(?:any|with|for) (?:confidence|certainty|certain)|nothing that settles",
 )
 """The answer does not commit itself, anywhere in the text."""
-MODAL = _pattern(r"maybe|perhaps|possibly|probably|presumably|might|(?:could|may) (?:well )?(?:be|have)")
+MODAL = _pattern(
+    r"potentially|conceivably|allegedly|supposedly|reportedly|rumou?r\w*|some (?:people )?(?:say|think|claim)",
+    r"maybe|perhaps|possibly|probably|presumably|might|(?:could|may) (?:well )?(?:be|have)",
+)
 """The answer does not commit itself, in the sentence with the required items."""
 REFUSED = _pattern(
     r"refus\w+|declin\w+|reject\w+|den(?:y|ied|ies)|turn\w* (?:\w+ ){0,3}down|veto\w*|rul\w+ (?:\w+ )?out|said no",
@@ -43,11 +50,26 @@ DENIED = re.compile(
     r"(?:\b(?:not|never|no longer|(?:anyone|anything|1) but|except|other than|instead of|rather than)|n't)\b", re.I
 )
 """Denies the rest of the sentence."""
+DENIED_NEXT = re.compile(
+    r"(?:\b(?:not|never|no longer|any(?:one|thing) but|other than)|n't"
+    r"|\b(?:den(?:y|ies|ied)|(?:not|n't|un|in|hardly) ?(?:true|correct|right|the case|accurate)"
+    r"|false|contrary to \w+|wrong to say)"
+    r"(?:,? (?:that )?(?:it|he|she|this|they) (?:is|was|are|were)| that)?)\W*$",
+    re.I,
+)
+"""Denies the text directly after it."""
+DENIED_BEFORE = re.compile(
+    r"(?:\W*(?:no|nope|false|wrong|incorrect|untrue|not true|not so)\W*$"
+    r"|.{0,20}?\b(?:(?:is|was|are|were|has been|have been) (?:wrong|incorrect|false|untrue|rejected|ruled out|excluded)"
+    r"|(?:is|are) no longer (?:true|valid|correct|so|the case)|until (?:it|that|then|this|they)\b))",
+    re.I,
+)
+"""Denies the text directly before it."""
 NO_LONGER = re.compile(r"\W*(?:(?:is|was|are|were|has|does|did)(?:n't|\s+not|\s+no longer)|no longer)\b(?! only)", re.I)
 """Denies the text before it."""
 PAST = re.compile(
-    r"\b(?:from|instead of|rather than|replac\w+|not|no longer|previously|formerly|originally|until|used to be|was|"
-    r"were|before|earlier|old|than|over from)\W+(?:\w+\W+){0,3}$",
+    r"\b(?:from|instead of|in place of|rather than|replac\w+|not|no longer|previously|formerly|originally|until|"
+    r"used to be|was|were|before|earlier|old|than|over from)\W+(?:\w+\W+){0,3}$",
     re.I,
 )
 """The text after it was true in the past, and is given for context."""
@@ -57,7 +79,7 @@ TURNED = re.compile(
     re.I,
 )
 """Stands between a new value and an old one, in this order."""
-INSTEAD = re.compile(r"\b(?:instead of|rather than|over|not|than|and no|never)\W+(?:\w+\W+){0,2}$", re.I)
+INSTEAD = re.compile(r"\b(?:instead of|in place of|rather than|over|not|than|and no|never)\W+(?:\w+\W+){0,2}$", re.I)
 """The text after it was not chosen."""
 PAST_WORDS = _pattern(r"previously|formerly|originally|used to|was|were|until")
 """Words about the past, anywhere."""
@@ -78,6 +100,8 @@ BOUNDED = re.compile(r"-|\b(?:least|most|than|over|under|up to|between|to|throug
 """Words of bounds or ranges, anywhere."""
 RANGE = re.compile(r"\s?(?:-|to|through|until)\s?\d", re.I)
 """The value before it is the start of a range."""
+NAMES = re.compile(r"\s*(?:,\s*(?:and|or|&)\b|[,;|&\u2022\n]|\b(?:and|or)\b)\s*", re.I)
+"""Separates the names of a list."""
 LISTS = re.compile(r"[,;|\u2022\n]|\b(?:and|or|versus|vs)\b|(?<=[.!?])\s|\s-\s")
 """Separates the items of a list."""
 POSTS = frozenset(
@@ -89,8 +113,14 @@ BEFORE = re.compile(r"^\W*(?:before(?:hand)?|previously|originally|formerly|at f
 """The value before it is the old one, in a change described in order."""
 CHANGE = re.compile(r"from (.+?) to (.+)", re.I | re.S)
 """A reference that describes a change."""
-YES_OR_NO = re.compile(r"(?:^|[.:;!?]\s+)\W*(yes|yeah|yep|correct|right|indeed|affirmative|no|nope)\b", re.I)
+YES_OR_NO = re.compile(
+    r"(?:^|[.:;!?]\s+)\W*(yes|yeah|yep|correct|right|indeed|affirmative|no|nope|"
+    r"(?:true|false|y|n|negative|incorrect)(?=\W*$|\s?[.,;:!]))\b",
+    re.I,
+)
 """Yes or no, at the start of a sentence."""
+NO = frozenset({"no", "nope", "n", "false", "negative", "incorrect"})
+"""Words of `YES_OR_NO` that say no."""
 BOTH = re.compile(
     r"\byes\b\W*(?:and|or|but)?\W*(?:actually |then )?\bno\b|\bno\b\W*(?:and|or|but)\W*\byes\b|\bif (?:yes|no)\b", re.I
 )
@@ -99,6 +129,14 @@ AGAIN = re.compile(r"\b(\w+)(?:\W+\1\b){5,}", re.I)
 """One word six times in a row."""
 IT_DID = re.compile(r"\W*\w+ (?:did|do|does|have|has)\b\W*(?:[.,!;]|$)", re.I)
 """Says yes by repeating the verb only."""
+NUMBERS = re.compile(r"\d+")
+"""A number in digits."""
+STATES = re.compile(
+    r"\W*(?:it|he|she|they|we|i|this|that|these|those)"
+    r"(?:'s|'ve|'re| (?:is|was|are|were|has|have|had|will|did|does|do|can))\b",
+    re.I,
+)
+"""A statement that begins with a pronoun."""
 WHO = re.compile(r"\W*who(?:m|se)?\b(?!.*\band (?:where|when|what|which|how|why)\b)", re.I)
 """A question that asks for people only."""
 QUOTED = re.compile(r"^>|^-+ ?(?:forwarded|original) message|^(?:from|sent|to|subject|date|cc): ", re.I | re.M)
@@ -109,5 +147,10 @@ CLOSED = _pattern(
 """Closing of a message."""
 JOINING = re.compile(r"[^\w\s]|\b(?:and|or|also|the|both)\b", re.I)
 """Text between the items of a list."""
-OR = re.compile(r"\b(?:or|and/or|versus|vs)\b|/", re.I)
+OR = re.compile(
+    r"\b(?:or(?! (?:more|less|fewer|above|below|over|under|higher|lower|greater|longer|shorter|later|earlier|"
+    r"better|up)\b)"
+    r"|and/or|versus|vs|alternatively|otherwise|failing that)\b|/",
+    re.I,
+)
 """Offers an alternative."""

@@ -240,8 +240,17 @@ class RolloutCollector:
         return whole
 
 
-async def measure_accuracy(groups: Iterable[ScoredGroup], judge: Judge, advance: Advance) -> float:
-    """Return the share of episodes with a correct answer, [0, 1]; 0 without episodes.
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """Shares of episodes by the verdict of a judge, in [0, 1]; 0 without episodes."""
+
+    correct: float
+    undecided: float
+    """Share of episodes whose answer the judge could not decide. They are not correct."""
+
+
+async def measure_accuracy(groups: Iterable[ScoredGroup], judge: Judge, advance: Advance) -> Accuracy:
+    """Return the shares of episodes with a correct and with an undecided answer.
 
     Raises:
         UnavailableError: the judge gave no verdict on an answer.
@@ -253,4 +262,9 @@ async def measure_accuracy(groups: Iterable[ScoredGroup], judge: Judge, advance:
             raise UnavailableError(
                 "training.no-verdict", f"the judge gave no verdict on an answer to {each.scenario}: {each.why}"
             )
-    return statistics.fmean(bool(each.correct) for each in verdicts) if verdicts else 0.0
+    if not verdicts:
+        return Accuracy(0.0, 0.0)
+    return Accuracy(
+        statistics.fmean(bool(each.correct) for each in verdicts),
+        statistics.fmean(each.is_undecided for each in verdicts),
+    )

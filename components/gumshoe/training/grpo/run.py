@@ -23,7 +23,7 @@ from gumshoe.terminal import err
 from gumshoe.training.algorithms.turn_level import TurnLevel
 from gumshoe.training.grpo.adapter_writer import AdapterWriter
 from gumshoe.training.grpo.reporter import RunReporter, warn
-from gumshoe.training.grpo.rollout_collector import RolloutBatch, RolloutCollector, Rubric, measure_accuracy
+from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch, RolloutCollector, Rubric, measure_accuracy
 from gumshoe.training.grpo.sampler import PolicyPublisher, create_sampler
 from gumshoe.training.grpo.schedule import Schedule
 from gumshoe.training.grpo.simple import build_prompts, first_turn_means, first_turn_reward
@@ -108,7 +108,7 @@ class Run:
         self._engine: RolloutEngine | None = None
         self._verdicts = 0
         self._step_started = 0.0
-        self._accuracy: float | None = None  # of the episodes that are used now
+        self._accuracy: Accuracy | None = None  # of the episodes that are used now
         self._random: Any = None
         self._best: int | None = None  # the step that this process found to be the best
         self._is_tracking = False
@@ -299,7 +299,7 @@ class Run:
         self._track()
         self._reporter.print_step(record, found, seconds)
 
-    def _sampled_accuracy(self, found: RolloutBatch) -> float | None:
+    def _sampled_accuracy(self, found: RolloutBatch) -> Accuracy | None:
         """Return the accuracy of a step's episodes; None if the judge fails, so that the step is not lost."""
         if not found.scored:
             return None

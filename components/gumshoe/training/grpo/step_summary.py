@@ -12,7 +12,7 @@ from gumshoe.environments.registry import EnvFactory
 from gumshoe.training.algorithms.algorithm import Algorithm
 from gumshoe.training.algorithms.turn_level import TurnLevel
 from gumshoe.training.episode_records import EpisodeRecord, SampledComparison
-from gumshoe.training.grpo.rollout_collector import RolloutBatch
+from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch
 from gumshoe.training.records import StepRecord
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def step_record(
     metrics: "StepMetrics",
     *,
     beta: float,
-    accuracy: float | None,
+    accuracy: Accuracy | None,
     seconds: float,
     publish_seconds: float,
     policy: str,
@@ -47,7 +47,8 @@ def step_record(
         entropy=logs.get("entropy"),
         grad_norm=logs.get("grad_norm"),
         learning_rate=logs["learning_rate"],
-        accuracy=accuracy,
+        accuracy=None if accuracy is None else accuracy.correct,
+        undecided=None if accuracy is None else accuracy.undecided,
         trainable_tokens=metrics.trainable,
         tokens=metrics.tokens,
         groups_refused=metrics.off_policy,

@@ -13,7 +13,7 @@ from gumshoe.inference.policy import Sampling
 from gumshoe.rewards.judge import Judge
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.terminal import Advance
-from gumshoe.training.grpo.rollout_collector import RolloutBatch, RolloutCollector, measure_accuracy
+from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch, RolloutCollector, measure_accuracy
 from gumshoe.training.records import EvaluationRecord
 from gumshoe.training.run_spec import BASELINE
 from gumshoe.training.settings import TrainSettings
@@ -29,8 +29,7 @@ class Measurement:
     """One greedy episode of each question, with its reward and the judge's verdicts."""
 
     rollouts: RolloutBatch
-    accuracy: float
-    """Share of right answers, [0, 1]."""
+    accuracy: Accuracy
 
     @property
     def rewards(self) -> dict[str, float]:
@@ -88,13 +87,14 @@ class Validator:
         ]
         return EvaluationRecord(
             step=step,
-            accuracy=found.accuracy,
+            accuracy=found.accuracy.correct,
+            undecided=found.accuracy.undecided,
             reward=sum(rewards.values()) / max(1, len(rewards)),
             beat_rate=sum(beaten) / len(beaten) if beaten else None,
             questions=len(rewards),
             missing=len(found.rollouts.dropped),
             seconds=found.rollouts.seconds,
-            best=found.accuracy > max((each.accuracy for each in before), default=-1),
+            best=found.accuracy.correct > max((each.accuracy for each in before), default=-1),
         )
 
     def _keep_baseline(self, rewards: dict[str, float]) -> None:

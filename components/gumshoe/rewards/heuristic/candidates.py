@@ -1,0 +1,152 @@
+"""Reject answers that offer several candidates: alternatives, lists, and other values or names beside the right one."""
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from gumshoe.rewards.heuristic import phrases
+from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase, quote
+from gumshoe.rewards.heuristic.normalized_text import Word
+from gumshoe.rewards.heuristic.value import Value
+
+_MAX_RIVALS = 1  # other values that are accepted as context
+_MIN_NEW_WORDS = 2  # minimum new content words of a sentence about something else
+_MIN_LIST = 2  # number of new short parts, or new names in a row, that make a list
+_MAX_PART_WORDS = 4  # maximum words of a short part
+_MAX_REQUIRED = 6  # maximum required items; with more, every correct answer is a list
+
+
+def alternatives(case: JudgeCase) -> Decision:
+    """Reject an answer that offers alternatives."""
+    for match in [] if phrases.OR.search(case.reference.text) else phrases.OR.finditer(case.answer.text):
+        inside = any(each.start <= match.start() < each.end for each in case.answer.values)
+        if not inside and case.is_in_same_sentence(*match.span()) and _separates_choices(case, match):
+            return False, "it says what else it may be"
+    if not phrases.OR.search(case.reference.text) and _is_beside_or(case):
+        return False, "it says what else it may be"
+    return _find_other_choice(case)
+
+
+def _is_beside_or(case: JudgeCase) -> bool:
+    """Return True if "or" stands directly before or after the reference, word for word."""
+    wanted, own = case.reference.text.rstrip(". ").casefold(), case.answer.text.casefold()
+    place = own.find(wanted)
+    if place < 0 or not wanted:
+        return False
+    return bool(re.search(r"\bor(?: else)?,?\W*$", own[:place]) or re.match(r"\W*or\b", own[place + len(wanted) :]))
+
+
+def _separates_choices(case: JudgeCase, match: re.Match[str]) -> bool:
+    """Return True if "or" or a slash separates the correct item from another. A slash may be part of a unit or name."""
+    if match[0] != "/" or case.answer.text[match.start() - 1 : match.end() + 1] == " / ":
+        return True
+    return any(abs(match.end() - start) <= 1 or abs(match.start() - end) <= 1 for start, end in _find_rivals(case))
+
+
+def _find_other_choice(case: JudgeCase) -> Decision:
+    """Reject an answer that also names the other choice of a question that offers two."""
+    for match in phrases.OR.finditer(case.question.text):
+        before = [each for each in case.question.items if each.end <= match.start()][-1:]
+        after = [each for each in case.question.items if each.start >= match.end()][:1]
+        for choice in (*before, *after):
+            others = [] if case.reference.find(choice) else case.answer.find(choice)
+            if case.span and any(not phrases.INSTEAD.search(case.answer.text[: each.start]) for each in others):
+                return False, f"it says {quote(case.question, choice)} as well"
+    return None
+
+
+def candidates(case: JudgeCase) -> Decision:
+    """Reject other values of the same kind, or other names, in a list or the same sentence as the correct one."""
+    if case.span is None or len(case.required) > _MAX_REQUIRED:
+        return None
+    listed = _find_list(case) or _find_listed_names(case)
+    if listed:
+        return False, listed
+    rivals = list(_find_rivals(case))
+    for start, end in rivals:
+        sentence = case.answer.sentence(start)
+        new = [each for each in case.answer.words if sentence[0] <= each.start < sentence[1] and case.is_new(each)]
+        others = [each for each in new if not start <= each.start < end]
+        if phrases.PAST.search(case.answer.text[sentence[0] : start]):
+            continue
+        if _is_listed(case, start, end) or len(others) < _MIN_NEW_WORDS:
+            return False, f"it names {case.answer.text[start:end]} as well"
+    return (False, f"it names {len(rivals)} others as well") if len(rivals) > _MAX_RIVALS else None
+
+
+def _find_rivals(case: JudgeCase) -> Iterator[tuple[int, int]]:
+    """Yield start and end of other values of a required kind, or of other names, in the answer."""
+    wanted = [each for each in case.required if isinstance(each, Value) and each.kind != "ordinal"]
+    for value in case.answer.values:
+        if case.is_new(value) and any(map(value.has_kind_of, wanted)):
+            yield value.start, value.end
+    if all(isinstance(each, Word) and each.is_name for each in case.required):
+        for name in case.answer.names():
+            is_attribute = case.answer.text[name[-1].end :].startswith((" one", " 1"))  # "the Orchard Quay one"
+            if all(map(case.is_new, name)) and not is_attribute and not all(word.key in phrases.POSTS for word in name):
+                yield name[0].start, name[-1].end
+
+
+def _find_list(case: JudgeCase) -> str | None:
+    """Return the reason if an answer is mostly a list of new short parts or new names, or None."""
+    news = 0
+    for first, last in _split_parts(case):
+        new = any(case.is_new(each) for each in case.answer.items if first <= each.start < last)
+        news += new and len(case.answer.text[first:last].split()) <= _MAX_PART_WORDS
+    if news > _MIN_LIST:
+        return f"it lists {news} other things"
+    for name in case.answer.names():
+        others = [word for word in name if case.is_new(word) and word.key not in phrases.POSTS]
+        if _MIN_LIST <= len(others) < len(name) and case.span and name[0].start <= case.span[0] < name[-1].end:
+            return f"it names {case.answer.text[others[0].start : others[-1].end]} as well"
+    return None
+
+
+def _find_listed_names(case: JudgeCase) -> str | None:
+    """Return the reason if the correct name is in a list with other names, also of one word, or None.
+
+    One other name after a comma may be a place: "Tulsa, Oklahoma".
+    """
+    if case.span is None or not all(isinstance(each, Word) and each.is_name for each in case.required):
+        return None
+    first, last = case.answer.sentence(case.span[0])
+    cuts = [match.span() for match in phrases.NAMES.finditer(case.answer.text, first, last)]
+    bounds = list(zip([first, *(cut[1] for cut in cuts)], [*(cut[0] for cut in cuts), last], strict=True))
+    parts = [[each for each in case.answer.items if start <= each.start < end] for start, end in bounds]
+    is_new = [
+        bool(part)
+        and all(isinstance(each, Word) and each.is_name and case.is_new(each) for each in part)
+        and not all(isinstance(each, Word) and each.key in phrases.POSTS for each in part)
+        for part in parts
+    ]
+    joined = any(
+        new and "," not in case.answer.text[slice(*cut)]
+        for cut, *sides in zip(cuts, is_new, is_new[1:], strict=False)
+        for new in sides
+    )
+    new = [part for part, other in zip(parts, is_new, strict=True) if other]
+    if len(new) >= _MIN_LIST or (new and joined):
+        return f"it names {case.answer.text[new[0][0].start : new[0][-1].end]} as well"
+    return None
+
+
+def _split_parts(case: JudgeCase) -> Iterator[tuple[int, int]]:
+    """Yield the parts of the sentence with the required items, split as a list, and the other sentences."""
+    for first, last in case.answer.sentences:
+        if case.span and first <= case.span[0] < last:
+            cuts = [match.span() for match in phrases.LISTS.finditer(case.answer.text, first, last)]
+            outside = [
+                cut for cut in cuts if not any(each.start < cut[1] and cut[0] < each.end for each in case.answer.values)
+            ]
+            yield from pairwise([first, *(cut[1] for cut in outside), last])
+        else:
+            yield first, last
+
+
+def _is_listed(case: JudgeCase, start: int, end: int) -> bool:
+    """Return True if a rival is in a list with the correct item: only a comma, "and" or "or" is between them."""
+    first, last = case.span or (start, end)
+    if case.answer.sentence(first) != case.answer.sentence(start):
+        return False
+    between = case.answer.text[last:start] if start >= last else case.answer.text[end:first]
+    return len(phrases.JOINING.sub("", between).split()) <= 1 or bool(phrases.OR.search(between))

@@ -1,0 +1,71 @@
+"""An answer to judge, with the question and the reference answer."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from gumshoe.rewards.heuristic import phrases
+from gumshoe.rewards.heuristic.normalized_text import Item, NormalizedText, Word
+from gumshoe.rewards.heuristic.value import Value
+
+Decision = tuple[bool | None, str] | None
+"""True if the answer is correct, False if it is wrong, None if that cannot be decided; with the reason. None as a whole
+if the rule does not apply."""
+
+
+@dataclass(frozen=True)
+class JudgeCase:
+    """One answer to judge."""
+
+    question: NormalizedText
+    reference: NormalizedText
+    answer: NormalizedText
+    as_written: str
+
+    @cached_property
+    def required(self) -> list[Item]:
+        """Items that the answer must have: those of the reference that are not in the question, or else all of them.
+
+        For questions that ask who, only the first names of the reference.
+        """
+        missing = [each for each in self.reference.items if not self.question.find(each)] or self.reference.items
+        if not phrases.WHO.match(self.question.text):
+            return missing
+        new = [each for each in missing if isinstance(each, Word)]
+        first = next((each for each in new if each.is_name), None)
+        names = first and self.reference.names_from(first)
+        return [each for each in missing if each in names] if names else missing
+
+    @cached_property
+    def matches(self) -> list[tuple[Item, list[Item]]]:
+        """Required items, each with its matches in the answer."""
+        return [(each, self.answer.find(each)) for each in self.required]
+
+    @cached_property
+    def span(self) -> tuple[int, int] | None:
+        """Start and end of the required items in the answer; None if it has none of them."""
+        places = [found[0] for _, found in self.matches if found]
+        return (min(each.start for each in places), max(each.end for each in places)) if places else None
+
+    def is_in_same_sentence(self, start: int, end: int) -> bool:
+        """Return True if a part of the answer is in one sentence with the required items, with nothing new between."""
+        if self.span is None or not any(first <= start < last for first, last in [self.answer.sentence(self.span[0])]):
+            return False
+        first, last = (end, self.span[0]) if end <= self.span[0] else (self.span[1], start)
+        return not any(first <= each.start < last and self.is_new(each) for each in self.answer.items)
+
+    def is_at_start(self, word: Word) -> bool:
+        """Return True if a word of the answer begins a sentence, so that its capital says nothing."""
+        before = self.answer.text[: word.start].rstrip()
+        return not before or before[-1] in ".!?:;"
+
+    def is_new(self, item: Item) -> bool:
+        """Return True if an item is neither in the question nor in the reference."""
+        known: list[Value] | list[Word] = self.reference.values if isinstance(item, Value) else self.reference.words
+        return not (
+            self.question.find(item) or self.reference.find(item) or any(item.agrees(each) for each in known)  # type: ignore[arg-type] # both are of one kind
+        )
+
+
+def quote(text: NormalizedText, item: Item) -> str:
+    """Return an item as it stands in a text, in quotation marks."""
+    return repr(text.text[item.start : item.end])

@@ -1,0 +1,113 @@
+"""Compare the polarity of words: "was not cancelled" denies what "was cancelled" says, as "unpaid" denies "paid"."""
+
+import re
+
+from gumshoe.rewards.heuristic.normalized_text import NormalizedText, Word, stem_of
+
+NEGATOR = re.compile(
+    r"(?:\b(?:not|never|no longer|nobody|no one|nothing|none(?: of)?|neither|nor|without|cannot|hardly|rarely|seldom|"
+    r"(?:fail|refus|declin|neglect|omit)\w* to|unable to|unwilling to|stopped|ceased to|lack(?:s|ed|ing)?|"
+    r"(?:free|devoid|instead|short) of|rather than|except(?: for)?|exclud\w+|excluding|minus)|n't)\b"
+    r"|\bno\b(?! (?:later|earlier|more than|less than|fewer than)\b)(?=\s\w)",
+    re.I,
+)
+"""Denies the words after it, up to the end of the clause."""
+_NEGATING_WORDS = frozenset(
+    "not never no nobody nothing none neither nor without cannot hardly rarely seldom longer except don doesn didn isn "  # noqa: SIM905
+    "aren wasn weren won wouldn couldn hasn haven hadn shouldn yet".split()
+)
+_CLAUSE = re.compile(
+    r"[,;:.!?](?=\s|$)|\s-\s|\b(?:but|because|since|so|although|though|while|until|unless|who|which|when|if|as|and)\b",
+    re.I,
+)
+_PREFIX = re.compile(r"(?:un|in|im|il|ir|dis|non|mis)-?(?=\w{4})")
+_OPPOSITES = (
+    "accept/reject accept/refuse accept/decline approve/reject approve/refuse approve/veto agree/disagree "
+    "agree/refuse agree/decline allow/forbid allow/prohibit allow/ban permit/forbid confirm/deny admit/deny "
+    "include/exclude increase/decrease increase/reduce rise/fall rose/fell grow/shrink grew/shrank gain/lose "
+    "gain/loss win/lose won/lost profit/loss raise/lower raise/cut up/down higher/lower more/less more/fewer "
+    "most/least above/below over/under open/close open/closed open/shut start/stop start/end begin/end began/ended "
+    "first/last early/late earlier/later hire/fire hire/dismiss join/leave arrive/leave arrive/depart enter/exit "
+    "pass/fail succeed/fail success/failure true/false right/wrong correct/incorrect right/left north/south "
+    "east/west top/bottom upper/lower inside/outside internal/external indoor/outdoor import/export upload/download "
+    "attach/detach connect/disconnect enable/disable lock/unlock keep/discard keep/remove add/remove insert/delete "
+    "maximum/minimum maximize/minimize long/short tall/short large/small big/small wide/narrow thick/thin "
+    "heavy/light fast/slow hot/cold warm/cool wet/dry full/empty high/low deep/shallow strong/weak hard/soft "
+    "good/bad better/worse best/worst safe/dangerous cheap/expensive rich/poor new/old young/old old/new "
+    "public/private optional/mandatory optional/required temporary/permanent morning/evening morning/afternoon "
+    "day/night daily/weekly weekly/monthly monthly/yearly before/after front/back male/female man/woman "
+    "present/absent alive/dead online/offline somebody/nobody someone/nobody everybody/nobody everyone/nobody "
+    "something/nothing everything/nothing all/none always/never with/without support/oppose favour/oppose "
+    "recommend/oppose strengthen/weaken extend/shorten expand/contract upgrade/downgrade promote/demote "
+    "increase/decline advance/postpone encourage/discourage active/inactive positive/negative credit/debit "
+    "asset/liability taller/shorter longer/shorter older/younger larger/smaller faster/slower odd/even "
+    "single/double free/paid paid/owed buyer/seller lender/borrower tenant/landlord employer/employee large/tiny "
+    "inbound/outbound incoming/outgoing sender/recipient deposit/withdrawal arrival/departure husband/wife "
+    "brother/sister father/mother noon/midnight debtor/creditor "
+)
+
+
+def _read_opposites() -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for pair in _OPPOSITES.split():
+        one, other = map(stem_of, pair.split("/"))
+        found.setdefault(one, set()).add(other)
+        found.setdefault(other, set()).add(one)
+    return {word: frozenset(others) for word, others in found.items()}
+
+
+_COMPARATIVES = frozenset(
+    "more less fewer before after above below over under higher lower earlier later longer shorter taller older "  # noqa: SIM905
+    "younger larger smaller bigger faster slower better worse cheaper".split()
+)
+_OPPOSITES_OF = _read_opposites()
+
+
+def is_negator(text: NormalizedText, word: Word) -> bool:
+    """Return True if a word of a text only denies others ("failed to pay"), and is no content of its own."""
+    return word.key in _NEGATING_WORDS or NEGATOR.match(text.text, word.start) is not None
+
+
+def are_opposites(one: Word, other: Word) -> bool:
+    """Return True if two words are opposites, such as "include" and "exclude", or "paid" and "unpaid"."""
+    first, second = stem_of(one.key), stem_of(other.key)
+    if second in _OPPOSITES_OF.get(first, ()):
+        return True
+    return any(
+        longer.startswith(("un", "in", "im", "il", "ir", "dis", "non", "mis"))
+        and stem_of(_PREFIX.sub("", longer, count=1)) == shorter
+        for longer, shorter in ((one.key, second), (other.key, first))
+        if len(longer) > len(shorter)
+    )
+
+
+def find_denied(reference: NormalizedText, answer: NormalizedText, words: list[Word]) -> tuple[Word, Word] | None:
+    """Return a word of the reference and that of the answer with the opposite polarity; None if there is none.
+
+    A word that the answer has in both polarities is no contradiction. Neither is an opposite that compares two names,
+    such as "before" and "after", which depends on their roles.
+    """
+    is_compared = sum(any(own.agrees(each) for own in answer.words) for each in reference.words if each.is_name) > 1
+    for word in words:
+        if is_negator(reference, word):
+            continue
+        is_denied = _is_denied(reference, word)
+        contrary: Word | None = None
+        for own in answer.words:
+            same = own.agrees(word)
+            if not same and (not are_opposites(own, word) or (is_compared and own.key in _COMPARATIVES)):
+                continue
+            if (_is_denied(answer, own) != is_denied) == same:
+                contrary = contrary or own
+            else:
+                break
+        else:
+            if contrary is not None:
+                return word, contrary
+    return None
+
+
+def _is_denied(text: NormalizedText, word: Word) -> bool:
+    """Return True if an odd number of negations before the word, in the same clause, deny it."""
+    first = max((match.end() for match in _CLAUSE.finditer(text.text, 0, word.start)), default=0)
+    return sum(1 for match in NEGATOR.finditer(text.text, first, word.start)) % 2 == 1
