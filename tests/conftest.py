@@ -237,6 +237,15 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
+def shared_cases() -> Path:
+    """Return the directory of inputs that people reported, beside the checkout; they are never committed."""
+    cases = Path(__file__).parents[2] / "shared" / "cases"
+    if not cases.is_dir():
+        pytest.skip(f"reported cases are missing ({cases.parent.name}/{cases.name} beside the checkout)")
+    return cases
+
+
+@pytest.fixture(scope="session")
 def real_index(shared_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build an index of the real mail, as the command does."""
     from gumshoe.mail.build import build_mail_index

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gumshoe.documents.document_snippets import MAX_SNIPPET, make_snippet
-from gumshoe.documents.lexical import K1, Analyzer, B, Bm25, PostingsBuilder, check_language
+from gumshoe.documents.languages import check_language
+from gumshoe.documents.lexical import K1, Analyzer, B, Bm25, PostingsBuilder
 from tests.errors import raises
 
 QUICK = settings(derandomize=True, deadline=None, database=None)
@@ -25,7 +26,7 @@ def test_words_are_stemmed_without_case_accents_and_stop_words() -> None:
     ]
     assert Analyzer("de").split_words("Die Krankheiten") == ["die", "krankheit"]
     assert Analyzer("zz").split_words("the Running") == ["the", "running"]
-    for wrong in ("", "English", "e1", "en-GB"):
+    for wrong in ("", "English", "e1", "en-GB", "xx", "eng", "uk"):
         with raises("documents.invalid-language", repr(wrong)):
             check_language(wrong)
 

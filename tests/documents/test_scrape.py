@@ -34,6 +34,7 @@ from gumshoe.documents.scraping.scrape import FailedPage, ScrapeReport, ScrapeSe
 from gumshoe.extraction.processes import BoundedProcesses
 from tests.certificates import make_certificate
 from tests.conftest import CommandResult
+from tests.documents.file_samples import SCAN, placed_pdf
 from tests.documents.pages import pdf
 from tests.documents.site import Site, Visit, page, running_site
 from tests.errors import raises
@@ -648,6 +649,92 @@ def test_text_and_pdf_are_scraped(site: Site, scraper: Scraper) -> None:
     site.paths["/a.pdf"] = lambda visit: visit.answer(pdf("Elbow disease in a PDF"), kind="application/pdf")
     scraper(site.url("/a.txt"), site.url("/a.pdf"))
     assert [each["text"] for each in scraper.documents] == ["Itches for a week.", "Elbow disease in a PDF"]
+
+
+def test_a_pdf_is_read_whatever_its_server_calls_it(site: Site, scraper: Scraper) -> None:
+    kinds = ["application/octet-stream", "text/html", "text/plain", ""]
+    site.paths |= {
+        f"/{number}": lambda visit: visit.answer(data, kind=kinds[int(visit.path[1:])]) for number in range(4)
+    }
+    data = placed_pdf([[(72, 700, "Elbow disease in a PDF")], SCAN])
+    scraper(*(site.url(f"/{number}") for number in range(4)), probe=False)
+    assert [each["text"] for each in scraper.documents] == ["Elbow disease in a PDF"] * 4
+    assert [each["metadata"]["unread_pages"] for each in scraper.documents] == [["2"]] * 4
+
+
+def test_markdown_is_scraped(site: Site, scraper: Scraper) -> None:
+    site.paths["/a"] = lambda visit: visit.answer("---\ntitle: Elbow\n---\nIt itches.", kind="text/markdown")
+    site.paths["/b.md"] = lambda visit: visit.answer("# Knee\n\nIt aches.", kind="text/plain; charset=utf-8")
+    scraper(site.url("/a"), site.url("/b.md"), probe=False)
+    assert [(each["title"], each["text"]) for each in scraper.documents] == [
+        ("Elbow", "It itches."),
+        ("Knee", "# Knee\n\nIt aches."),
+    ]
+
+
+def test_pages_without_content_are_no_documents(site: Site, scraper: Scraper) -> None:
+    pages = {
+        "/js": "<title>App</title><noscript>You need to enable JavaScript.</noscript><div id=root></div>",
+        "/js2": "<title>App</title><body><p>You need to enable JavaScript to run this app.</p></body>",
+        "/consent": "<title>Pumps</title><h1>Pumps</h1><p>We use cookies and similar technologies to give you the best "
+        "experience. Please accept all cookies to continue.</p>",
+        "/scan": "",
+    }
+    site.paths |= {path: lambda visit: visit.answer(pages[visit.path]) for path in pages}
+    site.paths["/scan"] = lambda visit: visit.answer(placed_pdf([SCAN]), kind="application/pdf")
+    report = scraper(*map(site.url, pages), probe=False)
+    assert [each.reason for each in report.failed] == [
+        "needs JavaScript",
+        "needs JavaScript",
+        "asks for consent",
+        "scan",
+    ]
+    assert not any(each.may_pass for each in report.failed)
+
+
+def refresh(to: str, *, in_header: bool = False) -> Callable[[Visit], None]:
+    def behave(visit: Visit) -> None:
+        if in_header:
+            visit.answer("", Refresh=f"0; url={to}")
+        else:
+            visit.answer(f'<meta http-equiv="refresh" content="0; url={to}"><p>This page has moved.</p>')
+
+    return behave
+
+
+@pytest.mark.parametrize("in_header", [False, True])
+def test_a_refresh_is_followed_like_a_redirect(site: Site, scraper: Scraper, in_header: bool) -> None:
+    site.paths["/old"], site.paths["/new"] = refresh("/new", in_header=in_header), good
+    assert scraper(site.url("/old"), probe=False).written == 1
+    (document,) = scraper.documents
+    assert (document["url"], document["metadata"]["moved_to"]) == (site.url("/old"), site.url("/new"))
+    assert "Disease of /new" in document["text"]
+
+
+@pytest.mark.parametrize("in_header", [False, True])
+@pytest.mark.parametrize(
+    ("to", "reason"),
+    [
+        ("/circle", "redirects"),
+        ("/secret", "robots.txt"),
+        ("http://169.254.169.254/", "private address"),
+        ("file:///etc/passwd", "redirects"),
+        ("javascript:alert(1)", "redirects"),
+        ("/missing", "not found"),
+    ],
+)
+def test_a_refresh_has_the_limits_of_a_redirect(
+    site: Site, scraper: Scraper, to: str, reason: str, in_header: bool
+) -> None:
+    site.paths["/robots.txt"] = lambda visit: visit.answer("User-agent: *\nDisallow: /secret", kind="text/plain")
+    site.paths["/secret"] = good
+    site.paths["/a"], site.paths["/circle"] = refresh(to, in_header=in_header), refresh("/a", in_header=in_header)
+
+    async def resolve(host: str, _: int) -> list[str]:
+        return ["127.0.0.1" if host == "site.example" else host]
+
+    assert scraper.failure(site.url("/a"), probe=False, resolve=resolve).reason == reason
+    assert site.count_requests("/secret") == 0
 
 
 def test_an_error_page_with_status_200_is_detected(site: Site, scraper: Scraper) -> None:

@@ -363,7 +363,7 @@ def test_each_file_of_a_directory_is_a_document(form: str, tree: Path) -> None:
         "named.pdf": ("Its title", "Words of a PDF"),
         "notes/plain-text_file.txt": ("plain text file", "Grüße aus Köln"),
         "odd.markdown": ("odd", "---\n: [\n---\nText"),
-        "page.html": ("A & B", "Café\none"),
+        "page.html": ("A & B", "Café\n\n- one"),
     }
     assert found["guide.md"].metadata == {"tags": ["a", "b"], "kind": "md", "folder": "."}
     assert found["notes/plain-text_file.txt"].metadata == {"kind": "txt", "folder": "notes"}

@@ -241,7 +241,7 @@ def _crash(*_: object) -> None:
 def test_a_missing_extractor_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attachments, "find_spec", lambda _: None)
     with AttachmentReader(AttachmentLimits()) as reader:
-        assert read(reader, pdf("x")).problem == "extractor missing: pebble, pypdf"
+        assert read(reader, pdf("x")).problem == "extractor missing: pebble, pypdf, pypdfium2"
 
 
 def test_a_message_hands_over_its_files() -> None:

@@ -23,7 +23,7 @@ from gumshoe.artifacts.sqlite import open_read_only
 from gumshoe.artifacts.storage import explain_os_errors, flush_to_disk, lock_directory, write_atomically
 from gumshoe.documents.collection_names import DEFAULT_COLLECTION
 from gumshoe.documents.document_writer import DocumentCounts, DocumentWriter
-from gumshoe.documents.lexical import check_language
+from gumshoe.documents.languages import check_language
 from gumshoe.documents.schema import (
     DATABASE,
     FACTS,
@@ -46,12 +46,13 @@ from gumshoe.embeddings.neutral_center import compute_neutral_center
 from gumshoe.embeddings.search_options import NO_EMBEDDING
 from gumshoe.embeddings.vectors import CENTER, PLAN, SIGNS, VECTORS, compute_center, write_signs, write_vectors
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
+from gumshoe.extraction.ocr import TextRecognition
 from gumshoe.terminal import progress
 
 OpenedCollectionSource = tuple[CollectionSource, Source]
 MIN_CHUNK_TOKENS = 32
 """Minimum number of tokens per chunk."""
-_LIBRARIES = ("pebble", "pypdf", "rensa", "sentencex", "trafilatura")
+_LIBRARIES = ("lxml", "openpyxl", "pebble", "pypdf", "pypdfium2", "rensa", "sentencex", "trafilatura")
 PARTIAL = ".partial"
 """Directory of the files that a build is writing."""
 
@@ -66,6 +67,8 @@ class DocumentBuildOptions:
     """Maximum tokens per chunk, including the context line, counted by the model's tokenizer."""
     language: str = "en"
     """ISO 639 code of the documents' language, for sentence splitting and stemming."""
+    ocr: bool = True
+    """Recognize the text of scanned pages of PDF files, if tesseract is installed."""
     drop_duplicates: bool = True
     """Drop documents and chunks that repeat another."""
 
@@ -114,10 +117,11 @@ def build_document_index(
     check_installed("indexing", _LIBRARIES)
     options = options or DocumentBuildOptions()
     listed = [parse_source_entry(each, "invalid source") for each in sources]
-    opened = [(each, open_source(each.uri)) for each in listed]
+    check_options(options)
+    recognition = TextRecognition(options.language) if options.ocr else None
+    opened = [(each, open_source(each.uri, recognition)) for each in listed]
     if not opened:
         raise UsageError("documents.no-sources", "no source to index; name one or more, e.g. dir:manuals")
-    check_options(options)
     with explain_os_errors(directory), lock_directory(directory, wait=None) as lock:
         if lock is None:
             raise UnavailableError(
@@ -144,7 +148,7 @@ def check_options(options: DocumentBuildOptions) -> None:
     """Check options, as far as this is possible without the embedding model.
 
     Raises:
-        UsageError: if the language is not an ISO 639 code, or the chunks are too small.
+        UsageError: if the language cannot be indexed, or the chunks are too small.
     """
     check_language(options.language)
     if options.tokens < MIN_CHUNK_TOKENS:

@@ -64,8 +64,8 @@ def index(
         typer.Argument(
             metavar="SOURCE...",
             autocompletion=complete_words("jsonl:", "dir:", "hf:"),
-            help="jsonl:FILE[.gz], dir:DIR (text, Markdown, HTML, PDF), hf:DATASET or hf:DATASET@SPLIT, e.g. "
-            "hf:lavita/MedQuAD. Files may be file:// or s3:// URIs.",
+            help="jsonl:FILE[.gz], dir:DIR (text, Markdown, HTML, PDF, Office, EPUB, RTF, CSV), "
+            "hf:DATASET or hf:DATASET@SPLIT, e.g. hf:lavita/MedQuAD. Files may be file:// or s3:// URIs.",
         ),
     ] = None,
     collection: Annotated[
@@ -87,6 +87,9 @@ def index(
     ] = "intfloat/e5-base-v2",
     tokens: Annotated[int, typer.Option(min=32, help="Maximum tokens per chunk (model's tokenizer).")] = 256,
     language: Annotated[str, typer.Option(metavar="CODE", help="Language of the documents (ISO 639).")] = "en",
+    ocr: Annotated[
+        bool, typer.Option("--ocr/--no-ocr", help="Recognize text on scanned pages of PDF files with tesseract.")
+    ] = True,
     duplicates: Annotated[bool, typer.Option("--keep-duplicates", help="Keep duplicate documents and chunks.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Replace an existing index.")] = False,
     json: JsonFlag = False,
@@ -104,7 +107,7 @@ def index(
     sources = [CollectionSource(uri, collection) for uri in uris or ()]
     if source_list is not None:
         sources += read_source_entries(source_list)
-    options = DocumentBuildOptions(embedding, tokens, language, drop_duplicates=not duplicates)
+    options = DocumentBuildOptions(embedding, tokens, language, ocr, drop_duplicates=not duplicates)
     report = build_document_index(sources, directory, options, replace=replace)
     if json:
         print_json(asdict(report))

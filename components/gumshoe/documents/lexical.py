@@ -17,7 +17,6 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from gumshoe.errors import UsageError
 from gumshoe.mail.stems import Stemmer, remove_accents
 
 K1, B = 1.2, 0.75
@@ -33,16 +32,6 @@ _STOP_WORDS = {
         )
     )
 }
-
-
-def check_language(code: str) -> None:
-    """Check the code of a language.
-
-    Raises:
-        UsageError: if it is not an ISO 639 code.
-    """
-    if not re.fullmatch(r"[a-z]{2,3}", code):
-        raise UsageError("documents.invalid-language", f"language must be an ISO 639 code such as en, got {code!r}")
 
 
 class Analyzer:

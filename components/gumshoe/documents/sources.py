@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -16,11 +17,15 @@ from gumshoe.artifacts.lines import file_size
 from gumshoe.artifacts.source_files import UnreadableItem, list_files, read_files, read_json_lines
 from gumshoe.artifacts.storage import Entry, Storage
 from gumshoe.documents.document import Document, canonicalize_url, make_document, page_id
-from gumshoe.documents.scraping.extraction import Extractor, PageKind, open_extractor
+from gumshoe.documents.file_kinds import SUFFIXES, PageKind, find_page_kind
+from gumshoe.documents.file_text import choose_charset
+from gumshoe.documents.markdown_titles import find_markdown_title, find_underlined_title, split_front_matter
+from gumshoe.documents.scraping.extraction import Extractor, open_extractor
 from gumshoe.documents.scraping.failure import PageFailure
 from gumshoe.errors import UsageError
+from gumshoe.extraction.ocr import TextRecognition
 from gumshoe.mail.message import clean, clean_line
-from gumshoe.mail.text import decode
+from gumshoe.mail.text import decode, remove_invisible
 
 FORMS = "jsonl:FILE[.gz] or dir:DIR (each a path, file:// or s3://), or hf:DATASET[@SPLIT], such as hf:lavita/MedQuAD"
 NO_ANSWER = "no answer in the record"
@@ -39,23 +44,16 @@ _PAGE_METADATA = {
     "semantic_types": ("umls_semantic_types",),
 }
 _VALUE_SEPARATOR = "|"  # between several values of a MedQuAD field
-_MARKDOWN = {".md", ".markdown"}
-_PAGES: dict[str, PageKind] = {".html": "html", ".htm": "html", ".xhtml": "html", ".pdf": "pdf"}
-_KNOWN_SUFFIXES = {".txt", ".text", ".rst"} | _MARKDOWN | _PAGES.keys()
-_EXTRACTION_SECONDS = 60  # per HTML or PDF file
-_HEADING = re.compile(r"^#{1,6}[ \t]+(\S.*)$", re.M)
-_FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)\n---[ \t]*(?:\n|\Z)", re.S)
-_YAML_NULL = {"", "~", "null", "Null", "NULL"}  # null values in YAML
+_EXTRACTION_SECONDS = 60  # per file, and per scanned page
 _MAX_TITLE = 200
-_MAX_FRONT_MATTER = 50_000  # characters; YAML takes a second for these
 _SEPARATORS = re.compile(r"[_-]+")
 
 
 Source = source_files.Source[Document]
 
 
-def open_source(uri: str) -> Source:
-    """Open the source that a URI names.
+def open_source(uri: str, recognition: TextRecognition | None = None) -> Source:
+    """Open the source that a URI names. `recognition` reads the scanned pages of its files.
 
     Raises:
         UsageError: if the URI has no known form, or nothing of that kind exists there.
@@ -63,7 +61,7 @@ def open_source(uri: str) -> Source:
     """
     openers: dict[str, Callable[[str, str], Source]] = {
         "jsonl": _JsonlDocuments.open,
-        "dir": _DirectoryDocuments.open,
+        "dir": partial(_DirectoryDocuments.open, recognition=recognition),
         "hf": _DatasetDocuments.open,
     }
     return source_files.open_source(uri, openers, "documents", FORMS)
@@ -239,61 +237,74 @@ def _list_values(record: Mapping[str, Any], names: Iterable[str]) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _DirectoryDocuments:
-    """A directory of documents, one per file: text, Markdown, HTML or PDF, by suffix."""
+    """A directory of documents, one per file, of the kinds in `SUFFIXES`."""
 
     uri: str
     total: int | None
     storage: Storage
     files: list[Entry]
+    recognition: TextRecognition | None = None
 
     @classmethod
-    def open(cls, uri: str, place: str) -> "_DirectoryDocuments":
+    def open(cls, uri: str, place: str, recognition: TextRecognition | None = None) -> "_DirectoryDocuments":
         storage, entries = list_files(uri, place)
         files = [each for each in entries if not any(part.startswith(".") for part in each.key.split("/"))]
         if not files:
             raise UsageError("documents.empty-directory", f"{uri} contains no files; check the directory")
-        return cls(uri, sum(each.size for each in files), storage, files)
+        return cls(uri, sum(each.size for each in files), storage, files, recognition)
 
     def read(self, advance: Callable[[int], object]) -> Iterator[Document | UnreadableItem]:
-        kinds = {each.key: PurePosixPath(each.key).suffix.lower() for each in self.files}
+        suffixes = {each.key: PurePosixPath(each.key).suffix.lower() for each in self.files}
         for each in self.files:
-            if kinds[each.key] not in _KNOWN_SUFFIXES:
+            if suffixes[each.key] not in SUFFIXES:
                 advance(each.size)
-                yield UnreadableItem(
-                    f"{self.storage.uri}/{each.key}", "another kind of file", kinds[each.key] or "no ending"
-                )
+                detail = suffixes[each.key] or "no ending"
+                yield UnreadableItem(f"{self.storage.uri}/{each.key}", "another kind of file", detail)
         with ExitStack() as stack:
             pages: Extractor | None = None
-            for entry, raw in read_files(
-                self.storage, [each for each in self.files if kinds[each.key] in _KNOWN_SUFFIXES]
-            ):
+            for entry, raw in read_files(self.storage, [each for each in self.files if suffixes[each.key] in SUFFIXES]):
                 where = f"{self.storage.uri}/{entry.key}"
                 advance(entry.size)
                 if not isinstance(raw, bytes):
                     yield UnreadableItem(where, "cannot be opened", raw.message_with_code)
-                elif kind := _PAGES.get(kinds[entry.key]):
-                    pages = pages or stack.enter_context(open_extractor(1, _EXTRACTION_SECONDS))
-                    yield _read_page(pages, raw, kind, entry.key, where)
-                else:
+                    continue
+                kind = find_page_kind(raw, name=entry.key)
+                if kind in {"text", "markdown"}:
                     yield parse_text(raw, entry.key, where)
+                elif kind:
+                    opened = open_extractor(1, _EXTRACTION_SECONDS, "page", self.recognition)
+                    pages = pages or stack.enter_context(opened)
+                    yield from _read_page(pages, raw, kind, entry.key, where)
 
 
-def _read_page(pages: Extractor, raw: bytes, kind: PageKind, key: str, where: str) -> Document | UnreadableItem:
+def _read_page(
+    pages: Extractor, raw: bytes, kind: PageKind, key: str, where: str
+) -> Iterator[Document | UnreadableItem]:
+    """Yield the document in a file, and the pages of it that cannot be read."""
     try:
         found = pages.extract(raw, kind)
     except PageFailure as failure:
-        return UnreadableItem(where, failure.reason, failure.detail)
-    return _make_file_document(key, found.title, found.text, {})
+        yield UnreadableItem(where, failure.reason, failure.detail)
+        return
+    if found.refresh:
+        yield UnreadableItem(where, "redirects", f"the page only leads to {found.refresh}"[:300])
+        return
+    for each in found.problems:
+        reason = "scanned page" if each.kind == "scanned" else "unreadable page"
+        yield UnreadableItem(f"{where}#page={each.number}", reason, each.detail)
+    yield _make_file_document(key, found.title, found.text, {})
 
 
 def parse_text(raw: bytes, key: str, where: str) -> Document | UnreadableItem:
     """Return the document in a text or Markdown file. Its id is `key`, its path below the source."""
-    text, title = clean(decode(raw)), ""
+    text = remove_invisible(clean(decode(raw, choose_charset(raw, None)))).lstrip("\ufeff")
     metadata: dict[str, Any] = {}
-    if PurePosixPath(key).suffix.lower() in _MARKDOWN:
-        metadata, text = _split_front_matter(text)
-        named, heading = metadata.pop("title", ""), _HEADING.search(text)
-        title = named if isinstance(named, str) and named else heading[1].rstrip("# \t") if heading else ""
+    if SUFFIXES.get(PurePosixPath(key).suffix.lower()) == "markdown":
+        metadata, text = split_front_matter(text)
+        named = metadata.pop("title", "")
+        title = named if isinstance(named, str) and named else find_markdown_title(text)
+    else:
+        title = find_underlined_title(text)
     if not text.strip():
         return UnreadableItem(where, "no text", f"{len(raw)} bytes")
     return _make_file_document(key, title, text, metadata)
@@ -304,22 +315,3 @@ def _make_file_document(key: str, title: str, text: str, metadata: dict[str, Any
     shown = clean_line(title)[:_MAX_TITLE] or _SEPARATORS.sub(" ", path.stem).strip()
     folder = str(path.parent)
     return make_document(key, shown, text, None, {**metadata, "kind": path.suffix.lower()[1:], "folder": folder})
-
-
-def _split_front_matter(text: str) -> tuple[dict[str, Any], str]:
-    """Return the YAML front matter of a Markdown file, with values as written, and the rest of the text."""
-    import yaml
-
-    from gumshoe.yaml_text import PlainTextLoader
-
-    found = _FRONT_MATTER.match(text)
-    if found is None or len(found[1]) > _MAX_FRONT_MATTER:
-        return {}, text
-    try:
-        loaded = yaml.load(found[1], PlainTextLoader)  # noqa: S506 - it creates only strings, lists and mappings
-    except (yaml.YAMLError, ValueError, OverflowError, RecursionError):
-        return {}, text
-    if not isinstance(loaded, dict):
-        return {}, text
-    values = {key: value for key, value in loaded.items() if not isinstance(value, str) or value not in _YAML_NULL}
-    return values, text[found.end() :]

@@ -17,6 +17,9 @@ _OPEN_DOCUMENT_TYPE = b"application/vnd.oasis.opendocument."
 _ENCRYPTION = b":encryption-data"
 _NOTES = {"p", "h", "note", "note-citation", "annotation", "creator", "date"}  # inside a paragraph
 _SPACES = {"tab": "\t", "line-break": "\n", "s": " "}
+_MADE_UP_TITLE = re.compile(
+    r"powerpoint[ -]presentation|pr\u00e4sentation|(?:slide|folie) \d+|document\d*|untitled.*", re.I
+)
 _ENCRYPTED_PACKAGE = "EncryptedPackage".encode("utf-16-le")
 _OLD_STREAMS = [
     (name, stream.encode("utf-16-le"))
@@ -47,6 +50,36 @@ def find_old_office_format(data: bytes) -> str:
     return next((f"{name} before 2007" for name, stream in _OLD_STREAMS if stream in data), "")
 
 
+def check_archive(archive: ZipFile) -> None:
+    """Check that an archive does not unpack to too much.
+
+    Raises:
+        ValueError: if it does.
+    """
+    parts = archive.infolist()
+    if len(parts) > _MAX_PARTS or sum(part.file_size for part in parts) > _MAX_UNPACKED:
+        raise ValueError(f"unpacks to more than {_MAX_UNPACKED} bytes or {_MAX_PARTS} parts")
+
+
+def read_office_title(data: bytes) -> str:
+    """Return the title in the properties of an Office file, or "" if it has none, or one that a program made up."""
+    from lxml.etree import XMLSyntaxError
+
+    with ZipFile(io.BytesIO(data)) as archive:
+        check_archive(archive)
+        for name in ("docProps/core.xml", "meta.xml"):
+            if name not in archive.namelist():
+                continue
+            try:
+                with archive.open(name) as stream:
+                    for step, tag, element in _walk(stream):
+                        if step < 0 and tag == "title" and (title := " ".join((element.text or "").split())):
+                            return "" if _MADE_UP_TITLE.fullmatch(title) else title
+            except XMLSyntaxError:
+                continue
+    return ""
+
+
 def extract_office(data: bytes, max_characters: int) -> str:
     """Return the first `max_characters` of the text of an Office file, whose kind its parts tell.
 
@@ -56,9 +89,7 @@ def extract_office(data: bytes, max_characters: int) -> str:
         Other errors of zipfile, lxml or openpyxl: if it is damaged.
     """
     with ZipFile(io.BytesIO(data)) as archive:
-        parts = archive.infolist()
-        if len(parts) > _MAX_PARTS or sum(part.file_size for part in parts) > _MAX_UNPACKED:
-            raise ValueError(f"unpacks to more than {_MAX_UNPACKED} bytes or {_MAX_PARTS} parts")
+        check_archive(archive)
         names = archive.namelist()
         if "xl/workbook.xml" in names:
             lines = _read_workbook(data)

@@ -47,7 +47,10 @@ _MAX_WORD = 20  # characters, on average
 _BYTES_PER_CHARACTER = 4  # at most, of text
 _CALENDAR_START = re.compile(rb"\s*BEGIN:VCALENDAR", re.I)
 _PGP_START = re.compile(rb"\s*-----BEGIN PGP MESSAGE-----")
-_LIBRARIES: dict[Kind, tuple[str, ...]] = {"pdf": ("pebble", "pypdf"), "office": ("pebble", "lxml", "openpyxl")}
+_LIBRARIES: dict[Kind, tuple[str, ...]] = {
+    "pdf": ("pebble", "pypdf", "pypdfium2"),
+    "office": ("pebble", "lxml", "openpyxl"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +191,9 @@ def extract_file(data: bytes, kind: Kind, max_characters: int) -> tuple[str, str
     try:
         if kind == "pdf":
             found = extract_pdf(data, max_characters)
-            if found.errors and not found.pages:
-                return "", "cannot be read"
-            return "\n\n".join(filter(None, [found.title, *found.pages]))[:max_characters], ""
+            text = "\n\n".join(filter(None, [found.title, *found.pages]))[:max_characters]
+            damaged = any(each.kind == "damaged" for each in found.problems)
+            return ("", "cannot be read") if damaged and not any(found.pages) else (text, "")
         if kind == "office":
             return extract_office(data, max_characters), ""
         return extract_rtf(data)[:max_characters], ""

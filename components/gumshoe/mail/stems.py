@@ -13,6 +13,8 @@ _ALGORITHMS = {
     "ne": "nepali", "nl": "dutch", "no": "norwegian", "pl": "polish", "pt": "portuguese", "ro": "romanian",
     "ru": "russian", "sr": "serbian", "sv": "swedish", "ta": "tamil", "tr": "turkish", "yi": "yiddish",
 }  # fmt: skip
+STEMMED_LANGUAGES = frozenset(_ALGORITHMS)
+"""ISO 639 codes of the languages with an algorithm."""
 
 
 def remove_accents(text: str) -> str:

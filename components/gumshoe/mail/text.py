@@ -193,7 +193,7 @@ def html_to_text(html: str) -> str:
 
     Scripts, styles, comments and hidden elements are left out.
     """
-    prepared = _mark_raised(_mark_links(clean(html)))
+    prepared = mark_raised(_mark_links(clean(html)))
     text = _extract(prepared, _HIDDEN) if _MAY_HIDE.search(prepared) else _extract(prepared)
     if not text.strip():  # all of it is hidden, which cannot be meant
         text = _extract(prepared)
@@ -246,7 +246,7 @@ def _format_link(link: re.Match[str]) -> str:
     return f"{stripped} <{shown}>{text[len(stripped) :]}"
 
 
-def _mark_raised(html: str) -> str:
+def mark_raised(html: str) -> str:
     """Put `^` before a raised number, so that 10 to the power of 9 is not read as 109."""
     return _RAISED.sub(r"\1^", html) if "<sup" in html or "<SUP" in html else html
 

@@ -59,6 +59,10 @@ def scrape(
         bool,
         typer.Option("--probe/--no-probe", help="Request a nonexistent page from each host, to detect error pages."),
     ] = True,
+    ocr: Annotated[
+        bool, typer.Option("--ocr/--no-ocr", help="Recognize text on scanned pages of PDF files with tesseract.")
+    ] = True,
+    language: Annotated[str, typer.Option(metavar="CODE", help="Language of scanned pages (ISO 639).")] = "en",
     allow: Annotated[
         list[str] | None,
         typer.Option(metavar="NETWORK", help="Private network that may be reached, e.g. 10.0.0.0/8 (repeatable)."),
@@ -74,6 +78,7 @@ def scrape(
     if pages failed temporarily, and with 0 if all failures are permanent.
     """
     from gumshoe.artifacts.response_cache import default_cache_path
+    from gumshoe.documents.languages import check_language
     from gumshoe.documents.scraping.addresses import RecordFields, list_wanted_pages
     from gumshoe.documents.scraping.fetching import Politeness
     from gumshoe.documents.scraping.guard import parse_network
@@ -99,6 +104,8 @@ def scrape(
         allowed=tuple(map(parse_network, allow or ())),
         cache=(cache or default_cache_path("pages").with_suffix("")) if cache_mb else None,
         cache_bytes=cache_mb * 1_000_000,
+        ocr=ocr,
+        language=check_language(language),
         retry_failed=retry_failed,
     )
     wanted = list_wanted_pages(source, RecordFields(address, id_field, tuple(keep or ())))

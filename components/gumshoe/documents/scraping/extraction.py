@@ -1,29 +1,25 @@
 """Extract title and main text from a page's bytes, and detect error pages."""
 
-import codecs
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Literal
+from typing import get_args
 
-from gumshoe.documents.scraping.failure import PageFailure
+from gumshoe.documents.file_kinds import PageKind
+from gumshoe.documents.file_text import FileProblem, FileText, extract_file_text
+from gumshoe.documents.page_text import Scope
+from gumshoe.documents.scraping.failure import PageFailure, Reason
 from gumshoe.errors import UsageError
-from gumshoe.extraction.pdf import extract_pdf
+from gumshoe.extraction.ocr import TextRecognition
+from gumshoe.extraction.page_layout import join_hyphenated
+from gumshoe.extraction.pdf import PageProblem
 from gumshoe.extraction.processes import BoundedProcesses, ExtractionFailure, open_processes
 from gumshoe.installation import install_command
-from gumshoe.mail.message import clean, clean_line
-from gumshoe.mail.text import decode, find_html_charset
+from gumshoe.mail.message import clean
 
-PageKind = Literal["html", "text", "pdf"]
-
-LIBRARIES = ("pebble", "protego", "pypdf", "trafilatura")
-_MIN_MAIN_TEXT = "50"  # characters; below, the whole page is used, including menus
-# Servers often declare these charsets for any content.
-_UNRELIABLE_CHARSETS = {"iso-8859-1", "latin1", "latin-1", "us-ascii", "ascii", "windows-1252"}
-_BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+LIBRARIES = ("lxml", "openpyxl", "pebble", "protego", "pypdf", "pypdfium2", "trafilatura")
 
 _TITLE_PARTS = re.compile(r"\s+[|·•:\u2013\u2014-]+\s+|\s*[|·•]\s*")
 _NOT = "n['\u2019]t"
@@ -41,6 +37,7 @@ _MISSING_TEXT = re.compile(rf"\b(?:{_PAGE}|address|link)\b[^.\n]{{0,60}}\b{_MISS
 _MAX_WORDS_OF_ERROR_PAGE = 120  # a longer page may mention other missing pages
 _CHECKED_CHARACTERS = 400  # an error page says so within these characters
 _MIN_SIMILARITY = 0.9  # Jaccard similarity of words
+_MAX_RECOGNIZED = 500  # pages of one file; each takes some seconds
 
 
 def check_installed(purpose: str, libraries: tuple[str, ...]) -> None:
@@ -63,6 +60,10 @@ class PageText:
 
     title: str
     text: str
+    refresh: str = ""
+    """URL that the page goes to by itself, which may be relative. Empty if it stays."""
+    problems: tuple[PageProblem, ...] = ()
+    """Pages of a PDF that were not read."""
 
     @property
     def words(self) -> frozenset[str]:
@@ -84,24 +85,51 @@ class PageText:
 
 
 class Extractor:
-    """Extract the text of pages in separate processes, each within a time limit."""
+    """Extract the text of pages in separate processes, each within a time limit.
 
-    def __init__(self, processes: BoundedProcesses) -> None:
-        self._processes = processes
+    The text of scanned pages is recognized by `recognition`, if it is given and its program is installed.
+    """
+
+    def __init__(
+        self, processes: BoundedProcesses, scope: Scope = "main", recognition: TextRecognition | None = None
+    ) -> None:
+        self._processes, self._scope, self._recognition = processes, scope, recognition
 
     async def extract_async(self, body: bytes, kind: PageKind, charset: str | None) -> PageText:
-        """Return title and main text of a page.
+        """Return title and text of a page.
 
         Raises:
             PageFailure: if it contains no text, cannot be parsed, or takes too long.
         """
         with _explain_errors():
-            return _require_text(await self._processes.run_async(extract_page, body, kind, charset))
+            found = await self._processes.run_async(extract_file_text, body, kind, charset, self._scope)
+        file = _require_file(found)
+        texts = {}
+        for number in self._list_scanned(file):
+            with _explain_errors():
+                texts[number] = await self._processes.run_async(self._require_recognition().recognize, body, number)
+        return _require_text(file, texts, self._recognition)
 
     def extract(self, body: bytes, kind: PageKind, charset: str | None = None) -> PageText:
         """Work like `extract_async`, without an event loop."""
         with _explain_errors():
-            return _require_text(self._processes.run(extract_page, body, kind, charset))
+            file = _require_file(self._processes.run(extract_file_text, body, kind, charset, self._scope))
+        texts = {}
+        for number in self._list_scanned(file):
+            with _explain_errors():
+                texts[number] = self._processes.run(self._require_recognition().recognize, body, number)
+        return _require_text(file, texts, self._recognition)
+
+    def _list_scanned(self, file: FileText) -> list[int]:
+        """Return the numbers of pages whose text is to be recognized."""
+        if self._recognition is None or not self._recognition.is_installed:
+            return []
+        return [each.number for each in file.problems if each.kind == "scanned"][:_MAX_RECOGNIZED]
+
+    def _require_recognition(self) -> TextRecognition:
+        if self._recognition is None:
+            raise ValueError("no text recognition")
+        return self._recognition
 
 
 @contextmanager
@@ -112,66 +140,45 @@ def _explain_errors() -> Iterator[None]:
         raise PageFailure("unreadable", failure.detail) from None
 
 
-def _require_text(found: PageText | str) -> PageText:
-    if isinstance(found, str):
-        raise PageFailure("unreadable", found)
-    if not found.text:
-        raise PageFailure("no text", "no main text found; the page may need a browser to show it")
-    return found
+def _require_file(found: FileText | FileProblem) -> FileText:
+    if isinstance(found, FileText):
+        return found
+    reason: Reason = next((each for each in get_args(Reason) if each == found.reason), "unreadable")
+    raise PageFailure(reason, found.detail)
+
+
+def _require_text(file: FileText, texts: dict[int, str], recognition: TextRecognition | None) -> PageText:
+    """Return the text of a file with the recognized texts of its pages, by number.
+
+    Raises:
+        PageFailure: if it has none.
+    """
+    text, problems = file.text, file.problems
+    if any(texts.values()):
+        pages = [clean(texts.get(number) or page) for number, page in enumerate(file.pages, 1)]
+        text = "\n\n".join(filter(None, join_hyphenated(pages))).strip()
+        problems = tuple(each for each in problems if not texts.get(each.number))
+    scanned = [each for each in problems if each.kind == "scanned"]
+    if not text and scanned:
+        raise PageFailure("scan", f"{len(scanned):,} of {len(file.pages):,} pages are images; {_advise(recognition)}")
+    if not text and not file.refresh:
+        raise PageFailure("no text", "nothing in it is text")
+    advised = (replace(each, detail=f"{each.detail}; {_advise(recognition)}") for each in scanned)
+    others = (each for each in problems if each.kind != "scanned")
+    return PageText(file.title, text, file.refresh, tuple(sorted((*advised, *others), key=lambda each: each.number)))
+
+
+def _advise(recognition: TextRecognition | None) -> str:
+    """Return what to do about a scanned page."""
+    if recognition is None:
+        return "convert it to text with a program for OCR"
+    return recognition.advice
 
 
 @contextmanager
-def open_extractor(processes: int, seconds: float) -> Iterator[Extractor]:
+def open_extractor(
+    processes: int, seconds: float, scope: Scope = "main", recognition: TextRecognition | None = None
+) -> Iterator[Extractor]:
     """Yield an extractor with `processes` processes, which end with the block."""
     with open_processes(processes, seconds, preload=(__name__, "trafilatura")) as bounded:
-        yield Extractor(bounded)
-
-
-def extract_page(body: bytes, kind: PageKind, charset: str | None) -> PageText | str:
-    """Return title and main text of a page, or an error message. `charset` is the one that the server declares."""
-    try:
-        if kind == "pdf":
-            return _extract_pdf(body)
-        text = clean(decode(body, _choose_charset(body, charset)))
-        return _extract_html(text) if kind == "html" else PageText("", text.strip())
-    except Exception as error:  # noqa: BLE001 - top level of the process: any parser error belongs to the page
-        return f"cannot be parsed ({type(error).__name__}: {error})"[:200]
-
-
-def _choose_charset(body: bytes, declared: str | None) -> str | None:
-    """Return the most trustworthy charset: byte order mark, then the server's, then the document's.
-
-    The server's is ignored if it is unreliable or does not fit the bytes.
-    """
-    marked = next((name for mark, name in _BOMS if body.startswith(mark)), None)
-    if marked:
-        return marked
-    inside = find_html_charset(body)
-    if declared is None or inside is None:
-        return declared or inside
-    if declared.strip("\"' ").lower() in _UNRELIABLE_CHARSETS:
-        return inside
-    try:
-        body.decode(declared.strip("\"' "))
-    except (LookupError, ValueError):
-        return inside
-    return declared
-
-
-def _extract_html(html: str) -> PageText:
-    from trafilatura import bare_extraction
-    from trafilatura.settings import DEFAULT_CONFIG, Document
-
-    config = deepcopy(DEFAULT_CONFIG)
-    config["DEFAULT"]["MIN_EXTRACTED_SIZE"] = _MIN_MAIN_TEXT
-    found = bare_extraction(html, include_comments=False, with_metadata=True, config=config)
-    if not isinstance(found, Document):
-        return PageText("", "")
-    return PageText(clean_line(found.title or ""), clean(found.text or "").strip())
-
-
-def _extract_pdf(body: bytes) -> PageText:
-    found = extract_pdf(body)
-    if found.errors:
-        raise found.errors[0]
-    return PageText(clean_line(found.title), clean("\n\n".join(found.pages)).strip())
+        yield Extractor(bounded, scope, recognition)

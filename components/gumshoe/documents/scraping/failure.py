@@ -16,7 +16,11 @@ Reason = Literal[
     "content type",
     "broken answer",
     "unreadable",
+    "old format",
     "no text",
+    "scan",
+    "needs JavaScript",
+    "asks for consent",
     "not found",
     "host set aside",
 ]

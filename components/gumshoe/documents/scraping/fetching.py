@@ -18,7 +18,9 @@ from typing import TYPE_CHECKING
 import httpx
 from tenacity import AsyncRetrying, RetryCallState, wait_exponential, wait_random_exponential
 
-from gumshoe.documents.scraping.extraction import Extractor, PageKind, PageText
+from gumshoe.documents.file_kinds import find_page_kind
+from gumshoe.documents.page_requests import parse_refresh
+from gumshoe.documents.scraping.extraction import Extractor, PageText
 from gumshoe.documents.scraping.failure import PageFailure
 from gumshoe.documents.scraping.guard import normalize_url
 from gumshoe.documents.scraping.page_cache import CachedPage, PageCache
@@ -37,12 +39,6 @@ _CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([^\s;\"']+)", re.I)
 _AGENT = re.compile(r"\s*user[-\s]*agent(?:\s*:|\s|$)", re.I)  # a line of robots.txt
 _OTHER_AGENT = "\0"  # never part of our own name
 _TEMPORARY_STATUSES = {408, 421, 425, 429, 500, 502, 503, 504, 507, 508, 509, 520, 521, 522, 523, 524, 527, 529}
-_KINDS: dict[str, PageKind] = {
-    "text/html": "html",
-    "application/xhtml+xml": "html",
-    "text/plain": "text",
-    "application/pdf": "pdf",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +94,8 @@ class _FetchedPage:
     content_type: str
     body: bytes
     is_unchanged: bool
+    refresh: str = ""
+    """URL that the server sends the browser to in a header. It may be relative."""
 
 
 class Fetcher:
@@ -119,14 +117,31 @@ class Fetcher:
             StorageError: if the cache is not writable.
         """
         url = normalize_url(address)
-        fetched = await self._fetch(url)
-        page = await self._read(fetched)
-        await self._check_exists(url, fetched.url, page)
+        page, found = await self._fetch_and_read(url)
+        await self._check_exists(url, found, page)
         return page
 
-    async def _fetch(self, url: httpx.URL) -> _FetchedPage:
-        """Fetch a URL and follow redirects, with all checks for each."""
-        for _ in range(_MAX_REDIRECTS + 1):
+    async def _fetch_and_read(self, url: httpx.URL) -> tuple[FetchedPage, httpx.URL]:
+        """Fetch and read a page, and those that it goes to by itself. They count as redirects, with all checks."""
+        left = _MAX_REDIRECTS
+        while True:
+            fetched, left = await self._fetch(url, left)
+            if fetched.refresh:
+                target = _find_target(fetched.url, fetched.refresh)
+            else:
+                page = await self._read(fetched)
+                if not page.text.refresh:
+                    return page, fetched.url
+                target = _find_target(fetched.url, page.text.refresh)
+                if target == fetched.url:
+                    return _require_content(page), fetched.url
+            if left == 0:
+                raise PageFailure("redirects", f"more than {_MAX_REDIRECTS} redirects in a row, the last to {target}")
+            url, left = target, left - 1
+
+    async def _fetch(self, url: httpx.URL, redirects: int = _MAX_REDIRECTS) -> tuple[_FetchedPage, int]:
+        """Fetch a URL and follow redirects, with all checks for each. Return how many may still follow."""
+        for left in range(redirects, -1, -1):
             await self._check_robots(url)
             cached = self._cache.get(str(url)) if self._cache else None
             answer = await self._request(url, self._bounds, _make_conditional_headers(cached))
@@ -134,12 +149,15 @@ class Fetcher:
                 url = _find_redirect_target(url, answer)
                 continue
             if answer.status == HTTPStatus.NOT_MODIFIED and cached is not None:
-                return _FetchedPage(url, cached.content_type, cached.body, is_unchanged=True)
+                return _FetchedPage(url, cached.content_type, cached.body, is_unchanged=True), left
             if answer.status != HTTPStatus.OK:
                 raise _status_failure(answer)
             content_type = answer.headers.get("content-type", "")
             self._cache_page(url, answer, content_type)
-            return _FetchedPage(url, content_type, answer.body, is_unchanged=False)
+            refresh = parse_refresh(answer.headers.get("refresh", "")) or ""
+            is_same = not refresh or _find_target(url, refresh) == url
+            found = _FetchedPage(url, content_type, answer.body, is_unchanged=False, refresh="" if is_same else refresh)
+            return found, left
         raise PageFailure("redirects", f"more than {_MAX_REDIRECTS} redirects in a row, the last to {url}")
 
     def _cache_page(self, url: httpx.URL, answer: HttpResponse, content_type: str) -> None:
@@ -149,10 +167,7 @@ class Fetcher:
             self._cache.put(str(url), CachedPage(etag, modified, content_type, answer.body))
 
     async def _read(self, fetched: _FetchedPage) -> FetchedPage:
-        kind = _KINDS.get(fetched.content_type.partition(";")[0].strip().lower())
-        if not fetched.content_type:  # some servers send none
-            start = fetched.body[:512].lstrip().lower()
-            kind = "pdf" if start.startswith(b"%pdf-") else "html" if start.startswith(b"<") else None
+        kind = find_page_kind(fetched.body, fetched.content_type, fetched.url.path)
         if kind is None:
             raise PageFailure("content type", fetched.content_type or "the server sent none, and the body is not HTML")
         charset = _CHARSET.search(fetched.content_type)
@@ -189,7 +204,7 @@ class Fetcher:
         async with host.probing:
             if origin not in host.missing:
                 try:
-                    page = await self._read(await self._fetch(url.join(f"/{secrets.token_hex(16)}")))
+                    page, _ = await self._fetch_and_read(url.join(f"/{secrets.token_hex(16)}"))
                 except PageFailure as failure:
                     if failure.may_pass:
                         detail = (
@@ -344,6 +359,15 @@ def _find_redirect_target(url: httpx.URL, answer: HttpResponse) -> httpx.URL:
     to = answer.headers.get("location", "")
     if not to:
         raise PageFailure("redirects", f"{url} redirects without a location")
+    return _find_target(url, to)
+
+
+def _find_target(url: httpx.URL, to: str) -> httpx.URL:
+    """Return the URL that a page leads to.
+
+    Raises:
+        PageFailure: if it is invalid, or no address on the web.
+    """
     with suppress(UnicodeError):  # servers send unescaped URLs in UTF-8
         to = to.encode("latin-1").decode("utf-8")
     try:
@@ -352,6 +376,13 @@ def _find_redirect_target(url: httpx.URL, answer: HttpResponse) -> httpx.URL:
         raise PageFailure("redirects", f"{url} redirects to an invalid address ({error})") from None
     except PageFailure as failure:
         raise PageFailure("redirects", f"{url} redirects to {to[:200]}: {failure.detail}") from None
+
+
+def _require_content(page: FetchedPage) -> FetchedPage:
+    """Return a page that only reloads itself, if it has a text."""
+    if not page.text.text:
+        raise PageFailure("no text", "the page only reloads itself")
+    return page
 
 
 def _status_failure(answer: HttpResponse) -> PageFailure:

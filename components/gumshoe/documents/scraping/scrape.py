@@ -24,6 +24,7 @@ from gumshoe.documents.scraping.guard import Network, Resolve, resolve_host
 from gumshoe.documents.scraping.page_cache import PageCache
 from gumshoe.documents.scraping.web import open_web_client
 from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.extraction.ocr import TextRecognition
 from gumshoe.terminal import Advance
 
 
@@ -42,6 +43,10 @@ class ScrapeSettings:
     """Maximum size of the cache after a run."""
     extraction_seconds: float = 20.0
     """Time limit for extracting the text of one page."""
+    ocr: bool = True
+    """Recognize the text of scanned pages, if tesseract is installed."""
+    language: str = "en"
+    """ISO 639 code of the language of scanned pages."""
     retry_failed: bool = False
     """Retry pages that failed permanently in an earlier run."""
 
@@ -129,7 +134,9 @@ async def _open_fetcher(
     settings: ScrapeSettings, cache: PageCache | None, resolve: Resolve, *, is_online: bool
 ) -> AsyncIterator[Fetcher]:
     politeness, workers = settings.politeness, settings.workers
-    with open_extractor(min(os.cpu_count() or 1, workers), settings.extraction_seconds) as reader:
+    recognition = TextRecognition(settings.language) if settings.ocr else None
+    processes = min(os.cpu_count() or 1, workers)
+    with open_extractor(processes, settings.extraction_seconds, recognition=recognition) as reader:
         async with open_web_client(
             politeness.user_agent, workers, settings.allowed, resolve, is_online=is_online
         ) as client:
@@ -201,13 +208,15 @@ class _ScrapeRun:
 def _to_record(wanted: WantedPage, page: FetchedPage) -> dict[str, Any]:
     """Return the page as a line of the file."""
     moved = {"moved_to": page.url} if page.url != wanted.url else {}
+    numbers = [str(each.number) for each in page.text.problems]
+    unread = {"unread_pages": numbers} if numbers else {}
     return {
         "id": wanted.document_id,
         "title": page.text.title,
         "text": page.text.text,
         "url": wanted.url,
         "fetched": datetime.now(UTC).isoformat(timespec="seconds"),
-        "metadata": {"site": str(urlsplit(wanted.url).hostname), **wanted.metadata, **moved},
+        "metadata": {"site": str(urlsplit(wanted.url).hostname), **wanted.metadata, **moved, **unread},
     }
 
 

@@ -17,6 +17,7 @@ _CONNECT_SECONDS = 10.0
 _GZIP = 31  # zlib's number for the gzip format
 _MAGIC = b"\x1f\x8b"  # first bytes of each gzip member
 _OK = 200
+_ACCEPT = "text/html, application/xhtml+xml, text/plain;q=0.9, text/markdown;q=0.9, application/pdf;q=0.9, */*;q=0.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,7 @@ class WebClient:
         request_headers: list[tuple[bytes | str, bytes | str]] = [
             ("Host", url.netloc),
             ("User-Agent", self._user_agent),
-            ("Accept", "text/html, application/xhtml+xml, text/plain;q=0.9, application/pdf;q=0.9, */*;q=0.1"),
+            ("Accept", _ACCEPT),
             ("Accept-Encoding", "gzip"),
             *((name, value.encode("latin-1")) for name, value in headers.items()),
         ]
