@@ -238,9 +238,9 @@ def limit_shares(found: SelectedFeedback, max_share: float, seed: int) -> None:
         callers = len(found.callers)
         raise RefusedError(
             "scenarios.too-few-callers",
-            f"the {len(found.scenarios):,} usable scenarios come from {callers:,} callers, so that one of them would "
-            f"have more than {max_share:.0%}; wait for feedback of at least {_count_needed(max_share):,} callers, or "
-            "raise --max-share",
+            f"no choice of the {len(found.scenarios):,} usable scenarios keeps each caller at {max_share:.0%}: that "
+            f"needs feedback of at least {_count_needed(max_share):,} callers, got {callers:,}; wait for more, or raise "
+            "--max-share",
         )
     found.left_out["over the share of a caller"] += len(found.scenarios) - len(kept)
     found.scenarios, found.left_out = ScenarioSet.of(kept), +found.left_out

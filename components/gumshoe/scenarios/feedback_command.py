@@ -181,8 +181,10 @@ def _print_result(
     out.print(table)
     (caller, most), *_ = found.callers.items()
     share = most / len(found.scenarios)
-    callers = f"{len(found.callers):,} callers; the most from {printable(caller)}: {most:,} ({share:.1%})"
-    out.print(f"[bold]{len(found.scenarios):,} scenarios[/] in {printable(path)} from {callers}", soft_wrap=True)
+    out.print(f"[bold]{len(found.scenarios):,} scenarios[/] in {printable(path)}", soft_wrap=True)
+    out.print(
+        f"callers: {len(found.callers):,}; the most are of {printable(caller)}: {most:,} ({share:.1%})", soft_wrap=True
+    )
     out.print(f"redacted: {format_counts(found.redacted) or 'nothing'}", soft_wrap=True)
     if written is not None:
         out.print(f"[bold]{written:,} episodes[/] in {printable(episodes)}", soft_wrap=True)
