@@ -5,12 +5,12 @@ from typing import Any
 
 from kfp import dsl, kubernetes
 
-from gumshoe.artifacts.component import look_at_sources, publish_adapter
+from gumshoe.artifacts.component import publish_adapter
 from gumshoe.cluster.component import deploy_agent, notify, watch_canary
 from gumshoe.environments.component import ingest
 from gumshoe.evaluation.component import evaluate_policy
 from gumshoe.mail.imap_account import PASSWORD, TOKEN
-from gumshoe.scenarios.component import load_scenarios
+from gumshoe.scenarios.component import load_scenarios, look_at_sources
 from gumshoe_pipelines.parameters import RunParameters, TrainingParameters
 from gumshoe_pipelines.placement import MODEL_SECRETS, NO_SECRETS, NOTIFY_SECRETS, Placement, plan_run
 
@@ -62,14 +62,19 @@ def plan(given: RunParameters, nodes: Any = 1) -> PlannedRun:
     )
 
 
-def ingest_and_split(given: RunParameters, *, current: Any = "") -> dict[str, Any]:
+def ingest_and_split(given: RunParameters, *, current: Any = "", feedback: Any = None) -> dict[str, Any]:
     """Add the steps that index the sources, and check and split the questions.
 
     Returns the inputs `index` and `scenarios` of later steps. `current` is the version of a published adapter that will
-    be evaluated too; empty for none.
+    be evaluated too; empty for none. `feedback` are the options for adding scenarios from feedback.
     """
     where = given.placement
-    looked = look_at_sources(sources=given.sources, scenarios=given.scenarios)
+    looked = look_at_sources(
+        sources=given.sources,
+        scenarios=given.scenarios,
+        store=given.store,
+        feedback={} if feedback is None else feedback,
+    )
     now = where.on_cpu(looked, secrets=MODEL_SECRETS).outputs
     made = ingest(
         sources=given.sources,
@@ -89,6 +94,7 @@ def ingest_and_split(given: RunParameters, *, current: Any = "") -> dict[str, An
         store=given.store,
         current=current,
         code=given.code,
+        feedback=now["feedback"],
     )
     where.on_cpu(loaded, cached=True, secrets=MODEL_SECRETS)
     return {"index": index, "scenarios": loaded.outputs["scenarios"]}

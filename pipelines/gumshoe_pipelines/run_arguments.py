@@ -192,6 +192,15 @@ def _check_scenarios(arguments: Mapping[str, Any], is_local: bool) -> None:
         )
 
 
+def _check_feedback(arguments: Mapping[str, Any], is_local: bool) -> None:
+    from gumshoe.scenarios.feedback_options import FeedbackOptions
+
+    if arguments["feedback"]:
+        options = FeedbackOptions.from_mapping(arguments["feedback"])
+        if is_local:
+            options.open_redactor()
+
+
 def _check_demonstrations(arguments: Mapping[str, Any], is_local: bool) -> None:
     from gumshoe.training.settings_sections import GOLD
 
@@ -412,6 +421,7 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
     "sources": _check_sources,
     "index": _check_index,
     "scenarios": _check_scenarios,
+    "feedback": _check_feedback,
     "config": _check_settings,
     "sweep": _check_sweep,
     "demonstrations": _check_demonstrations,

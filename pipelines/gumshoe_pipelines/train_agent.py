@@ -33,6 +33,11 @@ class TrainAgentParameters(TrainingParameters):
         "What the new adapter must beat: `base` (its base model), `latest` (the adapter in service; without one, the "
         "base model), or the version of a published adapter.",
     ] = "base"
+    feedback: Annotated[
+        dict[str, Any],
+        "Add scenarios from the feedback of users in `store`, e.g. {since: 90d, max_share: 0.1, redact: [pii]}. The "
+        "options are those of `gumshoe scenarios from-feedback`. Empty for none.",
+    ] = field(default_factory=dict)
 
 
 @pipeline("train-agent", TrainAgentParameters)
@@ -43,7 +48,7 @@ def train_agent(given: TrainAgentParameters) -> None:
         planned = plan(given, given.nodes)
         run, evaluation = planned.run, planned.evaluation
         current = where.on_cpu(fetch_adapter(store=given.store, version=given.against, run=run)).outputs
-        inputs = ingest_and_split(given, current=current["Output"])
+        inputs = ingest_and_split(given, current=current["Output"], feedback=given.feedback)
         before = evaluate(given, evaluation, hours=6, cached=True, **inputs).set_display_name("baseline")
         learning = {**inputs, "base_model": given.base_model, "config": given.config, "settings": given.settings}
         warm = warm_start(**learning, demonstrations=given.demonstrations, judge=given.judge, code=given.code)

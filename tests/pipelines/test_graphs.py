@@ -554,9 +554,9 @@ def test_invalid_mail_arguments_are_refused_before_anything_starts(
 
 
 def test_the_state_of_a_source_does_not_depend_on_its_owner(tmp_path: Path) -> None:
-    from gumshoe.artifacts.component import look_at_sources
+    from gumshoe.scenarios.component import look_at_sources
 
     (tmp_path / "mail.jsonl").touch()
     uri = f"jsonl:{tmp_path / 'mail.jsonl'}"
-    states = {look_at_sources.python_func([each], uri) for each in (uri, {"source": uri, "owner": ANN})}
+    states = {look_at_sources.python_func([each], uri, "", {}) for each in (uri, {"source": uri, "owner": ANN})}
     assert len(states) == 1

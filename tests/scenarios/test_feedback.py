@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gumshoe.scenarios.feedback import FeedbackResult, select_feedback
+from gumshoe.scenarios.feedback import SelectedFeedback, select_feedback
 from gumshoe.scenarios.feedback_options import FeedbackOptions, parse_moment
 from gumshoe.scenarios.feedback_records import FeedbackRecord
 from gumshoe.scenarios.scenario import Scenario
@@ -25,12 +25,12 @@ Run = Callable[..., CommandResult]
 MANY = "abcdefghij"
 
 
-def select(records: Iterable[Scenario], **options: Any) -> FeedbackResult:
+def select(records: Iterable[Scenario], **options: Any) -> SelectedFeedback:
     found = [FeedbackRecord(each, each.given_at or NOW, "feedback/v1") for each in records]
     return select_feedback(found, FeedbackOptions(**{"redact": ("none",), **options}))
 
 
-def answers(found: FeedbackResult) -> list[str]:
+def answers(found: SelectedFeedback) -> list[str]:
     return [each.answer for each in found.scenarios]
 
 
@@ -157,12 +157,13 @@ def test_times_are_dates_times_or_durations() -> None:
         ({"since": "soon"}, "scenarios.invalid-time"),
         ({"redact": ["names"]}, "scenarios.unknown-redaction"),
         ({"redact": ["none", "email"]}, "scenarios.unknown-redaction"),
+        ({"redact": "phone", "phone_regions": ["xx"]}, "scenarios.invalid-feedback-options"),
         ({"redact": "phone", "phone_regions": ["XX"]}, "scenarios.unknown-phone-region"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], code: str) -> None:
     with raises(code):
-        FeedbackOptions.from_mapping(options)
+        FeedbackOptions.from_mapping(options).open_redactor()
 
 
 def call(run: Run, place: Path, *options: object) -> CommandResult:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioError, ScenarioSet, Split
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.scenarios.splitting import SplitReport, split_scenarios
+from gumshoe.scenarios.splitting import SplitReport, extend_splits, split_scenarios
 from tests.errors import check_error, raises
 from tests.scenarios.questions import QUICK, about_documents, ids, marks, scenario, scenario_sets
 
@@ -326,3 +326,29 @@ def test_overlaps_of_the_real_test_split_are_dropped(
     assert result.only("test") == scenarios.only("test")
     assert leaks(result) == set()
     assert report.counts["validation"] == pytest.approx((999 - 149 - 94) * 0.1, abs=1)
+
+
+@given(scenario_sets(), scenario_sets(), st.integers(0, 3))
+@QUICK
+def test_added_scenarios_never_leak_and_nothing_else_moves(base: ScenarioSet, extra: ScenarioSet, seed: int) -> None:
+    kept = _without_overlaps(ScenarioSet.of(each for each in base if each.split))
+    new = [each.model_copy(update={"id": f"new-{each.id}", "split": None}) for each in extra]
+    seen = {each.digest for each in new[::3]}
+    found, unfit = extend_splits(kept, new, validation=0.1, test=0.2, seed=seed, seen=seen)
+    assert found.scenarios[: len(kept)] == kept.scenarios
+    assert len(found) + len(unfit) == len(kept) + len(new)
+    assert _without_overlaps(found) == found, "no two splits share a source or a question"
+    assert not [each for each in found.only("test") if each.id.startswith("new-") and each.digest in seen]
+    again, _ = extend_splits(kept, reversed(new), validation=0.1, test=0.2, seed=seed, seen=seen)
+    assert {each.id: each.split for each in again} == {each.id: each.split for each in found}
+
+
+def _without_overlaps(scenarios: ScenarioSet) -> ScenarioSet:
+    """Return the scenarios that share nothing with those of another split before them."""
+    used: dict[tuple[str, str], str | None] = {}
+    kept = []
+    for each in scenarios:
+        if all(used.get(mark, each.split) == each.split for mark in marks(each)):
+            used |= dict.fromkeys(marks(each), each.split)
+            kept.append(each)
+    return ScenarioSet.of(kept)

@@ -53,7 +53,7 @@ def test_feedback_becomes_scenarios_and_episodes_become_trajectories(
         assert server.ask(8, inbox_address=BOB).is_success
         for judged, kept in (
             (feedback_body(source_ids=["<8@example.com>"]), True),  # replaced by the next one
-            (feedback_body(), True),
+            (feedback_body(consent="training"), True),
             (feedback_body(right=False), False),
             (feedback_body(right=False, right_answer="Body of message 9"), False),
             (
@@ -91,13 +91,20 @@ def test_feedback_becomes_scenarios_and_episodes_become_trajectories(
     )  # fmt: skip
     assert (corrected.answer, corrected.message_ids, corrected.split) == ("9", ("<9@example.com>",), None)
     assert (unanswerable.unanswerable, unanswerable.sources) == (True, ())
-    assert [each.consent for each in (right, corrected, unanswerable)] == ["none", "none", "training"]
+    assert [each.consent for each in (right, corrected, unanswerable)] == ["training", "none", "training"]
     assert all(each.given_at is not None for each in (right, corrected, unanswerable))
     first, second = read_trajectories(place_of / "trajectories.jsonl")
     assert right.id.startswith(f"{first.scenario}-"), "feedback and episode have the same scenario"
     assert run("scenarios", "check", place_of / "scenarios.jsonl", "--index", place.index).status == 0
     assert (first.ending, second.ending, first.policy) == ("answer", "answer", "adapter")
     assert sum(first.mask) == first.sampled_tokens > 0, "the trajectory has token IDs for training"
+    confirmed, learned = tmp_path / "confirmed.jsonl", tmp_path / "learned.jsonl"
+    options = ["--index", place.index, "--max-share", "1", "--out", learned, "--trajectories", confirmed]
+    assert run("scenarios", "from-feedback", root, *options).status == 0
+    assert len(load_scenarios(str(learned))) == 2, "one of the three has no consent"
+    (demonstration,) = read_trajectories(confirmed)
+    assert demonstration.mask == first.mask
+    assert demonstration.scenario == f"feedback-{right.digest}"
     forgotten = run("artifacts", "forget", "--store", root, "--inbox", BOB, "--json")
     assert any("feedback" in each for each in json.loads(forgotten.out)["removed"])
 

@@ -1,24 +1,6 @@
-"""Pipeline steps that fingerprint sources, and that fetch and publish adapters."""
-
-from typing import NamedTuple
+"""Pipeline steps that fetch and publish adapters."""
 
 from kfp import dsl
-
-
-@dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
-def look_at_sources(  # as Kubeflow has several outputs
-    sources: list, scenarios: str
-) -> NamedTuple("States", [("sources", str), ("scenarios", str)]):  # type: ignore[valid-type]
-    """Return digests of the sources' current state, so that cached results are used only if nothing has changed.
-
-    Args:
-        sources: Sources of mail or documents: URIs, or mappings with the URI as `source`.
-        scenarios: Source of scenarios, as for `gumshoe scenarios load`.
-    """
-    from gumshoe.artifacts.source_files import digest_of_uris
-
-    uris = [each if isinstance(each, str) else each["source"] for each in sources]
-    return digest_of_uris(uris), digest_of_uris([scenarios])
 
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)

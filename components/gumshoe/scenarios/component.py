@@ -1,6 +1,37 @@
-"""Pipeline step that loads scenarios."""
+"""Pipeline steps that look at sources, and that load scenarios."""
+
+from typing import NamedTuple
 
 from kfp import dsl
+
+
+@dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
+def look_at_sources(  # as Kubeflow has several outputs
+    sources: list, scenarios: str, store: str, feedback: dict
+) -> NamedTuple("States", [("sources", str), ("scenarios", str), ("feedback", str)]):  # type: ignore[valid-type]
+    """Return the sources' current state, so that cached results are used only if nothing has changed.
+
+    The states of sources and scenarios are digests. That of feedback is JSON: which publications are taken, and how.
+
+    Args:
+        sources: Sources of mail or documents: URIs, or mappings with the URI as `source`.
+        scenarios: Source of scenarios, as for `gumshoe scenarios load`.
+        store: URI of the project's artifacts, with the feedback.
+        feedback: Options for scenarios from feedback; empty for none.
+    """
+    from datetime import UTC, datetime
+
+    from gumshoe.artifacts.source_files import digest_of_uris
+    from gumshoe.artifacts.store import Store
+    from gumshoe.scenarios.feedback_options import FeedbackOptions
+    from gumshoe.scenarios.feedback_records import FeedbackSelection
+
+    uris = [each if isinstance(each, str) else each["source"] for each in sources]
+    selection = ""
+    if feedback:
+        options = FeedbackOptions.from_mapping(feedback)
+        selection = FeedbackSelection.of(Store(store), options, datetime.now(UTC)).model_dump_json()
+    return digest_of_uris(uris), digest_of_uris([scenarios]), selection
 
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
@@ -13,8 +44,11 @@ def load_scenarios(
     current: str,
     code: str,
     scenarios: dsl.Output[dsl.Dataset],
+    feedback: str = "",
 ) -> int:
     """Check scenarios against an index, drop those with problems, split the rest, and return how many there are.
+
+    Scenarios from the feedback of users are added to the splits.
 
     Args:
         source: Source of the scenarios, as for `gumshoe scenarios load`.
@@ -26,17 +60,28 @@ def load_scenarios(
             it has seen.
         code: Hash of the code, so that results of other code are not taken from the cache.
         scenarios: Directory with `scenarios.jsonl`.
+        feedback: The feedback to add, as `look_at_sources` returns it; empty for none.
     """
     from contextlib import nullcontext
     from pathlib import Path
 
-    from gumshoe.artifacts.store import fetch_directory
-    from gumshoe.scenarios.prepare import prepare_scenarios
+    from gumshoe.artifacts.store import Store, fetch_directory
+    from gumshoe.scenarios.feedback_records import FeedbackSelection
+    from gumshoe.scenarios.prepare import FeedbackSource, prepare_scenarios
 
     places = Path(index.path), Path(scenarios.path)
+    given = None
+    if feedback:
+        selection = FeedbackSelection.model_validate_json(feedback)
+        given = FeedbackSource(selection.read(Store(store)), selection.options)
     with fetch_directory(f"adapters/{current}", store) if current else nullcontext() as adapter:
-        prepared = prepare_scenarios(source, *places, validation=0.1, test=0.15, seed=seed, current=adapter)
+        prepared = prepare_scenarios(
+            source, *places, validation=0.1, test=0.15, seed=seed, current=adapter, feedback=given
+        )
     dropped = {str(problem): count for problem, count in prepared.report.counts.items()}
     scenarios.metadata.update(prepared.splits, content=prepared.scenarios.content, problems=dropped, code=code)
+    if prepared.feedback is not None:
+        scenarios.metadata["feedback"] = prepared.feedback.summary
+        print(f"feedback: {prepared.feedback.summary}")
     print(f"{len(prepared.scenarios):,} scenarios: {prepared.splits}; problems: {dropped or 'none'}")
     return len(prepared.scenarios)

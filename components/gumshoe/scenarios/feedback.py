@@ -6,10 +6,11 @@ give the same scenarios in any order.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from gumshoe.corpus import SourceSearch
 from gumshoe.errors import GumshoeError, RefusedError
@@ -19,9 +20,10 @@ from gumshoe.scenarios.feedback_options import FeedbackOptions
 from gumshoe.scenarios.feedback_records import FeedbackRecord
 from gumshoe.scenarios.indexes import detect_corpus
 from gumshoe.scenarios.personal_data import PLACEHOLDERS, PersonalDataKind
-from gumshoe.scenarios.scenario import Scenario, ScenarioSet
+from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioSet
 from gumshoe.scenarios.share_cap import cap_shares
 from gumshoe.scenarios.sources import ScenarioLine
+from gumshoe.scenarios.splitting import extend_splits
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters, and those that reverse the direction of text."""
@@ -52,7 +54,7 @@ class Contradiction:
 
 
 @dataclass(slots=True)
-class FeedbackResult:
+class SelectedFeedback:
     """Scenarios from feedback, and a count of everything that is not among them."""
 
     records: int = 0
@@ -70,19 +72,33 @@ class FeedbackResult:
         return Counter(dict(Counter(str(each.given_by) for each in self.scenarios).most_common()))
 
     @property
+    def summary(self) -> dict[str, Any]:
+        """Counts of what was taken, left out and redacted, for the record of a pipeline's step."""
+        return {
+            "records": self.records,
+            "scenarios": len(self.scenarios),
+            "splits": {split: len(self.scenarios.only(split)) for split in SPLITS},
+            "unanswerable": self.unanswerable,
+            "callers": len(self.callers),
+            "left_out": dict(self.left_out),
+            "redacted": {str(kind): count for kind, count in self.redacted.items()},
+            "contradictions": len(self.contradictions),
+        }
+
+    @property
     def unanswerable(self) -> int:
         """Number of unanswerable scenarios."""
         return sum(each.unanswerable for each in self.scenarios)
 
 
-def select_feedback(records: Sequence[FeedbackRecord], options: FeedbackOptions) -> FeedbackResult:
+def select_feedback(records: Sequence[FeedbackRecord], options: FeedbackOptions) -> SelectedFeedback:
     """Return one scenario for each question that can be used, before any limit of shares.
 
     A caller's later feedback on a question replaces its own earlier one. Then these are left out: feedback without
     consent, with control characters or long answers, questions and answers that redaction would destroy, repetitions,
     and contradictions.
     """
-    found = FeedbackResult(records=len(records))
+    found = SelectedFeedback(records=len(records))
     ordered = sorted(records, key=lambda each: (each.given_at, each.reference, each.scenario.id))
     newest = {(each.scenario.given_by, each.scenario.digest): each for each in ordered}
     found.left_out["replaced by the same caller"] += len(records) - len(newest)
@@ -124,7 +140,7 @@ def _find_refusal(scenario: Scenario, options: FeedbackOptions) -> str | None:
     return None
 
 
-def _merge(group: list[FeedbackRecord], options: FeedbackOptions, found: FeedbackResult) -> Scenario | None:
+def _merge(group: list[FeedbackRecord], options: FeedbackOptions, found: SelectedFeedback) -> Scenario | None:
     """Return the scenario of the feedback on one question, oldest first, or None if it contradicts itself.
 
     Of equal answers, the oldest is taken, with its sources, so that nobody can add sources to those of others.
@@ -169,7 +185,7 @@ def _normalize(answer: str) -> str:
     return " ".join(answer.casefold().split()).rstrip(".!")
 
 
-def check_feedback(found: FeedbackResult, index: Path, options: FeedbackOptions) -> None:
+def check_feedback(found: SelectedFeedback, index: Path, options: FeedbackOptions) -> None:
     """Leave out the scenarios that cannot be answered from an index, and count them by problem.
 
     Their sources must be in the inbox on the day of the question, or in the documents, and have the words of the
@@ -209,7 +225,7 @@ class _SupportCheck:
         return not find_missing_words(scenario.answer, "\n".join(texts))
 
 
-def limit_shares(found: FeedbackResult, max_share: float, seed: int) -> None:
+def limit_shares(found: SelectedFeedback, max_share: float, seed: int) -> None:
     """Leave out scenarios until no caller gave more than a share of them.
 
     Raises:
@@ -222,9 +238,9 @@ def limit_shares(found: FeedbackResult, max_share: float, seed: int) -> None:
         callers = len(found.callers)
         raise RefusedError(
             "scenarios.too-few-callers",
-            f"the {len(found.scenarios):,} usable scenarios come from {callers:,} callers, so that one of them would "
-            f"have more than {max_share:.0%}; wait for feedback of at least {_count_needed(max_share):,} callers, or "
-            "raise --max-share",
+            f"no choice of the {len(found.scenarios):,} usable scenarios keeps each caller at {max_share:.0%}: that "
+            f"needs feedback of at least {_count_needed(max_share):,} callers, got {callers:,}; wait for more, or raise "
+            "--max-share",
         )
     found.left_out["over the share of a caller"] += len(found.scenarios) - len(kept)
     found.scenarios, found.left_out = ScenarioSet.of(kept), +found.left_out
@@ -237,7 +253,42 @@ def _count_needed(max_share: float) -> int:
     return count
 
 
-def drop_known(found: FeedbackResult, known: Iterable[Scenario]) -> None:
+def add_to_training(
+    base: ScenarioSet,
+    found: SelectedFeedback,
+    index: Path,
+    options: FeedbackOptions,
+    *,
+    validation: float,
+    test: float,
+    seed: int,
+    seen: Collection[str] = (),
+) -> ScenarioSet:
+    """Return scenarios that are in splits, with those from feedback added to the splits.
+
+    The splits of the former do not change. In no split has a caller more than `options.max_share` of the scenarios, so
+    that the feedback of few callers is taken in part. The test split gets no question that a policy has `seen`
+    (digests). `found` becomes what was added.
+
+    Raises:
+        GumshoeError: if the index cannot be read.
+    """
+    check_feedback(found, index, options)
+    drop_known(found, base)
+    extended, unfit = extend_splits(base, found.scenarios, validation=validation, test=test, seed=seed, seen=seen)
+    found.left_out["shares sources with other splits"] += len(unfit)
+    own = {each.id for each in base}
+    kept = list[Scenario]()
+    for split in SPLITS:
+        new = [each for each in extended.only(split) if each.id not in own]
+        capped = cap_shares(new, len(base.only(split)), options.max_share, seed)
+        found.left_out["over the share of a caller"] += len(new) - len(capped)
+        kept += capped
+    found.scenarios, found.left_out = ScenarioSet.of(kept), +found.left_out
+    return ScenarioSet.of([*base, *kept])
+
+
+def drop_known(found: SelectedFeedback, known: Iterable[Scenario]) -> None:
     """Leave out questions that are among other scenarios."""
     digests = {each.digest for each in known}
     kept = [each for each in found.scenarios if each.digest not in digests]

@@ -12,7 +12,7 @@ from gumshoe.scenarios.command_output import check_output, describe_set, format_
 from gumshoe.terminal import JsonFlag, out, print_json, printable
 
 if TYPE_CHECKING:
-    from gumshoe.scenarios.feedback import Contradiction, FeedbackResult
+    from gumshoe.scenarios.feedback import Contradiction, SelectedFeedback
 
 _MOST_SHOWN = 20  # contradictions that are printed; all are in the JSON output
 
@@ -115,6 +115,7 @@ def from_feedback(
         "assume_consent": assume_consent,
     }
     options = FeedbackOptions.from_mapping({**given, **({"phone_regions": phone_region} if phone_region else {})})
+    options.open_redactor()  # reports what is missing
     for each in filter(None, (path, trajectories)):
         check_output(each, replace)
     now = datetime.now(UTC)
@@ -159,7 +160,7 @@ def _choose_store(place: str | None, store: str | None) -> str:
 
 
 def _print_result(
-    found: "FeedbackResult", path: Path, episodes: Path | None, written: int | None, *, json: bool
+    found: "SelectedFeedback", path: Path, episodes: Path | None, written: int | None, *, json: bool
 ) -> None:
     """Print what was written, left out and redacted."""
     if json:
@@ -180,8 +181,10 @@ def _print_result(
     out.print(table)
     (caller, most), *_ = found.callers.items()
     share = most / len(found.scenarios)
-    callers = f"{len(found.callers):,} callers; the most from {printable(caller)}: {most:,} ({share:.1%})"
-    out.print(f"[bold]{len(found.scenarios):,} scenarios[/] in {printable(path)} from {callers}", soft_wrap=True)
+    out.print(f"[bold]{len(found.scenarios):,} scenarios[/] in {printable(path)}", soft_wrap=True)
+    out.print(
+        f"callers: {len(found.callers):,}; the most are of {printable(caller)}: {most:,} ({share:.1%})", soft_wrap=True
+    )
     out.print(f"redacted: {format_counts(found.redacted) or 'nothing'}", soft_wrap=True)
     if written is not None:
         out.print(f"[bold]{written:,} episodes[/] in {printable(episodes)}", soft_wrap=True)

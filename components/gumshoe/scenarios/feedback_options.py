@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import ParameterModel, validate_model
@@ -31,7 +31,7 @@ class FeedbackOptions(ParameterModel):
     """Kinds of personal data to redact; `pii` for all, `none` for none."""
     redacted_answers: RedactedAnswers = "drop"
     """Leave out questions whose reference answer has personal data, or keep them with the answer as it is."""
-    phone_regions: tuple[str, ...] = ("US", "GB")
+    phone_regions: tuple[Annotated[str, Field(pattern="^[A-Z]{2}$")], ...] = ("US", "GB")
     """Countries whose phone numbers are found without a country code."""
     contradictions: Contradictions = "drop"
     """Answer to take if people gave different ones to the same question: none, the newest, or the most frequent."""
@@ -55,21 +55,27 @@ class FeedbackOptions(ParameterModel):
         parse_moment(text, datetime.now(UTC))
         return text
 
-    @model_validator(mode="after")
-    def _check_redaction(self) -> "FeedbackOptions":
-        if "none" in self.redact and len(self.redact) > 1:
+    @field_validator("redact")
+    @classmethod
+    def _check_redaction(cls, redact: tuple[str, ...]) -> tuple[str, ...]:
+        if wrong := [each for each in redact if each not in ("none", "pii", *KINDS)]:
             raise UsageError(
-                "scenarios.unknown-redaction", f"none excludes other kinds, got {', '.join(self.redact)}; use one"
+                "scenarios.unknown-redaction",
+                f"unknown kind of personal data: {wrong[0]!r}; use pii (all), none, or some of {', '.join(KINDS)}",
             )
-        self.open_redactor()
-        return self
+        if not redact or ("none" in redact and len(redact) > 1):
+            raise UsageError(
+                "scenarios.unknown-redaction",
+                f"redact must be none, or name kinds, got {', '.join(redact) or 'nothing'}",
+            )
+        return redact
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "FeedbackOptions":
         """Return the options that a mapping sets.
 
         Raises:
-            UsageError: if a key or a value is invalid, or a library for redaction is missing.
+            UsageError: if a key or a value is invalid.
         """
         return validate_model(cls, values, "scenarios.invalid-feedback-options", "invalid options of feedback")
 
@@ -77,15 +83,20 @@ class FeedbackOptions(ParameterModel):
         """Return the redactor of personal data.
 
         Raises:
-            UsageError: if a kind or a country does not exist, or a library is missing.
+            UsageError: if a country does not exist, or a library is missing.
         """
         kinds: list[Any] = [each for each in self.redact if each not in ("none", "pii")]
         everything: tuple[PersonalDataKind, ...] = KINDS if "pii" in self.redact else ()
         return PersonalDataRedactor(everything or tuple(kinds), self.phone_regions)
 
     def resolve(self, now: datetime) -> "FeedbackOptions":
-        """Return the options with absolute times, so that a repeated step takes the same feedback."""
-        found = {name: parse_moment(getattr(self, name), now) for name in ("since", "until")}
+        """Return the options with absolute times.
+
+        Durations in days and weeks begin with a day (UTC), so that a step that is repeated on that day takes the same.
+        """
+        today = now.replace(hour=0, minute=0, second=0, microsecond=0)
+        begins = {name: now if getattr(self, name).endswith("h") else today for name in ("since", "until")}
+        found = {name: parse_moment(getattr(self, name), begin) for name, begin in begins.items()}
         return self.model_copy(update={name: each.isoformat() for name, each in found.items() if each is not None})
 
     def includes(self, moment: datetime, now: datetime) -> bool:

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from gumshoe.artifacts.manifest import Manifest
 from gumshoe.artifacts.storage import NotFoundError
@@ -30,6 +30,39 @@ class FeedbackRecord:
     """Time of the feedback; that of the publication, if a server of an earlier version recorded it."""
     reference: str
     """The publication."""
+
+
+class FeedbackSelection(BaseModel):
+    """The feedback that a run of a pipeline takes, so that each step that is repeated takes the same."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    options: FeedbackOptions
+    """The options, with absolute times."""
+    publications: tuple[str, ...]
+    """References of the publications."""
+    content: str
+    """Digest of their content."""
+
+    @classmethod
+    def of(cls, store: Store, options: FeedbackOptions, now: datetime) -> "FeedbackSelection":
+        """Return the feedback that is in a store now.
+
+        Raises:
+            GumshoeError: if the store cannot be listed.
+        """
+        found = list_publications(store, options.resolve(now), now)
+        references = tuple(each.reference for each in found)
+        return cls(options=options.resolve(now), publications=references, content=digest_publications(found))
+
+    def read(self, store: Store) -> list[FeedbackRecord]:
+        """Return the feedback. Publications that were erased meanwhile are missing.
+
+        Raises:
+            ScenarioError, GumshoeError: as in `read_feedback`.
+        """
+        found = [manifest for each in self.publications if (manifest := store.find(each)) is not None]
+        return read_feedback(store, found, self.options, datetime.now(UTC))
 
 
 def list_publications(store: Store, options: FeedbackOptions, now: datetime) -> list[Manifest]:

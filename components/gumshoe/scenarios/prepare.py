@@ -1,6 +1,7 @@
 """Prepare scenarios for training: keep the usable ones, and split them without leaks."""
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,10 +10,21 @@ from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.errors import RefusedError
 from gumshoe.scenarios.check import CheckReport, check_scenarios
+from gumshoe.scenarios.feedback import SelectedFeedback, add_to_training, select_feedback
+from gumshoe.scenarios.feedback_options import FeedbackOptions
+from gumshoe.scenarios.feedback_records import FeedbackRecord
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import SPLITS, ScenarioSet
 from gumshoe.scenarios.sources import read_scenarios
 from gumshoe.scenarios.splitting import split_scenarios
+
+
+@dataclass(frozen=True, slots=True)
+class FeedbackSource:
+    """Feedback of users, and the options for it."""
+
+    records: Sequence[FeedbackRecord]
+    options: FeedbackOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +33,8 @@ class PreparedScenarios:
 
     scenarios: ScenarioSet
     report: CheckReport
+    feedback: SelectedFeedback | None = None
+    """What was added from feedback, if that was asked for."""
 
     @property
     def splits(self) -> dict[str, int]:
@@ -37,12 +51,13 @@ def prepare_scenarios(
     test: float,
     seed: int,
     current: Path | None = None,
+    feedback: FeedbackSource | None = None,
 ) -> PreparedScenarios:
     """Check scenarios, drop those with problems, split them if needed, and write them to a directory.
 
     An existing test split is kept, and so is a validation split beside it. `current` is the directory of an adapter
     that will be tested too: scenarios that it has seen, and scenarios that share a source with those, go into the train
-    split.
+    split. `feedback` is added to the splits afterwards, so that they are otherwise the same without it.
 
     Raises:
         RefusedError: if no scenario is usable.
@@ -61,14 +76,20 @@ def prepare_scenarios(
             "correct them, or check that the index is the right one",
         )
     has_test, has_validation = (bool(scenarios.only(split)) for split in ("test", "validation"))
+    seen = lineage.questions if lineage else frozenset[str]()
     if not (has_test and has_validation):
-        seen = lineage.questions if lineage else frozenset[str]()
         scenarios, _ = split_scenarios(
             scenarios, validation=validation, test=test, seed=seed, keep_test=has_test, seen=seen
+        )
+    found = None
+    if feedback is not None:
+        found = select_feedback(feedback.records, feedback.options)
+        scenarios = add_to_training(
+            scenarios, found, index, feedback.options, validation=validation, test=test, seed=seed, seen=seen
         )
     if lineage is not None:
         lineage.check_unseen(scenarios.only("test"), "the adapter in service")
     mark_private(directory, scenarios.inboxes)
     with explain_os_errors(directory):
         write_atomically(directory / SCENARIOS_FILE, io.BytesIO(scenarios.to_jsonl()))
-    return PreparedScenarios(scenarios, report)
+    return PreparedScenarios(scenarios, report, found)

@@ -96,6 +96,42 @@ def split_scenarios(
     return result, SplitReport({split: counts[split] for split in SPLITS}, len(groups), largest, dropped)
 
 
+def extend_splits(
+    base: ScenarioSet,
+    extra: Iterable[Scenario],
+    *,
+    validation: float,
+    test: float,
+    seed: int,
+    seen: Collection[str] = (),
+) -> tuple[ScenarioSet, list[Scenario]]:
+    """Add scenarios to those that are in splits already. Return all of them, and those that fit in no split.
+
+    The splits of `base` do not change. A scenario that shares a source or a question with some of them, directly or
+    indirectly, gets their split. It fits in no split if they are in several, or if they are in the test split and a
+    policy has `seen` (digests) one of the new ones. The other new ones are distributed as by `split_scenarios`: the
+    seen ones into the train split, with their groups.
+    """
+    added = {each.id: each for each in extra}
+    fixed = {each.id: each.split for each in base}
+    seen_ids = {each.id for each in (*base, *added.values()) if each.digest in seen}
+    assigned: dict[str, Split] = {}
+    free, dropped = list[list[str]](), set[str]()
+    for group in _group_connected([*base, *added.values()], by_inbox=False):
+        new = [each for each in group if each in added]
+        splits = {split for each in group if (split := fixed.get(each)) is not None}
+        is_seen = not seen_ids.isdisjoint(group)
+        if len(splits) > 1 or (is_seen and splits == {"test"}):
+            dropped |= set(new)
+        elif splits or is_seen:
+            assigned |= dict.fromkeys(new, splits.pop() if splits else "train")
+        elif new:
+            free.append(new)
+    assigned |= _assign(free, {"train": 1 - validation - test, "validation": validation, "test": test}, seed)
+    placed = [each.model_copy(update={"split": assigned[each.id]}) for each in added.values() if each.id in assigned]
+    return ScenarioSet.of([*base, *placed]), [each for each in added.values() if each.id in dropped]
+
+
 def _group_connected(scenarios: Iterable[Scenario], by_inbox: bool) -> list[list[str]]:
     """Return the ids of scenarios that are connected, directly or indirectly. Each group is sorted."""
     parents: dict[str, str] = {}
