@@ -652,11 +652,11 @@ def test_text_and_pdf_are_scraped(site: Site, scraper: Scraper) -> None:
 
 
 def test_a_pdf_is_read_whatever_its_server_calls_it(site: Site, scraper: Scraper) -> None:
+    data = placed_pdf([[(72, 700, "Elbow disease in a PDF")], SCAN])
     kinds = ["application/octet-stream", "text/html", "text/plain", ""]
     site.paths |= {
         f"/{number}": lambda visit: visit.answer(data, kind=kinds[int(visit.path[1:])]) for number in range(4)
     }
-    data = placed_pdf([[(72, 700, "Elbow disease in a PDF")], SCAN])
     scraper(*(site.url(f"/{number}") for number in range(4)), probe=False)
     assert [each["text"] for each in scraper.documents] == ["Elbow disease in a PDF"] * 4
     assert [each["metadata"]["unread_pages"] for each in scraper.documents] == [["2"]] * 4
