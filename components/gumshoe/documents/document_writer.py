@@ -3,11 +3,11 @@
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import apsw
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.documents.document import Document
-from gumshoe.documents.lexical import Analyzer, PostingsBuilder
+from gumshoe.documents.lexical import AnalyzedText, Analyzer, PostingsBuilder
 from gumshoe.documents.schema import CHUNK, CHUNK_POSTINGS, DOCUMENT_POSTINGS, OWNERS, CollectionFacts
 from gumshoe.embeddings.chunking import Chunk, CountTokens, split_text
 from gumshoe.mail.message import clean
@@ -48,6 +48,19 @@ class DocumentCounts:
     """Documents whose id was used already. They are listed under it with a number."""
     unreadable: dict[str, int] = field(default_factory=dict)
     """Items that could not be read as a document, by reason. The table `unreadable` lists each."""
+
+
+class _NumberedTerms(NamedTuple):
+    words: list[int]
+    extras: list[int]
+
+    def join(self, others: Iterable["_NumberedTerms"]) -> "_NumberedTerms":
+        """Return the terms of several texts."""
+        listed = [self, *others]
+        return _NumberedTerms(
+            list(itertools.chain.from_iterable(each.words for each in listed)),
+            list(itertools.chain.from_iterable(each.extras for each in listed)),
+        )
 
 
 class DocumentWriter:
@@ -92,10 +105,13 @@ class DocumentWriter:
         self._words += len(self._numbers)
         self._begin_collection()
 
-    def _number_words(self, words: list[str]) -> list[int]:
-        """Return the numbers of words, as `Analyzer` returns them."""
+    def _number_terms(self, text: AnalyzedText) -> "_NumberedTerms":
+        """Return the numbers of the terms of a text."""
         numbers, first = self._numbers, self._words
-        return [numbers.setdefault(word, first + len(numbers)) for word in words]
+        words, extras = (
+            [numbers.setdefault(term, first + len(numbers)) for term in terms] for terms in (text.words, text.extras)
+        )
+        return _NumberedTerms(words, extras)
 
     def add(self, item: Document | UnreadableItem) -> None:
         """Add a document, or record an unreadable item."""
@@ -142,8 +158,8 @@ class DocumentWriter:
             rows = [(collection, name, each, number) for each in values]
             self._database.executemany("INSERT INTO metadata VALUES (?, ?, ?, ?)", rows)
         texts = [chunked.context, *(document.text[each.start : each.stop] for each in chunked.chunks)]
-        of_context, *of_chunks = [self._number_words(self._analyzer.split_words(each)) for each in texts]
-        self._of_documents.add(of_context + list(itertools.chain(*of_chunks)))
+        of_context, *of_chunks = [self._number_terms(self._analyzer.analyze(each)) for each in texts]
+        self._of_documents.add(*of_context.join(of_chunks))
         repeated: list[DuplicateKind] = []
         for position, chunk in enumerate(chunked.chunks):
             text = document.text[chunk.start : chunk.stop]
@@ -151,21 +167,21 @@ class DocumentWriter:
             if kind:
                 repeated.append(kind)
             else:
-                self._add_chunk(number, position, chunk, of_context + of_chunks[position])
+                self._add_chunk(number, position, chunk, of_context.join([of_chunks[position]]))
         if chunked.chunks and len(repeated) == len(chunked.chunks):  # a document without chunks could never be found
             del repeated[0]
-            self._add_chunk(number, 0, chunked.chunks[0], of_context + of_chunks[0])
+            self._add_chunk(number, 0, chunked.chunks[0], of_context.join([of_chunks[0]]))
         for kind in repeated:
             _increment(self.counts.duplicates, f"{kind} chunks")
 
-    def _add_chunk(self, document: int, position: int, chunk: Chunk, words: list[int]) -> None:
+    def _add_chunk(self, document: int, position: int, chunk: Chunk, terms: "_NumberedTerms") -> None:
         row = (self.counts.chunks, document, position, chunk.start, chunk.stop, chunk.tokens)
         self._database.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?)", row)
         self._content.update(f"#{position}\n".encode())
         self.counts.chunks += 1
         self.counts.tokens += chunk.tokens
         self._owners.append(document)
-        self._of_chunks.add(words)
+        self._of_chunks.add(*terms)
 
     def _read_chunk(self, number: int) -> tuple[str, str]:
         """Return context and text of a kept chunk."""

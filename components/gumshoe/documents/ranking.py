@@ -83,10 +83,12 @@ class Ranker:
         limit: int,
         fusion: Fusion = "score",
         allowed: Allowed = None,
+        word_weights: Sequence[float] | None = None,
     ) -> list[RankedDocument]:
         """Return the best documents, at most `limit`, for the vector [dimensions] and the words of a query.
 
-        A word is given as its number in each collection, or None for those that do not contain it. `weight` is the
+        A word is given as its number in each collection, or None for those that do not contain it. `word_weights`
+        [words] are 1 by default. `weight` is the
         weight of the dense score, from 0 to 1; the lexical score gets the rest. A retriever with weight 0 is not used.
         """
         depth = max(_MIN_LISTED, 2 * limit)
@@ -94,7 +96,7 @@ class Ranker:
         if weight > 0 and vector is not None:
             listings["dense"] = self._search_dense(vector, weight, depth, allowed)
         if weight < 1:
-            listings["lexical"] = self._search_lexical(words, 1 - weight, depth, allowed)
+            listings["lexical"] = self._search_lexical(words, word_weights, 1 - weight, depth, allowed)
         candidates = np.unique(np.concatenate([each.listed for each in listings.values()]))
         sides = {name: each.align(candidates, self._owners) for name, each in listings.items()}
         fused = fuse(list(sides.values()), fusion)
@@ -132,14 +134,19 @@ class Ranker:
         )
 
     def _search_lexical(
-        self, words: Sequence[Sequence[int | None]], weight: float, depth: int, allowed: Allowed
+        self,
+        words: Sequence[Sequence[int | None]],
+        word_weights: Sequence[float] | None,
+        weight: float,
+        depth: int,
+        allowed: Allowed,
     ) -> "_RetrieverResult":
         """List documents by BM25 of the whole document, times `DOCUMENT_WEIGHT`, plus BM25 of the best chunk.
 
         The words of a query may be far apart in a document, and a long document has chunks about many subjects.
         """
-        scores = self._of_chunks.score(words)
-        scores += DOCUMENT_WEIGHT * self._of_documents.score(words)[self._owners]
+        scores = self._of_chunks.score(words, word_weights)
+        scores += DOCUMENT_WEIGHT * self._of_documents.score(words, word_weights)[self._owners]
         if not len(scores):
             return _RetrieverResult(weight, np.zeros(0, np.int64), lambda among: scores[among])
         highest = np.maximum.reduceat(scores, self._firsts)

@@ -240,8 +240,8 @@ class MailAnalyzer:
     def analyze_query(self, keyword: str) -> QueryPhrase:
         """Return what a keyword searches for: its words, or pairs of characters, in this order."""
         terms: dict[int, int] = {}
-        for position, (token, pair) in enumerate(_find_pairs(keyword)):
-            digest = self._digests[pair or token]
+        for position, (match, pair) in enumerate(find_pairs(keyword)):
+            digest = self._digests[pair or match[0]]
             if digest:
                 terms[position - 1 if pair else position] = int.from_bytes(digest[:8], "little")
         return QueryPhrase(tuple(terms.values()), tuple(terms))
@@ -298,15 +298,15 @@ def _look_up(text: str, known: Mapping[str, bytes]) -> list[bytes]:
     if text.isascii() or _OTHER_SCRIPTS.search(text) is None:
         return list(map(known.__getitem__, _split_lowered(text)))
     found: list[bytes] = []
-    for token, pair in _find_pairs(text):
+    for match, pair in find_pairs(text):
         if pair:
             found[-1] += known[pair]
-        found.append(known[token])
+        found.append(known[match[0]])
     return found
 
 
-def _find_pairs(text: str) -> Iterator[tuple[str, str]]:
-    """Return each token, and together with the token before if both are characters and follow each other.
+def find_pairs(text: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Yield each token, and together with the token before if both are characters and follow each other, or "".
 
     A line may end between them, but not in Korean, which has spaces between words.
     """
@@ -314,14 +314,28 @@ def _find_pairs(text: str) -> Iterator[tuple[str, str]]:
     for match in find_tokens(text):
         token = match[0]
         pair = ""
-        if token < _FIRST_CHARACTER or _CHARACTER.match(token) is None:
+        if not is_character(token):
             before = ""
         else:
             start = match.start()
             if before and (start == end or (text[end:start] == "\n" and not _HANGUL.search(before[0] + token[0]))):
                 pair = before + token
             before, end = token, match.end()
-        yield token, pair
+        yield match, pair
+
+
+def is_character(token: str) -> bool:
+    """Return True if a token is a character of a script without spaces between words, or of Korean."""
+    return token >= _FIRST_CHARACTER and _CHARACTER.match(token) is not None
+
+
+def list_spellings(token: str) -> list[str]:
+    """Return the normalized forms of a token, the usual one first, e.g. `muller` and `mueller` for `Müller`."""
+    forms = [normalize_word(token)]
+    if not token.isascii() and len(token) <= _MAX_NORMALIZED_LENGTH:
+        composed = unicodedata.normalize("NFKC", token).casefold()
+        forms += normalize_word(composed.translate(_SPELLINGS)), normalize_word(token.rstrip(_SUPERSCRIPTS))
+    return [form for form in dict.fromkeys(forms) if form]
 
 
 def _split_lowered(text: str) -> list[str]:
@@ -366,14 +380,10 @@ class _DigestCache(dict[str, bytes]):
         return digests
 
     def _digest(self, token: str) -> bytes:
-        word = normalize_word(token)
         if _CHARACTER.match(token):
+            word = normalize_word(token)
             return _digest("c", word) if word else b""
-        forms = [word]
-        if not token.isascii() and len(token) <= _MAX_NORMALIZED_LENGTH:
-            composed = unicodedata.normalize("NFKC", token).casefold()
-            forms += normalize_word(composed.translate(_SPELLINGS)), normalize_word(token.rstrip(_SUPERSCRIPTS))
-        return b"".join(_digest("w", self._stem(form)) for form in dict.fromkeys(forms) if form)
+        return b"".join(_digest("w", self._stem(form)) for form in list_spellings(token))
 
     def _stem(self, word: str) -> str:
         return self._stemmer.stem(word) if word.isalpha() and len(word) <= _MAX_STEMMED_LENGTH else word
