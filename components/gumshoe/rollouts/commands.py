@@ -147,6 +147,9 @@ def run(
         )
         for ending, count in report.endings.items():
             out.print(f"  {count:>6,} {ending}")
+        if report.split:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in report.split_reasons.items())
+            out.print(f"{report.split:,} episodes have several segments: {reasons}", soft_wrap=True)
     if not (json or report.dropped):
         print_next("gumshoe", "judge", "score", path, "--scenarios", scenarios)
     if report.dropped:
@@ -224,8 +227,18 @@ def show(
 
 def _print_trajectory(each: "Trajectory") -> None:
     out.rule(f"{printable(each.scenario)}/{each.sample}")
+    seen = 0
     for span in each.spans:
-        out.print(f"[bold]{span.origin}[/] [dim]{len(span.ids)} tokens[/]")
+        if span.segment > seen:
+            seen = span.segment
+            begun = each.segments[seen - 1]
+            out.print(
+                f"[bold yellow]segment {seen}[/] [dim]{begun.reason}: continues segment {begun.parent} after "
+                f"{begun.shared:,} tokens, with {len(begun.context):,} others[/]",
+                soft_wrap=True,
+            )
+        place = f"segment {span.segment}, " if each.segments else ""
+        out.print(f"[bold]{span.origin}[/] [dim]{place}{len(span.ids)} tokens[/]")
         out.print(f"[{_COLOURS[span.origin]}]{printable(span.text.strip())}[/]", soft_wrap=True)
     record = each.record
     out.print()

@@ -76,6 +76,10 @@ class RolloutReport:
     """Number of episodes that the file already had."""
     endings: dict[str, int]
     """New episodes by ending, the most frequent first."""
+    split: int
+    """Number of new episodes with several segments."""
+    split_reasons: dict[str, int]
+    """New episodes by the reason of a segment, the most frequent first. An episode may have several."""
     retried: int
     """Number of retries after failures of infrastructure."""
     dropped: int
@@ -122,6 +126,7 @@ async def run_to_file(
 
     engine = RolloutEngine(episode, settings.concurrency)
     endings, dropped = Counter[str](), dict[str, str]()
+    splits = list[set[str]]()
     async with AsyncExitStack() as held:
         file, there = held.enter_context(_open_output(path, settings.samples, name.version, recorded))
         missing = [scenario for scenario in chosen if scenario.id not in there]
@@ -139,6 +144,7 @@ async def run_to_file(
                 if group.dropped:
                     dropped[group.scenario] = group.dropped
                 endings.update(trajectory.ending for trajectory in group.trajectories)
+                splits += [{segment.reason for segment in each.segments} for each in group.trajectories]
                 with explain_os_errors(path):
                     file.writelines(f"{each.to_json()}\n".encode() for each in group.trajectories)
                     file.flush()
@@ -147,6 +153,8 @@ async def run_to_file(
         done=sum(endings.values()),
         already_there=(len(chosen) - len(missing)) * settings.samples,
         endings=dict(endings.most_common()),
+        split=sum(map(bool, splits)),
+        split_reasons=dict(Counter(reason for each in splits for reason in sorted(each)).most_common()),
         retried=engine.progress.retried,
         dropped=engine.progress.dropped,
         causes=dict(engine.progress.causes),
