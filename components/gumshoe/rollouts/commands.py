@@ -11,7 +11,7 @@ from gumshoe.completion import complete_environment, complete_policy, complete_s
 from gumshoe.corpus import CORPORA
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
-from gumshoe.terminal import JsonFlag, out, print_json, print_next, printable, progress
+from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable, progress
 
 if TYPE_CHECKING:
     from gumshoe.environments.registry import EnvironmentSettings
@@ -147,6 +147,8 @@ def run(
         )
         for ending, count in report.endings.items():
             out.print(f"  {count:>6,} {ending}")
+        if report.failure:
+            err.print(f"[bold yellow]warning:[/] an agent failed: {printable(report.failure)}", soft_wrap=True)
         if report.split:
             reasons = ", ".join(f"{count:,} {reason}" for reason, count in report.split_reasons.items())
             out.print(f"{report.split:,} episodes have several segments: {reasons}", soft_wrap=True)
