@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
 # Build images (default: all) with docker, podman or buildah. Base images are pinned by digest.
-#   images/build.sh [trainer|worker|agent|agent-documents ...]
+#   images/build.sh [--with-agent DIR [--requirements FILE] [--agent NAME]] [trainer|worker|agent|agent-documents ...]
+# --with-agent DIR      put an agent of your own, the files of DIR, on all images but worker, with tag TAG-agent
+# --requirements FILE   packages that it needs; with hashes, they are checked (default: DIR/requirements.txt, if any)
+# --agent NAME          load the agent at the end of the build, e.g. my_package.agent:graph
 # Environment variables:
 # BUILDER   docker, podman or buildah (default: the first one installed)
 # REGISTRY  prefix of the image names, e.g. registry.example.com/gumshoe (required)
@@ -8,6 +11,7 @@
 # TRAINER_BASE, WORKER_BASE, AGENT_BASE   other base images than those pinned in the Dockerfiles
 # TORCH     torch version of agent-documents, from PyTorch's index of CPU builds
 set -euo pipefail
+start=$PWD
 cd "$(dirname "$0")/.."
 
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
@@ -19,6 +23,24 @@ fail() {
     echo "error: $*" >&2
     exit 2
 }
+
+agent_files='' requirements='' agent=''
+while [[ ${1:-} == --* ]]; do
+    [[ -n ${2:-} ]] || fail "$1 needs a value; see images/build.sh --help"
+    case $1 in
+        --with-agent) agent_files=$(cd "$start" && realpath -- "$2") ;;
+        --requirements) requirements=$(cd "$start" && realpath -- "$2") ;;
+        --agent) agent=$2 ;;
+        *) fail "unknown option $1; see images/build.sh --help" ;;
+    esac
+    shift 2
+done
+[[ -n $agent_files || -z $requirements$agent ]] || fail "--requirements and --agent need --with-agent DIR"
+if [[ -n $agent_files ]]; then
+    [[ -d $agent_files ]] || fail "$agent_files is not a directory; name the one with your agent's package or program"
+    [[ -n $requirements || ! -f $agent_files/requirements.txt ]] || requirements=$agent_files/requirements.txt
+    [[ -z $requirements || -f $requirements ]] || fail "there is no file $requirements; name your agent's requirements"
+fi
 
 if [[ -z ${BUILDER:-} ]]; then
     for tool in docker podman buildah; do
@@ -49,6 +71,17 @@ pinned() {
     echo "$base@$digest"
 }
 
+# Copy the files of an agent, without hidden ones, which may be secrets, and without virtual environments.
+copy_agent() {
+    local to=$1
+    mkdir -p "$to/files"
+    (cd "$agent_files" && find . -mindepth 1 \( -name '.*' -o -name __pycache__ -o -type d -exec test -f '{}/pyvenv.cfg' \; \) \
+        -prune -o \( -type f -o -type l \) -print0 | tar --null -T - -cf -) | tar -C "$to/files" -xf -
+    chmod -R u=rwX,go=rX "$to/files"
+    cp images/agent-layer/install.sh "$to/"
+    cat ${requirements:+"$requirements"} </dev/null >"$to/requirements.txt"
+}
+
 (($#)) || set -- trainer worker agent agent-documents
 for image in "$@"; do
     folder=${image%-documents} more=()
@@ -63,21 +96,32 @@ for image in "$@"; do
     "$BUILDER" build --file "$file" --tag "$registry/$image:$tag" --build-arg "BASE_IMAGE=$base" \
         --build-arg "VERSION=$version" --build-arg "REVISION=$revision" \
         ${more[@]+"${more[@]}"} ${PIP_INDEX_URL:+--build-arg "PIP_INDEX_URL=$PIP_INDEX_URL"} .
+    [[ -n $agent_files && $image != worker ]] || continue # no step in the worker image runs an agent
+    context=$(mktemp -d)
+    copy_agent "$context"
+    echo "Building $registry/$image:$tag-agent with the agent in $agent_files"
+    "$BUILDER" build --file images/agent-layer/Dockerfile --tag "$registry/$image:$tag-agent" \
+        --build-arg "BASE_IMAGE=$registry/$image:$tag" --build-arg "AGENT=$agent" --build-arg "VERSION=$version" \
+        --build-arg "REVISION=$revision" ${PIP_INDEX_URL:+--build-arg "PIP_INDEX_URL=$PIP_INDEX_URL"} "$context"
+    rm -r "$context"
 done
 
+own=$tag${agent_files:+-agent}
+[[ $1 == worker ]] && first=$tag || first=$own
 cat <<END
 
-Push the images (e.g. $BUILDER push $registry/$1:$tag), and paste these lines if they apply:
+Push the images (e.g. $BUILDER push $registry/$1:$first), and paste these lines if they apply:
 
 # parameters of a pipeline (--params FILE)
 worker_image: $registry/worker:$tag
-trainer_image: $registry/trainer:$tag
+trainer_image: $registry/trainer:$own${agent:+
+agent: $agent}
 
 # values of the chart (gumshoe deploy --values FILE)
-agent: {image: {repository: $registry/agent, tag: "$tag"}}            # agent-documents for documents
+agent: {image: {repository: $registry/agent, tag: "$own"}}            # agent-documents for documents
 
 # kustomization.yaml of an overlay
 images:
   - {name: registry.invalid/worker, newName: $registry/worker, newTag: "$tag"}
-  - {name: registry.invalid/trainer, newName: $registry/trainer, newTag: "$tag"}
+  - {name: registry.invalid/trainer, newName: $registry/trainer, newTag: "$own"}
 END

@@ -14,6 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 IMAGES = ["trainer", "worker", "agent"]
+LAYER = "agent-layer"
 LOCKS = {
     "trainer": "requirements-trainer.txt",
     "worker": "requirements-worker.txt",
@@ -99,7 +100,7 @@ def find_steps() -> dict[str, tuple[str, list[str]]]:
 
 def test_dockerfiles_pass_hadolint() -> None:
     hadolint = Path(sys.executable).parent / "hadolint"
-    files = [str(ROOT / "images" / image / "Dockerfile") for image in IMAGES]
+    files = [str(ROOT / "images" / image / "Dockerfile") for image in [*IMAGES, LAYER]]
     run = subprocess.run(
         [str(hadolint), "--failure-threshold", "style", *files], capture_output=True, text=True, check=False
     )
@@ -134,6 +135,14 @@ def test_an_image_contains_the_imports_of_its_steps(image: str) -> None:
     imported = sorted({name for names in found.values() for name in names})
     run = import_in_image(image, "kfp.dsl.executor_main", *imported, PYTHONDONTWRITEBYTECODE="1")
     assert run.returncode == 0, f"{found}: {run.stderr[-2000:]}"
+
+
+def test_the_check_of_an_agent_runs_in_both_images() -> None:
+    """Without an agent it runs in the worker image, with one in the trainer image."""
+    settings = ["gumshoe_pipelines.agent_arguments", "gumshoe.training.settings_sources"]
+    for image, names in {"worker": settings, "trainer": [*settings, "gumshoe.gateway.agent_check"]}.items():
+        run = import_in_image(image, "kfp.dsl.executor_main", *names)
+        assert run.returncode == 0, f"{image}: {run.stderr[-2000:]}"
 
 
 def test_every_step_runs_in_an_existing_image() -> None:
@@ -192,10 +201,17 @@ def test_the_worker_image_alone_contains_what_deploys() -> None:
     assert {each.rpartition(" ")[2] for each in missing} == {"helm_python", "kserve"}
 
 
+DOCKER = """#!/bin/sh
+case "$*" in *inspect*) echo base@sha256:0 ;; build*) echo "built: $*" ;; esac
+for context; do :; done
+case "$*" in *agent-layer*) (cd "$context" && find . -type f | sort && cat requirements.txt) ;; esac
+"""
+
+
 def build_images(tmp_path: Path, *images: str, **environment: str) -> "subprocess.CompletedProcess[str]":
-    """Run `images/build.sh` with a docker that only answers."""
+    """Run `images/build.sh` with a docker that only answers, and lists the context of an agent's layer."""
     docker = tmp_path / "docker"
-    docker.write_text('#!/bin/sh\ncase "$*" in *inspect*) echo base@sha256:0 ;; build*) echo "built: $*" ;; esac\n')
+    docker.write_text(DOCKER)
     docker.chmod(0o755)
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", **environment}
     return subprocess.run([ROOT / "images" / "build.sh", *images], env=env, capture_output=True, text=True, check=False)
@@ -234,3 +250,110 @@ def test_the_lines_to_paste_name_the_images_that_were_built(tmp_path: Path) -> N
     assert built == ["registry.example.com/search/worker:7", "registry.example.com/search/trainer:7"]
     for each in ("worker_image: " + built[0], "trainer_image: " + built[1], "registry.invalid/trainer"):
         assert each in done.stdout
+
+
+@pytest.fixture
+def agent_files(tmp_path: Path) -> Path:
+    """Write a directory with an agent, and files in it that are not the agent's."""
+    place = tmp_path / "my agent"
+    for name in (
+        *("mine/agent.py", "mine/prompt.txt", "node_modules/x/index.js", "requirements.txt"),
+        *(".env", ".git/config", "mine/__pycache__/agent.pyc", "env/pyvenv.cfg", "env/bin/python"),
+    ):
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_text(f"content of {name}\n")
+    return place
+
+
+def test_an_agent_s_layer_is_not_run_as_root_and_has_the_agent_and_its_requirements() -> None:
+    found = instructions(LAYER)
+    last = found[[word for word, _ in found].index("FROM", 2) :]
+    assert [text for word, text in last if word == "USER"] == ["10001:0"]
+    assert [text for word, text in last if word == "COPY"] == [
+        "--from=build /opt/gumshoe /opt/gumshoe",
+        "files /opt/agent",
+    ]
+    given = dict(last)
+    assert "PYTHONPATH=/opt/agent" in given["ENV"]
+    assert given["WORKDIR"] == "/opt/agent", "programs are named relative to it"
+
+
+def test_the_layer_has_the_files_of_the_agent_and_no_secrets(tmp_path: Path, agent_files: Path) -> None:
+    own = {"REGISTRY": "registry.example.com", "TAG": "7"}
+    options = ["--with-agent", str(agent_files), "--agent", "mine.agent:graph"]
+    done = build_images(tmp_path, *options, "worker", "trainer", "agent", **own)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"--tag \S+/(\S+)", done.stdout) == [
+        *("worker:7", "trainer:7", "trainer:7-agent", "agent:7", "agent:7-agent")
+    ], "no step in the worker image runs an agent"
+    assert "--build-arg BASE_IMAGE=registry.example.com/trainer:7 --build-arg AGENT=mine.agent:graph" in done.stdout
+    files = {each for each in done.stdout.splitlines() if each.startswith("./")}
+    assert files == {
+        *("./files/mine/agent.py", "./files/mine/prompt.txt", "./files/node_modules/x/index.js"),
+        *("./files/requirements.txt", "./requirements.txt", "./install.sh"),
+    }
+    assert "content of requirements.txt" in done.stdout, "of the directory, if no other is named"
+    for line in ("worker_image: registry.example.com/worker:7", "trainer_image: registry.example.com/trainer:7-agent"):
+        assert line in done.stdout.splitlines()
+    assert "agent: mine.agent:graph" in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        (["--with-agent", "missing"], "missing"),
+        (["--with-agent", ".", "--requirements", "missing.txt"], "missing.txt"),
+        (["--requirements", "requirements.txt"], "--with-agent"),
+        (["--with-agnet", "."], "--with-agnet"),
+        (["--with-agent"], "--with-agent"),
+    ],
+)
+def test_wrong_options_of_an_agent_are_refused(tmp_path: Path, options: list[str], named: str) -> None:
+    refused = build_images(tmp_path, *options, REGISTRY="registry.example.com")
+    assert refused.returncode == 2
+    assert named in refused.stderr
+    assert "built" not in refused.stdout
+
+
+def write_wheel(directory: Path, name: str, version: str) -> Path:
+    """Write a package without content."""
+    import zipfile
+
+    path, info = directory / f"{name}-{version}-py3-none-any.whl", f"{name}-{version}.dist-info"
+    with zipfile.ZipFile(path, "w") as wheel:
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", "")
+    return path
+
+
+def test_requirements_of_an_agent_are_installed_and_change_nothing_of_gumshoe(tmp_path: Path) -> None:
+    """Runs the script of the layer in an environment like that of the images."""
+    import hashlib
+    import venv
+
+    venv.create(tmp_path / "venv", symlinks=True)
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for name, version in (("ours", "1"), ("ours", "2"), ("theirs", "3")):
+        write_wheel(wheels, name, version)
+    digest = hashlib.sha256((wheels / "theirs-3-py3-none-any.whl").read_bytes()).hexdigest()
+    digest_of_ours = hashlib.sha256((wheels / "ours-2-py3-none-any.whl").read_bytes()).hexdigest()
+
+    def install(requirements: str) -> "subprocess.CompletedProcess[str]":
+        (tmp_path / "requirements.txt").write_text(requirements)
+        own = {"VENV": str(tmp_path / "venv"), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheels)}
+        script = ["sh", str(ROOT / "images" / LAYER / "install.sh")]
+        return subprocess.run(
+            script, cwd=tmp_path, env={**os.environ, **own}, capture_output=True, text=True, check=False
+        )
+
+    assert install("ours==1\n").returncode == 0
+    assert install("").returncode == 0, "an agent may need nothing"
+    refused = install("ours>=2\n")
+    assert (refused.returncode, "ours" in refused.stderr) == (1, True)
+    refused = install(f"theirs==3 --hash=sha256:{'0' * 64}\n")
+    assert (refused.returncode, "HASH" in refused.stderr.upper()) == (1, True)
+    assert install(f"theirs==3 --hash=sha256:{digest}\n").returncode == 0
+    refused = install(f"ours==2 --hash=sha256:{digest_of_ours}\n")
+    assert (refused.returncode, "ours==1" in refused.stderr) == (1, True)

@@ -1,8 +1,11 @@
 """Import custom code that a configuration names, and validate its settings (arguments after `*` in its signature)."""
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
-from importlib import import_module
+from importlib import import_module, invalidate_caches
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, create_model
@@ -12,18 +15,39 @@ from gumshoe.model_validation import validate_model
 from gumshoe.yaml_text import InvalidYamlError, load_yaml
 
 
+def find_module(name: str) -> None:
+    """Let Python find a module of the working directory, if there is none of that name elsewhere.
+
+    Processes that are started with `python -m` find it anyway, and commands such as `gumshoe` would not.
+    """
+    outermost = name.partition(".")[0]
+    if outermost in sys.modules or find_spec(outermost) is not None:
+        return
+    here = Path.cwd()
+    if (here / outermost).is_dir() or (here / f"{outermost}.py").is_file():
+        sys.path.append(str(here))
+        invalidate_caches()
+
+
 def import_attribute(what: str, place: str, attribute: str, code: str) -> Any:
     """Import a module and return an attribute of it, or None if it has no such attribute.
+
+    The module may be in the working directory.
 
     Raises:
         UsageError: if the module cannot be imported. The error has the given code, and its message names `what`.
     """
     try:
+        find_module(place)
         return getattr(import_module(place), attribute, None)
-    except Exception as failure:  # noqa: BLE001 - custom code may raise anything
-        raise UsageError(
-            code, f"{what}: cannot import {place}: {type(failure).__name__}: {failure}; check its name and its code"
-        ) from None
+    except (Exception, SystemExit) as failure:  # noqa: BLE001 - custom code may raise anything
+        is_missing = isinstance(failure, ModuleNotFoundError) and place.startswith(failure.name or place)
+        todo = (
+            "install its package, add its directory to PYTHONPATH, or run the command in that directory"
+            if is_missing
+            else "check its code"
+        )
+        raise UsageError(code, f"{what}: cannot import {place}: {type(failure).__name__}: {failure}; {todo}") from None
 
 
 def parse_named(value: Any, settings_key: str) -> tuple[str, dict[str, Any]] | None:

@@ -108,23 +108,25 @@ def run(
 ) -> None:
     """Run a pipeline on this machine, step by step.
 
-    By default, artifacts go to DIR/store. With the parameters of the last run in DIR, it continues that run;
-    otherwise, it is a new run.
+    By default, artifacts go to DIR/store. With the parameters of the last run in DIR, and the same code of `agent`, it
+    continues that run; otherwise, it is a new run.
     """
+    from gumshoe_pipelines.agent_arguments import digest_agent
     from gumshoe_pipelines.local_runner import find_last_run, run_locally
     from gumshoe_pipelines.run_summary import print_summary
 
     place = directory.absolute()
     own = {"store": str(place / "store"), "worker_image": _NO_IMAGE, "trainer_image": _NO_IMAGE}
     graph, arguments = _prepare_run(name, parameters, params, own, is_local=True)
-    last = None if is_new or arguments.get("run") else find_last_run(place, graph, arguments)
+    agent_code = digest_agent(arguments.get("agent", ""))
+    last = None if is_new or arguments.get("run") else find_last_run(place, graph, arguments, agent_code)
     arguments = {**arguments, "run": arguments.get("run") or last or _create_run_id("local")}
     if last:
         err.print(
             f"Continuing run {printable(last)}, which has the same parameters; --new starts another", soft_wrap=True
         )
     err.print(f"Run {printable(arguments['run'])}, output in {printable(place)}", soft_wrap=True)
-    run_locally(graph, arguments, place, caching=caching)
+    run_locally(graph, arguments, place, caching=caching, agent_code=agent_code)
     print_summary(arguments, place)
 
 
@@ -263,7 +265,7 @@ def _prepare_run(
     """Compile a pipeline, and check and complete its parameters: those given, the default of `code`, and `own`."""
     from gumshoe.artifacts.manifest import code_hash
     from gumshoe_pipelines.graphs import compile_graph, read_values, split_parameters
-    from gumshoe_pipelines.run_arguments import check_arguments, complete_limits
+    from gumshoe_pipelines.run_arguments import check_arguments, complete_arguments
 
     present, implied = _use_present_name(name)
     compiled, given = split_parameters(present, read_values(parameters or [], params))
@@ -271,7 +273,7 @@ def _prepare_run(
     defaults = {"code": code_hash(), **own, **implied}
     arguments = graph.check({**{key: value for key, value in defaults.items() if key in graph.parameters}, **given})
     check_arguments({**compiled, **arguments}, is_local=is_local)
-    return graph, complete_limits(arguments, is_local=is_local)
+    return graph, complete_arguments(arguments, is_local=is_local)
 
 
 def _warn(message: str) -> None:

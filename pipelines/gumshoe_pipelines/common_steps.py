@@ -1,6 +1,6 @@
 """Add the steps that several pipelines share."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kfp import dsl, kubernetes
@@ -11,8 +11,16 @@ from gumshoe.environments.component import ingest
 from gumshoe.evaluation.component import evaluate_policy
 from gumshoe.mail.imap_account import PASSWORD, TOKEN
 from gumshoe.scenarios.component import load_scenarios, look_at_sources
+from gumshoe_pipelines.agent_step import check_agent
 from gumshoe_pipelines.parameters import RunParameters, TrainingParameters
-from gumshoe_pipelines.placement import MODEL_SECRETS, NO_SECRETS, NOTIFY_SECRETS, Placement, plan_run
+from gumshoe_pipelines.placement import (
+    MODEL_SECRETS,
+    NO_SECRETS,
+    NOTIFY_SECRETS,
+    Placement,
+    add_agent_keys,
+    plan_run,
+)
 
 _WATCH_HOURS = 26  # the longest watch, and the change after it
 _IMAP_SECRET = "gumshoe-imap"  # noqa: S105 - a name
@@ -34,6 +42,8 @@ class PlannedRun:
     whole_node: Placement
     """For steps that use all GPUs of a node."""
     training: Placement
+    checking: Placement
+    """For the step that checks the agent, in an image that has it."""
 
 
 def plan(given: RunParameters, nodes: Any = 1) -> PlannedRun:
@@ -51,6 +61,9 @@ def plan(given: RunParameters, nodes: Any = 1) -> PlannedRun:
         worker_memory=given.worker_memory,
         node_selector=given.node_selector,
         tolerations=given.tolerations,
+        agent=given.agent,
+        worker_image=given.worker_image,
+        trainer_image=given.trainer_image,
     )
     found = where.on_cpu(task, hours=0.25, secrets=NO_SECRETS).outputs
     own = {name: found[name] for name in ("node_selector", "tolerations")}
@@ -59,7 +72,14 @@ def plan(given: RunParameters, nodes: Any = 1) -> PlannedRun:
         where.with_pod(found, "measuring"),
         where.with_pod(found, "whole"),
         where.with_pod(found, "training", **own),
+        replace(where, worker_image=found["agent_image"]),
     )
+
+
+def check_agent_code(given: RunParameters, planned: PlannedRun, **training: Any) -> Any:
+    """Add the step that checks the agent, and return the digest of its code. `training` are its training settings."""
+    task = add_agent_keys(check_agent(agent=given.agent, **training))
+    return planned.checking.on_cpu(task, hours=0.25, secrets=MODEL_SECRETS).output
 
 
 def ingest_and_split(given: RunParameters, *, current: Any = "", feedback: Any = None) -> dict[str, Any]:
@@ -108,9 +128,10 @@ def evaluate(given: RunParameters, where: Placement, *, hours: float, cached: bo
         judge=given.judge,
         limits=given.limits,
         choice=given.choice,
+        agent=given.agent,
         code=given.code,
     )
-    return where.on_gpu(task, hours=hours, cached=cached, secrets=MODEL_SECRETS)
+    return where.on_gpu(add_agent_keys(task), hours=hours, cached=cached, secrets=MODEL_SECRETS)
 
 
 def publish_if_gate_passes(given: TrainingParameters, run: Any, decided: Any, adapter: Any) -> None:
@@ -126,7 +147,11 @@ def publish_if_gate_passes(given: TrainingParameters, run: Any, decided: Any, ad
         )
         where.on_cpu(published)
         served = deploy_agent(
-            published=published.outputs["Output"], store=given.store, how=given.deploy, target=given.deployment
+            published=published.outputs["Output"],
+            store=given.store,
+            how=given.deploy,
+            target=given.deployment,
+            agent=given.agent,
         )
         where.on_cpu(served, hours=2.5)
         watched = watch_canary(

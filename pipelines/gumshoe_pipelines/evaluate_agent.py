@@ -6,7 +6,7 @@ from typing import Annotated
 from kfp import dsl
 
 from gumshoe.artifacts.component import fetch_adapter
-from gumshoe_pipelines.common_steps import create_notification, evaluate, ingest_and_split, plan
+from gumshoe_pipelines.common_steps import check_agent_code, create_notification, evaluate, ingest_and_split, plan
 from gumshoe_pipelines.parameters import RunParameters, pipeline
 
 
@@ -23,5 +23,6 @@ def evaluate_agent(given: EvaluateAgentParameters) -> None:
     where = given.placement
     with dsl.ExitHandler(create_notification(given), name="run"):
         fetched = where.on_cpu(fetch_adapter(store=given.store, version=given.adapter))
-        evaluation = plan(given).evaluation
-        evaluate(given, evaluation, hours=6, **ingest_and_split(given), adapter=fetched.outputs["adapter"])
+        planned = plan(given)
+        inputs = {**ingest_and_split(given), "agent_code": check_agent_code(given, planned)}
+        evaluate(given, planned.evaluation, hours=6, **inputs, adapter=fetched.outputs["adapter"])

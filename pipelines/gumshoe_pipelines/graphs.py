@@ -16,6 +16,7 @@ import yaml
 from gumshoe.errors import UsageError
 from gumshoe.installation import install_command
 from gumshoe.yaml_text import InvalidYamlError, load_yaml
+from gumshoe_pipelines.agent_arguments import normalize_agent
 
 if TYPE_CHECKING:
     from gumshoe_pipelines.parameters import PipelineBuilder
@@ -70,13 +71,19 @@ class Graph:
         return found
 
     def check(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Check values for the parameters, and return them. Quantities may be numbers, as in Kubernetes.
+        """Check values for the parameters, and return them.
+
+        Quantities may be numbers, as in Kubernetes. The agent may be a mapping or a YAML file, and becomes text.
 
         Raises:
             UsageError: if a parameter is unknown or missing, or a value has the wrong type.
         """
-        faults, known = [], self.parameters
+        faults, known = list[UsageError](), self.parameters
         values = {name: _to_quantity(value) if name in _QUANTITIES else value for name, value in values.items()}
+        try:
+            values |= {name: normalize_agent(values[name]) for name in ("agent",) if name in values}
+        except UsageError as error:
+            raise UsageError(error.code, f"agent: {error}") from None
         names = [*known, *(find_builder(self.name).compiled_parameters if self.name in PIPELINES else ())]
         for name, value in values.items():
             if name not in known:

@@ -10,7 +10,7 @@ from typing import Any
 from kfp import dsl
 
 from gumshoe_pipelines.parameters import TrainingParameters
-from gumshoe_pipelines.placement import Placement
+from gumshoe_pipelines.placement import Placement, add_agent_keys
 
 HOURS = 48
 """Time limit of a training."""
@@ -39,6 +39,7 @@ def train_grpo(
     plots: dsl.Output[dsl.HTML],
     start: dsl.Input[dsl.Model] = None,
     entry: str = "",
+    agent: str = "",
 ) -> None:
     """Train an adapter with GRPO. Continues from checkpoints that an earlier attempt of the run left in the store.
 
@@ -64,6 +65,7 @@ def train_grpo(
         plots: Plots of the training.
         start: Adapter to start from. An empty one is ignored.
         entry: Name of an entry of a sweep, whose checkpoints are in a directory of their own.
+        agent: Agent that runs the episodes; empty for Gumshoe's own loop.
     """
     import shutil
     from pathlib import Path
@@ -75,7 +77,8 @@ def train_grpo(
     first = None if start is None else Path(start.path)
     inputs = Path(index.path), Path(scenarios.path)
     place = f"{checkpoints}/{entry}" if entry else checkpoints
-    request = TrainRequest.of_step(*inputs, base_model, config, settings, place, first)
+    given = {**settings, "agent": agent} if agent else settings
+    request = TrainRequest.of_step(*inputs, base_model, config, given, place, first)
     check_job(nodes, job)
     if nodes == 1:
         found = train_adapter(request)
@@ -107,5 +110,6 @@ def train_with_grpo(given: TrainingParameters, training: Placement, **inputs: An
         tolerations=given.tolerations,
         image=given.trainer_image,
         pods=given.placement.pods.to_input(),
+        agent=given.agent,
     )
-    return training.on_gpu(task, hours=HOURS)
+    return training.on_gpu(add_agent_keys(task), hours=HOURS)

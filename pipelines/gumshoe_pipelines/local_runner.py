@@ -93,8 +93,12 @@ _LABELS = {
 }
 
 
-def run_locally(graph: Graph, arguments: dict[str, Any], directory: Path, *, caching: bool) -> None:
+def run_locally(
+    graph: Graph, arguments: dict[str, Any], directory: Path, *, caching: bool, agent_code: str = ""
+) -> None:
     """Run a compiled pipeline on this machine. Step output goes to the terminal, the complete output to `run.log`.
+
+    `agent_code` is the digest of the agent's code, for `find_last_run`.
 
     Raises:
         GumshoeError: if a step failed; the message names the step and its error.
@@ -109,6 +113,7 @@ def run_locally(graph: Graph, arguments: dict[str, Any], directory: Path, *, cac
         "root": str(directory),
         "arguments": arguments,
         "caching": caching,
+        "agent_code": agent_code,
     }
     spec.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     run = LocalRun()
@@ -132,8 +137,12 @@ def run_locally(graph: Graph, arguments: dict[str, Any], directory: Path, *, cac
         )
 
 
-def find_last_run(directory: Path, graph: Graph, arguments: Mapping[str, Any]) -> str | None:
-    """Return the ID of the last run in a directory if it was of this pipeline with the same arguments, else None."""
+def find_last_run(directory: Path, graph: Graph, arguments: Mapping[str, Any], agent_code: str = "") -> str | None:
+    """Return the ID of the last run in a directory if it was of this pipeline with the same arguments, else None.
+
+    The code of the agent must be the same too: an adapter that is half trained with it cannot be continued with other
+    code.
+    """
     try:
         last = json.loads((directory / _SPEC).read_text(encoding="utf-8"))
         found = last["arguments"]
@@ -143,7 +152,8 @@ def find_last_run(directory: Path, graph: Graph, arguments: Mapping[str, Any]) -
     def compared(each: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in each.items() if key not in ("run", "code")}
 
-    is_same = (last.get("name"), compared(found)) == (graph.name, compared(arguments))
+    before = last.get("name"), last.get("agent_code", ""), compared(found)
+    is_same = before == (graph.name, agent_code, compared(arguments))
     return str(found["run"]) if is_same and found.get("run") else None
 
 

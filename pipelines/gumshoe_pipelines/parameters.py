@@ -56,6 +56,12 @@ class RunParameters:
     environment: Annotated[str, f"What the agent searches: {' or '.join(f'`{each}`' for each in CORPORA)}."] = (
         DEFAULT_ENVIRONMENT
     )
+    agent: Annotated[
+        str,
+        "Agent that runs all episodes, in training, evaluations and deployment: package.module:name, or its settings, "
+        "e.g. {my_package.agent:graph: {deadline: 60}}. On a cluster, the images must contain it. Empty for Gumshoe's "
+        "own loop.",
+    ] = ""
     embedding: Annotated[
         str, "Embedding model for documents, or `none` for keyword search only. Not used for mail."
     ] = EMBEDDING
@@ -69,9 +75,8 @@ class RunParameters:
     ] = "Qwen/Qwen2.5-7B-Instruct"
     limits: Annotated[
         dict[str, Any],
-        "Limits per episode in evaluations, e.g. {max_turns: 10, max_tokens: 512, max_context: 8192}; and `chat`, "
-        "`environment` and `agent` as in training. Missing ones are those of training, if this machine can "
-        "read `config`.",
+        "Limits per episode in evaluations, e.g. {max_turns: 10, max_tokens: 512, max_context: 8192}; and `chat` and "
+        "`environment` as in training. Missing ones are those of training, if this machine can read `config`.",
     ] = field(default_factory=dict)
     choice: Annotated[
         dict[str, Any],

@@ -8,6 +8,8 @@ from kfp import dsl, kubernetes
 from kfp.dsl.pipeline_channel import PipelineChannel
 
 from gumshoe.cluster.pod_environment import (
+    AGENT_KEYS_DIRECTORY,
+    AGENT_SECRET,
     CA_CONFIG_MAP,
     ISTIO_LABELS,
     PROXY_CONFIG_MAP,
@@ -53,6 +55,9 @@ def plan_run(  # Kubeflow declares several outputs as a NamedTuple
     worker_memory: str,
     node_selector: dict,
     tolerations: list,
+    agent: str,
+    worker_image: str,
+    trainer_image: str,
 ) -> NamedTuple(  # type: ignore[valid-type]
     "Plan",
     [
@@ -68,9 +73,10 @@ def plan_run(  # Kubeflow declares several outputs as a NamedTuple
         ("training_memory", str),
         ("node_selector", dict),
         ("tolerations", list),
+        ("agent_image", str),
     ],
 ):
-    """Return the ID of the run and the resources of its pods.
+    """Return the ID of the run, the resources of its pods, and the image of the step that checks the agent.
 
     Evaluation (`measuring`) gets at most one GPU, and a warm start those of a whole node. Training gets these too if
     the step trains itself, and none if a TrainJob does.
@@ -87,6 +93,9 @@ def plan_run(  # Kubeflow declares several outputs as a NamedTuple
         worker_memory: Memory that CPU steps request.
         node_selector: Node labels for GPU steps.
         tolerations: Tolerations for GPU steps.
+        agent: Agent that runs the episodes; empty for Gumshoe's own loop.
+        worker_image: Container image of CPU steps.
+        trainer_image: Container image of GPU steps. Of these alone, it has the agent.
     """
     from gumshoe_pipelines.step_resources import ResourceParameters
 
@@ -94,7 +103,8 @@ def plan_run(  # Kubeflow declares several outputs as a NamedTuple
     given.check()
     pods = [given.choose(number) for number in (min(1, gpus), gpus, gpus if nodes == 1 else 0)]
     amounts = [amount for each in pods for amount in (each.gpus, each.cpus, each.memory)]
-    return (run or job, *amounts, *((node_selector, tolerations) if nodes == 1 else ({}, [])))
+    placed = (node_selector, tolerations) if nodes == 1 else ({}, [])
+    return (run or job, *amounts, *placed, trainer_image if agent else worker_image)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +172,11 @@ class Placement:
         if self.pods.queue:
             kubernetes.use_field_path_as_env(task, QUEUED_VARIABLE, _MANAGED)
         return _set_resources(task, self.cpus, self.memory)
+
+
+def add_agent_keys(task: Any) -> Any:
+    """Give a step that runs an agent the environment variables of the Secret for agents, if there is one."""
+    return kubernetes.use_secret_as_volume(task, AGENT_SECRET, AGENT_KEYS_DIRECTORY, optional=True)
 
 
 def _configure(task: Any, image: Any, hours: float, cached: bool, pods: PodOptions, secrets: Secrets) -> Any:

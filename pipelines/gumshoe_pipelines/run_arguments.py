@@ -15,6 +15,12 @@ from gumshoe.corpus import CORPORA, DEFAULT_ENVIRONMENT, Corpus, find_corpus
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import ParameterModel, validate_model
 from gumshoe.redaction import find_credentials
+from gumshoe_pipelines.agent_arguments import (
+    check_deployed_agent,
+    check_not_in_limits,
+    check_trained_agent,
+    find_agent,
+)
 from gumshoe_pipelines.graphs import combine_errors, split_parameters
 from gumshoe_pipelines.parameters import EMBEDDING
 from gumshoe_pipelines.placement_arguments import PLACEMENT_CHECKS
@@ -235,10 +241,12 @@ def _read_settings(arguments: Mapping[str, Any], is_local: bool) -> "TrainSettin
     return known if is_local or is_preset else None
 
 
-def complete_limits(arguments: Mapping[str, Any], *, is_local: bool) -> dict[str, Any]:
-    """Return valid arguments in which evaluations have what training has, as far as `limits` does not say otherwise.
+def complete_arguments(arguments: Mapping[str, Any], *, is_local: bool) -> dict[str, Any]:
+    """Return valid arguments in which evaluations and deployment have what training has.
 
-    Nothing is added if the pipeline does not train, or only the pods can read the training settings.
+    The agent is that of the training settings if no parameter names one. Limits are those of training, as far as
+    `limits` does not say otherwise. Nothing is added if the pipeline does not train, or only the pods can read the
+    training settings.
     """
     known = _read_settings(arguments, is_local) if "config" in arguments else None
     if known is None:
@@ -249,17 +257,17 @@ def complete_limits(arguments: Mapping[str, Any], *, is_local: bool) -> dict[str
         "max_context": known.model.max_context,
         "chat": known.chat.model_dump(mode="json", exclude_defaults=True) or None,
         "environment": known.environment and {known.environment.name: known.environment.arguments},
-        "agent": known.agent and known.agent.model_dump(mode="json", exclude_defaults=True),
     }
     implied = {name: value for name, value in trained.items() if value is not None}
     if known.mode == "simple":
         implied.pop("environment", None)
-        implied.pop("agent", None)
-    return {**arguments, "limits": {**implied, **arguments.get("limits", {})}}
+    agent = find_agent(arguments.get("agent", ""), known)
+    named = {"agent": agent.word} if agent else {}
+    return {**arguments, **named, "limits": {**implied, **arguments.get("limits", {})}}
 
 
 def _check_evaluations(arguments: Mapping[str, Any], trained: "TrainSettings") -> None:
-    """Check that evaluations have the chat settings, environment and agent of training, if `limits` sets them.
+    """Check that evaluations have the chat settings and environment of training, if `limits` sets them.
 
     Raises:
         UsageError: if they differ, so that the base model could not be compared with the adapter.
@@ -280,12 +288,6 @@ def _check_evaluations(arguments: Mapping[str, Any], trained: "TrainSettings") -
             "pipelines.other-environment",
             "evaluations have another environment than training; set limits.environment to the same as environment in "
             f"the training settings: {wanted.word}",
-        )
-    if limits.agent is not None and limits.agent != trained.agent:
-        raise UsageError(
-            "pipelines.other-agent",
-            "evaluations have another agent than training; leave out limits.agent, and set agent in the training "
-            "settings",
         )
 
 
@@ -320,9 +322,26 @@ def _check_sweep(arguments: Mapping[str, Any], is_local: bool) -> None:
         )
 
 
+def _check_agent(arguments: Mapping[str, Any], is_local: bool) -> None:
+    """Check that the agent is the only one, and on this machine that it can be loaded."""
+    known = _read_settings(arguments, is_local) if "config" in arguments else None
+    agent = find_agent(arguments.get("agent", ""), known)
+    for entry in arguments.get("sweep", ()):
+        own = entry.get("settings") if isinstance(entry, Mapping) else None
+        if isinstance(own, Mapping) and "agent" in own:
+            named = agent.word if agent else ""
+            check_trained_agent(named, "", {"agent": own["agent"]})
+    check_deployed_agent(arguments.get("deployment", {}), agent)
+    if is_local and agent is not None:
+        from gumshoe.gateway.agents import load_agent
+
+        load_agent(agent)
+
+
 def _check_limits(arguments: Mapping[str, Any], _: bool) -> None:
     from gumshoe.evaluation.evaluation_step import EvaluationLimits
 
+    check_not_in_limits(arguments["limits"])
     EvaluationLimits.from_mapping(arguments["limits"])
 
 
@@ -409,6 +428,7 @@ def _check_judge(arguments: Mapping[str, Any], is_local: bool) -> None:
 
 
 _CHECKED_TOGETHER = {
+    "agent": {"config", "settings", "deployment"},
     "config": {"settings"},
     "nodes": {"job"},
 }
@@ -423,6 +443,7 @@ _CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
     "scenarios": _check_scenarios,
     "feedback": _check_feedback,
     "config": _check_settings,
+    "agent": _check_agent,
     "sweep": _check_sweep,
     "demonstrations": _check_demonstrations,
     "limits": _check_limits,

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from types import FrameType
 
-from gumshoe.cluster.pod_environment import CA_VARIABLES, find_ca_file, set_proxy
+from gumshoe.cluster.pod_environment import CA_VARIABLES, find_ca_file, set_agent_keys, set_proxy
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.network import share_ca_bundle
 from gumshoe.redaction import print_traceback
@@ -80,7 +80,7 @@ class _Attempts:
 
 
 def prepare_environment() -> None:
-    """Set the certificates and the proxy of the namespace for this process and its children.
+    """Set certificates, proxy and keys of agents of the namespace for this process and its children.
 
     Raises:
         UsageError: if the certificates cannot be read, or Kueue did not see the pod of a step that has a queue.
@@ -95,6 +95,7 @@ def prepare_environment() -> None:
         share_ca_bundle(found)
         os.environ.update(dict.fromkeys(CA_VARIABLES, str(found)))
     set_proxy(os.environ)
+    set_agent_keys(os.environ)
 
 
 def count_seconds_left() -> float:

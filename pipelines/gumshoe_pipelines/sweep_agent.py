@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from kfp import dsl
 
 from gumshoe.evaluation.component import choose
-from gumshoe_pipelines.common_steps import evaluate, ingest_and_split, plan, publish_if_gate_passes
+from gumshoe_pipelines.common_steps import check_agent_code, evaluate, ingest_and_split, plan, publish_if_gate_passes
 from gumshoe_pipelines.grpo_step import train_with_grpo
 from gumshoe_pipelines.parameters import TrainingParameters, pipeline
 
@@ -29,7 +29,9 @@ def sweep_agent(given: SweepAgentParameters) -> None:
     where = given.placement
     planned = plan(given, given.nodes)
     inputs = ingest_and_split(given)
-    before = evaluate(given, planned.evaluation, hours=6, cached=True, **inputs).set_display_name("baseline")
+    agent = check_agent_code(given, planned, config=given.config, sweep=given.sweep)
+    before = evaluate(given, planned.evaluation, hours=6, cached=True, **inputs, agent_code=agent)
+    before.set_display_name("baseline")
     learning = {**inputs, "base_model": given.base_model, "config": given.config}
     with dsl.ParallelFor(given.sweep, parallelism=AT_ONCE, name="each") as each:
         own = plan(given, given.nodes)  # `kfp.local` passes no output of a step from outside into a loop

@@ -11,7 +11,14 @@ from kfp import dsl
 from gumshoe.artifacts.component import fetch_adapter
 from gumshoe.evaluation.component import gate
 from gumshoe.training.component import warm_start
-from gumshoe_pipelines.common_steps import create_notification, evaluate, ingest_and_split, plan, publish_if_gate_passes
+from gumshoe_pipelines.common_steps import (
+    check_agent_code,
+    create_notification,
+    evaluate,
+    ingest_and_split,
+    plan,
+    publish_if_gate_passes,
+)
 from gumshoe_pipelines.grpo_step import train_with_grpo
 from gumshoe_pipelines.parameters import TrainingParameters, pipeline
 
@@ -49,7 +56,9 @@ def train_agent(given: TrainAgentParameters) -> None:
         run, evaluation = planned.run, planned.evaluation
         current = where.on_cpu(fetch_adapter(store=given.store, version=given.against, run=run)).outputs
         inputs = ingest_and_split(given, current=current["Output"], feedback=given.feedback)
-        before = evaluate(given, evaluation, hours=6, cached=True, **inputs).set_display_name("baseline")
+        agent = check_agent_code(given, planned, config=given.config, settings=given.settings)
+        before = evaluate(given, evaluation, hours=6, cached=True, **inputs, agent_code=agent)
+        before.set_display_name("baseline")
         learning = {**inputs, "base_model": given.base_model, "config": given.config, "settings": given.settings}
         warm = warm_start(**learning, demonstrations=given.demonstrations, judge=given.judge, code=given.code)
         planned.whole_node.on_gpu(warm, hours=12, cached=True).after(before)

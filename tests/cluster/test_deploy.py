@@ -795,6 +795,30 @@ def test_a_pipeline_deploys_its_adapter(cluster: FakeKubernetes, store: Store) -
         assert list_loaded(cluster) == ["r1", "r2"]
 
 
+def get_agent(cluster: FakeKubernetes) -> Any:
+    """Return the agent in the settings of the agent server."""
+    settings = cluster.objects["configmaps", "agents", AGENT]["data"]["settings.yaml"]
+    return yaml.safe_load(settings)["model"].get("agent")
+
+
+def test_a_pipeline_deploys_the_agent_that_its_adapter_was_trained_with(cluster: FakeKubernetes, store: Store) -> None:
+    values = {"agent": {"access": {"existingSecret": "gumshoe-keys"}, "image": {"repository": IMAGE}}}
+    target = DeployTarget.of({"name": "mail", "values": values})
+    deploy_published("adapters/r1", store.uri, "full", target, "mine.agent:graph")
+    assert get_agent(cluster) == "mine.agent:graph"
+    with raises("deploy.canary-of-other-agent", "mine.agent:graph", "other.agent:graph"):
+        deploy_published("adapters/r2", store.uri, "canary", target, "other.agent:graph")
+    deploy_published("adapters/r2", store.uri, "canary", target, "mine.agent:graph")
+    assert get_traffic(cluster) == ("r1", "r2", 10)
+    deploy_published("adapters/r2", store.uri, "full", target)
+    assert get_agent(cluster) is None, "trained with Gumshoe's own loop"
+    own = {**values, "agent": {**values["agent"], "settings": {"model": {"agent": {"command": ["node", "a.js"]}}}}}
+    deploy_published("adapters/r1", store.uri, "full", DeployTarget.of({"name": "mail", "values": own}), "x.y:z")
+    assert get_agent(cluster) == {"command": ["node", "a.js"]}, "the values of the pipeline win"
+    with raises("deploy.other-agent", "a.js", "mine.agent:graph"):
+        deploy_published("adapters/r2", store.uri, "full", target, "mine.agent:graph")
+
+
 def test_a_pipeline_overwrites_changes_of_other_programs_on_request(
     cluster: FakeKubernetes, store: Store, deployed: str
 ) -> None:

@@ -45,7 +45,7 @@ def test_a_server_answers_with_the_agent(trained: Path, training_mail: Path, tmp
     asked = next(iter(load_scenarios(str(training_mail / "scenarios.jsonl"))))
     place = ServerFiles(training_mail / "index", TINY)
     policy = f"transformers:{TINY}#{trained / 'final'}"
-    environment: Any = {"PYTHONPATH": str(ROOT), ENGINE_VARIABLE: "transformers"}
+    environment: dict[str, Any] = {"PYTHONPATH": str(ROOT), ENGINE_VARIABLE: "transformers"}
     with start_server(place, policy, tmp_path / "log", "--open", "--agent", AGENT, **environment) as server:
         body = {
             "question": asked.question,

@@ -108,7 +108,9 @@ SECRETS_OF_STEPS: dict[str, set[str]] = {
     "plan-run": set(),
     "notify": {"gumshoe-s3", "gumshoe-webhook"},
     "ingest": _MODELS | {"gumshoe-imap"},
-    **dict.fromkeys(["look-at-sources", "load-scenarios", "evaluate-policy", "warm-start", "train-grpo"], _MODELS),
+    **dict.fromkeys(
+        ["look-at-sources", "load-scenarios", "check-agent", "evaluate-policy", "warm-start", "train-grpo"], _MODELS
+    ),
 }
 """Secrets of the steps that need others than those of the store."""
 
@@ -134,6 +136,9 @@ def test_every_step_has_labels_optional_secrets_and_a_timeout(graph: Graph) -> N
         assert {each["secretName"] for each in secrets} == SECRETS_OF_STEPS.get(
             re.sub(r"-\d+$", "", name), {"gumshoe-s3"}
         )
+        keys_of_agents = [(each["secretName"], each["optional"]) for each in settings.get("secretAsVolume", [])]
+        runs_agent = re.sub(r"-\d+$", "", name) in {"check-agent", "evaluate-policy", "train-grpo"}
+        assert keys_of_agents == [("gumshoe-agent", True)] * runs_agent
         keys = {one["secretKey"] for each in secrets for one in each["keyToEnv"]}
         assert ("WANDB_API_KEY" in keys) == (name in ("warm-start", "train-grpo")), name
 
@@ -223,6 +228,8 @@ def test_steps_are_retried_and_only_pure_ones_are_cached(graph: Graph) -> None:
     assert cached <= {"ingest", "load-scenarios", "evaluate-policy", "warm-start"}
     for name in cached:
         assert "code" in steps[name]["inputs"]["parameters"], "changed code must not reuse results"
+    for name in cached & {"evaluate-policy"}:
+        assert "agent_code" in steps[name]["inputs"]["parameters"], "a changed agent must not reuse results"
     for name in ("ingest", "load-scenarios"):
         assert "state" in steps[name]["inputs"]["parameters"], "changed sources must not reuse results"
 
@@ -232,7 +239,7 @@ def test_steps_install_nothing_and_images_are_parameters(graph: Graph) -> None:
         container = each["container"]
         assert "pip install" not in str(container["command"])
         assert container["command"][2].count("exec python3 -m gumshoe_pipelines.step_runner kfp.dsl.executor_main") == 1
-        assert re.fullmatch(r"\{\{\$\.inputs\.parameters\['pipelinechannel--\w+_image'\]\}\}", container["image"])
+        assert re.fullmatch(r"\{\{\$\.inputs\.parameters\['pipelinechannel--[\w-]+_image'\]\}\}", container["image"])
 
 
 @pytest.mark.parametrize("name", list(PIPELINES))
@@ -482,17 +489,17 @@ def test_evaluations_have_what_training_has_unless_limits_say_otherwise() -> Non
     from gumshoe.environments.registry import EnvironmentSettings
     from gumshoe.evaluation.evaluation_step import EvaluationLimits
     from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
-    from gumshoe_pipelines.run_arguments import complete_limits
+    from gumshoe_pipelines.run_arguments import complete_arguments
 
     small = {"email": {"hits": 4, "handles": True}}
     settings = {"environment": small, "rollouts.max_turns": 6, "chat.thinking_budget": 64}
     given: dict[str, Any] = {"config": "tiny", "settings": settings, "base_model": "tiny", "limits": {"max_tokens": 99}}
-    limits = EvaluationLimits.from_mapping(complete_limits(given, is_local=False)["limits"])
+    limits = EvaluationLimits.from_mapping(complete_arguments(given, is_local=False)["limits"])
     assert (limits.max_turns, limits.max_tokens, limits.max_context) == (6, 99, 8192)
     assert limits.environment == EnvironmentSettings.parse(small)
     assert limits.chat == ChatSettings(thinking_budget=64)
-    check_arguments(complete_limits(given, is_local=False), is_local=False)
-    assert complete_limits({"limits": {}}, is_local=False) == {"limits": {}}, "a pipeline that does not train"
+    check_arguments(complete_arguments(given, is_local=False), is_local=False)
+    assert complete_arguments({"limits": {}}, is_local=False) == {"limits": {}}, "a pipeline that does not train"
 
 
 def test_an_invalid_choice_is_refused_before_anything_starts() -> None:

@@ -74,7 +74,8 @@ def plan(nodes: int = 1, gpus: int = 4, run: str = "r1", **others: Any) -> dict[
 
     amounts = {"cpus_per_gpu": 4, "memory_per_gpu": "32Gi", "worker_cpus": "500m", "worker_memory": "2Gi"}
     nodes_of = {"node_selector": {"pool": "gpus"}, "tolerations": [{"operator": "Exists"}]}
-    given = {"gpu_resource": "nvidia.com/gpu", **amounts, **nodes_of, **others}
+    images = {"agent": "", "worker_image": "worker", "trainer_image": "trainer"}
+    given = {"gpu_resource": "nvidia.com/gpu", **amounts, **nodes_of, **images, **others}
     outputs = plan_run.component_spec.outputs
     return dict(zip(outputs, plan_run.python_func(run=run, job="job", nodes=nodes, gpus=gpus, **given), strict=True))
 
@@ -95,6 +96,7 @@ def test_steps_request_only_what_they_use() -> None:
     assert {amounts(none, pod) for pod in ("measuring", "whole", "training")} == {(0, "500m", "2Gi")}
     assert (alone["node_selector"], alone["tolerations"]) == ({"pool": "gpus"}, [{"operator": "Exists"}])
     assert (several["node_selector"], several["tolerations"]) == ({}, [])
+    assert (alone["agent_image"], plan(agent="a.b:c")["agent_image"]) == ("worker", "trainer")
     assert amounts(plan(cpus_per_gpu=12, memory_per_gpu="1.5Ti"), "whole") == (4, "48", "6Ti")
 
 

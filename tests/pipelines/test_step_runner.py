@@ -165,6 +165,17 @@ def test_a_step_has_the_certificates_and_the_proxy_of_its_namespace(
     assert len(excluded) == len({*excluded})
 
 
+def test_a_step_has_the_keys_of_agents_as_variables(tmp_path: Path) -> None:
+    from gumshoe.cluster.pod_environment import set_agent_keys
+
+    set_agent_keys(own := {"PATH": "/bin"}, str(tmp_path / "none"))
+    assert own == {"PATH": "/bin"}
+    for name, text in {"TOOLS_TOKEN": "secret\n", "PATH": "/evil", "..data": "", "not-a-name": "x"}.items():
+        (tmp_path / name).write_text(text)
+    set_agent_keys(own, str(tmp_path))
+    assert own == {"PATH": "/bin", "TOOLS_TOKEN": "secret"}
+
+
 @pytest.fixture
 def graph(tmp_path: Path) -> "Graph":
     """Return a pipeline whose step fails once for now."""

@@ -527,6 +527,8 @@ def trajectories(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path
             each["scenario"] = "week/2"
             each["record"]["answer"] = "\x1b[31m[bold]red[/]"
             each["rewards"] = {"total": 1.5}
+            each["segments"] = [{"parent": 0, "shared": 5, "context": [7], "reason": "history edited"}]
+            each["spans"][-1]["segment"] = 1
     out.write_text("".join(json.dumps(each) + "\n" for each in fields))
     return out
 
@@ -566,6 +568,13 @@ def test_show_prints_a_trajectory_turn_by_turn(run: Run, trajectories: Path) -> 
     assert "1 searches (0 repeated, 0 empty)" in ran.out
     assert "1 found, 1 read" in ran.out
     assert ran.err == ""
+
+
+def test_show_prints_the_segments_of_a_split_episode(run: Run, trajectories: Path) -> None:
+    shown = run("trajectories", "show", trajectories, "week/2/0").out
+    begun, last = shown.find("segment 1 history edited"), shown.find("sampled segment 1,")
+    assert 0 < shown.find("prompt segment 0,") < begun < last
+    assert "segment" not in run("trajectories", "show", trajectories, "q1/0").out
 
 
 @pytest.mark.parametrize(("wanted", "shown"), [("q1", 2), ("q1/0", 1), ("week/2", 2), ("week/2/1", 1)])

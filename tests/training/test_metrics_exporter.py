@@ -25,7 +25,8 @@ def test_the_last_step_and_evaluation_are_exported() -> None:
         assert before.keys() == {"gumshoe_training_steps", "gumshoe_training_progress_timestamp_seconds"}
         exporter.record(evaluation(0))
         exporter.record(step(1))
-        exporter.record(step(2, accuracy=None, rewards={"rubric": 0.5, "process": 0.25}, skipped=True))
+        split = {"split_episodes": 0.5, "split_reasons": {"history edited": 0.5, "sampled again": 0.25}}
+        exporter.record(step(2, accuracy=None, rewards={"rubric": 0.5, "process": 0.25}, skipped=True, **split))
         after = scrape(exporter.port)
     exported = {name.removeprefix("gumshoe_training_"): value for name, value in after.items()}
     assert (exported["step"], exported["steps"], exported["kl"], exported["groups_flat"], exported["skipped"]) == (
@@ -36,6 +37,7 @@ def test_the_last_step_and_evaluation_are_exported() -> None:
         1,
     )
     assert (exported["rewards:rubric"], exported["rewards:process"]) == (0.5, 0.25)
+    assert (exported["split_reasons:history edited"], exported["split_reasons:sampled again"]) == (0.5, 0.25)
     assert "accuracy" not in exported, "no episode was run"
     assert (after["gumshoe_evaluation_step"], after["gumshoe_evaluation_accuracy"]) == (0, 0.5)
     progress = "gumshoe_training_progress_timestamp_seconds"

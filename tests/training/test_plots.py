@@ -45,6 +45,16 @@ def test_metrics_without_data_have_no_chart() -> None:
     assert make_charts([], []) == []
 
 
+def test_split_episodes_are_drawn_by_reason_if_there_are_any() -> None:
+    split = step(2, split_episodes=0.5, split_reasons={"history edited": 0.5})
+    (chart,) = [each for each in make_charts([step(1), split], []) if each.name == "split_episodes"]
+    assert {each.label: each.values for each in chart.lines} == {
+        "all": {1: 0.0, 2: 0.5},
+        "history edited": {1: 0.0, 2: 0.5},
+    }
+    assert "split_episodes" not in {each.name for each in make_charts([step(1)], [])}
+
+
 def test_values_are_aligned_to_all_steps_of_the_run() -> None:
     broken = step(2, loss=math.inf, reward_quantiles=(math.nan, 0.0, 0.5, 1.0, 1.5))
     data = chart_data(make_charts([step(1), broken], [evaluation(0, accuracy=0.25), evaluation(2)]))

@@ -80,6 +80,14 @@ def test_the_line_of_a_step() -> None:
     assert "| skipped: " in bare
 
 
+def test_split_episodes_are_numbers_and_in_the_line_of_their_step() -> None:
+    split = step(1, split_episodes=0.5, split_reasons={"history edited": 0.5, "sampled again": 0.25}, segments=1.75)
+    assert split.line(2, 0).split(" | ")[-1] == "split 50.0% (history edited 50.0%, sampled again 25.0%)"
+    numbers = split.numbers()
+    assert (numbers["step/split_episodes"], numbers["step/segments"]) == (0.5, 1.75)
+    assert (numbers["step/split_reasons/history edited"], numbers["step/rewards/rubric"]) == (0.5, 0.456)
+
+
 def test_the_line_of_an_evaluation() -> None:
     assert evaluation(20).line().split(" | ") == [
         "Evaluation after step 20",

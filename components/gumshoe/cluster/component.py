@@ -19,7 +19,7 @@ def notify(status: dsl.PipelineTaskFinalStatus, store: str, run: str, job: str) 
 
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
-def deploy_agent(published: str, store: str, how: str, target: dict) -> str:
+def deploy_agent(published: str, store: str, how: str, target: dict, agent: str = "") -> str:
     """Deploy the adapter that was just published, and return a description of what is in service.
 
     Args:
@@ -27,10 +27,11 @@ def deploy_agent(published: str, store: str, how: str, target: dict) -> str:
         store: URI of the project's store.
         how: `none` deploys nothing, `canary` serves it beside the adapter in service, `full` replaces that adapter.
         target: Deployment, e.g. name, namespace, percent (share of the canary), values (of the Helm chart) and force.
+        agent: Agent that the adapter was trained with, which then answers; empty for Gumshoe's own loop.
     """
     from gumshoe.cluster.deploy import DeployTarget, deploy_published
 
-    description = deploy_published(published, store, how, DeployTarget.of(target))
+    description = deploy_published(published, store, how, DeployTarget.of(target), agent)
     print(description or "Nothing was deployed")
     return description
 

@@ -540,11 +540,11 @@ class Deployments:
             raise type(error)("deploy.rolled-back", f"{error}; {name} was rolled back to revision {back}") from None
 
 
-def deploy_published(published: str, store: str, mode: str, target: DeployTarget) -> str:
+def deploy_published(published: str, store: str, mode: str, target: DeployTarget, agent: str = "") -> str:
     """Deploy a published adapter from a pipeline step inside the cluster, and return what is in service.
 
     A deployment that is not ready within an hour is rolled back. The first adapter of a deployment serves all
-    questions, even in mode `canary`.
+    questions, even in mode `canary`. `agent` answers, which the adapter was trained with; if empty, Gumshoe's own loop.
 
     Raises:
         UsageError: if the adapter cannot be deployed this way.
@@ -557,8 +557,42 @@ def deploy_published(published: str, store: str, mode: str, target: DeployTarget
     adapter = find_adapter(store, published.removeprefix(f"{KIND}/"))
     stored = releases.find(target.name)
     is_canary = mode == "canary" and stored is not None and ServingState.of(stored.values).adapter != adapter.version
-    changes.deploy(target.name, adapter, target.values, target.percent if is_canary else None)
+    given = _serve_agent(agent, stored.values if stored else {}, target.values, is_canary=is_canary)
+    changes.deploy(target.name, adapter, given, target.percent if is_canary else None)
     return f"{target.name}: {describe_release(ServingState.of(releases.get(target.name).values))}"
+
+
+def _serve_agent(agent: str, before: Values, given: Values, *, is_canary: bool) -> Values:
+    """Return `given` with the agent that an adapter was trained with. `before` are the values of the release.
+
+    Raises:
+        UsageError: if an adapter in service beside a canary has another agent: both have the same agent server.
+    """
+    named, was = _find_agent(given), _find_agent(before)
+    wanted = named or agent or None
+    if is_canary and was != wanted:
+        raise UsageError(
+            "deploy.canary-of-other-agent",
+            f"the adapter in service answers with the agent {was or 'none'}, and the canary was trained with "
+            f"{wanted or 'none'}, but both have the same agent server; deploy it without --canary (`deploy: full`)",
+        )
+    if named or was == wanted:
+        return given
+    if isinstance(was, dict):  # merging would mix both
+        raise UsageError(
+            "deploy.other-agent",
+            f"the deployment has the agent {was}, and the adapter was trained with {wanted or 'none'}; set "
+            "agent.settings.model.agent of the deployment to a text, or remove it",
+        )
+    return merge_values(given, {"agent": {"settings": {"model": {"agent": wanted}}}})
+
+
+def _find_agent(values: Values) -> Any:
+    """Return the agent in the values of a chart; None without one."""
+    found: Any = values
+    for name in ("agent", "settings", "model", "agent"):
+        found = (found or {}).get(name)
+    return found or None
 
 
 def describe_release(serving: ServingState) -> str:

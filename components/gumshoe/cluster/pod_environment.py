@@ -1,10 +1,13 @@
-"""Name what administrators may put into a namespace for all pods: certificates and a proxy. Both are optional.
+"""Name what administrators may put into a namespace for pods: certificates, a proxy, and keys of agents.
 
-The ConfigMap `gumshoe-ca` has a file of trusted certificates, and the ConfigMap `gumshoe-proxy` has environment
-variables. Pipeline steps take them from there. Pods that a step creates get what the step itself has.
+All of it is optional. The ConfigMap `gumshoe-ca` has a file of trusted certificates, and the ConfigMap
+`gumshoe-proxy` has environment variables. Pipeline steps take them from there. Pods that a step creates get what the
+step itself has. The Secret `gumshoe-agent` has environment variables of agents of one's own, for the pods that run
+them.
 """
 
 import os
+import re
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,10 @@ PROXY_PREFIX = "GUMSHOE_"
 """Prefix of these variables in the pods of steps, until `set_proxy` sets them."""
 NO_PROXY_HOSTS = ("localhost", "127.0.0.1", "::1", ".svc", ".cluster.local", "169.254.169.254", "169.254.170.23")
 """Hosts that are never reached by a proxy: this pod, Services, and the addresses of cloud credentials."""
+AGENT_SECRET = "gumshoe-agent"  # noqa: S105 - a name
+AGENT_KEYS_DIRECTORY = "/etc/gumshoe-agent"
+"""Directory where the pods that run an agent have the files of the Secret: one for each environment variable."""
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 ISTIO_LABELS = {"sidecar.istio.io/inject": "false"}
 """Labels of pods that run to an end or open ports of their own, both of which a sidecar of Istio breaks."""
 
@@ -29,6 +36,14 @@ def find_ca_file(directory: str = TRUST_DIRECTORY) -> Path | None:
     """Return the file of trusted certificates that this pod has, or None without the ConfigMap."""
     found = Path(directory, CA_KEY)
     return found if found.is_file() else None
+
+
+def set_agent_keys(environment: MutableMapping[str, str], directory: str = AGENT_KEYS_DIRECTORY) -> None:
+    """Set the environment variables of agents, unless they are set. Without the Secret, change nothing."""
+    place = Path(directory)
+    for path in sorted(place.iterdir()) if place.is_dir() else ():
+        if _VARIABLE.fullmatch(path.name) and path.is_file():
+            environment.setdefault(path.name, path.read_text(encoding="utf-8").strip())
 
 
 def set_proxy(environment: MutableMapping[str, str]) -> None:

@@ -17,7 +17,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gumshoe.artifacts.adapter_layout import LOADER_PORT, SERVER_PORT
-from gumshoe.cluster.pod_environment import CA_CONFIG_MAP, ISTIO_LABELS, TRUST_DIRECTORY, build_pod_environment
+from gumshoe.cluster.pod_environment import (
+    AGENT_KEYS_DIRECTORY,
+    AGENT_SECRET,
+    CA_CONFIG_MAP,
+    ISTIO_LABELS,
+    TRUST_DIRECTORY,
+    build_pod_environment,
+)
 from gumshoe.cluster.pod_resources import CPUS_PER_GPU, GPU_RESOURCE, MEMORY_PER_GPU, multiply_quantity
 from gumshoe.cluster.trainjob_spec import TrainJobSpec
 from gumshoe.inference.vllm_access import KEY_VARIABLE
@@ -56,7 +63,7 @@ MODEL_CACHE = f"{CACHE_DIRECTORY}/huggingface"
 """Directory for HF_HOME in it."""
 ADAPTERS = "/adapters"
 """Directory where the adapter loader puts adapters for the server in the same pod."""
-_CACHE, _TRUST = "cache", "trust"  # names of volumes, as in the runtime
+_CACHE, _TRUST, _AGENT_KEYS = "cache", "trust", "agent-keys"  # names of volumes, as in the runtime
 _NODE = "node"  # Kubeflow Trainer's name for the trainers' replicated job and its container
 _MANAGER = "gumshoe.dev/pipeline"  # owner of the runtime patch
 _STARTUP = 30 * 60  # seconds for a server to load its model
@@ -186,8 +193,9 @@ def _build_train_job(training: TrainingJob) -> Manifest:
     pod: Manifest = {"serviceAccountName": "gumshoe-trainer", "terminationGracePeriodSeconds": _GRACE}
     pod |= _build_scheduling(training)
     volumes, mounts = _build_shared_volumes(training)
-    if volumes:
-        pod |= {"volumes": volumes, "containers": [{"name": _NODE, "volumeMounts": mounts}]}
+    volumes.append({"name": _AGENT_KEYS, "secret": {"secretName": AGENT_SECRET, "optional": True}})
+    mounts.append({"name": _AGENT_KEYS, "mountPath": AGENT_KEYS_DIRECTORY, "readOnly": True})
+    pod |= {"volumes": volumes, "containers": [{"name": _NODE, "volumeMounts": mounts}]}
     labels = {**training.labels, **ISTIO_LABELS, JOB_LABEL: training.name, ROLE_LABEL: "trainer"}
     template = {"metadata": {"labels": labels}, "spec": pod}
     patch = {"name": _NODE, "template": {"spec": {"template": template}}}

@@ -19,6 +19,8 @@ def evaluate_policy(
     baseline: dsl.Input[dsl.Artifact] = None,
     choice: dict = {},  # noqa: B006 - Kubeflow requires a literal
     canaries: str = "",
+    agent: str = "",
+    agent_code: str = "",  # noqa: ARG001 - part of the cache key
 ) -> float:
     """Evaluate the base model and the given adapters on the test split, and return the accuracy of the last one.
 
@@ -37,6 +39,8 @@ def evaluate_policy(
         baseline: Evaluation of the base model, to reuse its episodes.
         choice: How one of several samples is chosen: samples, choose, choose_by, temperature; empty for one sample.
         canaries: Path or URI of the record of canaries in the training mail; empty to measure no memorization.
+        agent: Agent that runs the episodes; empty for Gumshoe's own loop.
+        agent_code: Digest of the agent's code. If it changes, the step is not taken from the cache.
     """
     import json
     import shutil
@@ -51,7 +55,7 @@ def evaluate_policy(
     given = {name: Path(each.path) for name, each in adapters.items() if each is not None}
     questions, page = Path(scenarios.path), Path(report.path)
     result = evaluate_policies(
-        Path(index.path), questions, base_model, given, judge, limits, place, page, choice, canaries
+        Path(index.path), questions, base_model, given, judge, limits, place, page, choice, canaries, agent
     )
     numbers = {name: estimate.value for name, estimate in result.metrics.items()}
     if result.memorised is not None:

@@ -24,7 +24,7 @@ from gumshoe.evaluation.results import REPORT, EvaluationResult, PolicyResult, r
 from gumshoe.inference.policy import Sampling
 from gumshoe.model_validation import ParameterModel, validate_model
 from gumshoe.rewards.best_of_n import ChoiceSettings
-from gumshoe.rollouts.agent_settings import NamedAgent
+from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.writer import RolloutOptions
@@ -40,7 +40,7 @@ _SUMMARY_METRICS = (
 
 
 class EvaluationLimits(ParameterModel):
-    """Limits, chat settings, environment and agent of each episode of an evaluation."""
+    """Limits, chat settings and environment of each episode of an evaluation."""
 
     max_turns: int = Field(10, ge=1)
     max_tokens: int = Field(512, ge=1)
@@ -51,8 +51,6 @@ class EvaluationLimits(ParameterModel):
     """Chat settings, the same as in training; if unset, those that an adapter was trained with."""
     environment: NamedEnvironment | None = None
     """Environment, the same as in training; if unset, the one of an adapter's training, or that fits the index."""
-    agent: NamedAgent | None = None
-    """Agent that runs the episodes, the same as in training; if unset, Gumshoe's own loop."""
 
     @classmethod
     def from_mapping(cls, given: Mapping[str, Any]) -> "EvaluationLimits":
@@ -75,13 +73,15 @@ def evaluate_policies(
     page: Path,
     choice: Mapping[str, Any] | None = None,
     canaries: str = "",
+    agent: str = "",
 ) -> PolicyResult:
     """Evaluate the base model and its adapters, by name, on the test split. Return the result of the last one.
 
     `limits` has the fields of `EvaluationLimits`. `choice` has those of `ChoiceSettings`, to choose among several
     samples; without it, one sample is taken greedily. The report is also written to `page`. Directories without an
     adapter are skipped. `canaries` is the path or the URI of a record of canaries, to measure what the policies
-    memorized. If `directory` already has an evaluation of the base model, it is not evaluated again.
+    memorized. `agent` runs the episodes; if empty, Gumshoe's own loop does. If `directory` already has an evaluation of
+    the base model, it is not evaluated again.
 
     Raises:
         UsageError: if the settings are wrong; no episode was started.
@@ -107,7 +107,7 @@ def evaluate_policies(
             limits=EpisodeLimits(episode_limits.max_turns, episode_limits.max_context),
             chat=episode_limits.chat,
             environment=episode_limits.environment,
-            agent=episode_limits.agent,
+            agent=AgentSettings.parse_option(agent or None),
         ),
         policies=tuple(policies),
         judges=(judge,),

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 from gumshoe.environments.tools import Call, Toolbox, ToolFunction
 from gumshoe.errors import UsageError
 from gumshoe.gateway.foreign_tools import ForeignTools
-from gumshoe.gateway.framework_tools import FrameworkTool, to_langchain_tool, to_openai_tool
+from gumshoe.gateway.framework_tools import (
+    NOT_AN_OBJECT,
+    Arguments,
+    FrameworkTool,
+    read_arguments,
+    to_langchain_tool,
+    to_openai_tool,
+)
 from gumshoe.gateway.gateway_errors import UnknownKeyError
 
 if TYPE_CHECKING:
@@ -89,22 +96,26 @@ class EpisodeTools:
         """
         return [to_openai_tool(each) for each in self._for_frameworks()]
 
-    def call(self, name: str, /, **arguments: Any) -> str:
+    def call(self, name: str, given: Arguments = None, /, **arguments: Any) -> str:
         """Call a tool by its name, and return its result.
+
+        The arguments are keywords, or a mapping, or the JSON text of a call as the model wrote it.
 
         Raises:
             GatewayError: if the episode is over, has used up its calls, or a tool failed.
             UsageError: if it is called in the event loop of the gateway. Use `call_async` there.
         """
-        return self._call(Call(name, arguments))
+        read = read_arguments(given)
+        return NOT_AN_OBJECT if read is None else self._call(Call(name, {**read, **arguments}))
 
-    async def call_async(self, name: str, /, **arguments: Any) -> str:
-        """Call a tool by its name, and return its result.
+    async def call_async(self, name: str, given: Arguments = None, /, **arguments: Any) -> str:
+        """Call a tool by its name as `call` does, and return its result.
 
         Raises:
             GatewayError: if the episode is over, has used up its calls, or a tool failed.
         """
-        return await self._call_async(Call(name, arguments))
+        read = read_arguments(given)
+        return NOT_AN_OBJECT if read is None else await self._call_async(Call(name, {**read, **arguments}))
 
     def _for_frameworks(self) -> list[FrameworkTool]:
         return [FrameworkTool(each["function"], self._call, self._call_async) for each in self.schemas()]

@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from agents import FunctionTool
     from langchain_core.tools import StructuredTool
 
+Arguments = Mapping[str, Any] | str | None
+"""Arguments of a call: a mapping, JSON text, or nothing."""
+NOT_AN_OBJECT = "Error: the arguments are not a JSON object"
+"""Result of a call whose arguments are text, but not a JSON object."""
 _TAKEN = ("config", "run_manager")  # arguments of LangChain's own functions
 
 
@@ -66,6 +70,23 @@ def to_langchain_tool(tool: FrameworkTool) -> "StructuredTool":
     )
 
 
+def read_arguments(given: Arguments) -> dict[str, Any] | None:
+    """Return the arguments of a call as a dictionary, or None if a text is not a JSON object. Nothing is an empty one.
+
+    Raises:
+        TypeError: if they are neither a mapping nor a text.
+    """
+    if isinstance(given, str):
+        try:
+            found = load_json(given.strip() or "{}")
+        except InvalidJsonError:
+            return None
+        return found if isinstance(found, dict) else None
+    if given is None or isinstance(given, Mapping):
+        return dict(given or {})
+    raise TypeError(f"arguments of a tool must be keywords, a mapping or JSON text, got {type(given).__name__}")
+
+
 def to_openai_tool(tool: FrameworkTool) -> "FunctionTool":
     """Return a tool of the OpenAI Agents SDK.
 
@@ -78,13 +99,8 @@ def to_openai_tool(tool: FrameworkTool) -> "FunctionTool":
         raise _missing("openai-agents", "the OpenAI Agents SDK") from None
 
     async def run(_context: Any, arguments: str) -> str:
-        try:
-            given = load_json(arguments or "{}")
-        except InvalidJsonError:
-            given = None
-        if not isinstance(given, dict):
-            return "Error: the arguments are not a JSON object"
-        return await tool.call_async(Call(tool.name, given))
+        given = read_arguments(arguments)
+        return NOT_AN_OBJECT if given is None else await tool.call_async(Call(tool.name, given))
 
     return FunctionTool(
         name=tool.name,

@@ -11,7 +11,7 @@ from gumshoe.completion import complete_environment, complete_policy, complete_s
 from gumshoe.corpus import CORPORA
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.inference.policy import MAX_TEMPERATURE
-from gumshoe.terminal import JsonFlag, out, print_json, print_next, printable, progress
+from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable, progress
 
 if TYPE_CHECKING:
     from gumshoe.environments.registry import EnvironmentSettings
@@ -147,6 +147,11 @@ def run(
         )
         for ending, count in report.endings.items():
             out.print(f"  {count:>6,} {ending}")
+        if report.failure:
+            err.print(f"[bold yellow]warning:[/] an agent failed: {printable(report.failure)}", soft_wrap=True)
+        if report.split:
+            reasons = ", ".join(f"{count:,} {reason}" for reason, count in report.split_reasons.items())
+            out.print(f"{report.split:,} episodes have several segments: {reasons}", soft_wrap=True)
     if not (json or report.dropped):
         print_next("gumshoe", "judge", "score", path, "--scenarios", scenarios)
     if report.dropped:
@@ -224,8 +229,18 @@ def show(
 
 def _print_trajectory(each: "Trajectory") -> None:
     out.rule(f"{printable(each.scenario)}/{each.sample}")
+    seen = 0
     for span in each.spans:
-        out.print(f"[bold]{span.origin}[/] [dim]{len(span.ids)} tokens[/]")
+        if span.segment > seen:
+            seen = span.segment
+            begun = each.segments[seen - 1]
+            out.print(
+                f"[bold yellow]segment {seen}[/] [dim]{begun.reason}: continues segment {begun.parent} after "
+                f"{begun.shared:,} tokens, with {len(begun.context):,} others[/]",
+                soft_wrap=True,
+            )
+        place = f"segment {span.segment}, " if each.segments else ""
+        out.print(f"[bold]{span.origin}[/] [dim]{place}{len(span.ids)} tokens[/]")
         out.print(f"[{_COLOURS[span.origin]}]{printable(span.text.strip())}[/]", soft_wrap=True)
     record = each.record
     out.print()

@@ -13,6 +13,8 @@ from gumshoe.rollouts.call_forms import UnusableCallError, find_form
 Origin = Literal["prompt", "sampled", "injected"]
 """Origin of tokens: the initial prompt, the policy, or the environment (injected tool results)."""
 
+AGENT_FAILURES = ("agent failed", "agent too slow")
+"""Endings of episodes that an agent did not bring to an end itself."""
 SplitReason = Literal["reasoning dropped", "history edited", "other opening", "sampled again"]
 """Reason why a segment begins: earlier reasoning was left out; the agent changed earlier messages; it sent other
 instructions, tools or a question of its own, e.g. for a sub-agent; or it asked for another turn after the same

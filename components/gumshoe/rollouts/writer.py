@@ -16,6 +16,7 @@ from gumshoe.environments.registry import EnvFactory, EnvironmentSettings, open_
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import PolicyName
+from gumshoe.rollouts.agent_code import digest_code
 from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
 from gumshoe.rollouts.engine import RolloutEngine, show_progress
@@ -23,10 +24,12 @@ from gumshoe.rollouts.episode import EpisodeLimits, EpisodeRunner, EpisodeStart
 from gumshoe.rollouts.episode_runners import open_policy
 from gumshoe.rollouts.sessions import env_for_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
-from gumshoe.rollouts.trajectory import Trajectory, TrajectoryFileError
+from gumshoe.rollouts.trajectory import AGENT_FAILURES, Trajectory, TrajectoryFileError
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet, parse_split
 from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import Advance
+
+_AGENT_CODE = "agent_code"  # in the settings of a trajectory
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class RolloutOptions:
         recorded: dict[str, Any] = {"chat": chat} if chat else {}
         if self.agent is not None:
             recorded["agent"] = self.agent.model_dump(mode="json", exclude_defaults=True)
+            if (code := digest_code(self.agent)) is not None:
+                recorded[_AGENT_CODE] = code
         sampling = {name: value for name, value in asdict(self.sampling).items() if not name.startswith("json_")}
         return {"seed": self.seed, **sampling, **asdict(self.limits), **recorded}
 
@@ -76,6 +81,12 @@ class RolloutReport:
     """Number of episodes that the file already had."""
     endings: dict[str, int]
     """New episodes by ending, the most frequent first."""
+    failure: str
+    """Details of the first episode whose agent failed or was too slow; empty if there is none."""
+    split: int
+    """Number of new episodes with several segments."""
+    split_reasons: dict[str, int]
+    """New episodes by the reason of a segment, the most frequent first. An episode may have several."""
     retried: int
     """Number of retries after failures of infrastructure."""
     dropped: int
@@ -122,6 +133,7 @@ async def run_to_file(
 
     engine = RolloutEngine(episode, settings.concurrency)
     endings, dropped = Counter[str](), dict[str, str]()
+    splits, failures = list[set[str]](), list[str]()
     async with AsyncExitStack() as held:
         file, there = held.enter_context(_open_output(path, settings.samples, name.version, recorded))
         missing = [scenario for scenario in chosen if scenario.id not in there]
@@ -139,6 +151,8 @@ async def run_to_file(
                 if group.dropped:
                     dropped[group.scenario] = group.dropped
                 endings.update(trajectory.ending for trajectory in group.trajectories)
+                failures += [each.detail for each in group.trajectories if each.ending in AGENT_FAILURES]
+                splits += [{segment.reason for segment in each.segments} for each in group.trajectories]
                 with explain_os_errors(path):
                     file.writelines(f"{each.to_json()}\n".encode() for each in group.trajectories)
                     file.flush()
@@ -147,6 +161,9 @@ async def run_to_file(
         done=sum(endings.values()),
         already_there=(len(chosen) - len(missing)) * settings.samples,
         endings=dict(endings.most_common()),
+        failure=failures[0] if failures else "",
+        split=sum(map(bool, splits)),
+        split_reasons=dict(Counter(reason for each in splits for reason in sorted(each)).most_common()),
         retried=engine.progress.retried,
         dropped=engine.progress.dropped,
         causes=dict(engine.progress.causes),
@@ -267,11 +284,31 @@ def _read_owners(file: BinaryIO, path: Path, policy: str, recorded: dict[str, An
                 "rollouts.other-policy",
                 f"{path} contains trajectories of another policy: {found.policy}; use another file for {policy}",
             )
-        others = [f"{name} {value}" for name, value in found.settings.items() if recorded.get(name, value) != value]
-        if others:
-            raise TrajectoryFileError(
-                "rollouts.other-settings",
-                f"{path} contains trajectories with other settings: {', '.join(others)}; use another file, or the "
-                "same settings",
-            )
+        _check_settings(path, found.settings, recorded)
     return owners
+
+
+def _check_settings(path: Path, found: dict[str, Any], recorded: dict[str, Any]) -> None:
+    """Check that a trajectory has the settings of this rollout.
+
+    Raises:
+        TrajectoryFileError: if one is different. A setting that one of them does not record is not compared, except
+            the agent.
+    """
+    there = {"agent": None, **found}
+    others = [
+        f"{name} {value}"
+        for name, value in there.items()
+        if name != _AGENT_CODE and recorded.get(name, None if name == "agent" else value) != value
+    ]
+    if others:
+        raise TrajectoryFileError(
+            "rollouts.other-settings",
+            f"{path} contains trajectories with other settings: {', '.join(others)}; use another file, or the same "
+            "settings",
+        )
+    if found.get(_AGENT_CODE) != recorded.get(_AGENT_CODE) and {_AGENT_CODE} <= found.keys() & recorded.keys():
+        raise TrajectoryFileError(
+            "rollouts.other-agent-code",
+            f"{path} contains trajectories of the agent before its code was changed; use another file, or remove it",
+        )

@@ -113,6 +113,13 @@ def _charts(steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]
     lengths = line("sampled tokens", lambda each: each.sampled_tokens)
     yield Chart("lengths", "Episode length", "sampled tokens per episode", [lengths], low=0)
     yield Chart("turns", "Turns", "turns per episode", [line("turns", lambda each: each.turns)], low=0)
+    reasons = dict.fromkeys(reason for each in steps for reason in each.split_reasons)
+    split = [line("all", lambda each: each.split_episodes)] if reasons else []
+    split += [
+        Line(reason, _by_step(steps, lambda each, reason=reason: each.split_reasons.get(reason, 0.0)))  # type: ignore[misc]
+        for reason in reasons
+    ]
+    yield Chart("split_episodes", "Split episodes", "share of episodes with several segments", split, low=0, high=1)
     trained = line("trained tokens", lambda each: each.trainable_tokens / max(1, each.tokens))
     yield Chart("trainable", "Trained tokens", "share of all tokens", [trained], low=0)
     times = [

@@ -15,6 +15,7 @@ from gumshoe.training.records import EvaluationRecord, StepRecord
 PREFIXES = {"step": "gumshoe_training_", "evaluation": "gumshoe_evaluation_"}
 """Prefix of the metrics of each kind of record."""
 _STEPS, _PROGRESS = f"{PREFIXES['step']}steps", f"{PREFIXES['step']}progress_timestamp_seconds"
+_LABELS = {"rewards": "function", "split_reasons": "reason"}
 RUN_METRICS = {
     _STEPS: "Total number of optimizer steps of the run.",
     _PROGRESS: "Time of the last record, or of the start of this process.",
@@ -71,15 +72,15 @@ class MetricsExporter(Collector):
 
 
 def _to_families(record: StepRecord | EvaluationRecord) -> Iterator[GaugeMetricFamily]:
-    """Yield a metric for each number of a record; the means of reward functions have the function as a label."""
+    """Yield a metric for each number of a record. Reward functions and reasons of segments are labels."""
     prefix = PREFIXES[record.event]
     values: dict[str, Any] = record.model_dump()
     for name, field in type(record).model_fields.items():
         help_text = field.description or ""
-        if name == "rewards":
-            family = GaugeMetricFamily(f"{prefix}{name}", help_text, labels=["function"])
-            for function, value in values[name].items():
-                family.add_metric([function], value)
+        if name in _LABELS:
+            family = GaugeMetricFamily(f"{prefix}{name}", help_text, labels=[_LABELS[name]])
+            for label, value in values[name].items():
+                family.add_metric([label], value)
             yield family
         elif isinstance(values[name], int | float):
             yield GaugeMetricFamily(f"{prefix}{name}", help_text, float(values[name]))

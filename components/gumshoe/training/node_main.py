@@ -6,6 +6,7 @@ restarted node finds them.
 """
 
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gumshoe.artifacts.store import Store
+from gumshoe.cluster.pod_environment import set_agent_keys
 from gumshoe.errors import GumshoeError
 from gumshoe.inference.vllm_server import ServerError, check_server, server_address
 from gumshoe.terminal import err, printable
@@ -96,6 +98,7 @@ def _wait_for_servers(urls: Sequence[str]) -> None:
 
 def main() -> None:
     """Train as one node with the request on the command line, and exit with a status."""
+    set_agent_keys(os.environ)
     try:
         run_node(TrainRequest.model_validate_json(sys.argv[1]))
     except GumshoeError as error:

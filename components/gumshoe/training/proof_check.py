@@ -26,11 +26,12 @@ from gumshoe.evaluation.results import (
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.training.episode_records import EpisodeRecord, read_episodes
-from gumshoe.training.records import StepRecord, read_records
+from gumshoe.training.records import StepRecord, read_records, share_of_reasons
 from gumshoe.training.run_proof import compute_run_proof
 from gumshoe.training.run_spec import ADAPTER_WEIGHTS, ATTEMPTS, EPISODES, METRICS
 
 _DECISION = "gate.json"
+_ADDED = {"split_reasons", "segments"}  # to the records, later than the others
 _EXACT = 1e-9  # relative: the same computation on another machine
 _ROUNDED = 1e-4  # relative: the trainer adds up in 32 bits
 _CLOCK = 0.01  # relative: the clock of a machine may be adjusted
@@ -158,6 +159,8 @@ def check_records(directory: Path) -> Iterator[ProofDifference]:
         episodes = by_step.pop(step.step, [])
         if step.use == 1 and episodes:
             summary = _summarize(episodes)
+            for name in _ADDED - step.model_fields_set:
+                del summary[name]
             recorded = {name: value for name, value in step.model_dump().items() if name in summary}
             recorded["rewards"] = {name: value for name, value in step.rewards.items() if name in summary["rewards"]}
             yield from _compare(f"{METRICS}: step {step.step}", recorded, summary, _ROUNDED)
@@ -184,6 +187,8 @@ def _summarize(episodes: Sequence[EpisodeRecord]) -> dict[str, Any]:
         "sampled_tokens": statistics.fmean(each.tokens for each in episodes),
         "endings": {name: endings.count(name) for name in dict.fromkeys(endings)},
         "split_episodes": statistics.fmean(bool(each.splits) for each in episodes),
+        "split_reasons": share_of_reasons([each.splits for each in episodes]),
+        "segments": 1 + statistics.fmean(len(each.splits) for each in episodes),
         "scenarios": tuple(dict.fromkeys(each.scenario for each in episodes)),
     }
     if tokens:

@@ -1,6 +1,7 @@
 """Records of the steps and evaluations of a run: a line of JSON in `metrics.jsonl`, and a line on the terminal."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import describe_validation_error
+from gumshoe.rollouts.trajectory import SplitReason
 
 
 class _BaseRecord(BaseModel):
@@ -17,7 +19,8 @@ class _BaseRecord(BaseModel):
     def numbers(self) -> dict[str, float]:
         """Return the numbers for plots and trackers, named `step/...` or `evaluation/...`."""
         values = self.model_dump(exclude={"step"})
-        values |= {f"rewards/{name}": value for name, value in values.get("rewards", {}).items()}
+        for group in ("rewards", "split_reasons"):
+            values |= {f"{group}/{name}": value for name, value in values.get(group, {}).items()}
         event = values["event"]
         return {f"{event}/{name}": float(value) for name, value in values.items() if isinstance(value, int | float)}
 
@@ -76,6 +79,11 @@ class StepRecord(_BaseRecord):
     split_episodes: float = Field(
         0.0, description="share of episodes with several segments, because their history was rewritten"
     )
+    split_reasons: dict[SplitReason, float] = Field(
+        default_factory=dict,
+        description="share of episodes with a segment that began for a reason, by reason; an episode may have several",
+    )
+    segments: float = Field(1.0, description="mean number of segments per episode; each is computed from its beginning")
     rollout_seconds: float = Field(description="time of the step's rollouts; 0 if it uses episodes of an earlier step")
     episode_seconds: dict[float, float] = Field(
         default_factory=dict,
@@ -108,9 +116,17 @@ class StepRecord(_BaseRecord):
             f"rollout {self.rollout_seconds:.1f}s train {self.train_seconds:.1f}s",
             f"ETA {timedelta(seconds=round(eta))}",
         ]
+        if self.split_episodes:
+            parts.append(f"split {self.split_summary}")
         if self.skipped:
             parts.append("skipped: no group left to train on, weights unchanged")
         return " | ".join(parts)
+
+    @property
+    def split_summary(self) -> str:
+        """The share of episodes that split, with the share of each reason, e.g. `25.0% (history edited 25.0%)`."""
+        reasons = ", ".join(f"{reason} {share:.1%}" for reason, share in self.split_reasons.items())
+        return f"{self.split_episodes:.1%}" + (f" ({reasons})" if reasons else "")
 
 
 class EvaluationRecord(_BaseRecord):
@@ -139,6 +155,12 @@ class EvaluationRecord(_BaseRecord):
             f"Evaluation after step {self.step} | Acc {self.accuracy:.1%} of {self.questions} | "
             f"Reward {self.reward:.3f}{beat} | {self.seconds:.1f}s{best}"
         )
+
+
+def share_of_reasons(episodes: Sequence[Collection[SplitReason]]) -> dict[SplitReason, float]:
+    """Return the share of episodes that split for each reason, most frequent first. `episodes` has those of each."""
+    counts = Counter(reason for each in episodes for reason in sorted(set(each)))
+    return {reason: count / len(episodes) for reason, count in counts.most_common()}
 
 
 Record = Annotated[StepRecord | EvaluationRecord, Field(discriminator="event")]

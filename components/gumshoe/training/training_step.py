@@ -109,6 +109,7 @@ def load_result(directory: Path) -> TrainResult:
         "step": metadata.step,
         "run": metadata.run,
         "searched": metadata.searched,
+        "agent": metadata.settings.agent.word if metadata.settings.agent else "",
     }
     numbers = {
         f"{event} {name}": float(value)

@@ -15,6 +15,7 @@ from gumshoe.errors import UsageError
 from gumshoe.rollouts.chat_format.chat_template import QUESTION_MARK, SYSTEM_MARK, TURN_MARK, ChatTemplate
 from gumshoe.rollouts.chat_format.rendering import TOOL
 
+_SHOWN_ROLES = 6
 _CACHE_SIZE = 512  # shapes; those with calls contain their names and ids
 _MARK = re.compile(r"mark5part\d{6}x")
 _NEXT_MARK, _TOOL_MARK = "mark5next", "mark5tool"
@@ -42,10 +43,10 @@ class ConversationShapes:
         roles, marks = [each["role"] for each in messages], _make_marks(len(messages))
         marked = self._start(_fill(roles, marks))
         shown = self._template.render(marked, tools, header=True)
-        self._check_marks(shown, marks, begins_with_system=roles[:2] == ["system", "user"])
+        self._check_marks(shown, marks, roles, begins_with_system=roles[:2] == ["system", "user"])
         self._check_next_turn(marked, shown, has_tools=bool(tools))
         text = self._template.render(self._start(messages), tools, header=True)
-        self._check_texts(text, [each["content"] for each in messages], self._control.findall(shown))
+        self._check_texts(text, [each["content"] for each in messages], self._control.findall(shown), roles)
         return text
 
     def render_following(
@@ -68,7 +69,8 @@ class ConversationShapes:
         named = tuple((each.name, each.id) for each in calls)
         control = self._following_cached(named, tuple(each["role"] for each in others), earlier, has_tools)
         stop, text = self._render_after_turn(calls, results, others, earlier, has_tools)
-        self._check_texts(text, [*results, *(each["content"] for each in others)], control)
+        roles = [*["tool"] * len(results), *(each["role"] for each in others)]
+        self._check_texts(text, [*results, *(each["content"] for each in others)], control, roles)
         return stop, text
 
     def _check_following(
@@ -88,7 +90,7 @@ class ConversationShapes:
                 "moves the tools or the system prompt to a later message; use another template, or ask one question "
                 "in a conversation",
             )
-        self._check_marks(shown, marks, results=len(results))
+        self._check_marks(shown, marks, [*["tool"] * len(results), *roles], results=len(results))
         if not results or others:
             messages = self._template.compose_following(calls, results, others, earlier)
             self._check_next_turn(messages, shown, has_tools=has_tools)
@@ -119,7 +121,15 @@ class ConversationShapes:
             return [*style.start(given[0]["content"], given[1]["content"]), *given[2:]]
         return given
 
-    def _check_marks(self, text: str, marks: list[str], *, results: int = 0, begins_with_system: bool = False) -> None:
+    def _check_marks(
+        self,
+        text: str,
+        marks: list[str],
+        roles: Sequence[str],
+        *,
+        results: int = 0,
+        begins_with_system: bool = False,
+    ) -> None:
         """Check that a text has each mark once, in order, and a control token between two of them.
 
         Results of calls, which come first, may be in one message. So may a system prompt and the first question.
@@ -129,14 +139,14 @@ class ConversationShapes:
         """
         found = list(_MARK.finditer(text))
         if [each[0] for each in found] != marks:
-            raise self._reject_messages()
+            raise self._reject_messages(roles)
         for at in range(2 if begins_with_system else 1, len(marks)):
             between = text[found[at - 1].end() : found[at].start()]
             is_separate = between.strip() if at < results else self._control.search(between)
             if not is_separate:
-                raise self._reject_messages()
+                raise self._reject_messages(roles)
 
-    def _check_texts(self, text: str, parts: Sequence[str], control: list[str]) -> None:
+    def _check_texts(self, text: str, parts: Sequence[str], control: list[str], roles: Sequence[str]) -> None:
         """Check that a text has all parts, in order, and the control tokens that it has with marks instead of them.
 
         Templates may strip texts, or write them as JSON.
@@ -149,10 +159,10 @@ class ConversationShapes:
             written = (part, json.dumps(part, ensure_ascii=False)[1:-1], json.dumps(part)[1:-1])
             found = next(((place, each) for each in written if (place := text.find(each, at)) >= 0), None)
             if found is None:
-                raise self._reject_messages()
+                raise self._reject_messages(roles)
             at = found[0] + len(found[1])
         if self._control.findall(text) != control:
-            raise self._reject_messages()
+            raise self._reject_messages(roles)
 
     def _check_next_turn(self, messages: Sequence[dict[str, Any]], shown: str, *, has_tools: bool) -> None:
         """Check that a turn can follow these messages, which are shown as this text, with the usual header.
@@ -167,7 +177,7 @@ class ConversationShapes:
         if self._template.stops_after_text:  # otherwise the template expects calls
             turn = self._template.style.turn((), _NEXT_MARK)
             if _NEXT_MARK not in self._template.render([*messages, turn], _TOOLS if has_tools else [], header=False):
-                raise self._reject_messages()
+                raise self._reject_messages([each["role"] for each in messages])
 
     def _find_header(self, has_tools: bool) -> str:
         """Return the last control token before a turn, and the text after it, e.g. `<|im_start|>assistant\\n`."""
@@ -176,11 +186,12 @@ class ConversationShapes:
         begins = [found.start() for found in self._control.finditer(header)]
         return header[begins[-1] :] if begins else header
 
-    def _reject_messages(self) -> UsageError:
+    def _reject_messages(self, roles: Sequence[str]) -> UsageError:
+        few = roles if len(roles) <= _SHOWN_ROLES else [*roles[:_SHOWN_ROLES], "..."]
         return self._template.error(
             "rollouts.message-left-out",
-            "drops, changes, merges or moves a message in this place; use another template, or send one system message "
-            "at the beginning and one question at a time",
+            f"drops, changes, merges or moves one of the messages {', '.join(few)}; use another template, or send one "
+            "system message at the beginning and one question at a time",
         )
 
 

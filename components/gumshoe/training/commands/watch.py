@@ -165,6 +165,7 @@ def _describe(view: "RunView") -> Iterator[str]:
             f"[bold]Step {step.step}[/]: {step.groups} of {step.groups_wanted} groups, {step.groups_flat} flat, "
             f"{step.groups_dropped} dropped, {step.groups_refused} off-policy; rollouts {step.rollout_seconds:.1f} s, "
             f"training {step.train_seconds:.1f} s"
+            + (f"; split episodes {printable(step.split_summary)}" if step.split_episodes else "")
         )
     progress = view.progress
     if progress and view.state == "running":

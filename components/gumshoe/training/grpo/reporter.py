@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from gumshoe.rollouts.trajectory import AGENT_FAILURES
 from gumshoe.terminal import Advance, ProgressLines, err, printable
 from gumshoe.training.algorithms.algorithm import Algorithm
 from gumshoe.training.attempts import AttemptProgress, write_attempt_event
@@ -19,6 +20,7 @@ from gumshoe.training.records import EvaluationRecord, StepRecord, truncate_reco
 from gumshoe.training.run_spec import ATTEMPTS, EPISODES, METRICS, RunSpec
 from gumshoe.training.settings import TrainSettings
 
+_MANY = 0.5  # share of episodes
 _RECENT = 20  # steps that the time left is estimated from
 
 
@@ -112,6 +114,9 @@ class RunReporter:
         if self._settings.output.verbose:
             for line in advantage_lines(found, self._algorithm):
                 err.print(printable(line), soft_wrap=True)
+        failed = [each.detail for each in found.trajectories if each.ending in AGENT_FAILURES]
+        if len(failed) >= _MANY * len(found.trajectories) > 0:
+            warn(f"the agent failed in {len(failed):,} of {len(found.trajectories):,} episodes: {failed[0]}")
         if record.groups_refused:
             warn(f"dropped {record.groups_refused} off-policy groups: another policy sampled their tokens")
         least = self._settings.rollouts.least_ratio

@@ -13,7 +13,7 @@ from gumshoe.training.algorithms.algorithm import Algorithm
 from gumshoe.training.algorithms.turn_level import TurnLevel
 from gumshoe.training.episode_records import EpisodeRecord, SampledComparison
 from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch
-from gumshoe.training.records import StepRecord
+from gumshoe.training.records import StepRecord, share_of_reasons
 
 if TYPE_CHECKING:
     from gumshoe.training.grpo.trainer import StepMetrics
@@ -96,6 +96,8 @@ def episode_means(found: RolloutBatch) -> dict[str, object]:
         "sampled_tokens": _mean(each.sampled_tokens for each in episodes),
         "endings": dict(Counter(each.ending for each in episodes).most_common()),
         "split_episodes": _mean(float(bool(each.segments)) for each in episodes),
+        "split_reasons": share_of_reasons([{segment.reason for segment in each.segments} for each in episodes]),
+        "segments": _mean(1.0 + len(each.segments) for each in episodes) if episodes else 1.0,
         "rollout_seconds": found.seconds,
         "episode_seconds": {share: took[round(share * (len(took) - 1))] for share in _SHARES} if took else {},
     }

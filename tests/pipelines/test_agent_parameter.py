@@ -1,0 +1,133 @@
+"""The parameter `agent`: one agent in training, evaluations and deployment, checked before anything starts."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gumshoe.rollouts.agent_settings import AgentSettings
+from gumshoe_pipelines.graphs import compile_graph
+from tests.errors import raises
+from tests.pipelines.test_graphs import check_arguments
+
+NAME = "mine.agent:graph"
+GIVEN: dict[str, Any] = {"config": "tiny", "settings": {}, "base_model": "tiny"}
+
+
+def complete(arguments: dict[str, Any]) -> dict[str, Any]:
+    from gumshoe_pipelines.run_arguments import complete_arguments
+
+    return complete_arguments(arguments, is_local=False)
+
+
+def check_in_step(agent: str, config: str = "", **inputs: Any) -> str:
+    """Run the step that checks the agent, in this process."""
+    from gumshoe_pipelines.agent_step import check_agent
+
+    return str(check_agent.python_func(agent, config, **inputs))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("", None),
+        (NAME, {"name": NAME}),
+        ({NAME: {"deadline": 60}}, {"name": NAME, "deadline": 60}),
+        ({"command": ["node", "agent.js"]}, {"command": ["node", "agent.js"]}),
+    ],
+)
+def test_an_agent_may_have_all_forms_and_becomes_text(value: Any, expected: dict[str, Any] | None) -> None:
+    given = {"sources": ["a"], "scenarios": "b", "store": "c", "worker_image": "d", "trainer_image": "e"}
+    text = compile_graph("evaluate-agent").check({**given, "agent": value})["agent"]
+    assert isinstance(text, str)
+    assert AgentSettings.parse_option(text or None) == (expected and AgentSettings.model_validate(expected))
+
+
+def test_a_malformed_agent_is_refused() -> None:
+    values: list[Any] = ["no-colon", {"command": []}, {NAME: {"dead_line": 1}}, "missing.yaml"]
+    for value in values:
+        with raises("rollouts.invalid-agent", "agent: "):
+            compile_graph("evaluate-agent").check({"agent": value})
+
+
+def test_the_agent_of_the_training_settings_is_that_of_the_run() -> None:
+    settings: dict[str, Any] = {"agent": {NAME: {"deadline": 60}}}
+    found = complete({**GIVEN, "settings": settings, "agent": ""})
+    assert AgentSettings.parse(found["agent"]) == AgentSettings(name=NAME, deadline=60)
+    assert complete({**GIVEN, "agent": NAME})["agent"] == NAME
+    assert "agent" not in complete(GIVEN)["limits"]
+    check_arguments({**GIVEN, "settings": settings, "agent": found["agent"]}, is_local=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        ({"settings": {"agent": "other.agent:graph"}}, "pipelines.other-agent"),
+        ({"settings": {"agent": {NAME: {"deadline": 60}}}}, "pipelines.other-agent"),
+        ({"settings": {"mode": "simple"}}, "pipelines.agent-in-simple-mode"),
+        ({"sweep": [{"name": "a", "settings": {"agent": "other.agent:graph"}}]}, "pipelines.other-agent"),
+        (
+            {"deployment": {"values": {"agent": {"settings": {"model": {"agent": "other.agent:graph"}}}}}},
+            "pipelines.other-agent",
+        ),
+    ],
+)
+def test_an_agent_in_two_places_is_refused_if_they_differ(arguments: dict[str, Any], code: str) -> None:
+    with raises(code, NAME):
+        check_arguments({**GIVEN, "agent": NAME, **arguments}, is_local=False)
+    same = json.loads(json.dumps(arguments).replace("other.agent:graph", NAME))
+    if same != arguments:
+        check_arguments({**GIVEN, "agent": NAME, **same}, is_local=False)
+
+
+def test_an_agent_of_one_sweep_entry_alone_is_refused() -> None:
+    sweep = [{"name": "a", "settings": {"agent": NAME}}, {"name": "b", "settings": {}}]
+    with raises("pipelines.other-agent", NAME):
+        check_arguments({**GIVEN, "agent": "", "sweep": sweep}, is_local=False)
+
+
+def test_limits_have_no_agent() -> None:
+    with raises("pipelines.agent-in-limits", NAME):
+        check_arguments({"limits": {"agent": NAME}}, is_local=False)
+
+
+def test_an_agent_is_loaded_only_where_its_code_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_arguments({**GIVEN, "agent": "agent_of_a_user:graph"}, is_local=False)
+    with raises("gateway.agent-import-failed", "agent_of_a_user"):
+        check_arguments({**GIVEN, "agent": "agent_of_a_user:graph"}, is_local=True)
+
+
+def test_the_step_digests_the_agent_s_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("agent_in_a_step.py").write_text("def run(task):\n    return None\n")
+    first = check_in_step("agent_in_a_step:run")
+    assert first == check_in_step("agent_in_a_step:run")
+    Path("agent_in_a_step.py").write_text("def run(task):\n    return 'Friday'\n")
+    assert check_in_step("agent_in_a_step:run") not in ("", first)
+    assert check_in_step('{"agent_in_a_step:run": {"deadline": 5}}') != check_in_step("agent_in_a_step:run")
+    assert check_in_step("") == ""
+    with raises("gateway.agent-not-found", "agent_in_a_step"):
+        check_in_step("agent_in_a_step:walk")
+
+
+def test_the_step_refuses_another_agent_in_settings_that_only_it_can_read(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"agent: {NAME}\n")
+    for agent in ("", "other.agent:graph"):
+        with raises("pipelines.other-agent", NAME):
+            check_in_step(agent, str(config))
+    config.write_text("mode: masked\n")
+    with raises("pipelines.other-agent", NAME):
+        check_in_step("", str(config), sweep=[{"name": "a", "settings": {"agent": NAME}}])
+
+
+def test_a_run_is_not_continued_with_other_code_of_the_agent(tmp_path: Path) -> None:
+    from gumshoe_pipelines.local_runner import find_last_run
+
+    graph, arguments = compile_graph("evaluate-agent"), {"agent": NAME, "run": "r1"}
+    last = {"name": graph.name, "arguments": arguments, "agent_code": "abc"}
+    (tmp_path / "run.json").write_text(json.dumps(last))
+    assert find_last_run(tmp_path, graph, arguments, "abc") == "r1"
+    assert find_last_run(tmp_path, graph, arguments, "def") is None
