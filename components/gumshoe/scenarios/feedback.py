@@ -239,8 +239,8 @@ def limit_shares(found: SelectedFeedback, max_share: float, seed: int) -> None:
         raise RefusedError(
             "scenarios.too-few-callers",
             f"no choice of the {len(found.scenarios):,} usable scenarios keeps each caller at {max_share:.0%}: that "
-            f"needs feedback of at least {_count_needed(max_share):,} callers, got {callers:,}; wait for more, or raise "
-            "--max-share",
+            f"needs feedback of at least {_count_needed(max_share):,} callers, got {callers:,}; wait for more, or "
+            "raise --max-share",
         )
     found.left_out["over the share of a caller"] += len(found.scenarios) - len(kept)
     found.scenarios, found.left_out = ScenarioSet.of(kept), +found.left_out
