@@ -32,7 +32,8 @@ compare = typer.Typer(add_completion=False)
 gate = typer.Typer(add_completion=False)
 
 _SHOWN_METRICS = (
-    *("accuracy", "one_sample", "any_sample", "source_accuracy", "found", "read", "unusable", "turns", "reward"),
+    *("accuracy", "one_sample", "any_sample", "source_accuracy", "unanswerable_accuracy", "found", "read"),
+    *("unusable", "turns", "reward"),
     *("seconds_p50", "all_turns", "all_sampled_tokens", "all_seconds", "judge_requests", "cost_per_1000"),
 )
 _EVALUATION_HELP = "Directory of `gumshoe evaluate`, or its metrics.json. Append #NAME if it has several policies."

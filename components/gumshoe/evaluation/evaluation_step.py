@@ -34,7 +34,8 @@ from gumshoe.terminal import progress
 BASE, CURRENT, ADAPTER = "base", "current", "adapter"
 DECISION, SUMMARY = "gate.json", "summary.md"
 _SUMMARY_METRICS = (
-    *("accuracy", "source_accuracy", "found", "read", "unusable", "turns", "reward", "seconds_p50"),
+    *("accuracy", "source_accuracy", "unanswerable_accuracy", "found", "read", "unusable", "turns", "reward"),
+    "seconds_p50",
     *("one_sample", "any_sample", "all_turns", "all_sampled_tokens", "all_seconds", "judge_requests"),
 )
 
