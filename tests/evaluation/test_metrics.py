@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gumshoe.evaluation.metrics import METRICS, Price, accuracy_by_kind, compute_metrics, describe_metric, format_value
+from gumshoe.evaluation.predictions import JudgeVerdict
 from tests.evaluation.predictions import answers, prediction
 
 
@@ -42,6 +43,19 @@ def test_worked_examples_of_rates() -> None:
         "mistakes": 3,
     }
     assert {name: 12 * found[name] for name in expected} == pytest.approx(expected)
+
+
+def test_undecided_answers_are_counted_by_the_first_judge() -> None:
+    unsure = JudgeVerdict(judge="heuristic", correct=False, why="in other words", is_undecided=True)
+    other = JudgeVerdict(judge="exact", correct=False, why="other words")
+    episodes = [
+        prediction(1),
+        prediction(2, correct=False, verdicts=(unsure, other)),
+        prediction(3, correct=False, verdicts=(other, unsure)),
+        prediction(4),
+    ]
+    found = compute_metrics(episodes)
+    assert (found["undecided"].value, found["accuracy"].value) == (0.25, 0.5)
 
 
 def test_worked_examples_of_numbers() -> None:
