@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gumshoe.evaluation.metrics import METRICS, Price, accuracy_by_kind, compute_metrics, describe_metric, format_value
+from gumshoe.evaluation.predictions import JudgeVerdict
 from tests.evaluation.predictions import answers, prediction
 
 
@@ -55,6 +56,19 @@ def test_unanswerable_questions_have_a_rate_of_their_own_and_no_sources() -> Non
     assert (found["unanswerable_accuracy"].value, found["unanswerable_accuracy"].questions) == (0.5, 2)
     assert [found[name].value for name in ("source_accuracy", "found", "read")] == [1, 1, 1]
     assert "unanswerable_accuracy" not in compute_metrics(episodes[:1])
+
+
+def test_undecided_answers_are_counted_by_the_first_judge() -> None:
+    unsure = JudgeVerdict(judge="heuristic", correct=False, why="in other words", is_undecided=True)
+    other = JudgeVerdict(judge="exact", correct=False, why="other words")
+    episodes = [
+        prediction(1),
+        prediction(2, correct=False, verdicts=(unsure, other)),
+        prediction(3, correct=False, verdicts=(other, unsure)),
+        prediction(4),
+    ]
+    found = compute_metrics(episodes)
+    assert (found["undecided"].value, found["accuracy"].value) == (0.25, 0.5)
 
 
 def test_worked_examples_of_numbers() -> None:

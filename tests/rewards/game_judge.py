@@ -147,7 +147,6 @@ def _hidden(target: Target) -> Iterator[str]:
     yield f"{other}<!-- {target.right} -->"
     yield f"{other}\n\n\n\n\n{target.right}"
     yield f"{other} ({target.right[::-1]})"
-    yield f"\u202e{target.right[::-1]}"
     yield other + "".join(chr(0xE0000 + ord(each)) for each in target.right if ord(each) < 128)
     yield f"{other} \u200b{target.right}\u200b"
 
@@ -167,7 +166,6 @@ def _other_answer(target: Target) -> Iterator[str]:
 def _part(target: Target) -> Iterator[str]:
     words = target.right.split()
     if len(words) > 1:
-        yield words[0]
         yield f"{words[0]} {target.others[0]}"
 
 

@@ -232,6 +232,24 @@ def test_calibrate_shows_accuracy_confusion_and_mistakes(run: Run) -> None:
     told = json.loads(run("judge", "calibrate", LABELLED, "--judge", "exact", "--json").out)
     assert told["confusion"]["wrong, judged right"] == 0
     assert told["accuracy"] < 0.7
+    assert told["rates"]["false acceptances"]["share"] == 0
+    low, high = told["rates"]["false acceptances"]["interval"]
+    assert low == pytest.approx(0, abs=1e-9)
+    assert high == pytest.approx(0.025, abs=0.001)  # 1.96² / (149 + 1.96²)
+    assert (told["rates"]["undecided"]["count"], told["rates"]["undecided"]["of"]) == (0, 300)
+
+
+def test_calibrate_counts_what_the_judge_cannot_decide(run: Run, tmp_path: Path) -> None:
+    asked = {"question": "Why did it stop?", "reference": "a blocked filter"}
+    lines = [
+        {**asked, "answer": "the filter was clogged", "correct": True},
+        {**asked, "answer": "a blocked nozzle", "correct": False},
+        {**asked, "answer": "a flood", "correct": False},
+    ]
+    told = json.loads(run("judge", "calibrate", write_questions(tmp_path / "l.jsonl", lines), "--json").out)
+    counts = {name: (rate["count"], rate["of"]) for name, rate in told["rates"].items()}
+    assert counts == {"false acceptances": (0, 2), "false refusals": (0, 1), "undecided": (2, 3)}
+    assert told["accuracy"] == pytest.approx(2 / 3)
 
 
 def test_calibrate_by_a_model_counts_failures(run: Run, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from gumshoe.embeddings.embedder import EndpointEmbedder
 from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings
 from gumshoe.rewards.heuristic.heuristic_judge import HeuristicJudge
 from gumshoe.rewards.judge import JudgeError, Verdict
-from gumshoe.rewards.judge_registry import EmbeddingJudge, ExactJudge, OpenAIJudge, open_judge
+from gumshoe.rewards.judge_registry import EmbeddingJudge, ExactJudge, OpenAIJudge, model_of, open_judge, with_own_usage
 from tests.errors import check_error, raises
 from tests.inference import fake_vllm
 from tests.inference.fake_vllm import Act, FakeVLLM, altered, chat_turn, choice, raw, status, together
@@ -21,6 +21,7 @@ from tests.scenarios.questions import scenario
 from tests.waiting import Clock
 
 ASKED = scenario(1)
+OPEN = scenario(1, question="Why did it stop?", answer="a blocked filter")
 
 
 def judge(server: FakeVLLM, **settings: Any) -> OpenAIJudge:
@@ -56,6 +57,10 @@ def test_judges_by_name() -> None:
             ["'wise'", "heuristic, exact, openai:MODEL, openai:MODEL@URL", "embedding:MODEL"],
         ),
         ("heuristic:4", "judges.settings-not-supported", ["heuristic"]),
+        ({"heuristic": {"undecided": "heuristic"}}, "judges.invalid-second-judge", ["undecided", "heuristic"]),
+        ({"heuristic": {"undecided": 4}}, "judges.invalid-second-judge", ["undecided", "4"]),
+        ({"heuristic": {"undecided": "wise"}}, "judges.unknown-judge", ["'wise'"]),
+        ({"heuristic": {"strict": True}}, "judges.invalid-settings", ["strict"]),
         ({"exact": {"case": 1}}, "judges.settings-not-supported", ["exact"]),
         ({"openai": {"model": "a"}, "exact": {}}, "judges.unknown-judge", ["openai", "exact"]),
         (3, "judges.unknown-judge", ["'3'"]),
@@ -70,6 +75,32 @@ def test_judges_by_name() -> None:
 def test_a_wrong_name_or_setting_is_reported(named: Any, code: str, values: list[str]) -> None:
     with raises(code, *values):
         open_judge(named)
+
+
+def test_a_second_judge_is_asked_only_what_the_rules_cannot_decide() -> None:
+    def verdicts(named: Any) -> tuple[Verdict, ...]:
+        async def ask() -> tuple[Verdict, ...]:
+            opened = with_own_usage(open_judge(named))
+            try:
+                said = [await opened.verdict(OPEN, each) for each in ("a blocked filter", "the filter was clogged")]
+                assert named == "heuristic" or model_of(opened).usage.requests == 1  # type: ignore[union-attr]
+                return tuple(said)
+            finally:
+                await opened.aclose()
+
+        return asyncio.run(ask())
+
+    assert verdicts("heuristic")[1].is_undecided
+    with FakeVLLM(chat=says(lambda _: {"reasoning": "both are blocked", "correct": True})) as server:
+        second = {"openai": {"model": "base", "url": f"{server.address}/v1", "cache": None}}
+        decided, asked = verdicts({"heuristic": {"undecided": second}})
+    assert (decided.correct, decided.rule) == (True, "same text")
+    assert (asked.correct, asked.rule, asked.is_undecided) == (True, "second judge", False)
+
+
+def test_a_verdict_is_not_both_correct_and_undecided() -> None:
+    with pytest.raises(ValueError, match="undecided"):
+        Verdict(True, "why", is_undecided=True)
 
 
 def test_openai_itself_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:

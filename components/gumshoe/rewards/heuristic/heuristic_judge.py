@@ -117,7 +117,10 @@ def _hedge(case: JudgeCase) -> Decision:
     """Reject an answer that does not commit itself, unless the reference does not either."""
     text = case.answer.text
     first, last = case.answer.sentence(case.span[0]) if case.span else (0, len(text))
-    if case.span and text[:last].rstrip().endswith("?") and "?" not in case.reference.text:
+    ends = [last] if case.span else []
+    if phrases.YES_OR_NO.match(case.reference.text):
+        ends.append(len(text))
+    if any(text[:end].rstrip().endswith("?") for end in ends) and "?" not in case.reference.text:
         return False, "it asks"
     for match in [*phrases.HEDGE.finditer(text), *phrases.MODAL.finditer(text, first, last)]:
         if not any(match[0].casefold() in text.text.casefold() for text in (case.reference, case.question)):
@@ -149,7 +152,9 @@ def _flatly_denied(case: JudgeCase) -> Decision:
     """Reject the words of the reference with a denial directly before or after them, e.g. "X? No."."""
     text, wanted = case.answer.text, case.reference.text.rstrip(". ").casefold()
     place = text.casefold().find(wanted)
-    if place < 0 or not wanted or NEGATOR.search(case.reference.text) or phrases.YES_OR_NO.match(case.reference.text):
+    if place < 0 or not wanted:
+        return None
+    if NEGATOR.search(case.reference.text) and not phrases.YES_OR_NO.match(case.reference.text):
         return None
     after = text[place + len(wanted) :]
     is_asked = phrases.DENIED_BEFORE.match(case.question.text) or "reject" in case.question.text.casefold()

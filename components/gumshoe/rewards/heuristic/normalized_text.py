@@ -159,6 +159,7 @@ class NormalizedText:
 
 
 _STEMMER = stemmer("english")
+_SHORTEST_PAST = 4  # letters
 _FORMS = (
     "arise arose arisen / bear bore borne / beat beaten / become became / begin began begun / bend bent / bind "
     "bound / bite bit bitten / bleed bled / blow blew blown / break broke broken / bring brought / build built / "
@@ -177,6 +178,11 @@ _FORMS = (
     "win won / write wrote written "
 )
 _IRREGULAR = {form: verb for verb, *forms in map(str.split, _FORMS.split("/")) for form in forms}
+
+
+def is_past(word: str) -> bool:
+    """Return True if a word in lower case may be a verb in the past."""
+    return word in _IRREGULAR or (word.endswith("ed") and len(word) > _SHORTEST_PAST)
 
 
 @lru_cache(maxsize=65536)

@@ -51,9 +51,9 @@ DENIED = re.compile(
 )
 """Denies the rest of the sentence."""
 DENIED_NEXT = re.compile(
-    r"(?:\b(?:not|never|no longer|any(?:one|thing) but|other than)|n't"
-    r"|\b(?:den(?:y|ies|ied)|(?:not|n't|un|in|hardly) ?(?:true|correct|right|the case|accurate)"
-    r"|false|contrary to \w+|wrong to say)"
+    r"(?:\b(?:not|never(?: was| were| is| has been)?|no longer|any(?:one|thing) but|other than)|n't"
+    r"|(?:n't (?:true|correct|right|the case|so)|\bden(?:y|ies|ied)|\bfalse|\bcontrary to \w+|\bwrong to say"
+    r"|\b(?:not|un|in|hardly) ?(?:true|correct|right|the case|accurate))"
     r"(?:,? (?:that )?(?:it|he|she|this|they) (?:is|was|are|were)| that)?)\W*$",
     re.I,
 )
@@ -114,7 +114,8 @@ BEFORE = re.compile(r"^\W*(?:before(?:hand)?|previously|originally|formerly|at f
 CHANGE = re.compile(r"from (.+?) to (.+)", re.I | re.S)
 """A reference that describes a change."""
 YES_OR_NO = re.compile(
-    r"(?:^|[.:;!?]\s+)\W*(yes|yeah|yep|correct|right|indeed|affirmative|no|nope|"
+    r"(?:^|[.:;!?|]\s+|\b(?:it|answer|response|respuesta|that) (?:is|was|es) )\W*"
+    r"(yes|yeah|yep|correct|right|indeed|affirmative|no|nope|"
     r"(?:true|false|y|n|negative|incorrect)(?=\W*$|\s?[.,;:!]))\b",
     re.I,
 )

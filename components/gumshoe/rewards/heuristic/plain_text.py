@@ -12,6 +12,7 @@ _INVISIBLE = re.compile(
     r"[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff\U000e0000-\U000e007f]"
 )
 _VULGAR = re.compile(r"(?<=\d)(?=[\u00bc-\u00be\u2150-\u215e])")
+_MAX_LIST_LINE = 60  # characters of each line of a list without marks; wrapped text has longer ones
 _MARKER = re.compile(r"^\s*(?:\(?(?P<number>\d{1,2})[.)]|[-*\u2022\u2023\u25e6])\s+")
 _INLINE = re.compile(r"(?<!\S)\(?([1-9])[.)]\s+")
 _STATES = {
@@ -82,7 +83,13 @@ def _without_markers(text: str) -> str:
     lines = text.strip().splitlines()
     markers = [_MARKER.match(line) for line in lines]
     numbers = [int(each["number"]) for each in markers if each and each["number"]]
-    if sum(each is not None for each in markers) > 1 and numbers in ([], list(range(1, len(numbers) + 1))):
+    bullets = [each for each in markers if each and not each["number"]]
+    is_list = len(lines) > 1 and all(len(line) <= _MAX_LIST_LINE for line in lines)
+    if (
+        (bullets or is_list or len(numbers) > 1)
+        and len(lines) > 1
+        and numbers in ([], list(range(1, len(numbers) + 1)))
+    ):
         items = [line[match.end() :] if match else line for line, match in zip(lines, markers, strict=True)]
         return " | ".join(item.strip().rstrip(",;") for item in items if item.strip())
     inline = [int(each) for each in _INLINE.findall(text)]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase
-from gumshoe.rewards.heuristic.normalized_text import Item, Word
+from gumshoe.rewards.heuristic.normalized_text import Item, Word, is_past
 
 _CUT = re.compile(
     r"\s*(?P<hard>\||\s/\s|[)\]}]\s*[(\[{])\s*|\s*(?P<bracket>[(\[)\]])\s*|(?:(?<=[.!?])\s+|\s*;\s*|\s-\s|(?P<joined>\s+and\s+))"
@@ -28,7 +28,9 @@ _STRUCTURE = re.compile(
 """Words of a clause. A text without any is a bare phrase."""
 _DATA = re.compile(r"\s*[{\[].*[\"']\s*:", re.S)
 _MAX_BARE_NEW = 1  # new items that a bare phrase may add to the right answer, e.g. a place
-_MAX_WITH_UNIT = 2  # items of a value with a unit
+_MIN_BRACKETED = 2  # words in brackets that may be an answer
+_MAX_ANSWER = 5  # items of a segment that may be an answer
+_ALSO = re.compile(r"\W*(?:aka|a\.k\.a\b|or|also|alternatively|otherwise|else|perhaps)\b", re.I)
 _STATES = frozenset("texas california york florida oklahoma illinois georgia ohio oregon washington usa uk us".split())  # noqa: SIM905
 
 
@@ -42,29 +44,54 @@ class Segment:
     is_hard: bool
     """A hard separator is at its start or end."""
     is_bracketed: bool
+    is_listed: bool
+    """A semicolon is at its start or end."""
 
 
 def second_answer(case: JudgeCase) -> Decision:
     """Reject an answer with a second answer in a list or after an introduction. In other places, it is undecided."""
     if _DATA.match(case.answer.text) and case.answer.text.count(":") > 1:
         return False, "it is data, not an answer"
+    namesake = _find_namesake(case)
+    if namesake:
+        return False, f"it names {namesake} as well"
     segments = list(_segments(case))
     found = {id(place) for _, places in case.matches for place in places}
     if not any(id(item) in found for each in segments for item in each.items):
         return None
     introduced = sum(_TEMPLATE.match(case.answer.text, each.start) is not None for each in segments)
-    for each in segments:
-        if not each.items or not all(_is_alien(case, item) for item in each.items):
-            continue
+    aliens = [each for each in segments if each.items and all(_is_alien(case, item) for item in each.items)]
+    is_listed = any(each.is_listed and any(id(item) in found for item in each.items) for each in segments)
+    listed = [each for each in aliens if each.is_listed and is_listed]
+    is_wordy = all(isinstance(each, Word) and not each.is_name for each in case.required)
+    doubt: Decision = None
+    for each in aliens:
         template = _TEMPLATE.match(case.answer.text, each.start, each.end)
-        is_bare = not _STRUCTURE.search(case.answer.text, template.end() if template else each.start, each.end)
         said = case.answer.text[each.start : each.end].strip()
-        is_answer = is_bare and _is_answer(case, each)
-        if each.is_hard or (template and (is_answer or introduced > 1)):
+        start = template.end() if template else each.start
+        is_clause = _has_clause(case, each, start)
+        is_answer = not is_clause and _is_answer(case, each)
+        is_offered = each.is_bracketed and _ALSO.match(said) is not None
+        is_separate = each.is_hard and not is_clause
+        is_introduced = template is not None and (is_answer or introduced > 1)
+        if is_separate or is_offered or is_introduced or (each in listed and len(listed) > 1):
             return False, f"it says {said!r} as well"
-        if is_answer:
-            return None, f"it says {said!r} as well"
+        if is_answer or (each.is_hard and is_wordy):
+            doubt = None, f"it says {said!r} as well"
+    if doubt is not None:
+        return doubt
     return _check_bare(case)
+
+
+def _find_namesake(case: JudgeCase) -> str | None:
+    """Return another name that ends as a name of the reference does, e.g. of another person of the family, or None."""
+    for wanted in case.reference.names():
+        for own in case.answer.names():
+            same_end = own[-1].agrees(wanted[-1]) and len(own) > 1
+            if same_end and not own[0].agrees(wanted[0]) and case.is_new(own[0]) and own[0].key[0] != wanted[0].key[0]:
+                text = case.answer.text[own[0].start : own[-1].end]
+                return None if phrases.PAST.search(case.answer.text[: own[0].start]) else text
+    return None
 
 
 def _check_bare(case: JudgeCase) -> Decision:
@@ -75,7 +102,8 @@ def _check_bare(case: JudgeCase) -> Decision:
     others = [each for each in case.answer.items if not any(_is_same(each, one) for one in known)]
     if any(isinstance(each, Word) and not each.is_name for each in others):
         return None  # it is a sentence, although without a common verb
-    if sum(_is_alien(case, each) for each in others) > _MAX_BARE_NEW:
+    new = [each for each in others if _is_alien(case, each)]
+    if len(new) > _MAX_BARE_NEW or any(not isinstance(each, Word) for each in new):
         return None, f"it adds {len(others)} things to the answer without saying what they are"
     return None
 
@@ -84,16 +112,22 @@ def _is_same(one: Item, other: Item) -> bool:
     return isinstance(one, Word) == isinstance(other, Word) and one.agrees(other)  # type: ignore[arg-type] # one kind
 
 
+def _has_clause(case: JudgeCase, segment: Segment, start: int) -> bool:
+    """Return True if a segment is a clause: it has one of the common words of clauses, or a name with a verb."""
+    if _STRUCTURE.search(case.answer.text, start, segment.end):
+        return True
+    is_named = any(isinstance(each, Word) and each.is_name for each in segment.items)
+    return is_named and any(isinstance(each, Word) and is_past(each.key) for each in segment.items)
+
+
 def _is_answer(case: JudgeCase, segment: Segment) -> bool:
-    """Return True if a bare segment may be an answer: names and values, a value with its unit, or words if required."""
+    """Return True if a bare segment may be an answer: it has a value, a name, or words only as the reference does."""
     items = segment.items
-    if segment.is_bracketed and all(isinstance(each, Word) for each in items) and len(items) < _MAX_WITH_UNIT:
+    if segment.is_bracketed and all(isinstance(each, Word) for each in items) and len(items) < _MIN_BRACKETED:
         return False  # a word in brackets explains
     named = [each for each in items if not isinstance(each, Word) or (each.is_name and not case.is_at_start(each))]
-    if len(named) == len(items) or (not isinstance(items[0], Word) and len(items) <= _MAX_WITH_UNIT):
-        return True
-    if isinstance(items[0], Word) and items[0].is_name and len(items) > 1 and len(named) == len(items) - 1:
-        return True
+    if named and 2 * len(named) >= len(items):
+        return len(items) <= _MAX_ANSWER or len(items) <= len(case.reference.items) + 1
     is_wordy = all(isinstance(each, Word) and not each.is_name for each in (*case.required, *items))
     return is_wordy and 1 < len(items) <= len(case.reference.items) + 1
 
@@ -106,17 +140,19 @@ def _is_alien(case: JudgeCase, item: Item) -> bool:
 
 
 def _segments(case: JudgeCase) -> Iterator[Segment]:
-    text, start, was_hard, is_open = case.answer.text, 0, False, False
+    text, start, was_hard, is_open, was_listed = case.answer.text, 0, False, False, False
     for match in [*_CUT.finditer(text), None]:
         end = match.start() if match else len(text)
         if match and any(each.start < match.end() and match.start() < each.end for each in case.answer.values):
             continue
-        if match and match["joined"] and (case.span is None or not _is_in(case, match.start(), case.span[0])):
+        is_local = bool(match and (match["joined"] or match["bracket"]))
+        if match and is_local and (case.span is None or not _is_in(case, match.start(), case.span[0])):
             continue  # only in the sentence with the right answer
         is_hard = bool(match and match["hard"])
         items = tuple(each for each in case.answer.items if start <= each.start < end)
-        yield Segment(start, end, items, was_hard or is_hard, is_open)
-        start, was_hard = (match.end() if match else end), is_hard
+        is_listed = bool(match and ";" in match[0])
+        yield Segment(start, end, items, was_hard or is_hard, is_open, was_listed or is_listed)
+        start, was_hard, was_listed = (match.end() if match else end), is_hard, is_listed
         is_open = bool(match and match["bracket"] in ("(", "["))
 
 

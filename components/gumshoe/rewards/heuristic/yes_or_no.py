@@ -1,5 +1,7 @@
 """Compare answers to questions of yes or no."""
 
+import re
+
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase
 from gumshoe.rewards.heuristic.value_rules import find_other_value
@@ -10,7 +12,7 @@ _MAX_SHORT_WORDS = 4  # maximum content words of an answer that says yes or no w
 
 def yes_or_no(case: JudgeCase) -> Decision:
     """Compare yes or no only, if the reference begins with one of them."""
-    wanted, own = _polarity(case.reference.text), _polarity(case.answer.text)
+    wanted, own = _polarity(case.reference.text), _polarity(_without_question(case))
     if not phrases.YES_OR_NO.match(case.reference.text) or wanted is None:
         return None
     beside = not any(case.question.find(each) or case.reference.find(each) for each in case.answer.words)
@@ -56,3 +58,9 @@ def _polarity(text: str) -> bool | None:
 
 def _strip(text: str) -> str:
     return text.casefold().strip(" .?!")
+
+
+def _without_question(case: JudgeCase) -> str:
+    """Return the answer without the question, if it repeats it."""
+    asked = re.escape(_strip(case.question.text))
+    return re.sub(asked, "", case.answer.text, flags=re.I) if asked else case.answer.text
