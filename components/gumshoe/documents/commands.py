@@ -158,10 +158,20 @@ def search(
         float, typer.Option(min=0, max=1, help="Weight of dense retrieval; lexical retrieval gets the rest.")
     ] = DENSE_WEIGHT,
     fusion: Annotated[Fusion, typer.Option(help="Fuse scores or ranks of both retrievers.")] = "score",
+    rerank: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL[@URL]",
+            help="Rerank results with a cross-encoder, or a server, e.g. bge-reranker@http://host:8000/v1/rerank.",
+        ),
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Search documents with dense and lexical retrieval."""
     from gumshoe.documents.index import open_index
+    from gumshoe.embeddings.reranker import open_reranker, parse_rerank_option
+
+    reranker = open_reranker(parse_rerank_option(rerank)) if rerank is not None else None
 
     with open_index(index, store) as opened:
         hits = opened.open_view(collections).search(
@@ -170,6 +180,7 @@ def search(
             filters=_parse_filters(filters or []),
             dense_weight=dense_weight,
             fusion=fusion,
+            reranker=reranker,
         )
     if json:
         print_json([asdict(hit) for hit in hits])
@@ -177,6 +188,8 @@ def search(
     for hit in hits:
         out.print(f"[bold]{printable(hit.title) or '(no title)'}[/]", soft_wrap=True)
         ranks = format_ranks(hit.dense_rank, hit.lexical_rank)
+        if hit.rerank_score is not None:
+            ranks += f", reranked {hit.rerank_score:.3f}"
         out.print(f"  [cyan]{printable(hit.chunk_id)}[/]  {hit.score:.3f} ({ranks})", soft_wrap=True)
         out.print(f"  [dim]{printable(hit.snippet)}[/]", soft_wrap=True)
     if not hits:
@@ -191,13 +204,18 @@ def read(
     ],
     store: StorePlace = None,
     collections: Collections = None,
+    around: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Read only chunk N and its neighbours; a search shows N behind #."),
+    ] = None,
+    neighbours: Annotated[int, typer.Option(min=0, help="Chunks to read before and after that of --around.")] = 1,
     json: JsonFlag = False,
 ) -> None:
-    """Read one document."""
+    """Read one document, or a part of it."""
     from gumshoe.documents.index import open_index
 
     with open_index(index, store) as opened:
-        document = opened.open_view(collections).read(document_id)
+        document = opened.open_view(collections).read(document_id, around, neighbours)
     if json:
         print_json(asdict(document))
         return

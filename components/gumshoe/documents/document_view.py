@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -15,7 +15,10 @@ from gumshoe.documents.document import Document
 from gumshoe.documents.document_snippets import make_snippet
 from gumshoe.documents.lexical import Analyzer
 from gumshoe.documents.ranking import IndexArrays, RankedDocument, Ranker
+from gumshoe.documents.schema import CHUNK
+from gumshoe.embeddings.chunking import add_context
 from gumshoe.embeddings.embedder import Vectors
+from gumshoe.embeddings.reranker import Reranker
 from gumshoe.embeddings.search_options import DENSE_WEIGHT, Fusion
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.mail.message import clean, clean_line
@@ -24,6 +27,8 @@ MAX_RESULTS = 100
 """Maximum number of search results."""
 _MAX_QUERY = 2_000  # characters; the rest is ignored
 _RESULT_CACHE_SIZE = 4_000  # searches whose results are kept in memory
+OMITTED = "[…]"
+"""Stands for the parts of a document that are left out."""
 _QUALIFIED = ":"  # between collection and id, if the collections of a view use an id twice
 
 _ALL = "SELECT document_id, title, text, url, metadata FROM documents"
@@ -59,6 +64,8 @@ class DocumentHit:
     """Rank by dense retrieval, from 1. None if it did not list the document."""
     lexical_rank: int | None
     """Rank by lexical retrieval, from 1. None if it did not list the document."""
+    rerank_score: float | None = None
+    """Score of the reranker, which decides the order. None if the result was not reranked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,17 +114,20 @@ class DocumentView:
         filters: Mapping[str, str] | None = None,
         dense_weight: float = DENSE_WEIGHT,
         fusion: Fusion = "score",
+        reranker: Reranker | None = None,
     ) -> list[DocumentHit]:
         """Return the best documents for a query, best first. Any text is a query; an empty one finds nothing.
 
         `filters` is metadata that a document must have; one of several values is enough, and case is ignored.
         `dense_weight` is from 0 (only lexical) to 1 (only dense); an index without vectors always uses lexical
-        retrieval. `fusion` is "score" or "rank" (see `fuse`).
+        retrieval. `fusion` is "score" or "rank" (see `fuse`). `reranker` orders its number of candidates anew; it gets
+        only passages that may be read.
 
         Raises:
             UsageError: if an argument is invalid, no document has the metadata to filter by, or the embedding model
                 is missing or not the one that the index was built with.
             EmbeddingError: if the query cannot be embedded.
+            RerankError: if the results cannot be reranked.
             GumshoeError: if the index is damaged.
         """
         if not isinstance(query, str):
@@ -133,7 +143,29 @@ class DocumentView:
             sorted((str(name), clean_line(str(value)).casefold()) for name, value in (filters or {}).items())
         )
         weight = dense_weight if self._parts.arrays.dense is not None else 0.0
-        return [*self._hits(cleaned, limit, wanted, weight, fusion)] if cleaned else []
+        if not cleaned:
+            return []
+        if reranker is None:
+            return [*self._hits(cleaned, limit, wanted, weight, fusion)]
+        depth = min(max(limit, reranker.candidates), MAX_RESULTS)
+        return self._rerank(cleaned, self._hits(cleaned, depth, wanted, weight, fusion), reranker)[:limit]
+
+    def _rerank(self, query: str, hits: Sequence[DocumentHit], reranker: Reranker) -> list[DocumentHit]:
+        """Return hits with those that the reranker looks at in its order, and the others below them."""
+        candidates = hits[: reranker.candidates]
+        scores = reranker.score(query, [self._read_passage(hit) for hit in candidates])
+        scored = [replace(hit, rerank_score=score) for hit, score in zip(candidates, scores, strict=True)]
+        return [*sorted(scored, key=lambda hit: -(hit.rerank_score or 0.0)), *hits[len(candidates) :]]
+
+    def _read_passage(self, hit: DocumentHit) -> str:
+        """Return the text of a hit's chunk under its context line."""
+        with self._parts.explain_damage():
+            found = self._resolve_id(hit.document_id)
+            position = int(hit.chunk_id.rpartition("#")[2])
+            query = f"{CHUNK} WHERE chunks.document = ? AND position = ?"
+            row = next(self._parts.database.execute(query, (found[1] if found else -1, position)), ("", "", 0, 0))
+        context, text, start, stop = row
+        return add_context(context, text[start:stop])
 
     def _find_hits(
         self, query: str, limit: int, wanted: Filters, weight: float, fusion: Fusion
@@ -159,15 +191,46 @@ class DocumentView:
         chunk_id = f"{document_id}#{position}"
         return DocumentHit(document_id, chunk_id, title, snippet, ranked.score, ranked.dense_rank, ranked.lexical_rank)
 
-    def read(self, document_id: str) -> Document:
+    def read(self, document_id: str, around: int | None = None, neighbours: int = 1) -> Document:
         """Return one document, by its id or by the id of a dropped duplicate.
+
+        With `around`, the number of a chunk from 0 as in `DocumentHit.chunk_id`, its text is only that chunk with
+        `neighbours` chunks before and after it. Where text is left out, there is `[…]`.
 
         Raises:
             DocumentNotFoundError: if there is no such document.
-            UsageError: if the id is not a string.
+            UsageError: if the id is not a string, or the document has no such chunk.
             GumshoeError: if the index is damaged.
         """
-        return self._read_row(_ALL, document_id)
+        document = self._read_row(_ALL, document_id)
+        if around is None:
+            return document
+        for name, value in (("around", around), ("neighbours", neighbours)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise _invalid_argument(f"{name} must be an integer >= 0, got {value!r}")
+        return replace(document, text=self._cut(document, around, neighbours))
+
+    def _cut(self, document: Document, around: int, neighbours: int) -> str:
+        """Return the text of a chunk of a document and of those beside it. Dropped duplicates have no rows."""
+        with self._parts.explain_damage():
+            found = self._resolve_id(document.document_id)
+            query = "SELECT position, start, stop FROM chunks WHERE document = ? ORDER BY position"
+            rows = list(self._parts.database.execute(query, (found[1] if found else -1,)))
+        text = document.text
+        last = rows[-1][0] + bool(text[rows[-1][2] :].strip())
+        if around > last:
+            raise UsageError(
+                "documents.chunk-not-found",
+                f"document {document.document_id!r} has chunks 0 to {last}, got {around}; use the number that a search "
+                "shows behind #",
+            )
+        first, end = around - neighbours, around + neighbours
+        start = max((stop for position, _, stop in rows if position < first), default=0)
+        start = next((begin for position, begin, _ in rows if position == first), start)
+        stop = min((begin for position, begin, _ in rows if position > end), default=len(text))
+        stop = next((finish for position, _, finish in rows if position == end), stop)
+        before, after = bool(text[:start].strip()), bool(text[stop:].strip())
+        return f"{f'{OMITTED} ' * before}{text[start:stop].strip()}{f' {OMITTED}' * after}"
 
     def head(self, document_id: str) -> Document:
         """Return a document like `read`, without the text, which may be long.

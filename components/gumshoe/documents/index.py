@@ -121,13 +121,13 @@ class DocumentIndex:
         """
         return self.open_view(None).search(query, **options)
 
-    def read(self, document_id: str) -> Document:
-        """Return one document of an index without collections. See `DocumentView.read`.
+    def read(self, document_id: str, around: int | None = None, neighbours: int = 1) -> Document:
+        """Return one document of an index without collections, or a part of it. See `DocumentView.read`.
 
         Raises:
             UsageError: if the index has collections, or as in `DocumentView.read`.
         """
-        return self.open_view(None).read(document_id)
+        return self.open_view(None).read(document_id, around, neighbours)
 
     def head(self, document_id: str) -> Document:
         """Return a document of an index without collections, without its text. See `DocumentView.head`.

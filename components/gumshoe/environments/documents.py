@@ -10,11 +10,13 @@ from pydantic import Field
 from gumshoe.documents.corpus import DocumentsCorpus
 from gumshoe.documents.document import Document
 from gumshoe.documents.index import DocumentHit, DocumentIndex, DocumentNotFoundError
+from gumshoe.embeddings.reranker import Reranker, RerankSettings, open_reranker
 from gumshoe.environments.base import DocumentSource, SourceText
 from gumshoe.environments.budgets import HitCharacters, HitCount, PageCharacters, cut_hit
 from gumshoe.environments.data_marks import NOTE
 from gumshoe.environments.search import SearchEnvironment
-from gumshoe.environments.tools import Toolbox, vary_tool
+from gumshoe.environments.tools import Toolbox, ToolError, vary_tool
+from gumshoe.errors import UsageError
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
 
 _SYSTEM = """\
@@ -40,8 +42,8 @@ _GAP = "\n\n[…]\n\n"  # replaces the omitted parts of a long document
 class SearchableDocuments(Protocol):
     """An index with the methods that the environment needs, such as `DocumentView`."""
 
-    def search(self, query: str, *, limit: int = 10) -> Iterable[DocumentHit]: ...
-    def read(self, document_id: str) -> Document: ...
+    def search(self, query: str, *, limit: int = 10, reranker: Reranker | None = None) -> Iterable[DocumentHit]: ...
+    def read(self, document_id: str, around: int | None = None, neighbours: int = 1) -> Document: ...
     def head(self, document_id: str) -> Document: ...
 
 
@@ -57,6 +59,9 @@ class DocumentsEnvironment(SearchEnvironment):
     For models with a small context, a hit has at most `hit_characters` characters of title and snippet. With
     `document_characters`, longer documents are read in pages of that many characters, whatever `longest` is. With
     `handles`, tools show handles such as d1 in place of ids; both can be read and given as sources.
+
+    With `neighbours`, a search lists the number of each passage's chunk, and `read_document` can read around it: the
+    chunk with that many chunks before and after it. `rerank` names a model that orders the results of searches anew.
 
     With `marks`, results of tools are enclosed in marks that no document can contain, and the system prompt says that
     the text between them is data (see `gumshoe.environments.data_marks`).
@@ -88,12 +93,17 @@ class DocumentsEnvironment(SearchEnvironment):
         document_characters: PageCharacters = None,
         handles: bool = False,
         marks: bool = True,
+        neighbours: Annotated[int, Field(ge=0, le=20)] = 0,
+        rerank: RerankSettings | None = None,
     ) -> None:
         if scenario.message_ids or scenario.inbox_address is not None:
             raise ScenarioError(
                 "environments.not-about-documents", f"scenario {scenario.id} is not about documents: it has an inbox"
             )
-        read = vary_tool(self.read_document, () if document_characters else ("page",))
+        without = (*(() if document_characters else ("page",)), *(() if neighbours else ("around",)))
+        read = vary_tool(self.read_document, without)
+        self._neighbours = neighbours
+        self._reranker = open_reranker(RerankSettings.model_validate(rerank)) if rerank else None
         self.toolbox = Toolbox([self.search_documents, read, self.return_final_answer], marks=marks)
         self._marks = marks
         self._index, self._max_turns = _open_view(index, scenario), max_turns
@@ -151,7 +161,8 @@ class DocumentsEnvironment(SearchEnvironment):
             query: What to look for, in a few words.
         """
         events = self.begin_search(query)
-        hits = list(self._index.search(query, limit=self._hits)) if query.strip() else []
+        options = {"reranker": self._reranker} if self._reranker else {}
+        hits = list(self._index.search(query, limit=self._hits, **options)) if query.strip() else []
         for hit in hits:
             self._listed.setdefault(hit.document_id, []).append(hit.snippet)
         listed = [self._format_hit(hit, query) for hit in hits]
@@ -160,22 +171,38 @@ class DocumentsEnvironment(SearchEnvironment):
     def _format_hit(self, hit: DocumentHit, query: str) -> str:
         """Format a hit for the model. The id comes last, so that a causal model knows what it identifies."""
         title, snippet = cut_hit(_to_one_line(hit.title), _to_one_line(hit.snippet), query, self._hit_characters)
-        return f"{title}\n  {snippet}\n  id: {self.show_id(hit.document_id)}"
+        chunk = f"  chunk: {hit.chunk_id.rpartition('#')[2]}\n" if self._neighbours else ""
+        return f"{title}\n  {snippet}\n{chunk}  id: {self.show_id(hit.document_id)}"
 
-    def read_document(self, document_id: str, page: int = 1) -> str:
+    def read_document(self, document_id: str, page: int = 1, around: int | None = None) -> str:
         """Read one document.
 
         Args:
             document_id: The id of a document, as a search lists it.
             page: The page to read of a long document.
+            around: The chunk of a passage, as a search lists it, to read only what stands around it.
         """
-        document = _read_or_none(self._index.read, self.resolve_id(document_id))
+        document = _read_or_none(lambda each: self._read(each, around), self.resolve_id(document_id))
         if document is None:
             raise self.unknown_id_error(f"document {document_id!r}")
         text = document.text
         if self._page_characters is None:
             text = make_excerpt(text, self._listed.get(document.document_id, []), self._longest)
         return self.show_page(document.document_id, document.title, text, page, self._page_characters)
+
+    def _read(self, document_id: str, around: int | None) -> Document:
+        """Read a document, or the chunks around one of it.
+
+        Raises:
+            ToolError: if it has no such chunk.
+        """
+        if around is None:
+            return self._index.read(document_id)
+        try:
+            return self._index.read(document_id, around, max(self._neighbours, 1))
+        except UsageError as error:
+            self._record_call()
+            raise ToolError(error.message) from None
 
     def return_final_answer(self, answer: str, document_ids: list[str]) -> str:
         """Give the answer to the question. This ends the conversation.
