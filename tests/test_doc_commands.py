@@ -38,7 +38,11 @@ CI = [
     PageRun("guides/questions-from-mail.md", prints=("at most 20 requests",)),
     PageRun("guides/scrape.md", leaves=("pages.failed.jsonl",)),
     PageRun("guides/access.md", prints=("serving.inbox-forbidden", '"name":"calendar-app"')),
-    PageRun("guides/feedback.md", prints=('{"kept":true}',), leaves=("scenarios.jsonl",)),
+    PageRun(
+        "guides/feedback.md",
+        prints=('{"kept":true}', "of them unanswerable"),
+        leaves=("feedback.jsonl", "scenarios.jsonl"),
+    ),
     PageRun("guides/rollouts.md", prints=("search_inbox",), replacements={"--limit 8": "--limit 2"}),
     PageRun("tutorials/serve.md", prints=("Friday.", "search_inbox(")),
     PageRun(
