@@ -1,6 +1,7 @@
 """Compare the polarity of words: "was not cancelled" denies what "was cancelled" says, as "unpaid" denies "paid"."""
 
 import re
+from functools import lru_cache
 
 from gumshoe.rewards.heuristic.normalized_text import NormalizedText, Word, stem_of
 
@@ -70,13 +71,18 @@ def is_negator(text: NormalizedText, word: Word) -> bool:
 
 def are_opposites(one: Word, other: Word) -> bool:
     """Return True if two words are opposites, such as "include" and "exclude", or "paid" and "unpaid"."""
-    first, second = stem_of(one.key), stem_of(other.key)
+    return _are_opposites(one.key, other.key)
+
+
+@lru_cache(maxsize=65536)
+def _are_opposites(one: str, other: str) -> bool:
+    first, second = stem_of(one), stem_of(other)
     if second in _OPPOSITES_OF.get(first, ()):
         return True
     return any(
         longer.startswith(("un", "in", "im", "il", "ir", "dis", "non", "mis"))
         and stem_of(_PREFIX.sub("", longer, count=1)) == shorter
-        for longer, shorter in ((one.key, second), (other.key, first))
+        for longer, shorter in ((one, second), (other, first))
         if len(longer) > len(shorter)
     )
 
@@ -84,12 +90,15 @@ def are_opposites(one: Word, other: Word) -> bool:
 def find_denied(reference: NormalizedText, answer: NormalizedText, words: list[Word]) -> tuple[Word, Word] | None:
     """Return a word of the reference and that of the answer with the opposite polarity; None if there is none.
 
-    A word that the answer has in both polarities is no contradiction. Neither is an opposite that compares two names,
+    A word that either text has in both polarities is no contradiction. Neither is an opposite that compares two names,
     such as "before" and "after", which depends on their roles.
     """
     is_compared = sum(any(own.agrees(each) for own in answer.words) for each in reference.words if each.is_name) > 1
     for word in words:
         if is_negator(reference, word):
+            continue
+        polarities = {_is_denied(reference, each) for each in reference.words if each.agrees(word)}
+        if len(polarities) > 1:
             continue
         is_denied = _is_denied(reference, word)
         contrary: Word | None = None
