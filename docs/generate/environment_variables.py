@@ -7,6 +7,7 @@ from docs.generate.command_line import list_commands
 from docs.generate.markdown import anchor, code, page, sentence, table
 
 from gumshoe.cluster.notify import WEBHOOK
+from gumshoe.embeddings.reranker import API_KEY as RERANK_KEY
 from gumshoe.inference.policy_names import ENGINE_VARIABLE
 from gumshoe.inference.vllm_access import KEY_VARIABLE
 from gumshoe.serving.settings import PREFIX as SERVE_PREFIX
@@ -16,6 +17,7 @@ from gumshoe.training.settings_sources import list_env_vars
 READ = {
     "Models and judges": {
         "OPENAI_API_KEY": "Key for chat models, chat judges and embedding endpoints (OpenAI-compatible).",
+        RERANK_KEY: "Key of the `/rerank` endpoint that document searches use, if it needs one.",
         ENGINE_VARIABLE: "Engine of the policies `tiny` and `local:MODEL`: `vllm` or `transformers`. Default: vLLM if "
         "it is installed. Trainings do not read it: use `gumshoe train --engine`.",
         KEY_VARIABLE: "Key of vLLM servers: servers that Gumshoe starts demand it, and clients send it. A training on "

@@ -92,7 +92,7 @@ def test_a_reranker_orders_the_results(index: DocumentIndex, server: RerankServe
     )
     plain, ordered = index.search(query), index.search(query, reranker=reranker)
     assert plain[0].document_id == "d2"
-    assert [hit.document_id for hit in ordered][0] == "d3"
+    assert ordered[0].document_id == "d3"
     assert {hit.document_id for hit in ordered} == {hit.document_id for hit in plain}
     assert [hit.rerank_score for hit in ordered] == [1, 0, 0]
     assert "Valves\nA valve and a pump are in the cellar." in server.requests[0]["documents"]
@@ -101,7 +101,7 @@ def test_a_reranker_orders_the_results(index: DocumentIndex, server: RerankServe
 
 
 def test_results_beyond_the_candidates_stay_below(index: DocumentIndex, server: RerankServer) -> None:
-    server.answer = lambda request: (200, {"results": [{"index": 0, "relevance_score": -5}]})
+    server.answer = lambda _: (200, {"results": [{"index": 0, "relevance_score": -5}]})
     plain = index.search("pump cellar")
     ordered = index.search(
         "pump cellar", reranker=open_reranker(RerankSettings(model="m", url=server.url, candidates=1))

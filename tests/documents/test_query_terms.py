@@ -116,7 +116,7 @@ def test_the_snippet_shows_the_words_of_a_script_without_spaces(tmp_path: Path) 
         ("Søren came.", "soren"),
         ("It costs 1,250,000 euros.", "1250000"),
         ("The in\u00advoice num\u200bber is 7.", "invoice number"),
-        ("ﬁne \uff30\uff35\uff2d\uff30", "fine pump"),
+        ("\ufb01ne \uff30\uff35\uff2d\uff30", "fine pump"),
         ("The year is ٢٠٢٤.", "2024"),
     ],
 )

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -132,11 +133,12 @@ def test_the_option_names_a_model_and_an_address() -> None:
 
 def test_a_cross_encoder_scores_pairs(tmp_path: Path) -> None:
     """Use a model with random weights: what counts is that it is loaded by its directory, and scores each text."""
-    from transformers import BertConfig, BertForSequenceClassification, BertTokenizerFast
+    models: Any = import_module("transformers")
+    models.set_seed(1)
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "vitamin", "gout", "c"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
-    config = BertConfig(
+    config = models.BertConfig(
         vocab_size=len(words),
         hidden_size=8,
         num_hidden_layers=1,
@@ -144,8 +146,8 @@ def test_a_cross_encoder_scores_pairs(tmp_path: Path) -> None:
         intermediate_size=8,
         num_labels=1,
     )
-    BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
-    BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "model")
+    models.BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
+    models.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "model")
     reranker = open_reranker(RerankSettings(model=str(tmp_path / "model"), candidates=2))
     first = reranker.score("vitamin c", ["gout", "vitamin c", "vitamin"])
     assert len(set(first)) == 3

@@ -180,9 +180,9 @@ class Counting(DocumentIndex):
 
     reads = 0
 
-    def read(self, document_id: str) -> Document:
+    def read(self, document_id: str, around: int | None = None, neighbours: int = 1) -> Document:
         self.reads += 1
-        return super().read(document_id)
+        return super().read(document_id, around, neighbours)
 
 
 def test_ids_and_sources_are_found_without_reading_texts(index: DocumentIndex) -> None:

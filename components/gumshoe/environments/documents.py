@@ -9,8 +9,8 @@ from pydantic import Field
 
 from gumshoe.documents.corpus import DocumentsCorpus
 from gumshoe.documents.document import Document
-from gumshoe.documents.index import DocumentHit, DocumentIndex, DocumentNotFoundError
-from gumshoe.embeddings.reranker import Reranker, RerankSettings, open_reranker
+from gumshoe.documents.index import DocumentHit, DocumentIndex, DocumentNotFoundError, DocumentView
+from gumshoe.embeddings.reranker import RerankSettings, open_reranker
 from gumshoe.environments.base import DocumentSource, SourceText
 from gumshoe.environments.budgets import HitCharacters, HitCount, PageCharacters, cut_hit
 from gumshoe.environments.data_marks import NOTE
@@ -42,8 +42,8 @@ _GAP = "\n\n[…]\n\n"  # replaces the omitted parts of a long document
 class SearchableDocuments(Protocol):
     """An index with the methods that the environment needs, such as `DocumentView`."""
 
-    def search(self, query: str, *, limit: int = 10, reranker: Reranker | None = None) -> Iterable[DocumentHit]: ...
-    def read(self, document_id: str, around: int | None = None, neighbours: int = 1) -> Document: ...
+    def search(self, query: str, *, limit: int = 10) -> Iterable[DocumentHit]: ...
+    def read(self, document_id: str) -> Document: ...
     def head(self, document_id: str) -> Document: ...
 
 
@@ -161,8 +161,7 @@ class DocumentsEnvironment(SearchEnvironment):
             query: What to look for, in a few words.
         """
         events = self.begin_search(query)
-        options = {"reranker": self._reranker} if self._reranker else {}
-        hits = list(self._index.search(query, limit=self._hits, **options)) if query.strip() else []
+        hits = list(self._search(query)) if query.strip() else []
         for hit in hits:
             self._listed.setdefault(hit.document_id, []).append(hit.snippet)
         listed = [self._format_hit(hit, query) for hit in hits]
@@ -190,13 +189,18 @@ class DocumentsEnvironment(SearchEnvironment):
             text = make_excerpt(text, self._listed.get(document.document_id, []), self._longest)
         return self.show_page(document.document_id, document.title, text, page, self._page_characters)
 
+    def _search(self, query: str) -> Iterable[DocumentHit]:
+        if self._reranker is not None and isinstance(self._index, DocumentView | DocumentIndex):
+            return self._index.search(query, limit=self._hits, reranker=self._reranker)
+        return self._index.search(query, limit=self._hits)
+
     def _read(self, document_id: str, around: int | None) -> Document:
-        """Read a document, or the chunks around one of it.
+        """Read a document, or the chunks around one of it if the index has chunks.
 
         Raises:
             ToolError: if it has no such chunk.
         """
-        if around is None:
+        if around is None or not isinstance(self._index, DocumentView | DocumentIndex):
             return self._index.read(document_id)
         try:
             return self._index.read(document_id, around, max(self._neighbours, 1))
