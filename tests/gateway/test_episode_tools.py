@@ -155,6 +155,10 @@ def test_tools_are_called_by_name(play: Play, expected: Expected) -> None:
         assert await asyncio.to_thread(lambda: tools.call("search_inbox", **SEARCH)) == wanted
         assert await tools.call_async("search_inbox", **SEARCH) == wanted
         assert await run_elsewhere(lambda: tools.call_async("search_inbox", **SEARCH)) == wanted
+        assert await tools.call_async("search_inbox", SEARCH) == wanted
+        assert await tools.call_async("search_inbox", json.dumps(SEARCH)) == wanted, "as the model wrote it"
+        for text in ("[1]", "{", '"x"'):
+            assert (await tools.call_async("search_inbox", text)).startswith("Error: ")
         assert (await tools.call_async("dance", name="x")).startswith("Error: ")
 
     assert [each.kind for each in play(work).trajectory.mistakes] == ["unknown tool"]

@@ -513,6 +513,26 @@ def test_an_output_file_that_cannot_be_written_is_reported_before_any_request(
     assert server.requests == []
 
 
+def test_an_agent_s_failure_is_shown_and_its_changed_code_is_not_mixed_with_the_old(
+    run: Run, server: FakeVLLM, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent is a module of the working directory, which is not on Python's path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    module, out = tmp_path / "slow_agent_of_a_user.py", tmp_path / "t.jsonl"
+    module.write_text("import asyncio\n\nasync def run(task):\n    await asyncio.sleep(60)\n")
+    words = options(place, out, adapter(server), samples=1, limit=1)
+    agent = ["--agent", "{slow_agent_of_a_user:run: {deadline: 0.2}}"]
+    ran = run(*words, *agent)
+    assert ran.status == 0
+    assert "within 0.2 seconds" in ran.err
+    assert run(*words, *agent).status == 0, "nothing is missing"
+    assert run(*words).code == "rollouts.other-settings", "Gumshoe's own loop"
+    module.write_text(module.read_text().replace("60", "61"))
+    ran = run(*words, *agent)
+    assert (ran.status, ran.code) == (2, "rollouts.other-agent-code")
+
+
 @pytest.fixture(scope="module")
 def trajectories(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write two groups of two; the second has a slash in its id, and control characters in its text."""

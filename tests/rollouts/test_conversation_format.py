@@ -271,7 +271,8 @@ def test_messages_that_a_template_drops_merges_or_moves_are_refused(
     own = ChatFormat(make_tokenizer(source)).conversations
     if others is not None:
         own.encode_opening(opening, [TOOL])
-    with raises(code, NAME):
+    roles = [each.role for each in others or opening] if code == "rollouts.message-left-out" else []
+    with raises(code, NAME, ", ".join(roles)):
         if others is None:
             own.encode_opening(opening, [TOOL])
         else:
