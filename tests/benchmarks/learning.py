@@ -179,11 +179,12 @@ def make_experiment(train: Questions, test: Questions, place: Path) -> Experimen
     return Experiment(train, test, evaluate("tiny", test, place))
 
 
-def evaluate(policy: str, asked: Questions, place: Path) -> PolicyResult:
-    """Evaluate a policy on the questions of a test."""
-    limit = ["--limit", str(QUESTIONS)] if asked.split == "all" else []
+def evaluate(policy: str, asked: Questions, place: Path, *more: str, questions: int = QUESTIONS) -> PolicyResult:
+    """Evaluate a policy on the questions of a test, with further options of `gumshoe evaluate`."""
+    limit = ["--limit", str(questions)] if asked.split == "all" else []
     bounds = ["--max-turns", "6", "--max-tokens", "120"]  # as in training
-    gumshoe("evaluate", *asked.words, "--split", asked.split, *limit, *bounds, "--policy", policy, "--out", str(place))
+    words = [*asked.words, "--split", asked.split, *limit, *bounds, *more]
+    gumshoe("evaluate", *words, "--policy", policy, "--out", str(place))
     result = EvaluationResult.model_validate_json((place / "metrics.json").read_bytes())
     return result.policies[0]
 
