@@ -34,7 +34,8 @@ app = typer.Typer(
 app.command(
     name="from-feedback",
     epilog="""
-    gumshoe scenarios from-feedback s3://bucket/project --since 90d --index index --out feedback.jsonl
+    gumshoe scenarios from-feedback s3://bucket/project --since 90d \\
+      --index index --out feedback.jsonl
     """,
 )(from_feedback)
 
