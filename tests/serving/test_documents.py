@@ -115,6 +115,7 @@ def test_inboxes_and_unknown_keys_are_refused(library: AgentProcess) -> None:
         "collections": [],
         "has_inboxes": False,
         "feedback": True,
+        "consent": "none",
         "sources": True,
     }
 
