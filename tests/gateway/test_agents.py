@@ -124,6 +124,13 @@ def test_a_function_may_return_an_agent_of_the_openai_sdk(gateway: "FakeGateway"
     assert gateway.requests[0]["instructions"] == "My own prompt."
 
 
+def test_an_agent_of_the_openai_sdk_ends_with_its_answer(gateway: "FakeGateway") -> None:
+    """Otherwise it would ask for another turn, which is refused."""
+    run(named("openai_agent_of_task"), gateway)
+    assert gateway.episode.calls == list(TURNS)
+    assert len(gateway.requests) == len(TURNS)
+
+
 def test_an_agent_of_the_openai_sdk_sends_nothing_elsewhere(
     gateway: "FakeGateway", monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -50,11 +50,11 @@ from gumshoe.rewards.builtin_rewards import rubric
 from gumshoe.rewards.judge import Judge, JudgedQuestion, Verdict
 from gumshoe.rewards.judge_registry import model_of, open_judge, parse_judge
 from gumshoe.rewards.scoring import JudgedTrajectory, judge_trajectory, map_concurrently
-from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.rollouts.trajectory import AGENT_FAILURES, Trajectory
 from gumshoe.rollouts.writer import RolloutOptions, read_trajectories, run_to_file, select_scenarios
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
-from gumshoe.terminal import Advance
+from gumshoe.terminal import Advance, err, printable
 
 _LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,63})=(.+)", re.S)
 _ADDRESS = re.compile(r"https?://[^#]*")  # may change when a server is restarted
@@ -332,6 +332,13 @@ async def _run_rollouts(
         path = directory / TRAJECTORIES / f"{each.name}.jsonl"
         with watch(each.name) as advance:
             report = await run_to_file(settings.rollout.for_policy(each.word), path, advance, env_factory)
+        if report.failure:
+            count = sum(report.endings.get(ending, 0) for ending in AGENT_FAILURES)
+            err.print(
+                f"[bold yellow]warning:[/] {each.name}: the agent failed in {count:,} of {report.done:,} episodes: "
+                f"{printable(report.failure)}",
+                soft_wrap=True,
+            )
         if report.dropped:
             scenario, cause = next(iter(report.dropped_groups.items()))
             failures.append(f"{each.name} did not answer {report.dropped:,} questions, e.g. {scenario}: {cause}")

@@ -6,6 +6,7 @@ import sys
 import uuid
 from typing import Any, Protocol
 
+from gumshoe.environments.registry import FINAL_ANSWER
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.gateway.agent_answers import ReturnedAnswer, read_answer
 from gumshoe.gateway.agent_errors import AgentDeadlineError, AgentFailedError, AgentsHangError, describe_exception
@@ -149,7 +150,7 @@ async def _invoke(graph: Any, task: AgentTask) -> Any:
 
 async def _run_openai_agent(agent: Any, task: AgentTask) -> Any:
     """Run an agent of the OpenAI Agents SDK. The gateway limits its turns, and nothing is sent to OpenAI."""
-    from agents import OpenAIProvider, RunConfig, Runner
+    from agents import OpenAIProvider, RunConfig, Runner, StopAtTools
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
     client = AsyncOpenAI(
@@ -159,5 +160,7 @@ async def _run_openai_agent(agent: Any, task: AgentTask) -> Any:
     )
     async with client:
         config = RunConfig(model_provider=OpenAIProvider(openai_client=client), tracing_disabled=True)
-        prompted = agent if agent.instructions is not None else agent.clone(instructions=task.system_prompt)
-        return await Runner.run(prompted, task.user_prompt, context=task, max_turns=None, run_config=config)
+        own: dict[str, Any] = {"instructions": task.system_prompt} if agent.instructions is None else {}
+        if agent.tool_use_behavior == "run_llm_again":  # after the answer, the gateway would refuse the next turn
+            own["tool_use_behavior"] = StopAtTools(stop_at_tool_names=[FINAL_ANSWER])
+        return await Runner.run(agent.clone(**own), task.user_prompt, context=task, max_turns=None, run_config=config)

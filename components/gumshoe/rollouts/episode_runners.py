@@ -23,6 +23,7 @@ from gumshoe.rollouts.chat_policy import ApiChatSession
 from gumshoe.rollouts.episode import EpisodeLimits, EpisodeRunner
 from gumshoe.rollouts.keyword_searcher import KeywordSearcher
 from gumshoe.rollouts.sessions import build_prompts, chat_loop, open_token_policy, token_chat_sessions
+from gumshoe.rollouts.trained_agent import warn_if_other_agent
 
 if TYPE_CHECKING:
     from gumshoe.inference.transformers_policy import TransformersPolicy
@@ -92,6 +93,7 @@ async def open_policy(
         yield chat_loop(lambda environment, _: nullcontext(KeywordSearcher(environment)))
         return
     settings = resolve_chat_settings(chat_settings, *name.directories, tokenizer)
+    warn_if_other_agent(name.directories, agent)
     if name.kind == "chat":
         async with openai_client(name.urls[0] if name.urls else None) as client:
             model = ApiChatModel(client, name.model, sampling, settings)
