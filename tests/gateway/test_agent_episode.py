@@ -295,6 +295,26 @@ def test_a_conversation_that_fills_the_context_is_refused(play: Play) -> None:
     assert (done.ending, done.turns) == ("context full", 1)
 
 
+@pytest.mark.parametrize("place", ["message", "call", "tool"])
+def test_a_conversation_with_too_many_characters_is_refused_before_it_is_encoded(play: Play, place: str) -> None:
+    """Encoding 8 MB would delay all other episodes for seconds."""
+    large, most = "x" * 24_000, "24,000"
+    more = {
+        "message": (AgentMessage("user", large),),
+        "call": (AgentMessage("assistant", "", (Call("t", {"a": large}),)),),
+    }
+    function = {"name": "t", "description": large, "parameters": {"type": "object", "properties": {}}}
+
+    async def agent(episode: "AgentEpisode") -> None:
+        opening = (AgentMessage("system", "You search."), AgentMessage("user", "What is the price of gas?"))
+        tools = ({"type": "function", "function": function},) if place == "tool" else ()
+        with pytest.raises(ContextFullError) as caught:
+            await episode.complete(ModelRequest((*opening, *more.get(place, ())), tools))
+        assert f"the maximum is {most}" in str(caught.value)
+
+    assert play(agent, limits=EpisodeLimits(max_context=1500)).ending == "context full"
+
+
 def test_a_failure_of_the_policy_makes_the_episode_worthless(play: Play) -> None:
     class Failing:
         failures = 0

@@ -32,6 +32,8 @@ from gumshoe.rollouts.turn_sampler import MIN_TURN_TOKENS, SampledTurn, TurnSamp
 if TYPE_CHECKING:
     from gumshoe.gateway.foreign_tools import ForeignTools
 
+_MAX_CHARACTERS = 16
+"""Maximum number of characters of a conversation per token of the context: several times those of any real text."""
 _FAILED = "the policy or a tool failed, so the episode ends here and will be run again"
 
 
@@ -86,6 +88,7 @@ class AgentEpisode:
         """
         self._check_running()
         self._check_limits(request.samples)
+        self._check_size(request)
         try:
             conversation = self._tree.compose(request.messages, request.tools)
         except UsageError as error:
@@ -137,6 +140,19 @@ class AgentEpisode:
         if tokens is not None and self.trajectory.sampled_tokens >= tokens:
             self._limit = "max turns"
             raise LimitReachedError("gateway.tokens-exceeded", f"the episode may sample {tokens:,} tokens")
+
+    def _check_size(self, request: ModelRequest) -> None:
+        """Refuse a conversation that cannot fit before it is encoded, which would delay all other episodes."""
+        most = _MAX_CHARACTERS * self._max_context
+        size = sum(len(each.text) for each in request.messages) + len(json.dumps(request.tools))
+        size += sum(len(json.dumps(each.arguments)) for message in request.messages for each in message.calls)
+        if size > most:
+            self._limit = "context full"
+            raise ContextFullError(
+                "gateway.context-full",
+                f"the conversation has {size:,} characters, and the maximum is {most:,}: {_MAX_CHARACTERS} for each "
+                f"of {self._max_context:,} tokens",
+            )
 
     def _limit_sampler(self, request: ModelRequest, before: str) -> TurnSampler:
         sampling, all_tokens = self._sampler.sampling, self._settings.max_sampled_tokens
