@@ -1,6 +1,7 @@
 """Episodes that real agents run through the gateway: the same tokens as those of our own loop, and their endings."""
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from gumshoe.rollouts.trajectory import Trajectory
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 from tests.rollouts.conversations import call
 from tests.scenarios.questions import scenario
+from tests.waiting import async_wait_until
 
 if TYPE_CHECKING:
     from gumshoe.gateway.agent_task import AgentTask
@@ -92,7 +94,7 @@ async def ask(task: "AgentTask", **more: Any) -> Any:
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
     http = DefaultAsyncHttpxClient(trust_env=False)
-    async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, http_client=http) as client:
+    async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, http_client=http, max_retries=0) as client:
         messages: Any = [
             {"role": "system", "content": task.system_prompt},
             {"role": "user", "content": task.user_prompt},
@@ -177,3 +179,49 @@ def test_a_failure_of_the_policy_is_none_of_the_agent(run: Run) -> None:
     for agent in (answers, fails, asks_on):
         with pytest.raises(PolicyError):
             run(named(agent), Failing())
+
+
+refused = threading.Event()
+
+
+async def gives_up(task: "AgentTask") -> str | None:
+    """Ask twice at once, and have no answer if a request is refused."""
+    from openai import RateLimitError
+
+    async def ask_once() -> bool:
+        try:
+            await ask(task)
+        except RateLimitError:
+            refused.set()
+            return True
+        return False
+
+    return None if any(await asyncio.gather(ask_once(), ask_once())) else "42"
+
+
+async def carries_on(task: "AgentTask") -> str:
+    """Answer although a request is refused."""
+    await gives_up(task)
+    return "42"
+
+
+def test_an_agent_that_gives_up_because_the_gateway_is_busy_runs_again(
+    run: Run, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe.gateway import gateway_server
+    from gumshoe.gateway.gateway_limits import GatewayLimits
+
+    class Slow(ScriptedPolicy):
+        async def sample(self, *given: Any, **more: Any) -> Any:
+            await async_wait_until(refused.is_set)
+            return await super().sample(*given, **more)
+
+    monkeypatch.setattr(gateway_server, "GatewayLimits", lambda: GatewayLimits(requests=1))
+    refused.clear()
+    policy = Slow(tokenizer, lambda *_: TURNS[0])
+    with pytest.raises(UnavailableError) as caught:
+        run(named(gives_up), policy)
+    assert caught.value.code == "gateway.agent-refused"
+    refused.clear()
+    (done,) = run(named(carries_on), policy)
+    assert (done.ending, done.turns) == ("answer", 1)

@@ -49,6 +49,8 @@ class AdmittedEpisode:
     episode: ServedEpisode
     responses: StoredResponses = field(default_factory=StoredResponses)
     is_over: bool = False
+    was_refused: bool = False
+    """True if a request was refused because too many requests of all episodes ran."""
     running: dict[Purpose, set[asyncio.Task[Any]]] = field(default_factory=lambda: {"model": set(), "tools": set()})
 
 
@@ -64,11 +66,11 @@ class AdmittedEpisodes:
         return self._by_key.get(key)
 
     @contextmanager
-    def admit(self, episode: ServedEpisode) -> Iterator[None]:
+    def admit(self, episode: ServedEpisode) -> Iterator[AdmittedEpisode]:
         """Accept the key of an episode while the block runs. Requests that still run at its end are cancelled."""
         admitted = self._by_key[episode.key] = AdmittedEpisode(episode)
         try:
-            yield
+            yield admitted
         finally:
             del self._by_key[episode.key]
             admitted.is_over = True
@@ -88,6 +90,7 @@ class AdmittedEpisodes:
         if len(running) >= most:
             raise TooManyRequestsError("gateway.too-many-requests", f"an episode may have {most} requests at once")
         if self._running >= limits.requests:
+            admitted.was_refused = True
             raise TooManyRequestsError("gateway.busy", "too many requests of all episodes run")
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         running.add(task)

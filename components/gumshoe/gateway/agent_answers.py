@@ -30,7 +30,7 @@ class ReturnedAnswer:
 
 
 def read_answer(value: Any) -> ReturnedAnswer:
-    """Read the answer from the value that an agent returned.
+    """Read the answer from the value that an agent returned. Call it where agents run: that may run their code.
 
     It may be: None; a text, which may be JSON with `answer` and `sources`; a mapping, a dataclass or a pydantic model
     with `answer` and `sources`; a message of a model; the state of a graph, whose answer is its `structured_response`,

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gumshoe.gateway.foreign_tools import ForeignTools
 
 _FAILED = "the policy or a tool failed, so the episode ends here and will be run again"
-_MAX_TOKEN_CHARACTERS = 16
+_MAX_TOKEN_CHARACTERS = 16  # per token of the context: several times those of any real text
 _ANSWERED = "Error: the final answer was given, so nothing else can be called"
 
 

@@ -10,6 +10,8 @@ from gumshoe.text_checks import replace_bad_characters
 
 _NOT_OF_AGENTS = (sysconfig.get_path("stdlib"), str(Path(__file__).parents[1]), "<")  # beginnings of files' names
 _MOST_SHOWN = 600  # characters of an agent's own text in a message
+_MOST_READ = 50_000  # characters of it that are searched for credentials
+_MOST_GROUPS = 10  # exception groups within each other
 
 
 class AgentFailedError(GumshoeError):
@@ -29,18 +31,27 @@ class AgentsHangError(UsageError):
 
 
 def describe_exception(error: BaseException, key: str) -> str:
-    """Return type, message and line of an agent's exception, without the key of its episode."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
+    """Return type, message and line of an agent's exception, without the key of its episode.
+
+    Call it where agents run: reading the message runs code of the exception's class.
+    """
+    for _ in range(_MOST_GROUPS):
+        if isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
     lines = [each for each in extract_tb(error.__traceback__) if not each.filename.startswith(_NOT_OF_AGENTS)]
     own = [each for each in lines if "site-packages" not in each.filename]
     place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
-    return shorten(f"{type(error).__name__}: {error}", key) + place
+    try:
+        message = str(error)
+    except BaseException as fault:  # noqa: BLE001 - of a class that the agent has written
+        message = f"its message cannot be read ({type(fault).__name__})"
+    return shorten(f"{type(error).__name__}: {message}", key) + place
 
 
 def shorten(text: str, key: str, *, from_end: bool = False) -> str:
     """Return the beginning or the end of an agent's own text, without credentials and the key of its episode."""
-    cleaned = redact(replace_bad_characters(text).replace(key, MASK)).strip()
+    read = text[-_MOST_READ:] if from_end else text[:_MOST_READ]
+    cleaned = redact(replace_bad_characters(read).replace(key, MASK)).strip()
     if len(cleaned) <= _MOST_SHOWN:
         return cleaned
     return f"…{cleaned[-_MOST_SHOWN:]}" if from_end else f"{cleaned[:_MOST_SHOWN]}…"

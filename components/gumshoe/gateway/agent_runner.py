@@ -67,9 +67,15 @@ class _AgentRunner:
         with _hold_server(self.policy) as policy:
             sampler = TurnSampler(policy, self.chat, self.sampling)
             episode = AgentEpisode(start, sampler, self.max_context, self.settings, self.foreign)
-            with self.gateway.admit(episode):
+            with self.gateway.admit(episode) as admitted:
                 answer, ending, detail = await self._run_agent(episode, start)
                 trajectory = await episode.end(answer.answer, answer.sources)
+        if trajectory.ending == "no answer" and admitted.was_refused:
+            raise AgentUnavailableError(
+                "gateway.agent-refused",
+                "the agent ended without an answer after the gateway was too busy for its requests; run fewer episodes "
+                "at once",
+            )
         if ending is not None and trajectory.ending == "no answer":
             trajectory.ending, trajectory.detail = ending, detail
         return trajectory

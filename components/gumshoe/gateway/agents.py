@@ -93,26 +93,30 @@ class PythonAgent:
     async def __call__(self, task: AgentTask) -> ReturnedAnswer:
         """Run one episode. See `Agent`."""
         async with self._slots:
-            timer = asyncio.timeout(self._deadline)
             try:
-                async with timer:
-                    return read_answer(await run_agent(self._drive(task)))
-            except (AgentFailedError, AgentsHangError, UnavailableError):
-                raise
-            except BaseException as error:
-                if timer.expired():
-                    raise AgentDeadlineError(
-                        "gateway.agent-deadline", f"the agent did not end within {self._deadline:g} seconds"
-                    ) from None
-                if _is_cancelled(error):
-                    raise
-                raise AgentFailedError(
-                    "gateway.agent-raised", f"the agent raised {describe_exception(error, task.api_key)}"
+                async with asyncio.timeout(self._deadline):
+                    return await run_agent(self._drive(task))
+            except TimeoutError:
+                raise AgentDeadlineError(
+                    "gateway.agent-deadline", f"the agent did not end within {self._deadline:g} seconds"
                 ) from None
 
-    async def _drive(self, task: AgentTask) -> Any:
-        """Run the agent, in the event loop of agents, and return what it returns."""
+    async def _drive(self, task: AgentTask) -> ReturnedAnswer:
+        """Run the agent, in the event loop of agents, and read its answer or its exception, whose code may block."""
         _task.set(task)
+        try:
+            return read_answer(await self._run(task))
+        except (AgentFailedError, AgentsHangError, UnavailableError):
+            raise
+        except BaseException as error:
+            if _is_cancelled(error):
+                raise
+            raise AgentFailedError(
+                "gateway.agent-raised", f"the agent raised {describe_exception(error, task.api_key)}"
+            ) from None
+
+    async def _run(self, task: AgentTask) -> Any:
+        """Run the agent, and return what it returns."""
         found = self._agent
         if not (_is_openai_agent(found) or _is_runnable(found)):
             found = await _call(found, task)

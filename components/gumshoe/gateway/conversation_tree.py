@@ -36,10 +36,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class _KnownTurn:
-    """A turn that was sampled in this episode."""
+    """A turn that was sampled in this episode, or that an agent wrote itself."""
 
     history: tuple[int, ...]
-    """[tokens] before it."""
+    """[tokens] before it. Empty if an agent wrote it: copies for thousands of turns would take minutes."""
     ids: tuple[int, ...]
     """[tokens]"""
     calls: tuple[Call, ...]
@@ -117,10 +117,9 @@ class ConversationTree:
         """Return a turn of a conversation: as it was sampled, or else as the template would write it."""
         known = self._known.get(_key(message.text, message.calls), [])
         if known:
-            seen = tuple(history)
-            return next((each for each in known if each.history == seen), known[0])
-        turn = self.chat.conversations.encode_turn(message.calls, message.text)
-        return _KnownTurn(tuple(history), turn.ids, message.calls)
+            same = (each for each in known if len(each.history) == len(history) and each.history == tuple(history))
+            return next(same, known[0])
+        return _KnownTurn((), self.chat.conversations.encode_turn(message.calls, message.text).ids, message.calls)
 
     def _find_reason(self, conversation: Conversation, shared: int) -> SplitReason:
         if shared == len(conversation.ids):

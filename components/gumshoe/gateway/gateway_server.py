@@ -65,7 +65,7 @@ class Gateway:
         """Address of the MCP server."""
         self._episodes = episodes
 
-    def admit(self, episode: ServedEpisode) -> AbstractContextManager[None]:
+    def admit(self, episode: ServedEpisode) -> AbstractContextManager[AdmittedEpisode]:
         """Accept the key of an episode while the block runs. Requests that still run at its end are cancelled."""
         return self._episodes.admit(episode)
 

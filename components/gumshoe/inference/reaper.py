@@ -8,7 +8,8 @@ seconds to exit by itself, and none after a SIGQUIT. Options, before the program
     --input FD          standard input of the program; without it, the program has none
     --report FD         write there how the program ended: `exit STATUS`, `signal NUMBER`, or `error TEXT` if it could
                         not be started
-    --contain           end also processes that have left the program's process group (Linux)
+    --contain           end also processes that have left the program's process group, and let Linux kill the program
+                        before others if memory is used up (Linux)
 
 It imports the standard library only, and can therefore be run as a file by `python -I -S`, with an environment that is
 meant for the program.
@@ -27,6 +28,7 @@ from typing import TextIO
 _PATIENCE = 10.0  # default seconds between SIGTERM and SIGKILL
 _POLL_INTERVAL = 0.5  # seconds between checks if the program still runs, where its end cannot be waited for
 _ORPHAN_PATIENCE = 2.0  # seconds for killed orphans to disappear
+_OOM_SCORE = "1000"  # the maximum
 _DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl
 
 
@@ -87,7 +89,7 @@ def _start(options: _Options) -> "subprocess.Popen[bytes]":
         stdin=options.input,
         start_new_session=True,
         env=_read_own_environment() if options.is_contained else None,
-        preexec_fn=_die_with_reaper if options.is_contained else None,
+        preexec_fn=_yield_to_others if options.is_contained else None,
     )
 
 
@@ -133,9 +135,11 @@ def _adopt_orphans() -> None:
     _set_process_option(_SUBREAPER, 1)
 
 
-def _die_with_reaper() -> None:
-    """Let this process be killed if its parent, the reaper, is killed."""
+def _yield_to_others() -> None:
+    """Let this process be killed if its parent, the reaper, is killed; and before others if memory is used up."""
     _set_process_option(_DEATH_SIGNAL, signal.SIGKILL)
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
+        file.write(_OOM_SCORE)
 
 
 def _set_process_option(option: int, value: int) -> None:
