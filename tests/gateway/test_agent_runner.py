@@ -95,10 +95,8 @@ async def ask(task: "AgentTask", **more: Any) -> Any:
 
     http = DefaultAsyncHttpxClient(trust_env=False)
     async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, http_client=http, max_retries=0) as client:
-        messages: Any = [
-            {"role": "system", "content": task.system_prompt},
-            {"role": "user", "content": task.user_prompt},
-        ]
+        texts = {"system": task.system_prompt, "user": task.user_prompt}
+        messages: Any = [{"role": role, "content": text} for role, text in texts.items()]
         return await client.chat.completions.create(model=task.model, messages=messages, **more)
 
 

@@ -124,9 +124,10 @@ def test_a_function_may_return_an_agent_of_the_openai_sdk(gateway: "FakeGateway"
     assert gateway.requests[0]["instructions"] == "My own prompt."
 
 
-def test_an_agent_of_the_openai_sdk_ends_with_its_answer(gateway: "FakeGateway") -> None:
-    """Otherwise it would ask for another turn, which is refused."""
-    run(named("openai_agent_of_task"), gateway)
+@pytest.mark.parametrize("name", ["openai_agent_of_task", "graph_of_task"])
+def test_agents_of_frameworks_end_with_their_answer(name: str, gateway: "FakeGateway") -> None:
+    """Turns after the answer would be trained on, although nothing depends on them."""
+    run(named(name), gateway)
     assert gateway.episode.calls == list(TURNS)
     assert len(gateway.requests) == len(TURNS)
 

@@ -4,6 +4,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gumshoe.environments.registry import FINAL_ANSWER
 from gumshoe.environments.tools import Call
 from gumshoe.errors import UsageError
 from gumshoe.json_text import InvalidJsonError, load_json
@@ -66,7 +67,12 @@ def to_langchain_tool(tool: FrameworkTool) -> "StructuredTool":
         return await tool.call_async(Call(tool.name, arguments))
 
     return StructuredTool(
-        name=tool.name, description=tool.description, args_schema=tool.parameters, func=run, coroutine=run_async
+        name=tool.name,
+        description=tool.description,
+        args_schema=tool.parameters,
+        func=run,
+        coroutine=run_async,
+        return_direct=tool.name == FINAL_ANSWER,  # agents of LangChain end with the answer
     )
 
 
