@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gumshoe.gateway.foreign_tools import ForeignTools
 
 _FAILED = "the policy or a tool failed, so the episode ends here and will be run again"
-_MAX_TOKEN_CHARACTERS = 16
+_MAX_TOKEN_CHARACTERS = 16  # per token of the context: several times those of any real text
 _ANSWERED = "Error: the final answer was given, so nothing else can be called"
 
 
@@ -62,7 +62,7 @@ class AgentEpisode:
         self._requested = Counter[tuple[int, ...]]()  # turns by their history
         self._running = self._tool_calls = self._call_ids = self._early_events = 0
         self._tool_lock = asyncio.Lock()  # environments are not made for several calls at once
-        self._tool_task: asyncio.Task[str] | None = None
+        self._tool_task: asyncio.Task[str] | None = None  # event loops hold tasks only weakly
         self._limit: Literal["", "max turns", "context full"] = ""
         self._is_over = False
 
