@@ -35,27 +35,37 @@ TOOL: dict[str, Any] = {
 }
 
 
-class StandIn:
-    """An episode whose model returns `turns`, one after the other, and then the last one again."""
+class Held:
+    """Count calls, which wait until `released` is set. It is set at first."""
 
-    def __init__(self, *turns: SampledMessage | BaseException) -> None:
-        self.key = secrets.token_urlsafe(32)
-        self.requests: list[ModelRequest] = []
-        self.begun = self.cancelled = self.done = 0
+    def __init__(self) -> None:
+        self.begun = self.cancelled = 0
         self.released = asyncio.Event()
-        """The model waits for it."""
         self.released.set()
-        self._turns = list(turns or (TEXT,))
-        self._numbers = itertools.count(1)
 
-    async def complete(self, request: ModelRequest) -> ModelResponse:
-        self.requests.append(request)
+    async def wait(self) -> None:
         self.begun += 1
         try:
             await self.released.wait()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
+
+
+class StandIn(Held):
+    """An episode whose model returns `turns`, one after the other, and then the last one again."""
+
+    def __init__(self, *turns: SampledMessage | BaseException) -> None:
+        super().__init__()
+        self.key = secrets.token_urlsafe(32)
+        self.requests: list[ModelRequest] = []
+        self.done = 0
+        self._turns = list(turns or (TEXT,))
+        self._numbers = itertools.count(1)
+
+    async def complete(self, request: ModelRequest) -> ModelResponse:
+        self.requests.append(request)
+        await self.wait()
         turn = self._turns.pop(0) if len(self._turns) > 1 else self._turns[0]
         self.done += 1
         if isinstance(turn, BaseException):

@@ -1,7 +1,8 @@
 """Connections to the gateway that are slow, idle, malformed or too many, over raw sockets."""
 
 import asyncio
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -22,6 +23,19 @@ async def talk(served: Served, data: bytes) -> bytes:
         writer.close()
         with suppress(ConnectionError):
             await writer.wait_closed()
+
+
+@asynccontextmanager
+async def waiting_request(served: Served) -> AsyncIterator[None]:
+    """Let a request wait for the model while the block runs, and check that it is answered then."""
+    episode = StandIn()
+    episode.released.clear()
+    with served.gateway.admit(episode):
+        asked = asyncio.create_task(served.post(episode, CHAT))
+        await async_wait_until(lambda: episode.begun == 1)
+        yield
+        episode.released.set()
+        assert (await asked).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -50,11 +64,7 @@ def test_headers_have_limits_of_form_size_and_time(data: bytes, status: bytes, c
 
 def test_a_new_connection_replaces_the_one_that_waits_longest() -> None:
     async def test(served: Served) -> None:
-        episode = StandIn()
-        episode.released.clear()
-        with served.gateway.admit(episode):
-            asked = asyncio.create_task(served.post(episode, CHAT))
-            await async_wait_until(lambda: episode.begun == 1)
+        async with waiting_request(served):
             silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(3)]
             closed = [asyncio.create_task(reader.read()) for reader, _ in silent]
             await asyncio.wait(closed, return_when=asyncio.FIRST_COMPLETED)
@@ -62,26 +72,18 @@ def test_a_new_connection_replaces_the_one_that_waits_longest() -> None:
                 assert await closed[0] == b""
             assert not closed[1].done()
             assert not closed[2].done()
-            episode.released.set()
-            assert (await asked).status_code == 200
-            for _, writer in silent:
-                writer.close()
-            await asyncio.gather(*closed, return_exceptions=True)
+        for _, writer in silent:
+            writer.close()
+        await asyncio.gather(*closed, return_exceptions=True)
 
     serve(test, connections=3, header_seconds=60)
 
 
 def test_without_room_a_connection_is_refused() -> None:
     async def test(served: Served) -> None:
-        episode = StandIn()
-        episode.released.clear()
-        with served.gateway.admit(episode):
-            asked = asyncio.create_task(served.post(episode, CHAT))
-            await async_wait_until(lambda: episode.begun == 1)
+        async with waiting_request(served):
             with suppress(ConnectionError):
                 assert await talk(served, b"GET / HTTP/1.1\r\n\r\n") == b""
-            episode.released.set()
-            assert (await asked).status_code == 200
 
     serve(test, connections=1)
 

@@ -20,18 +20,16 @@ from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.turn_sampler import TurnSampler
+from tests.gateway.served_episodes import QUESTION, Held
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 from tests.rollouts.conversations import call
 from tests.scenarios.questions import scenario
+from tests.waiting import async_wait_until
 
 if TYPE_CHECKING:
     from gumshoe.gateway.agent_episode import AgentEpisode
     from gumshoe.gateway.gateway_server import Gateway
 
-QUESTION: list[Any] = [
-    {"role": "system", "content": "You search."},
-    {"role": "user", "content": "What is the price of gas?"},
-]
 SEARCH = call("search_inbox", keywords=["gas"])
 
 
@@ -90,26 +88,17 @@ def say(tokenizer: Any, *turns: str) -> ScriptedPolicy:
     return ScriptedPolicy(tokenizer, lambda *_: left.pop(0) if len(left) > 1 else left[0])
 
 
-class Slow:
+class Slow(Held):
     """Policy that waits until it is released."""
 
     def __init__(self, policy: Policy) -> None:
-        self.policy, self.begun, self.released, self.cancelled = policy, 0, asyncio.Event(), 0
+        super().__init__()
+        self.policy = policy
+        self.released.clear()
 
     async def sample(self, prompt_ids: Any, sampling: Sampling, **more: Any) -> Completion:
-        self.begun += 1
-        try:
-            await self.released.wait()
-        except asyncio.CancelledError:
-            self.cancelled += 1
-            raise
+        await self.wait()
         return await self.policy.sample(prompt_ids, sampling, **more)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(30):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def test_a_conversation_with_tools_keeps_the_sampled_ids(serve: Serve, tokenizer: Any) -> None:
@@ -262,12 +251,12 @@ def test_requests_end_with_their_client_or_their_episode(serve: Serve, tokenizer
             create = client.chat.completions.create
             with place.gateway.admit(episode):
                 left = asyncio.create_task(create(model="x", messages=QUESTION))
-                await until(lambda: policy.begun == 1)
+                await async_wait_until(lambda: policy.begun == 1)
                 left.cancel()
-                await until(lambda: policy.cancelled == 1)
+                await async_wait_until(lambda: policy.cancelled == 1)
                 late = asyncio.create_task(create(model="x", messages=QUESTION))
                 streamed = asyncio.create_task(create(model="x", messages=QUESTION, stream=True))
-                await until(lambda: policy.begun == 3)
+                await async_wait_until(lambda: policy.begun == 3)
             for task in (late, streamed):
                 with pytest.raises(openai.AuthenticationError):
                     await task

@@ -2,7 +2,6 @@
 
 import base64
 import tarfile
-import time
 from collections import Counter
 from datetime import UTC, datetime
 from email import policy
@@ -18,6 +17,7 @@ from gumshoe.mail.mail_records import parse_record
 from gumshoe.mail.message import ParsedMessage, to_datetime
 from gumshoe.mail.rfc822 import parse_message
 from gumshoe.mail.sources import open_source
+from tests.cpu_time import limit_cpu
 from tests.mail.raw_messages import multipart, parse
 
 QUICK = settings(derandomize=True, deadline=None, database=None)
@@ -64,15 +64,14 @@ def test_blank_lines_or_a_byte_order_mark_before_headers_are_skipped() -> None:
 
 
 def test_large_headers_and_many_parts_are_handled_quickly() -> None:
-    started = time.process_time()
-    assert parse_headers("From: ann@example.com\n" + "\n".join(f"X-{n}: x" for n in range(10_000))).body == "Text."
-    many = ", ".join(f'"P, {n}" <p{n}@example.com>' for n in range(10_000))
-    assert len(parse_headers(f"From: ann@example.com\nTo: {many}").recipients) == 10_000
-    assert multipart("mixed", *["\nx"] * 10_000).count("x") == 10_000
-    assert parse_headers("From: " + "(" * 5000 + " ann@example.com").sender == "ann@example.com"
-    assert parse_headers("From: ann@example.com\nSubject: " + "x=?a?b?" * 20_000).subject
-    assert parse_headers("From: ann@example.com\nContent-Type: text/plain" + '; a="b' * 10_000).body == "Text."
-    assert time.process_time() - started < 20
+    with limit_cpu(20):
+        assert parse_headers("From: ann@example.com\n" + "\n".join(f"X-{n}: x" for n in range(10_000))).body == "Text."
+        many = ", ".join(f'"P, {n}" <p{n}@example.com>' for n in range(10_000))
+        assert len(parse_headers(f"From: ann@example.com\nTo: {many}").recipients) == 10_000
+        assert multipart("mixed", *["\nx"] * 10_000).count("x") == 10_000
+        assert parse_headers("From: " + "(" * 5000 + " ann@example.com").sender == "ann@example.com"
+        assert parse_headers("From: ann@example.com\nSubject: " + "x=?a?b?" * 20_000).subject
+        assert parse_headers("From: ann@example.com\nContent-Type: text/plain" + '; a="b' * 10_000).body == "Text."
 
 
 # Headers

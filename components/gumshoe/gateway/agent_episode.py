@@ -62,7 +62,7 @@ class AgentEpisode:
         self._requested = Counter[tuple[int, ...]]()  # turns by their history
         self._running = self._tool_calls = self._call_ids = self._early_events = 0
         self._tool_lock = asyncio.Lock()  # environments are not made for several calls at once
-        self._tool_task: asyncio.Task[str] | None = None
+        self._tool_task: asyncio.Task[str] | None = None  # event loops hold tasks only weakly
         self._limit: Literal["", "max turns", "context full"] = ""
         self._is_over = False
 

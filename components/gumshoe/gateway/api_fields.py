@@ -177,7 +177,7 @@ def read_tool_choice(choice: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
 
     Raises:
         InvalidRequestError: if it names an unknown tool.
-        UnsupportedParameterError: if it is none of these.
+        UnsupportedParameterError: if it has another form.
     """
     if choice in (None, "auto", "required", "none"):
         return bool(choice != "none")

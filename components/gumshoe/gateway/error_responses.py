@@ -28,7 +28,7 @@ def find_status(error: GumshoeError) -> int:
 
 
 def write_error(error: GumshoeError) -> tuple[Headers, bytes]:
-    """Return headers and body of an error. Clients of OpenAI's API try again only where they are told to."""
+    """Return headers and body of an error. OpenAI's clients try again only if `x-should-retry` is true."""
     body = orjson.dumps({"error": describe_error(error)})
     retry_after = error.retry_after if isinstance(error, GatewayError) else None
     headers = [

@@ -12,14 +12,14 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
 from gumshoe.gateway.error_responses import find_status, write_error
 from gumshoe.gateway.gateway_errors import InvalidRequestError, RequestTooLargeError, RequestTooSlowError
 from gumshoe.gateway.gateway_limits import GatewayLimits
+from gumshoe.http_connection import BoundedConnection, Fault
 
-_MAX_PIPELINED = 16  # requests that a connection may send before their answers
 _DESCRIPTORS = 0.5  # fraction of the file descriptors that connections may use
 _SHUTDOWN = 5  # seconds that running requests have when the gateway closes
 
@@ -74,8 +74,8 @@ class ConnectionConfig(uvicorn.Config):
         self.connected = _Connections(max(1, min(limits.connections, int(files * _DESCRIPTORS))))
 
 
-class GatewayConnection(HttpToolsProtocol):
-    """Connection with a deadline and a limit for the headers of each request.
+class GatewayConnection(BoundedConnection):
+    """Connection with a deadline for the headers of each request.
 
     It is in the state of each request as `connection`.
     """
@@ -89,16 +89,15 @@ class GatewayConnection(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, {**app_state, "connection": self}, _loop)
+        state = {**app_state, "connection": self}
+        super().__init__(config, server_state, state, _loop, config.limits.header_bytes)
         self.logger = _silent
         self.request: asyncio.Task[Any] | None = None
         """Task of the request that is being answered. It is cancelled if the client disconnects."""
         self.is_lost = False
         """True if the client has disconnected."""
         self._deadline: asyncio.TimerHandle | None = None
-        self._received = self._header_bytes = self._unanswered = 0
-        self._is_in_headers = self._is_in_body = False
-        self._fault = InvalidRequestError("gateway.malformed-request", "this is not a request of HTTP/1.1")
+        self._received = 0
 
     @property
     def is_unread(self) -> bool:
@@ -126,61 +125,41 @@ class GatewayConnection(HttpToolsProtocol):
         """Parse data, unless a request has sent too much."""
         if self.transport.is_closing():
             return
-        if self._deadline is None and not self._unanswered:
+        if self._deadline is None and not self.unanswered:
             self._wait_for_headers()
         self._received += len(data)
         super().data_received(data)
         limits = self.config.limits
-        if not self._unanswered and self._received > (limits.body_bytes if self._is_in_body else limits.header_bytes):
+        if not self.unanswered and self._received > (limits.body_bytes if self.is_in_body else limits.header_bytes):
             self._refuse(_large_headers())
 
-    def on_message_begin(self) -> None:
-        """Begin a request."""
-        self._is_in_headers, self._header_bytes = True, 0
-        super().on_message_begin()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header. Fields after the body (trailers) are ignored, because they would look like headers."""
-        if self._is_in_headers:
-            self._header_bytes += len(name) + len(value)
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
-        """Start to answer a request.
-
-        Raises:
-            ValueError: if its headers are too large, or too many requests wait for their answers. The parser stops, and
-                reports it as a malformed request.
-        """
-        if self._header_bytes + len(self.url) > self.config.limits.header_bytes:
-            self._fault = _large_headers()
-            raise ValueError
-        if self._unanswered >= _MAX_PIPELINED:
-            raise ValueError
+        """Start to answer a request. See `BoundedConnection.on_headers_complete`."""
         super().on_headers_complete()
-        self._is_in_headers, self._is_in_body, self._received = False, True, 0
-        self._unanswered += 1
+        self._received = 0
         self._stop_waiting()
 
     def on_message_complete(self) -> None:
         """End a request."""
-        self._is_in_body, self._received = False, 0
+        self._received = 0
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         super().on_response_complete()
-        self._unanswered -= 1
-        if not self._unanswered and self in self.config.connected.open:
+        if not self.unanswered and self in self.config.connected.open:
             self.config.connected.waiting[self] = None
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection, even if its client has not read everything."""
         self.transport.abort()
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the fault has a text of its own
-        """Answer a request that cannot be parsed."""
-        self._refuse(self._fault)
+    def refuse(self, fault: Fault) -> None:
+        """Answer a request that is not handled, and close the connection."""
+        if fault == "large headers":
+            self._refuse(_large_headers())
+        else:
+            self._refuse(InvalidRequestError("gateway.malformed-request", "this is not a request of HTTP/1.1"))
 
     def _wait_for_headers(self) -> None:
         self.config.connected.waiting[self] = None
@@ -205,7 +184,7 @@ class GatewayConnection(HttpToolsProtocol):
         """
         if self.transport.is_closing():
             return
-        if not self._unanswered and not self._is_in_body:
+        if not self.unanswered and not self.is_in_body:
             headers, body = write_error(error)
             head = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
             self.transport.write(STATUS_LINE[find_status(error)] + head + b"connection: close\r\n\r\n" + body)

@@ -5,15 +5,15 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 from uvicorn.server import ServerState
 
+from gumshoe.http_connection import BoundedConnection, Fault
 from gumshoe.serving.connections import ConnectionGuard, Overdue, Phase
 from gumshoe.serving.errors import RefusedRequestError, build_error_response
 from gumshoe.serving.settings import ServeSettings
 
 _CHUNKED = 8  # a chunked body may have this many times the bytes of its content
-_MAX_PIPELINED = 16  # requests that a connection may send before their answers
 _CHECK_EVERY = 2  # ticks of 0.1 seconds
 
 
@@ -52,7 +52,7 @@ class GuardedServer(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-class GuardedProtocol(HttpToolsProtocol):
+class GuardedProtocol(BoundedConnection):
     """Connection that its guard may close, with limits on what one request may send."""
 
     config: ServerConfig
@@ -64,14 +64,10 @@ class GuardedProtocol(HttpToolsProtocol):
         app_state: dict[str, Any],
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
-        super().__init__(config, server_state, app_state, _loop)
+        super().__init__(config, server_state, app_state, _loop, config.max_header_bytes)
         self._guard = config.guard
         self.phase, self.since = Phase.HEADERS, 0.0
         self._received = 0  # bytes since the last complete request
-        self._unanswered = 0  # requests with complete headers
-        self._is_in_headers = self._is_in_body = False
-        self._header_bytes = 0
-        self._fault = "serving.malformed-request"
 
     @property
     def address(self) -> str | None:
@@ -102,60 +98,36 @@ class GuardedProtocol(HttpToolsProtocol):
             self._guard.enter(self, Phase.HEADERS)
         self._received += len(data)
         super().data_received(data)
-        if self.phase is Phase.HEADERS and not self._is_in_body and self._received > self.config.max_header_bytes:
+        if self.phase is Phase.HEADERS and not self.is_in_body and self._received > self.config.max_header_bytes:
             self._refuse("serving.headers-too-large")
         elif self._received > self.config.max_request_bytes:
             self._refuse("serving.request-too-large")
 
-    def on_message_begin(self) -> None:
-        """Begin a request."""
-        self._is_in_headers, self._header_bytes = True, 0
-        super().on_message_begin()
-
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """Add a header. Fields after the body (trailers) are ignored, because they would look like headers."""
-        if self._is_in_headers:
-            self._header_bytes += len(name) + len(value)
-            super().on_header(name, value)
-
     def on_headers_complete(self) -> None:
-        """Start to handle a request.
-
-        Raises:
-            ValueError: if its headers are too large, or too many requests wait for their answers. The parser stops, and
-                reports it as a malformed request.
-        """
-        if self._header_bytes + len(self.url) > self.config.max_header_bytes:
-            self._fault = "serving.headers-too-large"
-            raise ValueError(self._fault)
-        if self._unanswered >= _MAX_PIPELINED:
-            raise ValueError("too many pipelined requests")
+        """Start to answer a request. See `BoundedConnection.on_headers_complete`."""
         super().on_headers_complete()
-        self._is_in_headers, self._is_in_body = False, True
-        self._unanswered += 1
         self._update_phase()
 
     def on_message_complete(self) -> None:
         """End a request."""
-        self._is_in_body, self._received = False, 0
+        self._received = 0
         super().on_message_complete()
         self._update_phase()
 
     def on_response_complete(self) -> None:
         """Continue with the next request."""
-        self._unanswered -= 1
         super().on_response_complete()
         self._update_phase()
 
     def _update_phase(self) -> None:
         if self.transport.is_closing():
             phase = Phase.CLOSING
-        elif self._unanswered > (1 if self._is_in_body else 0):
+        elif self.unanswered > (1 if self.is_in_body else 0):
             phase = Phase.ANSWER
-        elif self._unanswered:
+        elif self.unanswered:
             phase = Phase.BODY
         else:  # the rest of a request that was answered early has the deadline of headers
-            phase = Phase.HEADERS if self._is_in_headers or self._is_in_body else Phase.IDLE
+            phase = Phase.HEADERS if self.is_in_headers or self.is_in_body else Phase.IDLE
         if phase is not self.phase:
             self._guard.enter(self, phase)
 
@@ -170,9 +142,9 @@ class GuardedProtocol(HttpToolsProtocol):
         """Close the connection at once, without sending the rest."""
         self.transport.abort()
 
-    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - the problem has a text of its own
-        """Answer a request that cannot be parsed."""
-        self._refuse(self._fault)
+    def refuse(self, fault: Fault) -> None:
+        """Answer a request that is not handled, and close the connection."""
+        self._refuse("serving.headers-too-large" if fault == "large headers" else "serving.malformed-request")
 
     def _refuse(self, code: str, detail: str | None = None) -> None:
         """Answer with a problem outside the application, and close the connection.
@@ -181,7 +153,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """
         if self.transport.is_closing():
             return
-        if self._is_in_body and (not self._unanswered or self.cycle.response_started):
+        if self.is_in_body and (not self.unanswered or self.cycle.response_started):
             self.transport.close()
             return
         response = build_error_response(RefusedRequestError(code, detail))
