@@ -190,9 +190,11 @@ def find_missing_imports(image: str, part: str, *excluded: str) -> set[str]:
 
 
 def test_the_trainer_image_contains_the_imports_of_the_code() -> None:
-    """The agent server and deployments have other images, and users add the frameworks of their agents."""
+    """The agent server and deployments have other images, feedback is redacted in the image of the workers, and users
+    add the frameworks of their agents."""
     missing = find_missing_imports("trainer", "", "serving", "cluster")
-    assert {each.rpartition(" ")[2] for each in missing} == {"agents", "langchain_core"}
+    assert {each.rpartition(" ")[2] for each in missing} == {"agents", "langchain_core", "phonenumbers", "stdnum"}
+    assert find_missing_imports("worker", "scenarios") == set()
 
 
 def test_the_worker_image_alone_contains_what_deploys() -> None:

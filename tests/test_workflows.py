@@ -11,6 +11,8 @@ import yaml
 ROOT = Path(__file__).parents[1]
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 LOCKS = sorted(each.name for each in ROOT.glob("requirements*.txt"))
+RELEASED = sorted({each.parent.name for each in ROOT.glob("images/*/Dockerfile")} - {"agent-layer"})
+"""The images of a release. Users build the layer of their agent on one of them."""
 
 
 def read(name: str) -> dict[Any, Any]:
@@ -48,7 +50,7 @@ def test_workflows_have_few_permissions_and_no_foreign_input(path: Path) -> None
 def test_every_image_of_a_release_is_signed_with_sbom_and_provenance() -> None:
     job = read("release")["jobs"]["images"]
     built = set(job["strategy"]["matrix"]["image"])
-    assert built == {each.parent.name for each in ROOT.glob("images/*/Dockerfile")} | {"agent-documents"}
+    assert built == {*RELEASED, "agent-documents"}
     assert job["permissions"] == {
         "contents": "read",
         "packages": "write",
@@ -87,7 +89,7 @@ def test_all_pinned_packages_are_audited_every_night() -> None:
     assert re.search(r"pip-audit==\d+\.\d+\.\d+", makefile)
 
 
-@pytest.mark.parametrize("image", sorted(each.parent.name for each in ROOT.glob("images/*/Dockerfile")))
+@pytest.mark.parametrize("image", RELEASED)
 def test_base_images_are_pinned_by_digest(image: str) -> None:
     text = (ROOT / "images" / image / "Dockerfile").read_text()
     (base,) = re.findall(r"^ARG BASE_IMAGE=(.+)$", text, re.M)

@@ -324,7 +324,10 @@ def _check_sweep(arguments: Mapping[str, Any], is_local: bool) -> None:
 
 def _check_agent(arguments: Mapping[str, Any], is_local: bool) -> None:
     """Check that the agent is the only one, and on this machine that it can be loaded."""
-    known = _read_settings(arguments, is_local) if "config" in arguments else None
+    try:
+        known = _read_settings(arguments, is_local) if "config" in arguments else None
+    except UsageError:  # reported by the check of `config`
+        known = None
     agent = find_agent(arguments.get("agent", ""), known)
     for entry in arguments.get("sweep", ()):
         own = entry.get("settings") if isinstance(entry, Mapping) else None

@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ from tests.benchmarks.simulation import (
     steps,
     young_interval,
 )
+from tests.cpu_time import limit_cpu
 from tests.errors import raises
 from tests.training.test_records import step as step_record
 
@@ -123,10 +123,9 @@ def test_the_fastest_division_gives_gpus_to_the_longest_phase() -> None:
 
 
 def test_thousands_of_gpus_are_simulated_in_seconds() -> None:
-    started = time.process_time()
-    found = find_fastest(read_phases(ESTIMATED), Work(512, 8), 4096, 2)
+    with limit_cpu(20):
+        found = find_fastest(read_phases(ESTIMATED), Work(512, 8), 4096, 2)
     assert found.gpus <= 4096
-    assert time.process_time() - started < 20
 
 
 def test_a_lost_server_costs_at_most_its_restart() -> None:

@@ -108,7 +108,8 @@ def test_search_prints_hits(run: Run, index: str) -> None:
 def test_search_prints_json_with_limit_and_filters(run: Run, index: str) -> None:
     hits = json.loads(run("documents", "search", "--index", index, "caused", "--json", "--limit", 2).out)
     assert len(hits) == 2
-    assert set(hits[0]) == {"document_id", "chunk_id", "title", "snippet", "score", "dense_rank", "lexical_rank"}
+    ranks = {"score", "dense_rank", "lexical_rank", "rerank_score"}
+    assert set(hits[0]) == {"document_id", "chunk_id", "title", "snippet", *ranks}
     only = run("documents", "search", "--index", index, "caused", "--json", "--filter", "category=joints")
     assert [hit["document_id"] for hit in json.loads(only.out)] == ["gout"]
     both = ["--filter", "category=infection", "--filter", "year=2019", "--fusion", "rank", "--dense-weight", 0.3]

@@ -118,6 +118,7 @@ def test_the_pipeline_from_mail_to_a_published_adapter(
         assert states(refused.err) == {
             "fetch-adapter": "done",
             "look-at-sources": "done",
+            "check-agent": "done",
             "ingest": "done",
             "load-scenarios": "done",
             "evaluate-policy": "done",

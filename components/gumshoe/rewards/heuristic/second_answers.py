@@ -35,7 +35,7 @@ _STATES = frozenset("texas california york florida oklahoma illinois georgia ohi
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class AnswerPart:
     """A part of an answer between separators."""
 
     start: int
@@ -112,7 +112,7 @@ def _is_same(one: Item, other: Item) -> bool:
     return isinstance(one, Word) == isinstance(other, Word) and one.agrees(other)  # type: ignore[arg-type] # one kind
 
 
-def _has_clause(case: JudgeCase, segment: Segment, start: int) -> bool:
+def _has_clause(case: JudgeCase, segment: AnswerPart, start: int) -> bool:
     """Return True if a segment is a clause: it has one of the common words of clauses, or a name with a verb."""
     if _STRUCTURE.search(case.answer.text, start, segment.end):
         return True
@@ -120,7 +120,7 @@ def _has_clause(case: JudgeCase, segment: Segment, start: int) -> bool:
     return is_named and any(isinstance(each, Word) and is_past(each.key) for each in segment.items)
 
 
-def _is_answer(case: JudgeCase, segment: Segment) -> bool:
+def _is_answer(case: JudgeCase, segment: AnswerPart) -> bool:
     """Return True if a bare segment may be an answer: it has a value, a name, or words only as the reference does."""
     items = segment.items
     if segment.is_bracketed and all(isinstance(each, Word) for each in items) and len(items) < _MIN_BRACKETED:
@@ -139,7 +139,7 @@ def _is_alien(case: JudgeCase, item: Item) -> bool:
     return case.is_new(item)
 
 
-def _segments(case: JudgeCase) -> Iterator[Segment]:
+def _segments(case: JudgeCase) -> Iterator[AnswerPart]:
     text, start, was_hard, is_open, was_listed = case.answer.text, 0, False, False, False
     for match in [*_CUT.finditer(text), None]:
         end = match.start() if match else len(text)
@@ -151,7 +151,7 @@ def _segments(case: JudgeCase) -> Iterator[Segment]:
         is_hard = bool(match and match["hard"])
         items = tuple(each for each in case.answer.items if start <= each.start < end)
         is_listed = bool(match and ";" in match[0])
-        yield Segment(start, end, items, was_hard or is_hard, is_open, was_listed or is_listed)
+        yield AnswerPart(start, end, items, was_hard or is_hard, is_open, was_listed or is_listed)
         start, was_hard, was_listed = (match.end() if match else end), is_hard, is_listed
         is_open = bool(match and match["bracket"] in ("(", "["))
 

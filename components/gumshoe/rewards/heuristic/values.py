@@ -7,10 +7,10 @@ from datetime import date
 from decimal import Decimal
 from itertools import chain
 
+from gumshoe.rewards.heuristic.calendar_dates import find_dates
 from gumshoe.rewards.heuristic.clock_times import find_times
-from gumshoe.rewards.heuristic.dates import find_dates
 from gumshoe.rewards.heuristic.expected import Expected
-from gumshoe.rewards.heuristic.plain_text import normalize
+from gumshoe.rewards.heuristic.normalization import normalize
 from gumshoe.rewards.heuristic.quantities import find_quantities, with_sign_and_bound
 from gumshoe.rewards.heuristic.value import Kind, Value
 
