@@ -1,9 +1,14 @@
 """Tasks of episodes that have no policy: with a stand-in of the tools."""
 
+from collections.abc import Awaitable
 from datetime import date
 from typing import Any, cast
 
+from gumshoe.gateway.agent_answers import ReturnedAnswer
+from gumshoe.gateway.agent_clock import AgentClock
 from gumshoe.gateway.agent_task import AgentTask
+from gumshoe.gateway.agents import load_agent
+from gumshoe.rollouts.agent_settings import AgentSettings
 
 KEY = "key-of-the-episode-4f8a2b"
 SCHEMA = {
@@ -46,3 +51,8 @@ def make_task(base_url: str = "http://127.0.0.1:9/v1", tools: Any = None, mcp_ur
         inbox_address="ann@example.com",
         query_date=date(2024, 5, 2),
     )
+
+
+def start_agent(settings: AgentSettings, task: AgentTask | None = None) -> Awaitable[ReturnedAnswer]:
+    """Load an agent, and run one episode."""
+    return load_agent(settings)(task or make_task(), AgentClock(settings.deadline))

@@ -134,6 +134,21 @@ def test_an_answer_that_was_given_with_a_call_counts(play: Play) -> None:
     assert play(agent, answer=("41", [])).record.answer == "42"
 
 
+def test_after_the_answer_the_policy_is_not_asked(play: Play) -> None:
+    """An agent that goes on gets empty turns, also beyond the maximum number of turns."""
+
+    async def agent(episode: "AgentEpisode") -> None:
+        await ask(episode)
+        await episode.call_tool(ANSWER)
+        for samples in (1, 3):
+            found = await ask(episode, samples=samples)
+            assert [(each.text, each.calls, each.finish) for each in found.messages] == [("", (), "stop")] * samples
+            assert (found.policy, found.completion_tokens) == ("scripted", 0)
+
+    done = play(agent, limits=EpisodeLimits(1, 100_000))
+    assert (done.ending, done.turns, len(done.spans)) == ("answer", 1, 2)
+
+
 def test_without_an_answer_the_ending_says_so(play: Play) -> None:
     assert play(ask).ending == "no answer"
 

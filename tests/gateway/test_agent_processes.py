@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import tracemalloc
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,10 +19,11 @@ import pytest
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.gateway import agent_processes
 from gumshoe.gateway.agent_answers import MAX_ANSWER, ReturnedAnswer
+from gumshoe.gateway.agent_clock import AgentClock
 from gumshoe.gateway.agent_errors import AgentCrashedError, AgentDeadlineError, AgentFailedError
 from gumshoe.gateway.agents import load_agent
 from gumshoe.rollouts.agent_settings import AgentSettings
-from tests.gateway.agent_tasks import KEY, SCHEMA, make_task
+from tests.gateway.agent_tasks import KEY, SCHEMA, make_task, start_agent
 from tests.waiting import Clock, async_wait_until, wait_until
 
 PIDS = "import os, sys; open(sys.argv[1], 'a').write(f'{os.getpid()}\\n'); "
@@ -35,7 +38,7 @@ def program(code: str, *arguments: Any, **settings: Any) -> AgentSettings:
 
 def run(settings: AgentSettings) -> ReturnedAnswer:
     async def run_once() -> ReturnedAnswer:
-        return await load_agent(settings)(make_task())
+        return await start_agent(settings)
 
     return asyncio.run(run_once())
 
@@ -209,12 +212,25 @@ def test_processes_that_a_program_leaves_behind_end_with_it(tmp_path: Path, star
     assert_all_ended(pids, 2)
 
 
+class StartedClock(AgentClock):
+    """A clock of an agent that says when it has started, which may be after the program."""
+
+    is_started = False
+
+    @asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        async with super().limit():
+            self.is_started = True
+            yield
+
+
 def run_to_deadline(settings: AgentSettings, pids: Path, count: int, clock: Clock) -> None:
     """Run an agent past its deadline of 100 seconds, once its processes have written their ids."""
 
     async def run_once() -> None:
-        running = asyncio.ensure_future(load_agent(settings)(make_task()))
-        await async_wait_until(lambda: len(read_pids(pids)) == count)
+        agent_clock = StartedClock(100)
+        running = asyncio.ensure_future(load_agent(settings)(make_task(), agent_clock))
+        await async_wait_until(lambda: agent_clock.is_started and len(read_pids(pids)) == count)
         clock.advance(99)
         await asyncio.wait({running}, timeout=0.01)
         assert not running.done()
@@ -234,7 +250,7 @@ def test_a_program_is_killed_with_its_children_at_the_deadline(
     code = (
         f"{how}import time; {PIDS}\nif os.fork() == 0: {PIDS}\nwhile True: print('here', flush=True); time.sleep(0.01)"
     )
-    run_to_deadline(program(code, pids, deadline=100), pids, 2, clock)
+    run_to_deadline(program(code, pids), pids, 2, clock)
     assert_all_ended(pids, 2)
     assert list(short_patience.iterdir()) == []
 
@@ -245,7 +261,7 @@ def test_a_program_has_time_to_end_by_itself_after_sigterm(
     monkeypatch.setattr(agent_processes, "PATIENCE", 600)
     code = "import signal, time\ndef end(*_): open(sys.argv[2], 'w').close(); sys.exit()\n"
     code = f"{code}signal.signal(signal.SIGTERM, end); {PIDS}\nwhile True: time.sleep(0.01)"
-    run_to_deadline(program(code, tmp_path / "pids", tmp_path / "ended", deadline=100), tmp_path / "pids", 1, clock)
+    run_to_deadline(program(code, tmp_path / "pids", tmp_path / "ended"), tmp_path / "pids", 1, clock)
     assert (tmp_path / "ended").exists()
 
 
@@ -255,7 +271,7 @@ def test_a_cancelled_episode_leaves_no_process(tmp_path: Path, short_patience: P
 
     async def cancel() -> None:
         agent = load_agent(program(f"{DEAF}{PIDS}\nimport time; time.sleep(600)", pids))
-        running = asyncio.ensure_future(agent(make_task()))
+        running = asyncio.ensure_future(agent(make_task(), AgentClock(100)))
         await async_wait_until(lambda: read_pids(pids))
         for _ in range(times):
             running.cancel()
@@ -271,7 +287,7 @@ def test_a_cancelled_episode_leaves_no_process(tmp_path: Path, short_patience: P
 def test_an_episode_that_is_cancelled_while_it_starts_leaves_no_process(tmp_path: Path, short_patience: Path) -> None:
     async def cancel(turns: int) -> None:
         agent = load_agent(program(f"{PIDS}\nimport time; time.sleep(600)", tmp_path / "pids"))
-        running = asyncio.ensure_future(agent(make_task()))
+        running = asyncio.ensure_future(agent(make_task(), AgentClock(100)))
         for _ in range(turns):
             await asyncio.sleep(0)
         running.cancel()
@@ -293,7 +309,7 @@ def test_no_more_processes_run_at_once_than_allowed(tmp_path: Path) -> None:
 
     async def run_all() -> None:
         agent = load_agent(program(WAITING, pids, go, processes=2))
-        running = asyncio.gather(*[agent(make_task()) for _ in range(5)])
+        running = asyncio.gather(*[agent(make_task(), AgentClock(100)) for _ in range(5)])
         await async_wait_until(lambda: len(read_pids(pids)) == 2)
         await asyncio.sleep(0.2)  # for a third one, which must not start
         assert len(read_pids(pids)) == 2
@@ -310,7 +326,7 @@ def test_waiting_for_other_processes_takes_no_time_of_an_episode(tmp_path: Path,
     async def run_both() -> None:
         settings = program(f"{WAITING}os.remove(sys.argv[2])", pids, tmp_path / "go", processes=1, deadline=100)
         agent = load_agent(settings)
-        running = asyncio.gather(agent(make_task()), agent(make_task()))
+        running = asyncio.gather(agent(make_task(), AgentClock(100)), agent(make_task(), AgentClock(100)))
         for count in (1, 2):
             await async_wait_until(partial(has_pids, pids, count))
             clock.advance(60)
@@ -340,8 +356,8 @@ def test_programs_run_in_the_event_loop_of_the_server(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
 
     async def run_both() -> ReturnedAnswer:
-        answer = await load_agent(program("print('Friday')"))(make_task())
-        running = asyncio.ensure_future(load_agent(program(f"{PIDS}\nimport time; time.sleep(600)", pids))(make_task()))
+        answer = await start_agent(program("print('Friday')"))
+        running = asyncio.ensure_future(start_agent(program(f"{PIDS}\nimport time; time.sleep(600)", pids)))
         await async_wait_until(lambda: read_pids(pids))
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -389,7 +405,7 @@ def test_too_many_open_files_are_a_crash(monkeypatch: pytest.MonkeyPatch, short_
 
     async def run_once() -> ReturnedAnswer:
         monkeypatch.setattr(asyncio.get_running_loop(), "subprocess_exec", refuse)
-        return await load_agent(program("print('Friday')"))(make_task())
+        return await start_agent(program("print('Friday')"))
 
     with pytest.raises(AgentCrashedError) as caught:
         asyncio.run(run_once())

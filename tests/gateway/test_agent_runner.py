@@ -21,7 +21,7 @@ from gumshoe.rollouts.trajectory import Trajectory
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 from tests.rollouts.conversations import call
 from tests.scenarios.questions import scenario
-from tests.waiting import async_wait_until
+from tests.waiting import Clock, async_wait_until
 
 if TYPE_CHECKING:
     from gumshoe.gateway.agent_task import AgentTask
@@ -117,6 +117,13 @@ async def fails_at_once(_: "AgentTask") -> None:
     raise RuntimeError("no idea")
 
 
+async def answers_and_fails(task: "AgentTask") -> None:
+    """Answer with a call, and fail."""
+    await ask(task)
+    await task.tools.call_async("return_final_answer", answer="42", message_ids=[ID])
+    raise RuntimeError("I am a clumsy agent")
+
+
 async def never_ends(task: "AgentTask") -> None:
     """Ask once, and then wait for ever."""
     await ask(task)
@@ -154,6 +161,11 @@ def test_an_agent_s_own_failure_is_scored(run: Run, agent: Any, settings: dict[s
     assert Trajectory.from_json(done.to_json(), "line 1") == done
 
 
+def test_a_failure_after_the_answer_does_not_matter(run: Run) -> None:
+    (done,) = run(named(answers_and_fails), on_error="retry")
+    assert (done.ending, done.record.answer) == ("answer", "42")
+
+
 @pytest.mark.parametrize(
     ("agent", "settings"),
     [
@@ -167,6 +179,17 @@ def test_other_failures_say_nothing_about_the_policy(run: Run, agent: Any, setti
     with pytest.raises(UnavailableError) as caught:
         run(agent if isinstance(agent, dict) else named(agent), **settings)
     assert caught.value.code == "gateway.agent-failed"
+
+
+def test_a_slow_policy_is_no_slow_agent(run: Run, tokenizer: Any, clock: Clock) -> None:
+    class Slow(ScriptedPolicy):
+        async def sample(self, *given: Any, **more: Any) -> Any:
+            clock.advance(1000)
+            await asyncio.sleep(0.01)
+            return await super().sample(*given, **more)
+
+    (done,) = run(named(answers), Slow(tokenizer, lambda *_: TURNS[0]), deadline=100)
+    assert (done.ending, done.turns) == ("answer", 1)
 
 
 def test_a_failure_of_the_policy_is_none_of_the_agent(run: Run) -> None:

@@ -19,13 +19,14 @@ import pytest
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.gateway import agent_threads
 from gumshoe.gateway.agent_answers import ReturnedAnswer
+from gumshoe.gateway.agent_clock import AgentClock
 from gumshoe.gateway.agent_errors import AgentDeadlineError, AgentFailedError, AgentsHangError
 from gumshoe.gateway.agent_task import current_task
 from gumshoe.gateway.agents import load_agent
 from gumshoe.rollouts.agent_settings import AgentSettings
 from tests.conftest import skip_missing
 from tests.gateway import agent_events
-from tests.gateway.agent_tasks import KEY, TURNS, make_task
+from tests.gateway.agent_tasks import KEY, TURNS, make_task, start_agent
 from tests.waiting import Clock, async_wait_until
 
 if TYPE_CHECKING:
@@ -68,7 +69,7 @@ def named(name: str, **settings: Any) -> AgentSettings:
 
 def run(settings: AgentSettings, gateway: "FakeGateway | None" = None) -> ReturnedAnswer:
     async def run_once() -> ReturnedAnswer:
-        answer = await load_agent(settings)(gateway.task() if gateway else make_task())
+        answer = await start_agent(settings, gateway.task() if gateway else None)
         with pytest.raises(LookupError):
             current_task()
         return answer
@@ -224,7 +225,7 @@ def test_names_that_lead_to_no_agent(name: str, code: str, tmp_path: Path, monke
 async def run_to_deadline(name: str, clock: Clock) -> None:
     """Run an agent past its deadline of 100 seconds, and fail unless that ends it."""
     agent_events.events.clear()
-    running = asyncio.ensure_future(load_agent(named(name, deadline=100))(make_task()))
+    running = asyncio.ensure_future(start_agent(named(name, deadline=100)))
     await async_wait_until(lambda: "started" in agent_events.events or running.done())
     clock.advance(99)
     await asyncio.wait({running}, timeout=0.01)
@@ -244,7 +245,7 @@ def test_an_agent_ends_at_its_deadline(clock: Clock) -> None:
 
 def test_a_cancelled_agent_has_ended() -> None:
     async def cancel() -> None:
-        running = asyncio.ensure_future(load_agent(named("sleep_forever"))(make_task()))
+        running = asyncio.ensure_future(start_agent(named("sleep_forever")))
         await async_wait_until(lambda: "started" in agent_events.events)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -274,7 +275,7 @@ def test_an_agent_that_blocks_the_loop_lets_its_neighbours_go_on_afterwards(
     monkeypatch.setattr(agent_threads, "GRACE", 0.2)
 
     async def run_both() -> None:
-        neighbour = asyncio.ensure_future(load_agent(named("sleep_forever", deadline=10_000))(make_task()))
+        neighbour = asyncio.ensure_future(start_agent(named("sleep_forever", deadline=10_000)))
         await async_wait_until(lambda: "started" in agent_events.events)
         await run_to_deadline("block_loop", clock)
         agent_events.released.set()
@@ -304,7 +305,7 @@ def test_only_so_many_agents_may_hang(name: str, clock: Clock, monkeypatch: pyte
 def test_many_agents_that_block_their_thread_run_at_once() -> None:
     async def run_all() -> list[ReturnedAnswer]:
         agent = load_agent(named("block_thread"))
-        running = asyncio.gather(*[agent(make_task()) for _ in range(64)])
+        running = asyncio.gather(*[agent(make_task(), AgentClock(100)) for _ in range(64)])
         await async_wait_until(lambda: agent_events.events == ["started"] * 64)
         agent_events.released.set()
         return await running

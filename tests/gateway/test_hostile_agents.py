@@ -22,7 +22,6 @@ import pytest
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.errors import UnavailableError
 from gumshoe.gateway import agent_processes, agent_threads
-from gumshoe.gateway.agents import load_agent
 from gumshoe.inference.policy import Completion, Sampling, ScriptedPolicy
 from gumshoe.mail.index import MailIndex
 from gumshoe.rollouts.agent_settings import AgentSettings
@@ -32,7 +31,7 @@ from gumshoe.rollouts.episode_runners import open_token_runner
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from tests.gateway import hostile_agents
-from tests.gateway.agent_tasks import make_task
+from tests.gateway.agent_tasks import start_agent
 from tests.gateway.hostile_agents import ID, NEIGHBOUR, SECRET, SLOW
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 from tests.rollouts.conversations import call
@@ -276,6 +275,6 @@ def test_memory_is_taken_from_a_program_first() -> None:
     code = "print(open('/proc/self/oom_score_adj').read())"
 
     async def run_once() -> str | None:
-        return (await load_agent(AgentSettings(command=(sys.executable, "-I", "-S", "-c", code)))(make_task())).answer
+        return (await start_agent(AgentSettings(command=(sys.executable, "-I", "-S", "-c", code)))).answer
 
     assert asyncio.run(run_once()) == "1000"

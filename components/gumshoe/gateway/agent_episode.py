@@ -6,13 +6,15 @@ import json
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from gumshoe.environments.registry import FINAL_ANSWER
 from gumshoe.environments.tools import BadArgumentsError, Call, Toolbox, ToolError, UnknownToolError
 from gumshoe.errors import UnavailableError, UsageError
+from gumshoe.gateway.agent_clock import AgentClock
 from gumshoe.gateway.conversation_tree import Conversation, ConversationTree
 from gumshoe.gateway.gateway_errors import (
     ContextFullError,
@@ -53,6 +55,7 @@ class AgentEpisode:
         foreign: "ForeignTools | None" = None,
     ) -> None:
         self.key = secrets.token_urlsafe(32)
+        self.clock = AgentClock(settings.deadline)
         self.trajectory = Trajectory.begin(start.environment, start.sample)
         self.failure: Exception | None = None
         """Failure of infrastructure, or what a defective tool raised, which makes the episode worthless."""
@@ -72,6 +75,11 @@ class AgentEpisode:
         return bool(self._limit)
 
     @property
+    def has_answered(self) -> bool:
+        """True if the final answer was given, which nothing changes any more."""
+        return self._start.environment.finished and self.failure is None
+
+    @property
     def toolbox(self) -> Toolbox:
         """The tools of the episode."""
         return self._start.environment.toolbox
@@ -81,6 +89,8 @@ class AgentEpisode:
     async def complete(self, request: ModelRequest) -> ModelResponse:
         """Sample one or more turns, and add them to the trajectory.
 
+        After the final answer, nothing is sampled: empty turns let the agent end.
+
         Raises:
             InvalidRequestError: if the conversation cannot be used.
             ContextFullError: if it has no room for another turn.
@@ -89,29 +99,31 @@ class AgentEpisode:
             UnknownKeyError: if the episode is over.
         """
         self._check_running()
+        if self.has_answered:
+            return self._respond([SampledMessage("", (), "", "stop")] * request.samples)
         self._check_limits(request.samples)
         conversation = self._compose(request)
         room = self._max_context - len(conversation.ids)
         if room < MIN_TURN_TOKENS:
             raise self._fill_context(f"{len(conversation.ids):,} tokens")
         sampler = self._limit_sampler(request, conversation.before)
-        seeds = [self._next_seed(conversation.ids) for _ in range(request.samples)]
+        sample = partial(self._sample, sampler, conversation, request, room)
         self._running += request.samples
         try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [
-                    group.create_task(self._sample(sampler, conversation.ids, conversation.before, request, room, seed))
-                    for seed in seeds
-                ]
-        except ExceptionGroup as errors:
-            raise self._explain(errors.exceptions[0]) from None
+            with self.clock.pause():
+                turns = await _run_all([sample(self._next_seed(conversation.ids)) for _ in range(request.samples)])
+        except UnavailableError as error:
+            self.failure = self.failure or error
+            raise EpisodeFailedError("gateway.episode-failed", _FAILED) from None
         finally:
             self._running -= request.samples
         self._check_running()
-        turns = [task.result() for task in tasks]
         given = [self._give(turn, request) for turn in turns]
         for turn, message in zip(turns, given, strict=True):
             self._add(turn, *self._tree.add(conversation, turn, message))
+        return self._respond(given, turns)
+
+    def _respond(self, given: Sequence[SampledMessage], turns: Sequence[SampledTurn] = ()) -> ModelResponse:
         return ModelResponse(
             self.trajectory.policy,
             tuple(given),
@@ -196,21 +208,14 @@ class AgentEpisode:
         return int(digest.hexdigest()[:8], 16) >> 1
 
     async def _sample(
-        self, sampler: TurnSampler, ids: Sequence[int], before: str, request: ModelRequest, room: int, seed: int
+        self, sampler: TurnSampler, conversation: Conversation, request: ModelRequest, room: int, seed: int
     ) -> SampledTurn:
         with self._start.observer.sampling() as observe:
             started = asyncio.get_running_loop().time()
-            turn = await sampler.sample(ids, before, request.tools, room, seed)
+            turn = await sampler.sample(conversation.ids, conversation.before, request.tools, room, seed)
             self.trajectory.policy_seconds += asyncio.get_running_loop().time() - started
             observe(Turn(turn.spans, turn.parsed, turn.version, turn.is_full, turn.usage, None, turn.is_cut_off))
         return turn
-
-    def _explain(self, error: BaseException) -> BaseException:
-        """Return what the agent receives for an error of the policy."""
-        if not isinstance(error, UnavailableError):
-            return error
-        self.failure = self.failure or error
-        return EpisodeFailedError("gateway.episode-failed", _FAILED)
 
     def _give(self, turn: SampledTurn, request: ModelRequest) -> SampledMessage:
         """Return a turn as the agent receives it."""
@@ -267,10 +272,11 @@ class AgentEpisode:
             raise LimitReachedError(
                 "gateway.tool-calls-exceeded", f"the episode may call tools {self._settings.max_tool_calls} times"
             )
-        await self._tool_lock.acquire()
-        # A cancelled request does not stop the tool's thread: the next call, and the end, wait for it all the same.
-        self._tool_task = asyncio.create_task(self._call_alone(call))
-        return await asyncio.shield(self._tool_task)
+        with self.clock.pause():
+            await self._tool_lock.acquire()
+            # A cancelled request does not stop the tool's thread: the next call, and the end, wait for it all the same.
+            self._tool_task = asyncio.create_task(self._call_alone(call))
+            return await asyncio.shield(self._tool_task)
 
     async def _call_alone(self, call: Call) -> str:
         """Run a tool while the lock is held, and release it."""
@@ -365,6 +371,18 @@ class AgentEpisode:
             )
         values = (answer, [*sources])
         return Call(FINAL_ANSWER, dict(zip(names, values, strict=False)))
+
+
+async def _run_all(coroutines: Sequence[Coroutine[Any, Any, SampledTurn]]) -> list[SampledTurn]:
+    """Return the results of coroutines that run at once. If one fails, the others are cancelled."""
+    if len(coroutines) == 1:  # nearly always
+        return [await coroutines[0]]
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in coroutines]
+    except ExceptionGroup as errors:
+        raise errors.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 def _count_characters(request: ModelRequest) -> int:

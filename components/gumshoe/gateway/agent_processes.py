@@ -14,10 +14,8 @@ from typing import Any
 
 from gumshoe.errors import UsageError
 from gumshoe.gateway.agent_answers import ReturnedAnswer, read_answer_text
-from gumshoe.gateway.agent_errors import AgentCrashedError as AgentCrashedError
-from gumshoe.gateway.agent_errors import AgentDeadlineError as AgentDeadlineError
-from gumshoe.gateway.agent_errors import AgentFailedError as AgentFailedError
-from gumshoe.gateway.agent_errors import shorten
+from gumshoe.gateway.agent_clock import AgentClock
+from gumshoe.gateway.agent_errors import AgentCrashedError, AgentFailedError, shorten
 from gumshoe.gateway.agent_task import AgentTask
 from gumshoe.inference import reaper
 from gumshoe.rollouts.agent_settings import AgentSettings
@@ -54,17 +52,11 @@ class ProgramAgent:
         self._command = (_find_program(settings), *settings.command[1:])
         self._slots = asyncio.Semaphore(settings.processes)
 
-    async def __call__(self, task: AgentTask) -> ReturnedAnswer:
+    async def __call__(self, task: AgentTask, clock: AgentClock) -> ReturnedAnswer:
         """Run one episode. See `gumshoe.gateway.agents.Agent`."""
-        deadline = self._settings.deadline
         async with self._slots, self._start(task) as process:
-            try:
-                async with asyncio.timeout(deadline):
-                    await asyncio.wait({process.exited})  # which does not cancel it
-            except TimeoutError:
-                raise AgentDeadlineError(
-                    "gateway.agent-deadline", f"the agent did not end within {deadline:g} seconds"
-                ) from None
+            async with clock.limit():
+                await asyncio.wait({process.exited})  # which does not cancel it
             end = await process.read_end()
         match end.split(" ", 1):
             case ["exit", "0"]:

@@ -87,18 +87,18 @@ class _AgentRunner:
             AgentUnavailableError: if the failure is to be treated as one of infrastructure.
         """
         nothing, settings = ReturnedAnswer(None), self.settings
+        found: Ending
         try:
-            return await self.agent(self._make_task(episode, start)), None, ""
-        except AgentDeadlineError:
-            found: Ending = "agent too slow"
-            detail, choice = f"the agent did not end within {settings.deadline:g} seconds", settings.on_deadline
+            return await self.agent(self._make_task(episode, start), episode.clock), None, ""
+        except AgentDeadlineError as error:
+            found, detail, choice = "agent too slow", str(error), settings.on_deadline
         except AgentCrashedError as error:
             found, detail, choice = "agent failed", str(error), settings.on_crash
         except AgentFailedError as error:
             found, detail = "agent failed", str(error)
             choice = settings.on_error if episode.trajectory.turns else "retry"
             choice = "score" if episode.has_reached_limit else choice
-        if episode.failure is None and choice == "retry":
+        if episode.failure is None and not episode.has_answered and choice == "retry":
             raise AgentUnavailableError("gateway.agent-failed", f"the agent failed: {detail}")
         return nothing, found, detail
 

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from gumshoe.environments.registry import FINAL_ANSWER
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.gateway.agent_answers import ReturnedAnswer, read_answer
-from gumshoe.gateway.agent_errors import AgentDeadlineError, AgentFailedError, AgentsHangError, describe_exception
+from gumshoe.gateway.agent_clock import AgentClock
+from gumshoe.gateway.agent_errors import AgentFailedError, AgentsHangError, describe_exception
 from gumshoe.gateway.agent_processes import ProgramAgent
 from gumshoe.gateway.agent_task import AgentTask, _task
 from gumshoe.gateway.agent_threads import run_agent
@@ -23,7 +24,7 @@ MAX_EPISODES = 256
 class Agent(Protocol):
     """Run one episode."""
 
-    async def __call__(self, task: AgentTask) -> ReturnedAnswer:
+    async def __call__(self, task: AgentTask, clock: AgentClock) -> ReturnedAnswer:
         """Run the episode of a task, and return the agent's answer.
 
         Nothing of the agent runs any more when this returns, raises or was cancelled, except Python code that blocks or
@@ -32,7 +33,7 @@ class Agent(Protocol):
         Raises:
             AgentFailedError: if the agent raised an exception, or returned no usable answer.
             AgentCrashedError: if its process was killed, or could not be started.
-            AgentDeadlineError: if it did not end in time. The time begins when the agent starts.
+            AgentDeadlineError: if it did not end in time. The clock starts with the agent.
             UnavailableError: if the agent raised it, which says that something else has failed.
             AgentsHangError: if too many episodes have not ended after their deadline.
         """
@@ -51,7 +52,7 @@ def load_agent(settings: AgentSettings) -> Agent:
     """
     if settings.name is None:
         return ProgramAgent(settings)
-    return PythonAgent(_import(settings.name), settings.deadline)
+    return PythonAgent(_import(settings.name))
 
 
 def _import(name: str) -> Any:
@@ -86,20 +87,14 @@ def _is_openai_agent(found: Any) -> bool:
 class PythonAgent:
     """Run a Python object. See `Agent`."""
 
-    def __init__(self, agent: Any, deadline: float) -> None:
-        self._agent, self._deadline = agent, deadline
+    def __init__(self, agent: Any) -> None:
+        self._agent = agent
         self._slots = asyncio.Semaphore(MAX_EPISODES)
 
-    async def __call__(self, task: AgentTask) -> ReturnedAnswer:
+    async def __call__(self, task: AgentTask, clock: AgentClock) -> ReturnedAnswer:
         """Run one episode. See `Agent`."""
-        async with self._slots:
-            try:
-                async with asyncio.timeout(self._deadline):
-                    return await run_agent(self._drive(task))
-            except TimeoutError:
-                raise AgentDeadlineError(
-                    "gateway.agent-deadline", f"the agent did not end within {self._deadline:g} seconds"
-                ) from None
+        async with self._slots, clock.limit():
+            return await run_agent(self._drive(task))
 
     async def _drive(self, task: AgentTask) -> ReturnedAnswer:
         """Run the agent, in the event loop of agents, and read its answer or its exception, whose code may block."""

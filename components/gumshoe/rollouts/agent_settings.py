@@ -58,7 +58,7 @@ class AgentSettings(BaseModel):
     inherit: tuple[str, ...] = Field(
         ("PATH",), description="environment variables of Gumshoe that the program gets; it gets no others"
     )
-    deadline: float = Field(300, gt=0, description="most seconds of an episode")
+    deadline: float = Field(300, gt=0, description="most seconds that the agent itself may take in an episode")
     max_sampled_tokens: int | None = Field(
         None, ge=1, description="most tokens that the policy may sample in an episode; unset for no limit"
     )
