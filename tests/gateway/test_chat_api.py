@@ -231,6 +231,7 @@ def refusing() -> Iterator[tuple[httpx.Client, StandIn]]:
         yield http, episode
 
 
+LARGE_CALL = {"id": "1", "function": {"name": "x", "arguments": f'{{"x": [{"[]," * (MAX_CONTAINERS // 2)}0]}}'}}
 INVALID, UNSUPPORTED, PART = "gateway.invalid-request", "unsupported_parameter", "gateway.unsupported-content"
 
 
@@ -293,6 +294,7 @@ INVALID, UNSUPPORTED, PART = "gateway.invalid-request", "unsupported_parameter",
             INVALID,
             "messages.0.tool_calls.0",
         ),
+        (say(messages=[{"role": "assistant", "tool_calls": [LARGE_CALL, LARGE_CALL]}]), INVALID, None),
         (schema(type="string", maxLength=10**9), "gateway.schema-too-large", None),
         (schema(anyOf=[{"pattern": "a{2,99999}"}]), "gateway.schema-too-large", None),
         (schema(enum=["x" * 70_000]), "gateway.schema-too-large", None),

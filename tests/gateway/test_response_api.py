@@ -224,6 +224,10 @@ def refusing() -> Iterator[tuple[httpx.Client, StandIn]]:
         ({"input": [{"type": "message", "role": "judge", "content": "x"}]}, "gateway.unsupported-item"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "gateway.unsupported-content"),
         ({"input": [{"role": "user", "content": "x"}] * 2_001}, "gateway.invalid-request"),
+        (
+            {"input": [{"type": "function_call", "name": "x", "arguments": '{"x": [' + "[]," * 50_000 + "0]}"}]},
+            "gateway.invalid-request",
+        ),
     ],
 )
 def test_bad_requests_have_an_error_in_openai_s_form(

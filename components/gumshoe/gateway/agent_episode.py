@@ -62,7 +62,7 @@ class AgentEpisode:
         self._start, self._sampler, self._settings = start, sampler, settings
         self._max_context, self._foreign = max_context, foreign
         self._tree = ConversationTree(sampler.chat)
-        self._requested = Counter[tuple[int, ...]]()  # turns by their history
+        self._requested = Counter[bytes]()  # turns by the digest of their history
         self._running = self._tool_calls = self._call_ids = self._early_events = 0
         self._tool_lock = asyncio.Lock()  # environments are not made for several calls at once
         self._tool_task: asyncio.Task[str] | None = None  # event loops hold tasks only weakly
@@ -175,6 +175,8 @@ class AgentEpisode:
         sampling, all_tokens = self._sampler.sampling, self._settings.max_sampled_tokens
         left = None if all_tokens is None else all_tokens - self.trajectory.sampled_tokens
         most = min(filter(None, (request.max_tokens, sampling.max_tokens, left)))
+        if request.json_schema is None and most == sampling.max_tokens:
+            return self._sampler
         sampling = replace(sampling, max_tokens=most)
         if request.json_schema is not None:
             self._check_schema(before)
@@ -202,10 +204,11 @@ class AgentEpisode:
 
     def _next_seed(self, history: tuple[int, ...]) -> int:
         """Return a seed that depends on the history, and on the number of turns that were requested after it."""
-        number = self._requested[history]
-        self._requested[history] += 1
-        digest = hashlib.sha256(f"{self._start.seed}/{number}/".encode() + array("I", history).tobytes())
-        return int(digest.hexdigest()[:8], 16) >> 1
+        digest = hashlib.sha256(array("I", history)).digest()
+        number = self._requested[digest]
+        self._requested[digest] += 1
+        seed = hashlib.sha256(f"{self._start.seed}/{number}/".encode() + digest)
+        return int(seed.hexdigest()[:8], 16) >> 1
 
     async def _sample(
         self, sampler: TurnSampler, conversation: Conversation, request: ModelRequest, room: int, seed: int
@@ -388,5 +391,5 @@ async def _run_all(coroutines: Sequence[Coroutine[Any, Any, SampledTurn]]) -> li
 def _count_characters(request: ModelRequest) -> int:
     """Return the number of characters of a conversation, with its calls and its tools."""
     calls = [each for message in request.messages for each in message.calls]
-    texts = (*(each.text for each in request.messages), *(json.dumps(each.arguments) for each in calls))
-    return sum(map(len, texts)) + len(json.dumps(request.tools))
+    texts = (*(each.text for each in request.messages), *(str(each.arguments) for each in calls))
+    return sum(map(len, texts)) + len(str(request.tools))

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import orjson
@@ -217,6 +217,16 @@ def read_text(content: Content, where: str) -> str:
                 "gateway.unsupported-content", f"{place}: parts of type {part.type[:40]!r} are not text", place
             )
     return "\n".join(part.text or part.refusal or "" for part in content)
+
+
+def check_arguments(texts: Iterable[str]) -> None:
+    """Check that the arguments of all calls, which are JSON in JSON, have few enough lists and objects.
+
+    Raises:
+        InvalidRequestError: if they have more than the body may have.
+    """
+    if sum(text.count("{") + text.count("[") for text in texts) > MAX_CONTAINERS:
+        raise InvalidRequestError("gateway.invalid-request", "the arguments of calls are too large: too many parts")
 
 
 def read_arguments(text: str, where: str) -> dict[str, Any]:

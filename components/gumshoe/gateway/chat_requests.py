@@ -16,6 +16,7 @@ from gumshoe.gateway.api_fields import (
     Content,
     FunctionSchema,
     JsonSchema,
+    check_arguments,
     check_tool_types,
     check_top_logprobs,
     read_arguments,
@@ -102,6 +103,7 @@ class ChatRequest:
         _check_messages(body.get("messages"))
         given = validate_model(_ChatBody, body, "gateway.invalid-request", "invalid request")
         check_top_logprobs(given.top_logprobs)
+        check_arguments(call.function.arguments for each in given.messages for call in each.tool_calls or ())
         tools = tuple(each.function.to_schema() for each in given.tools or ())
         request = ModelRequest(
             messages=tuple(_read_message(each, f"messages.{at}") for at, each in enumerate(given.messages)),

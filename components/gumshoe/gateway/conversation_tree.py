@@ -7,7 +7,7 @@ agent sends counts as sampled: it is context.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from gumshoe.environments.tools import Call
 from gumshoe.gateway.gateway_errors import InvalidRequestError
@@ -17,6 +17,7 @@ from gumshoe.rollouts.chat_format.conversation_format import ChatMessage
 from gumshoe.rollouts.trajectory import Segment, Span, SplitReason
 from gumshoe.rollouts.turn_sampler import SampledTurn
 
+_write_sorted = json.JSONEncoder(sort_keys=True).encode
 _KnownMessage = tuple[str, tuple[tuple[str, str], ...]]  # text, and names and arguments of calls
 
 
@@ -30,6 +31,8 @@ class Conversation:
     """Number of tokens before the first turn."""
     before: str
     """Text before the next turn: the prompt, or what follows the turn before."""
+    before_ids: tuple[int, ...]
+    """[tokens] of that text, the last ones of `ids`."""
     drops_reasoning: bool
     """True if the reasoning of an earlier turn was left out."""
 
@@ -82,7 +85,7 @@ class ConversationTree:
         if self.chat.drops_reasoning and parts:
             kept = [token for part in parts for token in self.chat.drop_reasoning(*part)]
             shown = [*kept, *before.ids]
-        return Conversation(tuple(shown), opening, before.text, len(shown) != len(ids))
+        return Conversation(tuple(shown), opening, before.text, before.ids, len(shown) != len(ids))
 
     def add(
         self, conversation: Conversation, turn: SampledTurn, given: SampledMessage
@@ -96,15 +99,17 @@ class ConversationTree:
         self._known.setdefault(_key(given.text, given.calls), []).append(known)
         if not self._paths:
             self._paths.append(ids + sampled)
-            return (Span("prompt", self.chat.decode(ids), conversation.ids), *turn.spans), None
+            return (self._make_span("prompt", conversation, 0), *turn.spans), None
         continued = [at for at, path in enumerate(self._paths) if ids[: len(path)] == path]
         if continued:
             number = max(continued, key=lambda at: len(self._paths[at]))
             path = self._paths[number]
-            new = ids[len(path) :]
-            spans = (Span("injected", self.chat.decode(new), tuple(new)), *turn.spans) if new else turn.spans
-            path += new + sampled
-            return tuple(replace(each, segment=number) for each in spans), None
+            start = len(path)
+            spans = turn.spans
+            if start < len(ids):
+                spans = (self._make_span("injected", conversation, start), *spans)
+            path += ids[start:] + sampled
+            return tuple(replace(each, segment=number) for each in spans) if number else spans, None
         shared = [_count_shared(path, ids) for path in self._paths]
         parent = shared.index(max(shared))
         segment = Segment(
@@ -112,6 +117,12 @@ class ConversationTree:
         )
         self._paths.append(ids + sampled)
         return tuple(replace(each, segment=len(self._paths) - 1) for each in turn.spans), segment
+
+    def _make_span(self, origin: Literal["prompt", "injected"], conversation: Conversation, start: int) -> Span:
+        """Return the span of the tokens from `start` on, which an agent has sent."""
+        ids = conversation.ids[start:]
+        is_known = len(ids) == len(conversation.before_ids)
+        return Span(origin, conversation.before if is_known else self.chat.decode(ids), ids)
 
     def _find_turn(self, message: AgentMessage, history: Sequence[int]) -> _KnownTurn:
         """Return a turn of a conversation: as it was sampled, or else as the template would write it."""
@@ -131,7 +142,7 @@ class ConversationTree:
 
 def _key(text: str, calls: Sequence[Call]) -> _KnownMessage:
     """Return what identifies a turn: agents change spaces, the order of arguments, and the ids of calls."""
-    return text.strip(), tuple((each.name, json.dumps(each.arguments, sort_keys=True)) for each in calls)
+    return text.strip(), tuple((each.name, _write_sorted(each.arguments)) for each in calls)
 
 
 def _split_following(turn: AgentMessage, following: Sequence[AgentMessage]) -> tuple[list[str], list[AgentMessage]]:

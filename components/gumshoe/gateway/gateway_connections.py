@@ -7,6 +7,8 @@ new one if there are too many.
 import asyncio
 import logging
 import resource
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +55,46 @@ class _Connections:
         self.waiting.pop(connection, None)
 
 
+class _JoiningTransport:
+    """Transport that can send several writes at once: each one is a system call, and wakes the client up."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._parts = list[bytes]()
+        self._is_joining = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    @contextmanager
+    def join_writes(self) -> Iterator[None]:
+        """Send everything that the block writes together, at its end."""
+        self._is_joining = True
+        try:
+            yield
+        finally:
+            self._is_joining = False
+            self._send()
+
+    def write(self, data: bytes) -> None:
+        """Send data. See `asyncio.WriteTransport.write`."""
+        if self._is_joining:
+            self._parts.append(data)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Send the rest, and close the connection."""
+        self._send()
+        self._transport.close()
+
+    def _send(self) -> None:
+        if self._parts:
+            data = b"".join(self._parts)
+            self._parts.clear()
+            self._transport.write(data)
+
+
 class ConnectionConfig(uvicorn.Config):
     """Configuration of the HTTP server."""
 
@@ -81,6 +123,7 @@ class GatewayConnection(BoundedConnection):
     """
 
     config: ConnectionConfig
+    transport: _JoiningTransport  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -102,15 +145,20 @@ class GatewayConnection(BoundedConnection):
     @property
     def is_unread(self) -> bool:
         """True if the client has not read everything that was sent."""
-        return self.transport.get_write_buffer_size() > 0
+        return bool(self.transport.get_write_buffer_size() > 0)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Accept the connection if there is room for it."""
         super().connection_made(transport)
+        self.transport = _JoiningTransport(transport)
         if self.config.connected.admit(self):
             self._wait_for_headers()
         else:
             transport.abort()
+
+    def join_writes(self) -> AbstractContextManager[None]:
+        """Send everything that the block writes together, at its end."""
+        return self.transport.join_writes()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the request that is being answered."""

@@ -124,6 +124,7 @@ class _QuietServer(uvicorn.Server):
 class _Reply:
     """The response to one request."""
 
+    connection: GatewayConnection
     sending: Send
     is_started: bool = False
     write_failure: Callable[[dict[str, Any]], bytes] | None = None
@@ -147,8 +148,9 @@ class _Reply:
 
     async def write(self, body: bytes, content_type: bytes = b"application/json") -> None:
         """Send all of a success."""
-        await self.begin(content_type, len(body))
-        await self.add(body, is_last=True)
+        with self.connection.join_writes():
+            await self.begin(content_type, len(body))
+            await self.add(body, is_last=True)
 
     async def fail(self, error: GumshoeError) -> None:
         """Send an error. A response that has begun, and is no stream of events, is cut off."""
@@ -174,7 +176,7 @@ class _GatewayApp:
         """Answer an HTTP request."""
         connection: GatewayConnection = scope["state"]["connection"]
         task = connection.request = asyncio.current_task()
-        reply = _Reply(send)
+        reply = _Reply(connection, send)
         try:
             await self._answer(scope, receive, reply)
         except asyncio.CancelledError:

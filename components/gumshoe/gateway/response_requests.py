@@ -16,6 +16,7 @@ from gumshoe.gateway.api_fields import (
     Content,
     FunctionSchema,
     JsonSchema,
+    check_arguments,
     check_tool_types,
     check_top_logprobs,
     read_arguments,
@@ -207,6 +208,7 @@ def _read_input(given: str | tuple[_InputItem, ...]) -> Iterator[AgentMessage]:
     if isinstance(given, str):
         yield AgentMessage("user", given)
         return
+    check_arguments(item.arguments for item in given if item.type == "function_call")
     text, calls = list[str](), list[Call]()
     for at, item in enumerate(given):
         where = f"input.{at}"

@@ -30,6 +30,8 @@ class SampledTurn:
     @property
     def ids(self) -> tuple[int, ...]:
         """The ids of all spans [tokens]."""
+        if len(self.spans) == 1:
+            return self.spans[0].ids
         return tuple(token for span in self.spans for token in span.ids)
 
 
@@ -55,47 +57,57 @@ class TurnSampler:
         Raises:
             PolicyError: if there is no usable answer.
         """
-        spans, version, usage, finish, is_full = await self._sample_spans(history, before, tools, room, seed)
-        ids = [token for span in spans for token in span.ids]
-        parsed = self.chat.parse_turn(self.chat.decode_turn(ids)[0], tools, before=before)
+        parts, usage, is_full = await self._sample_parts(history, before, tools, room, seed)
+        spans = [each.span for each in parts]
+        if len(parts) == 1:
+            text = parts[0].text
+        else:
+            text = self.chat.decode_turn([token for span in spans for token in span.ids])[0]
+        parsed = self.chat.parse_turn(text, tools, before=before)
         last = replace(spans[-1], calls=parsed.calls, has_reasoning=parsed.begins_with_reasoning)
-        is_cut_off = finish == "length" and not is_full
-        return SampledTurn((*spans[:-1], last), parsed, version, usage, is_full, is_cut_off)
+        is_cut_off = parts[-1].finish == "length" and not is_full
+        return SampledTurn((*spans[:-1], last), parsed, parts[-1].version, usage, is_full, is_cut_off)
 
-    async def _sample_spans(
+    async def _sample_parts(
         self, history: Sequence[int], before: str, tools: Sequence[dict[str, Any]], room: int, seed: int
-    ) -> tuple[list[Span], str, TokenUsage, str, bool]:
-        """Return the spans of a turn, its policy, the tokens used, how it ended, and True if the context is full."""
+    ) -> "tuple[list[_SampledPart], TokenUsage, bool]":
+        """Return the parts of a turn, the tokens used, and True if the context is full."""
         budget, most = self.chat.settings.thinking_budget, self.sampling.max_tokens
-        ids = list(history)
-        first = await self._sample_span(ids, min(budget or most, room), seed)
+        first = await self._sample_part(history, min(budget or most, room), seed)
         usage = TokenUsage(len(history), len(first.ids))
         is_full = first.finish == "length" and (budget or most) >= room
         if budget is None or first.finish == "stop" or is_full:
-            return [first.span], first.version, usage, first.finish, is_full
-        spans = [replace(first.span, is_continued=True)]
-        if self.chat.parse_turn(self.chat.decode_turn(first.ids)[0], tools, before=before).is_in_reasoning:
+            return [first], usage, is_full
+        parts = [replace(first, span=replace(first.span, is_continued=True))]
+        if self.chat.parse_turn(first.text, tools, before=before).is_in_reasoning:
             ending = self.chat.encode_end_of_reasoning()
-            spans.append(Span("injected", ending.text, ending.ids))
-        room -= sum(len(each.ids) for each in spans)
+            parts.append(replace(first, span=Span("injected", ending.text, ending.ids), text=ending.text))
+        room -= sum(len(each.ids) for each in parts)
         if room < MIN_TURN_TOKENS:
-            return [first.span], first.version, usage, first.finish, True
-        ids += [token for each in spans for token in each.ids]
-        second = await self._sample_span(ids, min(most, room), seed + 1)
+            return [first], usage, True
+        ids = [*history, *(token for each in parts for token in each.ids)]
+        second = await self._sample_part(ids, min(most, room), seed + 1)
         usage += TokenUsage(len(ids), len(second.ids))
         is_full = second.finish == "length" and most >= room
-        return [*spans, second.span], second.version, usage, second.finish, is_full
+        return [*parts, second], usage, is_full
 
-    async def _sample_span(self, ids: Sequence[int], max_tokens: int, seed: int) -> "_SampledPart":
-        sampling = replace(self.sampling, max_tokens=max_tokens)
+    async def _sample_part(self, ids: Sequence[int], max_tokens: int, seed: int) -> "_SampledPart":
+        sampling = self.sampling
+        if max_tokens != sampling.max_tokens:
+            sampling = replace(sampling, max_tokens=max_tokens)
         found = await self.policy.sample(ids, sampling, stop_ids=self.chat.stop_ids, seed=seed)
         text, closed = self.chat.decode_turn(found.ids)
-        return _SampledPart(Span("sampled", text + closed, found.ids, found.logprobs), found.version, found.finish)
+        span = Span("sampled", text + closed, found.ids, found.logprobs)
+        return _SampledPart(span, text, found.version, found.finish)
 
 
 @dataclass(frozen=True, slots=True)
 class _SampledPart:
+    """A span of a turn, and how it was sampled."""
+
     span: Span
+    text: str
+    """Text without the stop token."""
     version: str
     finish: str
 

@@ -86,6 +86,7 @@ class ChatFormat:
             token for text, token in stops.items() if isinstance(token, int) and tokenizer.decode([token]) == text
         )
         """Token ids that end a turn; the first one ends turns with calls."""
+        self._stop_texts = {token: self.decode([token]) for token in self.stop_ids}
         if not self.stop_ids or tokenizer.decode([self.stop_ids[0]]) != self.end:
             raise renderer.error(
                 "rollouts.no-stop-token",
@@ -146,7 +147,7 @@ class ChatFormat:
 
         A stop token that also closes the call, as Apertus has one, stays in the text.
         """
-        stop = self.decode(ids[-1:]) if ids and ids[-1] in self.stop_ids else ""
+        stop = self._stop_texts.get(ids[-1], "") if ids else ""
         if not stop or stop in self.template.form.marks:
             return self.decode(ids), ""
         return self.decode(ids[:-1]), stop

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
+import orjson
+
 from gumshoe.environments.tools import Call
 from gumshoe.errors import UsageError
 from gumshoe.rollouts.chat_format.chat_template import make_call_id
@@ -51,7 +53,7 @@ class ConversationFormat:
         Raises:
             UsageError: if the template cannot render the messages; or drops, merges or moves one.
         """
-        schemas = json.dumps(tools)
+        schemas = orjson.dumps(tools)
         is_short = len(schemas) + sum(len(each.text) for each in messages) <= MAX_CACHED
         return (self._opening_cached if is_short else self._encode_opening)(tuple(messages), schemas)
 
@@ -139,8 +141,8 @@ class ConversationFormat:
     def _shapes(self) -> ConversationShapes:
         return ConversationShapes(self._chat.template, self._chat.control_tokens)
 
-    def _encode_opening(self, messages: tuple[ChatMessage, ...], tools: str) -> "Encoded":
-        schemas = json.loads(tools)
+    def _encode_opening(self, messages: tuple[ChatMessage, ...], tools: bytes) -> "Encoded":
+        schemas = orjson.loads(tools)
         match messages:
             case [ChatMessage("system", system), ChatMessage("user", question)]:
                 return self._chat.encode_prompt(system, question, schemas)
