@@ -164,6 +164,19 @@ def test_mistakes_of_the_model_are_answered_and_recorded(play: Play) -> None:
     assert done.record.tool_errors == 1
 
 
+@pytest.mark.parametrize("does_call", [False, True], ids=["not called", "called"])
+def test_a_turn_that_calls_an_unknown_tool_is_a_mistake_once(play: Play, tokenizer: Any, does_call: bool) -> None:
+    """Whether the agent's framework answers such a call itself, or passes it on."""
+
+    async def agent(episode: "AgentEpisode") -> None:
+        found = await ask(episode)
+        for made in found.messages[0].calls if does_call else ():
+            assert (await episode.call_tool(made)).startswith("Error")
+
+    done = play(agent, ScriptedPolicy(tokenizer, lambda *_: call("dance", steps=2)))
+    assert [(each.turn, each.kind) for each in done.mistakes] == [(1, "unknown tool")]
+
+
 def test_a_call_that_cannot_be_parsed_reaches_the_agent_as_text(play: Play, tokenizer: Any) -> None:
     async def agent(episode: "AgentEpisode") -> None:
         (turn,) = (await ask(episode)).messages

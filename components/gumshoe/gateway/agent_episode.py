@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
+from gumshoe.environments.base import Unusable
 from gumshoe.environments.registry import FINAL_ANSWER
 from gumshoe.environments.tools import BadArgumentsError, Call, Toolbox, ToolError, UnknownToolError
 from gumshoe.errors import UnavailableError, UsageError
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 
 _FAILED = "the policy or a tool failed, so the episode ends here and will be run again"
 _MAX_TOKEN_CHARACTERS = 16  # per token of the context: several times those of any real text
+_MAX_NAME = 80  # characters of an unknown tool in a record
 _ANSWERED = "Error: the final answer was given, so nothing else can be called"
 
 
@@ -121,6 +123,7 @@ class AgentEpisode:
         given = [self._give(turn, request) for turn in turns]
         for turn, message in zip(turns, given, strict=True):
             self._add(turn, *self._tree.add(conversation, turn, message))
+            self._note_unknown_tools(turn.parsed.calls, request.tools)
         return self._respond(given, turns)
 
     def _respond(self, given: Sequence[SampledMessage], turns: Sequence[SampledTurn] = ()) -> ModelResponse:
@@ -257,7 +260,18 @@ class AgentEpisode:
         self._early_events = 0
         done.usage = done.usage + turn.usage if done.usage else None
         if turn.parsed.problem == "unparseable call":
-            done.mistakes.append(Mistake(done.turns, turn.parsed.problem, turn.parsed.detail))
+            self._note(turn.parsed.problem, turn.parsed.detail)
+
+    def _note_unknown_tools(self, calls: Sequence[Call], tools: Sequence[dict[str, Any]]) -> None:
+        """Note calls of tools that the agent does not have. Most frameworks answer them without calling anything."""
+        names = [each["function"]["name"] for each in tools]
+        for call in calls:
+            if call.name not in names:
+                self._note("unknown tool", f"there is no tool {call.name[:_MAX_NAME]!r}; there are {', '.join(names)}")
+
+    def _note(self, kind: Unusable, detail: str) -> None:
+        """Note a mistake in the last turn."""
+        self.trajectory.mistakes.append(Mistake(max(1, self.trajectory.turns), kind, detail))
 
     # Calls of tools.
 
@@ -320,10 +334,11 @@ class AgentEpisode:
             done.record.tool_errors += 1
             result = f"Error: {error}"
         except UnknownToolError as error:
-            done.mistakes.append(Mistake(max(1, done.turns), "unknown tool", str(error)))
+            if not any(each.turn == done.turns and each.kind == "unknown tool" for each in done.mistakes):
+                self._note("unknown tool", str(error))
             result = f"Error: {error}"
         except BadArgumentsError as error:
-            done.mistakes.append(Mistake(max(1, done.turns), "bad arguments", str(error)))
+            self._note("bad arguments", str(error))
             result = f"Error: {error}"
         self._start.observer.add_results([call], [result])
         return result
