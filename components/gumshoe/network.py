@@ -168,7 +168,7 @@ def _find_certificate_error(error: BaseException) -> "ssl.SSLCertVerificationErr
     seen = set[int]()
     while waiting:
         each = waiting.pop()
-        if isinstance(each, ssl.SSLCertVerificationError):
+        if isinstance(each, ssl.SSLCertVerificationError) and hasattr(each, "verify_message"):  # not aiohttp's own
             return each
         if isinstance(each, BaseException) and id(each) not in seen:
             seen.add(id(each))

@@ -50,13 +50,13 @@ def key_headers() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def raise_if_denied(response: httpx.Response, url: str) -> None:
-    """Raise an error if a server rejects the key, or requires one.
+def raise_if_denied(status: int, url: str) -> None:
+    """Raise an error if the status of an answer says that the server rejects the key, or requires one.
 
     Raises:
         UsageError: if it does.
     """
-    if response.status_code == httpx.codes.UNAUTHORIZED:
+    if status == httpx.codes.UNAUTHORIZED:
         found = "the wrong one" if os.environ.get(KEY_VARIABLE) else "none"
         raise UsageError(
             "inference.server-key-rejected",

@@ -7,25 +7,23 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import Any, Protocol
 
-import httpx
 import orjson
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception_type, wait_random_exponential
 
 from gumshoe.errors import UsageError
-from gumshoe.inference.http_options import http_options, raise_if_denied
+from gumshoe.inference.http_options import raise_if_denied
 from gumshoe.inference.policy import Completion, PolicyError, Sampling, check_not_empty
-from gumshoe.inference.spread_transport import SpreadTransport
+from gumshoe.inference.server_client import ServerClient, ServerRequestError
 from gumshoe.inference.vllm_server import server_address
-from gumshoe.network import find_proxy, raise_if_untrusted
 
 _RETRYABLE = {408, 409, 425, 429}
 _UNAVAILABLE = {502, 503}  # sent by a proxy if its server is down, or by a server that is not ready
 _NOT_RETRYABLE = {501, 505}  # status codes from 500 that a retry cannot help
 _NO_MODEL = "does not exist"  # vLLM's text with a 404; also sent while a restarted server loads its adapters
 
-_JSON = {"Content-Type": "application/json"}
 _ID_LIMIT = 1 << 31
 _PROBE_TOKENS = 16  # tokens; a model is not certain of all of them
 _SCORED_AT_ONCE = 64  # requests
@@ -68,7 +66,7 @@ class RequestLimits:
 class _Server:
     """State of one server: its client, and the load that this process puts on it."""
 
-    client: httpx.AsyncClient
+    client: ServerClient
     conversations: int = 0
     """Open conversations."""
     in_flight: int = 0
@@ -98,8 +96,7 @@ class VLLMPolicy:
     def __init__(self, urls: Sequence[str], model: str, limits: RequestLimits | None = None) -> None:
         self._limits = limits or RequestLimits()
         self._model = model
-        timeout = httpx.Timeout(self._limits.deadline, connect=self._limits.connect)
-        self._servers = [_Server(_open_client(server_address(url), timeout)) for url in urls]
+        self._servers = [_Server(ServerClient(server_address(url), self._limits.connect)) for url in urls]
         self._unavailable_since: float | None = None
         self._has_warned = False
 
@@ -212,23 +209,25 @@ class VLLMPolicy:
         """
         for client in (each.client for each in self._servers):
             try:
-                response = await client.get("/v1/models", timeout=self._limits.connect)
-                raise_if_denied(response, str(client.base_url))
-                served = response.raise_for_status().json()["data"]
+                async with asyncio.timeout(self._limits.connect):
+                    response = await client.get("/v1/models")
+                raise_if_denied(response.status, client.url)
+                if response.status != HTTPStatus.OK:
+                    raise ValueError(f"status {response.status}")
+                served = response.json()["data"]
                 names = [each["id"] for each in served]
                 longest = min((each["max_model_len"] for each in served if each.get("max_model_len")), default=context)
-            except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
+            except (ServerRequestError, TimeoutError, KeyError, TypeError, ValueError) as error:
                 raise _connection_error(client, error) from None
             if self._model not in names:
                 raise UsageError(
                     "inference.model-not-served",
-                    f"{client.base_url} does not serve {self._model!r}: it serves {', '.join(names)}; use "
-                    "vllm:URL#NAME",
+                    f"{client.url} does not serve {self._model!r}: it serves {', '.join(names)}; use vllm:URL#NAME",
                 )
             if longest < context:
                 raise UsageError(
                     "inference.context-too-small",
-                    f"{client.base_url} accepts {longest} tokens, but an episode may have {context}; use "
+                    f"{client.url} accepts {longest} tokens, but an episode may have {context}; use "
                     f"--max-context {longest}, or start the server with --max-model-len {context}",
                 )
 
@@ -245,12 +244,13 @@ class VLLMPolicy:
         request = {"model": self._model, "prompt": text, "add_special_tokens": False, "return_token_strs": True}
         for client in (each.client for each in self._servers):
             try:
-                response = await client.post("/tokenize", json=request, timeout=self._limits.connect)
-                if response.status_code != httpx.codes.OK:  # 404: no such route; others: blocked by a proxy
+                async with asyncio.timeout(self._limits.connect):
+                    response = await client.post("/tokenize", request)
+                if response.status != HTTPStatus.OK:  # 404: no such route; others: blocked by a proxy
                     continue
                 answer = response.json()
                 theirs = dict(zip(answer["token_strs"] or (), answer["tokens"], strict=True))
-            except (httpx.HTTPError, KeyError, TypeError, ValueError) as error:
+            except (ServerRequestError, TimeoutError, KeyError, TypeError, ValueError) as error:
                 raise _connection_error(client, error) from None
             other = [
                 f"its id of {token!r} is {number}"
@@ -261,7 +261,7 @@ class VLLMPolicy:
             if theirs and (other or missing):
                 raise UsageError(
                     "inference.tokenizer-mismatch",
-                    f"{client.base_url} serves {self._model!r} with a vocabulary that differs from this tokenizer's: "
+                    f"{client.url} serves {self._model!r} with a vocabulary that differs from this tokenizer's: "
                     f"{(other + missing)[0]}; use the tokenizer of the served model",
                 )
 
@@ -284,7 +284,7 @@ class VLLMPolicy:
             if min(probed.logprobs) < _MIN_CERTAIN_LOGPROB:
                 raise UsageError(
                     "inference.logprobs-not-processed",
-                    f"{client.base_url} returns log-probabilities of a distribution that it does not sample from; "
+                    f"{client.url} returns log-probabilities of a distribution that it does not sample from; "
                     "start the server with --logprobs-mode processed_logprobs",
                 )
 
@@ -327,9 +327,9 @@ class VLLMPolicy:
             self._has_warned = True
             _log.warning("%s; waiting up to %g seconds for it to come back", error, self._limits.patience)
 
-    def _record_available(self, client: httpx.AsyncClient) -> None:
+    def _record_available(self, client: ServerClient) -> None:
         if self._has_warned:
-            _log.warning("%s is reachable again after %.0f seconds", client.base_url, self._unavailable_seconds())
+            _log.warning("%s is reachable again after %.0f seconds", client.url, self._unavailable_seconds())
         self._unavailable_since, self._has_warned = None, False
 
     def _has_healthy_server(self) -> bool:
@@ -363,47 +363,43 @@ class VLLMPolicy:
         server.avoid_until = 0.0
         return answer
 
-    async def _request_once(self, client: httpx.AsyncClient, request: dict[str, Any]) -> Any:
+    async def _request_once(self, client: ServerClient, request: dict[str, Any]) -> Any:
         """Return the answer of one server to one attempt."""
         try:
             async with asyncio.timeout(self._limits.deadline):
-                response = await client.post("/v1/completions", content=orjson.dumps(request), headers=_JSON)
+                response = await client.post("/v1/completions", request)
         except TimeoutError:
             raise _RetryableError(
-                "inference.timeout", f"{client.base_url} did not answer in {self._limits.deadline:g} seconds"
+                "inference.timeout", f"{client.url} did not answer in {self._limits.deadline:g} seconds"
             ) from None
-        except httpx.TransportError as error:
-            raise_if_untrusted(error, str(client.base_url))
-            kind = _ServerGoneError if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout) else _RetryableError
-            raise kind(
-                "inference.server-unreachable", f"{client.base_url} does not answer: {type(error).__name__}: {error}"
-            ) from None
-        except httpx.RequestError as error:
-            raise _RetryableError(
-                "inference.invalid-answer",
-                f"cannot read the answer of {client.base_url}: {type(error).__name__}: {error}",
-            ) from None
-        code = response.status_code
-        if code in _UNAVAILABLE or (code == httpx.codes.NOT_FOUND and _NO_MODEL in response.text):
+        except ServerRequestError as failure:
+            if failure.kind == "unreadable":
+                raise _RetryableError(
+                    "inference.invalid-answer", f"cannot read the answer of {client.url}: {failure}"
+                ) from None
+            kind = _ServerGoneError if failure.kind == "unreachable" else _RetryableError
+            raise kind("inference.server-unreachable", f"{client.url} does not answer: {failure}") from None
+        code = response.status
+        if code in _UNAVAILABLE or (code == HTTPStatus.NOT_FOUND and _NO_MODEL in response.text):
             problem = "inference.server-unavailable" if code in _UNAVAILABLE else "inference.model-not-served"
-            raise _ServerGoneError(problem, f"{client.base_url} answered {code}", response.text[:200])
+            raise _ServerGoneError(problem, f"{client.url} answered {code}", response.text[:200])
         self._record_available(client)
-        if code in _RETRYABLE or (code >= httpx.codes.INTERNAL_SERVER_ERROR and code not in _NOT_RETRYABLE):
-            raise _RetryableError("inference.server-error", f"{client.base_url} answered {code}", response.text[:200])
+        if code in _RETRYABLE or (code >= HTTPStatus.INTERNAL_SERVER_ERROR and code not in _NOT_RETRYABLE):
+            raise _RetryableError("inference.server-error", f"{client.url} answered {code}", response.text[:200])
         try:
-            raise_if_denied(response, str(client.base_url))
+            raise_if_denied(code, client.url)
         except UsageError as error:  # the server was restarted with another key; questions fail until it is back
             raise PolicyError(error.code, error.message) from None
-        if code == httpx.codes.BAD_REQUEST and "structured_outputs" in request:
+        if code == HTTPStatus.BAD_REQUEST and "structured_outputs" in request:
             raise UsageError(
                 "inference.schema-rejected", f"the vLLM server cannot follow this JSON schema: {response.text[:500]}"
             )
-        if code != httpx.codes.OK:
-            raise PolicyError("inference.request-rejected", f"{client.base_url} answered {code}", response.text[:500])
+        if code != HTTPStatus.OK:
+            raise PolicyError("inference.request-rejected", f"{client.url} answered {code}", response.text[:500])
         try:
             return response.json()
         except ValueError:
-            raise _RetryableError("inference.invalid-answer", f"the answer of {client.base_url} is not JSON") from None
+            raise _RetryableError("inference.invalid-answer", f"the answer of {client.url} is not JSON") from None
 
     def _parse_answer(self, answer: Any, request: dict[str, Any], sampling: Sampling) -> Completion:
         """Check an answer, and return it as a completion.
@@ -466,23 +462,12 @@ class VLLMConversation:
         return await self._policy._sample(prompt_ids, sampling, stop_ids, self)
 
 
-def _open_client(base: str, timeout: httpx.Timeout) -> httpx.AsyncClient:
-    options = http_options(base)
-    transport = SpreadTransport(options["verify"], find_proxy(base) if options["trust_env"] else None)
-    return httpx.AsyncClient(base_url=base, timeout=timeout, transport=transport, **options)
-
-
-def _connection_error(client: httpx.AsyncClient, error: Exception) -> PolicyError:
-    """Return the error for a server that cannot be reached, or does not answer as vLLM does.
-
-    Raises:
-        UsageError: if the server's certificate is not trusted.
-    """
-    if isinstance(error, httpx.TransportError):
-        raise_if_untrusted(error, str(client.base_url))
-        message = f"{client.base_url} does not answer: {type(error).__name__}: {error}"
-        return PolicyError("inference.server-unreachable", message)
-    return PolicyError("inference.not-vllm", f"{client.base_url} does not answer as a vLLM server: {error}")
+def _connection_error(client: ServerClient, error: Exception) -> PolicyError:
+    """Return the error for a server that cannot be reached, or does not answer as vLLM does."""
+    if isinstance(error, ServerRequestError | TimeoutError):
+        found = str(error) or "no answer in time"
+        return PolicyError("inference.server-unreachable", f"{client.url} does not answer: {found}")
+    return PolicyError("inference.not-vllm", f"{client.url} does not answer as a vLLM server: {error}")
 
 
 class Vocabulary(Protocol):

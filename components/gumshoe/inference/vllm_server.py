@@ -330,7 +330,7 @@ def parse_model_names(answer: httpx.Response, url: str, context: int) -> list[st
         UsageError: if one of them accepts fewer than `context` tokens, or the server rejects the key.
         ServerError: if it is not an answer of vLLM.
     """
-    raise_if_denied(answer, url)
+    raise_if_denied(answer.status_code, url)
     try:
         models = answer.raise_for_status().json()["data"]
         names = [str(each["id"]) for each in models]
@@ -389,7 +389,7 @@ def _post(url: str, path: str, body: dict[str, str], deadline: float, code: str)
     except httpx.TransportError as error:
         raise_if_untrusted(error, url)
         raise ServerError("inference.server-unreachable", f"vLLM at {url} does not answer: {error}") from None
-    raise_if_denied(response, url)
+    raise_if_denied(response.status_code, url)
     if response.status_code != httpx.codes.OK:
         raise AdapterError(code, f"vLLM at {url} rejected {body}: status {response.status_code}: {response.text[:500]}")
 
