@@ -29,6 +29,9 @@ _MIN_PART = 6  # characters of a password in a URL that is searched for in the r
 _MAX_PASSWORDS = 100  # of one text that are searched for in the rest of it, so that a hostile one takes no longer
 _MIN_VALUE = 8  # characters of a value that is searched for; shorter ones may be ordinary words
 _ORDINARY = {"password", "anonymous", "disabled", "required", "optional"}  # placeholders that are no secrets
+_MAX_CLEAN, _MAX_CLEAN_LENGTH = 4096, 64  # texts, and characters of each
+_clean: set[str] = set()
+"""Short texts without credentials of a known form, such as the names of fields, which each log line has."""
 _registered: set[str] = set()
 _cached: tuple[dict[Any, Any], set[str], list[str]] | None = None
 """Environment and registered secrets, and the values that follow from them."""
@@ -43,6 +46,17 @@ def redact(text: object) -> str:
     found = str(text)
     for value in _secret_values():
         found = found.replace(value, MASK)
+    is_short = len(found) <= _MAX_CLEAN_LENGTH
+    if is_short and found in _clean:
+        return found
+    masked = _mask_forms(found)
+    if is_short and masked == found and len(_clean) < _MAX_CLEAN:
+        _clean.add(found)
+    return masked
+
+
+def _mask_forms(found: str) -> str:
+    """Return a text with the credentials masked that have a known form."""
     if "//" in found or "\\/" in found:
         found = _mask_user_info(found)
     if "%40" in found:

@@ -225,6 +225,7 @@ UNUSABLE: dict[str, tuple[Act, str, str]] = {
     "null for log-probabilities": (_top_logprobs(None), LACKING, "adapter"),
     "a null log-probability": (_one_logprob(None), ODD, "token_logprobs"),
     "a log-probability that is no number": (_one_logprob(math.nan), ODD, "token_logprobs"),
+    "a log-probability that no float can hold": (_one_logprob(10**400), ODD, "token_logprobs"),
     "an infinite log-probability": (_one_logprob(-math.inf), ODD, "token_logprobs"),
     "an older vLLM": (choice(token_ids=None, prompt_token_ids=None), LACKING, "adapter"),
     "text for ids": (choice(token_ids="Yes."), LACKING, "adapter"),

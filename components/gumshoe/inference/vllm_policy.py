@@ -149,7 +149,7 @@ class VLLMPolicy:
         try:
             given = answer["choices"][0]["prompt_logprobs"]
             found = [float(each[str(token)]["logprob"]) for each, token in zip(given[1:], ids[1:], strict=True)]
-            if not all(map(_is_number, found)):
+            if not _are_numbers(found):
                 raise ValueError
         except (KeyError, TypeError, ValueError):
             raise PolicyError(
@@ -290,6 +290,15 @@ class VLLMPolicy:
 
     async def _request_with_retries(self, request: dict[str, Any], conversation: "VLLMConversation | None") -> Any:
         """Return the answer to a request, with retries."""
+        try:
+            return await self._post(request, self._choose_server(conversation))
+        except _RetryableError as error:
+            return await self._retry(request, conversation, error)
+
+    async def _retry(
+        self, request: dict[str, Any], conversation: "VLLMConversation | None", first: _RetryableError | None
+    ) -> Any:
+        """Return the answer to a request whose first attempt has failed."""
         failures = tries = 0
 
         def is_over(state: RetryCallState) -> bool:
@@ -310,6 +319,9 @@ class VLLMPolicy:
         try:
             async for attempt in retrying:
                 with attempt:
+                    if first is not None:
+                        failed, first = first, None
+                        raise failed
                     answer = await self._post(request, self._choose_server(conversation))
         except _RetryableError as error:
             message = f"{self._model}: {error.public_message}, after {tries} tries"
@@ -411,7 +423,7 @@ class VLLMPolicy:
             model, (choice,) = answer["model"], answer["choices"]
             ids, prompt_ids = choice["token_ids"], choice["prompt_token_ids"]
             logprobs, finish = choice["logprobs"]["token_logprobs"], choice["finish_reason"]
-            if not (_are_ids(ids) and _are_ids(prompt_ids) and isinstance(logprobs, list)):
+            if not (_are_ids(ids) and isinstance(prompt_ids, list) and isinstance(logprobs, list)):
                 raise TypeError
         except (KeyError, TypeError, ValueError):
             raise PolicyError(
@@ -424,7 +436,7 @@ class VLLMPolicy:
             "prompt_token_ids are not those of the request": prompt_ids != request["prompt"],
             f"{len(logprobs)} log-probabilities for {len(ids)} tokens": len(logprobs) != len(ids),
             "token_ids is empty": not ids,
-            "token_logprobs has a value that is not a finite number": not all(map(_is_number, logprobs)),
+            "token_logprobs has a value that is not a finite number": not _are_numbers(logprobs),
             f"finish_reason is {finish!r}": finish not in ("stop", "length"),
             f"{len(ids)} tokens, but max_tokens is {sampling.max_tokens}": len(ids) > sampling.max_tokens,
             "the last token is not in stop_token_ids": finish == "stop" and (not ids or ids[-1] not in stops),
@@ -498,5 +510,9 @@ def _constrain(sampling: Sampling) -> dict[str, Any]:
     return {"structured_outputs": {"structural_tag": orjson.dumps(tag).decode()}}
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+def _are_numbers(values: list[Any]) -> bool:
+    """Return True if all are finite numbers."""
+    try:
+        return set(map(type, values)) <= {int, float} and math.isfinite(sum(values))
+    except OverflowError:  # an integer that is larger than any float
+        return False
