@@ -146,10 +146,21 @@ def train_in_step(place: Path, agent: str, nodes: int = 1) -> None:
     train_grpo.python_func(
         **artifacts,
         **dict.fromkeys(("adapter", "metrics", "plots")),
-        **{"base_model": "tiny", "config": "tiny", "settings": {"rollouts.engine": "transformers"}},
-        **{"checkpoints": (place / "store" / "runs" / "r1").as_uri(), "nodes": nodes, "job": {}, "gpus": 0},
-        **{"gpu_resource": "nvidia.com/gpu", "cpus_per_gpu": 1, "memory_per_gpu": "1Gi", "pods": {}},
-        **{"node_selector": {}, "tolerations": [], "image": "trainer", "agent": agent},
+        base_model="tiny",
+        config="tiny",
+        settings={"rollouts.engine": "transformers"},
+        checkpoints=(place / "store" / "runs" / "r1").as_uri(),
+        nodes=nodes,
+        job={},
+        gpus=0,
+        gpu_resource="nvidia.com/gpu",
+        cpus_per_gpu=1,
+        memory_per_gpu="1Gi",
+        pods={},
+        node_selector={},
+        tolerations=[],
+        image="trainer",
+        agent=agent,
     )
 
 
