@@ -218,6 +218,8 @@ def _compile(name: str, compiled: Mapping[str, str], **options: Any) -> str:
 def read_values(pairs: list[str], path: Path | None) -> dict[str, Any]:
     """Read parameters from a YAML file and from NAME=VALUE options, whose values are YAML.
 
+    Dates and times become text, because parameters are JSON.
+
     Raises:
         UsageError: if they cannot be read.
     """
@@ -250,4 +252,12 @@ def read_values(pairs: list[str], path: Path | None) -> dict[str, Any]:
             "pipelines.invalid-yaml",
             f"the parameters are not valid YAML: {error}; quote or correct the value",
         ) from None
-    return values
+    return {name: _dates_to_text(value) for name, value in values.items()}
+
+
+def _dates_to_text(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _dates_to_text(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_dates_to_text(each) for each in value]
+    return value.isoformat() if isinstance(value, date) else value

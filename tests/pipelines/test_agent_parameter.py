@@ -2,14 +2,19 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from gumshoe.artifacts.store import Store
+from gumshoe.errors import UnavailableError
 from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe_pipelines.graphs import compile_graph
 from tests.errors import raises
+from tests.mail.mailbox import make_index, record
 from tests.pipelines.test_graphs import check_arguments
+from tests.scenarios.questions import question, write_questions
 
 NAME = "mine.agent:graph"
 GIVEN: dict[str, Any] = {"config": "tiny", "settings": {}, "base_model": "tiny"}
@@ -131,3 +136,86 @@ def test_a_run_is_not_continued_with_other_code_of_the_agent(tmp_path: Path) -> 
     (tmp_path / "run.json").write_text(json.dumps(last))
     assert find_last_run(tmp_path, graph, arguments, "abc") == "r1"
     assert find_last_run(tmp_path, graph, arguments, "def") is None
+
+
+def train_in_step(place: Path, agent: str, nodes: int = 1) -> None:
+    """Run the training step of a run whose inputs and store are in a directory, in this process."""
+    from gumshoe_pipelines.grpo_step import train_grpo
+
+    artifacts = {name: SimpleNamespace(path=str(place / name), metadata={}) for name in ("index", "scenarios")}
+    train_grpo.python_func(
+        **artifacts,
+        **dict.fromkeys(("adapter", "metrics", "plots")),
+        base_model="tiny",
+        config="tiny",
+        settings={"rollouts.engine": "transformers"},
+        checkpoints=(place / "store" / "runs" / "r1").as_uri(),
+        nodes=nodes,
+        job={},
+        gpus=0,
+        gpu_resource="nvidia.com/gpu",
+        cpus_per_gpu=1,
+        memory_per_gpu="1Gi",
+        pods={},
+        node_selector={},
+        tolerations=[],
+        image="trainer",
+        agent=agent,
+    )
+
+
+@pytest.fixture
+def interrupted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a directory with the inputs of a training step, whose trainers save a checkpoint and are interrupted."""
+    from gumshoe.training.launch import supervisor
+
+    def start_trainers(_: str, spec: Path, *__: Any) -> None:
+        done = len(list(spec.parent.glob("checkpoint-*")))
+        checkpoint = spec.parent / f"checkpoint-{done + 1}"
+        checkpoint.mkdir()
+        (checkpoint / "metadata.json").write_text("{}")
+        raise UnavailableError("test.interrupted", "stopped after a step")
+
+    monkeypatch.setattr(supervisor, "start_trainers", start_trainers)
+    monkeypatch.chdir(tmp_path)
+    make_index(tmp_path, [record(number) for number in range(1, 14)])
+    (tmp_path / "scenarios").mkdir()
+    splits = ["train"] * 12 + ["validation"]
+    asked = [question(number, split=split) for number, split in enumerate(splits, 1)]
+    write_questions(tmp_path / "scenarios" / "scenarios.jsonl", asked)
+    write_agent(tmp_path, "None")
+    return tmp_path
+
+
+def write_agent(place: Path, answer: str) -> str:
+    """Write an agent, and return its name, which no other directory has: Python finds a module only once."""
+    (place / f"{place.name}.py").write_text(f"def run(task):\n    return {answer}\n")
+    return f"{place.name}:run"
+
+
+def test_the_training_step_is_not_continued_with_another_agent(interrupted: Path) -> None:
+    agent = write_agent(interrupted, "None")
+    for _ in range(2):
+        with raises("test.interrupted"):
+            train_in_step(interrupted, agent)
+    kept = Store((interrupted / "store" / "runs" / "r1").as_uri()).list("checkpoints")
+    assert [each.version for each in kept] == ["001-000001", "002-000002"]
+    with raises("training.other-settings", "agent", "runs/r1"):
+        train_in_step(interrupted, json.dumps({agent: {"deadline": 5}}))
+    write_agent(interrupted, "'Friday'")
+    with raises("training.other-agent-code", agent, "runs/r1"):
+        train_in_step(interrupted, agent)
+
+
+def test_a_result_of_several_nodes_is_not_taken_from_other_code_of_the_agent(interrupted: Path) -> None:
+    from gumshoe.training.train_request import TrainRequest
+
+    store = (interrupted / "store" / "runs" / "r1").as_uri()
+    settings = {"agent": write_agent(interrupted, "None")}
+    request = TrainRequest.of_step(
+        interrupted / "index", interrupted / "scenarios", "tiny", "tiny", settings, store, None
+    )
+    first = request.publish()
+    assert first.result == request.publish().result
+    write_agent(interrupted, "'Friday'")
+    assert request.publish().result != first.result

@@ -295,8 +295,10 @@ def test_the_kubernetes_resources_are_valid(
 def test_parameters_are_read_from_a_file_and_then_from_pairs(tmp_path: Path) -> None:
     path = tmp_path / "parameters.yaml"
     path.write_text("seed: 1\nsources: [a]\n")
-    assert read_values(["seed=2", "settings={a.b: 1e-3}", "config="], path) == {
+    given = ["seed=2", "settings={a.b: 1e-3}", "config=", "feedback={since: 2026-05-01, until: 2026-06-01T12:00Z}"]
+    assert read_values(given, path) == {
         "seed": 2,
+        "feedback": {"since": "2026-05-01", "until": "2026-06-01T12:00Z"},  # text, although dates in YAML
         "sources": ["a"],
         "settings": {"a.b": "1e-3"},  # in YAML 1.1, 1e-3 is a string; settings convert it
         "config": "",

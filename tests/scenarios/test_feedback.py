@@ -226,6 +226,17 @@ def test_an_index_leaves_out_what_it_does_not_contain(run: Run, tmp_path: Path) 
     assert json.loads(call(run, tmp_path, *options, "--keep-unsupported").out)["scenarios"] == 12
 
 
+def test_an_answer_that_is_not_in_its_source_contradicts_nobody(run: Run, tmp_path: Path) -> None:
+    make_index(tmp_path, [record(number) for number in range(20)])
+    invented = [feedback(number, "x", answer="Something else") for number in range(10)]
+    publish(tmp_path, [*spread(range(10)), *invented])
+    options = ["--index", tmp_path / "index", "--json"]
+    facts = json.loads(call(run, tmp_path, *options).out)
+    assert (facts["scenarios"], facts["left_out"]) == (10, {"answer not in its source": 10})
+    kept = call(run, tmp_path, *options, "--keep-unsupported")
+    assert kept.code == "scenarios.no-usable-feedback", "all contradict each other"
+
+
 def test_contradictions_are_printed_without_control_characters(run: Run, tmp_path: Path) -> None:
     publish(tmp_path, [*spread(range(10)), feedback(50, "a", answer="[bold]five"), feedback(50, "b", answer="six")])
     result = call(run, tmp_path)

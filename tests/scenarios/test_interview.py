@@ -29,11 +29,17 @@ def add(run: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch) -> A
     """Return a function that runs the command with answers on standard input."""
 
     def typed(
-        path: Path, index: Path, *answers: str, inbox: str | None = ANN, collections: str | None = None
+        path: Path,
+        index: Path,
+        *answers: str,
+        inbox: str | None = ANN,
+        collections: str | None = None,
+        unanswerable: bool = False,
     ) -> CommandResult:
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{each}\n" for each in answers)))
         options = {"--inbox": inbox, "--collections": collections}
         given = [word for name, value in options.items() if value for word in (name, value)]
+        given += ["--unanswerable"] if unanswerable else []
         return run("scenarios", "add", path, "--index", index, *given)
 
     return typed
@@ -168,3 +174,33 @@ def test_a_file_that_lines_cannot_be_added_to_is_refused(add: Add, mail: Path, t
     assert add(tmp_path / "missing" / "own.jsonl", mail, "q").code == "scenarios.invalid-output"
     (tmp_path / "bad.jsonl").write_text("{}\n")
     assert add(tmp_path / "bad.jsonl", mail, "q").code == "scenarios.malformed-line"
+
+
+def test_an_unanswerable_question_is_added_after_a_search_in_vain(add: Add, mail: Path, tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    told = ("", "Who won?", "raffle", "invoice 3", "1", "", "2001-06-01", "0.4", "test")
+    ran = add(path, mail, *told, "Who pays?", "invoice 4", "", "-", "q", unanswerable=True)
+    assert ran.status == 0
+    assert "Nothing found." in ran.err
+    assert "Body of message 3" in ran.err
+    (found,) = added(path)
+    assert (found.question, found.unanswerable, found.sources) == ("Who won?", True, ())
+    assert (found.inbox_address, str(found.query_date), found.split) == (ANN, "2001-06-01", "test")
+
+
+def test_an_unanswerable_question_passes_the_same_check(add: Add, mail: Path, tmp_path: Path) -> None:
+    path = tmp_path / "own.jsonl"
+    asked = ("Who won?", "", "2001-06-01", "", "")
+    ran = add(path, mail, *asked, *asked, unanswerable=True)
+    assert (ran.status, ran.code, len(added(path))) == (3, "scenarios.rejected", 1)
+    assert "Not added: question asked twice" in ran.err
+    ran = add(path, mail, "Who lost?", "", "2001-06-01", "", "", inbox="nobody@example.com", unanswerable=True)
+    assert (ran.code, len(added(path))) == ("scenarios.rejected", 1)
+
+
+def test_an_unanswerable_question_about_documents_is_added(add: Add, tmp_path: Path) -> None:
+    index, path = tmp_path / "index", tmp_path / "own.jsonl"
+    build_document_index([write_jsonl(tmp_path / "d.jsonl", DISEASES)], index, LEXICAL)
+    ran = add(path, index, "Who won?", "", "", "", "q", inbox=None, unanswerable=True)
+    assert (ran.status, [each.unanswerable for each in added(path)]) == (0, [True])
+    assert f"Next: gumshoe scenarios add {path} --index {index} --unanswerable" in ran.err

@@ -174,16 +174,34 @@ def test_a_key_is_asked_for_once_and_its_inbox_is_filled_in(browser: "Browser", 
         expect(page.locator("#problem code")).to_have_text("serving.inbox-forbidden")
 
 
+def find_kept(server: AgentProcess, question: str, place: Path) -> Scenario:
+    """Return what the server has published about a question, as soon as it has."""
+    store = Store(str(server.log.parent / "store"))
+
+    def find_it() -> list[Scenario]:
+        fetched = [store.fetch(each.reference, place / each.version).directory for each in store.list("feedback")]
+        found = (each for directory in fetched for each in load_scenarios(str(directory / "scenarios.jsonl")))
+        return [each for each in found if each.question == question]
+
+    wait_until(find_it)
+    (kept,) = find_it()
+    return kept
+
+
+def open_correction(page: "Page", server: AgentProcess, question: str) -> None:
+    sign_in(page, server)
+    ask(page, question)
+    page.get_by_role("button", name="No", exact=True).click()
+    expect(page.get_by_label("Correct answer")).to_be_focused()
+
+
 def test_feedback_is_recorded(browser: "Browser", protected_server: AgentProcess, tmp_path: Path) -> None:
     for page in open_page(browser, protected_server.url, "401"):
         sign_in(page, protected_server)
         ask(page)
         page.get_by_role("button", name="Yes").click()
         expect(page.locator("#note")).to_have_text("Thank you.")
-    store = Store(str(protected_server.log.parent / "store"))
-    wait_until(lambda: len(store.list("feedback")) == 1)
-    store.fetch(store.list("feedback")[0].reference, tmp_path / "kept")
-    (kept,) = load_scenarios(str(tmp_path / "kept" / "scenarios.jsonl"))
+    kept = find_kept(protected_server, "What is in 7?", tmp_path)
     assert (kept.answer, kept.consent) == ("Body of message 7", "none")
 
 
@@ -191,20 +209,79 @@ def test_feedback_says_that_there_is_no_answer_and_may_be_used(
     browser: "Browser", protected_server: AgentProcess, tmp_path: Path
 ) -> None:
     for page in open_page(browser, protected_server.url, "401"):
-        sign_in(page, protected_server)
-        ask(page, "What is in 9?")
+        open_correction(page, protected_server, "What is in 9?")
+        page.get_by_label("Correct answer").fill("This is not sent.")
         page.get_by_label("May be used for training").check()
-        page.get_by_role("button", name="Not in the mail").click()
+        page.get_by_label("cannot be answered").check()
+        expect(page.get_by_label("Correct answer")).to_be_hidden()
+        page.get_by_role("button", name="Send").click()
         expect(page.locator("#note")).to_have_text("Thank you.")
-    store = Store(str(protected_server.log.parent / "store"))
+        expect(page.locator("#correction")).to_be_hidden()
+    kept = find_kept(protected_server, "What is in 9?", tmp_path)
+    assert (kept.unanswerable, kept.message_ids, kept.consent) == (True, (), "training")
 
-    def find_kept() -> list[Scenario]:
-        fetched = [store.fetch(each.reference, tmp_path / each.version).directory for each in store.list("feedback")]
-        found = (each for place in fetched for each in load_scenarios(str(place / "scenarios.jsonl")))
-        return [each for each in found if each.question == "What is in 9?"]
 
-    wait_until(find_kept)
-    assert [(each.unanswerable, each.consent) for each in find_kept()] == [(True, "training")]
+def test_a_correction_is_recorded_with_chosen_and_other_sources(
+    browser: "Browser", protected_server: AgentProcess, tmp_path: Path
+) -> None:
+    for page in open_page(browser, protected_server.url, "401", "422"):
+        open_correction(page, protected_server, "What is in 6?")
+        page.get_by_label("Subject 6").check()
+        page.get_by_label("IDs of other messages").fill("<404@example.com>")
+        page.get_by_label("Correct answer").fill("  The body of 6  ")
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator("#correction code").last).to_have_text("serving.source-not-found")
+        page.get_by_label("IDs of other messages").fill("<5@example.com>\n\n <6@example.com> ")
+        page.get_by_role("button", name="Send").click()
+        expect(page.locator("#note")).to_have_text("Thank you.")
+        expect(page.locator("#judge")).to_be_hidden()
+    kept = find_kept(protected_server, "What is in 6?", tmp_path)
+    assert (kept.answer, kept.message_ids) == ("The body of 6", ("<6@example.com>", "<5@example.com>"))
+
+
+def test_a_correction_of_no_answer_says_if_it_was_not_stored(
+    browser: "Browser", protected_server: AgentProcess
+) -> None:
+    for page in open_page(browser, protected_server.url, "401"):
+        sign_in(page, protected_server)
+        ask(page, "Say:I would rather not.")
+        expect(page.get_by_role("button", name="Yes")).to_be_hidden()
+        page.get_by_role("button", name="Correct it").click()
+        page.get_by_label("Correct answer").fill("On Friday")
+        with page.expect_request("**/feedback") as sent:
+            page.get_by_role("button", name="Send").click()
+        expect(page.locator("#note")).to_contain_text("not stored")
+        body = json.loads(sent.value.post_data or "")
+        assert (body["right"], body["right_answer"]) == (False, "On Friday")
+
+
+def test_a_correction_can_be_left_and_does_not_stay_for_the_next_answer(
+    browser: "Browser", protected_server: AgentProcess
+) -> None:
+    for page in open_page(browser, protected_server.url, "401"):
+        open_correction(page, protected_server, "What is in 4?")
+        page.get_by_label("Correct answer").fill("Something")
+        page.get_by_role("button", name="Cancel").click()
+        button = page.get_by_role("button", name="No", exact=True)
+        expect(button).to_be_focused()
+        expect(button).to_have_attribute("aria-expanded", "false")
+        ask(page, "What is in 5?")
+        expect(page.locator("#answer")).to_have_text("Body of message 5")
+        button.click()
+        expect(page.get_by_label("Correct answer")).to_have_value("")
+        expect(page.locator("#candidates code")).to_have_text(["<5@example.com>"])
+
+
+def test_a_correction_offers_what_searches_found_but_no_handles(page: "Page") -> None:
+    mail = "No message has all keywords: none\n2001 b: One\n  x\n  id: <1@x> (thread <2@x>, 2 messages)"
+    steps = [
+        {"tool": "search_inbox", "result": f"{mail}\n2002 b: Two\n  id: <8@x>\n  id: m2"},
+        {"tool": "search_documents", "result": "A title\n  text\n  chunk: 7\n  id: a page.html"},
+        {"tool": "read_email", "result": "From: b\n\n  id: <9@x>"},
+        {"tool": "search_inbox", "result": None},
+    ]
+    found = page.evaluate("async (steps) => (await import('/text.js')).listFound(steps)", steps)
+    assert found == [{"id": "<1@x>", "title": "2001 b: One"}, {"id": "a page.html", "title": "A title"}]
 
 
 def test_recent_questions_stay_in_the_tab_until_they_are_forgotten(browser: "Browser", server: AgentProcess) -> None:
@@ -325,6 +402,8 @@ def test_axe_finds_nothing_and_the_page_fits(
         ask(page)
         page.locator("#sources button").wait_for()
         page.evaluate("document.querySelectorAll('details').forEach(each => { each.open = true })")
+        page.get_by_role("button", name="No", exact=True).click()
+        page.locator("#candidates input").wait_for()
         check_accessibility(page)
         page.locator("#sources button").click()
         page.locator("#source mark").wait_for()

@@ -18,7 +18,9 @@ from gumshoe.evaluation.predictions import Prediction, read_predictions, write_p
 from gumshoe.evaluation.proof.held_out import copy_run_evidence, find_run_proof, write_held_out_proof
 from gumshoe.evaluation.proof.proof_models import PROOF, TRAINING, Proof, read_proof
 from gumshoe.evaluation.proof.proof_page import list_claims
-from gumshoe.evaluation.results import METRICS_FILE, PREDICTIONS
+from gumshoe.evaluation.results import METRICS_FILE, PREDICTIONS, TRAJECTORIES
+from gumshoe.rewards.scoring import JudgedTrajectory
+from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.training.episode_records import read_episodes, truncate_episodes
 from gumshoe.training.proof_check import verify_proof
 from gumshoe.training.run_proof import compute_run_proof, write_run_proof
@@ -26,7 +28,7 @@ from gumshoe.training.run_spec import ATTEMPTS, BEST, EPISODES, FINAL, METRICS, 
 from tests.conftest import CommandResult
 from tests.errors import raises
 from tests.evaluation.predictions import answers, evaluation, result
-from tests.training.recorded_run import make_run
+from tests.training.recorded_run import episode, make_run, scenario
 
 pytestmark = pytest.mark.ci
 
@@ -305,6 +307,52 @@ def test_a_changed_verdict_is_found_even_with_a_new_proof(evaluated: Path, recor
     assert write_held_out_proof(evaluated, {"adapter": recorded / FINAL}) is not None
     claims = {each.claim for each in verify_proof(evaluated).differences}
     assert {f"{METRICS_FILE}: base: accuracy.value", f"{METRICS_FILE}: adapter and base: wins"} <= claims
+    assert f"{PREDICTIONS}: base: {first.scenario}/0: correct" in claims
+
+
+@pytest.mark.parametrize("field", ["correct_map.q1", "control_reward_map.q1", "episodes", "run_again"])
+def test_a_changed_result_is_found_even_with_a_new_proof(field: str, evaluated: Path, recorded: Path) -> None:
+    path = evaluated / METRICS_FILE
+    name, _, question = field.partition(".")
+    tamper(path, ("policies", 1, name, question, 0) if question else ("policies", 1, name))
+    assert write_held_out_proof(evaluated, {"adapter": recorded / FINAL}) is not None
+    claims = [each.claim for each in verify_proof(evaluated).differences]
+    assert any(each.startswith(f"{METRICS_FILE}: adapter: {field}") for each in claims), claims
+
+
+def predict(policy: str, number: int, made: Trajectory) -> Prediction:
+    """Return the prediction of an episode with a correct answer."""
+    verdict = JudgedTrajectory(made.scenario, made.sample, made.record.answer, correct=True, why="because")
+    return Prediction.from_trajectory(policy, scenario(number), made, [("heuristic", verdict)], 1.0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("answer", "Friday"),
+        ("searches", 7),
+        ("sources", ("<2@x.example>",)),
+        ("tries", 3),
+        ("detail", "none"),
+        ("does_not_know", True),
+    ],
+)
+def test_predictions_that_contradict_their_episodes_are_found(
+    field: str, value: object, recorded: Path, tmp_path: Path
+) -> None:
+    episodes = {name: [episode(number, 0, name) for number in (1, 2)] for name in ("base", "adapter")}
+    own = [[predict(name, number, each) for number, each in enumerate(made, 1)] for name, made in episodes.items()]
+    write_evaluation(tmp_path, *own)
+    (tmp_path / TRAJECTORIES).mkdir()
+    for name, made in episodes.items():
+        (tmp_path / TRAJECTORIES / f"{name}.jsonl").write_text("".join(f"{each.to_json()}\n" for each in made))
+    assert write_held_out_proof(tmp_path, {"adapter": recorded / FINAL}) is not None
+    assert verify_proof(tmp_path).differences == ()
+    changed = own[1][0].model_copy(update={field: value})
+    write_predictions(tmp_path / PREDICTIONS, [*own[0], changed, own[1][1]])
+    assert write_held_out_proof(tmp_path, {"adapter": recorded / FINAL}) is not None
+    claims = [each.claim for each in verify_proof(tmp_path).differences]
+    assert f"{PREDICTIONS}: adapter: q1/0: {field}" in claims
 
 
 def test_an_adapter_is_proven_only_by_its_own_run(directory: Path, tmp_path: Path) -> None:

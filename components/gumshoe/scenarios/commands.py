@@ -61,6 +61,8 @@ Index = Annotated[
 @app.command(
     epilog="""
     gumshoe scenarios add questions.jsonl --index index --inbox ann@example.com
+    gumshoe scenarios add questions.jsonl --index index --inbox ann@example.com \\
+      --unanswerable
     """
 )
 def add(
@@ -77,8 +79,14 @@ def add(
             help="Collections that the questions may read (repeatable). Required if the index has collections.",
         ),
     ] = None,
+    unanswerable: Annotated[
+        bool,
+        typer.Option("--unanswerable", help="Write questions that no message or document answers."),
+    ] = False,
 ) -> None:
     """Write questions of your own: search, read what was found, then enter the question and its answer.
+
+    With --unanswerable, enter the question first, then search to see that nothing answers it.
 
     Each question is checked as by `gumshoe scenarios check` before it is added. Enter q or press Ctrl-D to stop. The
     answers to the prompts can also be piped in, one per line; then the command exits with 3 if a scenario was rejected.
@@ -89,7 +97,9 @@ def add(
     check_output(path, replace=True)
     added, rejected = 0, list[str]()
     with suppress(InterviewOverError):
-        interview = Interview.open(path, index, inbox, tuple(collections) if collections else None)
+        interview = Interview.open(
+            path, index, inbox, tuple(collections) if collections else None, unanswerable=unanswerable
+        )
         added, rejected = interview.run()
     out.print(f"[bold]{added:,} scenarios[/] added to {printable(path)}", soft_wrap=True)
     if rejected and not (sys.stdin is not None and sys.stdin.isatty()):
@@ -104,6 +114,7 @@ def add(
     if len(found) < _MIN_TO_SPLIT and not found.only("test"):
         named = [word for each in collections or () for word in ("--collections", each)]
         named += ["--inbox", inbox] if inbox else []
+        named += ["--unanswerable"] if unanswerable else []
         print_next("gumshoe", "scenarios", "add", path, "--index", index, *named)
     else:
         print_next_step(found, path, index)

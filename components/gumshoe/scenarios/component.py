@@ -82,6 +82,8 @@ def load_scenarios(
     scenarios.metadata.update(prepared.splits, content=prepared.scenarios.content, problems=dropped, code=code)
     if prepared.feedback is not None:
         scenarios.metadata["feedback"] = prepared.feedback.summary
-        print(f"feedback: {prepared.feedback.summary}")
-    print(f"{len(prepared.scenarios):,} scenarios: {prepared.splits}; problems: {dropped or 'none'}")
+        print(f"feedback: {prepared.feedback.text}")
+    splits = ", ".join(f"{count:,} {split}" for split, count in prepared.splits.items())
+    problems = ", ".join(f"{count:,} {problem}" for problem, count in dropped.items())
+    print(f"{len(prepared.scenarios):,} scenarios: {splits}; problems: {problems or 'none'}")
     return len(prepared.scenarios)

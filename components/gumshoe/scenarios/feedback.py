@@ -86,23 +86,43 @@ class SelectedFeedback:
         }
 
     @property
+    def text(self) -> str:
+        """The summary as one line of text."""
+        splits = [f"{count:,} {split}" for split in SPLITS if (count := len(self.scenarios.only(split)))]
+        parts = [f"{self.records:,} records, {len(self.scenarios):,} scenarios ({', '.join(splits) or 'none added'})"]
+        named: list[tuple[str, Counter[Any]]] = [("left out", self.left_out), ("redacted", self.redacted)]
+        parts += [
+            f"{name}: {', '.join(f'{count:,} {each}' for each, count in counts.most_common())}"
+            for name, counts in named
+            if counts
+        ]
+        return "; ".join(parts)
+
+    @property
     def unanswerable(self) -> int:
         """Number of unanswerable scenarios."""
         return sum(each.unanswerable for each in self.scenarios)
 
 
-def select_feedback(records: Sequence[FeedbackRecord], options: FeedbackOptions) -> SelectedFeedback:
+def select_feedback(
+    records: Sequence[FeedbackRecord], options: FeedbackOptions, index: Path | None = None
+) -> SelectedFeedback:
     """Return one scenario for each question that can be used, before any limit of shares.
 
     A caller's later feedback on a question replaces its own earlier one. Then these are left out: feedback without
     consent, with control characters or long answers, questions and answers that redaction would destroy, repetitions,
-    and contradictions.
+    and contradictions. With an index, answers that are not in their source are left out too, before they contradict
+    those of others.
+
+    Raises:
+        GumshoeError: if the index does not exist, or cannot be read.
     """
     found = SelectedFeedback(records=len(records))
     ordered = sorted(records, key=lambda each: (each.given_at, each.reference, each.scenario.id))
     newest = {(each.scenario.given_by, each.scenario.digest): each for each in ordered}
     found.left_out["replaced by the same caller"] += len(records) - len(newest)
     redactor = options.open_redactor()
+    support = None if index is None or options.unsupported == "keep" else _SupportCheck(index)
     usable = list[FeedbackRecord]()
     for each in newest.values():
         if reason := _find_refusal(each.scenario, options):
@@ -114,6 +134,8 @@ def select_feedback(records: Sequence[FeedbackRecord], options: FeedbackOptions)
             found.left_out["answer is personal data"] += 1
         elif question.counts and len(_PLACEHOLDER.sub(" ", question.text).split()) < _MIN_WORDS:
             found.left_out["question is personal data"] += 1
+        elif support is not None and support.lacks_answer(each.scenario):
+            found.left_out["answer not in its source"] += 1
         else:
             found.redacted += question.counts
             usable.append(replace(each, scenario=each.scenario.model_copy(update={"question": question.text})))
@@ -201,7 +223,7 @@ def check_feedback(found: SelectedFeedback, index: Path, options: FeedbackOption
     kept = list(report.clean)
     if options.unsupported == "drop":
         support = _SupportCheck(index)
-        kept = [each for each in kept if each.unanswerable or support.has_answer(each)]
+        kept = [each for each in kept if not support.lacks_answer(each)]
         found.left_out += Counter({"answer not in its source": len(report.clean) - len(kept)})
     found.scenarios, found.left_out = ScenarioSet.of(kept), +found.left_out
 
@@ -213,16 +235,18 @@ class _SupportCheck:
         self._index, self._corpus = index, detect_corpus(index)
         self._searches: dict[tuple[str | None, tuple[str, ...] | None], SourceSearch] = {}
 
-    def has_answer(self, scenario: Scenario) -> bool:
-        """Return True if the words of the answer are in the sources."""
+    def lacks_answer(self, scenario: Scenario) -> bool:
+        """Return True if words of the answer are not in the sources; False if a source is not there to be read."""
+        if scenario.unanswerable:
+            return False
         about = (scenario.inbox_address, scenario.collections)
-        if about not in self._searches:
-            self._searches[about] = self._corpus.open_search(self._index, *about)
         try:
+            if about not in self._searches:
+                self._searches[about] = self._corpus.open_search(self._index, *about)
             texts = [self._searches[about].read(each).text for each in scenario.sources]
         except GumshoeError:
             return False
-        return not find_missing_words(scenario.answer, "\n".join(texts))
+        return bool(find_missing_words(scenario.answer, "\n".join(texts)))
 
 
 def limit_shares(found: SelectedFeedback, max_share: float, seed: int) -> None:

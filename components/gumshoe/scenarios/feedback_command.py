@@ -128,7 +128,7 @@ def from_feedback(
             f"{opened.uri} has no feedback of that time; check the store and --since, and set keeping.feedback on the "
             "agent server",
         )
-    found = select_feedback(records, options)
+    found = select_feedback(records, options, index)
     if index is not None:
         check_feedback(found, index, options)
     limit_shares(found, options.max_share, seed)

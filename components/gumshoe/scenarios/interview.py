@@ -1,4 +1,7 @@
-"""Write scenarios in a dialog: search, read what was found, then enter the question and its answer."""
+"""Write scenarios in a dialog: search, read what was found, then enter the question and its answer.
+
+For an unanswerable question it is the other way round: enter the question, then search for an answer in vain.
+"""
 
 import io
 import shlex
@@ -27,6 +30,7 @@ from gumshoe.terminal import err, printable
 T = TypeVar("T")
 _NEW = "the new question"
 _QUIT = "q"
+_DROP = "-"
 
 
 class InterviewOverError(Exception):
@@ -91,14 +95,22 @@ class Interview:
     dialog: Dialog
     existing: list[Scenario]
     """Scenarios in the file, in order. New ones are added."""
+    unanswerable: bool = False
+    """True to ask for questions that no source answers."""
     rejected: list[str] = field(default_factory=list)
     """Why scenarios were not added."""
 
     @classmethod
     def open(
-        cls, path: Path, index: Path, inbox: str | None, collections: tuple[str, ...] | None = None
+        cls,
+        path: Path,
+        index: Path,
+        inbox: str | None,
+        collections: tuple[str, ...] | None = None,
+        *,
+        unanswerable: bool = False,
     ) -> "Interview":
-        """Open the file and the index.
+        """Open the file and the index. With `unanswerable`, the dialog asks for questions that no source answers.
 
         Raises:
             UsageError: the file is compressed or not a scenario file, the index does not exist, or an inbox is given
@@ -121,23 +133,21 @@ class Interview:
                 f"{index} contains {corpus.content}, not documents; leave out --collections",
             )
         search = corpus.open_search(index, inbox, collections)
-        return cls(path, index, corpus, inbox, collections, search, dialog, existing)
+        return cls(path, index, corpus, inbox, collections, search, dialog, existing, unanswerable)
 
     def run(self) -> tuple[int, list[str]]:
         """Add scenarios until the user ends the dialog. Return how many were added, and why others were not."""
         before = len(self.existing)
         with suppress(InterviewOverError):
             while True:
-                sources = self._choose_sources()
-                if sources:
+                if self.unanswerable:
+                    self._add_unanswerable()
+                elif sources := self._choose_sources():
                     self._add(sources)
         return len(self.existing) - before, self.rejected
 
-    def _choose_sources(self) -> list[FoundSource]:
-        """Search, and show the results that the user chooses. Return nothing if the user wants to search again."""
-        words = self.dialog.ask("Search for")
-        if not words:
-            return []
+    def _search(self, words: str) -> list[FoundSource]:
+        """Search for words, and show the results. Return nothing if there are none, or if the words cannot be used."""
         try:
             hits = self.search.search(shlex.split(words) if '"' in words else words.split())
         except (GumshoeError, ValueError) as error:
@@ -149,12 +159,17 @@ class Interview:
                 self.dialog.say(f"     {line}", "dim")
         if not hits:
             self.dialog.say("Nothing found.", "yellow")
-            return []
-        chosen = self.dialog.ask_until(
-            "Number of the source, or several (e.g. 1,3); Enter to search again",
-            lambda text: _pick(text, hits),
-            f"a number from 1 to {len(hits)}",
-        )
+        return list(hits)
+
+    def _choose_sources(self) -> list[FoundSource]:
+        """Search, and show the results that the user chooses. Return nothing if the user wants to search again."""
+        words = self.dialog.ask("Search for")
+        hits = self._search(words) if words else []
+        return self._read(hits, "Number of the source, or several (e.g. 1,3); Enter to search again") if hits else []
+
+    def _read(self, hits: list[FoundSource], prompt: str) -> list[FoundSource]:
+        """Ask for numbers of results, and show their texts."""
+        chosen = self.dialog.ask_until(prompt, lambda text: _pick(text, hits), f"a number from 1 to {len(hits)}")
         for each in chosen:
             self.dialog.say(f"\n{self.search.read(each.source_id).text}\n")
         return chosen
@@ -167,10 +182,27 @@ class Interview:
             return
         answer = ask_until("Answer", _parse_text, "an answer")
         ids = [each.source_id for each in sources]
-        fields: dict[str, Any] = {"id": self._find_free_id(), "question": question, "answer": answer}
+        fields: dict[str, Any] = {"question": question, "answer": answer}
         fields["message_ids" if self.corpus.has_inboxes else "document_ids"] = ids
         if len(ids) > 1:
             fields["needs_all"] = ask_until("Does the answer need all of them? [y/N]", _parse_yes, "y or n")
+        self._complete_and_append(fields, ids)
+
+    def _add_unanswerable(self) -> None:
+        """Ask for a question, let the user search for its answer, and append it if the user finds none."""
+        question = self.dialog.ask_until("Question that nothing answers", _parse_text, "a question")
+        prompt = f"Search for its answer (Enter if nothing has it, {_DROP} if something does)"
+        while words := self.dialog.ask(prompt):
+            if words == _DROP:
+                self.dialog.say("Not added: it has an answer. Add it without --unanswerable.\n", "yellow")
+                return
+            if hits := self._search(words):
+                self._read(hits, "Number of a result to read, or several; Enter to search again")
+        self._complete_and_append({"question": question, "unanswerable": True}, [])
+
+    def _complete_and_append(self, fields: dict[str, Any], ids: list[str]) -> None:
+        """Ask for the other fields of a question with some sources, and append it if it passes the check."""
+        ask_until = self.dialog.ask_until
         if self.corpus.has_inboxes:
             fields |= {"inbox_address": self.inbox, "query_date": self._ask_day(ids)}
         elif self.collections is not None:
@@ -180,14 +212,15 @@ class Interview:
         splits = ", ".join(SPLITS)
         fields["split"] = ask_until(f"Split: {splits} (Enter for none)", _parse_split, f"one of {splits}")
         try:
-            scenario = Scenario.model_validate(fields)
+            scenario = Scenario.model_validate({"id": self._find_free_id(), **fields})
         except ValidationError as error:
             self._reject(describe_validation_error(error))
             return
         if faults := self._find_faults(scenario):
             self._reject("; ".join(faults))
             return
-        if missing := find_missing_words(answer, " ".join(self.search.read(each).text for each in ids)):
+        texts = " ".join(self.search.read(each).text for each in ids)
+        if ids and (missing := find_missing_words(scenario.answer, texts)):
             self.dialog.say(f"warning: not in the source: {', '.join(missing)}", "yellow")
         self._append(scenario)
         self.dialog.say(f"Added as {scenario.id}. {len(self.existing):,} scenarios in {self.path}\n", "green")

@@ -83,7 +83,7 @@ def prepare_scenarios(
         )
     found = None
     if feedback is not None:
-        found = select_feedback(feedback.records, feedback.options)
+        found = select_feedback(feedback.records, feedback.options, index)
         scenarios = add_to_training(
             scenarios, found, index, feedback.options, validation=validation, test=test, seed=seed, seen=seen
         )

@@ -12,7 +12,7 @@ from gumshoe.artifacts.manifest import FileEntry, file_digest
 from gumshoe.errors import UsageError
 from gumshoe.evaluation.gate import Decision
 from gumshoe.evaluation.metrics import compute_metrics
-from gumshoe.evaluation.predictions import Prediction, read_predictions
+from gumshoe.evaluation.predictions import Prediction, group_by_question, read_predictions
 from gumshoe.evaluation.proof.held_out import compare_predictions, complete_proof
 from gumshoe.evaluation.proof.proof_models import PROOF, TRAINING, Proof, TrainingCost, read_proof
 from gumshoe.evaluation.results import (
@@ -216,10 +216,23 @@ def check_evaluation(directory: Path) -> Iterator[ProofDifference]:
 
 
 def _compare_policy(policy: PolicyResult, predictions: Sequence[Prediction]) -> Iterator[ProofDifference]:
+    """Yield where the numbers of a policy contradict its predictions, or these the verdicts in them."""
     metrics = compute_metrics(predictions)  # without prices, which are not recorded
+    questions = group_by_question(predictions)
     recorded = {name: each.model_dump() for name, each in policy.metrics.items() if name in metrics}
-    computed = {name: each.model_dump() for name, each in metrics.items()}
+    computed: dict[str, Any] = {name: each.model_dump() for name, each in metrics.items()}
+    for name, value in {
+        "episodes": sum(each.chosen.cost.samples if each.chosen else 1 for each in predictions),
+        "run_again": sum(each.chosen.run_again if each.chosen else each.tries - 1 for each in predictions),
+        "correct_map": {name: tuple(each.correct for each in group) for name, group in questions.items()},
+        "control_reward_map": {name: tuple(each.reward for each in group) for name, group in questions.items()},
+    }.items():
+        recorded[name], computed[name] = getattr(policy, name), value
     yield from _compare(f"{METRICS_FILE}: {policy.name}", recorded, computed)
+    for each in predictions:
+        if each.verdicts and each.correct != each.verdicts[0].correct:
+            name = f"{PREDICTIONS}: {policy.name}: {each.scenario}/{each.sample}: correct"
+            yield ProofDifference(name, each.correct, f"{each.verdicts[0].correct}, as its verdict says")
 
 
 def _compare_comparisons(result: EvaluationResult, predictions: Sequence[Prediction]) -> Iterator[ProofDifference]:
@@ -240,11 +253,25 @@ def _compare_trajectories(
         if episode is None:
             yield ProofDifference(name, "an episode", None)
             continue
-        fields = {"ending": each.ending, "turns": each.turns, "tries": each.tries, "answer": each.answer}
-        own = {
-            "ending": episode.ending,
-            "turns": episode.turns,
-            "tries": episode.tries,
-            "answer": episode.record.answer,
-        }
-        yield from _compare(name, fields, own)
+        computed = _describe_episode(episode)
+        yield from _compare(name, each.model_dump(include=set(computed)), computed)
+
+
+def _describe_episode(episode: Trajectory) -> dict[str, Any]:
+    """Return the fields of a prediction that follow from its episode alone."""
+    record = episode.record
+    return {
+        "answer": record.answer,
+        "ending": episode.ending,
+        "detail": episode.detail,
+        "turns": episode.turns,
+        "mistakes": len(episode.mistakes),
+        "searches": record.searches,
+        "repeated_searches": record.repeated_searches,
+        "empty_searches": record.empty_searches,
+        "read_others": record.read_others,
+        "sources": tuple(record.sources),
+        "does_not_know": record.does_not_know,
+        "seconds": episode.policy_seconds + episode.tool_seconds,
+        "tries": episode.tries,
+    }

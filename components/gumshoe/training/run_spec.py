@@ -92,6 +92,8 @@ class RunSpec(BaseModel):
     urls: tuple[str, ...] = ()
     """Addresses of the vLLM servers for rollouts."""
     resume: bool = False
+    agent_code: str | None = None
+    """Digest of the code of the agent that runs the episodes. None without an agent, or if the code is not known."""
 
     @property
     def directory(self) -> Path:
@@ -112,6 +114,8 @@ class RunSpec(BaseModel):
             found.append("the scenarios")
         if first.searched != self.searched:
             found.append("the index")
+        if self.has_other_agent_code(first):
+            found.append("the code of the agent")
         if found:
             raise UsageError(
                 "training.nodes-differ",
@@ -124,6 +128,10 @@ class RunSpec(BaseModel):
         }
         places_here = {"index": self.index, "scenarios": self.scenarios}
         return first.model_copy(update={**places_here, "settings": first.settings.model_copy(update=own)})
+
+    def has_other_agent_code(self, other: "RunSpec") -> bool:
+        """Return True if the code of the agent is known to differ from that of another specification."""
+        return None not in (self.agent_code, other.agent_code) and self.agent_code != other.agent_code
 
 
 class Metadata(BaseModel):

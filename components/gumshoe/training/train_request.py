@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from gumshoe.artifacts.manifest import content_digest, describe_files, find_artifact_files
 from gumshoe.artifacts.store import Store
 from gumshoe.corpus import SCENARIOS_FILE
+from gumshoe.rollouts.agent_code import digest_code
 from gumshoe.training.run_spec import ADAPTER_CONFIG
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sources import resolve
@@ -36,6 +37,8 @@ class TrainRequest(BaseModel):
     """More settings, by dotted name."""
     start: str = ""
     """The adapter to start from; empty for none."""
+    agent_code: str = ""
+    """Digest of the agent's code, after `publish`; empty without an agent, or if its code is not known."""
 
     @classmethod
     def of_step(
@@ -92,6 +95,8 @@ class TrainRequest(BaseModel):
         }
         if self.start:
             inputs["start"] = _publish(store, _START, Path(self.start))
+        if agent := self.resolve().agent:
+            inputs["agent_code"] = digest_code(agent) or ""
         return self.model_copy(update=inputs)
 
     def fetch(self, directory: Path) -> "TrainRequest":
@@ -113,7 +118,7 @@ class TrainRequest(BaseModel):
     @property
     def result(self) -> str:
         """The reference of the result in the store: the same for the same request."""
-        text = self.model_dump_json()
+        text = self.model_dump_json(exclude=None if self.agent_code else {"agent_code"})
         return f"{_RESULTS}/{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 

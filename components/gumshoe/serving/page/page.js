@@ -1,9 +1,9 @@
 // Asks a question and shows the answer first, then its sources and steps. Everything from the server is inserted as
 // text, never as HTML. The key and the recent questions are stored in this tab only.
-import { describeCall, describeStep, findPassage, formatCurl } from "./text.js";
+import { describeCall, describeStep, findPassage, formatCurl, listFound } from "./text.js";
 
 const at = (id) => document.getElementById(id);
-const KEY = "gumshoe-key", RECENT = "gumshoe-recent", MOST_RECENT = 10;
+const KEY = "gumshoe-key", RECENT = "gumshoe-recent", MOST_RECENT = 10, MOST_CANDIDATES = 12;
 let caller = null, running = null, reading = null, latest = null, steps = [];
 
 function createElement(tag, text, ...inside) {
@@ -80,7 +80,7 @@ async function loadCaller() {
   at("key-form").hidden = true;
   at("ask").hidden = false;
   at("mail-fields").hidden = !caller.has_inboxes;
-  at("absent").textContent = caller.has_inboxes ? "Not in the mail" : "Not in the documents";
+  nameSources(caller.has_inboxes ? ["message", "mail"] : ["document", "documents"]);
   at("consent").checked = caller.consent === "training";
   at("inbox").required = at("day").required = caller.has_inboxes;
   const whole = caller.inboxes.filter((each) => !each.includes("*"));
@@ -191,9 +191,7 @@ function showAnswer(answer) {
   const chosen = answer.chosen ? `; ${answer.chosen}` : "";
   const turns = answer.turns === 1 ? "1 turn" : `${answer.turns} turns`;
   at("about").textContent = `${turns}, ${answer.seconds.toFixed(1)} seconds, by ${answer.policy}${chosen}`;
-  at("judge").hidden = !(caller.feedback && answer.answer);
-  at("absent").hidden = !answer.success;
-  at("note").textContent = "";
+  showFeedback(answer);
   at("curl").hidden = true;
   at("answer-part").hidden = false;
   setStatus("Done.", "unseen");
@@ -251,17 +249,80 @@ async function copyCurl() {
   }
 }
 
-// Without success, the answer is "I don't know". If that is right, the question is unanswerable.
-async function judge(right, unanswerable = right && !latest.success) {
-  const { question, inbox_address, query_date, answer, source_ids, policy } = latest;
+// Feedback.
+
+function nameSources([noun, all]) {
+  at("unanswerable-label").textContent = `This cannot be answered from the ${all}`;
+  at("candidates-title").textContent = `Which ${noun} contains it?`;
+  at("other-sources-label").textContent = `IDs of other ${noun}s, one per line`;
+  at("sources-hint").textContent = `Without a ${noun}, the correction counts, but no agent can be trained on it.`;
+}
+
+function showFeedback({ answer }) {
+  at("judge").hidden = !caller.feedback;
+  at("judge-label").textContent = answer ? "Is this correct?" : "Do you know the answer?";
+  at("right").hidden = !answer;
+  at("wrong").textContent = answer ? "No" : "Correct it";
+  at("note").textContent = "";
+  at("correction").reset();
+  at("candidates").replaceChildren();
+  openCorrection(false);
+}
+
+function openCorrection(isOpen) {
+  at("correction").hidden = !isOpen;
+  at("wrong").ariaExpanded = String(isOpen);
+  at("correction-problem").replaceChildren();
+  at("known").hidden = at("unanswerable").checked;
+  if (!isOpen) return;
+  if (!at("candidates").childElementCount) showCandidates();
+  at(at("unanswerable").checked ? "unanswerable" : "right-answer").focus();
+}
+
+// Offer the sources of the answer, and what its searches listed: the correct one is often among them.
+function showCandidates() {
+  const named = latest.sources.map((each) => ({ id: each.message_id ?? each.document_id, title: sourceName(each) }));
+  const byId = new Map([...listFound(latest.steps), ...named].map((each) => [each.id, each]));
+  const ids = [...new Set([...named.map(({ id }) => id), ...byId.keys()])].slice(0, MOST_CANDIDATES);
+  at("candidates").replaceChildren(...ids.map((id) => {
+    const box = Object.assign(createElement("input"), { type: "checkbox", value: id });
+    const label = withClass("choice", createElement("label", "", box, ` ${byId.get(id).title}`));
+    return createElement("li", "", label, withClass("meta", createElement("code", id)));
+  }));
+}
+
+function readCorrection() {
+  if (at("unanswerable").checked) {
+    // Without success, the answer was "I don't know", which was right.
+    return { right: Boolean(latest.answer) && !latest.success, unanswerable: true };
+  }
+  const chosen = [...at("candidates").querySelectorAll(":checked")].map((each) => each.value);
+  const others = at("other-sources").value.split("\n").map((each) => each.trim()).filter(Boolean);
+  const answer = at("right-answer").value.trim();
+  return { right: false, ...(answer && { right_answer: answer, right_source_ids: [...new Set([...chosen, ...others])] }) };
+}
+
+async function sendFeedback(verdict) {
+  const about = latest;
+  const { question, inbox_address, query_date, answer, source_ids, policy } = about;
   const consent = at("consent").checked ? "training" : "none";
-  at("judge").hidden = true;
+  const buttons = ["right", "wrong", "send"].map(at);
+  buttons.forEach((each) => { each.disabled = true; });
   try {
-    const about = { question, inbox_address, query_date, answer, source_ids, policy };
-    await send("feedback", { ...about, right, unanswerable, consent });
-    at("note").textContent = "Thank you.";
+    const body = { question, inbox_address, query_date, answer, source_ids, policy, ...verdict, consent };
+    const { kept } = await (await send("feedback", body)).json();
+    if (about !== latest) return;
+    openCorrection(false);
+    at("judge").hidden = true;
+    const isLost = verdict.right_answer && !kept;
+    at("note").textContent = isLost ? "Thank you. The correction counts, but was not stored." : "Thank you.";
+    at("answer-title").focus({ preventScroll: true });
   } catch (error) {
-    showProblem(error);
+    if (about !== latest) return;
+    if (at("correction").hidden) showProblem(error);
+    else at("correction-problem").replaceChildren(...renderProblem(problemOf(error)));
+  } finally {
+    buttons.forEach((each) => { each.disabled = false; });
   }
 }
 
@@ -330,9 +391,18 @@ at("key-form").addEventListener("submit", (event) => {
 });
 at("ask").addEventListener("submit", ask);
 at("stop").addEventListener("click", () => running?.abort());
-at("right").addEventListener("click", () => judge(true));
-at("wrong").addEventListener("click", () => judge(false));
-at("absent").addEventListener("click", () => judge(false, true));
+// Without success, the answer is "I don't know". If that is right, the question is unanswerable.
+at("right").addEventListener("click", () => sendFeedback({ right: true, unanswerable: !latest.success }));
+at("wrong").addEventListener("click", () => openCorrection(at("correction").hidden));
+at("unanswerable").addEventListener("change", () => { at("known").hidden = at("unanswerable").checked; });
+at("correction").addEventListener("submit", (event) => {
+  event.preventDefault();
+  sendFeedback(readCorrection());
+});
+at("cancel").addEventListener("click", () => {
+  openCorrection(false);
+  at("wrong").focus();
+});
 at("copy").addEventListener("click", copyCurl);
 at("forget").addEventListener("click", () => {
   forgetRecent();

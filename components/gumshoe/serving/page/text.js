@@ -6,6 +6,7 @@ const STOP_WORDS = new Set(
     "our she so that the their them they this to was we were what when where which who whom why will with you your").split(" "));
 const WORD = /[\p{L}\p{N}]+(?:[.,:/-]\p{N}+)*/gu;
 const SENTENCE_END = /[.!?]["')\]”’]*(?=\s+[^\s\p{Ll}\p{Sc}])|\n[^\S\n]*\n/gu; // "i.e. £5" ends no sentence
+const THREAD = / \(thread .*, [\d,]+ messages\)$/, HANDLE = /^[md]\d+$/;
 const LONGEST_PASSAGE = 320; // characters; of a longer sentence, only the best line is marked
 
 const plural = (count, noun) => `${count} ${noun}${count === 1 ? "" : "s"}`;
@@ -38,8 +39,10 @@ function describeMailSearch({ keywords, query, sender, recipient, sent_after, se
 // If no message has all keywords, one line explains it before the hits.
 function countMessages(result) {
   if (!result.startsWith("No message ")) return countHits(result, "message");
-  return `nothing with all of these, ${countHits(result.slice(result.indexOf("\n") + 1), "message")} with some`;
+  return `nothing with all of these, ${countHits(skipExplanation(result), "message")} with some`;
 }
+
+const skipExplanation = (result) => (result.startsWith("No message ") ? result.slice(result.indexOf("\n") + 1) : result);
 
 function nameMessage({ message_id, whole_thread, page }) {
   return `${namePage(page) || (whole_thread ? "the thread of " : "")}${message_id}`;
@@ -54,8 +57,27 @@ function describePage(result, noun) {
 }
 
 function countHits(result, noun) {
-  const count = result.split("\n").filter((line, at) => at % 3 === 2 && line.startsWith("  id: ")).length;
+  const count = listHits(result).length;
   return count ? plural(count, noun) : "nothing found";
+}
+
+// Return the hits of a search. Each has a line that says what it is, a snippet, perhaps its chunk, and the id.
+function listHits(result) {
+  const lines = result.split("\n"), hits = [];
+  for (let at = 0; at < lines.length; at += 1) {
+    const place = at + (lines[at + 2]?.startsWith("  chunk: ") ? 3 : 2);
+    if (!lines[place]?.startsWith("  id: ")) continue;
+    hits.push({ id: lines[place].slice(6).replace(THREAD, ""), title: lines[at] });
+    at = place;
+  }
+  return hits;
+}
+
+// Return [{ id, title }] of the messages or documents that searches listed, without handles such as m1.
+export function listFound(steps) {
+  const isSearch = ({ tool, result }) => Object.hasOwn(TOOLS, tool) && TOOLS[tool].outcome && result;
+  const found = steps.filter(isSearch).flatMap(({ result }) => listHits(skipExplanation(result)));
+  return found.filter(({ id }) => !HANDLE.test(id));
 }
 
 function describeMessage(result) {

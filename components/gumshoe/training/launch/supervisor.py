@@ -24,6 +24,7 @@ from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.inference.vllm_server import check_server, find_free_ports, is_vllm_installed, server_address
 from gumshoe.installation import install_command
 from gumshoe.rewards.reward import load_reward
+from gumshoe.rollouts.agent_code import digest_code
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.signals import handle_signals
 from gumshoe.terminal import err, printable
@@ -93,6 +94,7 @@ _CHANGEABLE = (  # settings that may change when a run is resumed
     "optimizer.max_steps",
     "optimizer.num_train_epochs",
 )
+_NEW_RUN = "start a new run with another --out; in a pipeline, with another run or none"
 _EXTENDS_RUN = {
     "evaluation.target_accuracy",
     "evaluation.patience",
@@ -167,6 +169,7 @@ def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
         run=secrets.token_hex(3),
         attempt=1,
         before=read_prior_lineage(settings),
+        agent_code=digest_code(settings.agent) if settings.agent else None,
         urls=urls,
     )
     with ExitStack() as stack:
@@ -331,7 +334,7 @@ def _resume_spec(wanted: RunSpec) -> RunSpec | None:
     If the directory contains no run, return the one that is wanted.
 
     Raises:
-        UsageError: the run was started with other settings or data.
+        UsageError: the run was started with other settings or data, or with other code of its agent.
     """
     directory = wanted.directory
     before = _read_spec(directory / SPEC)
@@ -348,11 +351,18 @@ def _resume_spec(wanted: RunSpec) -> RunSpec | None:
         changed.append("the scenarios")
     if before.searched != wanted.searched:
         changed.append("the index")
+    place = before.settings.output.checkpoints or directory
     if changed:
         raise UsageError(
             "training.other-settings",
-            f"the run in {directory} was started with other settings ({', '.join(changed)}); resume it with the same "
-            "ones, or start a new run with another --out",
+            f"the run in {place} was started with other settings ({', '.join(changed)}); resume it with the same "
+            f"ones, or {_NEW_RUN}",
+        )
+    if wanted.has_other_agent_code(before):
+        agent = wanted.settings.agent.word if wanted.settings.agent else ""
+        raise UsageError(
+            "training.other-agent-code",
+            f"the run in {place} was started with other code of the agent {agent}; restore that code, or {_NEW_RUN}",
         )
     if (directory / FINAL / METADATA).exists() and not _EXTENDS_RUN & set(changes):
         return None
