@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gumshoe.extraction.ocr import PROGRAM, TextRecognition
+from gumshoe.documents.languages import CHARACTER_LANGUAGES
+from gumshoe.extraction.ocr import PROGRAM, TextRecognition, check_scan_language
 from gumshoe.extraction.pdf import extract_pdf, render_page
+from gumshoe.mail.stems import STEMMED_LANGUAGES
 from tests.documents.file_samples import SCAN, placed_pdf
+from tests.errors import raises
 
 PAGE = placed_pdf([SCAN])
 LINES = ["The lease of the pumping station", "ends on 30 June 2027."]
@@ -65,6 +68,14 @@ def test_a_program_that_cannot_be_run_is_named(tmp_path: Path) -> None:
     broken.write_bytes(b"\0\0\0\0")
     broken.chmod(stat.S_IRWXU)
     assert "format" in TextRecognition("en", str(broken)).recognize(PAGE, 1).problem
+
+
+def test_an_unknown_language_of_scans_is_refused() -> None:
+    for code in STEMMED_LANGUAGES | CHARACTER_LANGUAGES | {"uk", "vi"}:
+        assert check_scan_language(code) == code
+    for wrong in ("", "EN", "english", "xx", "und"):
+        with raises("extraction.unknown-scan-language", repr(wrong), "uk"):
+            check_scan_language(wrong)
 
 
 @pytest.mark.parametrize("models", ["eng", "eng osd"])

@@ -6,6 +6,7 @@ import subprocess
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+from gumshoe.errors import UsageError
 from gumshoe.extraction.pdf import RENDER_DPI, render_page
 
 PROGRAM = "tesseract"
@@ -13,16 +14,34 @@ _MAX_REASON = 200  # characters
 _MAX_OUTPUT = 1_000_000  # characters
 # Names of tesseract's models by ISO 639 code.
 _MODELS = {
-    "ar": "ara", "bg": "bul", "ca": "cat", "cs": "ces", "da": "dan", "de": "deu", "el": "ell", "en": "eng", "es": "spa",
-    "et": "est", "eu": "eus", "fa": "fas", "fi": "fin", "fr": "fra", "ga": "gle", "he": "heb", "hi": "hin", "hr": "hrv",
-    "hu": "hun", "hy": "hye", "id": "ind", "it": "ita", "ja": "jpn", "km": "khm", "ko": "kor", "lo": "lao", "lt": "lit",
-    "my": "mya", "ne": "nep", "nl": "nld", "no": "nor", "pl": "pol", "pt": "por", "ro": "ron", "ru": "rus",
-    "sr": "srp", "sv": "swe", "ta": "tam", "th": "tha", "tr": "tur", "yi": "yid", "zh": "chi_sim",
+    "af": "afr", "ar": "ara", "az": "aze", "be": "bel", "bg": "bul", "bn": "ben", "bs": "bos", "ca": "cat",
+    "cs": "ces", "cy": "cym", "da": "dan", "de": "deu", "el": "ell", "en": "eng", "eo": "epo", "es": "spa",
+    "et": "est", "eu": "eus", "fa": "fas", "fi": "fin", "fr": "fra", "ga": "gle", "gl": "glg", "gu": "guj",
+    "he": "heb", "hi": "hin", "hr": "hrv", "hu": "hun", "hy": "hye", "id": "ind", "is": "isl", "it": "ita",
+    "ja": "jpn", "ka": "kat", "kk": "kaz", "km": "khm", "kn": "kan", "ko": "kor", "la": "lat", "lo": "lao",
+    "lt": "lit", "lv": "lav", "mk": "mkd", "ml": "mal", "mr": "mar", "ms": "msa", "mt": "mlt", "my": "mya",
+    "ne": "nep", "nl": "nld", "no": "nor", "pa": "pan", "pl": "pol", "pt": "por", "ro": "ron", "ru": "rus",
+    "si": "sin", "sk": "slk", "sl": "slv", "sq": "sqi", "sr": "srp", "sv": "swe", "sw": "swa", "ta": "tam",
+    "te": "tel", "th": "tha", "tr": "tur", "uk": "ukr", "ur": "urd", "vi": "vie", "yi": "yid", "zh": "chi_sim",
 }  # fmt: skip
 
 
 _ENGLISH, _ORIENTATION = "eng", "osd"
 _LISTING_SECONDS = 20
+
+
+def check_scan_language(code: str) -> str:
+    """Return the code of a language that scanned pages can have.
+
+    Raises:
+        UsageError: if no model for it is known.
+    """
+    if code not in _MODELS:
+        known = ", ".join(sorted(_MODELS))
+        raise UsageError(
+            "extraction.unknown-scan-language", f"language of scanned pages must be one of {known}, got {code!r}"
+        )
+    return code
 
 
 @dataclass(frozen=True, slots=True)
