@@ -248,6 +248,21 @@ def test_the_text_of_scans_is_recognized(tmp_path: Path, tesseract: str) -> None
     assert unread == []
 
 
+def test_a_page_that_cannot_be_recognized_does_not_lose_the_others(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    path = tmp_path / "tesseract"
+    path.write_text(
+        '#!/bin/sh\n[ "$1" = --list-langs ] && { echo eng; exit; }\n'
+        'case "$(head -c 7)" in *2550*) echo tall;; *) kill -9 $PPID;; esac\n'
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    first, second, third = placed_pdf([SCAN] * 3).split(b"/MediaBox", 2)
+    files = {"a.pdf": first + b"/MediaBox" + second + b"/Rotate 90 /MediaBox" + third}
+    found, unread = read_files(tmp_path / "d", files, TextRecognition("en", str(path)))
+    assert found["a.pdf"][1] == "tall\n\ntall"
+    assert unread == [("a.pdf#page=2", "scanned page")]
+
+
 def test_a_language_without_a_model_is_named(tmp_path: Path, tesseract: str) -> None:
     (tmp_path / "d").mkdir()
     (tmp_path / "d" / "a.pdf").write_bytes(placed_pdf([SCAN]))

@@ -5,6 +5,7 @@ import pytest
 from gumshoe.documents.file_text import FileProblem, FileText, extract_file_text
 from gumshoe.documents.page_requests import find_refresh, parse_refresh
 from gumshoe.documents.page_text import Scope
+from tests.cpu_time import limit_cpu
 from tests.documents.file_samples import PARAGRAPH, html_page
 
 SHOWN = {
@@ -233,6 +234,30 @@ def test_a_long_page_that_goes_elsewhere_is_a_document() -> None:
     found = extract(html_page("").replace("<head>", f"<head>{head}"), "page")
     assert isinstance(found, FileText)
     assert found.refresh == ""
+
+
+@pytest.mark.parametrize("scope", ["page", "main"])
+@pytest.mark.parametrize(
+    "piece",
+    ["<p>", "<div class=menu>", "<article>", "<div style=display:none>", "<a href=#x>", "<table><tr><td>", "<b>"],
+)
+def test_pages_of_thousands_of_elements_are_read_in_linear_time(scope: Scope, piece: str) -> None:
+    """3,000 elements took minutes, side by side or one in another."""
+    last = "The pump is to be run by two persons, and never dry. " * 20
+    end = f"</{piece[1:].split()[0].partition('>')[0]}>"
+    for opened in (piece * 3_000, f"{piece}word{end}" * 3_000):
+        with limit_cpu(15, piece):
+            found = extract(f"<body><p>First.</p>{opened}<p>{last}</p>", scope)
+        if "none" not in piece and "menu" not in piece:
+            assert isinstance(found, FileText)
+            assert last.strip() in found.text
+
+
+def test_text_hidden_in_hidden_text_is_not_all_of_a_page() -> None:
+    nested = "<div style=display:none>SECRET"
+    found = extract(f"<body><p>Shown.</p>{nested * 3}", "page")
+    assert isinstance(found, FileText)
+    assert found.text == "Shown."
 
 
 @pytest.mark.parametrize("piece", ["<div hidden>", "<button>", "<ruby>x<rt>", "<table><tr><td>", "<a>"])

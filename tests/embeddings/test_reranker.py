@@ -2,13 +2,13 @@
 
 import threading
 from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gumshoe.embeddings.reranker import EndpointReranker, RerankSettings, open_reranker, parse_rerank_option
+from tests.embeddings.cross_encoder import write_cross_encoder
 from tests.embeddings.rerank_server import RerankServer, running_rerank_server
 from tests.errors import raises
 
@@ -38,6 +38,30 @@ def test_scores_are_matched_by_index(server: RerankServer) -> None:
 def test_long_and_empty_texts_are_sent(server: RerankServer) -> None:
     score(server, ["x" * 100_000, ""])
     assert [len(each) for each in server.requests[0]["documents"]] == [8_000, 1]
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_texts_that_the_model_cannot_read_are_cut_off(server: RerankServer, status: int) -> None:
+    answer, most = server.answer, 300
+
+    def refuse(request: dict[str, Any]) -> tuple[int, Any]:
+        lengths = [len(request["query"]) + len(each) for each in request["documents"]]
+        return answer(request) if max(lengths) <= most else (status, {"error": "too long"})
+
+    server.answer = refuse
+    assert score(server, ["vitamin c " * 200, "gout"], attempts=1) == [2, 0]
+    assert [len(request["documents"][0]) for request in server.requests] == [2000, 1000, 500, 250]
+    assert {request["documents"][1] for request in server.requests} == {"gout"}
+    most = 10
+    with raises("embeddings.rerank-rejected", status, "too long"):
+        score(server, ["vitamin c " * 200])
+
+
+def test_a_query_that_the_model_cannot_read_is_cut_off(server: RerankServer) -> None:
+    answer = server.answer
+    server.answer = lambda request: answer(request) if len(request["query"]) <= 600 else (400, b"too long")
+    reranker = EndpointReranker(RerankSettings(model="m", url=server.url, deadline=20))
+    assert reranker.score("vitamin c " * 200, ["vitamin c", "gout"]) == [2, 0]
 
 
 def test_the_key_comes_from_the_environment(server: RerankServer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,22 +157,7 @@ def test_the_option_names_a_model_and_an_address() -> None:
 
 def test_a_cross_encoder_scores_pairs(tmp_path: Path) -> None:
     """Use a model with random weights: what counts is that it is loaded by its directory, and scores each text."""
-    models: Any = import_module("transformers")
-    models.set_seed(1)
-
-    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "vitamin", "gout", "c"]
-    (tmp_path / "vocab.txt").write_text("\n".join(words))
-    config = models.BertConfig(
-        vocab_size=len(words),
-        hidden_size=8,
-        num_hidden_layers=1,
-        num_attention_heads=1,
-        intermediate_size=8,
-        num_labels=1,
-    )
-    models.BertForSequenceClassification(config).save_pretrained(tmp_path / "model")
-    models.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path / "model")
-    reranker = open_reranker(RerankSettings(model=str(tmp_path / "model"), candidates=2))
+    reranker = open_reranker(RerankSettings(model=str(write_cross_encoder(tmp_path)), candidates=2))
     first = reranker.score("vitamin c", ["gout", "vitamin c", "vitamin"])
     assert len(set(first)) == 3
     assert reranker.score("vitamin c", ["vitamin", "gout", "vitamin c"]) == pytest.approx(

@@ -136,7 +136,7 @@ def test_mrr_similarity_and_format_in_all_combinations(way: Combination, env_fac
 
 @pytest.mark.nightly
 def test_embeddings_judge_long_answers_better_than_rules(shared_data: Path) -> None:  # noqa: ARG001
-    """200 answers to 50 medical questions, half of them correct. `docs/results/judges.md` has the numbers for 1,588."""
+    """200 answers to 50 medical questions, half of them correct. `docs/results/judges.md` has the numbers for 1,592."""
     labelled = [LabelledAnswer.model_validate(each) for each in list(labelled_answers())[:200]]
 
     async def share(named: object) -> float:

@@ -56,7 +56,7 @@ def clean_page(body: Element, *, keeps_extras: bool) -> None:
                 element.remove()
         elif (has_role or words & _NAVIGATION_WORDS) and link_share(element) >= _MIN_LINK_SHARE:
             element.remove()
-    for link in body.query_selector_all('a[href^="#"]'):
+    for link in find_elements(body, 'a[href^="#"]'):
         if _SKIP_LINK.match(link.text or ""):
             link.remove()
     _rewrite_forms(body)
@@ -64,15 +64,21 @@ def clean_page(body: Element, *, keeps_extras: bool) -> None:
     _remove_short_alternatives(body)
 
 
+def find_elements(element: Element, selector: str) -> list[Element]:
+    """Return the elements below one that match, in the order of the page."""
+    # Iterating over the result itself makes all of its elements anew for each one.
+    return list(element.query_selector_all(selector).values())
+
+
 def _select(body: Element, selector: str) -> list[Element]:
     """Return the elements that match, inner ones first, so that each is looked at without what was removed from it."""
-    return list(body.query_selector_all(selector))[::-1]
+    return find_elements(body, selector)[::-1]
 
 
 def link_share(element: Element) -> float:
     """Return the share of an element's characters that are in links, from 0 to 1. Links within the page count too."""
     length = _count_characters(element)
-    return sum(map(_count_characters, element.query_selector_all("a[href]"))) / length if length else 0.0
+    return sum(map(_count_characters, find_elements(element, "a[href]"))) / length if length else 0.0
 
 
 def _count_characters(element: Element) -> int:
@@ -108,34 +114,31 @@ def _show_hidden(body: Element) -> None:
     """Remove hidden elements, and show those that a click on the page opens, e.g. answers and tabs."""
     hidden = [
         each
-        for each in body.query_selector_all(_HIDDEN)
+        for each in find_elements(body, _HIDDEN)
         if each.hasattr("hidden") or _HIDDEN_STYLE.search(each.getattr("style") or "")
     ]
     if not hidden:
         return
     selector = ", ".join(f"[{name}]" for name in _CONTROLS)
-    controls = body.query_selector_all(selector)[:_MAX_CONTROLS]
+    controls = find_elements(body, selector)[:_MAX_CONTROLS]
     opened = {value.lstrip("#") for each in controls for name in _CONTROLS if (value := each.getattr(name))}
-    kept = [each for each in hidden if _is_disclosed(each, opened)]
-    if not _has_text_outside(body, hidden):  # all of it is hidden, which cannot be meant
-        kept = hidden
-    for element in kept:
+    is_all_hidden = not _has_text_outside(body, hidden)  # which cannot be meant
+    for element, is_kept in [(each, is_all_hidden or _is_disclosed(each, opened)) for each in hidden]:
+        if not is_kept:
+            element.remove()
+            continue
         for name in ("hidden", "style"):
             if element.hasattr(name):
                 element.delattr(name)
-    for element in hidden:
-        if element not in kept:
-            element.remove()
 
 
 def _has_text_outside(body: Element, hidden: Iterable[Element]) -> bool:
-    outer = [each for each in hidden if not _has_hidden_parent(each)]
+    """Return True if there is text outside of elements, which are in the order of the page."""
+    outer: list[Element] = []
+    for each in hidden:
+        if not outer or not outer[-1].contains(each):
+            outer.append(each)
     return _count_characters(body) > sum(map(_count_characters, outer))
-
-
-def _has_hidden_parent(element: Element) -> bool:
-    parent = element.parent_element
-    return parent is not None and parent.closest("[hidden]") is not None
 
 
 def _is_disclosed(element: Element, opened: set[str]) -> bool:
@@ -155,21 +158,21 @@ def _rewrite_forms(body: Element) -> None:
     for button in _select(body, "button"):
         _replace_tag(button, "div" if (button.text or "").strip() else "")
     for selection in _select(body, "select"):
-        options = [text for each in selection.query_selector_all("option") if (text := (each.text or "").strip())]
+        options = [text for each in find_elements(selection, "option") if (text := (each.text or "").strip())]
         _replace_by_text(selection, ", ".join(options) if len(options) <= _MAX_OPTIONS else "")
 
 
 def _rewrite_ruby(body: Element) -> None:
     """Put the reading of a word behind it. In HTML it is behind each character, which would cut the word."""
     for ruby in _select(body, "ruby"):
-        reading = "".join((each.text or "").strip() for each in ruby.query_selector_all("rt"))
+        reading = "".join((each.text or "").strip() for each in find_elements(ruby, "rt"))
         _remove_all(ruby, "rt, rtc")
         _replace_by_text(ruby, f"{ruby.text or ''} ({reading})" if reading else ruby.text or "")
 
 
 def _remove_short_alternatives(body: Element) -> None:
     """Remove alternative texts of images that only name a decoration, such as `logo`."""
-    for image in body.query_selector_all("img[alt], area[alt]"):
+    for image in find_elements(body, "img[alt], area[alt]"):
         if len((image.getattr("alt") or "").split()) < _MIN_ALT_WORDS or image.tag == "area":
             image.delattr("alt")
 

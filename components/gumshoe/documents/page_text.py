@@ -5,7 +5,7 @@ from collections import Counter
 from copy import deepcopy
 from typing import Any, Literal
 
-from gumshoe.documents.page_cleaning import Element, clean_page, link_share
+from gumshoe.documents.page_cleaning import Element, clean_page, find_elements, link_share
 from gumshoe.mail.message import clean_line
 from gumshoe.mail.text import mark_raised, remove_invisible
 
@@ -75,7 +75,7 @@ def _show_frames(body: Element) -> None:
     """Put the documents that frames contain in an attribute into the page."""
     from resiliparse.parse.html import HTMLTree
 
-    for frame in body.query_selector_all("iframe[srcdoc]")[:_MAX_FRAMES]:
+    for frame in find_elements(body, "iframe[srcdoc]")[:_MAX_FRAMES]:
         inner = HTMLTree.parse(frame.getattr("srcdoc") or "").body
         if inner is not None:
             shown = body.owner_document.create_element("div")
@@ -108,8 +108,8 @@ def _find_main_element(body: Element, main_text: str) -> Element:
     """Return the element that contains the main text: as the page says, else the smallest one without navigation."""
     words = Counter(main_text.split())
     for selector in ("main, [role=main]", "article"):
-        found = [each for each in body.query_selector_all(selector) if (each.text or "").strip()]
-        outer = [each for each in found if not any(other.contains(each) for other in found if other != each)]
+        found = [each for each in find_elements(body, selector) if (each.text or "").strip()]
+        outer = [each for each in found if each.parent_element.closest(selector) is None]
         if len(outer) == 1 and _coverage(outer[0], words) >= _MIN_OWN_COVERAGE:
             return outer[0]
     if not words:
@@ -122,7 +122,7 @@ def _find_main_element(body: Element, main_text: str) -> Element:
 
 def _find_container(element: Element, words: Counter[str]) -> Element | None:
     """Return the child that contains the main text, or None."""
-    children = [each for each in element.children if each.tag in _CONTAINERS or "-" in each.tag]
+    children = [each for each in element.children.values() if each.tag in _CONTAINERS or "-" in each.tag]
     return next((each for each in children if _coverage(each, words) >= _MIN_COVERAGE), None)
 
 
@@ -135,7 +135,7 @@ def _coverage(element: Element, words: Counter[str]) -> float:
 def _widen(element: Element, body: Element) -> Element:
     """Return the outermost element around the main text whose other parts are text, and not links or page frame."""
     while (parent := element.parent_element) is not None and element != body:
-        others = [each for each in parent.children if each != element]
+        others = [each for each in parent.children.values() if each != element]
         if any(each.tag in _AROUND_MAIN or link_share(each) > _MAX_LINK_SHARE for each in others):
             break
         if parent == body:

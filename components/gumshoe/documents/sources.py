@@ -3,6 +3,7 @@
 Records of MedQuAD, each a question with its answer, are grouped by web page: a document is a page with all its answers.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
@@ -44,7 +45,8 @@ _PAGE_METADATA = {
     "semantic_types": ("umls_semantic_types",),
 }
 _VALUE_SEPARATOR = "|"  # between several values of a MedQuAD field
-_EXTRACTION_SECONDS = 60  # per file, and per scanned page
+_EXTRACTION_SECONDS = 60  # per file, without its scanned pages
+_MAX_PROCESSES = 8  # which recognize scanned pages at once
 _MAX_TITLE = 200
 _SEPARATORS = re.compile(r"[_-]+")
 
@@ -272,8 +274,10 @@ class _DirectoryDocuments:
                 if kind in {"text", "markdown"}:
                     yield parse_text(raw, entry.key, where)
                 elif kind:
-                    opened = open_extractor(1, _EXTRACTION_SECONDS, "page", self.recognition)
-                    pages = pages or stack.enter_context(opened)
+                    if pages is None:
+                        processes = min(os.cpu_count() or 1, _MAX_PROCESSES)
+                        opened = open_extractor(processes, _EXTRACTION_SECONDS, "page", self.recognition)
+                        pages = stack.enter_context(opened)
                     yield from _read_page(pages, raw, kind, entry.key, where)
 
 

@@ -2,6 +2,9 @@
 
 The endpoint has the form that Cohere, Jina and vLLM share: a query and documents in, an index and a relevance score of
 each document out.
+
+vLLM (0.31, with a BERT cross-encoder) serves it as /rerank, /v1/rerank and /v2/rerank. It answers 404 for another
+model, 400 for all texts if one has more tokens than the model reads, and does not listen while it loads the model.
 """
 
 import asyncio
@@ -25,9 +28,11 @@ from gumshoe.network import clean_credential, raise_if_untrusted
 API_KEY = "RERANK_API_KEY"
 """Environment variable with the key of the endpoint. It is optional."""
 _MAX_CHARACTERS = 8_000  # of a text; the rest is cut off
+_MIN_CHARACTERS = 250  # a server that rejects such short texts does so for another reason than their length
 _MAX_RESPONSE = 8 << 20  # bytes
 _MISCONFIGURED = {400, 401, 403, 404, 405, 413, 422}
 _OK, _DENIED = 200, {401, 403}
+_MAYBE_TOO_LONG = {400, 413, 422}
 _PAUSE = 0.2  # seconds before another attempt, doubled each time
 
 
@@ -153,6 +158,9 @@ class CrossEncoderReranker:
 class EndpointReranker:
     """Score texts with a model behind a `/rerank` endpoint. Inside an event loop, call it in a thread.
 
+    If the server rejects a request, it may be too long for the model: texts and query are cut off at half of their
+    length, and again, down to 250 characters.
+
     Raises:
         UsageError: if RERANK_API_KEY is malformed.
     """
@@ -175,35 +183,36 @@ class EndpointReranker:
         """See `Reranker.score`."""
         if not texts:
             return []
-        body = {
-            "model": self._settings.model,
-            "query": query,
-            "documents": [text[:_MAX_CHARACTERS] or " " for text in texts],
-            "top_n": len(texts),
-        }
-        return _parse_scores(asyncio.run(self._request(body)), len(texts), self._name)
+        content = asyncio.run(self._request(query, [text[:_MAX_CHARACTERS] for text in texts]))
+        return _parse_scores(content, len(texts), self._name)
 
-    async def _request(self, body: dict[str, Any]) -> bytes:
+    async def _request(self, query: str, texts: Sequence[str]) -> bytes:
         """Return the body of the response, after several attempts if necessary."""
-        failure = ""
+        failure, attempt = "", 0
+        limit = max(map(len, (query, *texts)))
         try:
             async with (
                 asyncio.timeout(self._settings.deadline),
                 httpx.AsyncClient(timeout=self._settings.deadline, headers=self._headers) as client,
             ):
-                for attempt in range(self._settings.attempts):
+                while attempt < self._settings.attempts:
                     if attempt:
                         await asyncio.sleep(_PAUSE * 2**attempt)
                     try:
-                        status, content = await _post(client, self._url, body)
+                        status, content = await _post(client, self._url, self._make_body(query, texts, limit))
                     except httpx.TransportError as error:
                         raise_if_untrusted(error, self._name)
                         failure = f"cannot be reached: {error or type(error).__name__}"
+                        attempt += 1
                         continue
                     if status == _OK:
                         return content
                     failure = f"answered with status {status}: {_shorten(content)}"
+                    if status in _MAYBE_TOO_LONG and limit > _MIN_CHARACTERS:
+                        limit = max(limit // 2, _MIN_CHARACTERS)
+                        continue
                     self._raise_if_misconfigured(status, failure)
+                    attempt += 1
         except TimeoutError:
             raise RerankError(
                 "embeddings.rerank-timeout",
@@ -211,6 +220,11 @@ class EndpointReranker:
                 f"{f' ({failure})' if failure else ''}; try again, or use fewer candidates",
             ) from None
         raise RerankError("embeddings.rerank-failed", f"{self._name} {failure}; see the server's log, or try again")
+
+    def _make_body(self, query: str, texts: Sequence[str], limit: int) -> dict[str, Any]:
+        """Return the request for a query and texts, of `limit` characters at most each."""
+        documents = [text[:limit] or " " for text in texts]
+        return {"model": self._settings.model, "query": query[:limit], "documents": documents, "top_n": len(texts)}
 
     def _raise_if_misconfigured(self, status: int, failure: str) -> None:
         if status in _DENIED:

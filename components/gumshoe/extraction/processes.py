@@ -42,6 +42,10 @@ class BoundedProcesses:
         self._pool = pool
         self._seconds = seconds
 
+    def with_limit(self, seconds: float) -> "BoundedProcesses":
+        """Return the same processes with another time limit."""
+        return BoundedProcesses(self._pool, seconds)
+
     def run(self, function: Callable[..., Result], *args: object) -> Result:
         """Call a function in a process and return its result.
 

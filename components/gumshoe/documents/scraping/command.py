@@ -78,11 +78,11 @@ def scrape(
     if pages failed temporarily, and with 0 if all failures are permanent.
     """
     from gumshoe.artifacts.response_cache import default_cache_path
-    from gumshoe.documents.languages import check_language
     from gumshoe.documents.scraping.addresses import RecordFields, list_wanted_pages
     from gumshoe.documents.scraping.fetching import Politeness
     from gumshoe.documents.scraping.guard import parse_network
     from gumshoe.documents.scraping.scrape import ScrapeSettings, scrape_pages
+    from gumshoe.extraction.ocr import check_scan_language
 
     agent = user_agent or f"Gumshoe/{version('gumshoe-agents')}"
     if not agent.isascii() or not agent.isprintable():
@@ -105,7 +105,7 @@ def scrape(
         cache=(cache or default_cache_path("pages").with_suffix("")) if cache_mb else None,
         cache_bytes=cache_mb * 1_000_000,
         ocr=ocr,
-        language=check_language(language),
+        language=check_scan_language(language),
         retry_failed=retry_failed,
     )
     wanted = list_wanted_pages(source, RecordFields(address, id_field, tuple(keep or ())))

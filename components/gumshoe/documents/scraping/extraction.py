@@ -1,6 +1,8 @@
 """Extract title and main text from a page's bytes, and detect error pages."""
 
+import asyncio
 import re
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -12,7 +14,7 @@ from gumshoe.documents.file_text import FileProblem, FileText, extract_file_text
 from gumshoe.documents.page_text import Scope
 from gumshoe.documents.scraping.failure import PageFailure, Reason
 from gumshoe.errors import UsageError
-from gumshoe.extraction.ocr import TextRecognition
+from gumshoe.extraction.ocr import RecognizedPage, TextRecognition
 from gumshoe.extraction.page_layout import join_hyphenated
 from gumshoe.extraction.pdf import PageProblem
 from gumshoe.extraction.processes import BoundedProcesses, ExtractionFailure, open_processes
@@ -38,6 +40,7 @@ _MAX_WORDS_OF_ERROR_PAGE = 120  # a longer page may mention other missing pages
 _CHECKED_CHARACTERS = 400  # an error page says so within these characters
 _MIN_SIMILARITY = 0.9  # Jaccard similarity of words
 _MAX_RECOGNIZED = 500  # pages of one file; each takes some seconds
+_RENDER_SECONDS = 30  # per scanned page
 
 
 def check_installed(purpose: str, libraries: tuple[str, ...]) -> None:
@@ -104,32 +107,26 @@ class Extractor:
         with _explain_errors():
             found = await self._processes.run_async(extract_file_text, body, kind, charset, self._scope)
         file = _require_file(found)
-        texts = {}
-        for number in self._list_scanned(file):
-            with _explain_errors():
-                texts[number] = await self._processes.run_async(self._require_recognition().recognize, body, number)
-        return _require_text(file, texts, self._recognition)
+        scanned = [each.number for each in file.problems if each.kind == "scanned"]
+        pages = await asyncio.gather(*(self._recognize(body, number) for number in scanned[:_MAX_RECOGNIZED]))
+        return _require_text(file, dict(zip(scanned, pages, strict=False)))
 
     def extract(self, body: bytes, kind: PageKind, charset: str | None = None) -> PageText:
         """Work like `extract_async`, without an event loop."""
-        with _explain_errors():
-            file = _require_file(self._processes.run(extract_file_text, body, kind, charset, self._scope))
-        texts = {}
-        for number in self._list_scanned(file):
-            with _explain_errors():
-                texts[number] = self._processes.run(self._require_recognition().recognize, body, number)
-        return _require_text(file, texts, self._recognition)
+        return asyncio.run(self.extract_async(body, kind, charset))
 
-    def _list_scanned(self, file: FileText) -> list[int]:
-        """Return the numbers of pages whose text is to be recognized."""
-        if self._recognition is None or not self._recognition.is_installed:
-            return []
-        return [each.number for each in file.problems if each.kind == "scanned"][:_MAX_RECOGNIZED]
-
-    def _require_recognition(self) -> TextRecognition:
+    async def _recognize(self, body: bytes, number: int) -> RecognizedPage:
+        """Return the text of a scanned page, or the reason why it has none."""
         if self._recognition is None:
-            raise ValueError("no text recognition")
-        return self._recognition
+            return RecognizedPage("", "convert it to text with a program for OCR")
+        if not self._recognition.is_installed:
+            return self._recognition.recognize(body, number)
+        # tesseract has a limit of its own, and must have ended before the process that waits for it.
+        processes = self._processes.with_limit(self._recognition.seconds + _RENDER_SECONDS)
+        try:
+            return await processes.run_async(self._recognition.recognize, body, number)
+        except ExtractionFailure as failure:
+            return RecognizedPage("", failure.detail)
 
 
 @contextmanager
@@ -147,32 +144,32 @@ def _require_file(found: FileText | FileProblem) -> FileText:
     raise PageFailure(reason, found.detail)
 
 
-def _require_text(file: FileText, texts: dict[int, str], recognition: TextRecognition | None) -> PageText:
+def _require_text(file: FileText, recognized: dict[int, RecognizedPage]) -> PageText:
     """Return the text of a file with the recognized texts of its pages, by number.
 
     Raises:
         PageFailure: if it has none.
     """
-    text, problems = file.text, file.problems
-    if any(texts.values()):
-        pages = [clean(texts.get(number) or page) for number, page in enumerate(file.pages, 1)]
+    text, problems = file.text, []
+    texts = {number: page.text for number, page in recognized.items() if page.text}
+    if texts:
+        pages = [clean(texts.get(number, page)) for number, page in enumerate(file.pages, 1)]
         text = "\n\n".join(filter(None, join_hyphenated(pages))).strip()
-        problems = tuple(each for each in problems if not texts.get(each.number))
-    scanned = [each for each in problems if each.kind == "scanned"]
-    if not text and scanned:
-        raise PageFailure("scan", f"{len(scanned):,} of {len(file.pages):,} pages are images; {_advise(recognition)}")
+    reasons = Counter[str]()
+    for each in file.problems:
+        if each.kind != "scanned":
+            problems.append(each)
+        elif each.number not in texts:
+            page = recognized.get(each.number)
+            reason = page.problem if page else f"only {_MAX_RECOGNIZED:,} scanned pages of a file are recognized"
+            reasons[reason] += 1
+            problems.append(replace(each, detail=f"{each.detail}; {reason}"))
+    if not text and reasons:
+        reason, _ = reasons.most_common(1)[0]
+        raise PageFailure("scan", f"{reasons.total():,} of {len(file.pages):,} pages are images; {reason}")
     if not text and not file.refresh:
         raise PageFailure("no text", "nothing in it is text")
-    advised = (replace(each, detail=f"{each.detail}; {_advise(recognition)}") for each in scanned)
-    others = (each for each in problems if each.kind != "scanned")
-    return PageText(file.title, text, file.refresh, tuple(sorted((*advised, *others), key=lambda each: each.number)))
-
-
-def _advise(recognition: TextRecognition | None) -> str:
-    """Return what to do about a scanned page."""
-    if recognition is None:
-        return "convert it to text with a program for OCR"
-    return recognition.advice
+    return PageText(file.title, text, file.refresh, tuple(problems))
 
 
 @contextmanager

@@ -8,10 +8,8 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
@@ -24,6 +22,14 @@ from gumshoe.documents.scraping.extraction import Extractor, PageText
 from gumshoe.documents.scraping.failure import PageFailure
 from gumshoe.documents.scraping.guard import normalize_url
 from gumshoe.documents.scraping.page_cache import CachedPage, PageCache
+from gumshoe.documents.scraping.page_responses import (
+    REDIRECTS,
+    TEMPORARY_STATUSES,
+    explain_status,
+    find_redirect_target,
+    find_target,
+)
+from gumshoe.documents.scraping.robots import parse_robots
 from gumshoe.documents.scraping.web import FetchLimits, HttpResponse, WebClient
 
 if TYPE_CHECKING:
@@ -33,12 +39,7 @@ _MAX_REDIRECTS = 5
 _ROBOTS_BYTES = 512 << 10  # of robots.txt that are read; RFC 9309 requires at least 500 KiB
 _MAX_HOST_FAILURES = 5  # in a row; then the host is skipped
 _FRONT_PAGE_PATH = re.compile(r"/(?:(?:index|default|home)(?:\.\w+)?/?)?", re.I)  # paths of a front page
-_REDIRECTS = {301, 302, 303, 307, 308}
-_GONE_STATUSES = {404, 410}
 _CHARSET = re.compile(r";\s*charset\s*=\s*[\"']?([^\s;\"']+)", re.I)
-_AGENT = re.compile(r"\s*user[-\s]*agent(?:\s*:|\s|$)", re.I)  # a line of robots.txt
-_OTHER_AGENT = "\0"  # never part of our own name
-_TEMPORARY_STATUSES = {408, 421, 425, 429, 500, 502, 503, 504, 507, 508, 509, 520, 521, 522, 523, 524, 527, 529}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,12 +128,12 @@ class Fetcher:
         while True:
             fetched, left = await self._fetch(url, left)
             if fetched.refresh:
-                target = _find_target(fetched.url, fetched.refresh)
+                target = find_target(fetched.url, fetched.refresh)
             else:
                 page = await self._read(fetched)
                 if not page.text.refresh:
                     return page, fetched.url
-                target = _find_target(fetched.url, page.text.refresh)
+                target = find_target(fetched.url, page.text.refresh)
                 if target == fetched.url:
                     return _require_content(page), fetched.url
             if left == 0:
@@ -145,17 +146,17 @@ class Fetcher:
             await self._check_robots(url)
             cached = self._cache.get(str(url)) if self._cache else None
             answer = await self._request(url, self._bounds, _make_conditional_headers(cached))
-            if answer.status in _REDIRECTS:
-                url = _find_redirect_target(url, answer)
+            if answer.status in REDIRECTS:
+                url = find_redirect_target(url, answer)
                 continue
             if answer.status == HTTPStatus.NOT_MODIFIED and cached is not None:
                 return _FetchedPage(url, cached.content_type, cached.body, is_unchanged=True), left
             if answer.status != HTTPStatus.OK:
-                raise _status_failure(answer)
+                raise explain_status(answer)
             content_type = answer.headers.get("content-type", "")
             self._cache_page(url, answer, content_type)
             refresh = parse_refresh(answer.headers.get("refresh", "")) or ""
-            is_same = not refresh or _find_target(url, refresh) == url
+            is_same = not refresh or find_target(url, refresh) == url
             found = _FetchedPage(url, content_type, answer.body, is_unchanged=False, refresh="" if is_same else refresh)
             return found, left
         raise PageFailure("redirects", f"more than {_MAX_REDIRECTS} redirects in a row, the last to {url}")
@@ -237,24 +238,20 @@ class Fetcher:
 
         If it is unavailable for another reason, nothing may be fetched (RFC 9309, 2.3.1).
         """
-        from protego import Protego
-
         bounds = FetchLimits(self._politeness.page_seconds, _ROBOTS_BYTES, truncates=True)
         try:
             for _ in range(_MAX_REDIRECTS + 1):
                 answer = await self._request(url, bounds)
-                if answer.status not in _REDIRECTS:
+                if answer.status not in REDIRECTS:
                     break
-                url = _find_redirect_target(url, answer)
+                url = find_redirect_target(url, answer)
             else:
                 raise PageFailure("redirects", f"more than {_MAX_REDIRECTS} redirects in a row")
             if answer.status == HTTPStatus.OK:
-                return Protego.parse(
-                    _keep_own_rules(answer.body.decode("utf-8", "replace"), self._politeness.user_agent)
-                )
+                return parse_robots(answer.body, self._politeness.user_agent)
             if HTTPStatus.BAD_REQUEST <= answer.status < HTTPStatus.INTERNAL_SERVER_ERROR:
-                return Protego.parse("")
-            raise _status_failure(answer)
+                return parse_robots(b"", self._politeness.user_agent)
+            raise explain_status(answer)
         except PageFailure as failure:
             return failure
 
@@ -279,8 +276,8 @@ class Fetcher:
             with attempt:
                 async with self._wait_for_turn(host, url):
                     answer = await self._web.get(url, bounds, headers)
-                if answer.status in _TEMPORARY_STATUSES:
-                    failure = _status_failure(answer)
+                if answer.status in TEMPORARY_STATUSES:
+                    failure = explain_status(answer)
                     await postpone(failure.wait or 0)
                     raise failure
         host.failures = 0
@@ -323,26 +320,6 @@ def _origin(url: httpx.URL) -> str:
     return f"{url.scheme}://{url.netloc.decode('ascii')}"
 
 
-def _keep_own_rules(robots: str, agent: str) -> str:
-    """Replace all agents in a robots.txt that do not match ours, because Protego stores every rule for every agent.
-
-    A file may have room for millions of such pairs. The agent that matches best is kept, or `*`.
-    """
-    lines = robots.splitlines()
-    named = {
-        place: line[found.end() :].partition("#")[0].strip().lower()
-        for place, line in enumerate(lines)
-        if (found := _AGENT.match(line))
-    }
-    names = {name if name == "*" else name.replace("*", "") for name in named.values()}
-    matching = [name for name in sorted(names - {""}) if re.search(rf"(?<![\w-]){re.escape(name)}", agent.lower())]
-    best = max(matching, key=len, default="*")
-    for place, name in named.items():
-        is_best = best in {name, name.replace("*", "")}
-        lines[place] = f"User-agent: {best if is_best else _OTHER_AGENT}"
-    return "\n".join(lines)
-
-
 def _make_conditional_headers(cached: CachedPage | None) -> dict[str, str]:
     if cached is None:
         return {}
@@ -350,62 +327,8 @@ def _make_conditional_headers(cached: CachedPage | None) -> dict[str, str]:
     return {name: value for name, value in headers.items() if value}
 
 
-def _find_redirect_target(url: httpx.URL, answer: HttpResponse) -> httpx.URL:
-    """Return the target of a redirect.
-
-    Raises:
-        PageFailure: if it has no target, or an invalid one.
-    """
-    to = answer.headers.get("location", "")
-    if not to:
-        raise PageFailure("redirects", f"{url} redirects without a location")
-    return _find_target(url, to)
-
-
-def _find_target(url: httpx.URL, to: str) -> httpx.URL:
-    """Return the URL that a page leads to.
-
-    Raises:
-        PageFailure: if it is invalid, or no address on the web.
-    """
-    with suppress(UnicodeError):  # servers send unescaped URLs in UTF-8
-        to = to.encode("latin-1").decode("utf-8")
-    try:
-        return normalize_url(str(url.join(to)))
-    except (httpx.InvalidURL, ValueError) as error:
-        raise PageFailure("redirects", f"{url} redirects to an invalid address ({error})") from None
-    except PageFailure as failure:
-        raise PageFailure("redirects", f"{url} redirects to {to[:200]}: {failure.detail}") from None
-
-
 def _require_content(page: FetchedPage) -> FetchedPage:
     """Return a page that only reloads itself, if it has a text."""
     if not page.text.text:
         raise PageFailure("no text", "the page only reloads itself")
     return page
-
-
-def _status_failure(answer: HttpResponse) -> PageFailure:
-    """Return the failure for a status other than success."""
-    try:
-        status_text = f"{answer.status} {HTTPStatus(answer.status).phrase}"
-    except ValueError:
-        status_text = str(answer.status)
-    if answer.status in _GONE_STATUSES:
-        return PageFailure("not found", status_text)
-    return PageFailure(
-        "status", status_text, may_pass=answer.status in _TEMPORARY_STATUSES, wait=_parse_retry_after(answer)
-    )
-
-
-def _parse_retry_after(answer: HttpResponse) -> float | None:
-    """Return the seconds of a Retry-After header, which is a number or a date (RFC 9110, 10.2.3)."""
-    header = answer.headers.get("retry-after", "").strip()
-    if header.isdecimal():
-        return float(header)
-    try:
-        when = parsedate_to_datetime(header)
-        when = when if when.tzinfo else when.replace(tzinfo=UTC)
-        return max(0.0, (when - datetime.now(UTC)).total_seconds())
-    except (ValueError, OverflowError):
-        return None
