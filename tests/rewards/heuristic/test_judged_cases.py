@@ -38,6 +38,17 @@ def test_shared_cases(case: dict[str, Any]) -> None:
     check(case)
 
 
+BESIDE = [
+    "a blocked filter, the paperwork was held up",
+    "a blocked filter and the paperwork was held up",
+    "a blocked filter\n- the paperwork was held up",
+    "the paperwork was held up - a blocked filter",
+    "the paperwork was held up (aka a blocked filter)",
+    "a blocked filter (the paperwork was held up)",
+]
+"""Answers with a phrase that has nothing to do with question or reference."""
+
+
 @pytest.mark.parametrize(
     ("question", "reference", "answer", "rule"),
     [
@@ -45,11 +56,33 @@ def test_shared_cases(case: dict[str, Any]) -> None:
         ("How many may come?", "more than 40", "40", "values"),
         ("What is owed?", "the landlord pays the tenant", "the tenant pays the landlord", "roles"),
         ("Which firm is it?", "Zellmark Electrical", "PO-83879 Zellmark Electrical", "second answer"),
+        *(("Why did it stop?", "a blocked filter", each, "second answer") for each in BESIDE),
     ],
 )
 def test_what_the_rules_cannot_decide(question: str, reference: str, answer: str, rule: str) -> None:
     verdict = judge_answer(question, reference, answer)
     assert (verdict.correct, verdict.is_undecided, verdict.rule) == (False, True, rule)
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        ("a blocked filter", "a blocked filter, reported by the technician on duty"),
+        ("a blocked filter", "a blocked filter, which was cleaned in the morning"),
+        ("a blocked filter", "a blocked filter (according to the technician)"),
+        ("a blocked filter", "a blocked filter, so the pump was stopped"),
+        ("7 weeks", "7 weeks; the landlord has agreed to that"),
+    ],
+)
+def test_what_belongs_to_the_answer_may_follow_it(reference: str, answer: str) -> None:
+    assert judge_answer("Why did the pump stop?", reference, answer).correct
+
+
+def test_yes_and_no_in_one_answer_are_no_answer() -> None:
+    yes, no = "Yes. Ann Lee has approved the move", "No. Ann Lee has turned down the hire car"
+    for joint in (" ", " and ", ", ", " ("):
+        assert not judge_answer("Was the move approved?", f"{yes}.", yes + joint + no).correct
+    assert judge_answer("Was the move approved?", f"{yes}.", f"{yes} in room No. 5").correct
 
 
 def test_a_doubt_does_not_save_an_answer_that_another_rule_rejects() -> None:

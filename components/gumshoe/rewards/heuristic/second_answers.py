@@ -31,6 +31,15 @@ _MAX_BARE_NEW = 1  # new items that a bare phrase may add to the right answer, e
 _MIN_BRACKETED = 2  # words in brackets that may be an answer
 _MAX_ANSWER = 5  # items of a segment that may be an answer
 _ALSO = re.compile(r"\W*(?:aka|a\.k\.a\b|or|also|alternatively|otherwise|else|perhaps)\b", re.I)
+_LISTED = re.compile(r"\s*(?:[,;|\n]|\s[-/]\s|[)\]}]\s*[(\[{]|\s[(\[](?:aka\b)?|\b(?:and|vs)\b)[\s*-]*")
+_LISTED_END = re.compile(rf"(?:{_LISTED.pattern}|[.!?]\s+|[.!?]?$)")
+_BELONGS = re.compile(
+    r"\W*(?:because|since|as|so|if|while|although|though|but|which|who|whose|where|when|that|after|before|until|with|"
+    r"without|from|for|to|of|in|on|at|by|via|per|near|next|beside|behind|under|over|between|about|around|according|"
+    r"including|not|now|then|later|see|effective|it|its|they|he|she|this|these|those|we|you|\w+ing|\w+ed)\b",
+    re.I,
+)
+_MIN_UNRELATED = 2  # words
 _STATES = frozenset("texas california york florida oklahoma illinois georgia ohio oregon washington usa uk us".split())  # noqa: SIM905
 
 
@@ -80,7 +89,44 @@ def second_answer(case: JudgeCase) -> Decision:
             doubt = None, f"it says {said!r} as well"
     if doubt is not None:
         return doubt
-    return _check_bare(case)
+    unrelated = _find_unrelated(case)
+    return (None, f"it says {unrelated!r} as well") if unrelated else _check_bare(case)
+
+
+def _find_unrelated(case: JudgeCase) -> str | None:
+    """Return what is listed beside the reference, if no word of it is in question or reference, or None.
+
+    What follows a preposition, a conjunction, a pronoun or a participle belongs to the answer: "7 weeks, starting on
+    Monday".
+    """
+    if phrases.WHO.match(case.question.text):
+        return None  # a post may follow a name
+    text, wanted = case.answer.text, case.reference.text.rstrip(". ").casefold()
+    place = text.casefold().find(wanted)
+    if place < 0 or not wanted:
+        return None
+    is_wordy = 2 * sum(isinstance(each, Word) for each in case.required) > len(case.required)
+    for start, end in _list_beside(text, place, place + len(wanted)):
+        if _BELONGS.match(text, start, end) or (not is_wordy and start > place and _STRUCTURE.search(text, start, end)):
+            continue
+        words = [each for each in case.answer.words if start <= each.start < end]
+        is_phrase = len(words) >= _MIN_UNRELATED and not all(each.is_name for each in words)
+        if is_phrase and all(map(case.is_new, words)):
+            return text[start:end].strip()
+    return None
+
+
+def _list_beside(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield what a separator of lists divides from a part of a text, up to the next separator or end of a sentence."""
+    after = _LISTED.match(text, end)
+    if after:
+        following = _LISTED_END.search(text, after.end())
+        yield after.end(), following.start() if following else len(text)
+    separators = list(_LISTED.finditer(text, 0, start))
+    if separators and separators[-1].end() == start:
+        last = separators[-1].start()
+        ends = [match.end() for match in _LISTED_END.finditer(text, 0, last) if match.end() < last]
+        yield (ends[-1] if ends else 0), last
 
 
 def _find_namesake(case: JudgeCase) -> str | None:

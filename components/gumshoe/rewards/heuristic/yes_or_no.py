@@ -6,6 +6,7 @@ from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase
 from gumshoe.rewards.heuristic.value_rules import find_other_value
 
+_SENTENCE = re.compile(r"\b(Yes|No)[.,:;!]\s+(?=[^\W\d])")  # begins, although nothing ends the sentence before it
 _MIN_REPEATED = 0.5  # share of the question's words in an answer that repeats it
 _MAX_SHORT_WORDS = 4  # maximum content words of an answer that says yes or no without any word of the question
 
@@ -42,7 +43,8 @@ def _polarity(text: str) -> bool | None:
     """Return True if a text says yes, False if it says no, and None if it says neither or both."""
     if phrases.BOTH.search(text):
         return None
-    plainly = {match[1].casefold() not in phrases.NO for match in phrases.YES_OR_NO.finditer(text)}
+    said = [*phrases.YES_OR_NO.finditer(text), *_SENTENCE.finditer(text)]
+    plainly = {match[1].casefold() not in phrases.NO for match in said}
     indirectly = {not phrases.NEGATED.search(text[: match.start()]) for match in phrases.AGREED.finditer(text)}
     indirectly |= {bool(phrases.NEGATED.search(text[: match.start()])) for match in phrases.REFUSED.finditer(text)}
     if len(plainly) == 1 and indirectly != {True not in plainly}:
