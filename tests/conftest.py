@@ -102,9 +102,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def shared_certificates() -> Iterator[None]:
     """Read the trusted certificates once per file: httpx does for each client, even without TLS, which takes 25 ms."""
+    from httpx._config import create_ssl_context as create
     from httpx._transports import default
-
-    create = default.create_ssl_context
 
     @cache
     def create_once(trust_env: bool, _trusted: tuple[str | None, str | None], _modified: int) -> ssl.SSLContext:
