@@ -8,6 +8,7 @@ Proxies: `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, as httpx, boto
 
 import os
 import re
+from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,10 +38,9 @@ def share_ca_bundle(given: Path | None = None) -> None:
     bundle = str(given) if given else find_ca_bundle()
     if bundle is None:
         return
-    import ssl  # takes as long to import as a command takes to start
-
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(bundle)
+        state = Path(bundle).stat()
+        _check_bundle(bundle, state.st_mtime_ns, state.st_size)
     except OSError as error:  # or SSLError, its subclass
         raise UsageError(
             "network.invalid-ca-bundle",
@@ -50,6 +50,18 @@ def share_ca_bundle(given: Path | None = None) -> None:
     for name in (CA_BUNDLE, *_OTHER_NAMES):
         if given or not os.environ.get(name):
             os.environ[name] = bundle
+
+
+@lru_cache(maxsize=8)
+def _check_bundle(bundle: str, _modified: int, _size: int) -> None:
+    """Load a file of certificates, once per version of the file: that of a distribution takes 40 ms.
+
+    Raises:
+        OSError: if it contains no certificates or cannot be read.
+    """
+    import ssl  # takes as long to import as a command takes to start
+
+    ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(bundle)
 
 
 def share_proxy(url: str) -> None:

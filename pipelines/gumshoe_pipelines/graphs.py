@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import date
-from functools import cache
+from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,7 +48,7 @@ _NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Graph:
     """A compiled pipeline."""
 
@@ -58,9 +58,9 @@ class Graph:
     compiled: Mapping[str, str] = field(default_factory=dict)
     """Parameters that are compiled into it."""
 
-    @property
+    @cached_property
     def spec(self) -> dict[str, Any]:
-        """The pipeline without the Kubernetes settings."""
+        """The pipeline without the Kubernetes settings, parsed once: copy it before changing it."""
         found: dict[str, Any] = read_documents(self.text)[0]
         return found
 

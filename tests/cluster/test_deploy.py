@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+from collections import deque
 from collections.abc import Callable
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
@@ -632,10 +633,11 @@ def test_a_temporary_error_while_waiting_is_retried(
     def settle(made: dict[str, Any]) -> None:
         controllers.settle(made)
         if made["kind"] == "Secret" and made["metadata"]["labels"]["status"] == "deployed":
-            cluster.faults.extend(["fine", "fine", "fine", "503"])
+            cluster.request_faults["get inferenceservices"] = deque(["503"])
 
     cluster.settle = settle
     assert run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=4").status == 0
+    assert not cluster.request_faults["get inferenceservices"]
 
 
 def test_a_killed_operation_is_recovered_after_its_deadline(

@@ -117,7 +117,12 @@ SECRETS_OF_STEPS: dict[str, set[str]] = {
 
 def executors(graph: Graph) -> dict[str, dict[str, Any]]:
     """Return the Kubernetes settings of each step by name."""
-    _, platform = read_documents(graph.text)
+    return read_executors(graph.text)
+
+
+@cache
+def read_executors(text: str) -> dict[str, dict[str, Any]]:
+    _, platform = read_documents(text)
     found: dict[str, dict[str, Any]] = platform["platforms"]["kubernetes"]["deploymentSpec"]["executors"]
     return {name.removeprefix("exec-"): each for name, each in found.items()}
 

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -310,8 +311,9 @@ def find_damaged_files(
     return {path: reason for path, reason in faults.items() if reason}
 
 
+@cache
 def code_hash() -> str:
-    """Return the SHA-256 over all files of the `gumshoe` package, code and texts."""
+    """Return the SHA-256 over all files of the `gumshoe` package, code and texts, read once per process."""
     package = Path(__file__).parents[1]
     digest = hashlib.sha256()
     for path in sorted(path for path in package.rglob("*.*") if path.suffix != ".pyc" and path.is_file()):

@@ -41,16 +41,16 @@ class HelmLibrary:
 
     def find(self, name: str) -> HelmRelease | None:
         try:
-            status = _call(lambda: self._config.status(name))
+            found = _call(lambda: self._config.get_all(name))  # `status` also reads each object from the cluster
         except HelmFailure as failure:
             if failure.reason == "not-found":
                 return None
             raise
-        values = self.get_values(name, status["revision"])
-        about = _call(lambda: self._config.get_metadata(name))
+        summary = found["summary"]
+        about = _call(lambda: self._config.get_metadata(name, revision=summary["revision"]))
         manager = library_manager() if about.get("applyMethod") == "ssa" else None
-        chart, manifest = status.get("chart_name") or "", status.get("manifest") or ""
-        return HelmRelease(_parse_release(status), chart, values, manifest, manager)
+        chart, manifest = summary.get("chart_name") or "", summary.get("manifest") or ""
+        return HelmRelease(_parse_release(summary), chart, dict(found.get("config") or {}), manifest, manager)
 
     def list_history(self, name: str) -> list[Release]:
         return [_parse_release(each) for each in _call(lambda: self._config.history(name))]

@@ -24,17 +24,22 @@ _CHANGE_ROLE, _REMOVE_ROLE = "gumshoe-deploy", "gumshoe-operate"  # Roles of Gum
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # ten times as fast, if PyYAML was built with libyaml
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredRelease:
     """The last revision of a release, as Helm stores it."""
 
     release: Release
     values: dict[str, Any]
     """The values that were given, without the chart's defaults."""
-    objects: list[dict[str, Any]]
-    """The Kubernetes objects of the release."""
+    manifest: str
+    """The Kubernetes objects of the release, as YAML documents."""
     field_manager: str | None = None
     """Name under which Helm manages the objects' fields; None if it does not use server-side apply for them."""
+
+    @cached_property
+    def objects(self) -> list[dict[str, Any]]:
+        """The Kubernetes objects of the release."""
+        return _parse_objects(self.manifest)
 
     def find_name(self, kind: str, ending: str = "") -> str | None:
         """Return the name of the object of a kind, or of the one whose name has this ending."""
@@ -78,7 +83,7 @@ class Releases:
                 "deploy.release-of-other-chart",
                 f"Helm release {name} belongs to chart {found.chart_name}; choose another name",
             )
-        return StoredRelease(found.release, found.values, _parse_objects(found.manifest), found.field_manager)
+        return StoredRelease(found.release, found.values, found.manifest, found.field_manager)
 
     def get(self, name: str) -> StoredRelease:
         """Return a release.
