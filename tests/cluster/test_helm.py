@@ -254,6 +254,19 @@ def test_values_and_context_are_passed_to_the_program(
     assert ("--all" in (tmp_path / "arguments").read_text().splitlines()) == version.startswith("v3")
 
 
+OUTAGES = (
+    "kubernetes cluster unreachable: EOF",
+    "get: the server is currently unable to handle the request",
+    "the server was unable to return a response in the time allotted, but may still be processing the request",
+    'an error on the server ("") has prevented the request from succeeding (get secrets)',
+    "query: failed to query with labels: etcdserver: leader changed",
+    "http2: client connection lost",
+    "net/http: TLS handshake timeout",
+    "dial tcp 10.0.0.1:443: connect: no route to host",
+)
+"""Messages of Helm about a cluster that does not work now."""
+
+
 @pytest.mark.parametrize(
     ("script", "code", "values"),
     [
@@ -270,12 +283,7 @@ def test_values_and_context_are_passed_to_the_program(
             "deploy.change-in-progress",
             [],
         ),
-        ("echo 'Error: kubernetes cluster unreachable: EOF' >&2; exit 1", "cluster.api-unhealthy", ["EOF"]),
-        (
-            "echo 'Error: get: the server is currently unable to handle the request' >&2; exit 1",
-            "cluster.api-unhealthy",
-            ["unable to handle"],
-        ),
+        *((f"echo 'Error: {each}' >&2; exit 1", "cluster.api-unhealthy", [each]) for each in OUTAGES),
         ('rm "$0"; exec "$0"', "deploy.helm-failed", []),
     ],
 )

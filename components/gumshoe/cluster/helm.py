@@ -14,12 +14,19 @@ from gumshoe.installation import install_command
 TIMEOUT = 180.0  # seconds that Helm may take for one call
 HISTORY = 20  # revisions that Helm keeps
 _STALE = "another operation"  # part of Helm's message if an operation is running or was killed
-_OUTAGES = (  # parts of Helm's messages
+_OUTAGES = (  # parts of Helm's messages, which are those of Go's network and of Kubernetes' API machinery
     "cluster unreachable",
     "connection re",
+    "connection lost",
     "EOF",
     "i/o timeout",
+    "handshake timeout",
+    "no route to host",
+    "network is unreachable",
     "is currently unable to handle",  # 503
+    "unable to return a response in the time",  # 504
+    "an error on the server",  # 500 without an explanation
+    "etcdserver: ",
     "too many requests",  # 429
 )
 
