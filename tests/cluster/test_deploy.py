@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from gumshoe.artifacts.store import Store
-from gumshoe.cluster import helm_program
+from gumshoe.cluster import helm_program, readiness
 from gumshoe.cluster.deploy import DeployTarget, deploy_published
 from gumshoe.cluster.releases import find_chart
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes, write_kubeconfig
@@ -34,8 +34,9 @@ SHORT_TIMEOUT = ["--timeout", "0.01"]
 
 @pytest.fixture
 def cluster(cluster: FakeKubernetes, monkeypatch: pytest.MonkeyPatch) -> FakeKubernetes:
-    """Use Helm's library, which is quicker than its program. `test_helm.py` tests both."""
+    """Use Helm's library, which is quicker than its program (`test_helm.py` tests both), and check more often."""
     monkeypatch.setattr(helm_program, "find_program", lambda: None)
+    monkeypatch.setattr(readiness, "_EVERY", 0.1)
     cluster.settle = Controllers(cluster).settle
     return cluster
 
