@@ -117,10 +117,6 @@ def _to_quantity(value: Any) -> Any:
 
 def _type_error(name: str, wanted: str, value: object) -> UsageError:
     shown = json.dumps(value, ensure_ascii=False, default=str)
-    if isinstance(value, date):
-        return UsageError(
-            "pipelines.unquoted-date", f"{name} must be {wanted}, got the date {shown}; put it in quotes in the YAML"
-        )
     return UsageError("pipelines.wrong-parameter-type", f"{name} must be {wanted}, got {shown}")
 
 

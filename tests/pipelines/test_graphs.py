@@ -361,10 +361,10 @@ def test_compiled_parameters_are_checked_too() -> None:
         check_compiled("train-agent", {"priority": "high"})
 
 
-def test_an_unquoted_date_is_refused() -> None:
+def test_a_date_of_yaml_is_text() -> None:
     given = {"sources": ["a"], "scenarios": "b", "store": "s", **IMAGES}
-    with raises("pipelines.unquoted-date", "run", "2024-05-03"):
-        compile_once("train-agent").check({**given, **read_values(["run=2024-05-03"], None)})
+    checked = compile_once("train-agent").check({**given, **read_values(["run=2024-05-03"], None)})
+    assert checked["run"] == "2024-05-03"
 
 
 def test_all_wrong_parameters_are_reported_with_their_codes() -> None:
