@@ -387,7 +387,7 @@ def _stall_past_the_deadline(clock: Clock, exchange: Exchange) -> None:
 
 
 FAULTS: dict[str, tuple[Act, set[str], str]] = {
-    "connection reset": (reset, {"inference.server-unreachable"}, "(Read|RemoteProtocol|Write|Connect)Error"),
+    "connection reset": (reset, {"inference.server-unreachable"}, "ServerDisconnectedError|ClientOSError"),
     "stall past the deadline": (stall, {"inference.timeout", "inference.server-unreachable"}, "3600|ReadTimeout"),
     "500": (status(500), {"inference.server-error"}, "500"),
     "wrong model": (altered(wrong_model), {"inference.invalid-answer"}, "'somebody-else'"),
