@@ -16,7 +16,7 @@ from gumshoe.yaml_text import InvalidYamlError, load_yaml
 
 
 def find_module(name: str) -> None:
-    """Let Python find a module of the working directory, if there is none of that name elsewhere.
+    """Let Python find a module of the working directory, if no other module has its name.
 
     Processes that are started with `python -m` find it anyway, and commands such as `gumshoe` would not.
     """

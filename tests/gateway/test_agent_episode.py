@@ -177,6 +177,15 @@ def test_a_turn_that_calls_an_unknown_tool_is_a_mistake_once(play: Play, tokeniz
     assert [(each.turn, each.kind) for each in done.mistakes] == [(1, "unknown tool")]
 
 
+def test_each_unknown_tool_that_an_agent_calls_itself_is_a_mistake(play: Play) -> None:
+    async def agent(episode: "AgentEpisode") -> None:
+        await ask(episode)
+        for name in ("dance", "sing"):
+            await episode.call_tool(Call(name, {}))
+
+    assert [(each.turn, each.kind) for each in play(agent).mistakes] == [(1, "unknown tool")] * 2
+
+
 def test_a_call_that_cannot_be_parsed_reaches_the_agent_as_text(play: Play, tokenizer: Any) -> None:
     async def agent(episode: "AgentEpisode") -> None:
         (turn,) = (await ask(episode)).messages

@@ -232,6 +232,13 @@ UNUSABLE: dict[str, tuple[Act, str, str]] = {
     "words for ids": (choice(token_ids=["Yes", "."]), LACKING, "adapter"),
     "parts of ids": (choice(token_ids=[1.5]), LACKING, "adapter"),
     "no prompt": (choice(prompt_token_ids=None), LACKING, "adapter"),
+    "a prompt of numbers that are no integers": (
+        altered(
+            lambda answer: answer["choices"][0].update(prompt_token_ids=[1.0 * each for each in prompt_for("Yes.")])
+        ),
+        LACKING,
+        "adapter",
+    ),
     "a number for a prompt": (choice(prompt_token_ids=7), LACKING, "adapter"),
     "another prompt": (choice(prompt_token_ids=[1, 2]), ODD, "prompt_token_ids"),
     "nothing": (choice(token_ids=[], logprobs={"token_logprobs": []}), ODD, "token_ids is empty"),

@@ -40,7 +40,7 @@ class Sample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyCounts:
-    """What was counted about a policy."""
+    """Counts of one policy: questions, verdicts and durations."""
 
     questions: Mapping[str, float] = field(default_factory=dict)
     """Number of questions by result."""

@@ -78,7 +78,7 @@ class WatchPlan:
         return 1 - self.confidence
 
     def since(self, seconds: float) -> "WatchPlan":
-        """Return the plan for the rest of the time if the watch began so many seconds ago."""
+        """Return the plan for the rest of a watch that began `seconds` ago."""
         return replace(self, seconds=max(0.0, self.seconds - seconds))
 
     def without(self, measure: str) -> "WatchPlan":

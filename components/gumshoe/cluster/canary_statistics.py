@@ -158,7 +158,7 @@ class Histogram:
         return math.inf
 
     def upper(self, quantile: float, error: float) -> float:
-        """Return the smallest bound that the quantile is shown not to exceed; infinity if there is none.
+        """Return the smallest bound that the quantile is shown not to exceed; infinity without one.
 
         Quantiles have order-statistic intervals: a quantile is at most x if at least that share of all is at most x.
         """
@@ -170,7 +170,7 @@ class Histogram:
         return next(found, math.inf)
 
     def lower(self, quantile: float, error: float) -> float:
-        """Return the largest bound that the quantile is shown to exceed; 0 if there is none."""
+        """Return the largest bound that the quantile is shown to exceed; 0 without one."""
         found = [
             bound
             for index, bound in enumerate(self.bounds)

@@ -68,7 +68,7 @@ class WatchResult:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What one look at the metrics showed."""
+    """Metrics of one check."""
 
     measured: CanaryEvidence
     servers: Sequence[ServerMetrics]
@@ -198,7 +198,7 @@ class CanaryWatch:
         return "; ".join(parts)
 
     def _list_states(self, look: _Look) -> tuple[ComparisonState, ...]:
-        """Return each comparison of the condition for a promotion, or of that for a rollback if there is none."""
+        """Return each comparison of the promotion condition, or of the rollback condition if nothing promotes."""
         plan, measured = self.plan, look.measured
         condition = plan.promote_when if count_alternatives(plan.promote_when) else plan.rollback_when
         error = plan.error / max(1, count_alternatives(condition))

@@ -76,7 +76,7 @@ _TEXT_KINDS = {"html", "text", "markdown", "csv"}
 
 
 def find_page_kind(data: bytes, media_type: str = "", name: str = "") -> PageKind | None:
-    """Return the kind of a file, or None if it is none that can be read.
+    """Return the kind of a file, or None if this kind cannot be read.
 
     What the bytes say wins over the media type and the name, because servers often declare a wrong type, e.g. of a PDF.
     """

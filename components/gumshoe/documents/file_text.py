@@ -43,7 +43,7 @@ _DELIMITERS = ",;\t|"
 
 @dataclass(frozen=True, slots=True)
 class FileText:
-    """Title ("" if there is none) and text of a file."""
+    """Title (may be empty) and text of a file."""
 
     title: str
     text: str

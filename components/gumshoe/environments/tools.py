@@ -1,7 +1,7 @@
 """Tools as typed functions: build their JSON schemas, and call them with arguments that a model wrote."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from inspect import signature
@@ -46,6 +46,11 @@ class Call:
     """Id that the model gave it; empty if its format has none."""
 
 
+def describe_unknown_tool(name: str, tools: Iterable[str]) -> str:
+    """Return the message about a call of a tool that does not exist, with the names of those that do."""
+    return f"there is no tool {name[:_MAX_NAME]!r}; there are {', '.join(tools)}"
+
+
 class Toolbox:
     """Tools of one environment, by name.
 
@@ -85,9 +90,7 @@ class Toolbox:
         """
         tool = self._checked_tools.get(call.name)
         if tool is None:
-            raise UnknownToolError(
-                self._quote(f"there is no tool {call.name[:_MAX_NAME]!r}; there are {', '.join(self._tools)}")
-            )
+            raise UnknownToolError(self._quote(describe_unknown_tool(call.name, self._tools)))
         if fault := join_faults(find_bad_values(call.arguments)):
             raise BadArgumentsError(self._quote(f"{call.name}: {fault}"))
         try:

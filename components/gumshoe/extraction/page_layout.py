@@ -214,7 +214,7 @@ def join_hyphenated(pages: Sequence[str]) -> list[str]:
 
 
 def _join_lines(line: str, following: str, known: set[str]) -> tuple[str, str] | None:
-    """Return two lines with the divided word whole in the first one, or None if there is none."""
+    """Return two lines with the divided word whole in the first one, or None without a divided word."""
     last, first = _LAST_WORD.search(line), _FIRST_WORD.match(following)
     if last is None or first is None:
         return None

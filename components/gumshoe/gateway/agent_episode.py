@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gumshoe.environments.base import Unusable
 from gumshoe.environments.registry import FINAL_ANSWER
-from gumshoe.environments.tools import BadArgumentsError, Call, Toolbox, ToolError, UnknownToolError
+from gumshoe.environments.tools import (
+    BadArgumentsError,
+    Call,
+    Toolbox,
+    ToolError,
+    UnknownToolError,
+    describe_unknown_tool,
+)
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.gateway.agent_clock import AgentClock
 from gumshoe.gateway.conversation_tree import Conversation, ConversationTree
@@ -38,7 +45,6 @@ if TYPE_CHECKING:
 
 _FAILED = "the policy or a tool failed, so the episode ends here and will be run again"
 _MAX_TOKEN_CHARACTERS = 16  # per token of the context: several times those of any real text
-_MAX_NAME = 80  # characters of an unknown tool in a record
 _ANSWERED = "Error: the final answer was given, so nothing else can be called"
 
 
@@ -66,6 +72,7 @@ class AgentEpisode:
         self._tree = ConversationTree(sampler.chat)
         self._requested = Counter[bytes]()  # turns by the digest of their history
         self._running = self._tool_calls = self._call_ids = self._early_events = 0
+        self._noted = set[str]()  # unknown tools that the last turn called, whose mistakes are noted
         self._tool_lock = asyncio.Lock()  # environments are not made for several calls at once
         self._tool_task: asyncio.Task[str] | None = None  # event loops hold tasks only weakly
         self._limit: Literal["", "max turns", "context full"] = ""
@@ -265,9 +272,10 @@ class AgentEpisode:
     def _note_unknown_tools(self, calls: Sequence[Call], tools: Sequence[dict[str, Any]]) -> None:
         """Note calls of tools that the agent does not have. Most frameworks answer them without calling anything."""
         names = [each["function"]["name"] for each in tools]
+        self._noted = {call.name for call in calls} - set(names)
         for call in calls:
-            if call.name not in names:
-                self._note("unknown tool", f"there is no tool {call.name[:_MAX_NAME]!r}; there are {', '.join(names)}")
+            if call.name in self._noted:
+                self._note("unknown tool", describe_unknown_tool(call.name, names))
 
     def _note(self, kind: Unusable, detail: str) -> None:
         """Note a mistake in the last turn."""
@@ -334,7 +342,7 @@ class AgentEpisode:
             done.record.tool_errors += 1
             result = f"Error: {error}"
         except UnknownToolError as error:
-            if not any(each.turn == done.turns and each.kind == "unknown tool" for each in done.mistakes):
+            if call.name not in self._noted:
                 self._note("unknown tool", str(error))
             result = f"Error: {error}"
         except BadArgumentsError as error:

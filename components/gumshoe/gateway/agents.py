@@ -160,6 +160,6 @@ async def _run_openai_agent(agent: Any, task: AgentTask) -> Any:
     async with client:
         config = RunConfig(model_provider=OpenAIProvider(openai_client=client), tracing_disabled=True)
         own: dict[str, Any] = {"instructions": task.system_prompt} if agent.instructions is None else {}
-        if agent.tool_use_behavior == "run_llm_again":  # turns after the answer are of no use, and would be trained on
+        if agent.tool_use_behavior == "run_llm_again":  # turns after the answer are of no use
             own["tool_use_behavior"] = StopAtTools(stop_at_tool_names=[FINAL_ANSWER])
         return await Runner.run(agent.clone(**own), task.user_prompt, context=task, max_turns=None, run_config=config)

@@ -296,10 +296,15 @@ class VLLMPolicy:
             return await self._retry(request, conversation, error)
 
     async def _retry(
-        self, request: dict[str, Any], conversation: "VLLMConversation | None", first: _RetryableError | None
+        self, request: dict[str, Any], conversation: "VLLMConversation | None", error: _RetryableError
     ) -> Any:
-        """Return the answer to a request whose first attempt has failed."""
+        """Return the answer to a request whose first attempt has failed with an error.
+
+        Raises:
+            PolicyError: if the other attempts fail too.
+        """
         failures = tries = 0
+        first: _RetryableError | None = error
 
         def is_over(state: RetryCallState) -> bool:
             nonlocal failures, tries
@@ -423,7 +428,7 @@ class VLLMPolicy:
             model, (choice,) = answer["model"], answer["choices"]
             ids, prompt_ids = choice["token_ids"], choice["prompt_token_ids"]
             logprobs, finish = choice["logprobs"]["token_logprobs"], choice["finish_reason"]
-            if not (_are_ids(ids) and isinstance(prompt_ids, list) and isinstance(logprobs, list)):
+            if not (_are_ids(ids) and _are_ids(prompt_ids) and isinstance(logprobs, list)):
                 raise TypeError
         except (KeyError, TypeError, ValueError):
             raise PolicyError(

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from importlib.machinery import ModuleSpec
 from importlib.metadata import distributions
 from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 from gumshoe.plugins import find_module
@@ -28,7 +29,7 @@ def digest_code(settings: AgentSettings) -> str | None:
     script of a program, come with all files of the same kind (`*.py`, `*.js`) in their directory and below. Hidden
     directories, virtual environments and `node_modules` are left out.
     """
-    files = list(_take(_find_files(settings), MAX_FILES + 1))
+    files = list(islice(_find_files(settings), MAX_FILES + 1))
     if len(files) > MAX_FILES or not files:
         return None
     digest = hashlib.sha256(settings.word.encode())
@@ -46,11 +47,6 @@ def digest_packages() -> str:
     """Return a digest of the names and versions of all installed packages, among which are those that agents use."""
     found = sorted(f"{each.metadata['Name']}=={each.version}" for each in distributions())
     return hashlib.sha256("\n".join(found).encode()).hexdigest()
-
-
-def _take(files: Iterator[Path], most: int) -> Iterator[Path]:
-    for _, each in zip(range(most), files, strict=False):
-        yield each
 
 
 def _find_files(settings: AgentSettings) -> Iterator[Path]:

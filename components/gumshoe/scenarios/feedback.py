@@ -184,7 +184,7 @@ def _merge(group: list[FeedbackRecord], options: FeedbackOptions, found: Selecte
 
 
 def _choose_answer(answers: list[list[FeedbackRecord]], options: FeedbackOptions) -> list[FeedbackRecord] | None:
-    """Return the feedback with the answer that the options prefer, or None if there is none."""
+    """Return the feedback with the answer that the options prefer, or None if no feedback has one."""
     if len(answers) == 1:
         return answers[0]
     if options.contradictions == "newest":

@@ -103,7 +103,7 @@ def _in_utc(minutes: Meanings, zone: re.Match[str]) -> Meanings:
 
 
 def _read_offsets(zone: re.Match[str]) -> list[tuple[float, bool | None]]:
-    """Return the possible hours ahead of UTC, each with True for daylight saving time, or None if there is none."""
+    """Return the possible hours ahead of UTC, each with True for daylight saving time, or None without a time zone."""
     if zone["world"]:
         return [(0, None)]
     if zone["away"] and zone["short"] in ("UTC", "GMT"):

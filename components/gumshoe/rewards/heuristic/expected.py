@@ -1,4 +1,4 @@
-"""What a question leads to expect of the values in its answers: codes, the direction of a change, a bound, a share."""
+"""Read from a question which values its answer should have: codes, the direction of a change, a bound, a share."""
 
 import re
 from dataclasses import dataclass

@@ -88,7 +88,7 @@ def _are_opposites(one: str, other: str) -> bool:
 
 
 def find_denied(reference: NormalizedText, answer: NormalizedText, words: list[Word]) -> tuple[Word, Word] | None:
-    """Return a word of the reference and that of the answer with the opposite polarity; None if there is none.
+    """Return a word of the reference and that of the answer with the opposite polarity; None without such a pair.
 
     A word that either text has in both polarities is no contradiction. Neither is an opposite that compares two names,
     such as "before" and "after", which depends on their roles.

@@ -84,7 +84,7 @@ class Frame:
 
 
 def find_conflict(reference: NormalizedText, answer: NormalizedText) -> Conflict | None:
-    """Return the first conflict of roles between two texts; None if there is none, or the texts are long."""
+    """Return the first conflict of roles between two texts; None without a conflict, or if the texts are long."""
     is_long = len(reference.items) > _MAX_ITEMS or len(answer.items) > 2 * _MAX_ITEMS
     if is_long or reference.text.rstrip(". ").casefold() in answer.text.casefold():
         return None
