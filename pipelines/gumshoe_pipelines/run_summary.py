@@ -61,8 +61,9 @@ def print_summary(arguments: dict[str, Any], directory: Path) -> None:
         if text:
             out.print(f"{label + ':':9}{escape(text)}", soft_wrap=True)
     index = _link(directory / "index", _find_newest(directory, "ingest/index"))
+    agent = found.settings.get("agent", "") if found else ""
     out.print("\nTry next:")
-    for command, purpose in _suggest_commands(arguments, str(places["Report"]), index, run if found else None):
+    for command, purpose in _suggest_commands(arguments, str(places["Report"]), index, run if found else None, agent):
         out.print(f"  {escape(command)}  [dim]# {purpose}[/]", soft_wrap=True)
 
 
@@ -114,18 +115,21 @@ def _shorten(place: Path | str) -> str:
 
 
 def _suggest_commands(
-    arguments: dict[str, Any], page: str, index: str | None, version: str | None
+    arguments: dict[str, Any], page: str, index: str | None, version: str | None, agent: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield three commands to try next, with their purpose. `version` is that of the published adapter, if any."""
+    """Yield commands to try next, with their purpose.
+
+    `version` is that of the published adapter, if any, and `agent` the one that it was trained with, if any.
+    """
     opener = "open" if sys.platform == "darwin" else "xdg-open"
     yield shlex.join([opener, page]), "read the report, question by question"
     if version and index:
         own = ["--adapter", version, "--store", _shorten(arguments["store"]), "--index", index]
-        yield (
-            shlex.join(["gumshoe", "ask", "--scenarios", _shorten(arguments["scenarios"]), *own]),
-            "ask one of the questions",
-        )
-        yield shlex.join(["gumshoe", "serve", *own, "--open"]), "HTTP, MCP and a web page"
+        if not agent:  # the command has Gumshoe's own loop only
+            ask = ["gumshoe", "ask", "--scenarios", _shorten(arguments["scenarios"]), *own]
+            yield shlex.join(ask), "ask one of the questions"
+        runner = ["--agent", agent] if agent else []
+        yield shlex.join(["gumshoe", "serve", *own, *runner, "--open"]), "HTTP, MCP and a web page"
         return
     yield "gumshoe plan --help", "how long a longer training takes, and how much memory"
     yield "gumshoe pipeline run --help", "e.g. -p 'settings={optimizer.max_steps: 60}' to train longer"

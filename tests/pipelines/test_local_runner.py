@@ -70,9 +70,12 @@ def test_a_stopped_run_ends_all_processes_and_says_how_to_continue(
     assert local_runner.find_last_run(tmp_path, graph, arguments) is None
 
 
-@pytest.mark.parametrize(("after", "is_published"), [("+" * 38 + "--", True), ("+" * 19 + "-" * 21, False)])
+@pytest.mark.parametrize(
+    ("after", "is_published", "agent"),
+    [("+" * 38 + "--", True, ""), ("+" * 38 + "--", True, "mine.agent:graph"), ("+" * 19 + "-" * 21, False, "")],
+)
 def test_the_summary_has_the_comparison_the_verdict_and_what_to_do_next(
-    after: str, is_published: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    after: str, is_published: bool, agent: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gumshoe.evaluation.evaluation_step import decide_and_write, publish_report
     from gumshoe.evaluation.gate import GateSettings
@@ -92,7 +95,7 @@ def test_the_summary_has_the_comparison_the_verdict_and_what_to_do_next(
     store = Store(str(tmp_path / "store"))
     publish_report(measured, decision, store.uri, "r1")
     if is_published:
-        store.publish(measured, "adapters", "r1")
+        store.publish(measured, "adapters", "r1", settings={"agent": agent})
     index = tmp_path / "out" / "steps" / "train-agent-1" / "ingest" / "index"
     index.mkdir(parents=True)
     arguments = {"store": store.uri, "run": "r1", "scenarios": "questions.jsonl"}
@@ -109,11 +112,10 @@ def test_the_summary_has_the_comparison_the_verdict_and_what_to_do_next(
     assert (tmp_path / "out" / "index").resolve() == index
     assert all(len(line) <= 80 for line in printed.partition("Passed:")[0].splitlines()) or not is_published
     commands = printed.partition("Try next:\n")[2].splitlines()
-    assert len(commands) == 3
-    asked = (
-        f"gumshoe ask --scenarios questions.jsonl --adapter r1 --store {store.uri} --index {tmp_path / 'out' / 'index'}"
-    )
-    assert (asked in printed) == is_published
+    assert len(commands) == (2 if agent else 3)
+    options = f"--adapter r1 --store {store.uri} --index {tmp_path / 'out' / 'index'}"
+    assert (f"gumshoe ask --scenarios questions.jsonl {options}" in printed) == (is_published and not agent)
+    assert (f"gumshoe serve {options} --agent {agent} --open" in printed) == bool(agent)
 
 
 def test_a_run_without_a_report_has_no_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
