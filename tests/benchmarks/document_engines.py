@@ -2,7 +2,7 @@
 
     pip install lancedb chromadb bm25s rank-bm25 sqlite-vec usearch
     python -m tests.benchmarks.document_engines 5000
-    python -m tests.benchmarks.document_engines 500000    # two hours
+    python -m tests.benchmarks.document_engines 500000    # half an hour
 
 Engines that are not installed are left out. Vectors are those of SciFact by MiniLM, repeated with a little noise. The
 recall of an engine is the share of the true ten nearest neighbors that it finds, which is hard with a hundred noisy
