@@ -1,7 +1,7 @@
 """Architectures: sampling in this process and training compute what a plain forward pass of the model computes."""
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,18 +118,40 @@ def make_batch(turns: list[tuple[list[int], Completion]]) -> "tuple[torch.Tensor
 
 
 def compute_by_trainer(
-    model: Any, batch: "tuple[torch.Tensor, torch.Tensor, torch.Tensor]", *, has_prefix: bool
+    model: Any, batch: "tuple[torch.Tensor, torch.Tensor, torch.Tensor]", way: str
 ) -> "torch.Tensor":
-    """Return log-probabilities [episodes, keep] at temperature 0.7, as the trainer computes them."""
-    from gumshoe.training.grpo.logprobs import compute_logprobs, compute_logprobs_after_prefix
+    """Return log-probabilities [episodes, keep] at temperature 0.7, as the trainer computes them.
 
-    if has_prefix:
-        return compute_logprobs_after_prefix(model, *batch, len(PREFIX), 0.7)[0]
+    `way` is `sequences`, `trees`, or `beginning` for trees after the common beginning. The first two episodes and the
+    others are a group each.
+    """
+    import torch
 
-    def compute(ids: "torch.Tensor", labels: "torch.Tensor") -> Any:
-        return model(input_ids=ids, labels=labels, fused_lm_head=True)
+    from gumshoe.training.grpo.logprobs import compute_logprobs, compute_tree_logprobs, read_beginning
+    from gumshoe.training.grpo.passes import to_tree_rows
+    from gumshoe.training.grpo.token_trees import TokenTree, TreeBatch, TreeReader
 
-    return compute_logprobs(compute, *batch, 3)[0]
+    if way == "sequences":
+        return compute_logprobs(lambda ids, labels: model(input_ids=ids, labels=labels, fused_lm_head=True), *batch, 3)[
+            0
+        ]
+    reader = TreeReader.find(model, model)
+    assert reader is not None
+    ids, mask, counted = batch
+    keep = counted.shape[1]
+    previous = mask[:, :-keep].sum(1, keepdim=True) + torch.arange(keep) - 1
+    rows = to_tree_rows(ids, mask, counted, previous)
+    beginning = 0
+
+    def score(trees: Sequence[TokenTree]) -> "tuple[torch.Tensor, torch.Tensor]":
+        batch = TreeBatch.of(trees, ids.device)
+        found = model(**reader.arguments(batch, 0), shift_labels=batch.labels, fused_lm_head=True)
+        return found.log_probs, found.entropy
+
+    if way == "beginning":
+        beginning, score = read_beginning(model, reader, rows, 0.7)  # type: ignore[assignment]
+        assert beginning == len(PREFIX)
+    return compute_tree_logprobs(score, rows, [0, 0, 1, 1, 1], counted, 100, beginning)[0]
 
 
 def add_fused_head(model: Any) -> None:
@@ -164,8 +186,8 @@ def test_the_trainer_computes_the_logprobs_of_a_plain_forward_pass(name: str) ->
     wanted *= batch[2]
     add_fused_head(model)
     assert has_only_attention(model) == (name not in LINEAR_LAYERS)
-    for has_prefix in (False, True)[: 1 + has_only_attention(model)]:
-        found = compute_by_trainer(model, batch, has_prefix=has_prefix)
+    for way in ("sequences", "trees", "beginning")[: 3 if has_only_attention(model) else 1]:
+        found = compute_by_trainer(model, batch, way)
         torch.testing.assert_close(found, wanted, rtol=0, atol=NATS)
 
 
@@ -183,7 +205,9 @@ def test_adapters_train_and_sample_alike(name: str) -> None:
     for _ in range(2):
         turns = run_conversations(model)
         check_turns(model, turns)
-        logprobs = compute_by_trainer(model, make_batch(turns[:5]), has_prefix=has_only_attention(model))
+        logprobs = compute_by_trainer(
+            model, make_batch(turns[:5]), "beginning" if has_only_attention(model) else "sequences"
+        )
         logprobs.sum().backward()  # type: ignore[no-untyped-call]
         assert all(
             value.grad is not None and value.grad.abs().sum() > 0 for each, value in trained.items() if "_B" in each

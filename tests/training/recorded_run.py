@@ -72,8 +72,8 @@ def comparison(number: int, *, difference: float = 0.001, rejected: bool = False
 def record_step(directory: Path, step: int, attempt: int, groups: list[list[Trajectory]], **more: Any) -> None:
     """Record a step. The last of three groups is flat: it is scored, and not trained on."""
     from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch, ScoredGroup
+    from gumshoe.training.grpo.sampler_check import StepMetrics
     from gumshoe.training.grpo.step_summary import episode_records, step_record
-    from gumshoe.training.grpo.trainer import StepMetrics
 
     found = RolloutBatch(2, draws=1, seconds=20.0)
     for members in groups:

@@ -73,7 +73,7 @@ class LossBench:
         more |= {"gradient_checkpointing": not shares_prefix, "temperature": TEMPERATURE, "learning_rate": 0.05}
         self.bench: TrainerBench = make_bench(place, [every] * len(CASES), num_iterations=2, **more)
         self.trainer, self.hooks = self.bench.trainer, self.bench.hooks
-        assert self.trainer._shares_prefix == shares_prefix
+        assert self.trainer._shares_beginning == shares_prefix
         config = deepcopy(self.trainer.model.peft_config["default"])
         self.reference: Any = get_peft_model(random_model(len(tokenizer()), 1), config).double().eval()
         self.weights = {name: each.detach().clone() for name, each in self.bench.parameters().items()}

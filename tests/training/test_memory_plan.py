@@ -109,7 +109,7 @@ class TestByHand:
             known = of(lora__rank="8", **flags)
             return estimate_pass(tiny, known, CPU, TrainingPass(1, 1000, 100))[0]
 
-        layer = 1000 * layer_activations(tiny, of(lora__rank="8"), CPU, 1000)
+        layer = 1000 * layer_activations(tiny, of(lora__rank="8"), CPU)
         plain = {"model__gradient_checkpointing": "false"}
         assert kept(**plain) - kept(**plain, lora__layers="1") == 3 * layer
         assert kept(lora__layers="1") == kept()
@@ -122,12 +122,12 @@ class TestByHand:
 
     def test_activations_of_a_layer(self, tiny: ModelShape) -> None:
         small = of(lora__rank="8", model__gradient_checkpointing="false")
-        norms, mask = 2 * 4 * 192, 1000
-        of_32_bits = norms + 4 * 4 * 192 + 4 * 6 + 4 * mask + 4 * 3 * 512 + 4 * 8 * 7 + 4 * (192 + 192 + 512)
-        assert layer_activations(tiny, small, CPU, 1000) == of_32_bits
+        norms = 2 * 4 * 192
+        of_32_bits = norms + 4 * 4 * 192 + 4 * 6 + 4 * 3 * 512 + 4 * 8 * 7 + 4 * (192 + 192 + 512)
+        assert layer_activations(tiny, small, CPU) == of_32_bits
         copies = 2 * (3 * 192 + 192 + 2 * 192 + 512)
-        of_16_bits = norms + 2 * 4 * 192 + 4 * 6 + 2 * mask + 2 * 3 * 512 + 2 * 8 * 7 + copies
-        assert layer_activations(tiny, small, GPU, 1000) == of_16_bits
+        of_16_bits = norms + 2 * 4 * 192 + 4 * 6 + 2 * 3 * 512 + 2 * 8 * 7 + copies
+        assert layer_activations(tiny, small, GPU) == of_16_bits
 
     def test_keys_and_values_of_a_token(self, tiny: ModelShape, large: ModelShape) -> None:
         assert kv_bytes(tiny, 4, 1) == 4 * 2 * 3 * 32 * 4

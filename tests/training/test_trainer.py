@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from datetime import date
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -223,12 +222,23 @@ def step(groups: int = 2, turn_returns: Any = ((), ())) -> RolloutBatch:
 @pytest.mark.parametrize(("size", "passes"), [(1, 4), (2, 2)])
 def test_passes_of_similar_lengths_save_tokens(tmp_path: Path, size: int, passes: int) -> None:
     bench = make_bench_with_passes(tmp_path, step(), size, passes)
+    bench.trainer._tree_reader = None
     seen = bench.train_and_count_tokens()
     every = [each for group in bench.given[0].groups for each in group.trajectories]
     every.sort(key=lambda each: len(each.ids), reverse=True)
     longest = [size * len(each.ids) for each in every[::size]]
     assert seen[True][-passes:] == longest, "the longest first"
-    assert seen[False][-2 * passes :] == longest * 2, "old log-probabilities and those of the reference"
+    assert seen[False][-passes:] == longest, "those of the reference"
+
+
+@pytest.mark.parametrize(("size", "passes", "tokens"), [(1, 4, [24, 24, 24, 16]), (2, 2, [48, 32]), (4, 1, [32, 48])])
+def test_token_trees_fill_passes_up_to_the_tokens_of_whole_episodes(
+    tmp_path: Path, size: int, passes: int, tokens: list[int]
+) -> None:
+    """The trees of the groups have 42 and 25 tokens, and are padded to multiples of 8."""
+    bench = make_bench_with_passes(tmp_path, step(), size, passes)
+    seen = bench.train_and_count_tokens()
+    assert seen[True][4:] == tokens, "after those of the bench, one for each episode"
 
 
 def make_warm_bench(tmp_path: Path, steps: int) -> TrainerBench:
@@ -283,9 +293,15 @@ def test_logged_numbers_do_not_depend_on_passes(tmp_path: Path) -> None:
         assert logged[2] == pytest.approx(logged[0], rel=1e-3)
 
 
-def test_a_missing_group_costs_almost_nothing(tmp_path: Path) -> None:
-    seen = make_bench_with_passes(tmp_path, step(1), 2, 2).train_and_count_tokens()
-    assert seen[True][-1] == 2 * 2
+@pytest.mark.parametrize("reads_trees", [True, False])
+def test_a_missing_group_costs_almost_nothing(tmp_path: Path, reads_trees: bool) -> None:
+    bench = make_bench_with_passes(tmp_path, step(1), 2, 2)
+    if reads_trees:
+        alone = make_bench_with_passes(tmp_path, RolloutBatch(1, groups=step(1).groups, scored=step(1).groups), 2, 1)
+        assert sum(bench.train_and_count_tokens()[True]) == sum(alone.train_and_count_tokens()[True])
+    else:
+        bench.trainer._tree_reader = None
+        assert bench.train_and_count_tokens()[True][-1] == 2 * 2
 
 
 def test_turn_advantages_do_not_depend_on_passes(tmp_path: Path) -> None:
@@ -303,7 +319,7 @@ def test_turn_advantages_do_not_depend_on_passes(tmp_path: Path) -> None:
 def test_passes_stay_mixed_if_the_loss_is_a_mean_over_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gumshoe.training.grpo import trainer
 
-    monkeypatch.setattr(trainer, "sort_by_length", None)
+    monkeypatch.setattr(trainer, "fill_by_group", None)
     make_bench_with_passes(tmp_path, step(), 2, 2, algorithm="bnpo").trainer.train()
     with pytest.raises(TypeError):
         make_bench_with_passes(tmp_path, step(), 2, 2, algorithm="dapo").trainer.train()
@@ -379,20 +395,46 @@ def test_off_policy_groups_are_dropped(tmp_path: Path) -> None:
 def test_one_off_policy_episode_drops_its_group(difference: float) -> None:
     import torch
 
-    from gumshoe.training.grpo.trainer import AgentTrainer, StepMetrics
+    from gumshoe.training.grpo.sampler_check import StepMetrics, compare_episodes
 
-    trainer: Any = SimpleNamespace(
-        num_generations=GENERATIONS,
-        accelerator=SimpleNamespace(gather=lambda each: each),
-        _hooks=SimpleNamespace(most_difference=0.5, latest=StepMetrics()),
-    )
     ones, sampled = torch.ones(4, 3, dtype=torch.long), torch.full((4, 3), -1.0)
     batch = dict.fromkeys(("prompt_mask", "completion_mask", "tool_mask"), ones)
-    batch |= {"sampling_per_token_logps": sampled, "old_per_token_logps": sampled.clone()}
-    batch["old_per_token_logps"][1] += difference
-    AgentTrainer._drop_off_policy_groups(trainer, batch)
-    assert batch["tool_mask"].sum(1).tolist() == [0, 0, 3, 3]
-    assert trainer._hooks.latest.off_policy == 1
+    batch |= {"sampling_per_token_logps": sampled}
+    logprobs = sampled.clone()
+    logprobs[1] += difference
+    metrics = StepMetrics()
+    assert metrics.record(compare_episodes(batch, logprobs).tolist(), GENERATIONS, 0.5) == [0]
+    assert (metrics.off_policy, metrics.trainable, metrics.tokens, metrics.is_skipped) == (1, 6, 24, False)
+    assert [each.rejected for each in metrics.comparisons] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("shift", ["first_shift", "shift"])
+@pytest.mark.parametrize(("size", "passes"), [(1, 4), (2, 2), (4, 1)])
+def test_a_check_in_the_loss_has_the_same_outcome_as_one_before_it(
+    tmp_path: Path, size: int, passes: int, shift: str
+) -> None:
+    """With a group of another policy, which a pass after others may find, and without one."""
+    import torch
+
+    found = []
+    for checks_in_loss in (True, False):
+        bench = make_bench_with_passes(tmp_path, step(), size, passes)
+        bench.trainer._checks_in_loss = checks_in_loss
+        setattr(bench, shift, -0.6 if shift == "first_shift" else 0.01)
+        seen = bench.train_and_count_tokens()
+        (logged, _) = bench.trainer.state.log_history
+        found.append((bench.gradients[0], logged, bench.hooks.latest, sum(seen[False])))
+    (gradients, logged, metrics, tokens), (others, logged_before, metrics_before, tokens_before) = found
+    torch.testing.assert_close(gradients, others, rtol=1e-4, atol=1e-7)
+    for name in ("loss", "kl", "entropy"):
+        assert logged[name] == pytest.approx(logged_before[name], rel=1e-4, abs=1e-7)
+    assert metrics.off_policy == metrics_before.off_policy == (shift == "first_shift")
+    assert metrics.trainable == metrics_before.trainable
+    assert [each.model_dump() for each in metrics.comparisons] == [
+        pytest.approx(each.model_dump(), rel=1e-4, abs=1e-6) for each in metrics_before.comparisons
+    ]
+    if shift == "shift":
+        assert tokens < tokens_before, "there was no pass before the loss"
 
 
 def test_ratios_above_and_below_1_do_not_cancel_out(tmp_path: Path) -> None:

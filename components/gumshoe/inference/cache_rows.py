@@ -37,18 +37,10 @@ def make_cache(model: Any) -> Any:
 
 def is_supported(model: Any) -> bool:
     """Return True if rows of a model's cache can be taken out and joined, and the model continues from them."""
-    kinds = _layer_types(model)
+    kinds = layer_types(model)
     if not kinds <= set(_SUPPORTED) or not any(issubclass(kind, _ATTENTION) for kind in kinds):
         return False
     return kinds <= set(_ATTENTION) or _reads_states(model)
-
-
-def _layer_types(model: Any) -> set[type]:
-    """Return the types of the layers of a model's cache; an empty set if DynamicCache does not know one of them."""
-    try:
-        return {type(layer) for layer in make_cache(model).layers}
-    except (KeyError, AttributeError, TypeError):
-        return set()
 
 
 @torch.inference_mode()
@@ -86,14 +78,22 @@ def _has_state(layer: Any, name: str) -> bool:
     return any(each is not None for each in getattr(layer, name, {}).values())
 
 
+def layer_types(model: Any) -> set[type]:
+    """Return the types of the layers of a model's cache; an empty set if DynamicCache does not know one of them."""
+    try:
+        return {type(layer) for layer in make_cache(model).layers}
+    except (KeyError, AttributeError, TypeError):
+        return set()
+
+
 def has_only_full_attention(model: Any) -> bool:
     """Return True if all layers of a model attend to the whole sequence, so that rows can have gaps between tokens."""
-    return _layer_types(model) == {DynamicLayer}
+    return layer_types(model) == {DynamicLayer}
 
 
 def has_only_attention(model: Any) -> bool:
     """Return True if all layers of a model attend to earlier tokens, to all or to the last ones."""
-    return bool(kinds := _layer_types(model)) and kinds <= set(_ATTENTION)
+    return bool(kinds := layer_types(model)) and kinds <= set(_ATTENTION)
 
 
 def take_row(layer: Any, row: int, length: int) -> Any:

@@ -56,8 +56,8 @@ class TokenBatch:
     """[E, T]: 1 for each token that is trained on, else 0."""
     step_tokens: "Tensor"
     """Number of tokens that are trained on in an optimizer step, divided by the number of trainer processes."""
-    passes: int
-    """Passes of an optimizer step."""
+    passes: float
+    """Episodes of an optimizer step, divided by those of this pass."""
     max_length: int
     """Maximum number of completion tokens of an episode."""
 

@@ -1,8 +1,8 @@
-"""Compute the log-probabilities of completions without padding all of them to the longest.
+"""Compute the log-probabilities of completions, each different token once and with little padding.
 
-Episodes differ a lot in length, so episodes of similar length go through the model together. All prompts start with
-the same instructions and tools. On small models this prefix costs more than the tokens that are trained on, so it can
-go through the model once for all episodes.
+Episodes of a group share many tokens, so their trees go through the model (see `token_trees`). On small models the
+instructions and tools, with which all prompts start, cost more than the tokens that are trained on: on a CPU, they go
+through the model once for all groups. A model that cannot read trees gets whole sequences of similar length.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,10 +13,23 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from gumshoe.inference.cache_rows import make_cache, repeat_row
+from gumshoe.training.grpo.token_trees import (
+    IGNORED,
+    Forest,
+    TokenTree,
+    TreeBatch,
+    TreeReader,
+    TreeRow,
+    build_tree,
+    common_beginning,
+    gather_counted,
+    group_alike,
+)
 
-_MIN_PREFIX = 32  # tokens; a shorter common prefix is not worth a pass of its own
-_MAX_LENGTH_RATIO = 1.25  # longest to shortest sequence of a batch
-_IGNORED = -100  # label of tokens without a log-probability
+ScoreTrees = Callable[[Sequence[TokenTree]], tuple[torch.Tensor, torch.Tensor]]
+"""Return log-probabilities and entropies of the labels of trees, both [trees, tokens], 0 elsewhere."""
+_MIN_BEGINNING = 32  # tokens; a shorter common beginning is not worth a pass of its own
+_MAX_SIZE_RATIO = 1.25  # largest to smallest tree of a forward pass
 
 
 def compute_logprobs(
@@ -45,13 +58,13 @@ def compute_logprobs(
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
     for part in torch.split(order, size):
         ids = pad_sequence([rows[row] for row in part.tolist()], batch_first=True)
-        labels = torch.full_like(ids, _IGNORED)
+        labels = torch.full_like(ids, IGNORED)
         for place, row in enumerate(part.tolist()):
             end = len(rows[row])
             own = slice(end - lengths[row], end)
-            labels[place, own] = ids[place, own].where(counted[row, : lengths[row]], _IGNORED)
+            labels[place, own] = ids[place, own].where(counted[row, : lengths[row]], IGNORED)
         output = compute(ids, labels)
-        asked, blank = labels[:, 1:] != _IGNORED, torch.zeros(counted[part].shape, device=ids.device)
+        asked, blank = labels[:, 1:] != IGNORED, torch.zeros(counted[part].shape, device=ids.device)
         logprobs, entropies = (
             blank.masked_scatter(counted[part], each[asked].float()) for each in (output.log_probs, output.entropy)
         )
@@ -61,110 +74,77 @@ def compute_logprobs(
     return logprobs, entropies
 
 
-def sort_by_length(passes: Sequence[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
-    """Redistribute the episodes over passes (TRL's batches) by length, with the longest in the first pass."""
-    lengths = torch.cat([each["prompt_mask"].sum(1) + each["completion_mask"].sum(1) for each in passes])
-    parts = lengths.argsort(descending=True, stable=True).chunk(len(passes))
-    shared = [dict(each) for each in passes]
-    for name, value in passes[0].items():
-        if value.ndim:  # scalars belong to the whole step
-            every = torch.cat([each[name] for each in passes])
-            for each, rows in zip(shared, parts, strict=True):
-                each[name] = every[rows]
-    return shared
-
-
-def common_prefix_length(input_ids: torch.Tensor, attention_mask: torch.Tensor, keep: int) -> int:
-    """Return the number of tokens that all prompts start with; 0 if it is too small to be worth a pass of its own.
-
-    The last token of a prompt is never counted, because the first token of the completion is predicted from it.
-
-    `input_ids` and `attention_mask` are [episodes, tokens]: prompts padded on the left, then `keep` columns of
-    completions padded on the right.
-    """
-    prompts = [row[mask.bool()] for row, mask in zip(input_ids[:, :-keep], attention_mask[:, :-keep], strict=True)]
-    shortest = min(len(each) for each in prompts)
-    if shortest <= _MIN_PREFIX:
-        return 0
-    same = torch.stack([each[: shortest - 1] == prompts[0][: shortest - 1] for each in prompts]).all(0)
-    length = int(same.long().cumprod(0).sum())
-    return length if length >= _MIN_PREFIX else 0
-
-
-def compute_logprobs_after_prefix(
-    model: Any,
-    input_ids: torch.Tensor,
-    attention_mask: torch.Tensor,
-    counted: torch.Tensor,
-    prefix: int,
-    temperature: float,
+def compute_tree_logprobs(
+    score: ScoreTrees,
+    rows: Sequence[TreeRow],
+    groups: Sequence[int],
+    like: torch.Tensor,
+    width: int,
+    beginning: int = 0,
+    *,
+    at_once: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return log-probabilities and entropies at a temperature, both [episodes, keep], in nats.
+    """Return log-probabilities and entropies of rows, both in the shape of `like` [rows, keep], in nats.
 
-    The first `prefix` tokens of all prompts go through the model once, which must have attention layers only. Values
-    and gradients are those of the whole sequences. Both results are 0 for tokens that are not in `counted`
-    [episodes, keep], and after the end of a completion.
+    Both are 0 for tokens that are not counted. `groups` has the group of each row, and `width` is the number of
+    dimensions of the model. Trees of similar size are scored together, or all `at_once`: never more tokens than padded
+    rows have. They do not contain the first `beginning` tokens, which all rows that count have in common.
     """
-    keep = counted.shape[1]
-    rows = [ids[mask.bool()] for ids, mask in zip(input_ids, attention_mask, strict=True)]
-    lengths = attention_mask[:, -keep:].sum(1).tolist()
-    counted = counted.bool() & attention_mask[:, -keep:].bool()
+    counted = [number for number, row in enumerate(rows) if any(row.counted)] or [0]
+    forest = Forest(beginning, width)
+    for number in counted:
+        forest.add(number, rows[number], groups[number])
+    trees, numbers = forest.finish()
+    if at_once and len(trees) * max(len(each.ids) for each in trees) > len(rows) * max(len(row.ids) for row in rows):
+        trees, numbers = [build_tree(rows[each], beginning) for each in counted], [[each] for each in counted]
+    scored = dict[int, tuple[torch.Tensor, torch.Tensor]]()
+    for alike in [range(len(trees))] if at_once else group_alike(trees, _MAX_SIZE_RATIO):
+        found = score([trees[each] for each in alike])
+        scored.update(zip(alike, zip(*found, strict=True), strict=True))
+    logprobs, entropies = zip(*(scored[each] for each in range(len(trees))), strict=True)
+    return gather_counted(trees, logprobs, numbers, like), gather_counted(trees, entropies, numbers, like)
+
+
+def read_beginning(
+    model: Any, reader: TreeReader, rows: Sequence[TreeRow], temperature: float
+) -> tuple[int, ScoreTrees]:
+    """Let a model read the common beginning of all rows that count, and return its length and what scores the rest.
+
+    Only counted tokens get logits. Values and gradients are those of whole sequences, at a temperature.
+    """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model  # without autocast around it
-    prefix_cache = make_cache(base)
-    base.get_decoder()(input_ids=rows[0][None, :prefix], past_key_values=prefix_cache, use_cache=True)
-    by_row: dict[int, torch.Tensor] = {}  # logits that predict the counted tokens, [tokens, vocabulary]
-    for alike in _group_by_length([len(row) - prefix for row in rows]):
-        places = []
-        for row in alike:
-            end = len(rows[row]) - prefix - 1
-            own = torch.arange(end - lengths[row], end, device=input_ids.device)
-            places.append(own[counted[row, : lengths[row]]])
-        found = _run_continuations(base, prefix_cache, [rows[row][prefix:] for row in alike], prefix, places)
-        by_row.update(zip(alike, torch.split(found, [len(each) for each in places]), strict=True))
-    logits = torch.cat([by_row[row] for row in range(len(rows))]).float() / temperature
-    logprobs = logits.log_softmax(-1)
-    chosen = logprobs.gather(1, input_ids[:, -keep:][counted][:, None])[:, 0]
-    with torch.no_grad():
-        spread = -(logprobs.exp() * logprobs).sum(-1)
-    blank = torch.zeros(counted.shape, dtype=chosen.dtype, device=chosen.device)
-    return blank.masked_scatter(counted, chosen), blank.masked_scatter(counted, spread)
+    counted = [row for row in rows if any(row.counted)] or rows[:1]
+    beginning, cache = common_beginning(counted), None
+    if beginning >= _MIN_BEGINNING:
+        cache = make_cache(base)
+        first = torch.tensor([counted[0].ids[:beginning]], device=base.device)
+        base.get_decoder()(input_ids=first, past_key_values=cache, use_cache=True)
+    else:
+        beginning = 0
 
+    def score(trees: Sequence[TokenTree]) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = TreeBatch.of(trees, base.device)
+        given = reader.arguments(batch, beginning, cache)
+        if cache is not None:
+            given["past_key_values"] = make_cache(base)
+            given["past_key_values"].layers = [repeat_row(layer, len(trees)) for layer in cache.layers]
+        asked = batch.labels != IGNORED
+        with _at(base.get_output_embeddings(), asked):
+            logits = base(**given, use_cache=cache is not None).logits  # scaled and capped as the architecture does
+        logprobs = (logits.float() / temperature).log_softmax(-1)
+        chosen = logprobs.gather(1, batch.labels[asked][:, None])[:, 0]
+        with torch.no_grad():
+            spread = -(logprobs.exp() * logprobs).sum(-1)
+        blank = torch.zeros(asked.shape, dtype=chosen.dtype, device=chosen.device)
+        return blank.masked_scatter(asked, chosen), blank.masked_scatter(asked, spread)
 
-def _group_by_length(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Yield the indices of sequences in groups of similar length, because padding costs as much as tokens."""
-    part: list[int] = []
-    for place in sorted(range(len(lengths)), key=lambda each: lengths[each]):
-        if part and lengths[place] > _MAX_LENGTH_RATIO * lengths[part[0]]:
-            yield part
-            part = []
-        part.append(place)
-    yield part
-
-
-def _run_continuations(
-    model: Any,
-    prefix_cache: Any,
-    continuations: Sequence[torch.Tensor],
-    prefix: int,
-    places: Sequence[torch.Tensor],
-) -> torch.Tensor:
-    """Return the logits [tokens, vocabulary] at some places of several continuations of one prefix."""
-    cache = make_cache(model)
-    cache.layers = [repeat_row(layer, len(continuations)) for layer in prefix_cache.layers]
-    ids = pad_sequence(list(continuations), batch_first=True)  # no place attends to the padding on the right
-    rows = torch.cat([torch.full_like(each, row) for row, each in enumerate(places)])
-    positions = torch.arange(prefix, prefix + ids.shape[1], device=ids.device)[None]
-    with _at(model.get_output_embeddings(), rows, torch.cat(list(places))):
-        logits: torch.Tensor = model(
-            input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True
-        ).logits  # scaled and capped as the architecture does
-    return logits
+    return beginning, score
 
 
 @contextmanager
-def _at(head: torch.nn.Module, rows: torch.Tensor, places: torch.Tensor) -> Iterator[None]:
-    """Let a model compute logits [tokens, vocabulary] for these tokens only, in the block."""
-    handle = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][rows, places],))
+def _at(head: torch.nn.Module, asked: torch.Tensor) -> Iterator[None]:
+    """Let a model compute logits [tokens, vocabulary] only for the tokens that `asked` selects, in the block."""
+    handle = head.register_forward_pre_hook(lambda _, inputs: (inputs[0][asked],))
     try:
         yield
     finally:

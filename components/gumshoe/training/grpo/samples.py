@@ -80,12 +80,10 @@ def to_samples(
     train_on_tool_tokens: bool = False,
     weighting: SegmentWeighting = "share",
     mask_truncated: bool = False,
-    alike: bool = False,
 ) -> list[TrainingSample]:
     """Return the samples of a step, group by group, with the advantages of the algorithm.
 
-    A missing group is replaced by samples without trained tokens. With `alike`, these have the same prompt as the first
-    sample.
+    A missing group is replaced by samples without trained tokens.
     """
     samples: list[TrainingSample] = []
     for group, advantages in zip(found.groups, turn_advantages(found, algorithm), strict=True):
@@ -96,8 +94,7 @@ def to_samples(
                 else _empty_sample(list(trajectory.spans[0].ids) if trajectory.spans else [filler], filler, reward)
             )
     missing = found.wanted - len(found.groups)
-    prompt = samples[0].prompt_ids if samples and alike else [filler]
-    return [*samples, *[_empty_sample(prompt, filler, None)] * (missing * generations)]
+    return [*samples, *[_empty_sample([filler], filler, None)] * (missing * generations)]
 
 
 def _empty_sample(prompt: list[int], filler: int, reward: float | None) -> TrainingSample:

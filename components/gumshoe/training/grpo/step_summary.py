@@ -16,7 +16,7 @@ from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch
 from gumshoe.training.records import StepRecord, share_of_reasons
 
 if TYPE_CHECKING:
-    from gumshoe.training.grpo.trainer import StepMetrics
+    from gumshoe.training.grpo.sampler_check import StepMetrics
 
 _SHARES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
 

@@ -4,10 +4,10 @@ Invariants: tokens are exactly those that the policy saw and sampled. Tokens of 
 loss, except in mode `rollout`. A group is dropped if the sampler's log-probabilities do not match the trainer's.
 """
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -15,48 +15,30 @@ import trl.import_utils as trl_imports
 from torch.nn.utils.rnn import pad_sequence
 
 from gumshoe.errors import UnavailableError
-from gumshoe.inference.cache_rows import has_only_attention
 from gumshoe.training.algorithms.algorithm import Algorithm, TokenBatch
-from gumshoe.training.episode_records import SampledComparison
-from gumshoe.training.grpo.logprobs import (
-    common_prefix_length,
-    compute_logprobs,
-    compute_logprobs_after_prefix,
+from gumshoe.training.grpo.logprobs import compute_logprobs, compute_tree_logprobs, read_beginning
+from gumshoe.training.grpo.passes import (
+    fill_by_group,
+    loss_mask,
+    sort_by_group,
     sort_by_length,
+    to_tree_rows,
+    whole_rows,
 )
 from gumshoe.training.grpo.rollout_collector import RolloutBatch
+from gumshoe.training.grpo.sampler_check import StepMetrics, compare_episodes, difference_to_sampler
 from gumshoe.training.grpo.samples import SegmentWeighting, TrainingSample, to_samples
 from gumshoe.training.grpo.segments import has_segments, to_sequences
+from gumshoe.training.grpo.token_trees import TokenTree, TreeBatch, TreeReader, TreeRow
 from gumshoe.training.launch.rendezvous import run_in_main
 
 trl_imports.is_vllm_available = lambda min_version=None: False  # noqa: ARG005 - or TRL imports vLLM: 2 s and 100 MB
 from trl import GRPOTrainer  # noqa: E402
+from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 
+_LOGGED = ("entropy", "clip_ratio", "kl")  # means over the trained tokens of a step
 Rows = dict[str, list[Any]]
 """A batch as TRL takes it: each list has one entry per episode."""
-
-
-@dataclass(slots=True)
-class StepMetrics:
-    """Statistics of a step's tokens, collected by the trainer."""
-
-    uses: int = 0
-    """Optimizer steps that used these episodes so far."""
-    trainable: int = 0
-    """Number of tokens that are trained on."""
-    tokens: int = 0
-    """Number of tokens that went through the model."""
-    off_policy: int = 0
-    """Number of groups with an episode that another policy sampled."""
-    ratio: float = 1.0
-    """Mean importance ratio of trainer to sampler over sampled tokens, each at most 1: 1 minus the total variation
-    distance between the two."""
-    difference: float = 0.0
-    """Mean absolute difference of their log-probabilities, in nats per token."""
-    is_skipped: bool = False
-    """No group was left, so the weights did not change."""
-    comparisons: list[SampledComparison] = field(default_factory=list)
-    """Comparison of sampler and trainer for each sample of the step, in their order."""
 
 
 def _given_reward(reward: list[float | None], **_: Any) -> list[float | None]:
@@ -100,23 +82,33 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
                 **arguments,
             )
         self._hooks = hooks
-        # With this, TRL publishes the weights before a step's rollouts, and corrects for differences between sampler
-        # and trainer by importance sampling.
-        self.use_vllm = True
+        self.use_vllm = True  # with this, TRL publishes the weights before a step's rollouts
+        self.vllm_importance_sampling_correction = False  # TRL's needs log-probabilities before the loss
         self._last_loaded_step = -1
         self.vllm_generation = _WeightSync(hooks.publish)
         self._token_advantages: list[list[float]] = []
         self._previous = torch.zeros(0, 0, dtype=torch.long)  # [episodes, completion tokens], as the loss mask
         self._loss_mask = torch.zeros(0, 0)  # [episodes, completion tokens]: of the next forward pass
+        self._groups = torch.zeros(0, dtype=torch.long)  # [episodes], as the loss mask
+        self._compared: dict[int, list[float]] = {}  # of the step so far, by the number of the episode
+        self._losses = 0.0  # of the passes of the step so far
+
+    @cached_property
+    def _tree_reader(self) -> TreeReader | None:
+        """How the model reads the token trees of groups; None if it takes whole sequences.
+
+        It is found at the first use: sharded weights are there only if all processes call the wrapped model.
+        """
+        with self.accelerator.autocast():
+            return TreeReader.find(self.model, self.model_wrapped)
 
     @property
-    def _shares_prefix(self) -> bool:
-        """True if the common prefix of all prompts goes through the model once: on a CPU, where it costs the most."""
+    def _shares_beginning(self) -> bool:
+        """True if the common beginning of all groups goes through the model once: on a CPU, where it costs the most."""
         return (
             self.accelerator.num_processes == 1  # several processes wrap the model, and must call it as a whole
             and self.accelerator.device.type == "cpu"
             and not self.args.gradient_checkpointing
-            and has_only_attention(self.model)
         )
 
     def _roll_out(self, prompts: Sequence[Any]) -> Rows:
@@ -129,6 +121,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         self._token_advantages = [row.advantages for row in rows]
         self._loss_mask = pad_sequence([torch.tensor(row.mask) for row in rows], batch_first=True)
         self._previous = pad_sequence([torch.tensor(row.previous) for row in rows], batch_first=True)
+        self._groups = torch.arange(first, first + len(rows)) // self.num_generations
         return {
             "prompt_ids": [row.prompt_ids for row in rows],
             "completion_ids": [row.completion_ids for row in rows],
@@ -149,15 +142,48 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             train_on_tool_tokens=self._hooks.train_on_tool_tokens,
             weighting=self._hooks.segments,
             mask_truncated=self._hooks.mask_truncated,
-            alike=self._shares_prefix,
         )
+
+    @cached_property
+    def _checks_in_loss(self) -> bool:
+        """True if episodes are checked with the log-probabilities of their loss, and so need no pass before it.
+
+        These must be what the episodes were sampled with: without dropout, and used for one optimizer step. If the
+        check fails, the gradients so far are discarded, which must be those of a single process without shards.
+        """
+        arguments, is_sharded = self.args, self.is_deepspeed_enabled or self.is_fsdp_enabled
+        passes = arguments.steps_per_generation
+        is_used_once = self.num_iterations == 1 and passes == arguments.gradient_accumulation_steps
+        return self.accelerator.num_processes == 1 and not is_sharded and is_used_once and not _has_dropout(self.model)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
+        device = batch["completion_ids"].device
         batch["advantages"] = _pad(self._token_advantages, batch["completion_ids"])
-        batch["previous"] = self._previous.to(batch["completion_ids"].device)
-        self._drop_off_policy_groups(batch)
+        batch["previous"], batch["group"] = self._previous.to(device), self._groups.to(device)
+        batch["episode"] = torch.arange(len(self._groups), device=device)
+        self._compared, self._losses = {}, 0.0
+        if self._checks_in_loss:
+            batch["num_items_in_batch"] = loss_mask(batch).sum()
+            self._hooks.latest.is_skipped = not batch["num_items_in_batch"]
+        else:
+            if "old_per_token_logps" not in batch:  # TRL computes them if a batch is used several times
+                batch["old_per_token_logps"] = self._compute_old_logprobs(batch)
+            self._drop_off_policy_groups([batch])
         return batch
+
+    @torch.no_grad()
+    def _compute_old_logprobs(self, batch: dict[str, Any]) -> torch.Tensor:
+        """Return the log-probabilities of a batch under the current weights, [episodes, completion tokens]."""
+        self._set_rows(batch)
+        keep, size = batch["completion_ids"].size(1), self.args.per_device_train_batch_size
+        with disable_gradient_checkpointing(self.model, self.args.gradient_checkpointing_kwargs):
+            found, *_ = self._get_per_token_logps_and_entropies(self.model, *whole_rows(batch), keep, size)
+        return found
+
+    def _set_rows(self, batch: dict[str, Any]) -> None:
+        """Set what the next forward pass has to know of its rows."""
+        self._loss_mask, self._previous, self._groups = loss_mask(batch), batch["previous"], batch["group"]
 
     def _get_per_token_logps_and_entropies(
         self,
@@ -169,11 +195,10 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         compute_entropy: bool = False,
         **more: Any,
     ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-        """Compute log-probabilities and entropies as TRL does, with five differences.
+        """Compute log-probabilities and entropies as TRL does, with three differences.
 
-        Dropout is off if no gradient is needed. Padding is only as long as the batch requires. Tokens that are not
-        trained on are skipped and get 0. On a CPU, the common prefix of the prompts goes through the model once. The
-        segments of an episode go through the model as sequences of their own.
+        Dropout is off if no gradient is needed. Tokens that are not trained on are skipped and get 0. Each different
+        token of a group goes through the model once, or the segments of an episode as sequences of their own.
         """
         if model.training and not torch.is_grad_enabled():
             model.eval()
@@ -190,7 +215,10 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             return whole
         size = batch_size or len(input_ids)
         previous = self._previous.to(input_ids.device)
-        if not has_segments(previous, attention_mask):
+        if (reader := self._tree_reader) is not None:
+            rows = to_tree_rows(input_ids, attention_mask, self._loss_mask, previous)
+            logprobs, entropies = self._compute_tree_logprobs(model, reader, rows, previous, size)
+        elif not has_segments(previous, attention_mask):
             logprobs, entropies = self._compute_logprobs(model, input_ids, attention_mask, self._loss_mask, size)
         else:
             found = to_sequences(input_ids, attention_mask, self._loss_mask, previous)
@@ -198,41 +226,68 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             logprobs, entropies = (found.to_rows(each, previous) for each in values)
         return logprobs, entropies if compute_entropy else None, None
 
+    def _compute_tree_logprobs(
+        self, model: Any, reader: TreeReader, rows: Sequence[TreeRow], like: torch.Tensor, size: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return log-probabilities and entropies of rows, both in the shape of `like` [rows, keep]."""
+        groups = self._groups.tolist()
+        if self._shares_beginning:
+            beginning, score = read_beginning(model, reader, rows, self.temperature)
+            return compute_tree_logprobs(score, rows, groups, like, reader.width, beginning)
+
+        def score_with_fused_head(trees: Sequence[TokenTree]) -> tuple[torch.Tensor, torch.Tensor]:
+            batch = TreeBatch.of(trees, like.device)
+            with self.accelerator.autocast():
+                found = model(**reader.arguments(batch, 0), shift_labels=batch.labels, fused_lm_head=True)
+            return found.log_probs.float(), found.entropy.float()
+
+        at_once = self.accelerator.num_processes > 1  # all processes call the model equally often
+        parts = [slice(start, start + size) for start in range(0, len(rows), size)]
+        found = [
+            compute_tree_logprobs(
+                score_with_fused_head, rows[part], groups[part], like[part], reader.width, at_once=at_once
+            )
+            for part in parts
+        ]
+        logprobs, entropies = (torch.cat(each) for each in zip(*found, strict=True))
+        return logprobs, entropies
+
     def _compute_logprobs(
         self, model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, counted: torch.Tensor, size: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return log-probabilities and entropies of sequences in TRL's layout, both [sequences, keep]."""
-        prefix = common_prefix_length(input_ids, attention_mask, counted.shape[1]) if self._shares_prefix else 0
-        if not prefix:
-            with self.accelerator.autocast():
-                return compute_logprobs(
-                    lambda ids, labels: model(input_ids=ids, labels=labels, fused_lm_head=True),
-                    input_ids,
-                    attention_mask,
-                    counted,
-                    size,
-                )
-        split = (torch.split(whole, size) for whole in (input_ids, attention_mask, counted))
-        parts = [
-            compute_logprobs_after_prefix(model, ids, mask, asked, prefix, self.temperature)
-            for ids, mask, asked in zip(*split, strict=True)
-        ]
-        logprobs, entropies = (torch.cat(each) for each in zip(*parts, strict=True))
-        return logprobs, entropies
+        with self.accelerator.autocast():
+            return compute_logprobs(
+                lambda ids, labels: model(input_ids=ids, labels=labels, fused_lm_head=True),
+                input_ids,
+                attention_mask,
+                counted,
+                size,
+            )
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """Prepare passes as TRL does, but with episodes of similar length in each, the longest first.
+        """Prepare passes as TRL does, but with episodes that go well together in each, the largest first.
 
-        The cost of a pass grows with its longest episode. Passes stay mixed if the loss is a mean over each pass.
+        These are the episodes of a group if the model reads token trees, else episodes of similar length. A single
+        process then puts as many into a pass as `per_device_train_batch_size` of the longest episodes have tokens, so
+        that the last passes may be empty. Passes stay mixed if the loss is a mean over each pass.
         """
         before = self._buffered_inputs
         inputs = super()._prepare_inputs(generation_batch)
         passes = self._buffered_inputs
         is_by_pass = self._hooks.algorithm.by_pass or self.aux_loss_enabled
         if passes is not None and passes is not before and not is_by_pass:
-            self._buffered_inputs = passes = sort_by_length(passes)
+            self._buffered_inputs = passes = self._arrange(passes)
             inputs = passes[self._step % len(passes)]
         return inputs
+
+    def _arrange(self, passes: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
+        if (reader := self._tree_reader) is None:
+            return sort_by_length(passes)
+        if self.accelerator.num_processes > 1:
+            return sort_by_group(passes)
+        size = self.args.per_device_train_batch_size
+        return fill_by_group(passes, size, reader.width, shares_beginning=self._shares_beginning)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """Return a pass's share of the algorithm's loss, with importance weights and the KL term of `beta`."""
@@ -240,10 +295,13 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             # DeepSpeed steps as soon as it has the gradient of the last pass, so make this pass not the last one.
             self.accelerator.gradient_state._set_sync_gradients(False)
         algorithm = self._hooks.algorithm
-        self._loss_mask = inputs["completion_mask"] * inputs["tool_mask"]
-        self._previous = inputs["previous"]
-        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
-        attended = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        self._set_rows(inputs)
+        if not len(self._groups):
+            names = _LOGGED if self.beta else _LOGGED[:-1]
+            self._log_means(dict.fromkeys(names, self._loss_mask), inputs["num_items_in_batch"])
+            nothing: torch.Tensor = next(each for each in model.parameters() if each.requires_grad).sum() * 0
+            return nothing
+        ids, attended = whole_rows(inputs)
         logprobs, entropies, aux_loss = self._get_per_token_logps_and_entropies(
             model,
             ids,
@@ -252,7 +310,11 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             compute_entropy=True,
             compute_aux_loss=self.aux_loss_enabled,
         )
-        passes = int(self.current_gradient_accumulation_steps)
+        correction = 0.0
+        if "old_per_token_logps" not in inputs:
+            inputs["old_per_token_logps"] = logprobs.detach()
+            correction = self._check_in_loss(model, inputs)
+        passes = self.current_gradient_accumulation_steps
         share = passes / self.args.steps_per_generation / self.accelerator.num_processes
         batch = TokenBatch(
             logprobs=logprobs,
@@ -260,10 +322,13 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             advantages=inputs["advantages"],
             mask=self._loss_mask,
             step_tokens=inputs["num_items_in_batch"].clamp(min=1.0) * share,
-            passes=passes,
+            passes=passes * self.args.per_device_train_batch_size / len(ids),
             max_length=self.max_completion_length,
         )
-        losses = algorithm.token_loss(batch) * inputs["importance_sampling_ratio"]
+        # Corrects for what differs between sampler and trainer, truncated (https://fengyao.notion.site/off-policy-rl).
+        weights = difference_to_sampler(inputs, batch.old_logprobs).exp()
+        weights = weights.clamp(self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max)
+        losses = algorithm.token_loss(batch) * weights
         values = {"entropy": cast(torch.Tensor, entropies), "clip_ratio": algorithm.clipped(batch).float()}
         if self.beta:
             difference = inputs["ref_per_token_logps"] - logprobs
@@ -273,7 +338,10 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             values["kl"] = kl
         self._log_means(values, inputs["num_items_in_batch"])
         loss = algorithm.reduce(losses, batch)
-        return loss + self.router_aux_loss_coef * aux_loss / passes if self.aux_loss_enabled else loss
+        if self.aux_loss_enabled:
+            loss = loss + self.router_aux_loss_coef * aux_loss / passes
+        self._losses += float(loss.detach())
+        return loss + correction if correction else loss
 
     def _log_means(self, values: Mapping[str, torch.Tensor], step_tokens: torch.Tensor) -> None:
         """Log means over the trained tokens of a step. TRL averages what passes log, so each logs its share.
@@ -285,43 +353,68 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         for name, value in zip(values, self.accelerator.reduce(sums, reduction="sum").tolist(), strict=True):
             self._metrics["train"][name].append(value * weight)
 
-    def _drop_off_policy_groups(self, batch: dict[str, Any]) -> None:
-        """Mask the groups whose episodes were sampled from other weights than the trainer's.
+    def _check_in_loss(self, model: Any, inputs: dict[str, Any]) -> float:
+        """Check the episodes of a pass, with the trainer's log-probabilities of its loss.
+
+        If another policy sampled one of them, the step starts again: later passes get their log-probabilities, and
+        earlier ones are repeated without the groups that are dropped.
+
+        Returns:
+            The change of the loss of the earlier passes.
+        """
+        found = compare_episodes(inputs, inputs["old_per_token_logps"]).tolist()
+        self._compared.update(zip(inputs["episode"].tolist(), found, strict=True))
+        passes = self._buffered_inputs or []
+        if all(each[1] <= self._hooks.most_difference for each in found):
+            if len(self._compared) == sum(len(each["episode"]) for each in passes):
+                self._record_comparisons([each for _, each in sorted(self._compared.items())])
+            return 0.0
+        done = self._step % len(passes)
+        for each in passes[done + 1 :]:
+            if len(each["episode"]):
+                each["old_per_token_logps"] = self._compute_old_logprobs(each)
+        self._drop_off_policy_groups([each for each in passes if len(each["episode"])])
+        model.zero_grad()
+        for name in _LOGGED:
+            values = self._metrics["train"].get(name, [])
+            del values[len(values) - done :]
+        before, self._losses = self._losses, 0.0
+        for each in passes[:done]:
+            self.accelerator.backward(self._compute_loss(model, each))
+        self._set_rows(inputs)
+        return self._losses - before
+
+    def _drop_off_policy_groups(self, passes: Sequence[dict[str, Any]]) -> None:
+        """Mask the groups of a step whose episodes were sampled from other weights than the trainer's.
 
         Raises:
             UnavailableError: all groups are off-policy.
         """
-        mask = batch["completion_mask"] * batch["tool_mask"]  # [episodes, tokens]
-        sampled = mask.bool() & ~torch.isnan(batch["sampling_per_token_logps"])
-        difference = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).where(sampled, 0.0)
-        counts = sampled.sum(1)
-        by_episode = difference.abs().sum(1) / counts.clamp(min=1)
-        by_group = by_episode.view(-1, self.num_generations).amax(1)
-        off_policy = ~(by_group <= self._hooks.most_difference)  # [groups]; NaN is off-policy too
-        there = counts.view(-1, self.num_generations).sum(1) > 0
-        kept = (~off_policy).repeat_interleave(self.num_generations)
-        batch["tool_mask"] = batch["tool_mask"] * kept.unsqueeze(1)
-        mask = mask * kept.unsqueeze(1)
-        read = batch["prompt_mask"].sum(1) + batch["completion_mask"].sum(1)  # [episodes]
-        compared = compare_episodes(difference, sampled, mask.sum(1), ~kept)
-        ratios = difference.exp().clamp(max=1).where(sampled, 0.0).sum()
-        sums = (mask.sum(), read[counts > 0].sum(), off_policy.sum(), (there & ~off_policy).sum(), counts.sum())
-        own = torch.stack([*(each.double() for each in sums), ratios.double(), difference.abs().sum().double()])
-        trainable, tokens, dropped, left, total, ratios, differences = self.accelerator.gather(own[None]).sum(0)
-        batch["num_items_in_batch"] = trainable.long()
-        latest = self._hooks.latest
-        latest.comparisons = list(map(_to_comparison, self.accelerator.gather(compared).tolist()))
-        latest.trainable, latest.tokens, latest.off_policy = int(trainable), int(tokens), int(dropped)
-        latest.ratio = float(ratios / total) if total else 1.0
-        latest.difference = float(differences / total.clamp(min=1))
-        latest.is_skipped = not trainable
-        if latest.off_policy and not left:
-            most = self.accelerator.gather(by_group.max()[None]).max()
+        compared = torch.cat([compare_episodes(each, each["old_per_token_logps"]) for each in passes])
+        order = torch.cat([each["episode"] for each in passes]).argsort()
+        off_policy = self._record_comparisons(self.accelerator.gather(compared[order]).tolist())
+        for each in passes:
+            kept = ~torch.isin(each["group"], torch.tensor(off_policy, dtype=torch.long, device=each["group"].device))
+            each["tool_mask"] = each["tool_mask"] * kept.unsqueeze(1)
+            each["num_items_in_batch"] = torch.tensor(self._hooks.latest.trainable, device=kept.device)
+
+    def _record_comparisons(self, compared: list[list[float]]) -> list[int]:
+        """Record the comparisons of a step, and return the numbers of the groups that another policy sampled.
+
+        Raises:
+            UnavailableError: all groups are off-policy.
+        """
+        most = self._hooks.most_difference
+        off_policy = self._hooks.latest.record(compared, self.num_generations, most)
+        left = any(each.tokens and not each.rejected for each in self._hooks.latest.comparisons)
+        if off_policy and not left:
             raise UnavailableError(
                 "training.off-policy-step",
                 f"all episodes of step {self.state.global_step} are off-policy: the sampler's log-probabilities differ "
-                f"by up to {float(most):.3g} nats per token; check that no other run uses the server",
+                f"by up to {max(each[1] for each in compared):.3g} nats per token; check that no other run uses the "
+                "server",
             )
+        return off_policy
 
     def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:
         """Train on a pass as TRL does. If no group is left, no weight changes, not even by the optimizer's momentum."""
@@ -344,39 +437,12 @@ class _WeightSync:
     sync_weights: Callable[[], None]
 
 
-def compare_episodes(
-    difference: torch.Tensor, sampled: torch.Tensor, trained: torch.Tensor, rejected: torch.Tensor
-) -> torch.Tensor:
-    """Return the fields of `SampledComparison` of each episode, in their order [episodes, fields].
-
-    `difference` and `sampled` are [episodes, tokens]: the trainer's log-probabilities minus the sampler's, and the
-    tokens that have both. `trained` is the number of tokens that are trained on, and `rejected` is True for episodes of
-    off-policy groups, [episodes].
-    """
-    counts, ratios = sampled.sum(1), difference.exp()
-    fields = (
-        counts,
-        difference.abs().sum(1) / counts.clamp(min=1),
-        ratios.clamp(max=1).where(sampled, 0.0).sum(1) / counts.clamp(min=1),
-        ratios.where(sampled, math.inf).amin(1).where(counts > 0, 0.0),
-        ratios.where(sampled, 0.0).amax(1),
-        trained,
-        rejected,
-    )
-    return torch.stack([each.double() for each in fields], dim=1)
-
-
-def _to_comparison(fields: Sequence[float]) -> SampledComparison:
-    tokens, difference, mean_ratio, min_ratio, max_ratio, trained, rejected = fields
-    return SampledComparison(
-        tokens=int(tokens),
-        difference=difference,
-        mean_ratio=mean_ratio,
-        min_ratio=min_ratio,
-        max_ratio=max_ratio,
-        trained=int(trained),
-        rejected=bool(rejected),
-    )
+def _has_dropout(model: torch.nn.Module) -> bool:
+    """Return True if a model drops out anything while it is trained."""
+    config = model.config.to_dict()  # type: ignore[operator, union-attr]
+    functional = (value for name, value in config.items() if "dropout" in name or name.endswith("pdrop"))
+    modules = (each.p for each in model.modules() if isinstance(each, torch.nn.Dropout))
+    return any(isinstance(each, float) and each > 0 for each in (*functional, *modules))
 
 
 def _pad(rows: Sequence[Sequence[float]], like: torch.Tensor) -> torch.Tensor:

@@ -171,8 +171,8 @@ def estimate_pass(
     If activations are recomputed, each layer keeps only its input, and one layer at a time keeps the rest.
     """
     dtype, tokens, hidden = place.dtype, work.tokens, shape.hidden
-    in_layer = tokens * layer_activations(shape, settings, place, work.context)
-    mask = work.episodes * work.context**2  # attention mask, a byte per pair of tokens
+    in_layer = tokens * layer_activations(shape, settings, place)
+    mask = work.episodes * work.context**2 * dtype  # of attention, for all layers
     end = tokens * hidden * (4 + dtype)  # the last norm, and the input of the loss
     recomputed = settings.model.gradient_checkpointing
     layers = shape.layers if recomputed else shape.count_trained_layers(settings.lora)
@@ -183,38 +183,38 @@ def estimate_pass(
     layer = working + (in_layer if recomputed else 0)
     after = tokens * hidden * dtype
     loss = (
-        _prefix_loss_bytes(shape, work)
-        if _uses_shared_prefix(shape, settings, place)
+        _selected_loss_bytes(shape, work)
+        if _shares_beginning(shape, settings, place)
         else _tiled_loss_bytes(shape, place, tokens)
     )
     return kept, PassPeaks(loss, layer, after)
 
 
-def _uses_shared_prefix(shape: ModelShape, settings: TrainSettings, place: ComputeDevice) -> bool:
-    """Return True if `AgentTrainer` uses `compute_logprobs_after_prefix`, and not TRL's fused head."""
+def _shares_beginning(shape: ModelShape, settings: TrainSettings, place: ComputeDevice) -> bool:
+    """Return True if `AgentTrainer` uses `read_beginning`, and not TRL's fused head."""
     is_alone = not settings.model.gradient_checkpointing and settings.optimizer.processes == 1
     return not place.on_gpu and is_alone and not shape.stateful
 
 
 def _is_autocast(shape: ModelShape, settings: TrainSettings, place: ComputeDevice) -> bool:
     """Return True if torch casts a 32-bit adapter to the model's 16 bits in multiplications (autocast)."""
-    return place.dtype == 2 and adapter_dtype(settings) == 4 and not _uses_shared_prefix(shape, settings, place)
+    return place.dtype == 2 and adapter_dtype(settings) == 4 and not _shares_beginning(shape, settings, place)
 
 
-def layer_activations(shape: ModelShape, settings: TrainSettings, place: ComputeDevice, context: int) -> int:
+def layer_activations(shape: ModelShape, settings: TrainSettings, place: ComputeDevice) -> int:
     """Return the bytes per token that one layer keeps for the backward pass.
 
     - Two norms keep their input in float32.
-    - Attention keeps queries, keys and values of all heads (`sdpa` repeats keys if there is a mask), its output, one
-      float32 per head, and the mask in the model's dtype.
+    - Attention keeps queries, keys and values of all heads (`sdpa` repeats keys if there is a mask), its output, and
+      one float32 per head.
     - The feed-forward part keeps the factors of its products.
     - A module with an adapter keeps its input and the output of the first LoRA matrix. If adapter and model have the
       same dtype, modules share one input; else each keeps a copy in the dtype of the multiplication, which is 16 bits
-      with autocast (not used by `compute_logprobs_after_prefix`).
+      with autocast (not used by `read_beginning`).
     """
     dtype, hidden, wide, inner = place.dtype, shape.hidden, shape.attention, shape.intermediate
     norms = 2 * 4 * hidden
-    attention = dtype * 4 * wide + 4 * shape.heads + dtype * context
+    attention = dtype * 4 * wide + 4 * shape.heads
     feed_forward = dtype * 3 * inner
     inputs = ({"q_proj", "k_proj", "v_proj"}, hidden), ({"o_proj"}, wide), ({"gate_proj", "up_proj"}, hidden)
     targets, same = {each.name for each in shape.find_targets(settings.lora)}, dtype == adapter_dtype(settings)
@@ -260,8 +260,8 @@ def _tiled_loss_bytes(shape: ModelShape, place: ComputeDevice, tokens: int) -> i
     return whole + rows * columns * (place.dtype + 7 * 4 + 1)
 
 
-def _prefix_loss_bytes(shape: ModelShape, work: TrainingPass) -> int:
-    """Return the bytes of the loss of `compute_logprobs_after_prefix`: logits, log-probabilities and entropies."""
+def _selected_loss_bytes(shape: ModelShape, work: TrainingPass) -> int:
+    """Return the bytes of the loss of `read_beginning`: logits, log-probabilities and entropies."""
     return work.episodes * work.scored * shape.vocabulary * 4 * 4
 
 
