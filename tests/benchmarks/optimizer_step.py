@@ -1,4 +1,4 @@
-"""Compare the seconds, tokens and memory of an optimizer step: stock TRL, whole sequences, and token trees.
+"""Compare the seconds, tokens and memory of an optimizer step: stock TRL, whole sequences and token trees.
 
     python -m tests.benchmarks.optimizer_step tiny     # the tiny policy on synthetic mail: 12 groups of 8 episodes
     python -m tests.benchmarks.optimizer_step large    # a random Llama of 100 million parameters: 2 groups of 4
@@ -7,8 +7,9 @@
 prompt of a group, and five turns of 40 tokens with results of 100 to 500. An episode has the first turns of its
 group's first one with a chance of a half each, and then turns of its own.
 
-Each kind of step runs in a process of its own, on the same episodes, with the loss of DAPO and without KL. Seconds are
-the median of the steps after the first. Tokens are those of all forward passes of a step, with padding.
+Each kind of step runs in a process of its own, on the same episodes, with the loss of DAPO and without KL. Whole
+sequences are padded to the longest of similar ones. Seconds are the median of the steps after the first. Tokens are
+those of all forward passes of a step, with padding.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.scenario import Scenario
 from tests.benchmarks.documents import show
 
-KINDS = ("stock TRL", "whole sequences", "token trees")
+KINDS = ("stock TRL", "whole sequences", "token trees", "token trees, no pass before the loss")
 STEPS = 4
 LLAMA: dict[str, Any] = {
     "vocab_size": 32_000,
@@ -175,15 +176,18 @@ def measure(name: str, kind: str, trajectories: Sequence[Trajectory]) -> Measure
         batch.groups.append(ScoredGroup(_scenario(), group, rewards, ((),) * len(group)))
     batch.scored = list(batch.groups)
 
-    class Stock(AgentTrainer):
+    class Trees(AgentTrainer):
+        _checks_in_loss = False
+
+    class Whole(Trees):
+        _tree_reader = None
+
+    class Stock(Whole):
         def _get_per_token_logps_and_entropies(self, *given: Any, **more: Any) -> Any:
             return GRPOTrainer._get_per_token_logps_and_entropies(self, *given, **more)
 
         def _arrange(self, passes: Any) -> Any:
             return passes
-
-    class Whole(AgentTrainer):
-        _tree_reader = None
 
     class Clock(TrainerCallback):
         def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -197,7 +201,7 @@ def measure(name: str, kind: str, trajectories: Sequence[Trajectory]) -> Measure
     random: Any = LlamaForCausalLM
     tiny = AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32)
     model = tiny if name == "tiny" else random(LlamaConfig(**LLAMA))
-    made: type[AgentTrainer] = {"stock TRL": Stock, "whole sequences": Whole, "token trees": AgentTrainer}[kind]
+    made = dict(zip(KINDS, (Stock, Whole, Trees, AgentTrainer), strict=True))[kind]
     with tempfile.TemporaryDirectory(prefix="gumshoe-step-") as place:
         trainer: Any = made(
             Hooks(lambda _: batch, find_algorithm("dapo", {}), lambda: None, 1e9),

@@ -47,7 +47,7 @@ class StepRecord(_BaseRecord):
         None, description="share of answers that the judge could not decide, which count as wrong; null if unknown"
     )
     trainable_tokens: int = Field(description="number of tokens that were trained on")
-    tokens: int = Field(description="number of tokens that went through the model")
+    tokens: int = Field(description="number of tokens of the episodes that were trained on, with their prompts")
     scenarios: tuple[str, ...] = Field(
         description="ids of the scenarios whose episodes were scored, in the order drawn"
     )
@@ -83,7 +83,7 @@ class StepRecord(_BaseRecord):
         default_factory=dict,
         description="share of episodes with a segment that began for a reason, by reason; an episode may have several",
     )
-    segments: float = Field(1.0, description="mean number of segments per episode; each is computed from its beginning")
+    segments: float = Field(1.0, description="mean number of segments per episode")
     rollout_seconds: float = Field(description="time of the step's rollouts; 0 if it uses episodes of an earlier step")
     episode_seconds: dict[float, float] = Field(
         default_factory=dict,

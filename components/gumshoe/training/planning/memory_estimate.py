@@ -172,7 +172,8 @@ def estimate_pass(
     """
     dtype, tokens, hidden = place.dtype, work.tokens, shape.hidden
     in_layer = tokens * layer_activations(shape, settings, place)
-    mask = work.episodes * work.context**2 * dtype  # of attention, for all layers
+    # Attention mask of all layers. On a GPU only forked trees have one, and the tokens that these save take more.
+    mask = work.episodes * work.context**2 * dtype if _shares_beginning(shape, settings, place) else 0
     end = tokens * hidden * (4 + dtype)  # the last norm, and the input of the loss
     recomputed = settings.model.gradient_checkpointing
     layers = shape.layers if recomputed else shape.count_trained_layers(settings.lora)
