@@ -15,7 +15,7 @@ DEMO_MAIL = $(or $(OWN_MAIL),jsonl:$(abspath $(DEMO))/made/mail.jsonl)
 DEMO_SCENARIOS = $(or $(SCENARIOS),$(abspath $(DEMO))/made/scenarios.jsonl)
 MODEL ?= tiny
 ifeq ($(MODEL),tiny)
-DEMO_TIME = "This takes about 8 minutes on two cores."
+DEMO_TIME = "This takes 4 to 6 minutes on two cores."
 DEMO_TRAINING = -p config=tiny -p 'settings={optimizer.max_steps: 6, evaluation.eval_steps: 6}'
 else
 DEMO_TIME = "With a real model, this takes hours on two cores. Stopped, it continues if you run it again."
@@ -78,7 +78,7 @@ benchmarks: $(VENV)/installed ## the speeds in docs/results (minutes)
 
 # From nothing to a verdict, and a question to whatever was published; the gate's no is an answer too. Stopped, it
 # continues where it was: `make demo` again, or `make demo NEW=1` for a new run. MODEL=smollm2-135m trains a real model.
-demo: $(VENV)/installed ## the whole pipeline here, on invented mail or MAIL=SOURCE SCENARIOS=FILE (8 minutes; hours with MODEL=smollm2-135m)
+demo: $(VENV)/installed ## the whole pipeline here, on invented mail or MAIL=SOURCE SCENARIOS=FILE (4 to 6 minutes; hours with MODEL=smollm2-135m)
 ifeq ($(OWN_MAIL),)
 	@test -f $(DEMO)/made/mail.jsonl || $(BIN)/gumshoe synthesize mail --seed 9001 --difficulty plain --out $(DEMO)/made
 endif
