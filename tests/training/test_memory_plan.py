@@ -39,7 +39,7 @@ from gumshoe.training.planning.memory_plan import (
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import LoraSettings
 from gumshoe.training.settings_sources import resolve
-from tests.benchmarks.memory import CASES, MOST_HIGH, MOST_LOW, RECORD, estimate, measure_case
+from tests.benchmarks.memory import CASES, MOST_OFF, RECORD, estimate, measure_case
 from tests.conftest import CommandResult
 from tests.errors import raises
 
@@ -240,13 +240,13 @@ class TestMeasured:
     """Compare estimates with the measurements that `python -m tests.benchmarks.memory --write` recorded."""
 
     @pytest.mark.parametrize("case", CASES, ids=lambda each: each.name)
-    def test_the_estimate_is_close(self, case: Any, tmp_path: Path) -> None:
+    def test_the_estimate_is_within_15_percent(self, case: Any, tmp_path: Path) -> None:
         found = next(each for each in recorded()["cases"] if each["name"] == case.name)
         assert found["model"] == case.model, "the record is of another shape; measure again"
         assert (found["context"], found["settings"], found["at_once"]) == (case.context, case.settings, case.at_once)
         model = config_of(tmp_path, case.config())
         wanted = estimate(case, read_shape(model), case.train_settings(tmp_path))
-        assert 1 - MOST_LOW <= sum(wanted.values()) / found["measured"] <= 1 + MOST_HIGH
+        assert sum(wanted.values()) == pytest.approx(found["measured"], rel=MOST_OFF)
 
     def test_at_least_six_shapes_were_measured(self) -> None:
         assert len({json.dumps(each["model"]) for each in recorded()["cases"]}) >= 6
@@ -256,7 +256,7 @@ class TestMeasured:
     @pytest.mark.timeout(560)
     def test_a_new_measurement_is_close(self) -> None:
         found = measure_case(next(each for each in CASES if each.name == "long, kept"))
-        assert -MOST_LOW <= found["off"] <= MOST_HIGH
+        assert abs(found["off"]) <= MOST_OFF
 
 
 sizes = st.fixed_dictionaries(

@@ -280,7 +280,7 @@ class OptimizerSettings(Section):
         1.0, gt=0, description="number of passes over the scenarios"
     )
     per_device_train_batch_size: Annotated[int, EnvVar("PER_DEVICE_TRAIN_BATCH_SIZE")] = Field(
-        4, ge=1, description="episodes per device in one forward and backward pass"
+        4, ge=1, description="episodes per device in one forward and backward pass; more if they share tokens"
     )
     gradient_accumulation_steps: Annotated[int, EnvVar("GRADIENT_ACCUMULATION_STEPS")] = Field(
         4, ge=1, description="passes per optimizer step"

@@ -69,7 +69,7 @@ class StepMetrics:
 
 
 def difference_to_sampler(batch: Pass, logprobs: torch.Tensor) -> torch.Tensor:
-    """Return the trainer's log-probabilities minus the sampler's, [episodes, tokens]; 0 where there is none."""
+    """Return the trainer's log-probabilities minus the sampler's in nats, [episodes, tokens]; 0 for other tokens."""
     return (logprobs - batch["sampling_per_token_logps"]).where(_sampled(batch), 0.0)
 
 

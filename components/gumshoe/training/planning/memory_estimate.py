@@ -233,12 +233,13 @@ def layer_activations(shape: ModelShape, settings: TrainSettings, place: Compute
 def _layer_backward_bytes(shape: ModelShape, settings: TrainSettings, place: ComputeDevice) -> int:
     """Return the temporary bytes per token in the backward pass of a layer, at the feed-forward part, its widest.
 
-    These are the gradients of the input of `down_proj` through the model's weights and through the adapter, and their
-    sum, minus the input, which is freed. If the adapter has another dtype, one of them is in float32.
+    These are the gradients of the input of `down_proj` through the model's weights and through the adapter, which are
+    summed in place, minus the input, which is freed. If the adapter has another dtype, one of them is in float32, and
+    the sum is a third.
     """
     dtype = place.dtype
     same = dtype == adapter_dtype(settings)
-    return (2 * dtype if same else 6) * shape.intermediate + (4 + 2 * dtype) * shape.hidden
+    return (dtype if same else 6) * shape.intermediate + (4 + 2 * dtype) * shape.hidden
 
 
 def _dequantized_bytes(shape: ModelShape, settings: TrainSettings) -> int:
