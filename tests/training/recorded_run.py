@@ -74,8 +74,9 @@ def record_step(directory: Path, step: int, attempt: int, groups: list[list[Traj
     from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch, ScoredGroup
     from gumshoe.training.grpo.sampler_check import StepMetrics
     from gumshoe.training.grpo.step_summary import episode_records, step_record
+    from gumshoe.training.grpo.trainer_usage import TrainerUsage
 
-    found = RolloutBatch(2, draws=1, seconds=20.0)
+    found = RolloutBatch(2, draws=1, seconds=20.0, waited=20.0)
     for members in groups:
         name = int(members[0].scenario.removeprefix("q"))
         source = MISSING if name == 3 else "<1@x.example>"
@@ -106,6 +107,7 @@ def record_step(directory: Path, step: int, attempt: int, groups: list[list[Traj
         seconds=50.0,
         publish_seconds=2.0,
         policy=f"rr7-{attempt}-policy-{step - 1}",
+        usage=TrainerUsage({"waiting": 20.0, "forward": 10.0, "backward": 15.0, "other": 5.0}, 90, None),
     )
     write_episodes(directory / EPISODES, episode_records(step, found, comparisons, cast(Any, env)))
     write_record(directory / METRICS, record)

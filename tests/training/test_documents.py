@@ -87,7 +87,7 @@ def test_episodes_over_documents_are_run_and_rewarded(env: EnvFactory) -> None:
     )
     policy = ScriptedPolicy(tokenizer, lambda prompt, seed: said_after(prompt))  # noqa: ARG005
     open_session = token_chat_sessions(policy, ChatFormat(tokenizer), Sampling(1.0, max_tokens=400), 8192)
-    found = asyncio.run(collector.collect(chat_loop(open_session), "scripted", 0, servers=1))
+    found = asyncio.run(collector.measure(chat_loop(open_session), "scripted", SCENARIOS[:4], "seed", servers=1))
     assert len(found.trajectories) == 4
     for each in found.trajectories:
         assert (each.ending, each.record.right_sources) == ("answer", [each.scenario])

@@ -8,14 +8,12 @@ import pytest
 
 from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.errors import UnavailableError
-from gumshoe.inference.policy import Sampling, ScriptedPolicy
+from gumshoe.inference.policy import Sampling
 from gumshoe.rewards.judge import JudgeError, Verdict
 from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rewards.reward import Reward, reward
-from gumshoe.rollouts.chat_format.chat_format import ChatFormat
-from gumshoe.rollouts.engine import RolloutEngine
+from gumshoe.rollouts.engine import EpisodePool
 from gumshoe.rollouts.episode import EpisodeLimits
-from gumshoe.rollouts.sessions import chat_loop, token_chat_sessions
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.training.algorithms.turn_level import TurnLevel, TurnLevelSettings
@@ -24,6 +22,7 @@ from gumshoe.training.grpo.schedule import Schedule
 from tests.errors import raises
 from tests.mail.mailbox import make_index
 from tests.rollouts.conversations import QWEN2_5, call, make_tokenizer, synthetic
+from tests.training.scripted_sampler import ScriptedSampler
 
 SCENARIOS = synthetic().scenarios.scenarios[:12]
 GROUPS, GENERATIONS = 3, 4
@@ -65,10 +64,13 @@ class ScriptedAnswers:
 
 @pytest.fixture(scope="module")
 def collect(env: EnvFactory, tokenizer: Any) -> Callable[..., RolloutBatch]:
-    chat = ChatFormat(tokenizer)
+    from gumshoe.training.grpo.policy_versions import PolicyVersions
+    from gumshoe.training.grpo.rollout_queue import Lead, RolloutQueue
 
     def run_step(script: ScriptedAnswers, step: int = 0, rubric: Rubric | None = None, **more: Any) -> RolloutBatch:
-        version, servers = more.pop("version", "scripted"), more.pop("servers", 1)
+        sampler = ScriptedSampler(tokenizer, script, servers=more.pop("servers", 1), answers_as="scripted")
+        sampler.version = more.pop("version", "scripted")
+        resting = more.pop("resting", ())
         collector = RolloutCollector(
             env,
             Schedule(SCENARIOS, 1, GROUPS),
@@ -77,8 +79,18 @@ def collect(env: EnvFactory, tokenizer: Any) -> Callable[..., RolloutBatch]:
             GENERATIONS,
             **{"draws": 3, "min_group_std": 0.01, "concurrency": 8, **more},
         )
-        open_session = token_chat_sessions(ScriptedPolicy(tokenizer, script), chat, Sampling(1.0, max_tokens=200), 4096)
-        return asyncio.run(collector.collect(chat_loop(open_session), version, step, servers))
+
+        async def take() -> RolloutBatch:
+            versions = PolicyVersions(sampler, Sampling(1.0, max_tokens=200))
+            queue = RolloutQueue(collector, versions, Lead(), 9, lambda _: resting)
+            await queue.adopt(step)
+            try:
+                return await queue.take(step, sampler.servers)
+            finally:
+                await queue.aclose()
+                assert not sampler.opened
+
+        return asyncio.run(take())
 
     return run_step
 
@@ -110,10 +122,10 @@ def test_episodes_depend_on_the_step(collect: Collect) -> None:
 
 
 def test_concurrency_is_per_server(collect: Collect) -> None:
-    engines: list[RolloutEngine] = []
-    alone = collect(ScriptedAnswers(), concurrency=2, on_engine=engines.append)
-    shared = collect(ScriptedAnswers(), concurrency=2, servers=3, on_engine=engines.append)
-    assert [each.concurrency for each in engines] == [2] * alone.draws + [6] * shared.draws
+    pools: list[EpisodePool] = []
+    collect(ScriptedAnswers(), concurrency=2, on_pool=pools.append)
+    collect(ScriptedAnswers(), concurrency=2, servers=3, on_pool=pools.append)
+    assert [each.concurrency for each in pools] == [2, 6]
 
 
 def test_flat_groups_are_replaced(collect: Collect) -> None:
@@ -124,6 +136,15 @@ def test_flat_groups_are_replaced(collect: Collect) -> None:
     assert (found.draws, found.flat) == (2, 1)
     assert len(script.questions) == GROUPS + 1, "only missing groups are drawn"
     assert [group.scenario for group in found.scored if group not in found.groups] == [first]
+
+
+def test_scenarios_that_rest_are_used_last(collect: Collect) -> None:
+    first, *rest = drawn(0)
+    found = collect(ScriptedAnswers(), resting={first.id})
+    assert [group.scenario for group in found.groups] == [*rest, drawn(0, 1)[0]]
+    assert [group.scenario for group in collect(ScriptedAnswers(), resting={each.id for each in SCENARIOS}).groups] == (
+        drawn(0)
+    ), "if all rest, none does"
 
 
 def test_the_number_of_draws_is_limited(collect: Collect) -> None:

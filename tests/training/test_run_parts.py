@@ -6,6 +6,7 @@ import os
 import sqlite3
 import sys
 import threading
+from contextlib import nullcontext
 from datetime import date
 from pathlib import Path
 from typing import Any, cast
@@ -103,14 +104,11 @@ def test_an_evaluation_with_too_many_missing_questions_fails(tmp_path: Path) -> 
     class Sampler:
         version, servers = "policy", 1
 
-        def open(self, _: object) -> Any:
-            from contextlib import asynccontextmanager
+        def open_policy(self) -> Any:
+            return nullcontext()
 
-            @asynccontextmanager
-            async def sessions() -> Any:
-                yield None
-
-            return sessions()
+        def open_runner(self, *_: object) -> Any:
+            return nullcontext()
 
     with raises("training.evaluation-incomplete", "3 of 4", "server gone"):
         asyncio.run(validator(tmp_path, found=found).measure(Sampler()))
@@ -210,7 +208,8 @@ def test_plots_are_drawn_again_with_each_evaluation(tmp_path: Path) -> None:
     assert (tmp_path / "plots.html").stat().st_size > 1000
 
 
-def test_work_that_waits_is_stopped_and_no_more_is_accepted() -> None:
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_work_that_waits_is_stopped_and_no_more_is_accepted(*, in_thread: bool) -> None:
     from gumshoe.training.launch.lifecycle import StoppableRunner
     from gumshoe.training.launch.rendezvous import StopRequestedError
 
@@ -221,7 +220,7 @@ def test_work_that_waits_is_stopped_and_no_more_is_accepted() -> None:
         threading.Timer(0.01, runner.stop).start()
         await asyncio.Event().wait()
 
-    with StoppableRunner() as runner:
+    with StoppableRunner(in_thread=in_thread) as runner:
         assert runner.run(answer(1)) == 1
         with pytest.raises(StopRequestedError):
             runner.run(wait_forever())

@@ -150,6 +150,38 @@ def test_an_unproven_completion_counts(change: Callable[[dict[str, Any]], Any], 
     ]
 
 
+@pytest.mark.parametrize(
+    ("lag", "change", "proven"),
+    [
+        (1, {"staleness": 1}, 12),
+        (1, {"staleness": 1, "later_policies": ["rr7-2-policy-1"], "difference": 0.15}, 12),
+        (1, {"staleness": 1, "difference": 0.25}, 8),  # more than twice the bound
+        (1, {"staleness": 0}, 8),
+        (1, {"staleness": 3}, 8),
+        (0, {"staleness": 1}, 8),
+        (1, {"staleness": 1, "later_policies": ["rr7-2-policy-9"]}, 8),
+    ],
+)
+def test_an_older_policy_is_proven_as_far_as_the_lag_allows(
+    lag: int, change: dict[str, Any], proven: int, tmp_path: Path
+) -> None:
+    directory = make_run(tmp_path / "run", **({"rollouts.lag": lag} if lag else {}))
+
+    def make_older(each: dict[str, Any]) -> None:
+        if each["step"] == 2 and each["compared"] and each["compared"]["trained"]:
+            fields = dict(change)
+            each["compared"]["difference"] = fields.pop("difference", 0.001)
+            each.update({"policy": "rr7-1-policy-0", **fields})
+
+    lines = [json.loads(each) for each in (directory / EPISODES).read_text().splitlines()]
+    for each in lines:
+        make_older(each)
+    (directory / EPISODES).write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+    proof = compute_run_proof(directory)
+    assert proof.policy_versions is not None
+    assert (proof.policy_versions.completions, proof.policy_versions.proven) == (12, proven)
+
+
 def test_a_name_that_two_steps_used_proves_nothing(directory: Path) -> None:
     for name in (METRICS, EPISODES):
         path = directory / name

@@ -41,18 +41,18 @@ class EndingServer:
         self,
         restarted: Callable[[int], bool],
         *,
-        adapter: tuple[str, Path] | None = None,
+        adapters: dict[str, Path] | None = None,
         is_running: bool = False,
         is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         self.restarts, self._restarted, self._is_running = 0, restarted, is_running
-        self._adapter, self.is_ready = adapter, is_ready
+        self._adapters, self.is_ready = adapters or {}, is_ready
 
     def is_running(self) -> bool:
         return self._is_running
 
-    def restart(self, adapter: Any) -> None:
-        assert adapter == self._adapter
+    def restart(self, adapters: Any) -> None:
+        assert adapters == self._adapters
         self.restarts += 1
         self._is_running = self._restarted(self.restarts)
 
@@ -105,11 +105,11 @@ def test_a_server_is_restarted_if_steps_were_made_between(trainer: subprocess.Po
     assert server.restarts == 5
 
 
-def test_only_the_ended_server_is_restarted_with_the_current_adapter(
+def test_only_the_ended_server_is_restarted_with_the_current_adapters(
     trainer: subprocess.Popen[bytes], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The others continue while it starts, which may take minutes."""
-    (tmp_path / "served.json").write_text('{"name": "policy-7", "path": "/adapters/7"}')
+    (tmp_path / "served.json").write_text('{"policy-6": "/adapters/6", "policy-7": "/adapters/7"}')
 
     looks = count(1)
 
@@ -119,7 +119,9 @@ def test_only_the_ended_server_is_restarted_with_the_current_adapter(
         return False
 
     first = EndingServer(lambda _: True, is_running=True)
-    second = EndingServer(lambda _: True, adapter=("policy-7", Path("/adapters/7")), is_ready=is_ready)
+    second = EndingServer(
+        lambda _: True, adapters={"policy-6": Path("/adapters/6"), "policy-7": Path("/adapters/7")}, is_ready=is_ready
+    )
     assert wait_for_trainer(tmp_path, trainer, first, second) == -signal.SIGKILL
     assert (first.restarts, second.restarts) == (0, 1)
     warned = capsys.readouterr().err

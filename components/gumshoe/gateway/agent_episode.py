@@ -253,14 +253,11 @@ class AgentEpisode:
 
     def _add(self, turn: SampledTurn, spans: Sequence[Any], segment: Any) -> None:
         done = self.trajectory
-        if done.policy and turn.version != done.policy:
-            self.failure = PolicyError(
-                "rollouts.policy-changed",
-                f"the policy changed during an episode: from {done.policy} to {turn.version}",
-            )
-            raise EpisodeFailedError("gateway.episode-failed", _FAILED)
-        done.policy = turn.version
-        done.spans += spans
+        try:
+            done.spans += done.name_policy(turn.version, spans, may_change=self._start.may_change_policy)
+        except PolicyError as error:
+            self.failure = error
+            raise EpisodeFailedError("gateway.episode-failed", _FAILED) from None
         done.segments += [segment] if segment else []
         done.turns += 1
         done.deeds.append(self._early_events)

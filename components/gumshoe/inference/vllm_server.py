@@ -159,8 +159,10 @@ class VLLMServer:
             process.stdin.close()  # the reaper ends the rest
         process.wait()
 
-    def restart(self, adapter: tuple[str, Path] | None) -> None:
-        """Restart the server on the same port with an adapter (name and directory), without waiting until it is ready.
+    def restart(self, adapters: Mapping[str, Path]) -> None:
+        """Restart the server on the same port with adapters, without waiting until it is ready.
+
+        `adapters` has the directory of each by its name.
 
         Raises:
             ServerError: if its port is in use.
@@ -168,9 +170,9 @@ class VLLMServer:
         self.stop()
         port = int(self.url.rpartition(":")[2])
         arguments = self._options.arguments
-        if adapter:
-            module = json.dumps({"name": adapter[0], "path": str(adapter[1])})
-            arguments = (*arguments, "--lora-modules", module)
+        if adapters:
+            modules = [json.dumps({"name": name, "path": str(path)}) for name, path in adapters.items()]
+            arguments = (*arguments, "--lora-modules", *modules)
         options = self._options
         self._options = replace(options, port=port, arguments=arguments)
         try:

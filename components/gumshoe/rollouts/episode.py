@@ -8,7 +8,6 @@ from typing import Protocol
 
 from gumshoe.environments.base import Ending, Environment, Unusable
 from gumshoe.environments.tools import BadArgumentsError, Call, ToolError, UnknownToolError
-from gumshoe.inference.policy import PolicyError
 from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.tool_threads import ToolThreads
@@ -88,6 +87,8 @@ class EpisodeStart:
     sample: int = 0
     """Number of the episode in its group, from 0."""
     observer: EpisodeObserver = field(default_factory=EpisodeObserver)
+    may_change_policy: bool = False
+    """A turn may have a newer policy than the one before; else that is a failure of infrastructure."""
 
 
 class EpisodeRunner(Protocol):
@@ -120,6 +121,7 @@ class _Episode:
     environment: Environment
     trajectory: Trajectory
     observer: EpisodeObserver
+    may_change_policy: bool
 
     def add_turn(self, turn: Turn) -> None:
         """Add a turn to the trajectory.
@@ -128,13 +130,7 @@ class _Episode:
             PolicyError: if another policy sampled it than the turns before.
         """
         done = self.trajectory
-        if done.policy and turn.version != done.policy:
-            raise PolicyError(
-                "rollouts.policy-changed",
-                f"the policy changed during an episode: from {done.policy} to {turn.version}",
-            )
-        done.policy = turn.version
-        done.spans += turn.spans
+        done.spans += done.name_policy(turn.version, turn.spans, may_change=self.may_change_policy)
         done.segments += [turn.segment] if turn.segment else []
         done.turns += 1
         done.usage = done.usage + turn.usage if done.usage and turn.usage else None
@@ -200,7 +196,7 @@ async def run_episode(session: ChatSession, start: EpisodeStart) -> Trajectory:
         ToolFailedError: if a tool did not answer in time.
     """
     done = Trajectory.begin(start.environment, start.sample)
-    episode = _Episode(session, start.environment, done, start.observer)
+    episode = _Episode(session, start.environment, done, start.observer, start.may_change_policy)
     while done.turns < start.limits.max_turns:
         started = time.monotonic()
         with start.observer.sampling() as observe:

@@ -1,12 +1,14 @@
 """Trajectory of an episode: every token that the policy received and sampled, and a record of what happened."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from gumshoe.environments.base import Ending, Environment, EpisodeState, Unusable
 from gumshoe.environments.tools import Call
 from gumshoe.errors import UsageError
+from gumshoe.inference.policy import PolicyError
 from gumshoe.json_text import load_json
 from gumshoe.rollouts.call_forms import UnusableCallError, find_form
 
@@ -46,6 +48,8 @@ class Span:
     """True if the sampled turn goes on after it: its reasoning was ended by the thinking budget."""
     segment: int = 0
     """Number of the segment that it belongs to."""
+    version: str = ""
+    """Policy that sampled it, if that is not the policy of the trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +116,8 @@ class Trajectory:
     """One episode of one scenario.
 
     Invariants: the first span is the prompt, and spans are in the order of the conversation; one episode has one
-    policy version; each sampled token is in one span, whatever the number of segments; segments are numbered in the
-    order of their first spans.
+    policy version, unless spans of later turns name another; each sampled token is in one span, whatever the number of
+    segments; segments are numbered in the order of their first spans.
     """
 
     scenario: str
@@ -121,7 +125,7 @@ class Trajectory:
     sample: int
     """Number of the episode in its group, from 0."""
     policy: str
-    """Version of the policy that sampled every turn."""
+    """Version of the policy that sampled every turn, or the first one if turns may have different policies."""
     ending: Ending
     detail: str
     """Error of an unusable call; empty otherwise."""
@@ -155,6 +159,26 @@ class Trajectory:
         """Return the trajectory of an episode before its first turn."""
         scenario, record = environment.scenario, environment.record
         return cls(scenario.id, sample, "", "max turns", "", [], record, 0, 0.0, 0.0, TokenUsage())
+
+    def name_policy(self, version: str, spans: Sequence[Span], *, may_change: bool) -> Sequence[Span]:
+        """Return the spans of a turn that a policy sampled, with its version if it is not that of the first turn.
+
+        Raises:
+            PolicyError: it is another policy than that of the first turn, and it may not change.
+        """
+        self.policy = self.policy or version
+        if version == self.policy:
+            return spans
+        if not may_change:
+            raise PolicyError(
+                "rollouts.policy-changed", f"the policy changed during an episode: from {self.policy} to {version}"
+            )
+        return [replace(each, version=version) if each.origin == "sampled" else each for each in spans]
+
+    @property
+    def versions(self) -> set[str]:
+        """Versions of all policies that sampled turns."""
+        return {self.policy} | {span.version for span in self.spans if span.version}
 
     @property
     def ids(self) -> list[int]:

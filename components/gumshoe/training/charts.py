@@ -122,12 +122,19 @@ def _charts(steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord]
     yield Chart("split_episodes", "Split episodes", "share of episodes with several segments", split, low=0, high=1)
     trained = line("trained tokens", lambda each: each.trainable_tokens / max(1, each.tokens))
     yield Chart("trainable", "Trained tokens", "share of all tokens", [trained], low=0)
+    has_lag = any(each.ended for each in steps)
     times = [
         line("rollouts", lambda each: each.rollout_seconds),
+        *([line("waiting for rollouts", lambda each: each.wait_seconds)] if has_lag else []),
         line("training", lambda each: each.train_seconds),
         line("publishing the adapter", lambda each: each.publish_seconds),
     ]
     yield Chart("times", "Time by phase", "seconds per step", times, low=0)
+    names = dict.fromkeys(name for each in steps for name in each.phase_seconds)
+    phases = [Line(name, _by_step(steps, lambda each, name=name: each.phase_seconds.get(name))) for name in names]  # type: ignore[misc]
+    yield Chart("phases", "Time of the trainer by phase", "seconds per step", phases, low=0)
+    stale = [line("mean", lambda each: each.staleness), line("largest", lambda each: each.max_staleness)]
+    yield Chart("staleness", "Staleness", "batches between a policy and its use", stale if has_lag else [], low=0)
 
 
 def _distribution(steps: Sequence[StepRecord]) -> Chart:

@@ -44,7 +44,14 @@ class EpisodeRecord(BaseModel):
         description="true if the sources of the answer are in the index and may be read by the scenario; false if "
         "it is unanswerable"
     )
-    policy: str = Field(description="name of the policy that sampled every completion")
+    policy: str = Field(description="name of the policy that sampled every completion, or the first one")
+    later_policies: tuple[str, ...] = Field(
+        (), description="names of other policies that sampled later completions (rollouts.adapter_switch turn)"
+    )
+    staleness: int = Field(
+        0,
+        description="batches that the trainer had learned from since the oldest policy of its group was published",
+    )
     ending: Ending = Field(description="reason why it ended")
     tries: int = Field(description="number of attempts; earlier ones failed because of infrastructure")
     completions: int = Field(description="number of completions that were sampled")

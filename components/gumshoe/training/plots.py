@@ -1,6 +1,7 @@
 """Plot the curves of a run, as one self-contained HTML page and as PNG files."""
 
 import io
+from base64 import b64encode
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -8,7 +9,8 @@ from gumshoe.artifacts.storage import write_atomically
 from gumshoe.pages.render import embed_json, render_page
 from gumshoe.training.charts import Chart, chart_data, make_charts
 from gumshoe.training.records import EvaluationRecord, StepRecord
-from gumshoe.training.run_spec import PAGE, PLOTS
+from gumshoe.training.run_spec import PAGE, PLOTS, TIMELINE
+from gumshoe.training.timeline import draw_timeline
 
 
 def write_plots(records: Sequence[StepRecord | EvaluationRecord], directory: Path, title: str) -> Path:
@@ -20,11 +22,15 @@ def write_plots(records: Sequence[StepRecord | EvaluationRecord], directory: Pat
     pictures.mkdir(exist_ok=True)
     for chart in charts:
         write_atomically(pictures / f"{chart.name}.png", io.BytesIO(_draw(chart)))
+    timeline = draw_timeline(directory / TIMELINE)
+    if timeline is not None:
+        write_atomically(pictures / "timeline.png", io.BytesIO(timeline))
     values = {
         "title": title,
         "facts": _facts(steps, evaluations),
         "has_steps": bool(steps),
         "charts": charts,
+        "timeline": timeline and b64encode(timeline).decode(),
         "data": [("charts", embed_json(chart_data(charts)))],
     }
     page = "".join(render_page("gumshoe.training", "plots", values, library="uplot"))
@@ -47,7 +53,7 @@ def _facts(steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord])
     if steps:
         last_step = steps[-1]
         facts.append(("Reward", f"{last_step.reward:.3f}", f"± {last_step.reward_std:.2f} in the last step"))
-        seconds = sum(each.rollout_seconds + each.train_seconds + each.publish_seconds for each in steps)
+        seconds = sum(each.seconds for each in steps)
         facts.append(("Time of all steps", _duration(seconds), f"{seconds / len(steps):,.1f} s per step"))
     return facts
 

@@ -19,7 +19,7 @@ class _BaseRecord(BaseModel):
     def numbers(self) -> dict[str, float]:
         """Return the numbers for plots and trackers, named `step/...` or `evaluation/...`."""
         values = self.model_dump(exclude={"step"})
-        for group in ("rewards", "split_reasons"):
+        for group in ("rewards", "split_reasons", "phase_seconds"):
             values |= {f"{group}/{name}": value for name, value in values.get(group, {}).items()}
         event = values["event"]
         return {f"{event}/{name}": float(value) for name, value in values.items() if isinstance(value, int | float)}
@@ -93,11 +93,53 @@ class StepRecord(_BaseRecord):
     clip_ratio: float | None = Field(
         None, description="share of tokens whose gradient was removed or limited by the clip"
     )
-    train_seconds: float = Field(description="time of the step without its rollouts")
+    train_seconds: float = Field(description="time of the step without waiting for its rollouts")
+    wait_seconds: float | None = Field(
+        None, description="time that the trainer waited for the step's rollouts; less than theirs with a lag"
+    )
+    judge_seconds: float = Field(
+        0.0, description="time of scoring groups, beside rollouts; groups that are scored at once all count"
+    )
+    phase_seconds: dict[str, float] = Field(
+        default_factory=dict,
+        description="time of the step by phase of the trainer: publishing the adapter, waiting for rollouts, preparing "
+        "batches, log-probabilities before the loss (old, reference), forward and backward passes, other",
+    )
+    rollout_rate: float = Field(0.0, description="sampled tokens per second of the step's rollouts")
+    model_tokens: int = Field(
+        0, description="tokens that went through the model in the trainer's forward passes, old and reference included"
+    )
+    mfu: float | None = Field(
+        None,
+        description="share of the GPUs' peak speed (bfloat16) that the trainer's passes used while they ran (model "
+        "FLOPs utilization); null if the GPU is not known",
+    )
+    staleness: float = Field(
+        0.0,
+        description="mean number of batches that the trainer had learned from since the oldest policy of a group was "
+        "published; 0 without a lag",
+    )
+    max_staleness: int = Field(0, description="the largest of these numbers")
+    ended: dict[str, bool] = Field(
+        default_factory=dict,
+        description="with a lag, the groups that belong to this step, as batch/place of the schedule, from 0; true for "
+        "those that were trained on. A resumed run continues with all others",
+    )
+    scenarios_flat: tuple[str, ...] = Field(
+        (), description="ids of the scenarios whose groups were left out because their rewards hardly differ"
+    )
     publish_seconds: float = Field(
         0.0, description="time until all servers had the step's adapter; 0 if they already had it"
     )
-    policy: str = Field(description="name under which the episodes' adapter was served")
+    policy: str = Field(
+        description="name of the policy that was published for the step; it sampled the episodes, unless they ran ahead"
+    )
+
+    @property
+    def seconds(self) -> float:
+        """Time of the step, with its rollouts as far as the trainer waited for them."""
+        waited = self.rollout_seconds if self.wait_seconds is None else self.wait_seconds
+        return waited + self.train_seconds
 
     def line(self, steps: int, eta: float) -> str:
         """Return the line for the terminal. `steps` is the length of the run, `eta` the seconds left."""
@@ -114,6 +156,7 @@ class StepRecord(_BaseRecord):
             f"Trainable {self.trainable_tokens:,}/{self.tokens:,} ({share:.1%})",
             f"groups {self.groups}/{self.groups_wanted}",
             f"rollout {self.rollout_seconds:.1f}s train {self.train_seconds:.1f}s",
+            *([f"waited {self.wait_seconds:.1f}s staleness {self.staleness:.1f}"] if self.ended else []),
             f"ETA {timedelta(seconds=round(eta))}",
         ]
         if self.split_episodes:

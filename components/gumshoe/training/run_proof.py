@@ -133,15 +133,21 @@ def _check_complete(
 def _prove_versions(spec: RunSpec, steps: Sequence[StepRecord], episodes: Sequence[EpisodeRecord]) -> PolicyVersions:
     """Count the completions whose policy version is proven."""
     bound = spec.settings.rollouts.most_difference
-    published = {each.step: each.policy for each in steps if each.use == 1}
-    uses = Counter(published.values())
+    batches = [each for each in steps if each.use == 1]
+    published = {each.policy: place for place, each in enumerate(batches)}
+    places = {each.step: place for place, each in enumerate(batches)}
+    uses = Counter(each.policy for each in batches)
     trained = [each for each in episodes if each.is_trained]
 
     def is_proven(each: EpisodeRecord) -> bool:
-        name = published.get(each.step)
-        named = each.policy == name and uses[name] == 1 and each.policy.startswith(f"r{spec.run}-")
+        names = (each.policy, *each.later_policies)
+        own = all(uses[name] == 1 and name.startswith(f"r{spec.run}-") for name in names)
+        if not own or each.step not in places or not 0 <= each.staleness <= spec.settings.staleness:
+            return False
+        if not all(0 <= places[each.step] - published[name] <= each.staleness for name in names):
+            return False
         compared = each.compared
-        return named and compared is not None and compared.tokens > 0 and compared.difference <= bound
+        return compared is not None and compared.tokens > 0 and compared.difference <= bound * (1 + each.staleness)
 
     completions = sum(each.completions for each in trained)
     proven = sum(each.completions for each in trained if is_proven(each))
@@ -269,7 +275,7 @@ def count_cost(spec: RunSpec, steps: Sequence[StepRecord], path: Path) -> Traini
         attempts_killed=sum(each.attempt not in ended for each in starts),
         steps_repeated=len(made) - len(set(made)),
         wall_hours=wall,
-        step_hours=math.fsum(each.rollout_seconds + each.train_seconds for each in steps) / _HOUR,
+        step_hours=math.fsum(each.seconds for each in steps) / _HOUR,
         gpu_hours=gpu,
         cpu_hours=cpu,
         gpu_price=costs.gpu_hour,

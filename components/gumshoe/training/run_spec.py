@@ -26,7 +26,7 @@ METADATA = "metadata.json"
 BASELINE = "baseline.json"
 """The rewards of the base model on the split `validation`, by scenario."""
 SERVED = "served.json"
-"""The adapter that the run's servers must load after a restart."""
+"""The adapters that the run's servers must load after a restart."""
 METRICS = "metrics.jsonl"
 EPISODES, ATTEMPTS = "episodes.jsonl", "attempts.jsonl"
 """Evidence for the proof of the run, beside `METRICS`: its scored episodes, and when it started and ended."""
@@ -34,6 +34,7 @@ SERVER_LOG = "vllm.log"
 STALLED = "stalled.txt"
 PROGRESS = "progress.json"
 PLOTS, PAGE = "plots", "plots.html"
+TIMELINE = "timeline.json"
 TENSORBOARD = "runs"
 ADAPTERS = "adapters"
 """The adapters for the servers, one directory per step."""
@@ -58,13 +59,14 @@ RUN_FILES = {
     PROOF: "What the run claims about itself, with the digests of the files that show it. `gumshoe verify` checks it.",
     PROOF_PAGE: "The proof as a page.",
     PAGE: "The curves, as one page that loads nothing else.",
-    f"{PLOTS}/": "The curves, as PNG files.",
+    f"{PLOTS}/": "The curves and the timeline, as PNG files.",
+    TIMELINE: "What the trainer and the groups did in the newest ten steps. https://ui.perfetto.dev opens it.",
     f"{TENSORBOARD}/": "The curves, for TensorBoard.",
     PROGRESS: "What the run is doing now, for `gumshoe watch`: phase, step and newest episodes. Replaced every second.",
     SPEC: "Input of the trainers: settings, index, scenarios, ID of the run and addresses of the servers.",
     BASELINE: "Rewards of the base model on the split `validation`, by scenario.",
-    f"{ADAPTERS}/": "The adapter that the vLLM servers have loaded.",
-    SERVED: "Name and path of the adapter that a vLLM server loads after a restart.",
+    f"{ADAPTERS}/": "The adapters that the vLLM servers have loaded.",
+    SERVED: "Names and paths of the adapters that a vLLM server loads after a restart.",
     SERVER_LOG: "Output of the vLLM server. With several servers: `vllm-1.log`, `vllm-2.log` and so on.",
     STALLED: "Written if the run stopped making progress: what it was doing, and the stacks of all threads.",
 }

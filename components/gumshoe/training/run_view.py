@@ -52,7 +52,7 @@ class RunView:
         """Estimated time until the last step, from the latest steps. None if it is not known."""
         if self.length is None or not self.steps or self.state != "running":
             return None
-        recent = [each.rollout_seconds + each.train_seconds + each.publish_seconds for each in self.steps[-_RECENT:]]
+        recent = [each.seconds for each in self.steps[-_RECENT:]]
         return (self.length - self.step) * statistics.fmean(recent)
 
 

@@ -127,6 +127,19 @@ class TrainSettings(Section):
         return rollouts.num_servers if is_served else 0
 
     @property
+    def staleness(self) -> int:
+        """Maximum age of a policy when its tokens are trained on, in batches of episodes."""
+        rollouts = self.rollouts
+        if rollouts.max_staleness is not None or not rollouts.lag:
+            return rollouts.max_staleness or 0
+        return rollouts.lag + (rollouts.handover is None)
+
+    @property
+    def adapter_slots(self) -> int:
+        """Number of adapters that a server of the run can use in one batch: those of all policies in use."""
+        return max(2, self.staleness + 1)
+
+    @property
     def groups(self) -> int:
         """Number of groups per optimizer step, over all processes."""
         optimizer = self.optimizer

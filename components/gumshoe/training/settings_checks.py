@@ -12,6 +12,7 @@ from gumshoe.rewards.combination import check_combination
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import RewardsSettings
 
+_HANDOVER_STALENESS = 1  # steps; adapter loaders keep two adapters
 _EXTRAS = ("trackio", "wandb")  # trackers that an extra of the same name installs
 
 
@@ -79,6 +80,7 @@ def _find_errors(settings: TrainSettings, scenarios: int) -> Iterator[UsageError
         )
     yield from _find_server_errors(settings)
     yield from _find_handover_errors(settings)
+    yield from _find_lag_errors(settings)
     yield from _find_algorithm_errors(settings)
     yield from _find_weight_errors(settings.rewards)
 
@@ -269,6 +271,37 @@ def _find_handover_errors(settings: TrainSettings) -> Iterator[UsageError]:
                 "settings.handover-server-address",
                 f"rollouts.servers must be http://HOST:PORT with rollouts.handover, got {server}",
             )
+
+
+def _find_lag_errors(settings: TrainSettings) -> Iterator[UsageError]:
+    """Find settings of episodes that run ahead of training, where that is impossible or has no effect."""
+    rollouts, most = settings.rollouts, settings.rollouts.max_staleness
+    if rollouts.lag and (rollouts.engine != "vllm" or settings.mode == "simple"):
+        yield UsageError(
+            "settings.lag-without-vllm",
+            f"rollouts.lag {rollouts.lag} requires rollouts.engine vllm and a mode other than simple, because the "
+            "trainer's own model cannot sample while it is trained; set rollouts.lag to 0, or rollouts.engine to vllm",
+        )
+    if not rollouts.lag and (most or rollouts.adapter_switch == "turn"):
+        name = f"max_staleness {most}" if most else "adapter_switch turn"
+        yield UsageError(
+            "settings.staleness-without-lag",
+            f"rollouts.{name} has no effect without a lag: no episode runs while the adapter changes; set rollouts.lag "
+            "to 1 or more, or unset it",
+        )
+    if rollouts.lag and most is not None and most < rollouts.lag:
+        yield UsageError(
+            "settings.staleness-below-lag",
+            f"rollouts.max_staleness {most} is lower than rollouts.lag {rollouts.lag}, so that steps would wait for "
+            "episodes as without the lag; raise it, or lower the lag",
+        )
+    if rollouts.handover is not None and settings.staleness > _HANDOVER_STALENESS:
+        yield UsageError(
+            "settings.staleness-with-handover",
+            f"rollouts.handover allows a staleness of {_HANDOVER_STALENESS}, because each server keeps the last two "
+            f"adapters, got rollouts.lag {rollouts.lag} and a staleness of {settings.staleness}; lower rollouts.lag "
+            "to 1, and unset rollouts.max_staleness",
+        )
 
 
 def _find_distribution_errors(settings: TrainSettings) -> Iterator[UsageError]:

@@ -170,6 +170,12 @@ class DataSettings(Section):
         description="order of the training scenarios in the first epoch: shuffled, or given: as in the file, e.g. from "
         "easy to hard (`gumshoe scenarios sort`); later epochs are shuffled",
     )
+    rest_steps: int = Field(
+        0,
+        ge=0,
+        description="number of steps for which a scenario is used only if no other is left, after a group of it was "
+        "flat, i.e. always or never solved. This saves rollouts, but such scenarios are seen less often",
+    )
     seed: Annotated[int, EnvVar("SEED")] = Field(
         42, description="random seed of the adapter's initial weights, the order of scenarios, and every episode"
     )
@@ -228,10 +234,31 @@ class RolloutSettings(Section):
     draws: int = Field(
         3,
         ge=1,
-        description="maximum number of times that scenarios are sampled to fill a step with useful groups (dynamic "
-        "sampling of DAPO, https://arxiv.org/abs/2503.14476)",
+        description="maximum number of scenarios per group of a step. A group that is flat or dropped is replaced at "
+        "once by another scenario (dynamic sampling of DAPO, https://arxiv.org/abs/2503.14476)",
     )
     concurrency: int = Field(64, ge=1, description="maximum number of concurrent episodes per server")
+    lag: int = Field(
+        0,
+        ge=0,
+        le=16,
+        description="number of steps (batches of episodes) whose episodes run while an earlier one is trained on. 0: "
+        "rollouts and training take turns; 1: they overlap, and episodes are sampled by a policy that is one step "
+        "older, which importance weights correct",
+    )
+    max_staleness: int | None = Field(
+        None,
+        ge=0,
+        le=32,
+        description="maximum number of steps that the trainer may have learned from since the oldest policy of a group "
+        "was published. A step waits for groups that would exceed it; other slow groups are trained on later. If "
+        "unset, lag + 1; lag with rollouts.handover; 0 without a lag",
+    )
+    adapter_switch: Literal["episode", "turn"] = Field(
+        "episode",
+        description="when episodes change to the adapter of the next step, with a lag: episode: new ones begin with "
+        "it, and running ones keep theirs; turn: running ones change to it for their next turn",
+    )
     least_ratio: float = Field(
         0.9,
         ge=0,
@@ -242,7 +269,8 @@ class RolloutSettings(Section):
         0.1,
         gt=0,
         description="drop a group as off-policy if the log-probabilities of trainer and sampler differ by more than "
-        "this in one of its episodes (mean absolute difference, in nats per token)",
+        "this in one of its episodes (mean absolute difference, in nats per token); with a lag, this times 1 + the "
+        "number of steps between the two",
     )
     gpu_memory: float | None = Field(
         None,

@@ -23,8 +23,9 @@ class _Claim(BaseModel):
 class PolicyVersions(_Claim):
     """Completions that were trained on, and those whose policy version was proven.
 
-    A version is proven if the episode names the policy that was published for its step, no other step used that name,
-    and the sampler's log-probabilities of the episode match the trainer's on the same token ids.
+    A version is proven if the episode names the policy that was published for its step, or an earlier one as the lag of
+    the run allows; no other step used that name; and the sampler's log-probabilities of the episode match the trainer's
+    on the same token ids.
     """
 
     completions: int
@@ -36,7 +37,8 @@ class PolicyVersions(_Claim):
     rejected: int
     """Number of completions in groups that were rejected because another policy sampled them (off-policy)."""
     bound: float
-    """Maximum mean difference of log-probabilities in an episode, in nats per token (`rollouts.most_difference`)."""
+    """Maximum mean difference of log-probabilities in an episode, in nats per token (`rollouts.most_difference`); this
+    times 1 + the staleness of the episode."""
     largest_difference: float | None
     """Largest such difference among the episodes that were trained on; null if nothing was trained on."""
 

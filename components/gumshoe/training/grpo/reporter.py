@@ -17,8 +17,9 @@ from gumshoe.training.metrics_exporter import MetricsExporter
 from gumshoe.training.plots import write_plots
 from gumshoe.training.progress_file import ProgressFile
 from gumshoe.training.records import EvaluationRecord, StepRecord, truncate_records, write_record
-from gumshoe.training.run_spec import ATTEMPTS, EPISODES, METRICS, RunSpec
+from gumshoe.training.run_spec import ATTEMPTS, EPISODES, METRICS, TIMELINE, RunSpec
 from gumshoe.training.settings import TrainSettings
+from gumshoe.training.timeline import StepTimes, Timeline
 
 _MANY = 0.5  # share of episodes
 _RECENT = 20  # steps that the time left is estimated from
@@ -37,6 +38,7 @@ class RunReporter:
         self._title, self._steps, self._attempt = f"Run {spec.run}", steps, spec.attempt
         self._algorithm, self._progress_file = algorithm, progress_file
         self._exporter: MetricsExporter | None = None
+        self._timeline = Timeline(spec.directory / TIMELINE)
         self._pending: list[StepRecord | EvaluationRecord] = []
         self._seconds: list[float] = []
         self._count_pass: Advance | None = None
@@ -86,6 +88,10 @@ class RunReporter:
         write_attempt_event(
             self._directory / ATTEMPTS, AttemptProgress(attempt=self._attempt, time=time.time(), step=step)
         )
+
+    def add_times(self, times: StepTimes) -> None:
+        """Add a step to the timeline."""
+        self._timeline.add(times)
 
     def send_to_trackers(self, trainer: Any) -> None:
         """Send new records to the trackers of `output.report_to`. They accept none before training starts."""

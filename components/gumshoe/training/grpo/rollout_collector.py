@@ -1,15 +1,13 @@
-"""Run and score the episodes of a step, and leave out groups without a learning signal.
+"""Run and score the episodes of groups, and measure a policy.
 
-Invariants: a group is complete or missing. Which episodes are run depends only on the run's seed, the step and the
-draw.
+Invariants: a group is complete or missing. An episode depends only on its scenario, its seed and its policy.
 """
 
-import asyncio
 import statistics
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AsyncExitStack, aclosing
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -19,10 +17,10 @@ from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UnavailableError
 from gumshoe.rewards.combination import Combination, combine_rewards, is_flat
 from gumshoe.rewards.judge import Judge
-from gumshoe.rewards.reward import Reward
+from gumshoe.rewards.reward import Reward, gather_all
 from gumshoe.rewards.scoring import judge_trajectory, map_concurrently
 from gumshoe.rewards.turn_rewards import TurnRewardValues, turn_rewards
-from gumshoe.rollouts.engine import RolloutEngine, show_progress
+from gumshoe.rollouts.engine import EpisodePool, show_progress
 from gumshoe.rollouts.episode import EpisodeLimits, EpisodeRunner, EpisodeStart
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Group, Trajectory
@@ -31,6 +29,7 @@ from gumshoe.terminal import Advance, progress
 from gumshoe.training.algorithms.turn_level import TurnLevel
 from gumshoe.training.grpo.schedule import Schedule
 from gumshoe.training.progress_file import ProgressFile
+from gumshoe.training.timeline import GroupTime
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,8 @@ class ScoredGroup:
     """[group]"""
     turn_returns: tuple[tuple[float, ...], ...] = ()
     """[group][turns]: returns minus their baseline, if each turn has an advantage of its own; else empty."""
+    staleness: int = 0
+    """Batches that the trainer has learned from since the oldest policy that sampled a token of it was published."""
 
     def is_flat(self, bound: float) -> bool:
         """Return True if what advantages are made of hardly differs (standard deviation below `bound`), i.e. is noise.
@@ -70,11 +71,37 @@ class RolloutBatch:
     retry_causes: Counter[str] = field(default_factory=Counter)
     """Number of retries by error code."""
     seconds: float = 0.0
+    """Time from the start of the first group to the end of the last one."""
+    waited: float = 0.0
+    """Time that the trainer waited for them, in seconds."""
+    judged: float = 0.0
+    """Time that scoring took, in seconds; groups that are scored at once all count."""
+    ended: dict[str, bool] = field(default_factory=dict)
+    """The groups of a step with a lag, see `StepRecord.ended`."""
+    times: list[GroupTime] = field(default_factory=list)
+    """When its scored groups ran."""
 
     @property
     def flat(self) -> int:
         """Number of groups whose rewards hardly differ."""
         return len(self.scored) - len(self.groups)
+
+    @property
+    def flat_scenarios(self) -> tuple[str, ...]:
+        """Ids of the scenarios of these groups."""
+        useful = {id(each) for each in self.groups}
+        return tuple(each.scenario.id for each in self.scored if id(each) not in useful)
+
+    def raise_if_lost(self) -> None:
+        """Raise if no group could be run and scored.
+
+        Raises:
+            UnavailableError: every group was dropped.
+        """
+        if self.dropped and not self.scored:
+            raise UnavailableError(
+                "training.no-scored-groups", f"no group could be run and scored: {next(iter(self.dropped.values()))}"
+            )
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -127,34 +154,66 @@ class RolloutCollector:
     min_group_std: float
     concurrency: int
     """Maximum number of concurrent episodes per server."""
-    on_engine: Callable[[RolloutEngine], None] = lambda _: None
-    """Called with each engine that starts, to observe its progress."""
+    on_pool: Callable[[EpisodePool], None] = lambda _: None
+    """Called with each pool of episodes, to observe its progress."""
     progress_file: ProgressFile = field(default_factory=ProgressFile)
 
-    async def collect(self, run: EpisodeRunner, version: str, step: int, servers: int) -> RolloutBatch:
-        """Run the groups of a step, numbered from 0, on this number of servers.
+    def order(self, step: int, resting: Collection[str] = ()) -> list[Scenario]:
+        """Return the scenarios of a step, numbered from 0: those of its groups, then those that replace others.
+
+        Scenarios whose ids are in `resting` come last.
+        """
+        found = [each for draw in range(self.draws) for each in self.schedule.draw(step, draw)]
+        return sorted(found, key=lambda each: each.id in resting)
+
+    def new_pool(self, servers: int) -> EpisodePool:
+        """Return a pool for episodes on this number of servers."""
+        pool = EpisodePool(self.concurrency * servers)
+        self.on_pool(pool)
+        return pool
+
+    async def run_episode(
+        self,
+        run: EpisodeRunner,
+        version: str | None,
+        scenario: Scenario,
+        seed: str,
+        threads: ToolThreads,
+        sample: int = 0,
+    ) -> Trajectory:
+        """Run one episode with the policy of this version; None if each of its turns chooses the policy.
 
         Raises:
-            UnavailableError: no group could be run and scored.
+            UnavailableError: another policy sampled it, or the episode failed for a reason other than its policy.
         """
-        started = time.monotonic()
-        drawn = self.schedule.draw(step)
-        found = RolloutBatch(len(drawn))
-        async with ToolThreads() as threads:
-            while drawn and found.draws < self.draws:
-                seed = f"{self.schedule.seed}/{step}/{found.draws}"
-                title = "Rollouts for training" + (f", draw {found.draws + 1}" if found.draws else "")
-                for group in await self._run(
-                    title, run, version, drawn, self.generations, seed, servers, found, threads
-                ):
-                    found.scored.append(group)
-                    if not group.is_flat(self.min_group_std):
-                        found.groups.append(group)
-                found.draws += 1
-                missing = found.wanted - len(found.groups)
-                drawn = self.schedule.draw(step, found.draws)[:missing]
-        found.seconds = time.monotonic() - started
-        return found
+        environment = self.env.new_environment(scenario, self.limits.max_turns)
+        start = EpisodeStart(environment, seed, self.limits, threads, sample, may_change_policy=version is None)
+        trajectory = await run(start)
+        if version is not None and trajectory.policy not in (version, ""):
+            raise UnavailableError(
+                "training.stale-policy", f"an episode was sampled from {trajectory.policy} instead of {version}"
+            )
+        trajectory.settings = {"max_turns": self.limits.max_turns, **self.env.provenance}
+        return trajectory
+
+    async def score(self, group: Group, scenario: Scenario) -> tuple[ScoredGroup | None, str]:
+        """Return a group with its rewards, or None and why it is dropped."""
+        if group.dropped:
+            return None, group.dropped
+        try:
+            scored = await self.rubric.score(group, scenario)
+        except UnavailableError as error:
+            return None, error.message_with_code
+        self.progress_file.add_episodes(scored.scenario, scored.trajectories)
+        return scored, ""
+
+    @contextmanager
+    def show(self, title: str, total: float, pool: EpisodePool) -> Iterator[Advance]:
+        """Show the progress of episodes while the block runs, and yield what counts them."""
+        with progress(title, total=total, is_transient=True) as shown:
+            advance = self.progress_file.follow(title, total, shown)
+            with show_progress(pool.progress, advance):
+                yield advance
 
     async def measure(
         self, run: EpisodeRunner, version: str, scenarios: Sequence[Scenario], seed: str, servers: int
@@ -166,78 +225,30 @@ class RolloutCollector:
         """
         started = time.monotonic()
         found = RolloutBatch(len(scenarios))
+        pool = self.new_pool(servers)
         async with ToolThreads() as threads:
-            title = "Rollouts for evaluation"
-            found.scored = await self._run(title, run, version, scenarios, 1, seed, servers, found, threads)
+
+            async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
+                own_seed = f"{seed}/{scenario.id}/{sample}/{attempt}"
+                return await self.run_episode(run, version, scenario, own_seed, threads, sample)
+
+            async def measure_one(scenario: Scenario) -> tuple[ScoredGroup | None, str]:
+                group = await pool.run_group(episode, scenario)
+                advance(1)
+                return await self.score(group, scenario)
+
+            with self.show("Rollouts for evaluation", len(scenarios), pool) as advance:
+                ended = await gather_all(map(measure_one, scenarios))
+        for scenario, (scored, dropped) in zip(scenarios, ended, strict=True):
+            if scored is None:
+                found.dropped[scenario.id] = dropped
+            else:
+                found.scored.append(scored)
+        found.raise_if_lost()
         found.groups = found.scored
+        found.retried, found.retry_causes = pool.progress.retried, pool.progress.retry_causes
         found.seconds = time.monotonic() - started
         return found
-
-    async def _run(
-        self,
-        title: str,
-        run: EpisodeRunner,
-        version: str,
-        scenarios: Sequence[Scenario],
-        samples: int,
-        seed: str,
-        servers: int,
-        found: RolloutBatch,
-        threads: ToolThreads,
-    ) -> list[ScoredGroup]:
-        """Return the complete groups with their rewards, in the order of their scenarios."""
-
-        async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
-            environment = self.env.new_environment(scenario, self.limits.max_turns)
-            own_seed = f"{seed}/{scenario.id}/{sample}/{attempt}"
-            trajectory = await run(EpisodeStart(environment, own_seed, self.limits, threads, sample))
-            if trajectory.policy not in (version, ""):
-                raise UnavailableError(
-                    "training.stale-policy", f"an episode was sampled from {trajectory.policy} instead of {version}"
-                )
-            trajectory.settings = {"max_turns": self.limits.max_turns, **self.env.provenance}
-            return trajectory
-
-        engine = RolloutEngine(episode, self.concurrency * servers)
-        self.on_engine(engine)
-        by_id = {each.id: each for each in scenarios}
-
-        async def score(group: Group) -> ScoredGroup | None:
-            try:
-                scored = await self.rubric.score(group, by_id[group.scenario])
-            except UnavailableError as error:
-                found.dropped[group.scenario] = error.message_with_code
-                return None
-            self.progress_file.add_episodes(scored.scenario, scored.trajectories)
-            return scored
-
-        started = {}  # groups are scored while other episodes run
-        try:
-            async with AsyncExitStack() as held:
-                groups = await held.enter_async_context(aclosing(engine.run(scenarios, samples)))
-                scoring = await held.enter_async_context(asyncio.TaskGroup())
-                total = len(scenarios) * samples
-                shown = held.enter_context(progress(title, total=total, is_transient=True))
-                advance = self.progress_file.follow(title, total, shown)
-                held.enter_context(show_progress(engine.progress, advance))
-                async for group in groups:
-                    advance(samples)
-                    if group.dropped:
-                        found.dropped[group.scenario] = group.dropped
-                    else:
-                        started[group.scenario] = scoring.create_task(score(group))
-        except ExceptionGroup as errors:
-            first = errors.exceptions[0]  # it cancelled the others
-            raise first from first.__cause__
-        found.retried += engine.progress.retried
-        found.retry_causes.update(engine.progress.retry_causes)
-        ended = (started[each.id].result() for each in scenarios if each.id in started)
-        whole = [group for group in ended if group is not None]
-        if found.dropped and not whole and not found.scored:
-            raise UnavailableError(
-                "training.no-scored-groups", f"no group could be run and scored: {next(iter(found.dropped.values()))}"
-            )
-        return whole
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,7 @@ The run composes its parts and decides when each acts. Start it as `python -m gu
 """
 
 import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +16,21 @@ from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rewards.reward import load_reward
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
-from gumshoe.rollouts.engine import RolloutEngine
+from gumshoe.rollouts.engine import EpisodePool
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.terminal import err
 from gumshoe.training.algorithms.turn_level import TurnLevel
 from gumshoe.training.grpo.adapter_writer import AdapterWriter
+from gumshoe.training.grpo.policy_versions import PolicyVersions
 from gumshoe.training.grpo.reporter import RunReporter, warn
 from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch, RolloutCollector, Rubric, measure_accuracy
+from gumshoe.training.grpo.rollout_queue import Lead, RolloutQueue
 from gumshoe.training.grpo.sampler import PolicyPublisher, create_sampler
-from gumshoe.training.grpo.schedule import Schedule
+from gumshoe.training.grpo.schedule import Schedule, find_resting
 from gumshoe.training.grpo.simple import build_prompts, first_turn_means, first_turn_reward
 from gumshoe.training.grpo.step_summary import episode_records, step_record
 from gumshoe.training.grpo.trainer import AgentTrainer, Hooks
+from gumshoe.training.grpo.trainer_usage import TrainerUsage
 from gumshoe.training.grpo.trl_config import grpo_config
 from gumshoe.training.grpo.validation import Validator, is_best_trained
 from gumshoe.training.launch.distributed_env import RUN_ENDED
@@ -58,9 +60,7 @@ from gumshoe.training.run_spec import (
     step_of,
 )
 from gumshoe.training.settings_checks import check_settings
-
-Watch = Callable[[RolloutEngine], None]
-"""Is given each engine that starts to run episodes."""
+from gumshoe.training.timeline import StepTimes
 
 
 class Run:
@@ -88,9 +88,14 @@ class Run:
         self._progress_file = ProgressFile(spec.directory / PROGRESS, self._steps)
         self._collector = self._make_collector(train)
         self._sampler = create_sampler(spec, self._chat)
-        self._runner = StoppableRunner()
+        rollouts = settings.rollouts
+        self._runner = StoppableRunner(in_thread=rollouts.lag > 0)
+        versions = PolicyVersions(self._sampler, settings.sampling, by_turn=rollouts.adapter_switch == "turn")
+        batches = self._steps // settings.optimizer.num_iterations
+        lead = Lead(rollouts.lag, settings.staleness)
+        self._queue = RolloutQueue(self._collector, versions, lead, batches - 1, self._find_resting)
         self._lifecycle = Lifecycle(settings, spec.directory, self._runner.stop)
-        self._publisher = PolicyPublisher(spec, self._sampler, self._lifecycle)
+        self._publisher = PolicyPublisher(spec, self._sampler, self._lifecycle, self._adopt)
         self._validator = Validator(
             settings, validation, self._collector, self._judge, spec.directory, self._count_verdict
         )
@@ -99,15 +104,14 @@ class Run:
         self._hooks = Hooks(
             self._roll_out,
             self._algorithm,
-            self._publisher.publish,
+            self._publish,
             settings.rollouts.most_difference,
             settings.mode == "rollout",
             settings.rollouts.segments,
             settings.rollouts.mask_truncated,
         )
-        self._engine: RolloutEngine | None = None
+        self._pool: EpisodePool | None = None
         self._verdicts = 0
-        self._step_started = 0.0
         self._accuracy: Accuracy | None = None  # of the episodes that are used now
         self._random: Any = None
         self._best: int | None = None  # the step that this process found to be the best
@@ -128,6 +132,7 @@ class Run:
         last_step = -1 if checkpoint is None else step_of(checkpoint)
         accelerator = lifecycle.trainer.accelerator
         self._reporter.records = run_in_main(accelerator, lambda: self._reporter.read_records(last_step))
+        self._queue.resume({name: useful for each in self._reporter.steps for name, useful in each.ended.items()})
         watched = lifecycle.running(self._progress, self._describe)
         with self._runner, watched, self._reporter.exporting(is_main=lifecycle.is_main):
             try:
@@ -198,27 +203,47 @@ class Run:
             rollouts.draws,
             rollouts.min_group_std,
             rollouts.concurrency,
-            self._watch_engine,
+            self._watch_pool,
             self._progress_file,
         )
 
     async def _close(self) -> None:
+        await self._queue.aclose()
         await self._judge.aclose()
         for each in self._collector.rubric.rewards:
             await each.aclose()
 
     # Called by the trainer.
 
+    def _publish(self) -> None:
+        with self._hooks.phases.phase("publishing"):
+            self._publisher.publish()
+
     def _roll_out(self, step: int) -> RolloutBatch:
-        number = step // self._settings.optimizer.num_iterations
-
-        async def collect() -> RolloutBatch:
-            async with self._sampler.open(self._settings.sampling) as speak:
-                return await self._collector.collect(speak, self._sampler.version, number, self._sampler.servers)
-
-        found = self._runner.run(collect())
+        with self._hooks.phases.phase("waiting"):
+            found = self._runner.run(self._take(step // self._settings.optimizer.num_iterations))
         self._reporter.start_passes(step + 1)
         return found
+
+    async def _take(self, number: int) -> RolloutBatch:
+        await self._queue.adopt(number)
+        try:
+            return await self._queue.take(number, self._sampler.servers)
+        finally:
+            if not self._settings.rollouts.lag:  # the policy changes before any other episode
+                await self._queue.aclose()
+
+    def _adopt(self) -> Collection[str]:
+        """Let episodes that run beside training use the new policy, and return the names of all that they use."""
+        if not self._settings.rollouts.lag:
+            return ()
+        return self._runner.run(self._queue.adopt(self._lifecycle.step // self._settings.optimizer.num_iterations))
+
+    def _find_resting(self, number: int) -> Collection[str]:
+        """Return the scenarios that a batch uses last, as far as they are known when it may begin."""
+        iterations, data = self._settings.optimizer.num_iterations, self._settings.data
+        last = (number - self._settings.rollouts.lag) * iterations
+        return find_resting(self._reporter.steps, last, data.rest_steps)
 
     def on_start(self) -> None:
         """Send earlier records to the trackers."""
@@ -227,7 +252,7 @@ class Run:
 
     def on_step_start(self) -> None:
         """Start the clock of a step, and stop if that was requested (see `on_pass`)."""
-        self._step_started = time.monotonic()
+        self._hooks.phases.start_step()
         self._check_for_stop()
         if self._lifecycle.is_main:
             self._reporter.start_passes(self._lifecycle.step + 1)
@@ -274,12 +299,14 @@ class Run:
     def _record_step(self, logs: dict[str, float]) -> None:
         settings, found, latest = self._settings, self._hooks.rollouts, self._hooks.latest
         is_simple = settings.mode == "simple"
-        seconds = logs["step_time"] if is_simple else time.monotonic() - self._step_started
+        clock, lifecycle = self._hooks.phases, self._lifecycle
+        seconds = logs["step_time"] if is_simple else clock.step_seconds
+        usage = TrainerUsage.of_step(clock, lifecycle.trainer.accelerator.unwrap_model(lifecycle.trainer.model))
         latest.uses += not is_simple
         if latest.uses == 1:
             self._accuracy = self._sampled_accuracy(found)
         record = step_record(
-            self._lifecycle.step,
+            lifecycle.step,
             logs,
             found,
             latest,
@@ -288,6 +315,7 @@ class Run:
             seconds=seconds,
             publish_seconds=self._publisher.seconds,
             policy=self._sampler.version,
+            usage=usage,
         )
         if is_simple:
             before = sum(each.tokens for each in self._reporter.steps)
@@ -296,6 +324,10 @@ class Run:
         episodes = episode_records(record.step, found, latest.comparisons, self._env) if is_first_use else ()
         self._reporter.add_episodes(episodes, record.step)
         self._reporter.add(record)
+        groups = found.times if is_first_use else ()
+        self._reporter.add_times(
+            StepTimes(record.step, clock.started, clock.started + seconds, clock.intervals, groups)
+        )
         self._track()
         self._reporter.print_step(record, found, seconds)
 
@@ -365,20 +397,20 @@ class Run:
 
     # Observed by the watchdog.
 
-    def _watch_engine(self, engine: RolloutEngine) -> None:
-        self._engine = engine
+    def _watch_pool(self, pool: EpisodePool) -> None:
+        self._pool = pool
 
     def _count_verdict(self, amount: float = 0, *, note: str | None = None, total: float | None = None) -> None:  # noqa: ARG002
         self._verdicts += 1
 
     def _progress(self) -> object:
         """Return a value that changes whenever an episode ends, a verdict arrives, or a record is added."""
-        done = self._engine.progress.done if self._engine else 0  # no episode ends if a server hangs
-        return self._verdicts, len(self._reporter.records), id(self._engine), done
+        done = self._pool.progress.done if self._pool else 0  # no episode ends if a server hangs
+        return self._verdicts, len(self._reporter.records), id(self._pool), done
 
     def _describe(self) -> str:
         """Describe the state of a run without progress: its step, its episodes, and the ends of logs."""
-        progress = self._engine.progress if self._engine else None
+        progress = self._pool.progress if self._pool else None
         lines = [f"After step {self._lifecycle.step}; episodes: {progress}"]
         for log in find_server_logs(self._spec.directory):
             lines += ["", f"{log}:", *log.read_text(errors="replace").splitlines()[-30:]]

@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
@@ -50,38 +50,61 @@ class Sampler(Protocol):
         ...
 
     def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:
-        """Make the current weights of a model's adapter the policy. Stop retrying once `is_stopping` returns True."""
+        """Make the current weights of a model's adapter the policy. Stop retrying once `is_stopping` returns True.
+
+        Earlier policies stay until `retire`.
+        """
         ...
 
-    def open(self, sampling: Sampling) -> AbstractAsyncContextManager[EpisodeRunner]:
-        """Return a context that runs episodes with the policy."""
+    def retire(self, in_use: Collection[str]) -> None:
+        """Remove earlier policies, except those with these names."""
+        ...
+
+    def open_policy(self) -> AbstractAsyncContextManager[Any]:
+        """Return a context that yields the policy."""
+        ...
+
+    def open_runner(self, policy: Any, sampling: Sampling) -> AbstractAsyncContextManager[EpisodeRunner]:
+        """Return a context that runs episodes with a policy."""
         ...
 
 
-class _ServerSampler:
+@asynccontextmanager
+async def open_newest(sampler: Sampler, sampling: Sampling) -> AsyncIterator[EpisodeRunner]:
+    """Run episodes with the policy that was published last, while the block runs."""
+    async with sampler.open_policy() as policy, sampler.open_runner(policy, sampling) as run:
+        yield run
+
+
+class _TokenRunner:
+    """Base of the samplers: run episodes with a token policy."""
+
+    __slots__ = ()
+    chat: ChatFormat
+    max_context: int
+    agent: AgentSettings | None
+
+    def open_runner(self, policy: Any, sampling: Sampling) -> AbstractAsyncContextManager[EpisodeRunner]:
+        """Run episodes, as `Sampler.open_runner`."""
+        return open_token_runner(policy, self.chat, sampling, self.max_context, self.agent)
+
+
+class _ServerSampler(_TokenRunner):
     """Base of the samplers that use vLLM servers."""
 
     __slots__ = ()
     urls: tuple[str, ...]
     """Addresses of the servers that serve the policy."""
     version: str
-    chat: ChatFormat
-    max_context: int
-    agent: AgentSettings | None
 
     @property
     def servers(self) -> int:
         """Number of servers, as `Sampler.servers`."""
         return len(self.urls)
 
-    @asynccontextmanager
-    async def open(self, sampling: Sampling) -> AsyncIterator[EpisodeRunner]:
-        """Run episodes, as `Sampler.open`."""
-        async with (
-            VLLMPolicy(self.urls, self.version, RequestLimits(patience=_PATIENCE)) as policy,
-            open_token_runner(policy, self.chat, sampling, self.max_context, self.agent) as run,
-        ):
-            yield run
+    def open_policy(self) -> AbstractAsyncContextManager[VLLMPolicy]:
+        """Return the policy, as `Sampler.open_policy`."""
+        return VLLMPolicy(self.urls, self.version, RequestLimits(patience=_PATIENCE))
 
 
 @dataclass(slots=True)
@@ -95,10 +118,10 @@ class VLLMSampler(_ServerSampler):
     """Directory of the run, where adapters are saved."""
     version: str = ""
     agent: AgentSettings | None = None
-    _place: Path | None = field(default=None, init=False)
+    _loaded: dict[str, Path] = field(default_factory=dict, init=False)  # by name, the newest last
 
     def publish(self, model: Any, version: str, is_stopping: Callable[[], bool]) -> None:
-        """Save the adapter, load it into every server, and unload the previous one.
+        """Save the adapter, and load it into every server.
 
         Raises:
             AdapterError: a server rejects the adapter.
@@ -106,8 +129,8 @@ class VLLMSampler(_ServerSampler):
         """
         place = self.directory / ADAPTERS / version
         model.save_pretrained(str(place))
-        served = json.dumps({"name": version, "path": str(place.absolute())})
-        write_atomically(self.directory / SERVED, io.BytesIO(served.encode()))
+        self._loaded[version] = place
+        self._write_served()
         too_long = stop_after_delay(_PATIENCE)
 
         def load(url: str) -> None:
@@ -121,10 +144,21 @@ class VLLMSampler(_ServerSampler):
 
         with ThreadPoolExecutor(len(self.urls)) as pool:
             list(pool.map(load, self.urls))
-        old, old_place = self.version, self._place
-        self.version, self._place = version, place
-        if old_place is not None:
-            self._unload(old, old_place)
+        self.version = version
+
+    def retire(self, in_use: Collection[str]) -> None:
+        """Unload all adapters but the newest and those in use, and delete their files."""
+        retired = [each for each in self._loaded if each != self.version and each not in in_use]
+        places = {each: self._loaded.pop(each) for each in retired}
+        if places:
+            self._write_served()
+        for version, place in places.items():
+            self._unload(version, place)
+
+    def _write_served(self) -> None:
+        """Write which adapters a server must load after a restart."""
+        served = json.dumps({name: str(place.absolute()) for name, place in self._loaded.items()})
+        write_atomically(self.directory / SERVED, io.BytesIO(served.encode()))
 
     def _unload(self, version: str, place: Path) -> None:
         for url in self.urls:
@@ -163,9 +197,12 @@ class RemoteVLLMSampler(_ServerSampler):
         self.version = version
         shutil.rmtree(place)
 
+    def retire(self, in_use: Collection[str]) -> None:
+        """Do nothing: each loader unloads old adapters itself, and keeps the last but one."""
+
 
 @dataclass(slots=True)
-class InProcessSampler:
+class InProcessSampler(_TokenRunner):
     """Sample with the trainer's own model, in this process."""
 
     chat: ChatFormat
@@ -183,15 +220,16 @@ class InProcessSampler:
         """Keep the model, whose weights are current anyway."""
         self._model, self.version = model, version
 
+    def retire(self, in_use: Collection[str]) -> None:
+        """Do nothing: there is one model."""
+
     @asynccontextmanager
-    async def open(self, sampling: Sampling) -> AsyncIterator[EpisodeRunner]:
-        """Run episodes, as `Sampler.open`."""
+    async def open_policy(self) -> AsyncIterator[TransformersPolicy]:
+        """Yield the policy, as `Sampler.open_policy`. Dropout is off while the block runs."""
         was_training = self._model.training
         self._model.eval()
         try:
-            policy = TransformersPolicy.from_model(self._model, self.version)
-            async with open_token_runner(policy, self.chat, sampling, self.max_context, self.agent) as run:
-                yield run
+            yield TransformersPolicy.from_model(self._model, self.version)
         finally:
             self._model.train(was_training)
 
@@ -211,13 +249,17 @@ def create_sampler(spec: RunSpec, chat: ChatFormat) -> Sampler:
 class PolicyPublisher:
     """Publish the weights after each step, once, under a new name.
 
+    `adopt` lets running rollouts use the new policy, and returns the names of all that they still use.
+
     Attributes:
         seconds: duration of the last call of `publish`.
     """
 
-    def __init__(self, spec: RunSpec, sampler: Sampler, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self, spec: RunSpec, sampler: Sampler, lifecycle: Lifecycle, adopt: Callable[[], Collection[str]] = tuple
+    ) -> None:
         self._prefix = f"r{spec.run}-{spec.attempt}-policy-"
-        self._sampler, self._lifecycle = sampler, lifecycle
+        self._sampler, self._lifecycle, self._adopt = sampler, lifecycle, adopt
         self._published = ""
         self.seconds = 0.0
 
@@ -239,6 +281,7 @@ class PolicyPublisher:
     def _publish(self, model: Any, name: str) -> None:
         try:
             self._sampler.publish(model, name, lambda: self._lifecycle.is_stopping)
+            self._sampler.retire(self._adopt())
         except UnavailableError:
             if self._lifecycle.is_stopping:
                 raise StopRequestedError from None

@@ -32,17 +32,19 @@ class StepMetrics:
     comparisons: list[SampledComparison] = field(default_factory=list)
     """Comparison of sampler and trainer for each sample of the step, in their order."""
 
-    def record(self, compared: Sequence[Sequence[float]], generations: int, most_difference: float) -> list[int]:
+    def record(self, compared: Sequence[Sequence[float]], generations: int, limits: Sequence[float]) -> list[int]:
         """Take the comparisons of a step, and return the numbers of the groups that another policy sampled.
 
         `compared` has the fields of `compare_episodes` of each episode, group by group, `generations` in each.
-        `most_difference` is the limit for the difference of an episode, in nats per token.
+        `limits` are the limits for the differences of the episodes, in nats per token.
         """
         counts, differences, ratios = ([each[place] for each in compared] for place in range(3))
         off_policy = [
             group
             for group in range(len(compared) // generations)
-            if not all(each <= most_difference for each in differences[generations * group : generations * (group + 1)])
+            if not all(
+                differences[each] <= limits[each] for each in range(generations * group, generations * (group + 1))
+            )
         ]
         total = sum(counts)
         self.off_policy = len(off_policy)

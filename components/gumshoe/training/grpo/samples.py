@@ -30,6 +30,8 @@ class TrainingSample:
     """[completion tokens]"""
     previous: list[int]
     """[completion tokens]: place of the token before each, from the prompt's first token (see `segments`)."""
+    staleness: int = 0
+    """As `ScoredGroup.staleness`."""
 
 
 def to_sample(
@@ -39,6 +41,7 @@ def to_sample(
     *,
     train_on_tool_tokens: bool = False,
     weighting: SegmentWeighting = "share",
+    staleness: int = 0,
 ) -> TrainingSample:
     """Return an episode in the trainer's format: its prompt, and everything after it.
 
@@ -68,7 +71,7 @@ def to_sample(
         logprobs += [*[0.0] * len(context), *(span.logprobs if is_sampled else given)]
         by_token += [advantage] * (len(context) + len(span.ids))
         turn += is_sampled and not span.is_continued
-    return TrainingSample(list(prompt.ids), ids, logprobs, mask, reward, by_token, find_previous(trajectory))
+    return TrainingSample(list(prompt.ids), ids, logprobs, mask, reward, by_token, find_previous(trajectory), staleness)
 
 
 def to_samples(
@@ -89,7 +92,14 @@ def to_samples(
     for group, advantages in zip(found.groups, turn_advantages(found, algorithm), strict=True):
         for trajectory, reward, turns in zip(group.trajectories, group.rewards, advantages, strict=True):
             samples.append(
-                to_sample(trajectory, reward, turns, train_on_tool_tokens=train_on_tool_tokens, weighting=weighting)
+                to_sample(
+                    trajectory,
+                    reward,
+                    turns,
+                    train_on_tool_tokens=train_on_tool_tokens,
+                    weighting=weighting,
+                    staleness=group.staleness,
+                )
                 if trajectory.turns and not (mask_truncated and trajectory.ending in _TRUNCATED)
                 else _empty_sample(list(trajectory.spans[0].ids) if trajectory.spans else [filler], filler, reward)
             )

@@ -4,11 +4,13 @@ Invariant: this depends only on the scenarios, the seed, the step and the draw, 
 the same scenarios as an uninterrupted one, in any epoch.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
 
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.synthesis.rng import Rng
+from gumshoe.training.records import StepRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,12 @@ class Schedule:
 
     def _epoch_order(self, epoch: int) -> tuple[int, ...]:
         return _epoch_order(len(self.scenarios), self.seed, self.groups, epoch, self.keeps_order)
+
+
+def find_resting(records: Iterable[StepRecord], last: int, steps: int) -> set[str]:
+    """Return the ids of scenarios with a flat group in the last few steps: `steps` of them, up to the step `last`."""
+    recent = (each for each in records if each.use == 1 and last - steps < each.step <= last)
+    return {scenario for each in recent for scenario in each.scenarios_flat}
 
 
 @cache

@@ -13,12 +13,14 @@ from gumshoe.training.algorithms.algorithm import Algorithm
 from gumshoe.training.algorithms.turn_level import TurnLevel
 from gumshoe.training.episode_records import EpisodeRecord, SampledComparison
 from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch
+from gumshoe.training.grpo.trainer_usage import TrainerUsage
 from gumshoe.training.records import StepRecord, share_of_reasons
 
 if TYPE_CHECKING:
     from gumshoe.training.grpo.sampler_check import StepMetrics
 
 _SHARES = (0, 0.25, 0.5, 0.75, 0.9, 0.99, 1)
+_NO_ROLLOUTS = {"rollout_seconds": 0.0, "wait_seconds": 0.0, "judge_seconds": 0.0, "rollout_rate": 0.0, "ended": {}}
 
 
 def step_record(
@@ -32,11 +34,12 @@ def step_record(
     seconds: float,
     publish_seconds: float,
     policy: str,
+    usage: TrainerUsage,
 ) -> StepRecord:
     """Return the record of a step, from the trainer's `logs` and `metrics` and the rollouts.
 
     `beta` is the weight of the KL term, `seconds` the time of the whole step, and `policy` the name of the policy that
-    was published for it, for steps without episodes.
+    was published for it.
     """
     loss, kl = logs["loss"], logs.get("kl")
     return StepRecord(
@@ -57,14 +60,17 @@ def step_record(
         logprob_difference=metrics.difference,
         use=max(1, metrics.uses),
         clip_ratio=logs.get("clip_ratio"),
-        train_seconds=seconds - (found.seconds if metrics.uses <= 1 else 0.0),
+        train_seconds=seconds - (found.waited if metrics.uses <= 1 else 0.0),
         publish_seconds=publish_seconds if metrics.uses <= 1 else 0.0,
-        policy=found.trajectories[0].policy if found.trajectories else policy,
+        policy=policy,
         **{
             **episode_means(found),
             "groups": len(found.groups) - metrics.off_policy,
-            **({"rollout_seconds": 0.0} if metrics.uses > 1 else {}),
+            **(_NO_ROLLOUTS if metrics.uses > 1 else {}),
         },
+        phase_seconds=usage.phases,
+        model_tokens=usage.tokens,
+        mfu=usage.mfu,
     )
 
 
@@ -99,6 +105,13 @@ def episode_means(found: RolloutBatch) -> dict[str, object]:
         "split_reasons": share_of_reasons([{segment.reason for segment in each.segments} for each in episodes]),
         "segments": _mean(1.0 + len(each.segments) for each in episodes) if episodes else 1.0,
         "rollout_seconds": found.seconds,
+        "wait_seconds": found.waited,
+        "judge_seconds": found.judged,
+        "rollout_rate": sum(each.sampled_tokens for each in episodes) / found.seconds if found.seconds else 0.0,
+        "staleness": _mean(float(group.staleness) for group in found.groups),
+        "max_staleness": max((group.staleness for group in found.groups), default=0),
+        "ended": found.ended,
+        "scenarios_flat": found.flat_scenarios,
         "episode_seconds": {share: took[round(share * (len(took) - 1))] for share in _SHARES} if took else {},
     }
 
@@ -122,6 +135,8 @@ def episode_records(
                 sample=each.sample,
                 answerable=answerable,
                 policy=each.policy,
+                later_policies=tuple(sorted(each.versions - {each.policy})),
+                staleness=group.staleness,
                 ending=each.ending,
                 tries=each.tries,
                 completions=sum(span.origin == "sampled" for span in each.spans),

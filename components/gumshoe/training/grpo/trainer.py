@@ -25,12 +25,14 @@ from gumshoe.training.grpo.passes import (
     to_tree_rows,
     whole_rows,
 )
+from gumshoe.training.grpo.phase_clock import PhaseClock
 from gumshoe.training.grpo.rollout_collector import RolloutBatch
 from gumshoe.training.grpo.sampler_check import StepMetrics, compare_episodes, difference_to_sampler
 from gumshoe.training.grpo.samples import SegmentWeighting, TrainingSample, to_samples
 from gumshoe.training.grpo.segments import has_segments, to_sequences
 from gumshoe.training.grpo.token_trees import TokenTree, TreeBatch, TreeReader, TreeRow
 from gumshoe.training.launch.rendezvous import run_in_main
+from gumshoe.training.models.lora_model import reads_reference
 
 trl_imports.is_vllm_available = lambda min_version=None: False  # noqa: ARG005 - or TRL imports vLLM: 2 s and 100 MB
 from trl import GRPOTrainer  # noqa: E402
@@ -57,7 +59,7 @@ class Hooks:
     """Publish the current weights as the policy of the next episodes. Called in every process."""
     most_difference: float
     """Maximum mean absolute difference of log-probabilities between sampler and trainer in an episode, in nats per
-    token."""
+    token; this times 1 + its staleness."""
     train_on_tool_tokens: bool = False
     segments: SegmentWeighting = "share"
     """How the segments of a split episode are weighted."""
@@ -65,6 +67,7 @@ class Hooks:
     """Do not train on episodes whose last turn was cut off."""
     latest: StepMetrics = field(default_factory=StepMetrics)
     rollouts: RolloutBatch = field(default_factory=lambda: RolloutBatch(0))
+    phases: PhaseClock = field(default_factory=PhaseClock)
 
 
 class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
@@ -92,6 +95,11 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         self._groups = torch.zeros(0, dtype=torch.long)  # [episodes], as the loss mask
         self._compared: dict[int, list[float]] = {}  # of the step so far, by the number of the episode
         self._losses = 0.0  # of the passes of the step so far
+        self._limits: list[float] = []  # for the differences of the step's episodes, of all processes
+        if self.accelerator.device.type == "cuda":
+            hooks.phases.synchronize = torch.cuda.synchronize
+        embeddings = self.accelerator.unwrap_model(self.model).get_input_embeddings()
+        embeddings.register_forward_pre_hook(lambda _, given: hooks.phases.count(given[0].numel()))
 
     @cached_property
     def _tree_reader(self) -> TreeReader | None:
@@ -119,6 +127,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         if len(every) != self.accelerator.num_processes * len(prompts):
             raise AssertionError(f"{len(every)} episodes for {self.accelerator.num_processes} times {len(prompts)}")
         self._token_advantages = [row.advantages for row in rows]
+        self._limits = [self._hooks.most_difference * (1 + row.staleness) for row in every]
         self._loss_mask = pad_sequence([torch.tensor(row.mask) for row in rows], batch_first=True)
         self._previous = pad_sequence([torch.tensor(row.previous) for row in rows], batch_first=True)
         self._groups = torch.arange(first, first + len(rows)) // self.num_generations
@@ -203,9 +212,10 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         if model.training and not torch.is_grad_enabled():
             model.eval()
             try:
-                return self._get_per_token_logps_and_entropies(
-                    model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, **more
-                )
+                with self._hooks.phases.phase("reference" if reads_reference(model) else "old"):
+                    return self._get_per_token_logps_and_entropies(
+                        model, input_ids, attention_mask, logits_to_keep, batch_size, compute_entropy, **more
+                    )
             finally:
                 model.train()
         if self.aux_loss_enabled:  # of a mixture of experts; it depends on all tokens
@@ -273,12 +283,13 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         that the last passes may be empty. Passes stay mixed if the loss is a mean over each pass.
         """
         before = self._buffered_inputs
-        inputs = super()._prepare_inputs(generation_batch)
-        passes = self._buffered_inputs
-        is_by_pass = self._hooks.algorithm.by_pass or self.aux_loss_enabled
-        if passes is not None and passes is not before and not is_by_pass:
-            self._buffered_inputs = passes = self._arrange(passes)
-            inputs = passes[self._step % len(passes)]
+        with self._hooks.phases.phase("preparing"):
+            inputs = super()._prepare_inputs(generation_batch)
+            passes = self._buffered_inputs
+            is_by_pass = self._hooks.algorithm.by_pass or self.aux_loss_enabled
+            if passes is not None and passes is not before and not is_by_pass:
+                self._buffered_inputs = passes = self._arrange(passes)
+                inputs = passes[self._step % len(passes)]
         return inputs
 
     def _arrange(self, passes: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
@@ -290,6 +301,10 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         return fill_by_group(passes, size, reader.width, shares_beginning=self._shares_beginning)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        with self._hooks.phases.phase("forward"):
+            return self._compute_share_of_loss(model, inputs)
+
+    def _compute_share_of_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         """Return a pass's share of the algorithm's loss, with importance weights and the KL term of `beta`."""
         if self._hooks.latest.is_skipped and self.is_deepspeed_enabled:
             # DeepSpeed steps as soon as it has the gradient of the last pass, so make this pass not the last one.
@@ -365,7 +380,8 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         found = compare_episodes(inputs, inputs["old_per_token_logps"]).tolist()
         self._compared.update(zip(inputs["episode"].tolist(), found, strict=True))
         passes = self._buffered_inputs or []
-        if all(each[1] <= self._hooks.most_difference for each in found):
+        limits = [self._limits[each] for each in inputs["episode"].tolist()]
+        if all(each[1] <= limit for each, limit in zip(found, limits, strict=True)):
             if len(self._compared) == sum(len(each["episode"]) for each in passes):
                 self._record_comparisons([each for _, each in sorted(self._compared.items())])
             return 0.0
@@ -380,7 +396,9 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             del values[len(values) - done :]
         before, self._losses = self._losses, 0.0
         for each in passes[:done]:
-            self.accelerator.backward(self._compute_loss(model, each))
+            loss = self._compute_loss(model, each)
+            with self._hooks.phases.phase("backward"):
+                self.accelerator.backward(loss)
         self._set_rows(inputs)
         return self._losses - before
 
@@ -404,8 +422,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         Raises:
             UnavailableError: all groups are off-policy.
         """
-        most = self._hooks.most_difference
-        off_policy = self._hooks.latest.record(compared, self.num_generations, most)
+        off_policy = self._hooks.latest.record(compared, self.num_generations, self._limits)
         left = any(each.tokens and not each.rejected for each in self._hooks.latest.comparisons)
         if off_policy and not left:
             raise UnavailableError(
@@ -421,7 +438,8 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         state = self.accelerator.gradient_state
         is_last = state.sync_gradients
         try:
-            loss: torch.Tensor = super().training_step(*arguments, **named)
+            with self._hooks.phases.phase("backward"):  # what remains of it without preparing and the forward pass
+                loss: torch.Tensor = super().training_step(*arguments, **named)
         finally:
             state._set_sync_gradients(is_last)
         if self._hooks.latest.is_skipped:

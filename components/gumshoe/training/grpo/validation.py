@@ -5,7 +5,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UnavailableError
@@ -14,12 +13,10 @@ from gumshoe.rewards.judge import Judge
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.terminal import Advance
 from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch, RolloutCollector, measure_accuracy
+from gumshoe.training.grpo.sampler import Sampler, open_newest
 from gumshoe.training.records import EvaluationRecord
 from gumshoe.training.run_spec import BASELINE
 from gumshoe.training.settings import TrainSettings
-
-if TYPE_CHECKING:
-    from gumshoe.training.grpo.sampler import Sampler
 
 _MAX_MISSING = 0.05  # share of an evaluation's questions
 
@@ -54,14 +51,14 @@ class Validator:
         self._seed = f"evaluation/{settings.data.seed}"
         self._sampling = Sampling(temperature=0, max_tokens=settings.rollouts.max_tokens)
 
-    async def measure(self, sampler: "Sampler") -> Measurement:
+    async def measure(self, sampler: Sampler) -> Measurement:
         """Run one episode of each question with the policy that was published last, and judge the answers.
 
         Raises:
             UnavailableError: too many questions have no episode, or the judge gave no verdict on an answer.
         """
         questions = self._scenarios.scenarios
-        async with sampler.open(self._sampling) as speak:
+        async with open_newest(sampler, self._sampling) as speak:
             found = await self._collector.measure(speak, sampler.version, questions, self._seed, sampler.servers)
         if len(found.dropped) > _MAX_MISSING * len(questions):
             raise UnavailableError(

@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent import futures
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import TracebackType
@@ -38,20 +39,41 @@ _DUMP = 20  # seconds for writing the file about a run without progress
 class StoppableRunner:
     """Run coroutines in one event loop, each to its end or until the process is asked to stop.
 
-    One loop serves the whole run, because judges keep their connections. Use as a context manager.
+    One loop serves the whole run, because judges keep their connections. With `in_thread`, it runs in a thread of its
+    own, so that tasks that a coroutine has started go on after its end. Use as a context manager.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, in_thread: bool = False) -> None:
         self.is_stopping = False
         self._runner = asyncio.Runner()
         self._task: asyncio.Task[Any] | None = None
+        self._thread = threading.Thread(target=self._serve, name="rollouts", daemon=True) if in_thread else None
+        self._is_ready, self._is_over = threading.Event(), asyncio.Event()
 
     def __enter__(self) -> "StoppableRunner":
-        self._runner.__enter__()
+        if self._thread is None:
+            self._runner.__enter__()
+        else:
+            self._thread.start()
+            self._is_ready.wait()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._runner.close()
+        if self._thread is None:
+            self._runner.close()
+        else:
+            self._runner.get_loop().call_soon_threadsafe(self._is_over.set)
+            self._thread.join()
+
+    def _serve(self) -> None:
+        """Run the loop in its thread until the end."""
+
+        async def wait() -> None:
+            self._is_ready.set()
+            await self._is_over.wait()
+
+        with self._runner as runner:
+            runner.run(wait())
 
     def stop(self) -> None:
         """Cancel the running work, and accept no more."""
@@ -74,15 +96,17 @@ class StoppableRunner:
             return await work
 
         try:
-            return self._runner.run(cancellable())
-        except asyncio.CancelledError:
+            return self.finish(cancellable())
+        except (asyncio.CancelledError, futures.CancelledError):
             raise StopRequestedError from None
         finally:
             self._task = None
 
     def finish(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Run a coroutine to its end, even if the process was asked to stop."""
-        return self._runner.run(work)
+        if self._thread is None:
+            return self._runner.run(work)
+        return asyncio.run_coroutine_threadsafe(work, self._runner.get_loop()).result()
 
 
 class Watchdog:

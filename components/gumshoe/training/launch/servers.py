@@ -68,7 +68,7 @@ class Servers:
         self._stack.close()
 
     def restart_ended(self, is_ending: Callable[[], bool]) -> None:
-        """Restart the servers that have ended, with the current adapter, unless `is_ending` returns True.
+        """Restart the servers that have ended, with the current adapters, unless `is_ending` returns True.
 
         This does not wait for a restart, and the other servers continue.
 
@@ -93,7 +93,7 @@ class Servers:
             )
         managed.starts += 1
         err.print(f"[bold yellow]warning:[/] {managed.name} ended; restarting it")
-        managed.server.restart(_read_served_adapter(self._directory))
+        managed.server.restart(_read_served_adapters(self._directory))
         managed.is_starting = True
 
 
@@ -105,6 +105,7 @@ def create_servers(settings: TrainSettings, directory: Path, allocation: GpuAllo
         options = ServerOptions(
             max_model_len=model.max_context,
             max_lora_rank=round_up_lora_rank(settings.lora.rank),
+            max_loras=settings.adapter_slots,
             dtype="bfloat16" if model.dtype == "auto" and allocation.trainers else model.dtype,  # as trained
             gpu_memory=settings.rollouts.gpu_memory or allocation.server_memory_share,
             port=port,
@@ -137,10 +138,10 @@ def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-def _read_served_adapter(directory: Path) -> tuple[str, Path] | None:
-    """Return name and path of the adapter that servers must serve; None before the first."""
+def _read_served_adapters(directory: Path) -> dict[str, Path]:
+    """Return the paths of the adapters that servers must serve, by name; none before the first."""
     try:
         served = json.loads((directory / SERVED).read_text())
     except FileNotFoundError:
-        return None
-    return served["name"], Path(served["path"])
+        return {}
+    return {name: Path(path) for name, path in served.items()}

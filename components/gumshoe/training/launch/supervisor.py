@@ -54,6 +54,7 @@ from gumshoe.training.run_spec import (
     SPEC,
     STALLED,
     TENSORBOARD,
+    TIMELINE,
     RunSpec,
     base_model,
     check_start,
@@ -397,9 +398,9 @@ def _prepare_new_run(wanted: RunSpec, *, replace_run: bool) -> RunSpec:
             f"{directory} contains {', '.join(there)}, but no run; choose another --out, or have them deleted with "
             "--replace",
         )
-    pages = (PAGE, PROOF, PROOF_PAGE)
+    shown = (PAGE, TIMELINE, PROOF, PROOF_PAGE)
     logs = [each.name for each in find_server_logs(directory)]
-    _remove(directory, SPEC, BASELINE, SERVED, METRICS, EPISODES, ATTEMPTS, STALLED, PROGRESS, *pages, *logs, *own)
+    _remove(directory, SPEC, BASELINE, SERVED, METRICS, EPISODES, ATTEMPTS, STALLED, PROGRESS, *shown, *logs, *own)
     return wanted
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import torch
 from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
@@ -149,6 +150,12 @@ def prepare_for_training(model: Any, settings: LoraSettings) -> None:
             parameter.data = parameter.data.float()
     if settings.start is not None:
         load_adapter_weights(model, settings.start)
+
+
+def reads_reference(model: torch.nn.Module) -> bool:
+    """Return True if a model works as the reference of the KL term now: with that adapter, or with none."""
+    adapted = next((each for each in model.modules() if isinstance(each, BaseTunerLayer)), None)
+    return adapted is not None and (adapted.disable_adapters or _REFERENCE in adapted.active_adapters)
 
 
 def add_reference_adapter(model: Any, weights: Weights | None = None) -> Weights:

@@ -24,7 +24,6 @@ _GRAPHS = round(1.0 * GIB)  # vLLM's CUDA graphs; an assumption
 _SAMPLING_BYTES = 24  # per request and entry of the vocabulary, for sampling: logits, sorted logits, probabilities
 TURN_TOKENS = 1024
 """Tokens that a turn adds to an episode; an assumption."""
-_ADAPTER_SLOTS = 2  # adapters that vLLM can hold (ServerOptions.max_loras)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,30 +314,30 @@ def estimate_server_memory(
     *,
     batch: tuple[int, int],
     rank: int,
+    adapters: int = 2,
 ) -> ServerMemory:
     """Estimate how vLLM divides `memory` bytes on each of its GPUs, and how many tokens its cache holds.
 
-    `batch` is the maximum number of tokens and of requests that it processes at once, `rank` the maximum LoRA rank.
+    `batch` is the maximum number of tokens and of requests that it processes at once, `rank` the maximum LoRA rank, and
+    `adapters` the number of adapters that it holds.
     """
     tokens, requests = batch
     slots = sum(rank * (each.inputs + each.outputs) * each.count for each in shape.linears)
     slots += rank * (shape.hidden + shape.vocabulary)
     own = MemoryPart("weights", shape.parameters * place.dtype // gpus, f"{8 * place.dtype} bits")
-    adapters = MemoryPart(
-        "adapters", _ADAPTER_SLOTS * slots * place.dtype // gpus, f"{_ADAPTER_SLOTS} slots of rank {rank}"
-    )
+    loras = MemoryPart("adapters", adapters * slots * place.dtype // gpus, f"{adapters} slots of rank {rank}")
     if place.on_gpu:
         reading = tokens * (3 * shape.intermediate // gpus + 4 * shape.hidden) * place.dtype
         peak = max(reading, requests * shape.vocabulary * _SAMPLING_BYTES)
         parts: tuple[MemoryPart, ...] = (
             own,
-            adapters,
+            loras,
             MemoryPart("activations", peak, f"{tokens:,} tokens or {requests:,} requests at once; in part assumed"),
             MemoryPart("CUDA graphs", _GRAPHS, "assumed"),
             MemoryPart("framework", _CONTEXT, "assumed"),
         )
-        room, free = memory - sum(each.bytes for each in parts), memory - own.bytes - adapters.bytes
+        room, free = memory - sum(each.bytes for each in parts), memory - own.bytes - loras.bytes
     else:  # `memory` is the size of the cache alone
-        parts, room, free = (own, adapters, MemoryPart("framework", _SERVER, "assumed")), memory, memory
+        parts, room, free = (own, loras, MemoryPart("framework", _SERVER, "assumed")), memory, memory
     of_token = max(1, kv_bytes(shape, place.dtype, 1) // min(gpus, shape.kv_heads))
     return ServerMemory(parts, max(0, room), max(0, room) // of_token, max(0, free) // of_token)

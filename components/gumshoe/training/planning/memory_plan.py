@@ -245,7 +245,7 @@ def _devices(
         cache = round(float(os.environ.get("VLLM_CPU_KVCACHE_SPACE") or _CPU_CACHE) * GIB)
         if not settings.servers:
             return (DevicePlan("the machine", machine.memory, tuple(every)),), None
-        found = estimate_server_memory(shape, place, cache, 1, batch=(0, 0), rank=rank)
+        found = estimate_server_memory(shape, place, cache, 1, batch=(0, 0), rank=rank, adapters=settings.adapter_slots)
         every += [
             ("vLLM", each) for each in (*found.parts, MemoryPart("keys and values", found.room))
         ] * settings.servers
@@ -255,7 +255,13 @@ def _devices(
         share = settings.rollouts.gpu_memory or allocation.server_memory_share
         given = int(machine.memory * share)
         found = estimate_server_memory(
-            shape, place, given, len(allocation.servers[0]), batch=_vllm_batch(machine), rank=rank
+            shape,
+            place,
+            given,
+            len(allocation.servers[0]),
+            batch=_vllm_batch(machine),
+            rank=rank,
+            adapters=settings.adapter_slots,
         )
         note = f"what is left of {share:g} of the GPU; {found.tokens:,} tokens"
         served = [("vLLM", each) for each in (*found.parts, MemoryPart("keys and values", found.room, note))]
