@@ -32,6 +32,7 @@ from tests.inference.fake_vllm import ServerProcess, codec, write_tokenizer
 from tests.models import random_model
 
 STEPS, WARM_UP, RUNS = 8, 2, 3
+TRAINED_STEPS = 10
 SEEDS = (1, 2, 3)
 LAGS = (0, 1, 4)
 MODEL = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4}
@@ -39,6 +40,7 @@ SETTINGS = {
     "rollouts.num_generations": 8,
     "rollouts.min_group_std": 0,  # all episodes of a group are the same
     "rollouts.most_difference": 1e9,  # the server's log-probabilities are not those of the model
+    "rollouts.least_ratio": 0,
     "rollouts.max_tokens": 300,
     "optimizer.per_device_train_batch_size": 8,
     "optimizer.gradient_accumulation_steps": 4,
@@ -57,7 +59,7 @@ SETTINGS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=["speed", "accuracy"])
-    parser.add_argument("--turn", type=float, default=1.0, help="seconds that the fake server takes for a turn")
+    parser.add_argument("--turn", type=float, default=1.4, help="seconds that the fake server takes for a turn")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="gumshoe-overlap-") as place:
         if options.part == "speed":
@@ -113,7 +115,14 @@ def measure_accuracy(place: Path) -> None:
     rows = []
     for lag in LAGS:
         for seed in SEEDS:
-            words = ["--set", f"data.seed={seed}", "--set", f"rollouts.lag={lag}"]
+            words = [
+                "--set",
+                f"data.seed={seed}",
+                "--set",
+                f"rollouts.lag={lag}",
+                "--set",
+                f"optimizer.max_steps={TRAINED_STEPS}",
+            ]
             found = train_and_evaluate(f"lag {lag}, seed {seed}", words, known, place / f"lag-{lag}-{seed}")
             rows.append(found.row())
     show("Correct answers after the same number of steps", ["", "before", "after", "gained", "95 %", "minutes"], rows)

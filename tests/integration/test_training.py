@@ -1,6 +1,6 @@
 """The command `gumshoe train`, and its trainer alone: every mode, killed and resumed.
 
-Runs with a vLLM server are in `test_pipeline.py`; longer tests are in `test_kills.py` and `test_distributed.py`.
+Other runs with a vLLM server are in `test_pipeline.py`; longer tests are in `test_kills.py` and `test_distributed.py`.
 """
 
 import json
@@ -14,6 +14,7 @@ import pytest
 from gumshoe.artifacts.storage import lock_directory
 from gumshoe.artifacts.store import Store
 from gumshoe.environments.base import EpisodeState
+from gumshoe.evaluation.proof.proof_models import read_proof
 from gumshoe.inference.policy_names import TINY
 from gumshoe.mail.index import MailIndex
 from gumshoe.rollouts.trajectory import Span, Trajectory
@@ -23,6 +24,7 @@ from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch, Scor
 from gumshoe.training.models.base_model import ADAPTER_FILES
 from gumshoe.training.proof_check import verify_proof
 from gumshoe.training.records import EvaluationRecord, read_records
+from gumshoe.training.run_proof import write_run_proof
 from gumshoe.training.run_spec import RUN_FILES, Metadata
 from tests.conftest import CommandResult, kill_tree
 from tests.inference.fake_vllm import FakeVLLM, status
@@ -38,6 +40,7 @@ from tests.integration.trainings import (
     train,
 )
 from tests.rewards.chat_judge import by_length, says, verdict
+from tests.shared_server import SharedServer
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ci, pytest.mark.group("training")]
@@ -163,6 +166,32 @@ def test_a_killed_command_is_resumed_to_the_same_weights(
         "final",
         "run.json",
     }
+
+
+def test_a_killed_run_with_a_lag_continues_with_the_groups_of_no_step(
+    vllm: SharedServer, training_mail: Path, tmp_path: Path
+) -> None:
+    """It is killed while its third step is trained on, and episodes of the fourth run."""
+    out, log = tmp_path / "run", tmp_path / "log"
+    more = {"rollouts__engine": "vllm", "rollouts__lag": 1, "optimizer__max_steps": 4, "evaluation__eval_steps": 4}
+    spec = spec_of(training_mail, out, **more).model_copy(update={"urls": (vllm.url,), "run": "ahead"})
+    assert ForkedTrainer(spec, log, Kill("Run._record_step", 3)).wait() == -signal.SIGKILL, log.read_text()[-3000:]
+    assert [each.step for each in steps_of(out)] == [1, 2]
+    again = spec.model_copy(update={"attempt": 2, "resume": True})
+    ForkedTrainer(again, log).finish()
+    steps = steps_of(out)
+    assert [each.step for each in steps] == [1, 2, 3, 4]
+    ended = [name for each in steps for name in each.ended]
+    assert len(ended) == len(set(ended)), "no group is used twice"
+    first = {f"{step}/{place}" for step in range(4) for place in range(2)}
+    assert first <= set(ended), "no group is lost"
+    assert all(each.max_staleness <= 2 for each in steps)
+    assert steps[1].max_staleness >= 1
+    assert (out / "timeline.json").is_file()
+    write_run_proof(out)
+    proof = read_proof(out)
+    assert proof.policy_versions is not None
+    assert proof.policy_versions.share == 1
 
 
 def test_a_step_is_kept_if_the_judge_of_its_episodes_fails(

@@ -33,6 +33,7 @@ from gumshoe.training.planning.memory_plan import (
     changed_settings,
     check_memory,
     make_plan,
+    resolve_checkpointing,
     suggest_changes,
     to_config,
 )
@@ -87,6 +88,31 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def large(large_model: str) -> ModelShape:
     return read_shape(large_model)
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "recomputes"),
+    [
+        (Machine(1, 80 * GB), {}, True),  # a 7B model and vLLM on one GPU
+        (Machine(2, 180 * GB), {"model__max_context": "2048"}, False),
+        (Machine(2, 180 * GB), {"model__max_context": "4096", "model__gradient_checkpointing": "true"}, True),
+        (Machine(1, 80 * GB), {"model__gradient_checkpointing": "false"}, False),
+        (None, {}, True),
+        (Machine(0, 1 * GB), {}, True),
+    ],
+)
+def test_activations_are_kept_if_there_is_room(
+    machine: Machine | None, flags: dict[str, str], recomputes: bool, large_model: str
+) -> None:
+    known = resolve_checkpointing(of(model__name=large_model, **flags), machine)
+    assert known.model.gradient_checkpointing is recomputes
+    assert known.model.recomputes is recomputes
+
+
+def test_activations_of_an_unknown_model_are_recomputed(tmp_path: Path) -> None:
+    unknown = config_of(tmp_path, {"architectures": ["Odd"], "model_type": "odd"})
+    assert resolve_checkpointing(of(model__name=unknown), Machine(8, 80 * GB)).model.gradient_checkpointing is True
+    assert of(model__name=unknown).model.recomputes, "as long as it is not resolved"
 
 
 class TestByHand:

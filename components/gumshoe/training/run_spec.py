@@ -108,7 +108,7 @@ class RunSpec(BaseModel):
             UsageError: this machine was started with other settings or data.
         """
         first = RunSpec.model_validate_json(text)
-        places = ("output.directory", "lora.start")
+        places = ("output.directory", "lora.start", "model.gradient_checkpointing")
         found = [each for each in find_differences(first.settings, self.settings) if each not in places]
         if first.before != self.before and not first.resume:
             found.append("the adapter to start from")

@@ -48,8 +48,17 @@ class ModelSettings(Section):
         "none", description="quantization of the base model's weights; nf4 is QLoRA"
     )
     max_context: int = Field(8192, ge=64, description="maximum number of tokens of an episode")
-    gradient_checkpointing: bool = Field(True, description="recompute activations in the backward pass to save memory")
+    gradient_checkpointing: bool | Literal["auto"] = Field(
+        "auto",
+        description="recompute activations in the backward pass, which takes longer and saves memory; auto: only if "
+        "the run would not fit without it, by the estimate of `gumshoe plan`, and always in warm starts",
+    )
     check_memory: bool = Field(True, description="reject a run that does not fit into memory (see `gumshoe plan`)")
+
+    @property
+    def recomputes(self) -> bool:
+        """True if activations are recomputed; `auto`, before it is resolved, counts as True."""
+        return self.gradient_checkpointing is not False
 
 
 class LoraSettings(Section):

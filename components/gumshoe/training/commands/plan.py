@@ -21,6 +21,7 @@ from gumshoe.training.planning.memory_plan import (
     MemoryPlan,
     changed_settings,
     make_plan,
+    resolve_checkpointing,
     suggest_changes,
     to_config,
 )
@@ -73,11 +74,12 @@ def run(
     if model is not None:
         flags["model.name"] = model
     resolved = resolve(config, flags).settings
-    shape = read_shape(resolved.model.name)
+    shape, machine = read_shape(resolved.model.name), _machine(gpus, gpu_memory, gpu)
+    resolved = resolve_checkpointing(resolved, machine)
     memory_plan = make_plan(
         resolved,
         shape,
-        _machine(gpus, gpu_memory, gpu),
+        machine,
         episode_tokens=episode_tokens,
         sampled_tokens=sampled_tokens,
     )

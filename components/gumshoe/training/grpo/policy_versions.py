@@ -33,7 +33,11 @@ class HeldContext(Generic[_Value]):
         Raises:
             Exception: the context raises it.
         """
-        self.value = await self._entered
+        try:
+            self.value = await asyncio.shield(self._entered)
+        except BaseException:
+            self._is_over.set()  # so that a context that is entered later is left at once
+            raise
         return self.value
 
     async def aclose(self) -> None:

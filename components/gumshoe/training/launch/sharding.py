@@ -31,7 +31,7 @@ def sharding_config(settings: TrainSettings, processes: int) -> dict[str, Any]:
         torch.distributed.init_process_group("gloo", timeout=_WAIT)
         # The trainer loads its files onto the device `cpu:0` of accelerate, but torch knows only `cpu`.
         torch.serialization.register_package(0, lambda _: None, _on_numbered_cpu)
-    arguments: dict[str, Any] = {"gradient_checkpointing": settings.model.gradient_checkpointing}
+    arguments: dict[str, Any] = {"gradient_checkpointing": settings.model.recomputes}
     if settings.is_sharded and settings.optimizer.distribution == "fsdp2":
         arguments |= {"fsdp": True, "fsdp_config": dict(_FSDP2)}
     elif settings.is_sharded:

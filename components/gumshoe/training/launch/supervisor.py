@@ -35,7 +35,7 @@ from gumshoe.training.launch.distributed_env import DistributedEnv
 from gumshoe.training.launch.servers import Servers, create_servers, find_server_logs
 from gumshoe.training.models.base_model import check_same_base, check_served_experts
 from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, available_processors, visible_gpus
-from gumshoe.training.planning.memory_plan import check_memory, inspect_machine
+from gumshoe.training.planning.memory_plan import check_memory, inspect_machine, resolve_checkpointing
 from gumshoe.training.run_proof import write_run_proof
 from gumshoe.training.run_spec import (
     ADAPTERS,
@@ -84,6 +84,7 @@ _CHANGEABLE = (  # settings that may change when a run is resumed
     "evaluation.patience",
     "evaluation.baseline",
     "model.check_memory",
+    "model.gradient_checkpointing",
     "costs.",
     "lora.start",  # a resumed run starts from a checkpoint
     "rollouts.engine",
@@ -154,8 +155,10 @@ def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
     check_devices(settings, len(gpus))
     allocation = allocate_gpus(gpus, processes, settings.servers)
     allocation.check_memory(settings.rollouts.gpu_memory)
+    machine = inspect_machine(len(gpus), node.count)
+    settings = resolve_checkpointing(settings, machine)
     if settings.model.check_memory:
-        check_memory(settings, inspect_machine(len(gpus), node.count))
+        check_memory(settings, machine)
     directory = make_writable_directory(
         str(settings.directory / f"{_NODE_PREFIX}{node.rank}" if node.rank else settings.directory)
     )

@@ -146,7 +146,7 @@ def _reference_parts(settings: TrainSettings, place: ComputeDevice, adapter: int
 
 
 def _activations_note(settings: TrainSettings, work: TrainingPass) -> str:
-    how = "recomputed" if settings.model.gradient_checkpointing else "kept"
+    how = "recomputed" if settings.model.recomputes else "kept"
     return f"{work.episodes} episodes of {work.context:,} tokens, {how}"
 
 
@@ -174,7 +174,7 @@ def estimate_pass(
     # Attention mask of all layers. On a GPU only forked trees have one, and the tokens that these save take more.
     mask = work.episodes * work.context**2 * dtype if _shares_beginning(shape, settings, place) else 0
     end = tokens * hidden * (4 + dtype)  # the last norm, and the input of the loss
-    recomputed = settings.model.gradient_checkpointing
+    recomputed = settings.model.recomputes
     layers = shape.layers if recomputed else shape.count_trained_layers(settings.lora)
     kept = mask + end + layers * (tokens * hidden * dtype if recomputed else in_layer)
     if _is_autocast(shape, settings, place):
@@ -192,7 +192,7 @@ def estimate_pass(
 
 def _shares_beginning(shape: ModelShape, settings: TrainSettings, place: ComputeDevice) -> bool:
     """Return True if `AgentTrainer` uses `read_beginning`, and not TRL's fused head."""
-    is_alone = not settings.model.gradient_checkpointing and settings.optimizer.processes == 1
+    is_alone = not settings.model.recomputes and settings.optimizer.processes == 1
     return not place.on_gpu and is_alone and not shape.stateful
 
 

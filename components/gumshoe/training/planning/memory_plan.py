@@ -35,6 +35,7 @@ SAMPLED_SHARE = 0.1
 _PROMPT_TOKENS = 1024  # instructions, tools and question in mode `simple`; an assumption
 _CPU_CACHE = 1  # GiB for keys and values of a server without a GPU, as vllm_server starts it
 _CPU_EPISODE_TOKENS = 2048  # of an episode on a machine without a GPU; an assumption
+_AUTO = 0.8  # share of the available memory up to which activations are kept
 _REJECT, _WARN = 1.15, 0.95  # share of the available memory above which a run is rejected, or a warning is printed
 _SHARES = (0.45, 0.4, 0.35, 0.5, 0.3, 0.55, 0.6, 0.65, 0.7)  # of a GPU's memory for vLLM, in the order of suggestion
 _MIN_CONTEXT = 1024  # smallest context that is suggested, in tokens
@@ -320,7 +321,7 @@ def _estimate_time(plan: MemoryPlan, shape: ModelShape, gpu: GpuSpec, tokens: in
     )
     episodes = settings.groups * rollouts.num_generations
     forward = 2 * shape.multiplied * tokens + 2 * shape.layers * shape.attention * tokens**2  # half of all pairs
-    recomputed = settings.model.gradient_checkpointing
+    recomputed = settings.model.recomputes
     backward = 1 if recomputed else shape.count_trained_layers(settings.lora) / shape.layers
     passes = 2 + backward + (optimizer.beta > 0) + recomputed
     peak = gpu.flops * 1e12
@@ -360,7 +361,7 @@ def suggest_changes(plan: MemoryPlan, shape: ModelShape) -> MemoryPlan | None:
     for context, quantization, recompute, divisor, share in product(
         _halves(settings.model.max_context, _MIN_CONTEXT),
         dict.fromkeys([settings.model.quantization, *(["nf4"] if _can_quantize(settings) else [])]),
-        dict.fromkeys([settings.model.gradient_checkpointing, True]),
+        dict.fromkeys([settings.model.gradient_checkpointing, *([] if settings.model.recomputes else [True])]),
         _divisors(settings.optimizer.per_device_train_batch_size),
         [settings.rollouts.gpu_memory, *(_SHARES if plan.kv_tokens is not None else ())],
     ):
@@ -396,7 +397,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _with_changes(
-    settings: TrainSettings, context: int, quantization: Any, recompute: bool, divisor: int, share: float | None
+    settings: TrainSettings, context: int, quantization: Any, recompute: Any, divisor: int, share: float | None
 ) -> TrainSettings:
     model, optimizer, rollouts = settings.model, settings.optimizer, settings.rollouts
     own: dict[str, Any] = {"engine": "transformers"} if quantization == "nf4" else {"gpu_memory": share}
@@ -442,6 +443,36 @@ def inspect_machine(gpus: int, count: int = 1) -> Machine | None:
     return Machine(gpus, memory, count=count) if memory else None
 
 
+def resolve_checkpointing(settings: TrainSettings, machine: Machine | None) -> TrainSettings:
+    """Return settings that say if activations are recomputed.
+
+    With `auto`, they are kept if the run then uses at most 80 % of the memory of each device that trains, as estimated,
+    and recomputed if that is not known.
+    """
+    if settings.model.gradient_checkpointing != "auto":
+        return settings
+
+    def settle(*, recomputes: bool) -> TrainSettings:
+        model = settings.model.model_copy(update={"gradient_checkpointing": recomputes})
+        return settings.model_copy(update={"model": model})
+
+    if machine is None:
+        return settle(recomputes=True)
+    kept = settle(recomputes=False)
+    try:
+        plan = make_plan(kept, read_shape(settings.model.name), machine, context=_checked_context(settings, machine))
+    except UsageError:  # an unsupported architecture, or too few GPUs, which is reported later
+        return settle(recomputes=True)
+    trainers = [each for each in plan.devices if any(owner == "trainer" for owner, _ in each.parts)]
+    is_small = plan.fits and all(each.needed <= _AUTO * each.memory for each in trainers)
+    return kept if is_small else settle(recomputes=True)
+
+
+def _checked_context(settings: TrainSettings, machine: Machine) -> int | None:
+    """Return the length of the episodes that a run must have memory for; None for the longest that are allowed."""
+    return None if machine.gpus else min(settings.model.max_context, _CPU_EPISODE_TOKENS)
+
+
 def check_memory(settings: TrainSettings, machine: Machine | None) -> None:
     """Reject a run that clearly needs more memory than a machine has, and warn if it is close.
 
@@ -460,8 +491,7 @@ def check_memory(settings: TrainSettings, machine: Machine | None) -> None:
             f"[bold yellow]warning:[/] memory was not checked: {printable(error.message_with_code)}", soft_wrap=True
         )
         return
-    context = None if machine.gpus else min(settings.model.max_context, _CPU_EPISODE_TOKENS)
-    plan = make_plan(settings, shape, machine, context=context)
+    plan = make_plan(settings, shape, machine, context=_checked_context(settings, machine))
     used = plan.tightest.needed / plan.tightest.memory
     if used <= _WARN and not plan.lacks_cache:
         return
