@@ -168,6 +168,7 @@ def test_a_killed_command_is_resumed_to_the_same_weights(
     }
 
 
+@pytest.mark.nightly
 def test_a_killed_run_with_a_lag_continues_with_the_groups_of_no_step(
     vllm: SharedServer, training_mail: Path, tmp_path: Path
 ) -> None:
