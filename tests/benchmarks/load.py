@@ -158,10 +158,15 @@ def start_model() -> Iterator[str]:
 
 
 @contextmanager
-def serve(directory: Path, clients: int) -> Iterator[AgentProcess]:
+def serve(directory: Path, clients: int, workers: int) -> Iterator[AgentProcess]:
     """Run a model, and a server with room for `clients` at once, while the block runs."""
     place = make_files(directory)
-    bounds = {"limits.concurrency": clients, "limits.queue": clients, "connections.per_address": 2 * clients}
+    bounds = {
+        "workers": workers,
+        "limits.concurrency": clients,
+        "limits.queue": clients,
+        "connections.per_address": 2 * clients,
+    }
     more = [word for name, value in bounds.items() for word in ("--set", f"{name}={value}")]
     with (
         start_model() as model,
@@ -172,20 +177,25 @@ def serve(directory: Path, clients: int) -> Iterator[AgentProcess]:
 
 def measure_speed(server: AgentProcess, clients: int, count: int, every: float) -> list[list[str]]:
     """Return the lines of the table about speed, errors and memory."""
-    process = psutil.Process(server.process.pid)
+    own = psutil.Process(server.process.pid)
+    processes = [own, *own.children()]
+
+    def measure() -> tuple[float, int]:
+        times = [each.cpu_times() for each in processes]
+        return sum(each.user + each.system for each in times), sum(each.memory_info().rss for each in processes)
+
     ask(server.url, clients, _WARM_UP)  # connections to the model, and its answers
-    before, memory, started = process.cpu_times(), process.memory_info().rss, time.perf_counter()
+    (before, memory), started = measure(), time.perf_counter()
     asked = ask(server.url, clients, count, every)
-    seconds, used = time.perf_counter() - started, process.cpu_times()
+    seconds, (used, memory_after) = time.perf_counter() - started, measure()
     statuses = Counter(each.status for each in asked)
     overheads = statistics.quantiles([each.overhead for each in asked if each.status == 200], n=100)
-    processor = used.user + used.system - before.user - before.system
     return [
         ["questions, and those without an answer", f"{len(asked):,} and {len(asked) - statuses[200]:,}"],
         ["questions per second", f"{len(asked) / seconds:.0f}"],
         ["overhead of a question: median and p99", f"{overheads[49]:,.0f} and {overheads[98]:,.0f} ms"],
-        ["processor time of the server per question", f"{1000 * processor / len(asked):.1f} ms"],
-        ["memory before and after", f"{memory / 2**20:,.0f} and {process.memory_info().rss / 2**20:,.0f} MiB"],
+        ["processor time of the server per question", f"{1000 * (used - before) / len(asked):.1f} ms"],
+        ["memory before and after", f"{memory / 2**20:,.0f} and {memory_after / 2**20:,.0f} MiB"],
     ]
 
 
@@ -218,6 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--clients", type=int, default=500, help="number of concurrent clients")
     parser.add_argument("--questions", type=int, default=5, help="number of questions of each client")
+    parser.add_argument("--workers", type=int, default=0, help="worker processes of the server")
     parser.add_argument("--every", type=float, default=0.0, help="seconds between two questions of a client")
     parser.add_argument("--model", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -227,11 +238,12 @@ def main() -> None:
         return
     with (
         tempfile.TemporaryDirectory(prefix="gumshoe-benchmark-") as directory,
-        serve(Path(directory), options.clients) as server,
+        serve(Path(directory), options.clients, options.workers) as server,
     ):
         lines = measure_speed(server, options.clients, options.questions, options.every)
         lines.append(measure_shutdown(server, options.clients, options.clients * (_WARM_UP + options.questions)))
-    show(f"The agent server, {options.clients} clients, {PAUSE * 1000:g} ms per turn", ["", ""], lines)
+    workers = f", {options.workers} workers" if options.workers else ""
+    show(f"The agent server{workers}, {options.clients} clients, {PAUSE * 1000:g} ms per turn", ["", ""], lines)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ the call ends, so that it is there whatever happens to the answer.
 
 import logging
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, fields, replace
@@ -80,6 +80,19 @@ def record_policy(policy: str) -> None:
     """Name the policy that answers the question of the current request in its further audit lines."""
     if trail := _trail.get():
         _trail.set(replace(trail, policy=policy))
+
+
+def audited_principal() -> Principal | None:
+    """Return the caller of the current request; None if no audit lines are written."""
+    trail = _trail.get()
+    return trail.principal if trail is not None and trail.logger is not None else None
+
+
+def write_line(line: Mapping[str, Any]) -> None:
+    """Write an audit line that another process has made for the current request."""
+    trail = _trail.get()
+    if trail is not None and trail.logger is not None:
+        trail.logger.info("audit", extra={"fields": dict(line)})
 
 
 @contextmanager

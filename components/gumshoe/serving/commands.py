@@ -102,6 +102,12 @@ def run(
     port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Port to listen on (default: 8000); 0 for any free port.")
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=0, max=64, help="Processes that run the episodes, beside the one that answers HTTP (default: 0)."
+        ),
+    ] = None,
     environment: EnvironmentOption = None,
     chat: ChatOption = None,
     agent: AgentOption = None,
@@ -138,6 +144,7 @@ def run(
         "store": store,
         "host": host,
         "port": port,
+        "workers": workers,
         "model.policy": policy,
         "model.adapter": adapter,
         "model.base": model,

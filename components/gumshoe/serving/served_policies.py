@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gumshoe.endpoint import openai_client
+from gumshoe.environments.recorded import use_recorded
+from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import PolicyName, is_tiny, load_tokenizer, start_local_policy
@@ -19,8 +21,9 @@ from gumshoe.inference.vllm_server import BASE
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.chat_format.chat_settings import resolve_chat_settings
 from gumshoe.rollouts.chat_model import check_chat_server
-from gumshoe.rollouts.episode import EpisodeLimits, EpisodeRunner
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeRunner, EpisodeStart
 from gumshoe.rollouts.episode_runners import open_policy
+from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.serving.adapter_binding import bind_policies, check_fallback, find_admitting
@@ -31,6 +34,16 @@ _CHECK_INTERVAL = 5.0  # seconds between two checks of a model
 _CHECK_TIMEOUT = 5.0  # seconds
 
 _log = logging.getLogger(__name__)
+
+
+class PolicySource(NamedTuple):
+    """What a policy in service is opened from, in any process."""
+
+    name: PolicyName
+    tokenizer: Path | str | None
+    """Path or name of its tokenizer; None for chat models."""
+    directories: tuple[Path, ...]
+    """Directories on this machine with the records of its training, first that of its adapter."""
 
 
 @dataclass(slots=True)
@@ -44,16 +57,24 @@ class ServedPolicy:
     problem: str = "not opened yet"
     """Why it cannot answer; empty if it can."""
     tokenizer: Path | str | None = None
-    """Path or name of its tokenizer; None for chat models."""
     directories: tuple[Path, ...] = ()
-    """Directories on this machine with the records of its training, first that of its adapter."""
     bound_to: tuple[Lineage, ...] = ()
     """Records of its training data, if it only answers questions about that; empty if it answers all."""
 
     @property
-    def is_tiny(self) -> bool:
-        """True if it is the tiny policy, or an adapter for it."""
-        return self.tokenizer is not None and is_tiny(self.tokenizer)
+    def source(self) -> PolicySource:
+        """What it is opened from."""
+        return PolicySource(self.name, self.tokenizer, self.directories)
+
+
+def fit_environment(env_factory: EnvFactory, main: PolicySource) -> EnvFactory:
+    """Return the environment that the main policy was trained in, or else the given one.
+
+    Raises:
+        UsageError: if the user has named another environment than the recorded one.
+    """
+    env_factory = use_recorded(env_factory, *main.directories)
+    return env_factory.for_tiny() if main.tokenizer is not None and is_tiny(main.tokenizer) else env_factory
 
 
 def choose_policy(
@@ -77,9 +98,9 @@ def _fraction(session: str) -> float:
     return int.from_bytes(hashlib.sha256(session.encode(errors="replace")).digest()[:8]) / 2**64
 
 
-def episode_limits(settings: ServeSettings) -> EpisodeLimits:
+def episode_limits(model: ServedModelSettings) -> EpisodeLimits:
     """Return the limits of one episode."""
-    return EpisodeLimits(settings.model.max_turns, settings.model.max_context)
+    return EpisodeLimits(model.max_turns, model.max_context)
 
 
 class ServedPolicies(NamedTuple):
@@ -117,7 +138,7 @@ async def open_policies(settings: ServeSettings) -> AsyncIterator[ServedPolicies
         opened = [*policies, *([fallback] if fallback else ())]
         if not (model.policy or "").startswith("vllm:"):
             for each in opened:
-                each.run = await stack.enter_async_context(_open_policy(each, settings))
+                each.run = await _open_runner(each, settings, stack)
                 each.problem = ""
         checks = [asyncio.create_task(_keep_open(each, settings, stack)) for each in opened]
         try:
@@ -136,7 +157,7 @@ async def _resolve_model(settings: ServeSettings, stack: AsyncExitStack) -> Serv
     else:
         name = LocalModel(model.adapter, settings.store, model.base).resolve(stack.enter_context(ExitStack()))
     if name.kind == "local":
-        started = await stack.enter_async_context(start_local_policy(name, episode_limits(settings).max_context))
+        started = await stack.enter_async_context(start_local_policy(name, episode_limits(model).max_context))
         return ServedPolicy(started, 1, tokenizer=name.base, directories=name.directories)
     if name.kind == "vllm":
         if model.tokenizer is None:
@@ -171,15 +192,31 @@ async def _resolve_fallback(main: ServedPolicy, model: ServedModelSettings) -> S
     return ServedPolicy(base, 0, tokenizer=main.tokenizer, directories=main.directories)
 
 
-def _open_policy(policy: ServedPolicy, settings: ServeSettings) -> AbstractAsyncContextManager[EpisodeRunner]:
-    model = settings.model
-    requests = RequestLimits(
-        deadline=settings.limits.deadline, connect=_CHECK_TIMEOUT, attempts=2, backoff=1, patience=_CHECK_TIMEOUT
-    )
+def open_served_policy(
+    policy: PolicySource, model: ServedModelSettings, deadline: float
+) -> AbstractAsyncContextManager[EpisodeRunner]:
+    """Return a context that runs episodes with a policy in service. `deadline` of a request is in seconds."""
+    requests = RequestLimits(deadline=deadline, connect=_CHECK_TIMEOUT, attempts=2, backoff=1, patience=_CHECK_TIMEOUT)
     sampling = Sampling(model.temperature, max_tokens=model.max_tokens)
     chat = resolve_chat_settings(model.chat, *policy.directories)
-    limits = episode_limits(settings)
-    return open_policy(policy.name, policy.tokenizer, sampling, limits, requests, chat, model.agent)
+    return open_policy(policy.name, policy.tokenizer, sampling, episode_limits(model), requests, chat, model.agent)
+
+
+async def _open_runner(policy: ServedPolicy, settings: ServeSettings, stack: AsyncExitStack) -> EpisodeRunner:
+    """Return what runs the episodes of a policy in this process; with workers, they open it themselves."""
+    if settings.workers:
+        return _run_in_worker
+    opened = open_served_policy(policy.source, settings.model, settings.limits.deadline)
+    return await stack.enter_async_context(opened)
+
+
+async def _run_in_worker(start: EpisodeStart) -> Trajectory:
+    """Stand for a policy that worker processes have opened.
+
+    Raises:
+        AssertionError: always.
+    """
+    raise AssertionError(f"an episode of {start.environment.scenario.id} was not sent to a worker")
 
 
 async def _keep_open(policy: ServedPolicy, settings: ServeSettings, stack: AsyncExitStack) -> None:
@@ -190,7 +227,7 @@ async def _keep_open(policy: ServedPolicy, settings: ServeSettings, stack: Async
             try:
                 await check()
                 if policy.run is None:
-                    policy.run = await stack.enter_async_context(_open_policy(policy, settings))
+                    policy.run = await _open_runner(policy, settings, stack)
                 policy.problem = ""
             except GumshoeError as error:
                 policy.problem = error.message_with_code

@@ -4,16 +4,18 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TypeVar
 
+from asgi_correlation_id import correlation_id
 from opentelemetry.trace import Tracer
 
 from gumshoe.environments.base import SourceText
-from gumshoe.environments.recorded import use_recorded
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.environments.tools import Call
 from gumshoe.errors import UsageError
@@ -21,20 +23,27 @@ from gumshoe.inference.policy import PolicyError
 from gumshoe.rewards import best_of_n
 from gumshoe.rewards.best_of_n import ChoiceSettings, SampleTimeoutError, Selector
 from gumshoe.rollouts.answer import Answer, Answerer, AnswerStep
-from gumshoe.rollouts.episode import EpisodeObserver, EpisodeRunner
 from gumshoe.rollouts.tool_threads import ToolFailedError, ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.serving.adapter_binding import AdapterBoundError
-from gumshoe.serving.audit_log import record_policy
+from gumshoe.serving.audit_log import audited_principal, record_policy
+from gumshoe.serving.episode_workers import EpisodeWorkers, open_workers
 from gumshoe.serving.errors import DeadlineExceededError, ModelNotReadyError
 from gumshoe.serving.fair_limiter import BusyError, FairLimiter
 from gumshoe.serving.policy_metrics import AskedQuestion
 from gumshoe.serving.served_index import check_served_index
-from gumshoe.serving.served_policies import ServedPolicy, choose_policy, episode_limits, open_policies
+from gumshoe.serving.served_policies import (
+    ServedPolicy,
+    choose_policy,
+    episode_limits,
+    fit_environment,
+    open_policies,
+)
 from gumshoe.serving.settings import ServeSettings
-from gumshoe.serving.telemetry import Metrics, start_span
-from gumshoe.serving.usage_budgets import BudgetExhaustedError, UsageBudgets, UsageMeter
+from gumshoe.serving.telemetry import JsonFormatter, Metrics, start_span
+from gumshoe.serving.usage_budgets import BudgetExhaustedError, UsageBudgets, meter_usage
+from gumshoe.serving.worker_messages import EpisodeJob, WorkerStart
 
 _SAMPLING, _CHOOSING = 0.75, 0.9  # fractions of the deadline after which unfinished samples and judges are cancelled
 _MAX_SOURCE_TEXT = 200_000  # characters
@@ -68,6 +77,8 @@ class AnswerService:
     """Set if a question has several samples."""
     fallback: ServedPolicy | None = None
     """The base model, for questions about inboxes that the candidates are not bound to."""
+    workers: EpisodeWorkers | None = None
+    """Processes that run the episodes; None if this one does."""
     choice: ChoiceSettings | None = field(init=False)
     _budgets: UsageBudgets = field(init=False)
     _episodes: FairLimiter = field(init=False)
@@ -89,7 +100,8 @@ class AnswerService:
         answers in its place.
         """
         needed = [self.candidates[0], *([self.fallback] if self.fallback else ())]
-        return next((f"{each.name.version}: {each.problem}" for each in needed if each.problem), "")
+        lost = self.workers.problem if self.workers is not None else ""
+        return lost or next((f"{each.name.version}: {each.problem}" for each in needed if each.problem), "")
 
     def close(self) -> None:
         """Close the file of usage."""
@@ -233,14 +245,14 @@ class AnswerService:
             if policy.run is None:
                 raise ModelNotReadyError(policy.problem)
             record_policy(policy.name.version)
-            runner, seed = policy.run, secrets.token_hex(8)
+            seed = secrets.token_hex(8)
             if choice is None or self.selector is None:
-                answer, _ = await self._run_episode(scenario, runner, seed, 0, on_step, caller)
+                answer, _ = await self._run_episode(scenario, policy, seed, 0, on_step, caller)
                 return answer
 
             async def run(sample: int) -> tuple[Answer, Trajectory]:
                 try:
-                    return await self._run_episode(scenario, runner, seed, sample, lambda _: None, caller)
+                    return await self._run_episode(scenario, policy, seed, sample, lambda _: None, caller)
                 finally:
                     release_one()
 
@@ -251,12 +263,6 @@ class AnswerService:
         for step in answer.steps:
             on_step(step)
         return answer
-
-    def _meter(self, caller: str) -> EpisodeObserver:
-        """Return an observer that takes the turns of an episode from the caller's budget, if there is one."""
-        if not self._budgets.are_limited:
-            return EpisodeObserver()
-        return UsageMeter(self._budgets, caller, self.settings.model.max_tokens)
 
     async def _answer_with_samples(
         self, scenario: Scenario, run: best_of_n.RunSample, choice: ChoiceSettings, selector: Selector, waited: float
@@ -291,23 +297,30 @@ class AnswerService:
     async def _run_episode(
         self,
         scenario: Scenario,
-        run: EpisodeRunner,
+        policy: ServedPolicy,
         seed: str,
         sample: int,
         on_step: Callable[[AnswerStep], object],
         caller: str,
     ) -> tuple[Answer, Trajectory]:
-        """Run one episode, and count it in the metrics."""
+        """Run one episode, here or in a worker, and count it in the metrics."""
         with self.metrics.running.track_inprogress(), start_span(self.tracer, "episode") as span:
-            answerer = Answerer(self.env_factory, episode_limits(self.settings), self.threads)
 
             def record_step(step: AnswerStep) -> None:
                 event = "called" if step.result is None else "returned"
                 span.add_event(event, {"turn": step.turn, "tool": step.tool})
                 on_step(step)
 
-            meter = self._meter(caller)
-            answer, trajectory = await answerer.answer(scenario, run, seed, record_step, sample, meter)
+            if self.workers is not None:
+                reader, request = audited_principal(), correlation_id.get()
+                job = EpisodeJob(policy.name.version, scenario, seed, sample, caller, reader, request)
+                answer, trajectory = await self.workers.answer(job, record_step)
+            elif policy.run is not None:
+                answerer = Answerer(self.env_factory, episode_limits(self.settings.model), self.threads)
+                meter = meter_usage(self._budgets, caller, self.settings.model.max_tokens)
+                answer, trajectory = await answerer.answer(scenario, policy.run, seed, record_step, sample, meter)
+            else:
+                raise ModelNotReadyError(policy.problem)
             span.set_attributes({"policy": answer.policy, "turns": answer.turns, "success": answer.success})
         self.metrics.count_episode(answer, trajectory)
         self.on_episode(scenario, trajectory)
@@ -333,9 +346,7 @@ async def open_service(
     await asyncio.to_thread(check_served_index, env_factory)
     async with open_policies(settings) as opened, ToolThreads() as threads, AsyncExitStack() as stack:
         policies, fallback = opened
-        env_factory = use_recorded(env_factory, *policies[0].directories)
-        if policies[0].is_tiny:
-            env_factory = env_factory.for_tiny()
+        given, env_factory = env_factory, fit_environment(env_factory, policies[0].source)
         served = (*policies, *([fallback] if fallback else ()))
         metrics.policies.open(
             ((each.name.version, each.share, partial(_is_available, each)) for each in served),
@@ -345,4 +356,32 @@ async def open_service(
         selector = choice.open_selector() if choice else None
         if selector is not None:
             stack.push_async_callback(selector.aclose)
-        yield AnswerService(settings, env_factory, metrics, tracer, threads, on_episode, policies, selector, fallback)
+        workers = None
+        if settings.workers:
+            settings = _share_usage(settings, stack)
+            start = _describe_start(settings, given, served)
+            workers = await stack.enter_async_context(open_workers(settings.workers, start, metrics))
+        yield AnswerService(
+            settings, env_factory, metrics, tracer, threads, on_episode, policies, selector, fallback, workers
+        )
+
+
+def _share_usage(settings: ServeSettings, stack: AsyncExitStack) -> ServeSettings:
+    """Return settings whose usage is counted in a file, which all processes can use."""
+    limits = settings.limits
+    if limits.usage_file is not None or (limits.tokens_per_day is None and limits.calls_per_day is None):
+        return settings
+    directory = stack.enter_context(TemporaryDirectory(prefix="gumshoe-usage-"))
+    shared = limits.model_copy(update={"usage_file": Path(directory) / "usage.sqlite"})
+    return settings.model_copy(update={"limits": shared})
+
+
+def _describe_start(settings: ServeSettings, env_factory: EnvFactory, served: Sequence[ServedPolicy]) -> WorkerStart:
+    """Return what workers open: the same index and policies, and a share of the processes that agents may have."""
+    model, agent = settings.model, settings.model.agent
+    if agent is not None:
+        share = max(1, agent.processes // settings.workers)
+        model = model.model_copy(update={"agent": agent.model_copy(update={"processes": share})})
+    logs_json = any(isinstance(each.formatter, JsonFormatter) for each in logging.getLogger().handlers)
+    sources = tuple(each.source for each in served)
+    return WorkerStart(env_factory.directory, settings.environment, model, settings.limits, sources, logs_json)

@@ -246,6 +246,11 @@ class ServeSettings(BaseSettings):
         description="Another port for `/metrics`, so that what publishes `port` does not publish the metrics. Default: "
         "`/metrics` is on `port`.",
     )
+    workers: Annotated[int, Field(ge=0, le=64)] = Field(
+        0,
+        description="Number of processes that run the episodes, beside the one that answers HTTP and MCP. They share "
+        "the index and all limits. 0: that one runs them itself, with about one processor.",
+    )
     audit: str = Field(
         "log",
         min_length=1,
@@ -269,6 +274,11 @@ class ServeSettings(BaseSettings):
             )
         if (self.keeping.feedback or self.keeping.trajectories) and not self.store:
             raise ValueError("keeping.feedback and keeping.trajectories need a store; set store")
+        if self.workers and (self.model.policy or "").startswith("transformers:"):
+            raise ValueError(
+                f"workers {self.workers} cannot be combined with a transformers: policy, which each would load; set "
+                "workers to 0, or leave out model.policy, which starts vLLM"
+            )
         if self.model.samples > self.limits.concurrency:
             raise ValueError(
                 f"model.samples must be <= limits.concurrency ({self.limits.concurrency}), got {self.model.samples}"

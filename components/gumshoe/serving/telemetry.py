@@ -100,6 +100,12 @@ class Metrics:
             registry=registry,
         )
         self.key_file_current.set(1)
+        self.workers = Gauge(
+            f"{name}workers", "Worker processes that run episodes; 0 if the server runs them itself.", registry=registry
+        )
+        self.worker_restarts = Counter(
+            f"{name}worker_restarts", "Worker processes that ended and were started again.", registry=registry
+        )
         self.ready = Gauge(f"{name}ready", "1 if the server can answer questions, else 0.", registry=registry)
 
     def count_choice(self, how: str, cost: Cost | None) -> None:

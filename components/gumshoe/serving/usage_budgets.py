@@ -108,10 +108,11 @@ class UsageBudgets:
         """
         day = self.today
         if self.are_limited:
-            used_tokens, used_calls = self.read(caller)
-            self._check(self.tokens_per_day, used_tokens, tokens, "tokens")
-            self._check(self.calls_per_day, used_calls, calls, "tool calls")
-            self.add(caller, day, tokens=tokens, calls=calls)
+            with self._alone():
+                used_tokens, used_calls = self.read(caller)
+                self._check(self.tokens_per_day, used_tokens, tokens, "tokens")
+                self._check(self.calls_per_day, used_calls, calls, "tool calls")
+                self.add(caller, day, tokens=tokens, calls=calls)
         return day
 
     def add(self, caller: str, day: str, *, tokens: int = 0, calls: int = 0) -> None:
@@ -135,6 +136,17 @@ class UsageBudgets:
         tokens, calls = rows[0] if rows else (0, 0)
         return tokens, calls
 
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let no other process count while the block runs. If it fails, it has counted nothing."""
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        except BaseException:
+            self._execute("ROLLBACK")
+            raise
+        self._execute("COMMIT")
+
     def _execute(self, statement: str, *values: object) -> list[tuple[int, int]]:
         try:
             return self._usage.execute(statement, values).fetchall()
@@ -152,6 +164,11 @@ class UsageBudgets:
                 f"Your budget of {budget:,} {unit} per day is used up. Try again in {seconds:,} seconds.",
                 seconds,
             )
+
+
+def meter_usage(budgets: UsageBudgets, caller: str, max_tokens: int) -> EpisodeObserver:
+    """Return an observer that takes the turns of an episode from its caller's budget, if there is one."""
+    return UsageMeter(budgets, caller, max_tokens) if budgets.are_limited else EpisodeObserver()
 
 
 @dataclass(slots=True)

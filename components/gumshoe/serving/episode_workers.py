@@ -1,0 +1,244 @@
+"""Run the episodes of an agent server in worker processes, which share its index, its limits and its metrics.
+
+The server itself answers HTTP and MCP, checks access, and decides what runs when. A worker is given one episode after
+the other, and sends its steps, audit lines and result back.
+"""
+
+import asyncio
+import itertools
+import logging
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field, replace
+
+from gumshoe.errors import GumshoeError
+from gumshoe.inference.policy import PolicyError
+from gumshoe.rollouts.answer import Answer, AnswerStep
+from gumshoe.rollouts.trajectory import Trajectory
+from gumshoe.serving.audit_log import write_line
+from gumshoe.serving.errors import ModelNotReadyError
+from gumshoe.serving.telemetry import Metrics
+from gumshoe.serving.worker_messages import (
+    CancelJob,
+    EpisodeJob,
+    JobAudit,
+    JobEnd,
+    JobStep,
+    MessageChannel,
+    WorkerReady,
+    WorkerStart,
+)
+
+_START_DEADLINE = 300.0  # seconds for a worker to open the index and its embedding model
+_END_DEADLINE = 5.0  # seconds for a worker to end
+_PAUSES = (0.5, 30.0)  # shortest and longest pause before a worker that ended is started again, in seconds
+_LOST = "serving.worker-lost"
+_LONG = 60.0  # seconds after which a worker counts as stable
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """An episode in progress."""
+
+    end: "asyncio.Future[tuple[Answer, Trajectory]]"
+    on_step: Callable[[AnswerStep], object]
+    context: Context
+    """That of its request, for audit lines."""
+
+
+@dataclass(slots=True, eq=False)
+class _Worker:
+    """A running worker process."""
+
+    process: asyncio.subprocess.Process
+    channel: MessageChannel
+    pending: dict[int, _Pending] = field(default_factory=dict)
+
+    async def read(self) -> None:
+        """Handle messages until the process ends."""
+        with suppress(EOFError, ConnectionError):
+            while True:
+                message = await self.channel.receive()
+                found = self.pending.get(message.number)
+                if found is None:
+                    continue
+                if isinstance(message, JobStep):
+                    found.on_step(message.step)
+                elif isinstance(message, JobAudit):
+                    found.context.run(write_line, message.fields)
+                elif isinstance(message, JobEnd) and not found.end.done():
+                    if message.result is not None:
+                        found.end.set_result(message.result)
+                    else:
+                        found.end.set_exception(message.error or AssertionError("an end without result"))
+
+    def fail_pending(self) -> None:
+        """End all episodes in progress with an error."""
+        for each in self.pending.values():
+            if not each.end.done():
+                each.end.set_exception(
+                    _WorkerLostError("serving.worker-lost", "the process of this question has ended")
+                )
+
+
+class _WorkerLostError(PolicyError):
+    """Report that the process of an episode ended."""
+
+
+class EpisodeWorkers:
+    """Worker processes. Use it with `open_workers`.
+
+    A worker that ends is started again, at first after half a second. Its episodes run again in another one if they had
+    no step yet, and fail otherwise.
+    """
+
+    def __init__(self, start: WorkerStart, metrics: Metrics) -> None:
+        self._start, self._metrics = start, metrics
+        self._alive: list[_Worker] = []
+        self._numbers = itertools.count(1)
+        metrics.workers.set_function(lambda: float(len(self._alive)))
+
+    @property
+    def problem(self) -> str:
+        """Why no episode can run; empty if one can."""
+        return "" if self._alive else "no worker process is running"
+
+    async def answer(self, job: EpisodeJob, on_step: Callable[[AnswerStep], object]) -> tuple[Answer, Trajectory]:
+        """Run an episode in the worker that has the fewest, and return its answer and trajectory.
+
+        Raises:
+            ModelNotReadyError: if there is no worker at the moment.
+            PolicyError: if the worker ended, or the policy failed.
+            GumshoeError: as `Answerer.answer`.
+        """
+        has_begun = False
+
+        def note(step: AnswerStep) -> None:
+            nonlocal has_begun
+            has_begun = True
+            on_step(step)
+
+        try:
+            return await self._answer_once(job, note)
+        except _WorkerLostError:
+            if has_begun:
+                raise
+            return await self._answer_once(job, on_step)
+
+    async def _answer_once(self, job: EpisodeJob, on_step: Callable[[AnswerStep], object]) -> tuple[Answer, Trajectory]:
+        worker = min(self._alive, key=lambda each: len(each.pending), default=None)
+        if worker is None:
+            raise ModelNotReadyError(self.problem)
+        number = next(self._numbers)
+        pending = _Pending(asyncio.get_running_loop().create_future(), on_step, copy_context())
+        worker.pending[number] = pending
+        worker.channel.send(replace(job, number=number))
+        try:
+            return await pending.end
+        except asyncio.CancelledError:
+            worker.channel.send(CancelJob(number))
+            raise
+        finally:
+            del worker.pending[number]
+
+    async def keep_running(self, opened: "asyncio.Future[None]") -> None:
+        """Run one worker after the other. `opened` is set when the first one is ready, or could not start."""
+        shortest, longest = _PAUSES
+        pause = shortest
+        while True:
+            started = time.monotonic()
+            try:
+                async with self._run_process() as worker:
+                    if not opened.done():
+                        opened.set_result(None)
+                    await worker.read()
+                    status = await worker.process.wait()
+                why = f"ended with status {status}"
+            except GumshoeError as error:
+                if not opened.done():
+                    opened.set_exception(error)
+                    return
+                why = f"did not start: {error.message_with_code}"
+            self._metrics.worker_restarts.inc()
+            pause = shortest if time.monotonic() - started > _LONG else min(longest, 2 * pause)
+            _log.error("a worker process %s; another one starts in %g seconds", why, pause)
+            await asyncio.sleep(pause)
+
+    @asynccontextmanager
+    async def _run_process(self) -> AsyncIterator[_Worker]:
+        """Run a worker while the block runs.
+
+        Raises:
+            GumshoeError: if it cannot open what it needs.
+        """
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "gumshoe.serving.episode_worker", str(theirs.fileno())),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C reaches the server only, which answers what it has accepted
+            )
+        channel = await MessageChannel.open(ours)
+        worker = _Worker(process, channel)
+        try:
+            channel.send(self._start)
+            await _wait_until_ready(channel)
+            self._alive.append(worker)
+            yield worker
+        finally:
+            if worker in self._alive:
+                self._alive.remove(worker)
+            worker.fail_pending()
+            channel.close()  # which ends the process
+            await _end(process)
+
+
+async def _wait_until_ready(channel: MessageChannel) -> None:
+    try:
+        async with asyncio.timeout(_START_DEADLINE):
+            ready: WorkerReady = await channel.receive()
+    except TimeoutError:
+        raise GumshoeError(
+            "serving.worker-not-ready", f"a worker process was not ready within {_START_DEADLINE:g} seconds"
+        ) from None
+    except (EOFError, ConnectionError):
+        raise GumshoeError(
+            "serving.worker-not-ready", "a worker process ended before it was ready; see its output above"
+        ) from None
+    if ready.error is not None:
+        raise ready.error
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    try:
+        async with asyncio.timeout(_END_DEADLINE):
+            await process.wait()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def open_workers(count: int, start: WorkerStart, metrics: Metrics) -> AsyncIterator[EpisodeWorkers]:
+    """Run this number of workers while the block runs. All are ready when it begins.
+
+    Raises:
+        GumshoeError: if one does not start.
+    """
+    workers = EpisodeWorkers(start, metrics)
+    loop = asyncio.get_running_loop()
+    opened = [loop.create_future() for _ in range(count)]
+    running = [asyncio.create_task(workers.keep_running(each)) for each in opened]
+    try:
+        await asyncio.gather(*opened)
+        yield workers
+    finally:
+        for each in running:
+            each.cancel()
+        await asyncio.gather(*running, *opened, return_exceptions=True)
