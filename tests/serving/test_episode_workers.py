@@ -44,7 +44,8 @@ def server(working: AgentProcess, model: FakeVLLM) -> Iterator[AgentProcess]:  #
 
 
 def list_workers(server: AgentProcess) -> list[psutil.Process]:
-    return psutil.Process(server.process.pid).children()
+    found: list[psutil.Process] = psutil.Process(server.process.pid).children()
+    return found
 
 
 def read_lines(server: AgentProcess, logger: str) -> list[dict[str, Any]]:

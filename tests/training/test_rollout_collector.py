@@ -64,7 +64,7 @@ class ScriptedAnswers:
 
 @pytest.fixture(scope="module")
 def collect(env: EnvFactory, tokenizer: Any) -> Callable[..., RolloutBatch]:
-    from gumshoe.training.grpo.policy_versions import PolicyVersions
+    from gumshoe.training.grpo.published_policies import PublishedPolicies
     from gumshoe.training.grpo.rollout_queue import Lead, RolloutQueue
 
     def run_step(script: ScriptedAnswers, step: int = 0, rubric: Rubric | None = None, **more: Any) -> RolloutBatch:
@@ -81,7 +81,7 @@ def collect(env: EnvFactory, tokenizer: Any) -> Callable[..., RolloutBatch]:
         )
 
         async def take() -> RolloutBatch:
-            versions = PolicyVersions(sampler, Sampling(1.0, max_tokens=200))
+            versions = PublishedPolicies(sampler, Sampling(1.0, max_tokens=200))
             queue = RolloutQueue(collector, versions, Lead(), 9, lambda _: resting)
             await queue.adopt(step)
             try:

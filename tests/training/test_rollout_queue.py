@@ -60,12 +60,14 @@ class Ahead:
     """A queue over a scripted policy whose turns can be held."""
 
     def __init__(self, env: EnvFactory, tokenizer: Any, *, lag: int, staleness: int, **more: Any) -> None:
-        from gumshoe.training.grpo.policy_versions import PolicyVersions
+        from gumshoe.training.grpo.published_policies import PublishedPolicies
         from gumshoe.training.grpo.rollout_queue import Lead, RolloutQueue
 
         self.script = HeldPolicy()
         self.sampler = ScriptedSampler(tokenizer, self.script, wait=self.script.wait)
-        self.versions = PolicyVersions(self.sampler, Sampling(1.0, max_tokens=200), by_turn=more.pop("by_turn", False))
+        self.versions = PublishedPolicies(
+            self.sampler, Sampling(1.0, max_tokens=200), by_turn=more.pop("by_turn", False)
+        )
         flat = more.pop("flat", ())
 
         def score(trajectory: Trajectory, scenario: Scenario) -> float:

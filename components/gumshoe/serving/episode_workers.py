@@ -53,7 +53,7 @@ class _Pending:
 
 
 @dataclass(slots=True, eq=False)
-class _Worker:
+class _WorkerProcess:
     """A running worker process."""
 
     process: asyncio.subprocess.Process
@@ -100,7 +100,7 @@ class EpisodeWorkers:
 
     def __init__(self, start: WorkerStart, metrics: Metrics) -> None:
         self._start, self._metrics = start, metrics
-        self._alive: list[_Worker] = []
+        self._alive: list[_WorkerProcess] = []
         self._numbers = itertools.count(1)
         metrics.workers.set_function(lambda: float(len(self._alive)))
 
@@ -171,7 +171,7 @@ class EpisodeWorkers:
             await asyncio.sleep(pause)
 
     @asynccontextmanager
-    async def _run_process(self) -> AsyncIterator[_Worker]:
+    async def _run_process(self) -> AsyncIterator[_WorkerProcess]:
         """Run a worker while the block runs.
 
         Raises:
@@ -185,7 +185,7 @@ class EpisodeWorkers:
                 start_new_session=True,  # Ctrl-C reaches the server only, which answers what it has accepted
             )
         channel = await MessageChannel.open(ours)
-        worker = _Worker(process, channel)
+        worker = _WorkerProcess(process, channel)
         try:
             channel.send(self._start)
             await _wait_until_ready(channel)

@@ -15,7 +15,7 @@ from gumshoe.rollouts.engine import EpisodePool
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.training.grpo.policy_versions import HeldContext, PolicyVersions
+from gumshoe.training.grpo.published_policies import HeldContext, PublishedPolicies
 from gumshoe.training.grpo.rollout_collector import RolloutBatch, RolloutCollector, ScoredGroup
 from gumshoe.training.timeline import GroupTime
 
@@ -72,7 +72,7 @@ class RolloutQueue:
     def __init__(
         self,
         collector: RolloutCollector,
-        versions: PolicyVersions,
+        versions: PublishedPolicies,
         lead: Lead,
         last: int,
         find_resting: Callable[[int], Collection[str]] = lambda _: (),

@@ -21,7 +21,7 @@ from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.terminal import err
 from gumshoe.training.algorithms.turn_level import TurnLevel
 from gumshoe.training.grpo.adapter_writer import AdapterWriter
-from gumshoe.training.grpo.policy_versions import PolicyVersions
+from gumshoe.training.grpo.published_policies import PublishedPolicies
 from gumshoe.training.grpo.reporter import RunReporter, warn
 from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch, RolloutCollector, Rubric, measure_accuracy
 from gumshoe.training.grpo.rollout_queue import Lead, RolloutQueue
@@ -90,7 +90,7 @@ class Run:
         self._sampler = create_sampler(spec, self._chat)
         rollouts = settings.rollouts
         self._runner = StoppableRunner(in_thread=rollouts.lag > 0)
-        versions = PolicyVersions(self._sampler, settings.sampling, by_turn=rollouts.adapter_switch == "turn")
+        versions = PublishedPolicies(self._sampler, settings.sampling, by_turn=rollouts.adapter_switch == "turn")
         batches = self._steps // settings.optimizer.num_iterations
         lead = Lead(rollouts.lag, settings.staleness)
         self._queue = RolloutQueue(self._collector, versions, lead, batches - 1, self._find_resting)

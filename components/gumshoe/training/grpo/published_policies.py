@@ -57,7 +57,7 @@ class HeldContext(Generic[_Value]):
 
 
 @dataclass(slots=True, eq=False)
-class ServedPolicy:
+class PublishedPolicy:
     """A policy that was published, and what runs episodes with it."""
 
     version: str
@@ -76,7 +76,7 @@ class ServedPolicy:
         return self.held.value[1]
 
 
-class PolicyVersions:
+class PublishedPolicies:
     """Give each episode the newest policy, and keep an older one open until the last episode that uses it has ended.
 
     With `by_turn`, each turn takes the newest policy, so that a long episode may have several.
@@ -85,10 +85,10 @@ class PolicyVersions:
     def __init__(self, sampler: Sampler, sampling: Sampling, *, by_turn: bool = False) -> None:
         self._sampler, self._sampling = sampler, sampling
         self.by_turn = by_turn
-        self._open: list[ServedPolicy] = []  # the newest is the last one
+        self._open: list[PublishedPolicy] = []  # the newest is the last one
 
     @property
-    def newest(self) -> ServedPolicy:
+    def newest(self) -> PublishedPolicy:
         """The policy that was adopted last."""
         return self._open[-1]
 
@@ -108,11 +108,11 @@ class PolicyVersions:
             return
         held = HeldContext(self._open_policy())
         await held.open()
-        self._open.append(ServedPolicy(version, number, held))
+        self._open.append(PublishedPolicy(version, number, held))
         await self._close_unused()
 
     @asynccontextmanager
-    async def use(self) -> AsyncIterator[ServedPolicy]:
+    async def use(self) -> AsyncIterator[PublishedPolicy]:
         """Yield the newest policy, which stays open while the block runs."""
         served = self.newest
         served.users += 1
@@ -146,7 +146,7 @@ class PolicyVersions:
 class NewestPolicy:
     """Sample each turn from the policy that was published last."""
 
-    def __init__(self, versions: PolicyVersions) -> None:
+    def __init__(self, versions: PublishedPolicies) -> None:
         self._versions = versions
 
     async def sample(
@@ -167,7 +167,7 @@ class NewestPolicy:
 class _Conversation:
     """Policy for one conversation, which each newer policy continues."""
 
-    def __init__(self, versions: PolicyVersions, stack: ExitStack) -> None:
+    def __init__(self, versions: PublishedPolicies, stack: ExitStack) -> None:
         self._versions, self._stack = versions, stack
         self._version = ""
         self._policy: Any = None
