@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from gumshoe.training.models.model_shape import ModelShape, read_shape
 from gumshoe.training.planning.gpu_allocation import available_memory
+from gumshoe.training.planning.gpu_specs import GPUS, find_gpu
 from gumshoe.training.planning.memory_estimate import (
     GIB,
     NF4,
@@ -27,7 +28,6 @@ from gumshoe.training.planning.memory_estimate import (
 )
 from gumshoe.training.planning.memory_plan import (
     GB,
-    GPUS,
     Machine,
     MemoryPlan,
     changed_settings,
@@ -107,6 +107,24 @@ def test_activations_are_kept_if_there_is_room(
     known = resolve_checkpointing(of(model__name=large_model, **flags), machine)
     assert known.model.gradient_checkpointing is recomputes
     assert known.model.recomputes is recomputes
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100-SXM4-40GB", "a100-40gb"),
+        ("NVIDIA GeForce RTX 4090", "rtx4090"),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L40", None),
+        ("NVIDIA RTX A1000", None),
+        ("", None),
+    ],
+)
+def test_gpus_are_known_by_the_names_of_cuda(name: str, kind: str | None) -> None:
+    assert find_gpu(name) == (GPUS[kind] if kind else None)
 
 
 def test_activations_of_an_unknown_model_are_recomputed(tmp_path: Path) -> None:

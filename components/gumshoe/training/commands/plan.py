@@ -13,10 +13,10 @@ from gumshoe.terminal import JsonFlag, out, print_json, printable
 from gumshoe.training.commands.train import ConfigOption, SettingsOption, setting_of
 from gumshoe.training.models.model_shape import ModelShape, read_shape
 from gumshoe.training.planning.context_budget import ContextPlan, plan_context
+from gumshoe.training.planning.gpu_specs import GPUS
 from gumshoe.training.planning.memory_estimate import GIB
 from gumshoe.training.planning.memory_plan import (
     GB,
-    GPUS,
     Machine,
     MemoryPlan,
     changed_settings,

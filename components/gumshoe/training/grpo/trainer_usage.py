@@ -6,17 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from gumshoe.training.grpo.phase_clock import PhaseClock
+from gumshoe.training.planning.gpu_specs import find_gpu
 
-_PEAKS = {  # floating-point operations per second, dense bfloat16, from NVIDIA's data sheets
-    "B200": 2.25e15,
-    "H200": 989e12,
-    "H100 PCIe": 756e12,
-    "H100": 989e12,
-    "A100": 312e12,
-    "L40S": 362e12,
-    "L4": 121e12,
-    "A10": 125e12,
-}
 _PASSES = ("old", "reference", "forward", "backward")
 
 
@@ -55,8 +46,9 @@ def count_operations(parameters: int, tokens: Mapping[str, int]) -> float:
 
 
 def _find_peak() -> float | None:
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    return next((peak for gpu, peak in _PEAKS.items() if all(word in name for word in gpu.split())), None)
+    """Return the floating-point operations per second of this process's GPU, dense bfloat16; None if not known."""
+    gpu = find_gpu(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+    return None if gpu is None else gpu.flops * 1e12
 
 
 def _count_parameters(model: torch.nn.Module) -> int:

@@ -14,6 +14,7 @@ from gumshoe.inference.vllm_server import round_up_lora_rank
 from gumshoe.terminal import err, printable
 from gumshoe.training.models.model_shape import ModelShape, read_shape
 from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, available_memory, read_gpu_memory
+from gumshoe.training.planning.gpu_specs import GPUS, GpuSpec
 from gumshoe.training.planning.memory_estimate import (
     GIB,
     ComputeDevice,
@@ -41,33 +42,6 @@ _SHARES = (0.45, 0.4, 0.35, 0.5, 0.3, 0.55, 0.6, 0.65, 0.7)  # of a GPU's memory
 _MIN_CONTEXT = 1024  # smallest context that is suggested, in tokens
 _TRAINING_EFFICIENCY, _PREFILL_EFFICIENCY, _DECODING_EFFICIENCY = 0.35, 0.5, 0.6  # of a GPU's peak; assumptions
 _LAYER_SECONDS = 1e-3  # minimum per layer and sampled token in the trainer's own process; an assumption
-
-
-@dataclass(frozen=True, slots=True)
-class GpuSpec:
-    """Data sheet values of a GPU model."""
-
-    memory: float
-    """10^9 bytes."""
-    flops: float
-    """10^12 operations per second, bfloat16, dense."""
-    bandwidth: float
-    """10^9 bytes per second."""
-
-
-GPUS = {  # NVIDIA's data sheets; half of the value if it is given for sparse matrices only
-    "a10": GpuSpec(24, 125, 600),
-    "a100": GpuSpec(80, 312, 2039),
-    "a100-40gb": GpuSpec(40, 312, 1555),
-    "b200": GpuSpec(180, 2250, 8000),
-    "h100": GpuSpec(80, 989, 3350),
-    "h100-pcie": GpuSpec(80, 756, 2000),
-    "h200": GpuSpec(141, 989, 4800),
-    "l4": GpuSpec(24, 121, 300),
-    "l40s": GpuSpec(48, 362, 864),
-    "rtx3090": GpuSpec(24, 71, 936),
-    "rtx4090": GpuSpec(24, 165, 1008),
-}
 
 
 @dataclass(frozen=True, slots=True)
