@@ -267,7 +267,7 @@ class Measured:
 
     @property
     def training(self) -> float:
-        return statistics.fmean(each.train_seconds for each in self.steps)
+        return statistics.fmean(each.train_seconds - each.publish_seconds for each in self.steps)
 
     @property
     def publishing(self) -> float:
@@ -423,8 +423,8 @@ def compare_with_run(phases: Phases, work: Work, servers: int, trainers: int, re
     flat = 1 - statistics.fmean(each.groups for each in real.steps) / work.groups
     predicted = simulate(phases, replace(work, flat=flat), servers, trainers, _SIMULATED)
     rollouts = [each.rollout_seconds for each in real.steps]
-    training = [each.train_seconds for each in real.steps]
-    whole = [each.rollout_seconds + each.train_seconds + each.publish_seconds for each in real.steps]
+    training = [each.train_seconds - each.publish_seconds for each in real.steps]
+    whole = [each.seconds for each in real.steps]
     pairs = {
         "rollouts": (predicted.rollouts, rollouts),
         "training": (predicted.training, training),

@@ -177,7 +177,7 @@ def write_run(directory: Path, concurrency: int, alone: float, slowdown: float, 
             tokens=64 * 500,
             rollout_seconds=64 / concurrency * seconds,
             episode_seconds={0: seconds, 1: seconds},
-            train_seconds=16.0,
+            train_seconds=16.25,  # with publishing
             publish_seconds=0.25,
             **more,
         )

@@ -95,7 +95,7 @@ def test_a_run_is_viewed_while_it_writes(tmp_path: Path) -> None:
     assert (view.facts["model"], view.facts["mode"], view.progress) == ("tiny", "masked", None)
     assert [each.accuracy for each in view.evaluations] == [0.25, 0.75]
     each = view.steps[-1]
-    assert view.seconds_left == pytest.approx(8 * (each.rollout_seconds + each.train_seconds + each.publish_seconds))
+    assert view.seconds_left == pytest.approx(8 * (each.rollout_seconds + each.train_seconds))
 
 
 def test_a_run_of_a_pipeline_is_found_by_its_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
