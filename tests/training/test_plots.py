@@ -11,7 +11,10 @@ import pytest
 from gumshoe.training.charts import chart_data, make_charts
 from gumshoe.training.plots import write_plots
 from gumshoe.training.records import EvaluationRecord, StepRecord
+from gumshoe.training.run_spec import TIMELINE
+from gumshoe.training.timeline import Timeline
 from tests.browser_page import OpenPage, find_violations
+from tests.training.test_phase_clock import times_of
 from tests.training.test_records import evaluation, step
 
 if TYPE_CHECKING:
@@ -113,6 +116,20 @@ def test_charts_can_be_zoomed_read_and_switched_off(browser: "Browser", tmp_path
     figure.locator("summary").click()
     assert figure.locator("tbody tr").last.inner_text().split() == ["7", "0.7", "0.456"]
     found.close()
+
+
+@pytest.mark.ci
+def test_the_newest_steps_are_shown_as_a_timeline(browser: "Browser", tmp_path: Path) -> None:
+    timeline = Timeline(tmp_path / TIMELINE)
+    for number in (1, 2):
+        timeline.add(times_of(number))
+    page = write_plots(RUN, tmp_path, "Run r1")
+    assert (tmp_path / "plots" / "timeline.png").is_file()
+    for width in (1280, 390):
+        found = OpenPage.open(browser, page.as_uri(), width)
+        found.wait_for("document.querySelector('.timeline img').naturalWidth > 500")
+        assert found.fits()
+        found.close()
 
 
 @pytest.mark.ci

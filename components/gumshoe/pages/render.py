@@ -20,7 +20,9 @@ _PAGES = "gumshoe.pages"
 _INERT = str.maketrans({each: f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"})
 
 
-def render_page(package: str, name: str, values: Mapping[str, object], library: str | None = None) -> Iterator[str]:
+def render_page(
+    package: str, name: str, values: Mapping[str, object], library: str | None = None, *, has_pictures: bool = False
+) -> Iterator[str]:
     """Yield a page in parts, because it may be large.
 
     Args:
@@ -28,6 +30,7 @@ def render_page(package: str, name: str, values: Mapping[str, object], library: 
             NAME.css and NAME.js.
         values: variables of the template.
         library: directory in `pages/vendor` of a third-party library to embed.
+        has_pictures: the page has pictures, whose data are in it.
     """
     vendored = _read_library(library) if library else {}
     style = "".join([*_with_suffix(vendored, ".css"), _read(_PAGES, "base.css"), _read(package, f"page/{name}.css")])
@@ -38,7 +41,7 @@ def render_page(package: str, name: str, values: Mapping[str, object], library: 
         .generate(
             **values,
             version=version("gumshoe-agents"),
-            content_security_policy=_content_security_policy(style, script),
+            content_security_policy=_content_security_policy(style, script, has_pictures=has_pictures),
             style=Markup(style),  # noqa: S704 - our own
             script=Markup(script),  # noqa: S704 - our own
         )
@@ -76,10 +79,11 @@ def _with_suffix(texts: Mapping[str, str], suffix: str) -> list[str]:
     return [text for name, text in texts.items() if name.endswith(suffix)]
 
 
-def _content_security_policy(style: str, script: str) -> str:
-    """Return the page's Content-Security-Policy: only its own style and script, by their digests."""
+def _content_security_policy(style: str, script: str, *, has_pictures: bool) -> str:
+    """Return the page's Content-Security-Policy: only its own style and script, by their digests, and own pictures."""
 
     def digest(text: str) -> str:
         return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
-    return f"default-src 'none'; style-src {digest(style)}; script-src {digest(script)}; base-uri 'none'"
+    pictures = "img-src data:; " if has_pictures else ""
+    return f"default-src 'none'; {pictures}style-src {digest(style)}; script-src {digest(script)}; base-uri 'none'"

@@ -33,7 +33,7 @@ def write_plots(records: Sequence[StepRecord | EvaluationRecord], directory: Pat
         "timeline": timeline and b64encode(timeline).decode(),
         "data": [("charts", embed_json(chart_data(charts)))],
     }
-    page = "".join(render_page("gumshoe.training", "plots", values, library="uplot"))
+    page = "".join(render_page("gumshoe.training", "plots", values, library="uplot", has_pictures=timeline is not None))
     write_atomically(directory / PAGE, io.BytesIO(page.encode()))
     return directory / PAGE
 

@@ -93,7 +93,9 @@ class StepRecord(_BaseRecord):
     clip_ratio: float | None = Field(
         None, description="share of tokens whose gradient was removed or limited by the clip"
     )
-    train_seconds: float = Field(description="time of the step without waiting for its rollouts, publishing the adapter included")
+    train_seconds: float = Field(
+        description="time of the step without waiting for its rollouts, publishing the adapter included"
+    )
     wait_seconds: float | None = Field(
         None, description="time that the trainer waited for the step's rollouts; less than theirs with a lag"
     )
