@@ -33,6 +33,7 @@ from hypothesis.internal.constants_ast import Constants
 from gumshoe.inference.vllm_server import find_free_ports
 from tests.artifacts.fault_proxy import FaultProxy
 from tests.waiting import Clock
+from tests.warm_processes import start_gumshoe
 
 pytest_plugins = ["tests.times", "tests.groups", "tests.rollouts.fixtures"]
 
@@ -361,6 +362,13 @@ def gumshoe() -> Callable[..., CommandResult]:
         return CommandResult(ended.returncode, ended.stdout, ended.stderr)
 
     return run
+
+
+def run_gumshoe(*arguments: object) -> CommandResult:
+    """Run the command in a process of its own that has imported what it needs. See `tests.warm_processes`."""
+    process = start_gumshoe(*arguments)
+    out, err = process.communicate()
+    return CommandResult(process.wait(), out, err)
 
 
 @pytest.fixture

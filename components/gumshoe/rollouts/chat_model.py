@@ -150,8 +150,8 @@ class ApiChatModel:
     async def _create(
         self, messages: Sequence[Any], tools: Sequence[Any], options: dict[str, Any], thinking_budget: int
     ) -> Any:
-        # openai converts its own parameters field by field, which takes up to 10 ms of CPU for a long conversation. These
-        # are in the form of the API already, and what is in `extra_body` is sent as it is.
+        # openai converts its own parameters field by field, which takes milliseconds for a long conversation. These are
+        # in the form of the API already, and `extra_body` is sent as it is.
         body: dict[str, Any] = {"messages": [*messages], "tools": [*tools], **options}
         return await self._client.chat.completions.create(
             model=self.name,
