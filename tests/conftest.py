@@ -129,15 +129,17 @@ def shared_certificates() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_uvicorn() -> Iterator[None]:
-    """Shorten the pauses of uvicorn servers in this process: stopping one takes 0.2 seconds of waiting otherwise."""
+def short_pauses() -> Iterator[None]:
+    """Shorten the pauses of uvicorn and of pebble in this process, which look every 0.1 seconds if they should stop."""
     import uvicorn.server
+    from pebble.common.types import CONSTS
 
     async def sleep(seconds: float) -> None:
         await asyncio.sleep(min(seconds, 0.01))
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(uvicorn.server, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+        patched.setattr(CONSTS, "sleep_unit", 0.01)
         yield
 
 
