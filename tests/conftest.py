@@ -1,5 +1,6 @@
 """Fixtures for all tests: an S3 server, a vLLM server, a fake cluster, the command line, and others."""
 
+import asyncio
 import gc
 import http.client
 import logging
@@ -7,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socketserver
 import ssl
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 from unittest.mock import patch
 
@@ -30,6 +33,7 @@ from hypothesis.internal.constants_ast import Constants
 from gumshoe.inference.vllm_server import find_free_ports
 from tests.artifacts.fault_proxy import FaultProxy
 from tests.waiting import Clock
+from tests.warm_processes import start_gumshoe
 
 pytest_plugins = ["tests.times", "tests.groups", "tests.rollouts.fixtures"]
 
@@ -47,9 +51,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Waiting threads of OpenMP keep a core busy: two trainers with two threads each take eight times as long on two cores.
 # Set before torch is imported, and inherited by child processes.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Let Go collect garbage less often, in Helm's library and in the programs helm and kubectl.
+os.environ["GOGC"] = "800"
 # The process titles of xdist would overwrite the environment that Helm reads, and its caches would be in the checkout.
 os.environ["SPT_NOENV"] = "1"
 os.environ.pop("COLUMNS", None)  # set by pytest-xdist; a console that is created now would keep it
+# A server that writes headers and body separately would wait 40 ms for the client's acknowledgement in between.
+socketserver.StreamRequestHandler.disable_nagle_algorithm = True
 # No deadlines: benchmarks measure speed. `make test-all` uses the second profile, which prints how to repeat failures.
 hypothesis.settings.register_profile("fixed", deadline=None, derandomize=True, database=None, max_examples=50)
 hypothesis.settings.register_profile("random", deadline=None, print_blob=True)
@@ -117,6 +125,21 @@ def shared_certificates() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(default, "create_ssl_context", create_context)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def short_pauses() -> Iterator[None]:
+    """Shorten the pauses of uvicorn and of pebble in this process, which look every 0.1 seconds if they should stop."""
+    import uvicorn.server
+    from pebble.common.types import CONSTS
+
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(min(seconds, 0.01))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(uvicorn.server, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+        patched.setattr(CONSTS, "sleep_unit", 0.01)
         yield
 
 
@@ -343,6 +366,13 @@ def gumshoe() -> Callable[..., CommandResult]:
         return CommandResult(ended.returncode, ended.stdout, ended.stderr)
 
     return run
+
+
+def run_gumshoe(*arguments: object) -> CommandResult:
+    """Run the command in a process of its own that has imported what it needs. See `tests.warm_processes`."""
+    process = start_gumshoe(*arguments)
+    out, err = process.communicate()
+    return CommandResult(process.wait(), out, err)
 
 
 @pytest.fixture

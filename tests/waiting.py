@@ -4,16 +4,17 @@ If a condition never holds, pytest's own timeout ends the test. So a slow machin
 """
 
 import asyncio
-import subprocess
 import time
 from collections.abc import Callable
 
 import pytest
 
+from tests.warm_processes import Process
+
 
 def wait_until(
     condition: Callable[[], object],
-    process: "subprocess.Popen[bytes] | subprocess.Popen[str] | None" = None,
+    process: Process | None = None,
     log: Callable[[], str] = lambda: "",
 ) -> None:
     """Return as soon as a condition holds; fail if the process that should make it hold has ended.

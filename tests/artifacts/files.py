@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any, TypeVar
 
 from gumshoe.artifacts.storage import Deadline
 from gumshoe.artifacts.store import Store
+from tests.warm_processes import WarmProcess, start_gumshoe
 
 T = TypeVar("T")
 
@@ -110,11 +109,6 @@ def run_concurrently(calls: Iterable[Callable[[], T]]) -> list[T | Exception]:
         return list(pool.map(begin, calls))
 
 
-def gumshoe(*arguments: str | Path) -> "subprocess.Popen[str]":
+def gumshoe(*arguments: str | Path) -> WarmProcess:
     """Start `gumshoe artifacts ...` in a process."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "gumshoe", "artifacts", *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    return start_gumshoe("artifacts", *arguments)

@@ -2,10 +2,7 @@
 
 import json
 import logging
-import os
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,6 +22,7 @@ from tests.conftest import CommandResult, find_free_port
 from tests.errors import raises
 from tests.inference.fake_vllm import Exchange, FakeVLLM, load_adapter, refuse, reset, status
 from tests.waiting import Clock, wait_until
+from tests.warm_processes import Process, start_gumshoe
 
 
 @pytest.fixture
@@ -395,7 +393,7 @@ def test_the_command_serves_status_pages_and_ends_at_once_on_sigterm(
         hang(exchange)
 
     with log.open("wb") as output:
-        process = subprocess.Popen([sys.executable, "-m", "gumshoe", *words], stderr=output, env={**os.environ})
+        process = start_gumshoe(*words, stderr=output)
     try:
         shown = wait_for_answer(process, f"http://127.0.0.1:{port}/readyz", lambda answer: answer.status_code == 200)
         assert shown.text == "ok\n"
@@ -422,9 +420,7 @@ def test_the_command_serves_status_pages_and_ends_at_once_on_sigterm(
     assert "did not answer" not in log.read_text()
 
 
-def wait_for_answer(
-    process: "subprocess.Popen[bytes]", url: str, holds: Callable[[httpx.Response], bool]
-) -> httpx.Response:
+def wait_for_answer(process: Process, url: str, holds: Callable[[httpx.Response], bool]) -> httpx.Response:
     """Request a page of a process until the answer is as expected, and return it."""
     answers: list[httpx.Response] = []
 

@@ -35,7 +35,7 @@ from gumshoe.scenarios.canary_record import CanaryRecord
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.synthesis.canaries import CanaryMail, synthesize_canaries, write_canaries
-from tests.conftest import CommandResult
+from tests.conftest import CommandResult, run_gumshoe
 from tests.errors import raises
 from tests.evaluation.predictions import answers, evaluation, result
 from tests.inference.fake_vllm import Exchange, FakeVLLM, decoded, encoded, logprobs_of, write_tokenizer
@@ -140,17 +140,15 @@ class Measured:
 
 
 @pytest.fixture(scope="module")
-def measured(
-    planting: Planting, gumshoe: Callable[..., CommandResult], tmp_path_factory: pytest.TempPathFactory
-) -> Measured:
+def measured(planting: Planting, tmp_path_factory: pytest.TempPathFactory) -> Measured:
     directory = tmp_path_factory.mktemp("measured")
     adapter = lineage_of(planting, directory / "adapter")
     with FakeVLLM() as server:
         server.inject(knows(planting.made, says=2), times=None)
         words = planting.options(server, directory / "e", "--adapter", f"new={adapter}")
-        ran = gumshoe(*words)
+        ran = run_gumshoe(*words)
         asked = list(server.requests)
-        again = gumshoe(*words)
+        again = run_gumshoe(*words)
     return Measured(directory / "e", ran, again, asked, server.requests[len(asked) :])
 
 

@@ -8,12 +8,8 @@ from typing import Any
 
 import uvicorn
 
+from tests.http_server import open_socket
 from tests.waiting import async_wait_until
-
-
-def open_socket(port: int = 0) -> socket.socket:
-    """Return a listening socket on a port of this machine, by default a free one."""
-    return socket.create_server(("127.0.0.1", port))
 
 
 @asynccontextmanager

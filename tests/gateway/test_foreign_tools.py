@@ -16,8 +16,8 @@ from gumshoe.rollouts.agent_settings import AgentSettings, ToolServerSettings
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.trajectory import Trajectory
 from tests.errors import check_error, raises
-from tests.gateway.asgi_server import open_socket
 from tests.gateway.tool_episodes import open_episode
+from tests.http_server import open_socket
 from tests.waiting import Clock, async_wait_until
 
 if TYPE_CHECKING:

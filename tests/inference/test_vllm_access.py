@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from gumshoe.inference.vllm_access import AccessControl
 from gumshoe.inference.vllm_policy import VLLMPolicy
 from gumshoe.inference.vllm_server import check_server, load_adapter
 from tests.errors import raises
+from tests.http_server import open_socket
 
 KEY = "k3y-of-this-run-0123456789abcdef"
 ROUTES = [
@@ -56,7 +56,7 @@ async def _talk(opened: WebSocket) -> None:
 @contextmanager
 def serve_asgi(app: Any) -> Iterator[str]:
     """Serve an application over a real socket while the block runs, and yield its address."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
+    with open_socket() as listening:
         server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
         thread = threading.Thread(target=asyncio.run, args=(server.serve([listening]),))
         thread.start()

@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 import re
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -34,6 +32,7 @@ from tests.mail.mailbox import make_index, record
 from tests.rollouts.conversations import QWEN2_5, make_tokenizer
 from tests.scenarios.questions import about_documents, question, write_questions
 from tests.waiting import wait_until
+from tests.warm_processes import start_gumshoe
 
 Run = Callable[..., CommandResult]
 COUNT = 6
@@ -296,13 +295,6 @@ def test_a_damaged_complete_line_is_an_error_with_its_number(
         list(read_trajectories(out))
 
 
-def _started(*arguments: object) -> "subprocess.Popen[str]":
-    """Start a command in its own process."""
-    command = [sys.executable, "-m", "gumshoe", *map(str, arguments)]
-    pipe = subprocess.PIPE
-    return subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env={**os.environ, "COLUMNS": "200"})
-
-
 def _stall_from_the_fourth(exchange: Exchange) -> None:
     """Answer the questions about the first three messages only."""
     (forward if re.search("message [123] say", decoded(exchange.request["prompt"])) else stall)(exchange)
@@ -314,7 +306,7 @@ def test_a_killed_and_restarted_run_writes_each_group_once(
     out = tmp_path / "t.jsonl"
     server.inject(_stall_from_the_fourth, times=None)
     arguments = options(place, out, adapter(server), samples=3, concurrency=5)
-    process = _started(*arguments)
+    process = start_gumshoe(*arguments)
     wait_until(lambda: out.exists() and b"\n" in out.read_bytes(), process)
     process.kill()
     process.communicate()
@@ -331,7 +323,7 @@ def test_a_killed_and_restarted_run_writes_each_group_once(
 
 def test_an_interrupt_ends_the_command_at_once(server: FakeVLLM, place: Place, tmp_path: Path) -> None:
     server.inject(stall, times=None, after=4)
-    process = _started(*options(place, tmp_path / "t.jsonl", adapter(server), samples=3))
+    process = start_gumshoe(*options(place, tmp_path / "t.jsonl", adapter(server), samples=3))
     wait_until(lambda: server.under_way > 10, process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate()
@@ -346,7 +338,7 @@ def test_a_file_is_locked_while_a_run_writes_to_it(run: Run, server: FakeVLLM, p
     out.write_bytes(b"".join(out.read_bytes().splitlines(keepends=True)[:2]))  # so that the file is replaced
     server.inject(stall, times=None)
     arguments = options(place, out, adapter(server), samples=3)
-    process = _started(*arguments)
+    process = start_gumshoe(*arguments)
     try:
         wait_until(lambda: server.under_way > 0, process)
         refused = run(*arguments)

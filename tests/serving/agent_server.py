@@ -15,6 +15,7 @@ import httpx
 
 from tests.inference.fake_vllm import write_tokenizer
 from tests.waiting import wait_until
+from tests.warm_processes import Process, start_gumshoe
 
 ANN, BOB, EVE = "ann@example.com", "bob@example.com", "eve@other.example"
 DAY = "2001-06-01"
@@ -68,7 +69,7 @@ class ServerClient:
 class AgentProcess(ServerClient):
     """A server in a process of its own, with its client."""
 
-    process: subprocess.Popen[bytes] = field(kw_only=True)
+    process: Process = field(kw_only=True)
     log: Path = field(kw_only=True)
 
     def read_log(self) -> list[dict[str, Any]]:
@@ -119,12 +120,13 @@ def start_server(
     if model and model.startswith("vllm:"):
         words += ["--tokenizer", str(place.tokenizer)]
     with log.open("wb") as file:
-        process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "gumshoe", "serve", *words, *more],
-            stdout=file,
-            stderr=file,
-            env={**os.environ, "COLUMNS": "200", **environment},
-        )
+        process: Process
+        if prefix:
+            command = [*prefix, sys.executable, "-m", "gumshoe", "serve", *words, *more]
+            env = {**os.environ, "COLUMNS": "200", **environment}
+            process = subprocess.Popen(command, stdout=file, stderr=file, env=env)
+        else:
+            process = start_gumshoe("serve", *words, *more, stdout=file, stderr=file, env=environment)
     try:
         wait_until(lambda: "Serving at" in log.read_text(), process, log.read_text)
         found = re.search(r"Serving at (http://[\w.:\[\]]+)", log.read_text())

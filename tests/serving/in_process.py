@@ -1,7 +1,6 @@
 """Run the agent's service in this process, where tests can advance the clock."""
 
 import asyncio
-import socket
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.http_server import open_socket
 from tests.serving.agent_server import ANN, DAY, ServerClient, ServerFiles
 from tests.waiting import async_wait_until, wait_until
 
@@ -67,7 +67,7 @@ def serve_in_thread(settings: "ServeSettings", *, key: str | None = None, ready:
     from gumshoe.serving.http_protocol import GuardedServer
     from gumshoe.serving.server import open_server
 
-    with socket.create_server(("127.0.0.1", 0)) as listening, pytest.MonkeyPatch.context() as patched:
+    with open_socket() as listening, pytest.MonkeyPatch.context() as patched:
         patched.setattr(served_policies, "_CHECK_INTERVAL", 0.1)
         servers: list[GuardedServer] = []
 

@@ -15,7 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.http_server import open_socket
 from tests.inference.fake_vllm import FakeVLLM, held
+from tests.serving import in_process
 from tests.serving.agent_server import ServerClient, ServerFiles, question_body, start_server
 from tests.serving.in_process import make_settings, model_settings, serve_in_thread
 from tests.waiting import wait_until
@@ -315,16 +317,24 @@ def test_a_request_that_was_refused_cannot_go_on_for_ever(place: ServerFiles, mo
         thread.join()
 
 
-def test_a_client_that_reads_nothing_is_disconnected(place: ServerFiles, model: FakeVLLM) -> None:
-    """It asks for more than fits into the buffers of both sides, again and again."""
+def test_a_client_that_reads_nothing_is_disconnected(
+    place: ServerFiles, model: FakeVLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It asks for more than fits into the buffers of both sides, with fewer requests than may wait for answers."""
+
+    from gumshoe.http_connection import MAX_PIPELINED
+
+    def open_with_small_buffer() -> socket.socket:
+        listening = open_socket()
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # accepted sockets inherit it
+        return listening
+
+    monkeypatch.setattr(in_process, "open_socket", open_with_small_buffer)
     with serve(place, model, **{**QUICK, "idle_deadline": 60}) as server, socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         host, port = server.url.removeprefix("http://").split(":")
         connection.connect((host, int(port)))
-
-        with suppress(OSError):
-            while not server.metric("gumshoe_closed_connections_total", why="slow reading"):
-                connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        connection.sendall(b"GET /openapi.json HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" * (MAX_PIPELINED - 1))
         wait_until(lambda: server.metric("gumshoe_closed_connections_total", why="slow reading") == 1)
         assert server.client.get("/healthz").is_success
 

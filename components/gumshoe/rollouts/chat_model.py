@@ -150,14 +150,16 @@ class ApiChatModel:
     async def _create(
         self, messages: Sequence[Any], tools: Sequence[Any], options: dict[str, Any], thinking_budget: int
     ) -> Any:
+        # openai converts its own parameters field by field, which takes milliseconds for a long conversation. These are
+        # in the form of the API already, and `extra_body` is sent as it is.
+        body: dict[str, Any] = {"messages": [*messages], "tools": [*tools], **options}
         return await self._client.chat.completions.create(
             model=self.name,
-            messages=messages,  # in the form of the API
-            tools=tools,
+            messages=[],
             temperature=_omit_default(self._sampling.temperature),
             top_p=_omit_default(self._sampling.top_p),
             max_completion_tokens=self._sampling.max_tokens + thinking_budget,
-            extra_body=options or None,
+            extra_body=body,
         )
 
     def _options(self) -> dict[str, Any]:
