@@ -71,6 +71,7 @@ benchmarks: $(VENV)/installed ## the speeds in docs/results (minutes)
 	$(BIN)/python -m tests.benchmarks.documents --sizes 5000 50000
 	$(BIN)/python -m tests.benchmarks.agent
 	$(BIN)/python -m tests.benchmarks.serving
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.benchmarks.overlap speed
 	$(BIN)/python -m tests.benchmarks.report
 	$(BIN)/python -m tests.benchmarks.learning
 	$(BIN)/python -m tests.benchmarks.cluster
