@@ -4,7 +4,7 @@ The run composes its parts and decides when each acts. Start it as `python -m gu
 """
 
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,12 @@ from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.terminal import err
 from gumshoe.training.algorithms.turn_level import TurnLevel
 from gumshoe.training.grpo.adapter_writer import AdapterWriter
-from gumshoe.training.grpo.published_policies import PublishedPolicies
 from gumshoe.training.grpo.reporter import RunReporter, warn
 from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch, RolloutCollector, Rubric, measure_accuracy
-from gumshoe.training.grpo.rollout_queue import Lead, RolloutQueue
-from gumshoe.training.grpo.sampler import PolicyPublisher, create_sampler
-from gumshoe.training.grpo.schedule import Schedule, find_resting
+from gumshoe.training.grpo.sampler import create_sampler
+from gumshoe.training.grpo.schedule import Schedule
 from gumshoe.training.grpo.simple import build_prompts, first_turn_means, first_turn_reward
+from gumshoe.training.grpo.step_rollouts import StepRollouts
 from gumshoe.training.grpo.step_summary import episode_records, step_record
 from gumshoe.training.grpo.trainer import AgentTrainer, Hooks
 from gumshoe.training.grpo.trainer_usage import TrainerUsage
@@ -88,18 +87,21 @@ class Run:
         self._progress_file = ProgressFile(spec.directory / PROGRESS, self._steps)
         self._collector = self._make_collector(train)
         self._sampler = create_sampler(spec, self._chat)
-        rollouts = settings.rollouts
-        self._runner = StoppableRunner(in_thread=rollouts.lag > 0)
-        versions = PublishedPolicies(self._sampler, settings.sampling, by_turn=rollouts.adapter_switch == "turn")
-        batches = self._steps // settings.optimizer.num_iterations
-        lead = Lead(rollouts.lag, settings.staleness)
-        self._queue = RolloutQueue(self._collector, versions, lead, batches - 1, self._find_resting)
+        self._runner = StoppableRunner(in_thread=settings.rollouts.lag > 0)
         self._lifecycle = Lifecycle(settings, spec.directory, self._runner.stop)
-        self._publisher = PolicyPublisher(spec, self._sampler, self._lifecycle, self._adopt)
         self._validator = Validator(
             settings, validation, self._collector, self._judge, spec.directory, self._count_verdict
         )
         self._reporter = RunReporter(spec, self._steps, self._algorithm, self._progress_file)
+        self._rollouts = StepRollouts(
+            spec,
+            self._collector,
+            self._sampler,
+            self._lifecycle,
+            self._runner,
+            self._steps,
+            lambda: self._reporter.steps,
+        )
         self._writer = AdapterWriter(spec, self._env, self._tokenizer, train, validation)
         self._hooks = Hooks(
             self._roll_out,
@@ -132,7 +134,7 @@ class Run:
         last_step = -1 if checkpoint is None else step_of(checkpoint)
         accelerator = lifecycle.trainer.accelerator
         self._reporter.records = run_in_main(accelerator, lambda: self._reporter.read_records(last_step))
-        self._queue.resume({name: useful for each in self._reporter.steps for name, useful in each.ended.items()})
+        self._rollouts.resume(self._reporter.steps)
         watched = lifecycle.running(self._progress, self._describe)
         with self._runner, watched, self._reporter.exporting(is_main=lifecycle.is_main):
             try:
@@ -208,7 +210,7 @@ class Run:
         )
 
     async def _close(self) -> None:
-        await self._queue.aclose()
+        await self._rollouts.aclose()
         await self._judge.aclose()
         for each in self._collector.rubric.rewards:
             await each.aclose()
@@ -217,33 +219,13 @@ class Run:
 
     def _publish(self) -> None:
         with self._hooks.phases.phase("publishing"):
-            self._publisher.publish()
+            self._rollouts.publish()
 
     def _roll_out(self, step: int) -> RolloutBatch:
         with self._hooks.phases.phase("waiting"):
-            found = self._runner.run(self._take(step // self._settings.optimizer.num_iterations))
+            found = self._rollouts.roll_out(step)
         self._reporter.start_passes(step + 1)
         return found
-
-    async def _take(self, number: int) -> RolloutBatch:
-        await self._queue.adopt(number)
-        try:
-            return await self._queue.take(number, self._sampler.servers)
-        finally:
-            if not self._settings.rollouts.lag:  # the policy changes before any other episode
-                await self._queue.aclose()
-
-    def _adopt(self) -> Collection[str]:
-        """Let episodes that run beside training use the new policy, and return the names of all that they use."""
-        if not self._settings.rollouts.lag:
-            return ()
-        return self._runner.run(self._queue.adopt(self._lifecycle.step // self._settings.optimizer.num_iterations))
-
-    def _find_resting(self, number: int) -> Collection[str]:
-        """Return the scenarios that a batch uses last, as far as they are known when it may begin."""
-        iterations, data = self._settings.optimizer.num_iterations, self._settings.data
-        last = (number - self._settings.rollouts.lag) * iterations
-        return find_resting(self._reporter.steps, last, data.rest_steps)
 
     def on_start(self) -> None:
         """Send earlier records to the trackers."""
@@ -313,7 +295,7 @@ class Run:
             beta=settings.optimizer.beta,
             accuracy=self._accuracy,
             seconds=seconds,
-            publish_seconds=self._publisher.seconds,
+            publish_seconds=self._rollouts.publish_seconds,
             policy=self._sampler.version,
             usage=usage,
         )
@@ -363,7 +345,7 @@ class Run:
         accelerator, step = self._lifecycle.trainer.accelerator, self._lifecycle.step
         if run_in_main(accelerator, lambda: any(each.step == step for each in self._reporter.evaluations)):
             return
-        self._publisher.publish()
+        self._rollouts.publish()
         model = self._lifecycle.gather_model()
         run_in_main(accelerator, lambda: self._record_evaluation(step, model))
 
