@@ -28,7 +28,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package torch --no-emit-package triton
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-ci test-all lint unit fuzz benchmarks demo pipelines docs images audit lock hooks clean
+.PHONY: help install test test-ci test-all lint types contract unit fuzz benchmarks demo pipelines docs images audit lock hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,7 +57,12 @@ test-all: lint ## all tests, those too that take long or draw at random (hours)
 lint: $(VENV)/installed ## ruff, mypy, import-linter
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory --jobs 2 types contract
+
+types: $(VENV)/installed
 	$(BIN)/mypy
+
+contract: $(VENV)/installed
 	$(BIN)/lint-imports
 
 unit: $(VENV)/installed ## the tests of `make test` alone; PYTEST_ARGS="-k wall" for some, WORKERS=0 for one process
