@@ -180,22 +180,24 @@ def measure_speed(server: AgentProcess, clients: int, count: int, every: float) 
     own = psutil.Process(server.process.pid)
     processes = [own, *own.children()]
 
-    def measure() -> tuple[float, int]:
+    def measure() -> tuple[list[float], int]:
         times = [each.cpu_times() for each in processes]
-        return sum(each.user + each.system for each in times), sum(each.memory_info().rss for each in processes)
+        return [each.user + each.system for each in times], sum(each.memory_full_info().uss for each in processes)
 
     ask(server.url, clients, _WARM_UP)  # connections to the model, and its answers
     (before, memory), started = measure(), time.perf_counter()
     asked = ask(server.url, clients, count, every)
     seconds, (used, memory_after) = time.perf_counter() - started, measure()
     statuses = Counter(each.status for each in asked)
+    first, *others = (1000 * (after - earlier) / len(asked) for after, earlier in zip(used, before, strict=True))
+    shares = f"{first + sum(others):.1f} ms" + (f", of which {sum(others):.1f} ms in workers" if others else "")
     overheads = statistics.quantiles([each.overhead for each in asked if each.status == 200], n=100)
     return [
         ["questions, and those without an answer", f"{len(asked):,} and {len(asked) - statuses[200]:,}"],
         ["questions per second", f"{len(asked) / seconds:.0f}"],
         ["overhead of a question: median and p99", f"{overheads[49]:,.0f} and {overheads[98]:,.0f} ms"],
-        ["processor time of the server per question", f"{1000 * (used - before) / len(asked):.1f} ms"],
-        ["memory before and after", f"{memory / 2**20:,.0f} and {memory_after / 2**20:,.0f} MiB"],
+        ["processor time of the server per question", shares],
+        ["own memory before and after", f"{memory / 2**20:,.0f} and {memory_after / 2**20:,.0f} MiB"],
     ]
 
 
