@@ -1,5 +1,6 @@
 """Episodes in worker processes: the same answers, limits and records as in one process, and lost workers."""
 
+import asyncio
 import json
 import os
 import signal
@@ -7,17 +8,20 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
 
-from gumshoe.errors import UsageError
+from gumshoe.inference.policy import PolicyError
 from tests.errors import raises
 from tests.inference.fake_vllm import FakeVLLM, held, status
 from tests.serving.agent_server import ANN, AgentProcess, ServerFiles, add_key, code_of, question_body, start_server
 from tests.serving.in_process import make_settings, model_settings
 from tests.waiting import wait_until
+
+if TYPE_CHECKING:
+    from gumshoe.serving.worker_messages import WorkerStart
 
 WORKERS, CALLS = 2, 120
 EPISODE_WORKERS = "gumshoe.serving.episode_workers"
@@ -200,8 +204,6 @@ def test_workers_end_with_a_killed_server(place: ServerFiles, model: FakeVLLM, t
 
 @pytest.mark.ci
 def test_a_worker_that_cannot_start_ends_the_start(place: ServerFiles, model: FakeVLLM, tmp_path: Path) -> None:
-    import asyncio
-
     from gumshoe.environments.registry import open_env
     from gumshoe.serving.service import open_service
     from gumshoe.serving.telemetry import Metrics, create_tracer
@@ -219,6 +221,82 @@ def test_a_worker_that_cannot_start_ends_the_start(place: ServerFiles, model: Fa
         asyncio.run(open_it())
 
 
-def test_workers_do_not_load_a_model_each(place: ServerFiles) -> None:
-    with pytest.raises(UsageError, match="workers 2"):
-        make_settings(place, model={"policy": "transformers:tiny"}, workers=2)
+@pytest.mark.parametrize("policy", ["transformers:tiny", "tiny"])
+def test_workers_do_not_load_a_model_each(place: ServerFiles, policy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gumshoe.serving.served_policies import open_policies
+
+    monkeypatch.setenv("GUMSHOE_ENGINE", "transformers")
+    settings = make_settings(place, model={"policy": policy}, workers=2)
+
+    async def open_them() -> None:
+        async with open_policies(settings):
+            pass
+
+    with raises("serving.workers-need-model-server", "workers is 2"):
+        asyncio.run(open_them())
+
+
+@pytest.fixture
+def start(place: ServerFiles, model: FakeVLLM) -> "WorkerStart":
+    """Return what workers open, with quick signs of life."""
+    from gumshoe.inference.policy_names import PolicyName
+    from gumshoe.serving.served_policies import PolicySource
+    from gumshoe.serving.worker_messages import WorkerStart
+
+    settings = make_settings(place, model=model_settings(place, model.address))
+    source = PolicySource(PolicyName("vllm", "adapter", (model.address,)), place.tokenizer, ())
+    return WorkerStart(place.index, None, settings.model, settings.limits, (source,), False, pulse=0.5)
+
+
+@pytest.mark.ci
+def test_a_worker_that_is_stuck_is_killed_and_started_again(start: "WorkerStart") -> None:
+    from gumshoe.serving.episode_workers import open_workers
+    from gumshoe.serving.telemetry import Metrics
+
+    metrics = Metrics()
+
+    def read(name: str) -> float:
+        return metrics.registry.get_sample_value(name) or 0.0
+
+    async def run() -> None:
+        async with open_workers(1, start, metrics) as workers:
+            own = psutil.Process().children()
+            (stuck,) = [each for each in own if "gumshoe.serving.episode_worker" in each.cmdline()]
+            stuck.suspend()
+            while not read("gumshoe_worker_restarts_total") or workers.problem:
+                await asyncio.sleep(0.05)
+            assert not stuck.is_running()
+            assert read("gumshoe_workers") == 1
+
+    asyncio.run(run())
+
+
+def test_a_worker_that_the_system_does_not_start_ends_the_start(
+    start: "WorkerStart", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe.serving.episode_workers import open_workers
+    from gumshoe.serving.telemetry import Metrics
+
+    monkeypatch.setattr("sys.executable", str(tmp_path / "missing"))
+
+    async def run() -> None:
+        async with open_workers(1, start, Metrics()):
+            pass
+
+    with raises("serving.worker-not-ready", "missing"):
+        asyncio.run(run())
+
+
+def test_an_error_that_cannot_be_sent_is_replaced_by_its_name() -> None:
+    from gumshoe.serving.worker_messages import to_portable
+
+    known = PolicyError("inference.timeout", "no answer", "secret")
+    assert to_portable(known) is known
+    assert "TwoPartsError" in str(to_portable(TwoPartsError("a", "b")))
+
+
+class TwoPartsError(Exception):
+    """An error of custom code that pickle cannot make again."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(first + second)

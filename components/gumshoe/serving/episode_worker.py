@@ -32,8 +32,10 @@ from gumshoe.serving.worker_messages import (
     JobEnd,
     JobStep,
     MessageChannel,
+    WorkerAlive,
     WorkerReady,
     WorkerStart,
+    to_portable,
 )
 
 _log = logging.getLogger(__name__)
@@ -77,7 +79,7 @@ class EpisodeWorker:
         try:
             self._channel.send(JobEnd(job.number, result=await self._answer(job)))
         except GumshoeError as error:
-            self._channel.send(JobEnd(job.number, error=error))
+            self._channel.send(JobEnd(job.number, error=to_portable(error)))
         except Exception as error:  # noqa: BLE001 - or the server would wait for ever
             _log.exception("an episode failed")
             self._channel.send(JobEnd(job.number, error=RuntimeError(f"{type(error).__name__} in a worker process")))
@@ -138,7 +140,7 @@ async def _work(end: socket.socket) -> None:
             await asyncio.to_thread(env_factory.get_ready)
             budgets = UsageBudgets(limits.tokens_per_day, limits.calls_per_day, limits.usage_file)
         except GumshoeError as error:
-            channel.send(WorkerReady(error))
+            channel.send(WorkerReady(to_portable(error)))
             return
         finally:
             await channel.flush()
@@ -148,7 +150,18 @@ async def _work(end: socket.socket) -> None:
         gc.collect()
         gc.freeze()  # as in the server
         channel.send(WorkerReady())
-        await worker.work()
+        pulse = asyncio.create_task(_send_pulse(channel, start.pulse))
+        try:
+            await worker.work()
+        finally:
+            pulse.cancel()
+
+
+async def _send_pulse(channel: MessageChannel, every: float) -> None:
+    """Show the server that this process is not stuck."""
+    while True:
+        await asyncio.sleep(every)
+        channel.send(WorkerAlive())
 
 
 def main(arguments: Sequence[str] = sys.argv[1:]) -> None:

@@ -29,6 +29,7 @@ from gumshoe.serving.worker_messages import (
     JobEnd,
     JobStep,
     MessageChannel,
+    WorkerAlive,
     WorkerReady,
     WorkerStart,
 )
@@ -36,7 +37,7 @@ from gumshoe.serving.worker_messages import (
 _START_DEADLINE = 300.0  # seconds for a worker to open the index and its embedding model
 _END_DEADLINE = 5.0  # seconds for a worker to end
 _PAUSES = (0.5, 30.0)  # shortest and longest pause before a worker that ended is started again, in seconds
-_LOST = "serving.worker-lost"
+_SILENCE = 6  # pulses without a message, after which a worker is stuck
 _LONG = 60.0  # seconds after which a worker counts as stable
 
 _log = logging.getLogger(__name__)
@@ -59,12 +60,19 @@ class _WorkerProcess:
     process: asyncio.subprocess.Process
     channel: MessageChannel
     pending: dict[int, _Pending] = field(default_factory=dict)
+    heard: int = 0
+    """Number of messages."""
+    silent: int = 0
+    """Number of pulses without a message."""
 
     async def read(self) -> None:
         """Handle messages until the process ends."""
         with suppress(EOFError, ConnectionError):
             while True:
                 message = await self.channel.receive()
+                self.heard += 1
+                if isinstance(message, WorkerAlive):
+                    continue
                 found = self.pending.get(message.number)
                 if found is None:
                     continue
@@ -77,6 +85,15 @@ class _WorkerProcess:
                         found.end.set_result(message.result)
                     else:
                         found.end.set_exception(message.error or AssertionError("an end without result"))
+
+    async def watch(self, pulse: float) -> None:
+        """Kill the process if it is stuck, so that its questions fail at once and new ones go to another one."""
+        while self.silent < _SILENCE:  # counted, because the server itself may have been stopped for a while
+            before = self.heard
+            await asyncio.sleep(pulse)
+            self.silent = self.silent + 1 if self.heard == before else 0
+        _log.error("a worker process has been silent for %g seconds and is killed", _SILENCE * pulse)
+        self.process.kill()
 
     def fail_pending(self) -> None:
         """End all episodes in progress with an error."""
@@ -94,8 +111,8 @@ class _WorkerLostError(PolicyError):
 class EpisodeWorkers:
     """Worker processes. Use it with `open_workers`.
 
-    A worker that ends is started again, at first after half a second. Its episodes run again in another one if they had
-    no step yet, and fail otherwise.
+    A worker that ends or is stuck is started again, at first after half a second. Its episodes run again in another one
+    if they had no step yet, and fail otherwise.
     """
 
     def __init__(self, start: WorkerStart, metrics: Metrics) -> None:
@@ -132,7 +149,7 @@ class EpisodeWorkers:
             return await self._answer_once(job, on_step)
 
     async def _answer_once(self, job: EpisodeJob, on_step: Callable[[AnswerStep], object]) -> tuple[Answer, Trajectory]:
-        worker = min(self._alive, key=lambda each: len(each.pending), default=None)
+        worker = min(self._alive, key=lambda each: (each.silent > 1, len(each.pending)), default=None)
         if worker is None:
             raise ModelNotReadyError(self.problem)
         number = next(self._numbers)
@@ -165,10 +182,15 @@ class EpisodeWorkers:
                     opened.set_exception(error)
                     return
                 why = f"did not start: {error.message_with_code}"
+            except Exception as error:  # noqa: BLE001 - or no other one would start, e.g. if a message is damaged
+                _log.exception("a worker process is given up")
+                why = f"is given up: {type(error).__name__}"
             self._metrics.worker_restarts.inc()
-            pause = shortest if time.monotonic() - started > _LONG else min(longest, 2 * pause)
+            if time.monotonic() - started > _LONG:
+                pause = shortest
             _log.error("a worker process %s; another one starts in %g seconds", why, pause)
             await asyncio.sleep(pause)
+            pause = min(longest, 2 * pause)
 
     @asynccontextmanager
     async def _run_process(self) -> AsyncIterator[_WorkerProcess]:
@@ -177,26 +199,48 @@ class EpisodeWorkers:
         Raises:
             GumshoeError: if it cannot open what it needs.
         """
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "gumshoe.serving.episode_worker", str(theirs.fileno())),
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C reaches the server only, which answers what it has accepted
-            )
-        channel = await MessageChannel.open(ours)
+        process, channel = await _spawn()
         worker = _WorkerProcess(process, channel)
+        watch: asyncio.Task[None] | None = None
         try:
             channel.send(self._start)
             await _wait_until_ready(channel)
+            watch = asyncio.create_task(worker.watch(self._start.pulse))
             self._alive.append(worker)
             yield worker
         finally:
+            if watch is not None:
+                watch.cancel()
             if worker in self._alive:
                 self._alive.remove(worker)
             worker.fail_pending()
             channel.close()  # which ends the process
             await _end(process)
+
+
+async def _spawn() -> tuple[asyncio.subprocess.Process, MessageChannel]:
+    """Start a process, and return it with our end of its channel.
+
+    Raises:
+        GumshoeError: if the system does not start it.
+    """
+    try:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *(sys.executable, "-m", "gumshoe.serving.episode_worker", str(theirs.fileno())),
+                    pass_fds=(theirs.fileno(),),
+                    start_new_session=True,  # Ctrl-C reaches the server only, which answers what it has accepted
+                )
+            except BaseException:
+                ours.close()
+                raise
+    except OSError as error:  # e.g. no memory, or too many processes or open files
+        raise GumshoeError(
+            "serving.worker-not-ready", f"cannot start a worker process: {error}; see the limits of this machine"
+        ) from None
+    return process, await MessageChannel.open(ours)
 
 
 async def _wait_until_ready(channel: MessageChannel) -> None:

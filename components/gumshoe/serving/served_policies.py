@@ -125,6 +125,12 @@ async def open_policies(settings: ServeSettings) -> AsyncIterator[ServedPolicies
     model = settings.model
     async with AsyncExitStack() as stack:
         main = await _resolve_model(settings, stack)
+        if settings.workers and main.name.kind == "transformers":
+            raise UsageError(
+                "serving.workers-need-model-server",
+                f"{main.name.version} runs in the process of the server, and workers is {settings.workers}: each would "
+                "load the model; install vLLM, name a server (vllm:URL#ADAPTER), or set workers to 0",
+            )
         name, tokenizer = main.name, main.tokenizer
         share = model.canary_percent / 100 if model.canary else 0.0
         main.share = 1 - share

@@ -274,11 +274,6 @@ class ServeSettings(BaseSettings):
             )
         if (self.keeping.feedback or self.keeping.trajectories) and not self.store:
             raise ValueError("keeping.feedback and keeping.trajectories need a store; set store")
-        if self.workers and (self.model.policy or "").startswith("transformers:"):
-            raise ValueError(
-                f"workers {self.workers} cannot be combined with a transformers: policy, which each would load; set "
-                "workers to 0, or leave out model.policy, which starts vLLM"
-            )
         if self.model.samples > self.limits.concurrency:
             raise ValueError(
                 f"model.samples must be <= limits.concurrency ({self.limits.concurrency}), got {self.model.samples}"

@@ -6,7 +6,7 @@ Days are those of UTC. Usage is counted in SQLite: in memory, or in a file that 
 import logging
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from math import ceil
@@ -142,10 +142,11 @@ class UsageBudgets:
         self._execute("BEGIN IMMEDIATE")
         try:
             yield
-        except BaseException:
-            self._execute("ROLLBACK")
-            raise
-        self._execute("COMMIT")
+            self._execute("COMMIT")
+        finally:
+            if self._usage.in_transaction:  # e.g. the disk is full; each later request would fail otherwise
+                with suppress(sqlite3.Error):
+                    self._usage.rollback()
 
     def _execute(self, statement: str, *values: object) -> list[tuple[int, int]]:
         try:

@@ -34,6 +34,8 @@ class WorkerStart:
     policies: tuple[PolicySource, ...]
     """The main policy first."""
     logs_json: bool
+    pulse: float = 5.0
+    """Seconds between two signs of life of the worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,11 @@ class WorkerReady:
     """A worker has opened everything, or could not because of an error."""
 
     error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAlive:
+    """The event loop of a worker runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +96,15 @@ class JobEnd:
     number: int
     result: tuple[Answer, Trajectory] | None = None
     error: Exception | None = None
+
+
+def to_portable(error: Exception) -> Exception:
+    """Return an error if it can be sent, or else one with its name. Classes of custom code may not allow it."""
+    try:
+        pickle.loads(pickle.dumps(error))  # noqa: S301 - what was just pickled
+    except Exception:  # noqa: BLE001 - custom code may raise anything
+        return RuntimeError(f"{type(error).__name__} in a worker process")
+    return error
 
 
 class MessageChannel:
