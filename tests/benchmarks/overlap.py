@@ -1,7 +1,7 @@
 """Compare rollouts and training that take turns with rollouts that run ahead (`rollouts.lag`).
 
-    OMP_NUM_THREADS=1 python -m tests.benchmarks.overlap speed       # ten minutes, two cores
-    python -m tests.benchmarks.overlap accuracy                      # three quarters of an hour, two cores
+    OMP_NUM_THREADS=1 python -m tests.benchmarks.overlap speed                    # ten minutes, two cores
+    OMP_NUM_THREADS=1 taskset -c 1 python -m tests.benchmarks.overlap accuracy    # an hour, one core
 
 `speed` runs `gumshoe train` with a random model and a fake vLLM server in a process of its own. The server waits before
 each turn as a GPU would take, so that a step's episodes take as long as training on them; its answers are scripted.
