@@ -38,9 +38,13 @@ def openai_client(url: str | None, *, timeout: float | None = 120, retries: int 
     Raises:
         UsageError: if there is no API key (see `api_key`).
     """
-    from openai import AsyncOpenAI
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-    return AsyncOpenAI(base_url=url, api_key=api_key(url), timeout=timeout, max_retries=retries)
+    from gumshoe.openai_transport import OpenAITransport
+
+    key = api_key(url)
+    http = DefaultAsyncHttpxClient(transport=OpenAITransport(), timeout=timeout)
+    return AsyncOpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=retries, http_client=http)
 
 
 def is_too_long(error: "APIStatusError") -> bool:

@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -127,6 +128,15 @@ def _find_secret_end(text: str, match: re.Match[str]) -> int:
 
 def _is_secret_name(name: str) -> bool:
     """Return True if values under this name are secret."""
+    return _is_short_secret_name(name) if len(name) <= _MAX_CLEAN_LENGTH else _match_secret_name(name)
+
+
+@lru_cache(maxsize=_MAX_CLEAN)
+def _is_short_secret_name(name: str) -> bool:
+    return _match_secret_name(name)
+
+
+def _match_secret_name(name: str) -> bool:
     return bool(patterns.SECRET_NAME.fullmatch(_normalize(name)))
 
 

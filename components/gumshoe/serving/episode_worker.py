@@ -4,7 +4,6 @@ FD is its end of a socket pair. It ends when the server closes the other end, or
 """
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -22,6 +21,7 @@ from gumshoe.rollouts.episode import EpisodeRunner
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.serving.audit_log import AuditLog, audit_environments, record_policy
+from gumshoe.serving.garbage_collection import prepare_garbage_collection
 from gumshoe.serving.served_policies import episode_limits, fit_environment, open_served_policy
 from gumshoe.serving.telemetry import log_as_json
 from gumshoe.serving.usage_budgets import UsageBudgets, meter_usage
@@ -147,8 +147,7 @@ async def _work(end: socket.socket) -> None:
         stack.callback(budgets.close)
         answerer = Answerer(audit_environments(env_factory), episode_limits(start.model), threads)
         worker = EpisodeWorker(channel, start, answerer, budgets, stack)
-        gc.collect()
-        gc.freeze()  # as in the server
+        prepare_garbage_collection()
         channel.send(WorkerReady())
         pulse = asyncio.create_task(_send_pulse(channel, start.pulse))
         try:

@@ -1,7 +1,6 @@
 """Run the agent server as a process: fetch and open what it needs, serve, and shut down."""
 
 import asyncio
-import gc
 import logging
 import signal
 import socket
@@ -22,6 +21,7 @@ from gumshoe.serving.audit_log import AuditLog, audit_environments, open_audit_l
 from gumshoe.serving.browser_checks import allow_origins, transport_security
 from gumshoe.serving.connections import ConnectionGuard, find_capacity
 from gumshoe.serving.feedback_recorder import FeedbackRecorder
+from gumshoe.serving.garbage_collection import prepare_garbage_collection
 from gumshoe.serving.http_protocol import GuardedServer, ServerConfig
 from gumshoe.serving.mcp_server import create_mcp_server
 from gumshoe.serving.middleware import Middleware, add_request_ids
@@ -100,9 +100,7 @@ async def open_routes(
         transport_security=transport_security(settings.access),
     )
     app.router.routes.extend(mounted.routes)
-    # Exclude the objects loaded so far from garbage collection: each full collection would delay all episodes.
-    gc.collect()
-    gc.freeze()
+    prepare_garbage_collection()
     async with tools.session_manager.run():
         guarded = Middleware(app, settings, access, service.metrics, service.tracer, audit)
         yield add_request_ids(allow_origins(guarded, settings.access))

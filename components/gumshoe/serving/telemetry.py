@@ -131,6 +131,9 @@ class Metrics:
         self.phases.labels("rest").observe(max(0.0, rest))
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=redact)
+
+
 class JsonFormatter(logging.Formatter):
     """Format a log record as one line of JSON, with its request ID and trace."""
 
@@ -150,7 +153,7 @@ class JsonFormatter(logging.Formatter):
             entry |= {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
         if record.exc_info:
             entry["exception"] = record.exc_text or self.formatException(record.exc_info)
-        return escape_unprintable(json.dumps(redact_json(entry), ensure_ascii=False, default=redact))
+        return escape_unprintable(_ENCODER.encode(redact_json(entry)))
 
 
 def escape_unprintable(line: str) -> str:
