@@ -54,6 +54,25 @@ def check(handle: Handler, use: Callable[[str, list[bytes]], Awaitable[None]]) -
     asyncio.run(run())
 
 
+def test_credentials_in_an_address_are_sent_as_httpx_sends_them() -> None:
+    async def handle(_: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:  # noqa: ARG001
+        writer.write(reply(_ANSWER.encode()))
+
+    async def use(url: str, heads: list[bytes]) -> None:
+        named = url.replace("http://", "http://ann:p%40ss@")
+        for client in (openai_client(named), AsyncOpenAI(base_url=named, api_key="none")):
+            async with client:
+                assert await list_models(client) == ["model-1"]
+        ours, theirs = (
+            [line for line in head.lower().split(b"\r\n") if line.startswith((b"authorization", b"get", b"host"))]
+            for head in heads
+        )
+        assert ours == theirs
+        assert any(line.startswith(b"authorization: basic") for line in ours)
+
+    check(handle, use)
+
+
 def test_answers_arrive_on_one_connection_and_are_decompressed() -> None:
     writers = set[asyncio.StreamWriter]()
 

@@ -44,7 +44,8 @@ class OpenAITransport(httpx2.AsyncBaseTransport):
         Raises:
             httpx2.TransportError: if there is none.
         """
-        url, limits = str(request.url), request.extensions.get("timeout", {})
+        limits = request.extensions.get("timeout", {})
+        url = str(request.url.copy_with(userinfo=b""))  # the client has made a header of the credentials
         timeout = aiohttp.ClientTimeout(None, sock_connect=limits.get("connect"), sock_read=limits.get("read"))
         with _translate_errors():
             response = await self._open_session().request(

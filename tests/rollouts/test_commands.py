@@ -108,7 +108,8 @@ def test_progress_shows_episodes_speed_and_failures(place: Place, tmp_path: Path
     assert sum(amount for amount, _, _ in told) == max(total or 0 for _, _, total in told) == 2 * COUNT
     notes = [note for _, note, _ in told if note]
     counts = [[int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", note)] for note in notes]
-    assert all(len(each) == 4 and each[2] in (0, 1) and each[3] == 0 for each in counts), notes
+    assert all(len(each) in (3, 4) and each[-2] in (0, 1) and each[-1] == 0 for each in counts), notes
+    assert len(counts[0]) == 3, "no speed before the first episode has ended"
     assert counts[-1][0] > 0, "tokens per second"
     assert counts[-1][1:] == [0, 1, 0], "running, retried, dropped"
 
