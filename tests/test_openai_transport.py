@@ -1,4 +1,4 @@
-"""OpenAI's client over aiohttp: what went wrong is told apart, and answers arrive as with httpx."""
+"""OpenAI's client over aiohttp: its errors and answers are those that it has with httpx."""
 
 import asyncio
 import gzip

@@ -43,7 +43,7 @@ _BEFORE_EXIT = 30.0
 
 
 class Process(Protocol):
-    """What tests use of a process, which is a `subprocess.Popen` or a `WarmProcess`."""
+    """A running process, as tests use it: a `subprocess.Popen` or a `WarmProcess`."""
 
     @property
     def pid(self) -> int: ...

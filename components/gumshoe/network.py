@@ -11,7 +11,7 @@ import re
 from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from gumshoe.errors import UsageError
@@ -19,12 +19,33 @@ from gumshoe.errors import UsageError
 if TYPE_CHECKING:
     import ssl
 
+    from aiohttp import ClientSession
+
 CA_BUNDLE = "SSL_CERT_FILE"
 """Environment variable with the trusted certificates. OpenSSL, httpx, Go and Rust read it."""
 _OTHER_NAMES = ("REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")  # requests and pip read the first, curl the second
 _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY")
+_MAX_IDLE = 4.0  # seconds; uvicorn closes idle connections after 5, maybe just when a request is sent
 _CREDENTIAL = re.compile(r"[\x21-\x7e]+")  # ASCII without white space
 _CLUSTER_DOMAINS = (".svc", ".cluster.local", ".localhost")
+
+
+def open_session(certificates: "ssl.SSLContext | bool", **options: Any) -> "ClientSession":
+    """Open a session of aiohttp in the running event loop, without a limit of connections, cookies or decompression.
+
+    `options` are further arguments of `aiohttp.ClientSession`.
+    """
+    import aiohttp
+
+    connector = aiohttp.TCPConnector(
+        limit=0,
+        keepalive_timeout=_MAX_IDLE,
+        ssl=certificates,
+        resolver=aiohttp.ThreadedResolver(),  # the system's, also if aiodns is installed
+    )
+    return aiohttp.ClientSession(
+        connector=connector, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=False, **options
+    )
 
 
 def share_ca_bundle(given: Path | None = None) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 import aiohttp
 import httpx2
 
-from gumshoe.network import find_proxy
+from gumshoe.network import find_proxy, open_session
 
-_MAX_IDLE = 4.0  # seconds; uvicorn closes idle connections after 5, maybe just when a request is sent
 _KINDS: tuple[tuple[type[Exception], type[httpx2.TransportError]], ...] = (
     (aiohttp.ConnectionTimeoutError, httpx2.ConnectTimeout),
     (aiohttp.ServerTimeoutError, httpx2.ReadTimeout),
@@ -26,7 +25,7 @@ _KINDS: tuple[tuple[type[Exception], type[httpx2.TransportError]], ...] = (
     (asyncio.IncompleteReadError, httpx2.RemoteProtocolError),
     (OSError, httpx2.ReadError),
 )
-"""What went wrong, for aiohttp and for OpenAI's client. The first that fits counts."""
+"""Errors of aiohttp, each with the error that OpenAI's client has for it. The first that fits counts."""
 
 
 class OpenAITransport(httpx2.AsyncBaseTransport):
@@ -42,7 +41,7 @@ class OpenAITransport(httpx2.AsyncBaseTransport):
         """Send a request, and return the response as soon as its headers are there.
 
         Raises:
-            httpx2.TransportError: if there is none.
+            httpx2.TransportError: if no response arrives.
         """
         limits = request.extensions.get("timeout", {})
         url = str(request.url.copy_with(userinfo=b""))  # the client has made a header of the credentials
@@ -73,17 +72,8 @@ class OpenAITransport(httpx2.AsyncBaseTransport):
 
     def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=0,
-                    keepalive_timeout=_MAX_IDLE,
-                    ssl=self._certificates,
-                    resolver=aiohttp.ThreadedResolver(),  # the system's, also if aiodns is installed
-                ),
-                cookie_jar=aiohttp.DummyCookieJar(),  # OpenAI's client has its own
-                auto_decompress=False,
-                skip_auto_headers=("User-Agent", "Content-Type", "Accept", "Accept-Encoding"),
-            )
+            own = ("User-Agent", "Content-Type", "Accept", "Accept-Encoding")  # OpenAI's client sets them
+            self._session = open_session(self._certificates, skip_auto_headers=own)
         return self._session
 
 

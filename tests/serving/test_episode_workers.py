@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 if TYPE_CHECKING:
     from gumshoe.serving.worker_messages import WorkerStart
 
-WORKERS, CALLS = 2, 120
+WORKERS, CALLS = 2, 300
 EPISODE_WORKERS = "gumshoe.serving.episode_workers"
 
 
@@ -78,11 +78,14 @@ def test_workers_answer_as_one_process_does(server: AgentProcess, shared_server:
 
 def test_workers_share_the_work(server: AgentProcess) -> None:
     before = server.metric("gumshoe_episodes_total", outcome="answered")
+    used = [each.cpu_times().user for each in list_workers(server)]
     with ThreadPoolExecutor(16) as pool:
-        answers = list(pool.map(server.ask, range(1, 17)))
+        answers = list(pool.map(server.ask, [1 + number % 20 for number in range(48)]))
     assert all(each.status_code == 200 for each in answers)
-    assert server.metric("gumshoe_episodes_total", outcome="answered") == before + 16
-    assert len(list_workers(server)) == WORKERS
+    assert server.metric("gumshoe_episodes_total", outcome="answered") == before + 48
+    after = [each.cpu_times().user for each in list_workers(server)]
+    assert len(after) == WORKERS
+    assert all(now > earlier for now, earlier in zip(after, used, strict=True)), "both have worked"
     assert server.metric("gumshoe_running") == server.metric("gumshoe_waiting", what="episode") == 0
 
 

@@ -1,4 +1,4 @@
-"""Where the time of steps goes: phases, tokens and the timeline."""
+"""The time of steps by phase, tokens, and the timeline."""
 
 import json
 from itertools import pairwise

@@ -239,6 +239,10 @@ def test_token_trees_fill_passes_up_to_the_tokens_of_whole_episodes(
     bench = make_bench_with_passes(tmp_path, step(), size, passes)
     seen = bench.train_and_count_tokens()
     assert seen[True][4:] == tokens, "after those of the bench, one for each episode"
+    phases = bench.hooks.phases
+    assert phases.tokens["forward"] == sum(tokens), "activations that are recomputed do not count again"
+    assert phases.tokens["reference"] > 0, "for the KL term"
+    assert {"preparing", "reference", "forward", "backward"} <= set(phases.seconds)
 
 
 def make_warm_bench(tmp_path: Path, steps: int) -> TrainerBench:

@@ -14,9 +14,8 @@ import aiohttp
 import orjson
 
 from gumshoe.inference.http_options import http_options
-from gumshoe.network import find_proxy, raise_if_untrusted
+from gumshoe.network import find_proxy, open_session, raise_if_untrusted
 
-_MAX_IDLE = 4.0  # seconds; uvicorn closes idle connections after 5, maybe just when a request is sent
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
 
@@ -115,16 +114,5 @@ class ServerClient:
     def _open_session(self) -> aiohttp.ClientSession:
         """Return the session, which belongs to the event loop that sends the first request."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(
-                    limit=0,
-                    keepalive_timeout=_MAX_IDLE,
-                    ssl=self._certificates,
-                    resolver=aiohttp.ThreadedResolver(),  # the system's, also if aiodns is installed
-                ),
-                headers=self._headers,
-                timeout=self._timeout,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-            )
+            self._session = open_session(self._certificates, headers=self._headers, timeout=self._timeout)
         return self._session

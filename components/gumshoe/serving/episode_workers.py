@@ -50,7 +50,7 @@ class _Pending:
     end: "asyncio.Future[tuple[Answer, Trajectory]]"
     on_step: Callable[[AnswerStep], object]
     context: Context
-    """That of its request, for audit lines."""
+    """Context variables of its request, for audit lines."""
 
 
 @dataclass(slots=True, eq=False)

@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 class PolicySource(NamedTuple):
-    """What a policy in service is opened from, in any process."""
+    """A policy in service as any process can open it."""
 
     name: PolicyName
     tokenizer: Path | str | None
@@ -63,7 +63,7 @@ class ServedPolicy:
 
     @property
     def source(self) -> PolicySource:
-        """What it is opened from."""
+        """The policy as any process can open it."""
         return PolicySource(self.name, self.tokenizer, self.directories)
 
 

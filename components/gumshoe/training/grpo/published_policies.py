@@ -65,7 +65,7 @@ class PublishedPolicy:
     """Number of batches of episodes that it has learned from."""
     held: HeldContext[tuple[Any, EpisodeRunner]]
     users: int = 0
-    """Number of episodes and turns that use it.."""
+    """Number of episodes and turns that use it."""
 
     @property
     def policy(self) -> Any:

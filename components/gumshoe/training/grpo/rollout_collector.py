@@ -20,7 +20,7 @@ from gumshoe.rewards.judge import Judge
 from gumshoe.rewards.reward import Reward, gather_all
 from gumshoe.rewards.scoring import judge_trajectory, map_concurrently
 from gumshoe.rewards.turn_rewards import TurnRewardValues, turn_rewards
-from gumshoe.rollouts.engine import EpisodePool, show_progress
+from gumshoe.rollouts.engine import EpisodePool, RolloutProgress, show_progress
 from gumshoe.rollouts.episode import EpisodeLimits, EpisodeRunner, EpisodeStart
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Group, Trajectory
@@ -166,9 +166,9 @@ class RolloutCollector:
         found = [each for draw in range(self.draws) for each in self.schedule.draw(step, draw)]
         return sorted(found, key=lambda each: each.id in resting)
 
-    def new_pool(self, servers: int) -> EpisodePool:
-        """Return a pool for episodes on this number of servers."""
-        pool = EpisodePool(self.concurrency * servers)
+    def new_pool(self, servers: int, progress: RolloutProgress | None = None) -> EpisodePool:
+        """Return a pool for episodes on this number of servers, which counts on in `progress`."""
+        pool = EpisodePool(self.concurrency * servers, progress=progress or RolloutProgress())
         self.on_pool(pool)
         return pool
 

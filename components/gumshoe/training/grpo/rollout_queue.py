@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 
-from gumshoe.rollouts.engine import EpisodePool
+from gumshoe.rollouts.engine import EpisodePool, RolloutProgress
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
@@ -86,6 +86,7 @@ class RolloutQueue:
         self._next: dict[int, int] = {}  # next place of each
         self._unreplaced: list[int] = []  # batches of groups that ended in vain
         self._pool: EpisodePool | None = None
+        self._progress = RolloutProgress()  # of all pools
         self._counted: Counter[str] = Counter()  # retries that are on record, by error code
         self._threads: HeldContext[ToolThreads] | None = None
         self._changed = asyncio.Event()
@@ -126,9 +127,9 @@ class RolloutQueue:
         await self._wait(number, pool)
         found = self._collect(number)
         found.waited = time.monotonic() - started
-        retries = pool.progress.retry_causes - self._counted
+        retries = self._progress.retry_causes - self._counted
         found.retried, found.retry_causes = retries.total(), retries
-        self._counted = pool.progress.retry_causes.copy()
+        self._counted = self._progress.retry_causes.copy()
         found.raise_if_lost()
         return found
 
@@ -150,7 +151,7 @@ class RolloutQueue:
             self._threads = HeldContext(ToolThreads())
             await self._threads.open()
         if self._pool is None or self._pool.concurrency != self._collector.concurrency * servers:
-            self._pool, self._counted = self._collector.new_pool(servers), Counter()
+            self._pool = self._collector.new_pool(servers, self._progress)
         return self._pool
 
     def _start(self, step: int, count: int) -> None:

@@ -1,4 +1,4 @@
-"""What the passes of a trainer used: time by phase, tokens, and the share of the GPU's speed."""
+"""Usage of a trainer's passes: time by phase, tokens, and the share of the GPU's speed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _PASSES = ("old", "reference", "forward", "backward")
 
 @dataclass(frozen=True, slots=True)
 class TrainerUsage:
-    """What the trainer's passes of a step used, in its main process."""
+    """Usage of a step by the main process of the trainer."""
 
     phases: dict[str, float]
     """Seconds of each phase of the step."""

@@ -1,4 +1,4 @@
-"""What is known of GPUs from their data sheets."""
+"""Data sheet values of GPUs, by the names that CUDA gives them."""
 
 import re
 from dataclasses import dataclass
