@@ -72,26 +72,33 @@ def test_groups_run_in_one_worker_and_the_longest_first(project: pytest.Pytester
     assert order[0] == "ci/test_other.py::test_last"
 
 
-def test_a_test_that_hangs_after_its_timeout_ends_its_worker_only(project: pytest.Pytester) -> None:
-    project.makeconftest(f"{CONFTEST}import tests.times\ntests.times._AFTER_TIMEOUT = 0.5\n")
-    project.makepyfile(
-        test_fine="def test_fine(): ...",
-        test_stuck="""
-            import threading, time, pytest
+HANGS = """
+    import threading, time, pytest
 
-            @pytest.mark.timeout(0.5)
-            def test_stuck():
-                thread = threading.Thread(target=time.sleep, args=[1000])
-                thread.start()
-                try:
-                    time.sleep(1000)
-                finally:
-                    thread.join()
-        """,
-    )
+    @pytest.mark.timeout(0.5)
+    def test_ends():
+        thread = threading.Thread(target=time.sleep, args=[1000])
+        thread.start()
+        try:
+            time.sleep(1000)
+        finally:
+            thread.join()
+"""
+CRASHES = """
+    import os, signal
+
+    def test_ends():
+        os.kill(os.getpid(), signal.SIGSEGV)
+"""
+
+
+@pytest.mark.parametrize("body", [HANGS, CRASHES], ids=["hangs after its timeout", "crashes"])
+def test_a_test_that_ends_its_worker_is_reported_with_the_stacks(project: pytest.Pytester, body: str) -> None:
+    project.makeconftest(f"{CONFTEST}import tests.times\ntests.times._AFTER_TIMEOUT = 0.5\n")
+    project.makepyfile(test_fine="def test_fine(): ...", test_last=body)
     ran = project.runpytest_subprocess("-n", "2", "--max-worker-restart", "0", timeout=120)
     ran.assert_outcomes(passed=1, failed=1)
-    assert "in test_stuck" in ran.stderr.str()
+    assert "in test_ends" in ran.stdout.str()
 
 
 @pytest.mark.parametrize("fixture", ["vllm", "browser"])

@@ -6,12 +6,15 @@ prints the totals of both runs, and the tests whose times differ most.
 """
 
 import faulthandler
+import os
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
@@ -22,6 +25,8 @@ LAST = Path("outputs") / "test-times.json"
 _SHOWN, _SLOWEST = 20, 10
 _AFTER_TIMEOUT = 60.0  # seconds that a test may take after its timeout
 _WIDTH = 140  # characters of a test's id
+_STACKS = pytest.StashKey[int]()  # descriptor of the file for the stacks of a worker that hangs or crashes
+_DIRECTORY = pytest.StashKey[TemporaryDirectory[str]]()  # of the workers' files for them
 
 
 @dataclass
@@ -146,18 +151,41 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """End the process, and show what its threads do, if a test goes on a minute after its timeout.
 
     pytest-timeout raises an exception in the main thread, which may then wait for another thread for ever. xdist
-    reports the test and replaces the worker.
+    reports the test with the stacks of all threads.
     """
     marker = item.get_closest_marker("timeout")
     limit = marker.args[0] if marker else item.config.getini("timeout")
     if not limit:
         return (yield)
-    stderr = item.config.stash[fault_handler_stderr_fd_key]  # pytest's capture replaces the other one
-    faulthandler.dump_traceback_later(float(limit) + _AFTER_TIMEOUT, exit=True, file=stderr)
+    stash = item.config.stash
+    file = stash.get(_STACKS, None) or stash[fault_handler_stderr_fd_key]  # pytest's capture replaces the other one
+    faulthandler.dump_traceback_later(float(limit) + _AFTER_TIMEOUT, exit=True, file=file)
     try:
         return (yield)
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Name the file for the stacks of a worker that hangs."""
+    config = node.config
+    if _DIRECTORY not in config.stash:
+        config.stash[_DIRECTORY] = TemporaryDirectory(prefix="stacks-")
+    node.workerinput["stacks"] = str(Path(config.stash[_DIRECTORY].name) / node.gateway.id)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_handlecrashitem(report: pytest.TestReport) -> None:
+    """Add the stacks of a worker that was ended because it hung, or that crashed."""
+    worker: Any = report
+    stacks = Path(worker.node.workerinput["stacks"]).read_text(encoding="utf-8", errors="replace")
+    report.longrepr = f"{report.longrepr}\n{stacks}"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    if (file := session.config.stash.get(_STACKS, None)) is not None:
+        faulthandler.enable(file)  # instead of stderr
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -165,7 +193,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if not hasattr(config, "workerinput"):
+    if hasattr(config, "workerinput"):
+        config.stash[_STACKS] = os.open(config.workerinput["stacks"], os.O_WRONLY | os.O_CREAT, 0o600)
+    else:
         config.pluginmanager.register(Recorder(config.getoption("--times")))
 
 

@@ -1,14 +1,17 @@
 """Connections to the gateway that are slow, idle, malformed or too many, over raw sockets."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import pytest
+import uvloop
 
+from gumshoe.gateway import gateway_connections
 from tests.gateway.served_episodes import QUESTION, Served, StandIn, serve
-from tests.waiting import async_wait_until
+from tests.waiting import Clock, async_wait_until
 
 CHAT = {"model": "any", "messages": QUESTION}
 
@@ -62,12 +65,13 @@ def test_headers_have_limits_of_form_size_and_time(data: bytes, status: bytes, c
     serve(test, header_bytes=1_000, header_seconds=0.2)
 
 
-def test_a_new_connection_replaces_the_one_that_waits_longest() -> None:
+def test_a_new_connection_replaces_the_one_that_has_waited_longest(clock: Clock) -> None:
     async def test(served: Served) -> None:
         async with waiting_request(served):
             silent = [await asyncio.open_connection("127.0.0.1", served.port) for _ in range(3)]
             closed = [asyncio.create_task(reader.read()) for reader, _ in silent]
-            await asyncio.wait(closed, return_when=asyncio.FIRST_COMPLETED)
+            clock.advance(3)
+            await async_wait_until(lambda: any(each.done() for each in closed))
             with suppress(ConnectionError):
                 assert await closed[0] == b""
             assert not closed[1].done()
@@ -79,13 +83,48 @@ def test_a_new_connection_replaces_the_one_that_waits_longest() -> None:
     serve(test, connections=3, header_seconds=60)
 
 
-def test_without_room_a_connection_is_refused() -> None:
+def test_a_flood_of_connections_closes_none_that_has_just_begun(clock: Clock) -> None:
+    """The flood is there before the gateway accepts the first one of it."""
+
+    async def test(served: Served) -> None:
+        episode = StandIn()
+        head = f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {episode.key}\r\nconnection: close\r\n\r\n"
+        with served.gateway.admit(episode), ExitStack() as flood:
+
+            def connect() -> socket.socket:
+                return flood.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+
+            early = connect()
+            for _ in range(20):
+                connect()
+            late = connect()
+            await asyncio.sleep(0.1)  # the gateway accepts as many as it has room for
+            for each in (early, late):
+                each.sendall(head.encode())
+                each.setblocking(False)
+            running = asyncio.get_running_loop()
+            assert (await running.sock_recv(early, 100)).startswith(b"HTTP/1.1 200 ")
+            answer = asyncio.ensure_future(running.sock_recv(late, 100))
+            while not answer.done():
+                clock.advance(1)
+                await asyncio.sleep(0.01)
+            assert answer.result().startswith(b"HTTP/1.1 200 ")
+
+    serve(test, connections=4, header_seconds=10_000)
+
+
+@pytest.mark.parametrize("loop", [None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_a_connection_waits_for_room_if_all_others_are_busy(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_connections, "_PATIENCE", 0.05)  # for the connection that the client keeps
+
     async def test(served: Served) -> None:
         async with waiting_request(served):
-            with suppress(ConnectionError):
-                assert await talk(served, b"GET / HTTP/1.1\r\n\r\n") == b""
+            late = asyncio.create_task(talk(served, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n"))
+            await asyncio.sleep(0.1)
+            assert not late.done()
+        assert (await late).startswith(b"HTTP/1.1 401 ")
 
-    serve(test, connections=1)
+    serve(test, loop=loop, connections=1)
 
 
 def test_an_idle_connection_is_closed_and_a_busy_one_is_not() -> None:

@@ -82,7 +82,14 @@ class AgentLoop:
             _live.discard(run)
         if not run.is_cancelled:
             _leave(self)
-            self._is_retired = True  # it ends with its last run
+            with suppress(RuntimeError):  # it has ended
+                self._loop.call_soon_threadsafe(self._retire)
+
+    def _retire(self) -> None:
+        """End the loop with its last run."""
+        self._is_retired = True
+        if not self._runs:
+            self._loop.stop()
 
 
 class _Run:

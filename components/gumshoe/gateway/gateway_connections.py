@@ -1,14 +1,16 @@
 """Connections of agents, which may be slow or hostile: uvicorn's protocol with deadlines and limits.
 
-A connection that waits for its client may be closed at any time, so the one that has waited longest makes room for a
-new one if there are too many.
+If there are too many connections, the one that has waited longest for its client makes room for a new one. Each may
+wait `_PATIENCE` seconds before that, so a flood of connections delays those of other agents, and closes none of them.
 """
 
 import asyncio
+import errno
 import logging
 import resource
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +26,9 @@ from gumshoe.http_connection import BoundedConnection, Fault
 
 _DESCRIPTORS = 0.5  # fraction of the file descriptors that connections may use
 _SHUTDOWN = 5  # seconds that running requests have when the gateway closes
+_PATIENCE = 2.0  # seconds that a connection may wait for its client although others wait to be accepted
+_NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+_PAUSE = 1.0  # seconds until the next try if the process or the system has no more file descriptors
 
 # Uvicorn logs each malformed request, and exceptions with their texts. Agents could fill the log.
 _silent = logging.getLogger(f"{__name__}.silent")
@@ -36,23 +41,37 @@ class _Connections:
 
     most: int
     open: set["GatewayConnection"] = field(default_factory=set)
-    waiting: dict["GatewayConnection", None] = field(default_factory=dict)
+    waiting: dict["GatewayConnection", float] = field(default_factory=dict)
+    """With the times of the event loop at which they began to wait."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set if there may be room for another connection."""
 
-    def admit(self, connection: "GatewayConnection") -> bool:
-        """Add a connection. Return False if there is no room for it, because all others wait for the gateway."""
-        if len(self.open) >= self.most:
-            idle = next(iter(self.waiting), None) or next((each for each in self.open if each.is_unread), None)
-            if idle is None:
-                return False
-            self.discard(idle)
-            idle.transport.abort()
-        self.open.add(connection)
-        return True
+    def wait(self, connection: "GatewayConnection") -> None:
+        """Note that a connection waits for its client from now on."""
+        self.waiting[connection] = connection.loop.time()
+        self.changed.set()
 
     def discard(self, connection: "GatewayConnection") -> None:
         """Remove a connection."""
         self.open.discard(connection)
         self.waiting.pop(connection, None)
+        self.changed.set()
+
+    async def make_room(self) -> None:
+        """Wait until there is room for another connection. Close one that has waited for its client long enough."""
+        now = asyncio.get_running_loop().time
+        while len(self.open) >= self.most:
+            self.changed.clear()
+            idle, since = next(iter(self.waiting.items()), (None, 0.0))
+            if idle is None:
+                idle, since = next((each for each in self.open if each.is_unread), None), now() - _PATIENCE
+            if idle is not None and now() - since >= _PATIENCE:
+                self.discard(idle)
+                idle.transport.abort()
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(since + _PATIENCE - now() if idle is not None else _PAUSE):
+                    await self.changed.wait()
 
 
 class _JoiningTransport:
@@ -148,13 +167,11 @@ class GatewayConnection(BoundedConnection):
         return bool(self.transport.get_write_buffer_size() > 0)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept the connection if there is room for it."""
+        """Wait for the first request."""
         super().connection_made(transport)
         self.transport = _JoiningTransport(transport)
-        if self.config.connected.admit(self):
-            self._wait_for_headers()
-        else:
-            transport.abort()
+        self.config.connected.open.add(self)
+        self._wait_for_headers()
 
     def join_writes(self) -> AbstractContextManager[None]:
         """Send everything that the block writes together, at its end."""
@@ -196,7 +213,7 @@ class GatewayConnection(BoundedConnection):
         """Wait for the next request."""
         super().on_response_complete()
         if not self.unanswered and self in self.config.connected.open:
-            self.config.connected.waiting[self] = None
+            self.config.connected.wait(self)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection, even if its client has not read everything."""
@@ -210,7 +227,7 @@ class GatewayConnection(BoundedConnection):
             self._refuse(InvalidRequestError("gateway.malformed-request", "this is not a request of HTTP/1.1"))
 
     def _wait_for_headers(self) -> None:
-        self.config.connected.waiting[self] = None
+        self.config.connected.wait(self)
         self._deadline = self.loop.call_later(self.config.limits.header_seconds, self._expire)
 
     def _stop_waiting(self) -> None:
@@ -237,6 +254,28 @@ class GatewayConnection(BoundedConnection):
             head = b"".join(name + b": " + value + b"\r\n" for name, value in headers)
             self.transport.write(STATUS_LINE[find_status(error)] + head + b"connection: close\r\n\r\n" + body)
         self.transport.close()
+
+
+async def accept_connections(
+    listening: socket.socket, config: ConnectionConfig, create: Callable[[], asyncio.Protocol]
+) -> None:
+    """Accept connections for ever. The next one waits for room, and those behind it wait in the socket's backlog."""
+    loop = asyncio.get_running_loop()
+    listening.setblocking(False)
+    while True:
+        try:
+            accepted, _ = await loop.sock_accept(listening)
+        except OSError as error:  # the client has gone, or there is no file descriptor for it
+            if error.errno in _NO_DESCRIPTORS:
+                await asyncio.sleep(_PAUSE)
+            continue
+        try:
+            await config.connected.make_room()
+            await loop.connect_accepted_socket(create, accepted)
+        except BaseException as error:
+            accepted.close()
+            if not isinstance(error, OSError):
+                raise
 
 
 def _large_headers() -> RequestTooLargeError:

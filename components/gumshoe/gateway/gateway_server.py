@@ -25,7 +25,7 @@ from gumshoe.gateway.api_fields import ApiRequest, read_body
 from gumshoe.gateway.chat_requests import ChatRequest
 from gumshoe.gateway.error_responses import describe_error, find_status, write_error
 from gumshoe.gateway.event_streams import KEEP_ALIVE
-from gumshoe.gateway.gateway_connections import ConnectionConfig, GatewayConnection
+from gumshoe.gateway.gateway_connections import ConnectionConfig, GatewayConnection, accept_connections
 from gumshoe.gateway.gateway_errors import (
     GatewayError,
     InvalidRequestError,
@@ -112,7 +112,27 @@ async def _running(mcp_app: McpApp | None) -> AsyncIterator[None]:
 
 
 class _QuietServer(uvicorn.Server):
-    """Server that leaves signals to the process."""
+    """Server that leaves signals to the process, and accepts connections as `accept_connections` does."""
+
+    config: ConnectionConfig
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to accept connections. See `uvicorn.Server.startup`."""
+        await super().startup([])
+        self._accepting = [asyncio.create_task(self._accept(each)) for each in sockets or ()]
+
+    async def _accept(self, listening: socket.socket) -> None:
+        def create() -> GatewayConnection:
+            return GatewayConnection(self.config, self.server_state, self.lifespan.state)
+
+        await accept_connections(listening, self.config, create)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop accepting connections, and end those that are open. See `uvicorn.Server.shutdown`."""
+        for each in self._accepting:
+            each.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
