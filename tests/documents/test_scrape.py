@@ -15,6 +15,7 @@ import time
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -26,12 +27,13 @@ from typing import Any
 import pytest
 
 from gumshoe.documents.document import page_id
+from gumshoe.documents.scraping import extraction
 from gumshoe.documents.scraping.addresses import RecordFields, WantedPage, list_wanted_pages
 from gumshoe.documents.scraping.failure import PageFailure
 from gumshoe.documents.scraping.fetching import Politeness
 from gumshoe.documents.scraping.guard import Resolve, is_allowed, normalize_url, parse_network
 from gumshoe.documents.scraping.scrape import FailedPage, ScrapeReport, ScrapeSettings, scrape_pages
-from gumshoe.extraction.processes import BoundedProcesses
+from gumshoe.extraction.processes import BoundedProcesses, open_processes
 from tests.certificates import make_certificate
 from tests.conftest import CommandResult
 from tests.documents.file_samples import SCAN, placed_pdf
@@ -50,6 +52,21 @@ HERE = ip_network("127.0.0.0/8")
 async def resolve_to_localhost(_: str, __: int) -> list[str]:
     """Resolve every name to this machine."""
     return ["127.0.0.1"]
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[BoundedProcesses]:
+    """Processes of all scrapers here: starting and ending them takes longer than most tests."""
+    with open_processes(2, HOUR, preload=(extraction.__name__, "trafilatura")) as bounded:
+        yield bounded
+
+
+@pytest.fixture(autouse=True)
+def shared_processes(processes: BoundedProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
+    def share(_count: int, seconds: float, **_: Any) -> AbstractContextManager[BoundedProcesses]:
+        return nullcontext(processes.with_limit(seconds))
+
+    monkeypatch.setattr(extraction, "open_processes", share)
 
 
 @pytest.fixture
