@@ -56,7 +56,7 @@ async def resolve_to_localhost(_: str, __: int) -> list[str]:
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[BoundedProcesses]:
-    """Processes of all scrapers here: starting and ending them takes longer than most tests."""
+    """Yield the processes of all scrapers here: starting and ending them takes longer than most tests."""
     with open_processes(2, HOUR, preload=(extraction.__name__, "trafilatura")) as bounded:
         yield bounded
 
