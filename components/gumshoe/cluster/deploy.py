@@ -485,7 +485,7 @@ class Deployments:
         """
         before = ServingState.of(stored.values)
         if adapter not in before.names or stored.release.status != "deployed":
-            self._apply(stored.release.name, values, f"load {adapter} beside {before.adapter}")
+            self._apply(stored.release.name, stored, values, f"load {adapter} beside {before.adapter}")
         self._wait(stored.release.name, self._find_rollback_revision(stored, adapter), model_alone=model_alone)
 
     def _find_rollback_revision(self, stored: StoredRelease, adapter: str) -> int | None:
@@ -503,12 +503,19 @@ class Deployments:
         """Change a release and wait until it is ready."""
         stored = self.releases.find(name)
         back = self._find_rollback_revision(stored, ServingState.of(values).adapter) if stored else None
-        self._apply(name, values, description, create_namespace=create_namespace)
+        self._apply(name, stored, values, description, create_namespace=create_namespace)
         return self._finish(name, back)
 
-    def _apply(self, name: str, values: Values, description: str, *, create_namespace: bool = False) -> None:
+    def _apply(
+        self,
+        name: str,
+        stored: StoredRelease | None,
+        values: Values,
+        description: str,
+        *,
+        create_namespace: bool = False,
+    ) -> None:
         """Change a release unless it already has these values. If forced, apply them again."""
-        stored = self.releases.find(name)
         is_unchanged = stored is not None and stored.release.status == "deployed" and stored.values == values
         is_same_chart = stored is not None and stored.release.chart_version == self.releases.chart_version
         if self.is_forced or not (is_unchanged and is_same_chart):
@@ -516,11 +523,11 @@ class Deployments:
 
     def _finish(self, name: str, back: int | None = None) -> Release:
         if self.waiting.until_all_ready:
-            self._wait(name, back)
+            return self._wait(name, back)
         return self.releases.get(name).release
 
-    def _wait(self, name: str, back: int | None, *, model_alone: bool = False) -> None:
-        """Wait until the release is ready. If it is not, roll back to revision `back` if that is enabled.
+    def _wait(self, name: str, back: int | None, *, model_alone: bool = False) -> Release:
+        """Wait until the release is ready, and return it. If it is not, roll back to revision `back` if enabled.
 
         Raises:
             DeploymentNotReadyError: if the release is not ready in time.
@@ -529,6 +536,7 @@ class Deployments:
         stored = self.releases.get(name)
         try:
             wait_until_ready(stored, self.releases.cluster, self.waiting.seconds, model_alone=model_alone)
+            return stored.release
         except (DeploymentNotReadyError, DeploymentFailedError) as error:
             if back is None or back == stored.release.revision:
                 raise
