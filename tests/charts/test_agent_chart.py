@@ -216,9 +216,9 @@ def test_each_container_gets_the_secrets_that_it_uses() -> None:
 
 
 @pytest.mark.parametrize(
-    "argument", ["--trust-remote-code", "--trust_remote_code=true", "--trust", "--api-key=abc", "--api-k"]
+    "argument", ["--trust-remote-code", "--trust_remote_code=true", "--trust", "--api-key=abc", "--api-k", "--config=x"]
 )
-def test_vllm_runs_no_code_of_a_model_and_gets_no_key_in_its_arguments(argument: str) -> None:
+def test_vllm_gets_no_argument_that_makes_it_less_safe(argument: str) -> None:
     from helm_python import HelmError
 
     with pytest.raises(HelmError, match=r"serving\.extraArgs"):

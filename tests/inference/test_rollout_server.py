@@ -101,6 +101,13 @@ def test_code_of_a_model_is_never_run(argument: str) -> None:
         build_launch(["--model", "tiny", argument])
 
 
+@pytest.mark.parametrize("argument", ["--hos=0.0.0.0", "--hos", "--por", "--uds=/tmp/x", "--api_key", "--config=file"])
+def test_arguments_that_make_the_server_less_safe_are_refused(argument: str) -> None:
+    with raises("inference.reserved-argument", argument):
+        build_launch(["--model", "tiny", argument])
+    build_launch(["--model", "tiny", "--config-format=hf", "--hf-token", "x"])
+
+
 def test_a_missing_model_is_reported_before_vllm_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--model", str(tmp_path / "none")])

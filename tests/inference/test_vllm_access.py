@@ -174,7 +174,8 @@ def test_the_body_reaches_vllm_as_it_was_checked(make: Make, tmp_path: Path) -> 
     assert client.post("/v1/load_lora_adapter", content=body).json()["body"] == body
     twice = f'{{"lora_name": "a", "lora_path": "{tmp_path}/a", "lora_path": "/etc"}}'
     assert client.post("/v1/load_lora_adapter", content=twice).status_code == 403, "vLLM reads the last one"
-    for wrong in ("", "[]", '"x"', "{", '{"lora_name": 1, "lora_path": []}', "\x00"):
+    places = [json.dumps({"lora_name": "a", "lora_path": each}) for each in ("/a\0", "/\ud800", f"/{'a' * 9_000}")]
+    for wrong in ("", "[]", '"x"', "{", '{"lora_name": 1, "lora_path": []}', "\x00", "[" * 60_000, *places):
         assert client.post("/v1/load_lora_adapter", content=wrong).status_code == 403
     assert client.post("/v1/load_lora_adapter", content=b" " * 70_000).status_code == 413
     assert client.post("/v1/load_lora_adapter/", content=twice).status_code == 403

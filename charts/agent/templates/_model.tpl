@@ -406,6 +406,7 @@ volumes:
   {{- $option := index (splitList "=" .) 0 | replace "_" "-" -}}{{/* vLLM accepts abbreviations. */}}
   {{- if and (hasPrefix "--tr" $option) (hasPrefix $option "--trust-remote-code") -}}{{ fail (printf "serving.extraArgs: %s would run code from the model's repository; use a model that vLLM supports" .) }}{{- end -}}
   {{- if and (hasPrefix "--api-k" $option) (hasPrefix $option "--api-key") -}}{{ fail "serving.extraArgs: --api-key would show the key in the pod's command line; use serving.keySecret" }}{{- end -}}
+  {{- if and (hasPrefix "--con" $option) (hasPrefix $option "--config") -}}{{ fail (printf "serving.extraArgs: %s names a file that may have any other argument; write the arguments themselves" .) }}{{- end -}}
 {{- end -}}
 {{- if and .restricted (hasPrefix "oci://" $.Values.model.uri) -}}{{ fail "model.uri: KServe mounts oci:// with a container that serving.restricted forbids; use hf://, s3:// or pvc://" }}{{- end -}}
 {{- end -}}

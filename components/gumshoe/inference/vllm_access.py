@@ -64,8 +64,16 @@ class AdapterRules:
         if self.directories is None:
             return ""
         place = Path(path)
-        resolved = place.resolve()
-        if not place.is_absolute() or not resolved.is_dir():
+        try:
+            resolved = place.resolve()
+            is_directory = place.is_absolute() and resolved.is_dir()
+        except (
+            OSError,
+            ValueError,
+            RuntimeError,
+        ):  # e.g. a null character, a loop of links, a long name
+            is_directory = False
+        if not is_directory:
             return f"{path} is not the absolute path of a directory"
         if resolved not in self.directories and not (resolved.parent in self.directories and resolved.name == name):
             return f"{name!r} at {path} is not an adapter of this run"
@@ -125,7 +133,7 @@ class AccessControl:
             return
         try:
             request = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             request = None
         fault = await asyncio.to_thread(self._rules.find_fault, request)
         if fault:

@@ -40,6 +40,16 @@ _CPU = {
 }
 _LOG_LEVEL = "VLLM_LOGGING_LEVEL"
 _LOG_LEVEL_VALUE = os.environ.get(_LOG_LEVEL, "INFO")  # read before `trl` is imported, which sets it
+_UNIQUE = len("--t")  # shorter abbreviations are ambiguous, so vLLM refuses them
+_REMOTE_CODE = "--trust-remote-code"
+_ADDRESS = "would change where the server listens; use the options of this command or setting"
+_RESERVED = {
+    _REMOTE_CODE: "would run code from the model's repository; use a model that vLLM and transformers support",
+    "--api-key": f"would show the key in the command line; set {vllm_access.KEY_VARIABLE}",
+    "--config": "names a file that may have any other argument; write the arguments themselves",
+    **dict.fromkeys(("--host", "--port", "--uds"), _ADDRESS),
+}
+"""What arguments of vLLM would do that make a server less safe."""
 _NOT_INHERITED = {
     "VLLM_LORA_RESOLVER_CACHE_DIR",  # vLLM would load adapters with unknown names from there
     "VLLM_LORA_RESOLVER_HF_REPO_LIST",
@@ -241,9 +251,9 @@ def build_launch_command(model: ModelLocation, options: ServerOptions, host: str
     """Return the command that starts a server of `model` on `host` and `port`, for the installed build of vLLM.
 
     Raises:
-        UsageError: if vLLM is not installed, or would run code from the model's repository.
+        UsageError: if vLLM is not installed, or an argument would change where it listens or run a model's own code.
     """
-    _check_remote_code(options.arguments)
+    _check_arguments(options.arguments)
     arguments = {
         "--model": model.name,
         "--served-model-name": options.name,
@@ -276,19 +286,19 @@ def build_launch_command(model: ModelLocation, options: ServerOptions, host: str
     return LaunchCommand(command, {**own, **inherited, _LOG_LEVEL: _LOG_LEVEL_VALUE, **options.environment, **rules})
 
 
-def _check_remote_code(arguments: Sequence[str]) -> None:
-    """Refuse arguments that make vLLM run code from a model's repository.
+def _check_arguments(arguments: Sequence[str]) -> None:
+    """Refuse arguments of vLLM that would make a server less safe, also if they are abbreviated.
 
     Raises:
-        UsageError: if one does.
+        UsageError: if there is one.
     """
     for each in arguments:
         name = each.partition("=")[0].replace("_", "-")
-        if len(name) > len("--t") and "--trust-remote-code".startswith(name):  # vLLM accepts abbreviations
-            raise UsageError(
-                "inference.remote-code",
-                f"{each} would run code from the model's repository; use a model that vLLM and transformers support",
-            )
+        wanted = next((option for option in _RESERVED if len(name) > _UNIQUE and option.startswith(name)), None)
+        if wanted == _REMOTE_CODE:
+            raise UsageError("inference.remote-code", f"{each} {_RESERVED[wanted]}")
+        if wanted is not None:
+            raise UsageError("inference.reserved-argument", f"{each} {_RESERVED[wanted]}")
 
 
 def _build_adapter_rules(options: ServerOptions) -> dict[str, str]:
