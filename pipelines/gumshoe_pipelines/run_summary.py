@@ -125,11 +125,10 @@ def _suggest_commands(
     yield shlex.join([opener, page]), "read the report, question by question"
     if version and index:
         own = ["--adapter", version, "--store", _shorten(arguments["store"]), "--index", index]
-        if not agent:  # the command has Gumshoe's own loop only
-            ask = ["gumshoe", "ask", "--scenarios", _shorten(arguments["scenarios"]), *own]
-            yield shlex.join(ask), "ask one of the questions"
-        runner = ["--agent", agent] if agent else []
-        yield shlex.join(["gumshoe", "serve", *own, *runner, "--open"]), "HTTP, MCP and a web page"
+        own += ["--agent", agent] if agent else []
+        ask = ["gumshoe", "ask", "--scenarios", _shorten(arguments["scenarios"]), *own]
+        yield shlex.join(ask), "ask one of the questions"
+        yield shlex.join(["gumshoe", "serve", *own, "--open"]), "HTTP, MCP and a web page"
         return
     yield "gumshoe plan --help", "how long a longer training takes, and how much memory"
     yield "gumshoe pipeline run --help", "e.g. -p 'settings={optimizer.max_steps: 60}' to train longer"

@@ -73,3 +73,17 @@ def test_a_new_adapter_has_no_results_and_does_not_tell_where_its_base_model_was
     assert "`mine`" in body
     assert "ann" not in body.replace("than", "")
     assert 'from_pretrained("BASE"' in body
+
+
+@pytest.mark.parametrize(
+    ("agent", "option"),
+    [
+        (None, ""),
+        ({"name": "mine.agent:graph"}, " --agent mine.agent:graph"),
+        ({"command": ["/home/ann/x"]}, " --agent AGENT"),
+    ],
+)
+def test_the_card_names_the_agent_that_ran_the_episodes(agent: Any, option: str, tmp_path: Path) -> None:
+    _, body = write(tmp_path, metadata={**RUN, "settings": {**RUN["settings"], "agent": agent}})
+    assert f"--index INDEX{option}`" in body
+    assert "ann" not in body.replace("than", "")

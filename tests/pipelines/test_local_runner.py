@@ -112,10 +112,11 @@ def test_the_summary_has_the_comparison_the_verdict_and_what_to_do_next(
     assert (tmp_path / "out" / "index").resolve() == index
     assert all(len(line) <= 80 for line in printed.partition("Passed:")[0].splitlines()) or not is_published
     commands = printed.partition("Try next:\n")[2].splitlines()
-    assert len(commands) == (2 if agent else 3)
+    assert len(commands) == 3
     options = f"--adapter r1 --store {store.uri} --index {tmp_path / 'out' / 'index'}"
-    assert (f"gumshoe ask --scenarios questions.jsonl {options}" in printed) == (is_published and not agent)
-    assert (f"gumshoe serve {options} --agent {agent} --open" in printed) == bool(agent)
+    options += f" --agent {agent}" if agent else ""
+    assert (f"gumshoe ask --scenarios questions.jsonl {options}" in printed) == is_published
+    assert (f"gumshoe serve {options} --open" in printed) == is_published
 
 
 def test_a_run_without_a_report_has_no_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -346,3 +347,19 @@ def test_the_tiny_policy_supports_several_samples(
         answer["chosen"],
         answer["cost"]["turns"],
     )
+
+
+@pytest.mark.ci
+def test_an_agent_answers_with_the_tiny_policy(
+    place: ServerFiles, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GUMSHOE_ENGINE", "transformers")
+    (tmp_path / "asked_agent.py").write_text(
+        "async def run(task):\n    await task.tools.call_async('search_inbox', keywords=['7'])\n    return 'Mine'\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["ask", "What is in 7?", "--inbox", ANN, "--date", DAY, "--index", place.index, "--json"]
+    ran = run(*words, "--agent", "asked_agent:run")
+    assert (ran.status, json.loads(ran.out)["answer"]) == (0, "Mine"), ran.err
+    ran = run(*words, "--agent", "asked_agent:none")
+    assert (ran.status, ran.code) == (2, "gateway.agent-not-found")

@@ -46,6 +46,9 @@ class _CardFacts:
         self.base = base.partition(":")[0] if self.is_on_hub else Path(base).name
         self.algorithm = settings.get("optimizer", {}).get("algorithm", {}).get("name")
         self.mode = settings.get("mode")
+        agent = settings.get("agent") or {}
+        self.agent = agent and (agent.get("name") or "AGENT")
+        """Name of the agent that ran the episodes, AGENT for a program, whose path is not told; empty without one."""
 
     @property
     def name(self) -> str:
@@ -148,7 +151,10 @@ def _render_loading(facts: _CardFacts) -> Iterator[str]:
     yield from ["", f'model = AutoModelForCausalLM.from_pretrained("{base}", dtype="auto")']
     yield 'model = PeftModel.from_pretrained(model, "DIR")'
     yield 'tokenizer = AutoTokenizer.from_pretrained("DIR")'
-    yield from ["```", "", "As an agent: `gumshoe ask QUESTION --adapter DIR --index INDEX`."]
+    runner = f" --agent {facts.agent}" if facts.agent else ""
+    yield from ["```", "", f"As an agent: `gumshoe ask QUESTION --adapter DIR --index INDEX{runner}`."]
+    if facts.agent == "AGENT":
+        yield "AGENT is the program that ran the episodes of its training."
 
 
 def _read(path: Path) -> dict[str, Any]:

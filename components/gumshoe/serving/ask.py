@@ -19,6 +19,7 @@ from gumshoe.inference.policy import Sampling
 from gumshoe.inference.policy_names import PolicyName
 from gumshoe.rewards import best_of_n
 from gumshoe.rewards.best_of_n import ChoiceSettings
+from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.answer import Answer, Answerer
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.episode import EpisodeLimits
@@ -46,6 +47,8 @@ class LocalModel:
     """Base model; None for the adapter's own, or `tiny` without an adapter."""
     chat: ChatSettings | None = None
     """None for the settings that the adapter was trained with, or else the defaults."""
+    agent: AgentSettings | None = None
+    """The agent that runs the episodes; None for Gumshoe's own loop."""
 
     def resolve(self, stack: ExitStack) -> PolicyName:
         """Return the policy. A fetched adapter exists until the stack is closed.
@@ -95,9 +98,9 @@ async def answer_locally(
     """Run one episode, or several from which `choice` selects one, at the temperature of that choice.
 
     Raises:
-        UsageError: if the question, the model or the environment is invalid.
+        UsageError: if the question, the model, the agent or the environment is invalid.
         NotFoundError: if the store has no such adapter.
-        PolicyError: if the model does not answer.
+        UnavailableError: if the model does not answer, or the agent fails in a way that says nothing about the model.
     """
     if choice is not None:
         sampling = replace(sampling, temperature=choice.temperature)
@@ -122,7 +125,7 @@ async def answer_locally(
             if selector is not None:
                 async_stack.push_async_callback(selector.aclose)
             runner = await async_stack.enter_async_context(
-                open_policy(policy, None, sampling, limits, chat_settings=model.chat)
+                open_policy(policy, None, sampling, limits, chat_settings=model.chat, agent=model.agent)
             )
             threads = await async_stack.enter_async_context(ToolThreads())
             answerer = Answerer(env_factory, limits, threads)

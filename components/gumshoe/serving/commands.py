@@ -317,6 +317,7 @@ def run_question(
         ),
     ] = None,
     environment: EnvironmentOption = None,
+    agent: AgentOption = None,
     chat: ChatOption = None,
     collections: Annotated[
         list[str] | None,
@@ -340,6 +341,7 @@ def run_question(
             "max_turns",
             "max_tokens",
             "environment",
+            "agent",
             "chat",
             "collections",
         }
@@ -372,12 +374,14 @@ def run_question(
     else:
         from gumshoe.inference.policy import Sampling
         from gumshoe.rewards.best_of_n import parse_choice_options
+        from gumshoe.rollouts.agent_settings import AgentSettings
         from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
         from gumshoe.rollouts.episode import EpisodeLimits
 
         choice = parse_choice_options(samples, choose or ("majority" if samples > 1 else None), choose_by, temperature)
         local_question = Question(index, inbox, query_date, question, parse_environment(environment), readable)
-        local, limits = LocalModel(adapter, store, model, ChatSettings.parse(chat)), EpisodeLimits(max_turns)
+        local = LocalModel(adapter, store, model, ChatSettings.parse(chat), AgentSettings.parse_option(agent))
+        limits = EpisodeLimits(max_turns)
         sampling = Sampling(temperature or 0.0, max_tokens=max_tokens)
         found = asyncio.run(answer_locally(local_question, local, sampling, limits, choice))
     if json:
