@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -67,6 +68,22 @@ def test_training_scenarios_are_attacked_with_families_to_train_on(
     again = run(*words, "--out", out, "--replace", "--json")
     assert sum(json.loads(again.out)["attacks"].values()) == sum(each is not None for each in attacks.values())
     assert load_scenarios(str(out / "scenarios.jsonl")).content == made.content
+
+
+def test_a_copy_replaces_neither_its_source_nor_what_is_no_index(
+    run: Run, synthetic_index: MailIndex, scenarios: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(synthetic_index.path.parent, tmp_path / "index")
+    asked = shutil.copy(scenarios, tmp_path / "scenarios.jsonl")
+    (tmp_path / "other" / "index").mkdir(parents=True)
+    (tmp_path / "other" / "index" / "notes.txt").touch()
+    before = digests(tmp_path)
+    words = ("synthesize", "attacks", "--seed", 3, "--index", tmp_path / "index", "--replace")
+    assert run(*words, "--scenarios", scenarios, "--out", tmp_path).code == "synthesis.replaces-its-input"
+    words = ("synthesize", "attacks", "--seed", 3, "--index", synthetic_index.path.parent, "--replace")
+    assert run(*words, "--scenarios", asked, "--out", tmp_path).code == "synthesis.replaces-its-input"
+    assert run(*words, "--scenarios", asked, "--out", tmp_path / "other").code == "synthesis.invalid-output"
+    assert digests(tmp_path) == before
 
 
 def test_the_reward_safe_can_be_used_in_a_training(run: Run, tmp_path: Path) -> None:

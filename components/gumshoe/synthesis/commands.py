@@ -229,7 +229,9 @@ def canaries(
     addresses = [each.strip() for several in inboxes for each in several.split(",") if each.strip()]
     made = synthesize_canaries(seed, addresses, count, controls, (day or datetime.now(UTC)).date())
     others = load_scenarios(scenarios) if scenarios else None
-    directory = _check_output(place, (CANARIES_FILE, MAIL_FILE, SCENARIOS_FILE), replace=replace)
+    directory = _check_output(
+        place, (CANARIES_FILE, MAIL_FILE, SCENARIOS_FILE), [scenarios] if scenarios else [], replace=replace
+    )
     write_canaries(made, directory, others)
     if json:
         print_json({"planted": count, "controls": controls, "content": made.record.content})
@@ -271,7 +273,11 @@ def attacks(
     from gumshoe.scenarios.sources import load_scenarios
     from gumshoe.synthesis.attacks.training_copy import INDEX, plan_attacked_copy
 
-    directory = _check_output(place, (SCENARIOS_FILE, f"{INDEX}/{index_path(Path()).name}"), replace=replace)
+    names = (SCENARIOS_FILE, str(index_path(Path(INDEX))))
+    directory = _check_output(place, names, (scenarios, index_path(index)), replace=replace)
+    copy = directory / INDEX
+    if copy.exists() and not index_path(copy).exists():
+        raise UsageError("synthesis.invalid-output", f"{copy} exists and is no index; use another --out")
     made = plan_attacked_copy(MailIndex(index), load_scenarios(scenarios), share, seed)
     with progress("Delivering attacks"):
         made.write(index, directory)
@@ -361,9 +367,13 @@ def _print_report(report: "QuestionReport", path: Path, *, json: bool) -> None:
     )
 
 
-def _check_output(place: str, names: Sequence[str], *, replace: bool) -> Path:
-    """Create the directory, and check that the files may be written there."""
+def _check_output(place: str, names: Sequence[str], inputs: Sequence[str | Path] = (), *, replace: bool) -> Path:
+    """Create the directory, and check that the files may be written there, and are none of the inputs."""
     directory = make_writable_directory(place)
+    for name in names:
+        target = (directory / name).resolve()
+        if any(Path(each).resolve() == target for each in inputs):
+            raise UsageError("synthesis.replaces-its-input", f"{target} is an input of this command; use another --out")
     there = [name for name in names if (directory / name).exists()]
     if folders := [name for name in there if (directory / name).is_dir()]:
         raise UsageError(
