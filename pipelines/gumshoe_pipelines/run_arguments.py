@@ -382,8 +382,8 @@ def _check_canaries(arguments: Mapping[str, Any], is_local: bool) -> None:
 
 
 def _check_deploy(arguments: Mapping[str, Any], _: bool) -> None:
-    from gumshoe.cluster.deploy import DEPLOY_MODES, DeployTarget
     from gumshoe.cluster.metrics_sources import check_metrics_url
+    from gumshoe.cluster.pipeline_deployment import DEPLOY_MODES, DeployTarget
     from gumshoe.cluster.releases import check_keys
 
     mode = arguments["deploy"]

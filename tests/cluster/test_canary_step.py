@@ -6,8 +6,8 @@ import pytest
 
 from gumshoe.artifacts.store import Store
 from gumshoe.cluster.canary_step import watch_published
-from gumshoe.cluster.deploy import DeployTarget
 from gumshoe.cluster.notify import Outcome
+from gumshoe.cluster.pipeline_deployment import DeployTarget
 from tests.cluster.fake_kubernetes import FakeKubernetes
 from tests.cluster.measured_server import MeasuredServer
 from tests.cluster.test_canary_watch import (  # noqa: F401 - fixtures

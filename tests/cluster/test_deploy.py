@@ -16,7 +16,7 @@ import yaml
 
 from gumshoe.artifacts.store import Store
 from gumshoe.cluster import helm_program, readiness
-from gumshoe.cluster.deploy import DeployTarget, deploy_published
+from gumshoe.cluster.pipeline_deployment import DeployTarget, deploy_published
 from gumshoe.cluster.releases import find_chart
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes, write_kubeconfig
 from tests.cluster.helm_programs import run_kubectl
@@ -869,7 +869,7 @@ def test_credentials_in_values_and_errors_of_the_cluster_are_not_printed(
 
 @pytest.mark.usefixtures("cluster")
 def test_a_base_model_is_served_at_the_revision_that_was_trained(s3_bucket: str, tmp_path: Path) -> None:
-    from gumshoe.cluster.deploy import find_adapter
+    from gumshoe.cluster.published_adapter import find_adapter
 
     store = Store(f"s3://{s3_bucket}/project")
     for name, base in (("pinned", f"{BASE}:4e2c1"), ("newest", BASE), ("other", "acme/model:1")):
@@ -893,7 +893,7 @@ def test_a_base_model_is_served_at_the_revision_that_was_trained(s3_bucket: str,
 def test_a_base_model_is_served_at_the_commit_that_the_adapter_recorded(
     s3_bucket: str, tmp_path: Path, name: str, recorded: dict[str, Any], expected: str
 ) -> None:
-    from gumshoe.cluster.deploy import find_adapter
+    from gumshoe.cluster.published_adapter import find_adapter
 
     store = Store(f"s3://{s3_bucket}/commits")
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": BASE, "r": 8}))

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from gumshoe.artifacts.store import Store
-from gumshoe.cluster import deploy, helm_library
+from gumshoe.cluster import helm_library, pipeline_deployment
 from gumshoe.cluster.canary_step import watch_published
-from gumshoe.cluster.deploy import DeployTarget, deploy_published
 from gumshoe.cluster.kubernetes_api import Cluster
+from gumshoe.cluster.pipeline_deployment import DeployTarget, deploy_published
 from gumshoe.cluster.pod_refusals import find_step_refusals
+from gumshoe.cluster.serving_state import merge_values
 from tests.cluster import fake_kubernetes as kubernetes
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
 from tests.cluster.measured_server import run_measured_server
@@ -26,8 +27,8 @@ IMAGE = "registry.example.com/gumshoe/agent"
 ACCESS = {"agent": {"access": {"existingSecret": "gumshoe-keys"}, "image": {"repository": IMAGE}}}
 SECRETS = {"serving": {"storage": {"existingSecret": "gumshoe-s3"}}, "agent": {"storage": {"existingSecret": "s3"}}}
 EVERYTHING = {  # values with which the chart creates every kind of object
-    **deploy.merge_values(ACCESS, SECRETS),
-    "agent": {**deploy.merge_values(ACCESS, SECRETS)["agent"], "autoscaling": {"enabled": True, "max": 3}},
+    **merge_values(ACCESS, SECRETS),
+    "agent": {**merge_values(ACCESS, SECRETS)["agent"], "autoscaling": {"enabled": True, "max": 3}},
     "monitoring": {"enabled": True, "rules": True, "dashboard": True},
     "ingress": {"enabled": True, "host": "gumshoe.example"},
     "httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]},
@@ -103,7 +104,7 @@ def test_the_deploy_role_allows_exactly_what_deployments_use(
         put("r3", "full", NOTHING)
         put("r1", "full", {"serving": {"mode": "standard"}})
         controllers.broken = "agent"
-        monkeypatch.setattr(deploy, "PIPELINE_SECONDS", 0.01)
+        monkeypatch.setattr(pipeline_deployment, "PIPELINE_SECONDS", 0.01)
         with raises("deploy.rolled-back", "mail"):
             put("r2", "full", {})
     assert used | {CREATE_FORWARD} == rules_of("gumshoe-deploy")

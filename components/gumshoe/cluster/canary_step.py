@@ -5,19 +5,13 @@ from datetime import UTC, datetime
 
 from gumshoe.cluster.canary_decision import record_canary_decision
 from gumshoe.cluster.canary_watch import CanaryWatch
-from gumshoe.cluster.deploy import (
-    KIND,
-    PIPELINE_SECONDS,
-    CanaryChangedError,
-    Deployments,
-    DeployTarget,
-    ServingState,
-    WaitOptions,
-    describe_release,
-)
+from gumshoe.cluster.deploy import CanaryChangedError, Deployments, WaitOptions
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.metrics_sources import open_source
+from gumshoe.cluster.pipeline_deployment import PIPELINE_SECONDS, DeployTarget
+from gumshoe.cluster.published_adapter import KIND
 from gumshoe.cluster.releases import Releases, StoredRelease
+from gumshoe.cluster.serving_state import ServingState, describe_release
 
 
 def watch_published(published: str, store: str, mode: str, target: DeployTarget) -> str:

@@ -13,11 +13,12 @@ from typing import Literal
 from gumshoe.cluster.canary_conditions import count_alternatives, list_comparisons, negate
 from gumshoe.cluster.canary_measures import CanaryEvidence, MeasureTracker, ServerMetrics, find_measures
 from gumshoe.cluster.canary_plan import WatchPlan
-from gumshoe.cluster.deploy import Deployments, ServingState
+from gumshoe.cluster.deploy import Deployments
 from gumshoe.cluster.kubernetes_api import ClusterUnavailableError
 from gumshoe.cluster.metrics_sources import MetricsSource, MetricsUnreachableError
 from gumshoe.cluster.pod_problems import ProblemLog
 from gumshoe.cluster.releases import StoredRelease
+from gumshoe.cluster.serving_state import ServingState
 from gumshoe.errors import RefusedError, UnavailableError, UsageError
 from gumshoe.terminal import Advance, err, printable, progress
 

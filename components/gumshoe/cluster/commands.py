@@ -107,7 +107,8 @@ def deploy_(
     An existing deployment keeps its values, except those that are given. A new adapter is loaded beside the one in
     service, and takes over once every vLLM pod has it. The previous one stays loaded for `gumshoe rollback`.
     """
-    from gumshoe.cluster.deploy import find_adapter, format_helm_command, values_file
+    from gumshoe.cluster.deploy import format_helm_command, values_file
+    from gumshoe.cluster.published_adapter import find_adapter
     from gumshoe.cluster.releases import check_name
 
     check_name(name)
@@ -275,7 +276,7 @@ def _read_values(files: list[Path], sets: list[str]) -> dict[str, Any]:
     Raises:
         UsageError: if they cannot be read.
     """
-    from gumshoe.cluster.deploy import merge_values
+    from gumshoe.cluster.serving_state import merge_values
 
     values: dict[str, Any] = {}
     for file in files:
@@ -376,14 +377,14 @@ def _check_health(stored: "StoredRelease", cluster: "Cluster") -> "Health":
 
 
 def _list_history(releases: "Releases", name: str) -> Iterator[tuple["Release", str]]:
-    from gumshoe.cluster.deploy import ServingState, describe_release
+    from gumshoe.cluster.serving_state import ServingState, describe_release
 
     for each in releases.list_history(name):
         yield each, describe_release(ServingState.of(releases.get_values(name, each.revision)))
 
 
 def _describe(stored: "StoredRelease", health: "Health | None") -> dict[str, Any]:
-    from gumshoe.cluster.deploy import ServingState, describe_release
+    from gumshoe.cluster.serving_state import ServingState, describe_release
 
     values, serving = stored.values, ServingState.of(stored.values)
     busy = "" if stored.release.status == "deployed" else f"Helm: {stored.release.status}"

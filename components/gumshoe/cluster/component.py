@@ -29,7 +29,7 @@ def deploy_agent(published: str, store: str, how: str, target: dict, agent: str 
         target: Deployment, e.g. name, namespace, percent (share of the canary), values (of the Helm chart) and force.
         agent: Agent that the adapter was trained with, which then answers; empty for Gumshoe's own loop.
     """
-    from gumshoe.cluster.deploy import DeployTarget, deploy_published
+    from gumshoe.cluster.pipeline_deployment import DeployTarget, deploy_published
 
     description = deploy_published(published, store, how, DeployTarget.of(target), agent)
     print(description or "Nothing was deployed")
@@ -48,7 +48,7 @@ def watch_canary(published: str, store: str, how: str, target: dict, served: str
         served: Description of what is in service; so that this step follows the deployment.
     """
     from gumshoe.cluster.canary_step import watch_published
-    from gumshoe.cluster.deploy import DeployTarget
+    from gumshoe.cluster.pipeline_deployment import DeployTarget
 
     print(f"Deployed: {served or 'nothing'}")
     decided = watch_published(published, store, how, DeployTarget.of(target))

@@ -1,0 +1,143 @@
+"""Find published adapters, and merge what they need into the values of a chart."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from gumshoe.artifacts.manifest import Manifest
+from gumshoe.artifacts.storage import NotFoundError
+from gumshoe.artifacts.store import CorruptArtifactError, Store
+from gumshoe.cluster.serving_state import Values, get_section, merge_values
+from gumshoe.errors import UsageError
+
+KIND = "adapters"
+_CONFIG = "adapter_config.json"  # PEFT's
+_BASE = "base_model.json"  # what the adapter was trained on
+_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for max_lora_rank
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedAdapter:
+    """Describe an adapter in a store."""
+
+    version: str
+    uri: str
+    """Folder of its files."""
+    base_model: str
+    """Base model: a name on the Hugging Face Hub, with the commit or the revision that was trained if it is known, e.g.
+    `acme/model:COMMIT`; or a directory on the training machine."""
+    rank: int
+    store: str
+
+
+def find_adapter(store: str, version: str) -> PublishedAdapter:
+    """Find a published adapter and read its base model and rank from its files.
+
+    Raises:
+        NotFoundError: if the store has no adapter of that version.
+        UsageError: if the artifact is not an adapter, or the store cannot be read from a cluster.
+        CorruptArtifactError: if its configuration is damaged.
+    """
+    artifacts = Store(store)
+    if not artifacts.uri.startswith("s3://"):
+        raise UsageError(
+            "deploy.store-not-in-s3",
+            f"a cluster cannot read from {artifacts.uri}; publish the adapter to a store in S3, s3://BUCKET/PREFIX",
+        )
+    manifest = artifacts.manifest(f"{KIND}/{version}")
+    config = _read_json(artifacts, manifest, _CONFIG)
+    if config is None:
+        raise UsageError(
+            "deploy.not-an-adapter",
+            f"{manifest.reference} is not an adapter: it has no {_CONFIG}; name another version",
+        )
+    ranks = [config.get("r", 0), *(config.get("rank_pattern") or {}).values()]
+    named, trained = config.get("base_model_name_or_path"), str(manifest.settings.get("base_model") or "")
+    base = trained if not named or trained.startswith(f"{named}:") else str(named)  # the latter has no revision
+    known = _read_json(artifacts, manifest, _BASE) or {}
+    repository, _ = _split_revision(base)
+    if known.get("revision") and _split_revision(str(known.get("name")))[0] == repository:
+        base = f"{repository}:{known['revision']}"
+    uri = f"{artifacts.uri}/{manifest.reference}/{manifest.data}/"
+    return PublishedAdapter(manifest.version, uri, base, max(map(int, ranks)), artifacts.uri)
+
+
+def _read_json(store: Store, manifest: Manifest, name: str) -> dict[str, Any] | None:
+    """Return the content of a file of an adapter, or None if the adapter does not have the file.
+
+    Raises:
+        CorruptArtifactError: if it is damaged.
+    """
+    if all(each.path != name for each in manifest.files):
+        return None
+    try:
+        with store.storage.open(f"{manifest.reference}/{manifest.data}/{name}") as file:
+            found = json.loads(file.read())
+    except (NotFoundError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        raise CorruptArtifactError(
+            "deploy.adapter-config-corrupt",
+            f"{name} of {store.uri}/{manifest.reference} is missing or not valid JSON; publish the adapter again",
+        )
+    return found
+
+
+def merge_adapter_values(adapter: PublishedAdapter, before: Values, given: Values, known: Values) -> Values:
+    """Merge chart values to serve an adapter: `before`, overridden by `given`, plus what the adapter needs.
+
+    `known` are the chart's defaults.
+
+    Raises:
+        UsageError: if the location of the base model is unknown, or base model or store differ from the deployment's.
+    """
+    values = merge_values(before, given)
+    model, own, agent = (values.setdefault(part, {}) for part in ("model", "adapter", "agent"))
+    is_on_hub = "/" in adapter.base_model and not adapter.base_model.startswith(("/", "."))
+    uri, is_given = str(model.get("uri") or ""), bool(get_section(given, "model").get("uri"))
+    if not uri and not is_on_hub:
+        base = adapter.base_model or "its configuration does not name one"
+        raise UsageError(
+            "deploy.base-model-not-located",
+            f"a cluster cannot find the base model of {adapter.version}: {base}; name its place with --set "
+            "model.uri=s3://… or hf://…",
+        )
+    if not uri:
+        model["uri"] = f"hf://{adapter.base_model}"
+    elif is_on_hub and not is_given and uri.startswith("hf://") and not _is_same_base(uri, adapter.base_model):
+        raise UsageError(
+            "deploy.other-base-model",
+            f"{adapter.version} is for {adapter.base_model}, but the deployment serves {uri}; to replace the base "
+            f"model, or if both are the same, add --set model.uri=… (hf://{adapter.base_model})",
+        )
+    if agent.setdefault("store", adapter.store) != adapter.store and not agent.get("tokenizer"):
+        raise UsageError(
+            "deploy.other-store",
+            f"{adapter.version} is in {adapter.store}, but the agent server reads from {agent['store']}; publish it "
+            "there, or set agent.store if the index is in the adapter's store too",
+        )
+    rank = next((each for each in _RANKS if each >= adapter.rank), None)
+    if rank is None:
+        raise UsageError(
+            "deploy.rank-too-high",
+            f"{adapter.version} has LoRA rank {adapter.rank}, but vLLM supports at most {_RANKS[-1]}; train it with a "
+            "lower rank",
+        )
+    if rank > own.get("maxRank", known["adapter"]["maxRank"]):
+        own["maxRank"] = rank
+    return values
+
+
+def _is_same_base(uri: str, base_model: str) -> bool:
+    """Return True unless a URI of the hub names another model or another revision than an adapter was trained on.
+
+    If one of both has no revision, they cannot be compared.
+    """
+    (served, revision), (trained, commit) = _split_revision(uri.removeprefix("hf://")), _split_revision(base_model)
+    return served == trained and (not revision or not commit or revision == commit)
+
+
+def _split_revision(base_model: str) -> tuple[str, str]:
+    """Return the name of a model on the hub, and its revision or an empty string."""
+    name, _, revision = base_model.partition(":")
+    return name, revision
