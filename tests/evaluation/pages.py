@@ -6,7 +6,8 @@ from pathlib import Path
 from gumshoe.environments.base import EpisodeState
 from gumshoe.environments.registry import open_env
 from gumshoe.evaluation.comparison import compare_policies
-from gumshoe.evaluation.evaluate import EvaluationRequest, EvaluationRun, NamedPolicy
+from gumshoe.evaluation.evaluate import EvaluationRun
+from gumshoe.evaluation.evaluation_request import EvaluationRequest, NamedPolicy
 from gumshoe.evaluation.metrics import accuracy_by_kind, compute_metrics
 from gumshoe.evaluation.predictions import Prediction
 from gumshoe.evaluation.report import write_report

@@ -23,7 +23,7 @@ from gumshoe.evaluation.canary_probes import (
     extraction_scenarios,
     split_common_prefix,
 )
-from gumshoe.evaluation.evaluate import EvaluationRequest
+from gumshoe.evaluation.evaluation_request import EvaluationRequest
 from gumshoe.evaluation.gate import GateSettings, decide_gate
 from gumshoe.evaluation.memorization import CanaryResult, Memorization, summarize_canaries
 from gumshoe.evaluation.results import MEMORIZED, PolicyResult, read_result

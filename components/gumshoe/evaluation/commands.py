@@ -158,8 +158,8 @@ def run_evaluation(
     Run it again to continue: only missing episodes are run. Exits with 75 if a question has no answer, or an answer no
     verdict.
     """
-    from gumshoe.evaluation.evaluate import EvaluationRequest, NamedPolicy
     from gumshoe.evaluation.evaluate import evaluate as evaluate_policies
+    from gumshoe.evaluation.evaluation_request import EvaluationRequest, NamedPolicy
     from gumshoe.evaluation.report import write_report
     from gumshoe.evaluation.results import REPORT
     from gumshoe.inference.policy import Sampling

@@ -4,26 +4,27 @@ Invariants: an episode that is on file is not run again; nothing is measured bef
 verdicts, because missing ones are rarely a random sample.
 """
 
-import hashlib
 import io
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, AsyncExitStack, ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import AbstractContextManager, AsyncExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from gumshoe.artifacts.private_data import mark_private
-from gumshoe.artifacts.storage import explain_os_errors, open_locked_file, write_atomically
+from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.evaluation.attacks.attack_run import AttackedPolicy, AttackRun, AttackSettings
-from gumshoe.evaluation.canary_evaluation import CanarySettings, ProbedPolicy, check_probed, measure_memorization
+from gumshoe.evaluation.attacks.attack_run import AttackedPolicy, AttackRun
+from gumshoe.evaluation.canary_evaluation import ProbedPolicy, check_probed, measure_memorization
+from gumshoe.evaluation.chosen_samples import choose_samples, keep_chosen
 from gumshoe.evaluation.comparison import compare_policies
+from gumshoe.evaluation.evaluation_request import EvaluationRequest
 from gumshoe.evaluation.memorization import Memorization
-from gumshoe.evaluation.metrics import Price, accuracy_by_kind, compute_metrics
-from gumshoe.evaluation.predictions import ChosenAnswer, Prediction, group_by_question, write_predictions, write_table
+from gumshoe.evaluation.metrics import accuracy_by_kind, compute_metrics
+from gumshoe.evaluation.predictions import Prediction, group_by_question, write_predictions, write_table
 from gumshoe.evaluation.proof.held_out import write_held_out_proof
 from gumshoe.evaluation.proof.proof_models import PROOF
 from gumshoe.evaluation.results import (
@@ -45,61 +46,21 @@ from gumshoe.evaluation.trained_settings import find_chat_settings, open_trained
 from gumshoe.inference.policy_names import PolicyName
 from gumshoe.json_text import load_json
 from gumshoe.redaction import redact
-from gumshoe.rewards.best_of_n import Choice, ChoiceSettings, Selector, total_cost
+from gumshoe.rewards.best_of_n import Choice
 from gumshoe.rewards.builtin_rewards import rubric
 from gumshoe.rewards.judge import Judge, JudgedQuestion, Verdict
 from gumshoe.rewards.judge_registry import model_of, open_judge, parse_judge
 from gumshoe.rewards.scoring import JudgedTrajectory, judge_trajectory, map_concurrently
 from gumshoe.rollouts.trajectory import AGENT_FAILURES, Trajectory
-from gumshoe.rollouts.writer import RolloutOptions, read_trajectories, run_to_file, select_scenarios
+from gumshoe.rollouts.writer import read_trajectories, run_to_file, select_scenarios
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.terminal import Advance, err, printable
 
-_LABEL = re.compile(r"([A-Za-z0-9][\w.-]{0,63})=(.+)", re.S)
 _ADDRESS = re.compile(r"https?://[^#]*")  # may change when a server is restarted
-_INVALID_CHARACTERS = re.compile(r"[^\w.-]+")
 
 ShowProgress = Callable[[str], AbstractContextManager[Advance]]
 """Show the progress of a stage, given its name."""
-
-
-@dataclass(frozen=True, slots=True)
-class NamedPolicy:
-    """A policy to evaluate, and its name in the evaluation."""
-
-    name: str
-    word: str
-
-    @classmethod
-    def parse(cls, text: str) -> "NamedPolicy":
-        """Parse `NAME=WORD`, or a word alone, which is then named by its version."""
-        labelled = _LABEL.fullmatch(text)
-        if labelled:
-            return cls(labelled[1], labelled[2])
-        return cls(_INVALID_CHARACTERS.sub("-", PolicyName.parse(text).version).strip("-.")[-64:], text)
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationRequest:
-    """Options of an evaluation, as on the command line."""
-
-    rollout: RolloutOptions
-    """Options for each policy; its `policy` is ignored."""
-    policies: tuple[NamedPolicy, ...]
-    judges: tuple[Any, ...] = ("heuristic",)
-    """One or two judges, for `open_judge`; the first one decides."""
-    prices: Mapping[str, Price] = field(default_factory=dict)
-    """Prices by policy name."""
-    adapters: tuple[tuple[str, Path], ...] = ()
-    """(policy name, directory) of adapters, to read which questions they were trained on."""
-    canaries: CanarySettings | None = None
-    """Canaries of the training, to measure what the policies memorized."""
-    attacks: AttackSettings | None = None
-    """Attacks to measure beside the questions."""
-    choice: ChoiceSettings | None = None
-    """Settings to choose one of the samples as a question's answer. All samples are run before, so that they can be
-    reused with another method."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +109,11 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
             if settings.choice and selector:
                 with watch(f"Choosing for {name}") as advance:
                     path = directory / CHOICES / f"{name}.jsonl"
-                    choices = await _choose_samples(name, found, scenarios, settings.choice, selector, path, advance)
+                    choices = await choose_samples(name, found, scenarios, settings.choice, selector, path, advance)
             with watch(f"Judging {name}") as advance:
                 judged = await _judge(name, found, scenarios, judges, advance)
             if choices:
-                judged, trajectories[name] = _keep_chosen(judged, found, choices)
+                judged, trajectories[name] = keep_chosen(judged, found, choices)
             predictions += judged
         attacked = await attacks.run(_list_attacked(settings, predictions, trajectories)) if attacks else {}
         judge_results = tuple(
@@ -350,95 +311,6 @@ async def _run_rollouts(
             "evaluation.questions-unanswered", f"{'; '.join(failures)}; run the command again for the missing answers"
         )
     return found
-
-
-async def _choose_samples(
-    policy: str,
-    trajectories: Sequence[Trajectory],
-    scenarios: ScenarioSet,
-    settings: ChoiceSettings,
-    selector: Selector,
-    path: Path,
-    advance: Advance,
-) -> dict[str, Choice]:
-    """Choose one of the samples of each question. Return the choices by scenario id.
-
-    Choices of a model are stored in `path` with their cost and reused. The key is a hash of everything they depend on.
-
-    Raises:
-        UnavailableError: if some questions have no choice.
-    """
-    groups: dict[str, list[Trajectory]] = {}
-    for each in trajectories:
-        groups.setdefault(each.scenario, []).append(each)
-    by_id = {scenario.id: scenario for scenario in scenarios}
-    method = settings.model_dump_json(include={"choose", "choose_by"})
-    with ExitStack() as held:
-        with explain_os_errors(path):
-            path.parent.mkdir(exist_ok=True)
-            file = held.enter_context(open_locked_file(path))
-            file.seek(0)
-            content = file.read()
-            stored = _read_choices(content)
-            if not content.endswith(b"\n"):
-                file.write(b"\n")  # end an incomplete line
-
-        async def chosen(group: list[Trajectory]) -> tuple[str, Choice]:
-            scenario = by_id[group[0].scenario]
-            texts = [method, scenario.question, str(scenario.query_date), *(each.to_json() for each in group)]
-            key = hashlib.sha256("\0".join(texts).encode()).hexdigest()
-            if key not in stored:
-                stored[key] = await selector.choose(scenario.question, scenario.query_date, group)
-                if stored[key].requests and not stored[key].failed:
-                    with explain_os_errors(path):
-                        file.write(json.dumps({"key": key, **asdict(stored[key])}).encode() + b"\n")
-                        file.flush()
-            return scenario.id, stored[key]
-
-        found = await map_concurrently(chosen, list(groups.values()), advance)
-    failed = [choice.failed for _, choice in found if choice.failed]
-    if failed:
-        raise UnavailableError(
-            "evaluation.choices-missing",
-            f"{settings.judge_name} chose no sample of {policy} for {len(failed):,} questions, e.g.: {failed[0]}; run "
-            "the command again for them",
-        )
-    return dict(found)
-
-
-def _read_choices(content: bytes) -> dict[str, Choice]:
-    """Read the choices of a file, by key. Incomplete lines are ignored."""
-    found = {}
-    for line in content.splitlines():
-        try:
-            fields: dict[str, Any] = load_json(line)
-            key = fields.pop("key")
-            found[key] = Choice(**fields)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            continue
-    return found
-
-
-def _keep_chosen(
-    judged: Sequence[Prediction], trajectories: Sequence[Trajectory], choices: Mapping[str, Choice]
-) -> tuple[list[Prediction], list[Trajectory]]:
-    """Return the chosen prediction and trajectory of each question, with the verdicts and cost of all samples."""
-    groups: dict[str, list[tuple[Prediction, Trajectory]]] = {}
-    for each in zip(judged, trajectories, strict=True):
-        groups.setdefault(each[0].scenario, []).append(each)
-    predictions, episodes = [], []
-    for scenario, group in groups.items():
-        choice = choices[scenario]
-        prediction, trajectory = group[choice.place]
-        chosen = ChosenAnswer(
-            why=choice.why,
-            correct=tuple(each.correct for each, _ in group),
-            run_again=sum(each.tries - 1 for each, _ in group),
-            cost=total_cost([each for _, each in group], choice),
-        )
-        predictions.append(prediction.model_copy(update={"chosen": chosen}))
-        episodes.append(trajectory)
-    return predictions, episodes
 
 
 class _FixedJudge:

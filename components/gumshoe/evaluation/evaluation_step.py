@@ -16,7 +16,8 @@ from gumshoe.artifacts.store import Store
 from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.environments.registry import NamedEnvironment
 from gumshoe.evaluation.canary_evaluation import CanarySettings
-from gumshoe.evaluation.evaluate import EvaluationRequest, NamedPolicy, evaluate
+from gumshoe.evaluation.evaluate import evaluate
+from gumshoe.evaluation.evaluation_request import EvaluationRequest, NamedPolicy
 from gumshoe.evaluation.gate import Decision, GateSettings, decide_gate
 from gumshoe.evaluation.metrics import describe_metric, format_value
 from gumshoe.evaluation.report import write_report

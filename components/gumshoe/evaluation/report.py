@@ -17,7 +17,8 @@ from gumshoe.environments.registry import EnvFactory
 from gumshoe.environments.search import bare_id
 from gumshoe.environments.tools import Call
 from gumshoe.evaluation.attacks.attack_rows import list_attack_rows
-from gumshoe.evaluation.evaluate import EvaluationRequest, EvaluationRun
+from gumshoe.evaluation.evaluate import EvaluationRun
+from gumshoe.evaluation.evaluation_request import EvaluationRequest
 from gumshoe.evaluation.metrics import Estimate, describe_metric, format_value
 from gumshoe.evaluation.predictions import Prediction
 from gumshoe.evaluation.proof.proof_models import PROOF, Proof, read_proof

@@ -2,20 +2,17 @@
 
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from gumshoe.environments.recorded import has_environment, use_recorded
 from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.errors import UsageError
+from gumshoe.evaluation.evaluation_request import EvaluationRequest
 from gumshoe.inference.policy_names import PolicyName
 from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS, ChatSettings, resolve_chat_settings
 from gumshoe.rollouts.sessions import env_for_policy
 
-if TYPE_CHECKING:
-    from gumshoe.evaluation.evaluate import EvaluationRequest
 
-
-def find_chat_settings(settings: "EvaluationRequest") -> ChatSettings | None:
+def find_chat_settings(settings: EvaluationRequest) -> ChatSettings | None:
     """Return the chat settings of all policies: those given, or else those of the adapters. None for the defaults.
 
     Raises:
@@ -37,7 +34,7 @@ def find_chat_settings(settings: "EvaluationRequest") -> ChatSettings | None:
     return None if chosen == ChatSettings() else chosen
 
 
-def open_trained_env(settings: "EvaluationRequest") -> EnvFactory:
+def open_trained_env(settings: EvaluationRequest) -> EnvFactory:
     """Open the environment of all policies: the one that they were trained in, or else the given one.
 
     Raises:
@@ -61,7 +58,7 @@ def open_trained_env(settings: "EvaluationRequest") -> EnvFactory:
     return env_factory
 
 
-def _list_directories(settings: "EvaluationRequest") -> list[list[Path]]:
+def _list_directories(settings: EvaluationRequest) -> list[list[Path]]:
     """Return the directories of each policy: of its adapter, its model and its tokenizer."""
     directories = []
     for each in settings.policies:
