@@ -42,12 +42,13 @@ class _Connections:
     most: int
     open: set["GatewayConnection"] = field(default_factory=set)
     waiting: dict["GatewayConnection", float] = field(default_factory=dict)
-    """With the times of the event loop at which they began to wait."""
+    """With the time of the event loop at which each began to wait, in seconds."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set if there may be room for another connection."""
 
     def wait(self, connection: "GatewayConnection") -> None:
         """Note that a connection waits for its client from now on."""
+        self.waiting.pop(connection, None)  # it goes to the end
         self.waiting[connection] = connection.loop.time()
         self.changed.set()
 
