@@ -63,7 +63,9 @@ def processes() -> Iterator[BoundedProcesses]:
 
 @pytest.fixture(autouse=True)
 def shared_processes(processes: BoundedProcesses, monkeypatch: pytest.MonkeyPatch) -> None:
-    def share(_count: int, seconds: float, **_: Any) -> AbstractContextManager[BoundedProcesses]:
+    def share(count: int, seconds: float, preload: tuple[str, ...]) -> AbstractContextManager[BoundedProcesses]:
+        assert count > 0
+        assert "trafilatura" in preload
         return nullcontext(processes.with_limit(seconds))
 
     monkeypatch.setattr(extraction, "open_processes", share)

@@ -282,7 +282,7 @@ def test_an_agent_that_blocks_the_loop_lets_its_neighbours_go_on_afterwards(
         neighbour.cancel()
         with pytest.raises(asyncio.CancelledError):
             await neighbour
-        assert "cleaned up" in agent_events.events
+        await async_wait_until(lambda: "cleaned up" in agent_events.events)
 
     asyncio.run(run_both())
 

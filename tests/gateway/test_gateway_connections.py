@@ -83,8 +83,57 @@ def test_a_new_connection_replaces_the_one_that_has_waited_longest(clock: Clock)
     serve(test, connections=3, header_seconds=60)
 
 
-def test_a_flood_of_connections_closes_none_that_has_just_begun(clock: Clock) -> None:
+async def ask(served: Served, key: str) -> "asyncio.Task[bytes]":
+    """Send a request with a key over a new connection, and return what ends when that is closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n\r\n".encode())
+    assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 ")
+
+    async def read() -> bytes:
+        try:
+            return await reader.read()
+        except ConnectionError:
+            return b""
+        finally:
+            writer.close()
+
+    return asyncio.create_task(read())
+
+
+def test_strangers_make_room_first_and_then_the_episode_with_most_connections(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gateway_connections, "_PATIENCE", 1_000)
+
+    async def test(served: Served) -> None:
+        one, other = StandIn(), StandIn()
+        with served.gateway.admit(one), served.gateway.admit(other):
+            first = await ask(served, one.key)
+            crowd = [await ask(served, other.key) for _ in range(3)]
+
+            async def replace(number: int) -> "asyncio.Task[bytes]":
+                coming = asyncio.create_task(ask(served, f"guess {number}"))
+                while not coming.done():
+                    clock.advance(500)
+                    await asyncio.sleep(0.01)
+                return coming.result()
+
+            stranger = await replace(1)
+            await crowd[0]
+            newer = await replace(2)
+            await stranger
+            still_open = [first, *crowd[1:], newer]
+            assert not any(each.done() for each in still_open)
+        for each in still_open:
+            each.cancel()
+        await asyncio.gather(*still_open, return_exceptions=True)
+
+    serve(test, connections=4, header_seconds=10**9, idle_seconds=10**9)
+
+
+def test_a_flood_of_connections_closes_none_that_has_just_begun(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     """The flood is there before the gateway accepts the first one of it."""
+    monkeypatch.setattr(gateway_connections, "_PATIENCE", 1_000)
 
     async def test(served: Served) -> None:
         episode = StandIn()
@@ -106,20 +155,30 @@ def test_a_flood_of_connections_closes_none_that_has_just_begun(clock: Clock) ->
             assert (await running.sock_recv(early, 100)).startswith(b"HTTP/1.1 200 ")
             answer = asyncio.ensure_future(running.sock_recv(late, 100))
             while not answer.done():
-                clock.advance(1)
+                clock.advance(500)
                 await asyncio.sleep(0.01)
             assert answer.result().startswith(b"HTTP/1.1 200 ")
 
-    serve(test, connections=4, header_seconds=10_000)
+    serve(test, connections=4, header_seconds=10**9)
 
 
 @pytest.mark.parametrize("loop", [None, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 def test_a_connection_waits_for_room_if_all_others_are_busy(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway_connections, "_PATIENCE", 0.05)  # for the connection that the client keeps
+    waiting = asyncio.Event()
+    make_room = gateway_connections._Connections.make_room
+
+    async def note(self: gateway_connections._Connections) -> None:
+        if len(self.open) >= self.most:
+            waiting.set()
+        await make_room(self)
+
+    monkeypatch.setattr(gateway_connections._Connections, "make_room", note)
 
     async def test(served: Served) -> None:
         async with waiting_request(served):
             late = asyncio.create_task(talk(served, b"GET / HTTP/1.1\r\nconnection: close\r\n\r\n"))
+            await waiting.wait()
             await asyncio.sleep(0.1)
             assert not late.done()
         assert (await late).startswith(b"HTTP/1.1 401 ")

@@ -101,10 +101,11 @@ def test_code_of_a_model_is_never_run(argument: str) -> None:
         build_launch(["--model", "tiny", argument])
 
 
-@pytest.mark.parametrize("argument", ["--hos=0.0.0.0", "--hos", "--por", "--uds=/tmp/x", "--api_key", "--config=file"])
+@pytest.mark.parametrize("argument", ["--hos=0.0.0.0", "--hos", "--por", "--uds=/x", "--api-k=s3cret", "--config=x"])
 def test_arguments_that_make_the_server_less_safe_are_refused(argument: str) -> None:
-    with raises("inference.reserved-argument", argument):
+    with raises("inference.reserved-argument", argument.partition("=")[0]) as raised:
         build_launch(["--model", "tiny", argument])
+    assert "s3cret" not in str(raised.value)
     build_launch(["--model", "tiny", "--config-format=hf", "--hf-token", "x"])
 
 

@@ -77,11 +77,13 @@ def test_a_copy_replaces_neither_its_source_nor_what_is_no_index(
     asked = shutil.copy(scenarios, tmp_path / "scenarios.jsonl")
     (tmp_path / "other" / "index").mkdir(parents=True)
     (tmp_path / "other" / "index" / "notes.txt").touch()
+    beside = shutil.copy(scenarios, tmp_path / "index" / "mine.jsonl")
     before = digests(tmp_path)
     words = ("synthesize", "attacks", "--seed", 3, "--index", tmp_path / "index", "--replace")
     assert run(*words, "--scenarios", scenarios, "--out", tmp_path).code == "synthesis.replaces-its-input"
     words = ("synthesize", "attacks", "--seed", 3, "--index", synthetic_index.path.parent, "--replace")
     assert run(*words, "--scenarios", asked, "--out", tmp_path).code == "synthesis.replaces-its-input"
+    assert run(*words, "--scenarios", beside, "--out", tmp_path).code == "synthesis.replaces-its-input"
     assert run(*words, "--scenarios", asked, "--out", tmp_path / "other").code == "synthesis.invalid-output"
     assert digests(tmp_path) == before
 

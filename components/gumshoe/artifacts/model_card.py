@@ -47,8 +47,8 @@ class _CardFacts:
         self.algorithm = settings.get("optimizer", {}).get("algorithm", {}).get("name")
         self.mode = settings.get("mode")
         agent = settings.get("agent") or {}
-        self.agent = agent and (agent.get("name") or "AGENT")
-        """Name of the agent that ran the episodes, AGENT for a program, whose path is not told; empty without one."""
+        self.agent = str(agent.get("name") or "AGENT") if agent else ""
+        """Name of the agent that ran the episodes, AGENT for a program, whose path is not shown; empty without one."""
 
     @property
     def name(self) -> str:

@@ -19,8 +19,8 @@ from gumshoe.cluster.serving_state import (
     describe_release,
     get_section,
     merge_values,
-    name_and_uri,
-    promoted_values,
+    promote_canary,
+    select_name_and_uri,
     serve_section,
 )
 from gumshoe.errors import RefusedError, UsageError
@@ -148,7 +148,7 @@ class Deployments:
                 values |= {"canary": {**own, "percent": percent}, "previous": {}}
             elif was.adapter != adapter.version:
                 is_shared = stored is not None and self.can_share_vllm(stored, values)
-                former = name_and_uri(get_section(before, "adapter")) if is_shared else {}
+                former = select_name_and_uri(get_section(before, "adapter")) if is_shared else {}
                 values |= {"adapter": {**values["adapter"], **own}, "canary": {}, "previous": former}
         self.releases.check_values(name, values)
         return values
@@ -172,7 +172,7 @@ class Deployments:
         """
         stored, was = self.find_canary(name, expected)
         self._preload(stored, stored.values, was.canary, model_alone=True)
-        values = promoted_values(stored.values)
+        values = promote_canary(stored.values)
         return self._apply_and_wait(name, values, describe_release(ServingState.of(values)))
 
     def find_canary(self, name: str, expected: ServingState | None = None) -> tuple[StoredRelease, ServingState]:
@@ -205,7 +205,7 @@ class Deployments:
             GumshoeError: if another program changed a field, unless forced.
         """
         stored, _ = self.find_canary(name)
-        self.releases.try_apply(stored, promoted_values(stored.values), is_forced=self.is_forced)
+        self.releases.try_apply(stored, promote_canary(stored.values), is_forced=self.is_forced)
 
     def stop_canary(self, name: str, expected: ServingState) -> Release:
         """Stop the canary, which stays loaded.
@@ -235,7 +235,7 @@ class Deployments:
         elif was.canary:
             values = {**stored.values, "canary": {}}
         elif was.previous:
-            idle = {**name_and_uri(stored.values["adapter"]), "percent": 0}
+            idle = {**select_name_and_uri(stored.values["adapter"]), "percent": 0}
             values = serve_section(stored.values, "previous", {"canary": idle, "previous": {}})
         else:
             raise UsageError(

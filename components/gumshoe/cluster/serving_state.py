@@ -1,4 +1,4 @@
-"""The adapters that a release has in service, in the values of its chart."""
+"""Read the adapters in service from the values of a release, and change which ones they are."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -64,7 +64,7 @@ def get_section(values: Mapping[str, Any], name: str) -> dict[str, Any]:
     return dict(values.get(name) or {})
 
 
-def name_and_uri(adapter: Mapping[str, Any]) -> Values:
+def select_name_and_uri(adapter: Mapping[str, Any]) -> Values:
     """Return only the name and the URI of an adapter's values."""
     return {"name": adapter["name"], "uri": adapter.get("uri", "")}
 
@@ -74,17 +74,17 @@ def add_idle_canary(before: Values, after: Values, version: str, uri: str) -> Va
     canary = {"name": version, "uri": uri, "percent": 0}
     return {
         **after,
-        "adapter": {**after["adapter"], **name_and_uri(before["adapter"])},
+        "adapter": {**after["adapter"], **select_name_and_uri(before["adapter"])},
         "canary": canary,
         "previous": {},
     }
 
 
-def promoted_values(values: Values) -> Values:
+def promote_canary(values: Values) -> Values:
     """Put the canary into service, and keep the adapter before it."""
-    return serve_section(values, "canary", {"previous": name_and_uri(values["adapter"]), "canary": {}})
+    return serve_section(values, "canary", {"previous": select_name_and_uri(values["adapter"]), "canary": {}})
 
 
 def serve_section(values: Values, by: str, others: Values) -> Values:
     """Put the adapter of section `by` into service."""
-    return {**values, "adapter": {**values["adapter"], **name_and_uri(values[by])}, **others}
+    return {**values, "adapter": {**values["adapter"], **select_name_and_uri(values[by])}, **others}

@@ -40,8 +40,14 @@ class AgentLoop:
                 self._loop.run_forever()
         self._loop.close()
 
-    async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine, with a copy of the caller's context, and return its result.
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> "_Run":
+        """Start a coroutine with a copy of the caller's context."""
+        run = _Run(coroutine, asyncio.get_running_loop().create_future())
+        self._loop.call_soon_threadsafe(self._start, run)
+        return run
+
+    async def wait(self, run: "_Run") -> Any:
+        """Wait for a coroutine, and return its result.
 
         If the caller is cancelled, the coroutine is cancelled too. It is abandoned if it does not end soon; if it
         blocks the loop, later calls of `run_agent` use another one.
@@ -49,20 +55,18 @@ class AgentLoop:
         Raises:
             BaseException: if the coroutine raises it, e.g. SystemExit.
         """
-        ended: asyncio.Future[tuple[T | None, BaseException | None]] = asyncio.get_running_loop().create_future()
-        run = _Run(coroutine, ended)
-        self._loop.call_soon_threadsafe(self._start, run)
         try:
-            await asyncio.wait({ended})
+            await asyncio.wait({run.ended})
         except asyncio.CancelledError:
-            self._loop.call_soon_threadsafe(run.cancel)
-            await asyncio.wait({ended}, timeout=GRACE)
+            with suppress(RuntimeError):  # the loop has ended, with this run
+                self._loop.call_soon_threadsafe(run.cancel)
+            await asyncio.wait({run.ended}, timeout=GRACE)
             self._abandon(run)
             raise
-        result, error = ended.result()
+        result, error = run.ended.result()
         if error is not None:
             raise error
-        return cast(T, result)
+        return result
 
     def _start(self, run: "_Run") -> None:
         self._runs.add(run)
@@ -80,7 +84,7 @@ class AgentLoop:
             _live.add(run)
         if run.has_ended:  # just now
             _live.discard(run)
-        if not run.is_cancelled:
+        if not (run.is_cancelled or run.has_ended):
             _leave(self)
             with suppress(RuntimeError):  # it has ended
                 self._loop.call_soon_threadsafe(self._retire)
@@ -96,7 +100,9 @@ class _Run:
     """A coroutine that runs in the loop of agents."""
 
     def __init__(self, coroutine: Coroutine[Any, Any, Any], ended: "asyncio.Future[Any]") -> None:
-        self._coroutine, self._ended, self._caller = coroutine, ended, ended.get_loop()
+        self._coroutine, self._caller = coroutine, ended.get_loop()
+        self.ended = ended
+        """Done with the result and the exception of the coroutine."""
         self._task: asyncio.Task[Any] | None = None
         self.is_cancelled = self.has_ended = False
 
@@ -112,15 +118,15 @@ class _Run:
         outcome: tuple[Any, BaseException | None]
         try:
             outcome = await self._coroutine, None
-        except BaseException as error:  # noqa: BLE001 - raised again by `AgentLoop.run`
+        except BaseException as error:  # noqa: BLE001 - raised again by `AgentLoop.wait`
             outcome = None, error
         self.has_ended = True
         with suppress(RuntimeError):  # the caller's loop is closed
             self._caller.call_soon_threadsafe(self._set_outcome, outcome)
 
     def _set_outcome(self, outcome: tuple[Any, BaseException | None]) -> None:
-        if not self._ended.done():
-            self._ended.set_result(outcome)
+        if not self.ended.done():
+            self.ended.set_result(outcome)
 
 
 class _AgentThreads(ThreadPoolExecutor):
@@ -185,7 +191,7 @@ def _leave(loop: AgentLoop) -> None:
 
 
 async def run_agent(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine of an agent in the event loop of agents. See `AgentLoop.run`.
+    """Run a coroutine of an agent in the event loop of agents. See `AgentLoop.wait`.
 
     Raises:
         AgentsHangError: if too many agents have not ended.
@@ -193,9 +199,10 @@ async def run_agent(coroutine: Coroutine[Any, Any, T]) -> T:
     global _current
     try:
         _check_count()
-        with _lock:
+        with _lock:  # a loop that is left ends with the runs that were started before
             loop = _current = _current or AgentLoop()
+            run = loop.start(coroutine)
     except AgentsHangError:
         coroutine.close()
         raise
-    return await loop.run(coroutine)
+    return cast(T, await loop.wait(run))

@@ -1,7 +1,8 @@
 """Connections of agents, which may be slow or hostile: uvicorn's protocol with deadlines and limits.
 
-If there are too many connections, the one that has waited longest for its client makes room for a new one. Each may
-wait `_PATIENCE` seconds before that, so a flood of connections delays those of other agents, and closes none of them.
+If there are too many connections, one that waits for its client makes room for a new one: first those without a valid
+key, then those of the episode that has the most. Each stays open for `_PATIENCE` seconds at least, and new ones wait
+that long. So an agent that opens many connections delays others, and takes the places of its own.
 """
 
 import asyncio
@@ -30,6 +31,7 @@ _PATIENCE = 2.0  # seconds that a connection may wait for its client although ot
 _NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 _PAUSE = 1.0  # seconds until the next try if the process or the system has no more file descriptors
 
+_log = logging.getLogger(__name__)
 # Uvicorn logs each malformed request, and exceptions with their texts. Agents could fill the log.
 _silent = logging.getLogger(f"{__name__}.silent")
 _silent.disabled = True
@@ -37,42 +39,58 @@ _silent.disabled = True
 
 @dataclass(slots=True)
 class _Connections:
-    """All open connections, and those that wait for their clients, the one that has waited longest first."""
+    """All open connections."""
 
     most: int
-    open: set["GatewayConnection"] = field(default_factory=set)
-    waiting: dict["GatewayConnection", float] = field(default_factory=dict)
-    """With the time of the event loop at which each began to wait, in seconds."""
+    open: dict["GatewayConnection", str] = field(default_factory=dict)
+    """With the key of the episode that the last valid request named; empty without one."""
+    by_key: dict[str, dict["GatewayConnection", None]] = field(default_factory=dict)
+    """Connections of each key, the oldest first."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set if there may be room for another connection."""
 
-    def wait(self, connection: "GatewayConnection") -> None:
-        """Note that a connection waits for its client from now on."""
-        self.waiting.pop(connection, None)  # it goes to the end
-        self.waiting[connection] = connection.loop.time()
-        self.changed.set()
+    def assign(self, connection: "GatewayConnection", key: str) -> None:
+        """Add a connection without a key, or note the key of a connection."""
+        if self.open.get(connection) != key:
+            self._leave_group(connection)
+            self.open[connection] = key
+            self.by_key.setdefault(key, {})[connection] = None
 
     def discard(self, connection: "GatewayConnection") -> None:
         """Remove a connection."""
-        self.open.discard(connection)
-        self.waiting.pop(connection, None)
+        self._leave_group(connection)
+        self.open.pop(connection, None)
         self.changed.set()
 
+    def _leave_group(self, connection: "GatewayConnection") -> None:
+        key = self.open.get(connection)
+        if key is not None:
+            del self.by_key[key][connection]
+            if not self.by_key[key]:
+                del self.by_key[key]
+
     async def make_room(self) -> None:
-        """Wait until there is room for another connection. Close one that has waited for its client long enough."""
+        """Wait until there is room for another connection, and close one if there is none."""
         now = asyncio.get_running_loop().time
         while len(self.open) >= self.most:
             self.changed.clear()
-            idle, since = next(iter(self.waiting.items()), (None, 0.0))
-            if idle is None:
-                idle, since = next((each for each in self.open if each.is_unread), None), now() - _PATIENCE
-            if idle is not None and now() - since >= _PATIENCE:
-                self.discard(idle)
-                idle.transport.abort()
+            found, since = self._choose()
+            if found is not None and now() - since >= _PATIENCE:
+                self.discard(found)
+                found.transport.abort()
                 return
             with suppress(TimeoutError):
-                async with asyncio.timeout(since + _PATIENCE - now() if idle is not None else _PAUSE):
+                async with asyncio.timeout(since + _PATIENCE - now() if found is not None else _PAUSE):
                     await self.changed.wait()
+
+    def _choose(self) -> tuple["GatewayConnection | None", float]:
+        """Return the connection to close, and the time from which it counts as slow; or None and 0."""
+        groups = sorted(self.by_key.items(), key=lambda group: (group[0] != "", -len(group[1])))
+        for each in (connection for _, group in groups for connection in group):
+            if not each.unanswered:
+                return each, each.begun
+        stalled = [(each, each.stalled_since) for each in self.open if each.stalled_since is not None]
+        return min(stalled, key=lambda pair: pair[1], default=(None, 0.0))
 
 
 class _JoiningTransport:
@@ -159,19 +177,18 @@ class GatewayConnection(BoundedConnection):
         """Task of the request that is being answered. It is cancelled if the client disconnects."""
         self.is_lost = False
         """True if the client has disconnected."""
+        self.begun = self.loop.time()
+        """Time at which it was accepted, in seconds of the event loop."""
+        self.stalled_since: float | None = None
+        """Time since which the client does not read what is sent."""
         self._deadline: asyncio.TimerHandle | None = None
         self._received = 0
-
-    @property
-    def is_unread(self) -> bool:
-        """True if the client has not read everything that was sent."""
-        return bool(self.transport.get_write_buffer_size() > 0)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Wait for the first request."""
         super().connection_made(transport)
         self.transport = _JoiningTransport(transport)
-        self.config.connected.open.add(self)
+        self.config.connected.assign(self, "")
         self._wait_for_headers()
 
     def join_writes(self) -> AbstractContextManager[None]:
@@ -213,8 +230,22 @@ class GatewayConnection(BoundedConnection):
     def on_response_complete(self) -> None:
         """Wait for the next request."""
         super().on_response_complete()
-        if not self.unanswered and self in self.config.connected.open:
-            self.config.connected.wait(self)
+        self.config.connected.changed.set()
+
+    def pause_writing(self) -> None:
+        """Note that the client does not read what is sent."""
+        super().pause_writing()
+        self.stalled_since = self.loop.time()
+
+    def resume_writing(self) -> None:
+        """Note that the client has read what was sent."""
+        super().resume_writing()
+        self.stalled_since = None
+
+    def identify(self, key: str) -> None:
+        """Note that a request has the valid key of an episode."""
+        if self in self.config.connected.open:
+            self.config.connected.assign(self, key)
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection, even if its client has not read everything."""
@@ -228,11 +259,9 @@ class GatewayConnection(BoundedConnection):
             self._refuse(InvalidRequestError("gateway.malformed-request", "this is not a request of HTTP/1.1"))
 
     def _wait_for_headers(self) -> None:
-        self.config.connected.wait(self)
         self._deadline = self.loop.call_later(self.config.limits.header_seconds, self._expire)
 
     def _stop_waiting(self) -> None:
-        self.config.connected.waiting.pop(self, None)
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -260,23 +289,25 @@ class GatewayConnection(BoundedConnection):
 async def accept_connections(
     listening: socket.socket, config: ConnectionConfig, create: Callable[[], asyncio.Protocol]
 ) -> None:
-    """Accept connections for ever. The next one waits for room, and those behind it wait in the socket's backlog."""
+    """Accept connections until it is cancelled. The next one waits for room, and others behind it in the backlog."""
     loop = asyncio.get_running_loop()
     listening.setblocking(False)
     while True:
         try:
             accepted, _ = await loop.sock_accept(listening)
         except OSError as error:  # the client has gone, or there is no file descriptor for it
-            if error.errno in _NO_DESCRIPTORS:
-                await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_PAUSE if error.errno in _NO_DESCRIPTORS else 0)
             continue
         try:
             await config.connected.make_room()
             await loop.connect_accepted_socket(create, accepted)
-        except BaseException as error:
+        except Exception as error:  # noqa: BLE001 - of one connection
             accepted.close()
             if not isinstance(error, OSError):
-                raise
+                _log.error("a connection of an agent failed: %s", type(error).__name__)
+        except BaseException:
+            accepted.close()
+            raise
 
 
 def _large_headers() -> RequestTooLargeError:

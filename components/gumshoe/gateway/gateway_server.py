@@ -86,20 +86,32 @@ async def open_gateway(
         # Accepted sockets inherit it. asyncio sets it only if a socket's protocol is TCP; this one's is 0.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         address = f"http://{f'[{host}]' if ':' in host else host}:{listening.getsockname()[1]}"
-        server = _QuietServer(ConnectionConfig(_GatewayApp(episodes, limits, mcp_app), limits))
+        config = ConnectionConfig(_GatewayApp(episodes, limits, mcp_app), limits)
+        server = _QuietServer(config)
         async with _running(mcp_app):
             gc.freeze()  # a full collection of all objects, e.g. those of a model, would delay all episodes
-            serving = asyncio.create_task(server.serve(sockets=[listening]))
+            serving = asyncio.create_task(server.serve(sockets=[]))
             try:
                 while not server.started:
                     if serving.done():
                         serving.result()
                     await asyncio.sleep(0.005)
-                yield Gateway(address, episodes)
+                async with _accepting(listening, config, server):
+                    yield Gateway(address, episodes)
             finally:
                 server.should_exit = True
                 await serving
                 gc.unfreeze()
+
+
+@asynccontextmanager
+async def _accepting(listening: socket.socket, config: ConnectionConfig, server: "_QuietServer") -> AsyncIterator[None]:
+    accepting = asyncio.create_task(accept_connections(listening, config, server.create_connection))
+    try:
+        yield
+    finally:
+        accepting.cancel()
+        await asyncio.gather(accepting, return_exceptions=True)
 
 
 @asynccontextmanager
@@ -112,27 +124,13 @@ async def _running(mcp_app: McpApp | None) -> AsyncIterator[None]:
 
 
 class _QuietServer(uvicorn.Server):
-    """Server that leaves signals to the process, and accepts connections as `accept_connections` does."""
+    """Server that leaves signals to the process, and accepting connections to `accept_connections`."""
 
     config: ConnectionConfig
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Start to accept connections. See `uvicorn.Server.startup`."""
-        await super().startup([])
-        self._accepting = [asyncio.create_task(self._accept(each)) for each in sockets or ()]
-
-    async def _accept(self, listening: socket.socket) -> None:
-        def create() -> GatewayConnection:
-            return GatewayConnection(self.config, self.server_state, self.lifespan.state)
-
-        await accept_connections(listening, self.config, create)
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Stop accepting connections, and end those that are open. See `uvicorn.Server.shutdown`."""
-        for each in self._accepting:
-            each.cancel()
-        await asyncio.gather(*self._accepting, return_exceptions=True)
-        await super().shutdown(sockets)
+    def create_connection(self) -> GatewayConnection:
+        """Return the protocol of a new connection."""
+        return GatewayConnection(self.config, self.server_state, self.lifespan.state)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -215,6 +213,7 @@ class _GatewayApp:
 
     async def _answer(self, scope: Scope, receive: Receive, reply: _Reply) -> None:
         admitted = self._find_episode(scope)
+        reply.connection.identify(admitted.episode.key)
         path, method = scope["path"].removesuffix("/"), scope["method"]
         if path == _MCP and self.mcp_app is not None:
             scope["state"]["episode"] = admitted.episode

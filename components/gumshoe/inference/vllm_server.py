@@ -251,7 +251,7 @@ def build_launch_command(model: ModelLocation, options: ServerOptions, host: str
     """Return the command that starts a server of `model` on `host` and `port`, for the installed build of vLLM.
 
     Raises:
-        UsageError: if vLLM is not installed, or an argument would change where it listens or run a model's own code.
+        UsageError: if vLLM is not installed, or an argument would make the server less safe.
     """
     _check_arguments(options.arguments)
     arguments = {
@@ -298,7 +298,8 @@ def _check_arguments(arguments: Sequence[str]) -> None:
         if wanted == _REMOTE_CODE:
             raise UsageError("inference.remote-code", f"{each} {_RESERVED[wanted]}")
         if wanted is not None:
-            raise UsageError("inference.reserved-argument", f"{each} {_RESERVED[wanted]}")
+            shown = each.partition("=")[0]  # the value may be a key
+            raise UsageError("inference.reserved-argument", f"{shown} {_RESERVED[wanted]}")
 
 
 def _build_adapter_rules(options: ServerOptions) -> dict[str, str]:

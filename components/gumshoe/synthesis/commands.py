@@ -275,7 +275,9 @@ def attacks(
 
     names = (SCENARIOS_FILE, str(index_path(Path(INDEX))))
     directory = _check_output(place, names, (scenarios, index_path(index)), replace=replace)
-    copy = directory / INDEX
+    copy = directory / INDEX  # is replaced as a whole
+    if any(Path(each).resolve().is_relative_to(copy.resolve()) for each in (scenarios, index)):
+        raise UsageError("synthesis.replaces-its-input", f"{copy} has an input of this command; use another --out")
     if copy.exists() and not index_path(copy).exists():
         raise UsageError("synthesis.invalid-output", f"{copy} exists and is no index; use another --out")
     made = plan_attacked_copy(MailIndex(index), load_scenarios(scenarios), share, seed)
