@@ -4,6 +4,7 @@ If a condition never holds, pytest's own timeout ends the test. So a slow machin
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 
@@ -28,6 +29,11 @@ def wait_until(
         if process is not None and process.poll() is not None and not condition():
             pytest.fail(f"the process ended with {process.returncode} before the condition held: {log()[-3000:]}")
         time.sleep(0.01)
+
+
+def count_threads(name: str) -> int:
+    """Return the number of threads of this process with a name; those of servers of other tests come and go."""
+    return sum(each.name == name for each in threading.enumerate())
 
 
 async def async_wait_until(condition: Callable[[], object]) -> None:

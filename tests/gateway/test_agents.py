@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +26,7 @@ from gumshoe.rollouts.agent_settings import AgentSettings
 from tests.conftest import skip_missing
 from tests.gateway import agent_events
 from tests.gateway.agent_tasks import KEY, TURNS, make_task, start_agent
-from tests.waiting import Clock, async_wait_until
+from tests.waiting import Clock, async_wait_until, count_threads
 
 if TYPE_CHECKING:
     from tests.gateway.fake_gateway import FakeGateway
@@ -262,11 +261,11 @@ def test_agents_that_do_not_end_are_abandoned(
     """Other agents run on, and what they have held is free once they end."""
     monkeypatch.setattr(agent_threads, "GRACE", 0.2)
     run(named("graph"), gateway)
-    before = threading.active_count()
+    before = count_threads("agent")
     asyncio.run(run_to_deadline(name, clock))
     assert run(named("graph"), gateway).answer == "search_inbox When is the invoice due?"
     agent_events.released.set()
-    asyncio.run(async_wait_until(lambda: threading.active_count() <= before))
+    asyncio.run(async_wait_until(lambda: count_threads("agent") <= before))
 
 
 def test_an_agent_that_blocks_the_loop_lets_its_neighbours_go_on_afterwards(

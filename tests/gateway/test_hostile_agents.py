@@ -7,14 +7,14 @@ import asyncio
 import gc
 import logging
 import sys
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import psutil
 import pytest
@@ -36,7 +36,7 @@ from tests.gateway.hostile_agents import ID, NEIGHBOUR, SECRET, SLOW
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 from tests.rollouts.conversations import call
 from tests.scenarios.questions import scenario
-from tests.waiting import Clock, wait_until
+from tests.waiting import Clock, count_threads, wait_until
 
 pytestmark = pytest.mark.ci
 
@@ -208,13 +208,28 @@ def find_processes(file: Path) -> list[int]:
     return found
 
 
-def count_connections() -> int:
-    gc.collect()
-    return len(psutil.Process().net_connections("tcp"))
+@pytest.fixture
+def ports(monkeypatch: pytest.MonkeyPatch) -> set[int]:
+    """Return a set to which the port of each gateway is added."""
+    from gumshoe.gateway import agent_runner
+    from gumshoe.gateway.gateway_server import open_gateway
+
+    found = set[int]()
+
+    @asynccontextmanager
+    async def note(*arguments: Any) -> AsyncIterator[Any]:
+        async with open_gateway(*arguments) as gateway:
+            found.add(urlsplit(gateway.base_url).port or 0)
+            yield gateway
+
+    monkeypatch.setattr(agent_runner, "open_gateway", note)
+    return found
 
 
-def count_threads() -> int:
-    return sum(each.name == "agent" for each in threading.enumerate())
+def count_connections(ports: set[int]) -> int:
+    """Return the number of connections of this process to gateways. Servers of other tests have connections too."""
+    found = psutil.Process().net_connections("tcp")
+    return sum(bool({each.laddr.port, each.raddr.port if each.raddr else 0} & ports) for each in found)
 
 
 def check_sampled(done: Trajectory, policy: Policy) -> None:
@@ -226,7 +241,13 @@ def check_sampled(done: Trajectory, policy: Policy) -> None:
 
 @pytest.mark.parametrize("case", [*PYTHON, *PROGRAMS], ids=lambda case: case.name)
 def test_a_hostile_agent_changes_its_own_episode_alone(
-    case: Case, run: Run, file: Path, clock: Clock, tokenizer: Any, caplog: pytest.LogCaptureFixture
+    case: Case,
+    run: Run,
+    file: Path,
+    clock: Clock,
+    ports: set[int],
+    tokenizer: Any,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG, "gumshoe")
     settings = AgentSettings(name=f"tests.gateway.hostile_agents:{case.name}", deadline=900)
@@ -235,7 +256,7 @@ def test_a_hostile_agent_changes_its_own_episode_alone(
     file.touch()
     hostile_agents.acted.set()
     (alone,) = run(settings, [NEIGHBOUR])
-    threads, connections = count_threads(), count_connections()
+    threads = count_threads("agent")
     file.unlink()
     hostile_agents.acted.clear()
 
@@ -256,11 +277,13 @@ def test_a_hostile_agent_changes_its_own_episode_alone(
         assert Trajectory.from_json(done.to_json(), "line 1") == done
     before = deepcopy(done)
     hostile_agents.released.set()
-    wait_until(lambda: count_threads() <= threads)
+    wait_until(lambda: count_threads("agent") <= threads)
     assert done == before
     assert hostile_agents.noted == [*case.noted] or not case.noted
     assert find_processes(file) == []
-    wait_until(lambda: count_connections() <= connections)
+    gc.collect()
+    assert len(ports) == 2
+    wait_until(lambda: not count_connections(ports))
     assert [each.message for each in caplog.records if each.name.startswith("gumshoe")] == []
     assert SECRET not in caplog.text
 

@@ -9,7 +9,7 @@ import pytest
 
 from gumshoe.rollouts.tool_threads import ToolFailedError, ToolThreads
 from tests.errors import check_error
-from tests.waiting import Clock, async_wait_until, wait_until
+from tests.waiting import Clock, async_wait_until, count_threads, wait_until
 
 T = TypeVar("T")
 HOUR = 3600.0  # seconds; passes only if a test advances the clock
@@ -118,10 +118,10 @@ def test_cancelled_calls_are_not_run(over: threading.Event) -> None:
 
 
 def test_the_threads_end_with_their_context() -> None:
-    before = threading.active_count()
+    before = count_threads("tool")
     for _ in range(20):
         asyncio.run(run_in_threads(int))
-    wait_until(lambda: threading.active_count() <= before)
+    wait_until(lambda: count_threads("tool") <= before)
 
 
 def test_leaving_the_context_does_not_wait_for_a_tool(over: threading.Event) -> None:
