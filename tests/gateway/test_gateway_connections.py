@@ -84,7 +84,7 @@ def test_a_new_connection_replaces_the_one_that_has_waited_longest(clock: Clock)
 
 
 async def ask(served: Served, key: str) -> "asyncio.Task[bytes]":
-    """Send a request with a key over a new connection, and return what ends when that is closed."""
+    """Send a request with a key over a new connection. Return a task that ends when the connection is closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
     writer.write(f"GET /v1/models HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n\r\n".encode())
     assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 ")

@@ -1,4 +1,4 @@
-"""What an evaluation measures: its policies, judges and options."""
+"""The request for an evaluation: its policies, judges and options."""
 
 import re
 from collections.abc import Mapping

@@ -10,6 +10,7 @@ import errno
 import logging
 import resource
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -43,34 +44,17 @@ class _Connections:
 
     most: int
     open: dict["GatewayConnection", str] = field(default_factory=dict)
-    """With the key of the episode that the last valid request named; empty without one."""
-    by_key: dict[str, dict["GatewayConnection", None]] = field(default_factory=dict)
-    """Connections of each key, the oldest first."""
+    """The oldest first, each with the key of the episode that its last valid request named; empty without one."""
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set if there may be room for another connection."""
 
-    def assign(self, connection: "GatewayConnection", key: str) -> None:
-        """Add a connection without a key, or note the key of a connection."""
-        if self.open.get(connection) != key:
-            self._leave_group(connection)
-            self.open[connection] = key
-            self.by_key.setdefault(key, {})[connection] = None
-
     def discard(self, connection: "GatewayConnection") -> None:
         """Remove a connection."""
-        self._leave_group(connection)
         self.open.pop(connection, None)
         self.changed.set()
 
-    def _leave_group(self, connection: "GatewayConnection") -> None:
-        key = self.open.get(connection)
-        if key is not None:
-            del self.by_key[key][connection]
-            if not self.by_key[key]:
-                del self.by_key[key]
-
     async def make_room(self) -> None:
-        """Wait until there is room for another connection, and close one if there is none."""
+        """Wait until another connection may be opened. If there are too many, close one."""
         now = asyncio.get_running_loop().time
         while len(self.open) >= self.most:
             self.changed.clear()
@@ -85,10 +69,10 @@ class _Connections:
 
     def _choose(self) -> tuple["GatewayConnection | None", float]:
         """Return the connection to close, and the time from which it counts as slow; or None and 0."""
-        groups = sorted(self.by_key.items(), key=lambda group: (group[0] != "", -len(group[1])))
-        for each in (connection for _, group in groups for connection in group):
-            if not each.unanswered:
-                return each, each.begun
+        sizes = Counter(self.open.values())
+        waiting = ((key != "", -sizes[key], each) for each, key in self.open.items() if not each.unanswered)
+        if found := min(waiting, key=lambda group: group[:2], default=None):
+            return found[2], found[2].begun
         stalled = [(each, each.stalled_since) for each in self.open if each.stalled_since is not None]
         return min(stalled, key=lambda pair: pair[1], default=(None, 0.0))
 
@@ -188,7 +172,7 @@ class GatewayConnection(BoundedConnection):
         """Wait for the first request."""
         super().connection_made(transport)
         self.transport = _JoiningTransport(transport)
-        self.config.connected.assign(self, "")
+        self.config.connected.open[self] = ""
         self._wait_for_headers()
 
     def join_writes(self) -> AbstractContextManager[None]:
@@ -245,7 +229,7 @@ class GatewayConnection(BoundedConnection):
     def identify(self, key: str) -> None:
         """Note that a request has the valid key of an episode."""
         if self in self.config.connected.open:
-            self.config.connected.assign(self, key)
+            self.config.connected.open[self] = key
 
     def timeout_keep_alive_handler(self) -> None:
         """Close an idle connection, even if its client has not read everything."""

@@ -49,7 +49,7 @@ _RESERVED = {
     "--config": "names a file that may have any other argument; write the arguments themselves",
     **dict.fromkeys(("--host", "--port", "--uds"), _ADDRESS),
 }
-"""What arguments of vLLM would do that make a server less safe."""
+"""Arguments of vLLM that are refused, each with the reason."""
 _NOT_INHERITED = {
     "VLLM_LORA_RESOLVER_CACHE_DIR",  # vLLM would load adapters with unknown names from there
     "VLLM_LORA_RESOLVER_HF_REPO_LIST",

@@ -274,7 +274,7 @@ def attacks(
     from gumshoe.synthesis.attacks.training_copy import INDEX, plan_attacked_copy
 
     names = (SCENARIOS_FILE, str(index_path(Path(INDEX))))
-    directory = _check_output(place, names, (scenarios, index_path(index)), replace=replace)
+    directory = _check_output(place, names, [scenarios], replace=replace)
     copy = directory / INDEX  # is replaced as a whole
     if any(Path(each).resolve().is_relative_to(copy.resolve()) for each in (scenarios, index)):
         raise UsageError("synthesis.replaces-its-input", f"{copy} has an input of this command; use another --out")
@@ -370,7 +370,7 @@ def _print_report(report: "QuestionReport", path: Path, *, json: bool) -> None:
 
 
 def _check_output(place: str, names: Sequence[str], inputs: Sequence[str | Path] = (), *, replace: bool) -> Path:
-    """Create the directory, and check that the files may be written there, and are none of the inputs."""
+    """Create the directory. Check that the files may be written there, and that no input would be overwritten."""
     directory = make_writable_directory(place)
     for name in names:
         target = (directory / name).resolve()
