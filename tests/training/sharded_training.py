@@ -1,7 +1,8 @@
 """Run one of several trainers on given episodes: `python -m tests.training.sharded_training OUT DISTRIBUTION FIRST`.
 
-It trains four steps, of which the second has no groups, and resumes from checkpoint FIRST if that is not 0. OUT
-contains the model, and gets the adapter that is published before each step, and at the end (`published-N`).
+It trains four steps, of which the second has no groups and the fourth one of another policy, and resumes from
+checkpoint FIRST if that is not 0. OUT contains the model, and gets the adapter that is published before each step, and
+at the end (`published-N`).
 """
 
 import os
@@ -17,7 +18,8 @@ from gumshoe.training.settings_sections import LoraSettings
 from gumshoe.training.settings_sources import resolve
 from tests.training.test_trainer import GENERATIONS, LENGTH, step, tokenizer
 
-STEPS, EMPTY = 4, 1
+STEPS, EMPTY, OFF_POLICY = 4, 1, 3
+PASSES = 2
 
 
 def settings_of(distribution: str, processes: int, *, recomputes: bool) -> TrainSettings:
@@ -37,10 +39,11 @@ def settings_of(distribution: str, processes: int, *, recomputes: bool) -> Train
 def roll_out(number: int) -> RolloutBatch:
     found = step(0 if number == EMPTY else 2)
     for group in found.groups:
+        sampled = -100.0 if number == OFF_POLICY and group is found.groups[0] else -5.6  # of random weights
         for trajectory in group.trajectories:
             for place, each in enumerate(trajectory.spans):
                 if each.origin == "sampled":
-                    logprobs = (-5.6,) * len(each.ids)  # of a policy with random weights
+                    logprobs = (sampled,) * len(each.ids)
                     trajectory.spans[place] = Span("sampled", each.text, each.ids, logprobs)
     return found
 
@@ -79,7 +82,8 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
         shared["use_cpu"] = False
     arguments = GRPOConfig(
         output_dir=str(out),
-        per_device_train_batch_size=4 // processes,
+        per_device_train_batch_size=4 // processes // PASSES,
+        gradient_accumulation_steps=PASSES,
         num_generations=GENERATIONS,
         max_completion_length=LENGTH,
         max_steps=STEPS,
@@ -105,7 +109,7 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
         PartialState._shared_state |= {"num_processes": processes, **ranks}
     model = AutoModelForCausalLM.from_pretrained(out / "model")
     trainer: Any = AgentTrainer(
-        Hooks(roll_out, find_algorithm("dapo", {}), publish, most_difference=100.0),
+        Hooks(roll_out, find_algorithm("dapo", {}), publish, most_difference=20.0),
         model=model,
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": ["0", "1"]}),

@@ -62,12 +62,13 @@ def sort_by_group(passes: Sequence[Pass]) -> list[dict[str, torch.Tensor]]:
 
 
 def fill_by_group(
-    passes: Sequence[Pass], size: int, width: int, *, shares_beginning: bool
+    passes: Sequence[Pass], size: int, width: int, *, shares_beginning: bool, starts_empty: bool
 ) -> list[dict[str, torch.Tensor]]:
     """Redistribute the episodes by group, as many to each pass as its tokens allow, the largest pass first.
 
-    A pass may have as many tokens in its trees as `size` of the longest episodes. The last ones may be empty. `width`
-    is the number of dimensions of the model. With `shares_beginning`, the trees of a pass have one common beginning.
+    A pass may have as many tokens in its trees as `size` of the longest episodes. Those that remain are empty and come
+    before the last one, which never is. The first one may be empty only if `starts_empty`. `width` is the number of
+    dimensions of the model. With `shares_beginning`, the trees of a pass have one common beginning.
     """
     rows = [row for each in passes for row in to_tree_rows(*whole_rows(each), loss_mask(each), each["previous"])]
     groups = torch.cat([each["group"] for each in passes])
@@ -76,5 +77,8 @@ def fill_by_group(
     parts = divide(rows, groups.tolist(), beginning, width, size * max(len(row.ids) for row in rows))
     if len(parts) > len(passes):
         return sort_by_group(passes)
-    parts += [[] for _ in range(len(passes) - len(parts))]
+    if len(parts) == 1 < len(passes) and not starts_empty:
+        middle = (len(rows) + 1) // 2
+        parts = [parts[0][:middle], parts[0][middle:]]
+    parts[-1:-1] = [[] for _ in range(len(passes) - len(parts))]
     return redistribute(passes, [torch.tensor(each, dtype=torch.long, device=groups.device) for each in parts])

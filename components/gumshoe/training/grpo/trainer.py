@@ -93,7 +93,6 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         self._previous = torch.zeros(0, 0, dtype=torch.long)  # [episodes, completion tokens], as the loss mask
         self._loss_mask = torch.zeros(0, 0)  # [episodes, completion tokens]: of the next forward pass
         self._groups = torch.zeros(0, dtype=torch.long)  # [episodes], as the loss mask
-        self._compared: dict[int, list[float]] = {}  # of the step so far, by the number of the episode
         self._losses = 0.0  # of the passes of the step so far
         self._limits: list[float] = []  # for the differences of the step's episodes, of all processes
         if self.accelerator.device.type == "cuda":
@@ -158,12 +157,17 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         """True if episodes are checked with the log-probabilities of their loss, and so need no pass before it.
 
         These must be what the episodes were sampled with: without dropout, and used for one optimizer step. If the
-        check fails, the gradients so far are discarded, which must be those of a single process without shards.
+        check fails, the gradients so far are discarded, so each process must have whole ones.
         """
-        arguments, is_sharded = self.args, self.is_deepspeed_enabled or self.is_fsdp_enabled
+        arguments = self.args
         passes = arguments.steps_per_generation
         is_used_once = self.num_iterations == 1 and passes == arguments.gradient_accumulation_steps
-        return self.accelerator.num_processes == 1 and not is_sharded and is_used_once and not _has_dropout(self.model)
+        return is_used_once and not self._is_sharded and not _has_dropout(self.model)
+
+    @property
+    def _is_sharded(self) -> bool:
+        """True if each process has a part of the weights only, so that all must call the model equally often."""
+        return bool(self.is_deepspeed_enabled or self.is_fsdp_enabled)
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         batch: dict[str, Any] = super()._generate_and_score_completions(inputs)
@@ -171,9 +175,8 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         batch["advantages"] = _pad(self._token_advantages, batch["completion_ids"])
         batch["previous"], batch["group"] = self._previous.to(device), self._groups.to(device)
         batch["episode"] = torch.arange(len(self._groups), device=device)
-        self._compared, self._losses = {}, 0.0
+        self._losses = 0.0
         if self._checks_in_loss:
-            batch["num_items_in_batch"] = loss_mask(batch).sum()
             self._hooks.latest.is_skipped = not batch["num_items_in_batch"]
         else:
             if "old_per_token_logps" not in batch:  # TRL computes them if a batch is used several times
@@ -251,11 +254,10 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
                 found = model(**reader.arguments(batch, 0), shift_labels=batch.labels, fused_lm_head=True)
             return found.log_probs.float(), found.entropy.float()
 
-        at_once = self.accelerator.num_processes > 1  # all processes call the model equally often
         parts = [slice(start, start + size) for start in range(0, len(rows), size)]
         found = [
             compute_tree_logprobs(
-                score_with_fused_head, rows[part], groups[part], like[part], reader.width, at_once=at_once
+                score_with_fused_head, rows[part], groups[part], like[part], reader.width, at_once=self._is_sharded
             )
             for part in parts
         ]
@@ -278,9 +280,9 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
     def _prepare_inputs(self, generation_batch: Any) -> Any:
         """Prepare passes as TRL does, but with episodes that go well together in each, the largest first.
 
-        These are the episodes of a group if the model reads token trees, else episodes of similar length. A single
-        process then puts as many into a pass as `per_device_train_batch_size` of the longest episodes have tokens, so
-        that the last passes may be empty. Passes stay mixed if the loss is a mean over each pass.
+        These are the episodes of a group if the model reads token trees, else episodes of similar length. A process
+        with the whole model then puts as many into a pass as `per_device_train_batch_size` of the longest episodes have
+        tokens, so that passes may be empty. Passes stay mixed if the loss is a mean over each pass.
         """
         before = self._buffered_inputs
         with self._hooks.phases.phase("preparing"):
@@ -295,10 +297,12 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
     def _arrange(self, passes: list[dict[str, torch.Tensor]]) -> list[dict[str, torch.Tensor]]:
         if (reader := self._tree_reader) is None:
             return sort_by_length(passes)
-        if self.accelerator.num_processes > 1:
+        if self._is_sharded:
             return sort_by_group(passes)
-        size = self.args.per_device_train_batch_size
-        return fill_by_group(passes, size, reader.width, shares_beginning=self._shares_beginning)
+        size, is_alone = self.args.per_device_train_batch_size, self.accelerator.num_processes == 1
+        return fill_by_group(
+            passes, size, reader.width, shares_beginning=self._shares_beginning, starts_empty=is_alone
+        )
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         with self._hooks.phases.phase("forward"):
@@ -325,10 +329,10 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             compute_entropy=True,
             compute_aux_loss=self.aux_loss_enabled,
         )
-        correction = 0.0
         if "old_per_token_logps" not in inputs:
             inputs["old_per_token_logps"] = logprobs.detach()
-            correction = self._check_in_loss(model, inputs)
+            if self._is_last_pass and self._drop_off_policy_groups(self._buffered_inputs or [inputs]):
+                return self._start_again(model, inputs, logprobs.sum() * 0)
         passes = self.current_gradient_accumulation_steps
         share = passes / self.args.steps_per_generation / self.accelerator.num_processes
         batch = TokenBatch(
@@ -356,7 +360,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         if self.aux_loss_enabled:
             loss = loss + self.router_aux_loss_coef * aux_loss / passes
         self._losses += float(loss.detach())
-        return loss + correction if correction else loss
+        return loss
 
     def _log_means(self, values: Mapping[str, torch.Tensor], step_tokens: torch.Tensor) -> None:
         """Log means over the trained tokens of a step. TRL averages what passes log, so each logs its share.
@@ -368,60 +372,47 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         for name, value in zip(values, self.accelerator.reduce(sums, reduction="sum").tolist(), strict=True):
             self._metrics["train"][name].append(value * weight)
 
-    def _check_in_loss(self, model: Any, inputs: dict[str, Any]) -> float:
-        """Check the episodes of a pass, with the trainer's log-probabilities of its loss.
+    @property
+    def _is_last_pass(self) -> bool:
+        return (self._step + 1) % len(self._buffered_inputs or [()]) == 0
 
-        If another policy sampled one of them, the step starts again: later passes get their log-probabilities, and
-        earlier ones are repeated without the groups that are dropped.
+    def _start_again(self, model: Any, last: dict[str, Any], nothing: torch.Tensor) -> torch.Tensor:
+        """Repeat the passes of a step, of which groups have been dropped since, and return the loss of the last one.
 
-        Returns:
-            The change of the loss of the earlier passes.
+        `nothing` is a loss of 0 from the forward pass of the last one, after which several processes expect to exchange
+        gradients: its backward pass ends that.
+
+        The returned loss contains the change of the loss of the earlier passes.
         """
-        found = compare_episodes(inputs, inputs["old_per_token_logps"]).tolist()
-        self._compared.update(zip(inputs["episode"].tolist(), found, strict=True))
-        passes = self._buffered_inputs or []
-        limits = [self._limits[each] for each in inputs["episode"].tolist()]
-        if all(each[1] <= limit for each, limit in zip(found, limits, strict=True)):
-            if len(self._compared) == sum(len(each["episode"]) for each in passes):
-                self._record_comparisons([each for _, each in sorted(self._compared.items())])
-            return 0.0
-        done = self._step % len(passes)
-        for each in passes[done + 1 :]:
-            if len(each["episode"]):
-                each["old_per_token_logps"] = self._compute_old_logprobs(each)
-        self._drop_off_policy_groups([each for each in passes if len(each["episode"])])
+        if self.accelerator.num_processes > 1:
+            self.accelerator.backward(nothing)
         model.zero_grad()
+        passes = self._buffered_inputs or [last]
         for name in _LOGGED:
             values = self._metrics["train"].get(name, [])
-            del values[len(values) - done :]
+            del values[len(values) - len(passes) + 1 :]
         before, self._losses = self._losses, 0.0
-        for each in passes[:done]:
-            loss = self._compute_loss(model, each)
-            with self._hooks.phases.phase("backward"):
-                self.accelerator.backward(loss)
-        self._set_rows(inputs)
-        return self._losses - before
+        with self.accelerator.no_sync(model):
+            for each in passes[:-1]:
+                loss = self._compute_loss(model, each)
+                with self._hooks.phases.phase("backward"):
+                    self.accelerator.backward(loss)
+        correction = self._losses - before
+        return self._compute_share_of_loss(model, last) + correction
 
-    def _drop_off_policy_groups(self, passes: Sequence[dict[str, Any]]) -> None:
+    def _drop_off_policy_groups(self, passes: Sequence[dict[str, Any]]) -> bool:
         """Mask the groups of a step whose episodes were sampled from other weights than the trainer's.
 
-        Raises:
-            UnavailableError: all groups are off-policy.
-        """
-        compared = torch.cat([compare_episodes(each, each["old_per_token_logps"]) for each in passes])
-        order = torch.cat([each["episode"] for each in passes]).argsort()
-        off_policy = self._record_comparisons(self.accelerator.gather(compared[order]).tolist())
-        for each in passes:
-            kept = ~torch.isin(each["group"], torch.tensor(off_policy, dtype=torch.long, device=each["group"].device))
-            each["tool_mask"] = each["tool_mask"] * kept.unsqueeze(1)
-            each["num_items_in_batch"] = torch.tensor(self._hooks.latest.trainable, device=kept.device)
-
-    def _record_comparisons(self, compared: list[list[float]]) -> list[int]:
-        """Record the comparisons of a step, and return the numbers of the groups that another policy sampled.
+        Returns:
+            True if there are any, in all processes.
 
         Raises:
             UnavailableError: all groups are off-policy.
         """
+        given = [each for each in passes if len(each["episode"])]
+        found = torch.cat([compare_episodes(each, each["old_per_token_logps"]) for each in given])
+        order = torch.cat([each["episode"] for each in given]).argsort()
+        compared = self.accelerator.gather(found[order]).tolist()
         off_policy = self._hooks.latest.record(compared, self.num_generations, self._limits)
         left = any(each.tokens and not each.rejected for each in self._hooks.latest.comparisons)
         if off_policy and not left:
@@ -431,7 +422,11 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
                 f"by up to {max(each[1] for each in compared):.3g} nats per token; check that no other run uses the "
                 "server",
             )
-        return off_policy
+        for each in passes:
+            kept = ~torch.isin(each["group"], torch.tensor(off_policy, dtype=torch.long, device=each["group"].device))
+            each["tool_mask"] = each["tool_mask"] * kept.unsqueeze(1)
+            each["num_items_in_batch"] = torch.tensor(self._hooks.latest.trainable, device=kept.device)
+        return bool(off_policy)
 
     def training_step(self, *arguments: Any, **named: Any) -> torch.Tensor:
         """Train on a pass as TRL does. If no group is left, no weight changes, not even by the optimizer's momentum."""

@@ -40,6 +40,7 @@ def sharding_config(settings: TrainSettings, processes: int) -> dict[str, Any]:
         "ddp_backend": "gloo" if on_cpu and processes > 1 else None,
         "ddp_timeout": int(_WAIT.total_seconds()),
         "ddp_find_unused_parameters": False,
+        "ddp_broadcast_buffers": False,  # they are constants, and processes may call the model differently often
         "use_cpu": on_cpu,
         **arguments,
     }
