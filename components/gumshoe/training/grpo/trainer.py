@@ -157,12 +157,12 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         """True if episodes are checked with the log-probabilities of their loss, and so need no pass before it.
 
         These must be what the episodes were sampled with: without dropout, and used for one optimizer step. If the
-        check fails, the gradients so far are discarded, so each process must have whole ones.
+        check fails, the gradients so far are discarded, which DeepSpeed does not allow.
         """
         arguments = self.args
         passes = arguments.steps_per_generation
         is_used_once = self.num_iterations == 1 and passes == arguments.gradient_accumulation_steps
-        return is_used_once and not self._is_sharded and not _has_dropout(self.model)
+        return is_used_once and not self.is_deepspeed_enabled and not _has_dropout(self.model)
 
     @property
     def _is_sharded(self) -> bool:
