@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import http.client
+import inspect
 import logging
 import os
 import re
@@ -81,6 +82,8 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    # The code of xdist's workers has no file, for which `inspect.stack`, as kfp calls it, would look in all modules.
+    inspect.modulesbyfile["<string>"] = "__main__"
 
 
 def _keep_process_title(config: pytest.Config) -> None:
@@ -110,6 +113,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def shared_certificates() -> Iterator[None]:
     """Read the trusted certificates once per file: httpx does for each client, even without TLS, which takes 25 ms."""
+    import httpx
     from httpx._config import create_ssl_context as create
     from httpx._transports import default
 
@@ -125,6 +129,7 @@ def shared_certificates() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(default, "create_ssl_context", create_context)
+        patched.setattr(httpx, "create_ssl_context", create_context)
         yield
 
 

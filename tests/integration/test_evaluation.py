@@ -14,7 +14,7 @@ from tests.conftest import CommandResult
 from tests.integration.inputs import make_mail
 
 Run = Callable[..., CommandResult]
-QUESTIONS = 60
+QUESTIONS = 30
 
 
 @pytest.fixture(scope="module")

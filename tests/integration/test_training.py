@@ -26,7 +26,7 @@ from gumshoe.training.proof_check import verify_proof
 from gumshoe.training.records import EvaluationRecord, read_records
 from gumshoe.training.run_proof import write_run_proof
 from gumshoe.training.run_spec import RUN_FILES, Metadata
-from tests.conftest import CommandResult, kill_tree
+from tests.conftest import CommandResult
 from tests.inference.fake_vllm import FakeVLLM, status
 from tests.integration.trainings import (
     ForkedTrainer,
@@ -35,13 +35,11 @@ from tests.integration.trainings import (
     command,
     is_changed,
     spec_of,
-    start,
     steps_of,
     train,
 )
 from tests.rewards.chat_judge import by_length, says, verdict
 from tests.shared_server import SharedServer
-from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.ci, pytest.mark.group("training")]
 
@@ -120,8 +118,9 @@ KILLS = {
 
 @pytest.mark.timeout(600)
 def test_a_run_killed_often_trains_the_same_weights(
-    uninterrupted: tuple[Path, str], training_mail: Path, tmp_path: Path
+    uninterrupted: tuple[Path, str], training_mail: Path, run: Callable[..., CommandResult], tmp_path: Path
 ) -> None:
+    """The command resumes it at last. `test_kills.py` kills the command itself."""
     out, log = tmp_path / "run", tmp_path / "log"
     spec = spec_of(training_mail, out)
     for attempt, (moment, kill) in enumerate(KILLS.items(), 1):
@@ -132,7 +131,9 @@ def test_a_run_killed_often_trains_the_same_weights(
     assert re.search(r"\b2\b.*\[training\.stopped\]", log.read_text()), "after the second step"
     assert (out / "checkpoint-2" / "metadata.json").exists()
 
-    ForkedTrainer(spec.model_copy(update={"attempt": 7, "resume": True}), log).finish()
+    words = [*command(training_mail, out, "--engine", "transformers"), "--resume"]
+    train(words, log)
+    assert json.loads((out / "run.json").read_text())["attempt"] == len(KILLS) + 1
     assert_same_weights(out / "final", uninterrupted[0] / "final")
     assert [each.step for each in steps_of(out)] == [1, 2, 3]
     same = ("reward", "reward_std", "tokens", "groups", "endings", "scenarios")
@@ -140,25 +141,11 @@ def test_a_run_killed_often_trains_the_same_weights(
         [getattr(step, name) for name in same] for step in steps_of(uninterrupted[0])
     ]
 
-
-@pytest.mark.timeout(600)
-def test_a_killed_command_is_resumed_to_the_same_weights(
-    uninterrupted: tuple[Path, str], training_mail: Path, run: Callable[..., CommandResult], tmp_path: Path
-) -> None:
-    out, log = tmp_path / "run", tmp_path / "log"
-    words = [*command(training_mail, out, "--engine", "transformers"), "--resume"]
-    process = start(words, log)
-    wait_until(lambda: len(steps_of(out)) == 1, process, log.read_text)
-    kill_tree(process)
-    assert not (out / "final").exists()
-    train(words, log)
-    assert json.loads((out / "run.json").read_text())["attempt"] == 2
-    assert_same_weights(out / "final", uninterrupted[0] / "final")
-
     store = Store(str(tmp_path / "store"))
     late = run(*words[3:], "--set", f"output.checkpoints={store.uri}")
     assert late.status == 0, late.err
-    assert json.loads((out / "run.json").read_text())["attempt"] == 2, "a finished run is not started again"
+    attempts = json.loads((out / "run.json").read_text())["attempt"]
+    assert attempts == len(KILLS) + 1, "a finished run is not started again"
     (uploaded,) = store.list("checkpoints")
     assert {each.path.partition("/")[0] for each in uploaded.files} >= {
         "checkpoint-3",

@@ -243,8 +243,9 @@ with VLLMServer(sys.argv[1], log=Path(sys.argv[2]), options=ServerOptions(max_mo
 """
 
 
+@pytest.mark.nightly
 def test_a_server_ends_if_its_parent_is_killed(model_directory: Path, tmp_path: Path) -> None:
-    """The test needs its own server, whose parent it kills."""
+    """The test needs its own server, whose parent it kills. `tests/inference/test_reaper.py` has other children."""
     arguments = [sys.executable, "-c", PARENT, str(model_directory), str(tmp_path / "server.log")]
     parent = subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
     try:

@@ -17,6 +17,7 @@ from tests.serving.agent_server import ANN, DAY, ServerClient, ServerFiles, add_
 from tests.serving.in_process import make_settings, model_settings, serve_in_thread
 
 INVALID, MALFORMED = "serving.invalid-request", "serving.malformed-request"
+CODES = load_error_codes()
 _LOG = "gumshoe.serving.errors"  # logs unexpected errors
 
 BAD_TEXTS = {
@@ -101,7 +102,7 @@ def send(
     connection.close()
     is_problem = response.headers.get_content_type() == "application/problem+json"
     code = json.loads(received)["code"] if is_problem else ""
-    assert not code or code in load_error_codes()
+    assert not code or code in CODES
     return response.status, code, received
 
 

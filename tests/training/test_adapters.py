@@ -194,6 +194,33 @@ def test_an_adapter_of_the_upper_layers_leaves_the_others_out(tmp_path: Path) ->
     assert inputs == [False, False, False, True], "the backward pass ends at the input of the third layer"
 
 
+def test_with_autocast_adapters_take_inputs_of_16_bits_and_compute_the_same() -> None:
+    """`peft` would cast them to 32 bits, and autocast back."""
+    import torch
+    from peft import get_peft_model
+
+    from gumshoe.training.models.lora_model import leave_casts_to_autocast, lora_config
+
+    model = random_model(60, 1).to(torch.bfloat16)
+    adapted: Any = get_peft_model(model, lora_config(TrainSettings().lora, model))
+    for name, each in adapted.named_parameters():
+        if "lora_" in name:
+            each.data = torch.randn_like(each.data, dtype=torch.float32) * 0.1
+    taken: set[torch.dtype] = set()
+    for name, module in adapted.named_modules():
+        if name.endswith("lora_A.default"):
+            module.register_forward_pre_hook(lambda _, given: taken.add(given[0].dtype))
+    logits = []
+    for is_changed in (False, True):
+        if is_changed:
+            leave_casts_to_autocast(adapted)
+        taken.clear()
+        with torch.autocast("cpu", torch.bfloat16):
+            logits.append(adapted(input_ids=torch.arange(20)[None]).logits)
+        assert taken == {torch.bfloat16 if is_changed else torch.float32}
+    assert torch.equal(*logits)
+
+
 def test_the_command_creates_an_adapter_and_checks_modules(tmp_path: Path, run: Callable[..., CommandResult]) -> None:
     known = ["adapter", "create", "--model", "tiny", "--quantization", "nf4", "--rank", 2, "--alpha", 6]
     done = run(*known, "--target-modules", "q_proj,v_proj", "--out", tmp_path / "a", "--json")

@@ -169,8 +169,7 @@ class TestByHand:
         norms = 2 * 4 * 192
         of_32_bits = norms + 4 * 4 * 192 + 4 * 6 + 4 * 3 * 512 + 4 * 8 * 7 + 4 * (192 + 192 + 512)
         assert layer_activations(tiny, small, CPU) == of_32_bits
-        copies = 2 * (3 * 192 + 192 + 2 * 192 + 512)
-        of_16_bits = norms + 2 * 4 * 192 + 4 * 6 + 2 * 3 * 512 + 2 * 8 * 7 + copies
+        of_16_bits = norms + 2 * 4 * 192 + 4 * 6 + 2 * 3 * 512 + 2 * 8 * 7 + 2 * (192 + 192 + 512)
         assert layer_activations(tiny, small, GPU) == of_16_bits
 
     def test_keys_and_values_of_a_token(self, tiny: ModelShape, large: ModelShape) -> None:

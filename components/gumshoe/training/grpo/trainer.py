@@ -32,7 +32,7 @@ from gumshoe.training.grpo.samples import SegmentWeighting, TrainingSample, to_s
 from gumshoe.training.grpo.segments import has_segments, to_sequences
 from gumshoe.training.grpo.token_trees import TokenTree, TreeBatch, TreeReader, TreeRow
 from gumshoe.training.launch.rendezvous import run_in_main
-from gumshoe.training.models.lora_model import reads_reference
+from gumshoe.training.models.lora_model import leave_casts_to_autocast, reads_reference
 
 trl_imports.is_vllm_available = lambda min_version=None: False  # noqa: ARG005 - or TRL imports vLLM: 2 s and 100 MB
 from trl import GRPOTrainer  # noqa: E402
@@ -97,6 +97,8 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         self._limits: list[float] = []  # for the differences of the step's episodes, of all processes
         if self.accelerator.device.type == "cuda":
             hooks.phases.synchronize = torch.cuda.synchronize
+        if self.args.bf16 and not self._shares_beginning and not self._is_sharded:
+            leave_casts_to_autocast(self.model)
         embeddings = self.accelerator.unwrap_model(self.model).get_input_embeddings()
         embeddings.register_forward_pre_hook(lambda _, given: hooks.phases.count(given[0].numel()))
 
@@ -300,9 +302,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         if self._is_sharded:
             return sort_by_group(passes)
         size, is_alone = self.args.per_device_train_batch_size, self.accelerator.num_processes == 1
-        return fill_by_group(
-            passes, size, reader.width, shares_beginning=self._shares_beginning, starts_empty=is_alone
-        )
+        return fill_by_group(passes, size, reader.width, shares_beginning=self._shares_beginning, starts_empty=is_alone)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
         with self._hooks.phases.phase("forward"):
@@ -374,7 +374,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
 
     @property
     def _is_last_pass(self) -> bool:
-        return (self._step + 1) % len(self._buffered_inputs or [()]) == 0
+        return bool((self._step + 1) % len(self._buffered_inputs or [()]) == 0)
 
     def _start_again(self, model: Any, last: dict[str, Any], nothing: torch.Tensor) -> torch.Tensor:
         """Repeat the passes of a step, of which groups have been dropped since, and return the loss of the last one.

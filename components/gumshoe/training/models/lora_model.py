@@ -152,6 +152,13 @@ def prepare_for_training(model: Any, settings: LoraSettings) -> None:
         load_adapter_weights(model, settings.start)
 
 
+def leave_casts_to_autocast(model: Any) -> None:
+    """Let autocast alone cast the inputs of adapters: `peft` would cast them to 32 bits before, for nothing."""
+    layers: list[Any] = [each for each in model.modules() if isinstance(each, BaseTunerLayer)]
+    for layer in layers:
+        layer.cast_input_dtype_enabled = False
+
+
 def reads_reference(model: torch.nn.Module) -> bool:
     """Return True if a model works as the reference of the KL term now: with that adapter, or with none."""
     adapted = next((each for each in model.modules() if isinstance(each, BaseTunerLayer)), None)

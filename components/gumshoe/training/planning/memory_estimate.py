@@ -208,17 +208,18 @@ def layer_activations(shape: ModelShape, settings: TrainSettings, place: Compute
     - Attention keeps queries, keys and values of all heads (`sdpa` repeats keys if there is a mask), its output, and
       one float32 per head.
     - The feed-forward part keeps the factors of its products.
-    - A module with an adapter keeps its input and the output of the first LoRA matrix. If adapter and model have the
-      same dtype, modules share one input; else each keeps a copy in the dtype of the multiplication, which is 16 bits
-      with autocast (not used by `read_beginning`).
+    - A module with an adapter keeps its input and the output of the first LoRA matrix. If the adapter is multiplied in
+      the dtype of the model, as with autocast (not used by `read_beginning`), modules share one input; else each keeps
+      a copy in 32 bits.
     """
     dtype, hidden, wide, inner = place.dtype, shape.hidden, shape.attention, shape.intermediate
     norms = 2 * 4 * hidden
     attention = dtype * 4 * wide + 4 * shape.heads
     feed_forward = dtype * 3 * inner
     inputs = ({"q_proj", "k_proj", "v_proj"}, hidden), ({"o_proj"}, wide), ({"gate_proj", "up_proj"}, hidden)
-    targets, same = {each.name for each in shape.find_targets(settings.lora)}, dtype == adapter_dtype(settings)
+    targets = {each.name for each in shape.find_targets(settings.lora)}
     copy = 2 if _is_autocast(shape, settings, place) else adapter_dtype(settings)
+    same = dtype == copy
     adapters = copy * settings.lora.rank * len(targets)
     for names, width in (*inputs, ({"down_proj"}, inner)):
         found = len(names & targets)

@@ -28,7 +28,13 @@ from gumshoe.training.launch.rendezvous import join_run
 from gumshoe.training.launch.sharding import sharding_config
 from gumshoe.training.launch.trainer_process import run_with_exit_status
 from gumshoe.training.models.base_model import CONFIG
-from gumshoe.training.models.lora_model import dtype_of, freeze_lower_layers, load_base, lora_config
+from gumshoe.training.models.lora_model import (
+    dtype_of,
+    freeze_lower_layers,
+    leave_casts_to_autocast,
+    load_base,
+    lora_config,
+)
 from gumshoe.training.models.model_files import copy_model_files, fetch_model
 from gumshoe.training.run_spec import METADATA, base_model, find_checkpoints, step_of
 from gumshoe.training.settings import TrainSettings
@@ -96,7 +102,7 @@ class SftRun:
         if settings.warm_start.layers is not None:
             freeze_lower_layers(model, settings.warm_start.layers)
         ScoredTokens(model)
-        return SFTTrainer(
+        trainer = SFTTrainer(
             model=model,
             args=sft_config(settings, self._place, self._plan),
             data_collator=self._make_collator(model),
@@ -105,6 +111,9 @@ class SftRun:
             peft_config=None if self._is_full else lora_config(settings.lora, model),
             callbacks=[EventsCallback(self)],
         )
+        if trainer.args.bf16 and not settings.is_sharded:
+            leave_casts_to_autocast(trainer.model)
+        return trainer
 
     def _make_collator(self, model: Any) -> EpisodeCollator:
         """Return what makes the batches, and prepare the model for packed rows if it can read them."""
