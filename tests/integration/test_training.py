@@ -205,13 +205,14 @@ def test_a_step_is_kept_if_the_judge_of_its_episodes_fails(
 
 
 def test_mode_rollout_trains_on_injected_tokens(training_mail: Path, tmp_path: Path) -> None:
-    """The reward is RULER, with a judge behind a real socket that scores by length."""
+    """The reward is RULER, with a judge behind a real socket that scores by length. The model has 16 bits."""
     out = tmp_path / "run"
     with FakeVLLM(chat=says(by_length)) as judge:
         model = {"model": "base", "url": f"{judge.address}/v1", "cache": None}
         ruler = json.dumps([{"name": "ruler", "arguments": {"judge": {"model": model}}}])
         more = {"rewards__functions": ruler, "rollouts__groups_per_step": 2, "optimizer__max_steps": 2}
         more |= {"evaluation__eval_steps": 1, "output__save_steps": 100, "mode": "rollout"}
+        more |= {"model__dtype": "bfloat16", "model__gradient_checkpointing": True}
         ForkedTrainer(spec_of(training_mail, out, **more), tmp_path / "log", OPENAI_API_KEY="none").finish()
     found = steps_of(out)
     assert [each.step for each in found] == [1, 2]

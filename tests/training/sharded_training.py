@@ -1,8 +1,8 @@
-"""Run one of several trainers on given episodes: `python -m tests.training.sharded_training OUT DISTRIBUTION FIRST`.
+"""Run one of several trainers on given episodes: `python -m tests.training.sharded_training OUT DISTRIBUTION ...`.
 
-It trains four steps, of which the second has no groups and the fourth one of another policy, and resumes from
-checkpoint FIRST if that is not 0. OUT contains the model, and gets the adapter that is published before each step, and
-at the end (`published-N`).
+It trains five steps: the first and the last have a group of another policy, the second has no groups, and the third
+only those of the first half. It resumes from checkpoint FIRST if that is not 0. OUT contains the model, and gets the
+adapter that is published before each step, and at the end (`published-N`).
 """
 
 import os
@@ -18,8 +18,8 @@ from gumshoe.training.settings_sections import LoraSettings
 from gumshoe.training.settings_sources import resolve
 from tests.training.test_trainer import GENERATIONS, LENGTH, step, tokenizer
 
-STEPS, EMPTY, OFF_POLICY = 4, 1, 3
-PASSES = 2
+STEPS, EMPTY, HALF, OFF_POLICY = 5, 1, 2, (0, 4)
+GROUPS = 4
 
 
 def settings_of(distribution: str, processes: int, *, recomputes: bool) -> TrainSettings:
@@ -38,8 +38,11 @@ def settings_of(distribution: str, processes: int, *, recomputes: bool) -> Train
 
 def roll_out(number: int) -> RolloutBatch:
     found = step(0 if number == EMPTY else 2)
+    if number != HALF:
+        found.groups += step(len(found.groups)).groups
+    found.wanted, found.scored = GROUPS, list(found.groups)
     for group in found.groups:
-        sampled = -100.0 if number == OFF_POLICY and group is found.groups[0] else -5.6  # of random weights
+        sampled = -100.0 if number in OFF_POLICY and group is found.groups[0] else -5.6  # of random weights
         for trajectory in group.trajectories:
             for place, each in enumerate(trajectory.spans):
                 if each.origin == "sampled":
@@ -48,7 +51,7 @@ def roll_out(number: int) -> RolloutBatch:
     return found
 
 
-def train(out: Path, settings: TrainSettings, first: int) -> None:
+def train(out: Path, settings: TrainSettings, first: int, passes: int) -> None:
     from accelerate import PartialState
     from accelerate.utils import DistributedType
     from datasets import Dataset
@@ -82,8 +85,8 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
         shared["use_cpu"] = False
     arguments = GRPOConfig(
         output_dir=str(out),
-        per_device_train_batch_size=4 // processes // PASSES,
-        gradient_accumulation_steps=PASSES,
+        per_device_train_batch_size=GROUPS * GENERATIONS // processes // passes,
+        gradient_accumulation_steps=passes,
         num_generations=GENERATIONS,
         max_completion_length=LENGTH,
         max_steps=STEPS,
@@ -112,7 +115,7 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
         Hooks(roll_out, find_algorithm("dapo", {}), publish, most_difference=20.0),
         model=model,
         args=arguments,
-        train_dataset=Dataset.from_dict({"prompt": ["0", "1"]}),
+        train_dataset=Dataset.from_dict({"prompt": [str(group) for group in range(GROUPS)]}),
         processing_class=tokenizer(),
         peft_config=lora_config(settings.lora, model),
         callbacks=[PublishAtTheEnd()],
@@ -126,12 +129,12 @@ def train(out: Path, settings: TrainSettings, first: int) -> None:
     trainer.accelerator.wait_for_everyone()
 
 
-def main(out: str, distribution: str, processes: str, first: str, recomputes: str) -> None:
+def main(out: str, distribution: str, processes: str, first: str, recomputes: str, passes: str) -> None:
     from gumshoe.training.launch.rendezvous import join_run
 
     settings = settings_of(distribution, int(processes), recomputes=recomputes == "recomputes")
     with join_run(120, ""):
-        train(Path(out), settings, int(first))
+        train(Path(out), settings, int(first), int(passes))
 
 
 if __name__ == "__main__":

@@ -221,6 +221,36 @@ def test_parts_have_every_row_once_and_keep_to_the_budget(found: list[list[Traje
     assert sizes == sorted(sizes, reverse=True)
 
 
+@pytest.mark.parametrize(
+    ("starts_empty", "counted", "sizes"),
+    [(True, 8, [2, 2, 2, 2]), (True, 4, [2, 0, 0, 6]), (True, 0, [0, 0, 0, 8]), (False, 0, [4, 0, 0, 4])],
+)
+def test_passes_are_filled_and_the_last_one_is_never_empty(starts_empty: bool, counted: int, sizes: list[int]) -> None:
+    """Only with a single process may the first one be empty. Episodes without tokens to train on take no room."""
+    import torch
+
+    from gumshoe.training.grpo.passes import fill_by_group
+
+    ids = torch.arange(8)[:, None] * 10
+    one = torch.ones(8, 1, dtype=torch.long)
+    batch = {
+        "prompt_ids": ids,
+        "prompt_mask": one,
+        "completion_ids": ids + torch.arange(1, 4),
+        "completion_mask": one.expand(8, 3),
+        "tool_mask": (torch.arange(8) < counted).long()[:, None].expand(8, 3),
+        "previous": torch.arange(3).expand(8, 3),
+        "group": torch.arange(8) // 2,
+        "step": torch.tensor(1),
+    }
+    given = [
+        {name: each[start : start + 2] if each.ndim else each for name, each in batch.items()} for start in (0, 2, 4, 6)
+    ]
+    filled = fill_by_group(given, 2, 100, shares_beginning=False, starts_empty=starts_empty)
+    assert [len(each["group"]) for each in filled] == sizes
+    assert sorted(torch.cat([each["prompt_ids"] for each in filled]).flatten().tolist()) == ids.flatten().tolist()
+
+
 def test_a_model_that_cannot_read_trees_is_found_out() -> None:
     import torch
     from transformers import BloomConfig, BloomForCausalLM

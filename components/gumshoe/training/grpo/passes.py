@@ -64,11 +64,12 @@ def sort_by_group(passes: Sequence[Pass]) -> list[dict[str, torch.Tensor]]:
 def fill_by_group(
     passes: Sequence[Pass], size: int, width: int, *, shares_beginning: bool, starts_empty: bool
 ) -> list[dict[str, torch.Tensor]]:
-    """Redistribute the episodes by group, as many to each pass as its tokens allow, the largest pass first.
+    """Redistribute the episodes by group, as many to each pass as its tokens allow, larger passes first.
 
-    A pass may have as many tokens in its trees as `size` of the longest episodes. Those that remain are empty and come
-    before the last one, which never is. The first one may be empty only if `starts_empty`. `width` is the number of
-    dimensions of the model. With `shares_beginning`, the trees of a pass have one common beginning.
+    A pass may have as many tokens in its trees as `size` of the longest episodes. Passes that remain are empty, and
+    come before the last one, which never is empty. Neither is the first one, unless `starts_empty`; a single part is
+    then divided. `width` is the number of dimensions of the model. With `shares_beginning`, the trees of a pass have
+    one common beginning.
     """
     rows = [row for each in passes for row in to_tree_rows(*whole_rows(each), loss_mask(each), each["previous"])]
     groups = torch.cat([each["group"] for each in passes])

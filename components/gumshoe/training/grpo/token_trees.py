@@ -272,7 +272,7 @@ class TreeReader:
 
     @classmethod
     def find(cls, model: Any, call: Callable[..., Any]) -> "TreeReader | None":
-        """Return how a model reads trees, or None if it cannot. `call` calls the model, in evaluation mode.
+        """Return how a model reads trees, or None if it cannot. `call` calls the model, without dropout.
 
         All its layers must attend to earlier tokens, to all or to the last ones, and it must compute the same for the
         branches of a small tree as for separate sequences, which is tried.

@@ -97,8 +97,6 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         self._limits: list[float] = []  # for the differences of the step's episodes, of all processes
         if self.accelerator.device.type == "cuda":
             hooks.phases.synchronize = torch.cuda.synchronize
-        if self.args.bf16 and not self._shares_beginning and not self._is_sharded:
-            leave_casts_to_autocast(self.model)
         embeddings = self.accelerator.unwrap_model(self.model).get_input_embeddings()
         embeddings.register_forward_pre_hook(lambda _, given: hooks.phases.count(given[0].numel()))
 
@@ -106,10 +104,14 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
     def _tree_reader(self) -> TreeReader | None:
         """How the model reads the token trees of groups; None if it takes whole sequences.
 
-        It is found at the first use: sharded weights are there only if all processes call the wrapped model.
+        It is found at the first use: sharded weights are there only if all processes call the wrapped model. From then
+        on, all calls of a model of 16 bits use autocast, unless they share a beginning.
         """
         with self.accelerator.autocast():
-            return TreeReader.find(self.model, self.model_wrapped)
+            reader = TreeReader.find(self.model, self.model_wrapped)
+        if self.args.bf16 and not self._is_sharded and not (reader and self._shares_beginning):
+            leave_casts_to_autocast(self.model)
+        return reader
 
     @property
     def _shares_beginning(self) -> bool:
@@ -280,7 +282,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             )
 
     def _prepare_inputs(self, generation_batch: Any) -> Any:
-        """Prepare passes as TRL does, but with episodes that go well together in each, the largest first.
+        """Prepare passes as TRL does, but with episodes that go well together in each, larger ones first.
 
         These are the episodes of a group if the model reads token trees, else episodes of similar length. A process
         with the whole model then puts as many into a pass as `per_device_train_batch_size` of the longest episodes have
@@ -301,6 +303,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             return sort_by_length(passes)
         if self._is_sharded:
             return sort_by_group(passes)
+        # After its first exchange of gradients, DDP broadcasts in the next forward pass, the first of all processes.
         size, is_alone = self.args.per_device_train_batch_size, self.accelerator.num_processes == 1
         return fill_by_group(passes, size, reader.width, shares_beginning=self._shares_beginning, starts_empty=is_alone)
 
@@ -332,7 +335,9 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         if "old_per_token_logps" not in inputs:
             inputs["old_per_token_logps"] = logprobs.detach()
             if self._is_last_pass and self._drop_off_policy_groups(self._buffered_inputs or [inputs]):
-                return self._start_again(model, inputs, logprobs.sum() * 0)
+                nothing = logprobs.sum() * 0
+                del logprobs, entropies, aux_loss
+                return self._start_again(model, inputs, nothing)
         passes = self.current_gradient_accumulation_steps
         share = passes / self.args.steps_per_generation / self.accelerator.num_processes
         batch = TokenBatch(
@@ -379,12 +384,12 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
     def _start_again(self, model: Any, last: dict[str, Any], nothing: torch.Tensor) -> torch.Tensor:
         """Repeat the passes of a step, of which groups have been dropped since, and return the loss of the last one.
 
-        `nothing` is a loss of 0 from the forward pass of the last one, after which several processes expect to exchange
-        gradients: its backward pass ends that.
+        `nothing` is a loss of 0 from the forward pass of the last one. Its backward pass frees the activations, and
+        ends the exchange of gradients that several processes expect after a forward pass.
 
         The returned loss contains the change of the loss of the earlier passes.
         """
-        if self.accelerator.num_processes > 1:
+        with self._hooks.phases.phase("backward"):
             self.accelerator.backward(nothing)
         model.zero_grad()
         passes = self._buffered_inputs or [last]
