@@ -373,7 +373,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         `values` are [episodes, tokens], or [episodes, 1] if all tokens of an episode share one.
         """
         weight = float(self.args.steps_per_generation / step_tokens.clamp(min=1))
-        sums = torch.stack([(each.detach() * self._loss_mask).sum() for each in values.values()])
+        sums = torch.stack([(each.detach() * self._loss_mask).sum().float() for each in values.values()])
         for name, value in zip(values, self.accelerator.reduce(sums, reduction="sum").tolist(), strict=True):
             self._metrics["train"][name].append(value * weight)
 

@@ -1,5 +1,6 @@
 """Map the distribution of a run over its trainers to arguments of `transformers` and accelerate."""
 
+import warnings
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +28,7 @@ def sharding_config(settings: TrainSettings, processes: int) -> dict[str, Any]:
     On a CPU, this also connects the processes, with gloo.
     """
     on_cpu = not torch.cuda.is_available()
+    warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated")  # the only name that transformers knows
     if on_cpu and processes > 1:  # or else accelerate does it, with its own timeout
         torch.distributed.init_process_group("gloo", timeout=_WAIT)
         # The trainer loads its files onto the device `cpu:0` of accelerate, but torch knows only `cpu`.
