@@ -1,4 +1,4 @@
-"""Run one of several trainers on given episodes: `python -m tests.training.sharded_training OUT DISTRIBUTION ...`.
+"""Run one of several trainers on given episodes, with the arguments of `main`.
 
 It trains five steps: the first and the last have a group of another policy, the second has no groups, and the third
 only those of the first half. It resumes from checkpoint FIRST if that is not 0. OUT contains the model, and gets the
@@ -126,6 +126,7 @@ def train(out: Path, settings: TrainSettings, first: int, passes: int) -> None:
     prepare_for_training(unwrapped, LoraSettings(start=out / "start"))
     add_reference_adapter(unwrapped)
     trainer.train(resume_from_checkpoint=str(out / f"checkpoint-{first}") if first else None)
+    assert trainer._checks_in_loss != trainer.is_deepspeed_enabled, "the others need no pass before the loss"
     trainer.accelerator.wait_for_everyone()
 
 

@@ -331,7 +331,9 @@ def test_passes_stay_mixed_if_the_loss_is_a_mean_over_passes(tmp_path: Path, mon
 
 def gradients_by_origin(bench: TrainerBench) -> "dict[str, list[torch.Tensor]]":
     """Return the gradients of tokens by origin; episodes are shuffled, and identified by their tokens."""
-    gradients = bench.token_gradients[-1]  # after those of a step that started again
+    *discarded, gradients = bench.token_gradients
+    assert len(discarded) == (bench.hooks.latest.off_policy > 0), "a step starts again only if it drops groups"
+    assert not any(each.any() for each in discarded)
     found: dict[str, list[torch.Tensor]] = {"sampled": [], "injected": []}
     ids = bench.trainer._buffered_inputs[0]["completion_ids"]
     for group in bench.given[0].groups:
