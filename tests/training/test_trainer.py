@@ -54,7 +54,7 @@ SCENARIO = Scenario(
 )
 GROUPS = (
     [["the", " quick brown", " fox 12", " quick"], ["the", " brown fox fox", " 3", " the", "4", " b"]],
-    [["fox the", " 1234"], ["fox the", " quick quick", " b", " fox 1"]],
+    [["fox the", " 1234"], ["fox the", " quick", " b", " fox 1"]],
 )
 REWARDS = ((1.0, -0.5), (0.25, 0.75))
 
@@ -231,14 +231,15 @@ def test_passes_of_similar_lengths_save_tokens(tmp_path: Path, size: int, passes
     assert seen[False][-passes:] == longest, "those of the reference"
 
 
-@pytest.mark.parametrize(("size", "passes", "tokens"), [(1, 4, [24, 24, 24, 16]), (2, 2, [48, 32]), (4, 1, [32, 48])])
+@pytest.mark.parametrize(("size", "passes", "tokens"), [(1, 4, [24, 24, 24]), (2, 2, [48, 24]), (4, 1, [24, 48])])
 def test_token_trees_fill_passes_up_to_the_tokens_of_whole_episodes(
     tmp_path: Path, size: int, passes: int, tokens: list[int]
 ) -> None:
-    """The trees of the groups have 42 and 25 tokens, and are padded to multiples of 8."""
+    """The trees of the groups have 48 and 24 tokens, with padding."""
     bench = make_bench_with_passes(tmp_path, step(), size, passes)
     seen = bench.train_and_count_tokens()
     assert seen[True][4:] == tokens, "after those of the bench, one for each episode"
+    assert seen[False][-len(tokens) :] == tokens, "those of the reference"
     phases = bench.hooks.phases
     assert phases.tokens["forward"] == sum(tokens), "activations that are recomputed do not count again"
     assert phases.tokens["reference"] > 0, "for the KL term"

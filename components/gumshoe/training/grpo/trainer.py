@@ -30,7 +30,7 @@ from gumshoe.training.grpo.rollout_collector import RolloutBatch
 from gumshoe.training.grpo.sampler_check import StepMetrics, compare_episodes, difference_to_sampler
 from gumshoe.training.grpo.samples import SegmentWeighting, TrainingSample, to_samples
 from gumshoe.training.grpo.segments import has_segments, to_sequences
-from gumshoe.training.grpo.token_trees import TokenTree, TreeBatch, TreeReader, TreeRow
+from gumshoe.training.grpo.token_trees import TokenTree, TreeBatch, TreeReader, TreeRow, divide
 from gumshoe.training.launch.rendezvous import run_in_main
 from gumshoe.training.models.lora_model import leave_casts_to_autocast, reads_reference
 
@@ -246,7 +246,10 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
     def _compute_tree_logprobs(
         self, model: Any, reader: TreeReader, rows: Sequence[TreeRow], like: torch.Tensor, size: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return log-probabilities and entropies of rows, both in the shape of `like` [rows, keep]."""
+        """Return log-probabilities and entropies of rows, both in the shape of `like` [rows, keep].
+
+        A forward pass has at most as many tokens as `size` of the longest rows.
+        """
         groups = self._groups.tolist()
         if self._shares_beginning:
             beginning, score = read_beginning(model, reader, rows, self.temperature)
@@ -258,14 +261,24 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
                 found = model(**reader.arguments(batch, 0), shift_labels=batch.labels, fused_lm_head=True)
             return found.log_probs.float(), found.entropy.float()
 
-        parts = [slice(start, start + size) for start in range(0, len(rows), size)]
+        if self._is_sharded:
+            numbers = list(range(len(rows)))
+            parts = [numbers[start : start + size] for start in range(0, len(rows), size)]
+        else:
+            parts = divide(rows, groups, 0, reader.width, size * max(len(row.ids) for row in rows))
         found = [
             compute_tree_logprobs(
-                score_with_fused_head, rows[part], groups[part], like[part], reader.width, at_once=self._is_sharded
+                score_with_fused_head,
+                [rows[each] for each in part],
+                [groups[each] for each in part],
+                like[part],
+                reader.width,
+                at_once=self._is_sharded,
             )
             for part in parts
         ]
-        logprobs, entropies = (torch.cat(each) for each in zip(*found, strict=True))
+        back = torch.tensor([each for part in parts for each in part], device=like.device).argsort()
+        logprobs, entropies = (torch.cat(each)[back] for each in zip(*found, strict=True))
         return logprobs, entropies
 
     def _compute_logprobs(
