@@ -1,8 +1,13 @@
-"""Every client trusts a private authority and uses the proxy of the environment, over real TLS and a real proxy."""
+"""Every client trusts a private authority and uses the proxy of the environment, over real TLS and a real proxy.
+
+Libraries open no connections of their own.
+"""
 
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -388,3 +393,17 @@ def test_the_proxy_of_a_url_is_that_of_the_environment(monkeypatch: pytest.Monke
 )
 def test_hosts_of_the_local_network_are_known(url: str, is_local: bool) -> None:
     assert is_local_network(url) is is_local
+
+
+@pytest.mark.parametrize(("given", "is_silent"), [({}, True), ({"DO_NOT_TRACK": "0"}, False)])
+def test_libraries_report_nothing_to_their_makers_unless_they_are_allowed_to(
+    given: dict[str, str], is_silent: bool
+) -> None:
+    script = (
+        "import gumshoe, os; from huggingface_hub import constants;"
+        "print(os.environ['DO_NOT_TRACK'] == '1', constants.HF_HUB_DISABLE_TELEMETRY)"
+    )
+    silencing = ("DO_NOT_TRACK", "DISABLE_TELEMETRY", "HF_HUB_DISABLE_TELEMETRY")
+    environment = {name: value for name, value in os.environ.items() if name not in silencing} | given
+    ended = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert ended.stdout.split() == [str(is_silent)] * 2

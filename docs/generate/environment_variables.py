@@ -27,6 +27,7 @@ READ = {
         "HF_TOKEN": "Token for gated models and private datasets on the Hugging Face Hub.",
         "HF_HOME": "Directory of models and datasets from the Hugging Face Hub. Default: `~/.cache/huggingface`.",
         "HF_HUB_OFFLINE": "`1` to use only models and datasets that are already in `HF_HOME`.",
+        "DO_NOT_TRACK": "`0` to let TRL and vLLM report their use to their makers. Default: `1`.",
     },
     "Agents": {
         "PATH": "Directories in which the programs of agents (`--agent '{command: [node, agent.js]}'`) are looked for. "

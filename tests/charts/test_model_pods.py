@@ -296,6 +296,13 @@ def test_a_user_that_the_image_does_not_have_gets_a_home_and_a_name(mode: str) -
     assert environment_of(container).items() >= UNNAMED_USER.items()
 
 
+@pytest.mark.parametrize("mode", ["standard", "llmisvc"])
+def test_vllm_reports_nothing_to_its_makers_unless_it_is_allowed_to(mode: str) -> None:
+    assert environment_of(main_container(pod_of(mode)))["DO_NOT_TRACK"] == "1"
+    allowed = {"serving": {"extraEnv": [{"name": "DO_NOT_TRACK", "value": "0"}]}}
+    assert environment_of(main_container(pod_of(mode, allowed)))["DO_NOT_TRACK"] == "0"
+
+
 @pytest.mark.parametrize("resource", ["nvidia.com/gpu", "amd.com/gpu", "habana.ai/gaudi", "nvidia.com/mig-3g.40gb"])
 @pytest.mark.parametrize("mode", ["standard", "llmisvc"])
 def test_the_gpus_may_have_another_resource_name(mode: str, resource: str) -> None:

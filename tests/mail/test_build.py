@@ -295,6 +295,25 @@ def test_a_stopped_build_leaves_only_complete_segments_and_goes_on(tmp_path: Pat
     assert read_state(directory).segments == ("segment-1", "segment-2")
 
 
+_UNGUARDED = """
+import sys
+from pathlib import Path
+from gumshoe.mail import build, message_preparer, source_batches
+
+source_batches._BATCH, message_preparer._MIN_BATCHES = 10, 2
+build.build_mail_index([sys.argv[1]], Path(sys.argv[2]))
+"""
+
+
+def test_a_script_whose_processes_would_start_it_again_is_told_so(tmp_path: Path) -> None:
+    source, script = write_jsonl(tmp_path / "m.jsonl", map(record, range(100))), tmp_path / "script.py"
+    script.write_text(_UNGUARDED, encoding="utf-8")
+    command = [sys.executable, str(script), source, str(tmp_path / "index")]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert "[mail.build-processes-not-started]" in run.stderr
+    assert "[store." not in run.stderr
+
+
 def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path) -> None:
     records = [record(number, body=f"word{number} " * 50) for number in range(5_000)]
     source = write_jsonl(tmp_path / "m.jsonl", records)

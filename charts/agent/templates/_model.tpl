@@ -299,6 +299,9 @@ model:
 {{- $parts := list (include "gumshoe.image" .Values.serving.image) (include "gumshoe.vllmArgs" .) (include "gumshoe.modelFiles" .) (toJson .Values.serving) (include "gumshoe.modelPodMetadata" .) (include "gumshoe.modelPod" .) (include "gumshoe.modelContainer" .) -}}
 - name: GUMSHOE_MODEL
   value: {{ join "\n" $parts | sha256sum | trunc 16 | quote }}
+# vLLM reports each start to its makers otherwise.
+- name: DO_NOT_TRACK
+  value: "1"
 {{- if or .Values.serving.restricted (eq .Values.platform "openshift") (dig "runAsUser" 0 (.Values.serving.securityContext | default dict)) }}
 # The user has neither a home directory nor a name, without which torch before 2.13 cannot be imported.
 - name: HOME

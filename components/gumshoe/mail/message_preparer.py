@@ -167,7 +167,8 @@ def _share_out(connections: list["Connection[Any, Any]"], batches: Iterator[list
     while batch is not None or busy or results:
         while batch is not None and idle and sent - yielded < _AHEAD * len(connections):
             connection = idle.pop()
-            connection.send(batch)
+            with _explain_lost_process(is_first=not yielded):
+                connection.send(batch)
             busy[connection] = sent
             sent += 1
             batch = next(batches, None)
@@ -179,11 +180,24 @@ def _share_out(connections: list["Connection[Any, Any]"], batches: Iterator[list
         if not ready:
             raise _worker_error(f"did nothing for {_MAX_SECONDS} seconds")
         for each in ready:
-            try:
+            with _explain_lost_process(is_first=not yielded):
                 results[busy.pop(each)] = each.recv()
-            except (EOFError, OSError):
-                raise _worker_error("ended") from None
             idle.append(each)
+
+
+@contextmanager
+def _explain_lost_process(*, is_first: bool) -> Iterator[None]:
+    """Explain that a process has ended, or that it never started, if this is for the first batch."""
+    try:
+        yield
+    except (EOFError, OSError):
+        if not is_first:
+            raise _worker_error("ended") from None
+        raise UnavailableError(
+            "mail.build-processes-not-started",
+            "the processes that read messages ended before their first result; see what they printed, and if this is a "
+            'script, put what it does under `if __name__ == "__main__":`',
+        ) from None
 
 
 def _worker_error(what: str) -> UnavailableError:
