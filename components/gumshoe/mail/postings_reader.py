@@ -150,15 +150,15 @@ class InboxPostings:
         """
         if len(phrase) == 1 and within is None:
             return self.find(phrase[0][0])
-        candidates = self.find_all(term for term, _ in phrase) if within is None else within
+        rarest, *others = sorted(phrase, key=lambda each: len(self.find(each[0]).ordinals))
+        candidates = self.find(rarest[0]).ordinals if within is None else within
         first = min(offset for _, offset in phrase)
-        starts: NDArray[np.uint32] | None = None
-        for term, offset in sorted(phrase, key=lambda each: len(self.find(each[0]).ordinals)):
-            if starts is not None and len(starts) * FEW < len(candidates):
+        starts = self._find_starts(rarest[0], rarest[1] - first, candidates)
+        for term, offset in others:
+            if len(starts) * FEW < len(candidates):
                 candidates = intersect(candidates, np.unique(starts >> POSITION_BITS).astype(np.uint16))
-            found = self._find_starts(term, offset - first, candidates)
-            starts = found if starts is None else intersect(starts, found)
-        matches = _NO_MATCHES if starts is None else self._count_starts(starts)
+            starts = intersect(starts, self._find_starts(term, offset - first, candidates))
+        matches = self._count_starts(starts)
         if within is None:
             return matches
         is_within = np.zeros(len(self), np.bool_)
@@ -183,14 +183,13 @@ class InboxPostings:
         return self._first + place if found else None
 
     def _find_starts(self, term: int, offset: int, ordinals: NDArray[np.uint16]) -> NDArray[np.uint32]:
-        """Return where a phrase can start in messages that contain a term which is `offset` words from its start.
+        """Return where a phrase can start in some messages, given by ordinals, by a term `offset` words from its start.
 
-        All of these messages are looked at if some, given by ordinals, are many of them. Each place is an ordinal and a
-        position as one number. They are ascending.
+        All messages that contain the term are looked at if the given ones are many of them. Each place is an ordinal
+        and a position as one number. They are ascending.
         """
         having = self.find(term).ordinals
-        if len(ordinals) * FEW > len(having):
-            ordinals = having
+        ordinals = having if len(ordinals) * FEW > len(having) else intersect(ordinals, having)
         positions, counts = self._read_positions(term, ordinals)
         starts = np.repeat(ordinals.astype(np.uint32) << POSITION_BITS, counts)
         starts |= positions

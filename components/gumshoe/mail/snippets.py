@@ -40,6 +40,7 @@ def make_snippet(texts: list[str], places: Places) -> str:
 def _find_best_window(places: Places) -> tuple[int, int]:
     """Return the first word with a term in a window with the most different terms, and the word where that begins."""
     best, best_place = 0, places[0][0]
+    most = len({term for _, term in places})
     first = 0
     for last, (place, _) in enumerate(places):
         while place - places[first][0] >= SNIPPET_WORDS:
@@ -47,6 +48,8 @@ def _find_best_window(places: Places) -> tuple[int, int]:
         different = len({term for _, term in places[first : last + 1]})
         if different > best:
             best, best_place, best_last = different, places[first][0], place
+            if best == most:
+                break
     before = max(SNIPPET_WORDS - 1 - (best_last - best_place), 0) // 2
     return best_place, max(best_place - before, 0)
 
