@@ -1,5 +1,7 @@
 """Bytes to text: charsets that are declared, missing or wrong, and HTML."""
 
+# ruff: noqa: RUF001 - letters that look alike are what is tested
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -123,6 +125,17 @@ def test_an_unknown_charset_is_ignored(declared: str | None) -> None:
         ("メール、日本語", "cp932", "euc-jp"),
         ("한국어 메일", "cp949", "iso-2022-kr"),
         ("电子邮件", "gb18030", "hz-gb-2312"),
+        ("會議改到星期五下午三點，請帶上鑰匙", "big5", "gb2312"),
+        ("会議は金曜日の午後三時です", "euc_jp", "shift_jis"),
+        # Windows adds characters to the declared charset, or programs misspell it.
+        ("Zażółć gęślą jaźń – „piątek”", "cp1250", "iso-8859-2"),
+        ("Toplantı – “cuma”", "cp1254", "iso-8859-9"),
+        ("Η συνάντηση – “τρεις”", "cp1253", "iso-8859-7"),
+        ("הפגישה – “שלוש”", "cp1255", "iso-8859-8"),
+        ("การประชุม – “วันศุกร์”", "cp874", "tis-620"),
+        ("Встреча", "cp1251", "win-1251"),
+        ("Встреча", "koi8-r", "koi8-ru"),
+        ("회의", "cp949", "ks_c_5601-1989"),
     ],
 )
 def test_misnamed_charsets_are_recognized(text: str, charset: str, declared: str) -> None:
@@ -133,6 +146,38 @@ def test_misnamed_charsets_are_recognized(text: str, charset: str, declared: str
 def test_japanese_text_without_its_charset_is_decoded(declared: str | None) -> None:
     assert decode(JAPANESE.encode("iso-2022-jp"), declared) == JAPANESE
     assert decode(b"\x1b[1mbold\x1b[0m", declared).endswith("bold\x1b[0m")
+
+
+@pytest.mark.parametrize("declared", [None, "us-ascii", "iso-8859-1", "windows-1252", "utf-8", "x-unknown"])
+@pytest.mark.parametrize(
+    ("text", "charset"),
+    [
+        ("请查收附件中的合同，谢谢！", "gbk"),
+        ("會議改到星期五下午三點，請帶上鑰匙", "big5"),
+        ("会議は金曜日の午後三時です。鍵を持ってきてください", "cp932"),
+        ("회의는 금요일 오후 세 시입니다", "cp949"),
+        ("Встреча в пятницу в три часа, возьмите ключи", "cp1251"),
+        ("Встреча в пятницу в три часа, возьмите ключи", "iso8859-5"),
+        ("Η συνάντηση είναι την Παρασκευή στις τρεις", "cp1253"),
+        ("الاجتماع يوم الجمعة الساعة الثالثة", "cp1256"),
+    ],
+)
+def test_the_charset_of_text_that_is_not_western_is_guessed(text: str, charset: str, declared: str | None) -> None:
+    assert decode(text.encode(charset), declared) == text
+
+
+@pytest.mark.parametrize("declared", [None, "us-ascii", "iso-8859-1", "utf-8"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Übergrößenträger? Ääkkönen öööö!",
+        "“«Où êtes-vous ?»” – à l’été…",
+        "————————————————\nñandú",
+        "ÀÉÎÕÜ" + " x" * 9,
+    ],
+)
+def test_western_text_is_not_guessed(text: str, declared: str | None) -> None:
+    assert decode(text.encode("cp1252"), declared) == text
 
 
 def test_the_charset_of_long_text_is_guessed() -> None:

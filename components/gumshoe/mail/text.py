@@ -24,15 +24,29 @@ _ALIASES = {
 _RELATIVES = {
     "iso2022_jp": ("euc_jp", "cp932"),
     "euc_jp": ("cp932",),
+    "shift_jis": ("euc_jp",),
+    "cp932": ("euc_jp",),
     "iso2022_kr": ("cp949",),
     "hz": ("gb18030",),
+    "gb2312": ("big5",),
+    "gbk": ("big5",),
+    "gb18030": ("big5",),
+    "big5": ("gb18030",),
 }
+# Charsets of Windows that add characters to a declared one, where that has control characters.
+_WINDOWS = {
+    "iso8859_2": "cp1250", "iso8859_7": "cp1253", "iso8859_8": "cp1255", "iso8859_9": "cp1254", "iso8859_11": "cp874",
+    "iso8859_13": "cp1257", "iso8859_15": "cp1252", "tis_620": "cp874",
+}  # fmt: skip
+# Charsets that programs declare, or mean by declaring none, whatever the text is in.
+_DEFAULTS = {"", "ascii", "utf_8", "iso8859_1", "iso8859_15", "cp1252"}
 # Names of charsets in mail that Python does not know.
-_LABEL_PREFIX = re.compile(r"^(?:windows|cp|dos|ibm)[-_]?(?=\d)")
+_LABEL_PREFIX = re.compile(r"^(?:windows|win|cp|dos|ibm)[-_]?(?=\d)")
 _LABELS = {
     "windows-31j": "cp932", "x-ms-cp932": "cp932", "x-windows-949": "cp949", "gb_2312-80": "gb2312",
     "csgb2312": "gb2312", "x-x-big5": "big5", "cn-big5": "big5", "iso-8859-6-i": "iso8859_6",
-    "iso-8859-8-i": "iso8859_8", "iso-8859-8-e": "iso8859_8", "x-mac-ce": "mac_latin2",
+    "iso-8859-8-i": "iso8859_8", "iso-8859-8-e": "iso8859_8", "x-mac-ce": "mac_latin2", "koi8-ru": "koi8_u",
+    "ks_c_5601-1989": "cp949", "ks_c_5601": "cp949", "chinesebig5": "big5",
 }  # fmt: skip
 _NOT_CHARSETS = {"unicode_escape", "raw_unicode_escape", "idna", "punycode", "undefined", "mbcs", "oem"}
 # Escape sequences of ISO-2022-JP behind the escape character, and the bytes of a character, or 0 for ASCII.
@@ -74,6 +88,14 @@ _JOINED = "\u0590-\u109f\u1780-\u1cff\ua840-\uabff\ufb1d-\ufeff\U00010a00-\U0001
 _EMOJI = "\u2190-\u2bff\ufe0f\U0001f000-\U0001faff"
 _JOINER = re.compile(f"[\u200c\u200d](?!(?<=[{_JOINED}].)[{_JOINED}])(?!(?<=[{_EMOJI}].)[{_EMOJI}])")
 _MIN_BYTES_TO_GUESS = 64  # outside ASCII; with fewer, Windows-1252 is a better guess
+_CONTROL_BYTE = re.compile(rb"[\x80-\x9f]")
+# In Western text, bytes outside ASCII stand alone or in twos, e.g. accents and quotation marks.
+_RUN = re.compile(rb"[\x80-\xff]{4,}")
+_MIN_BYTES_IN_RUNS = 12
+_MIN_KINDS_IN_RUNS = 8  # different bytes; a row of dashes has one
+_MIN_SHARE_OF_RUNS = 0.4  # of the bytes outside ASCII
+_PRIVATE = re.compile("[\ue000-\uf8ff]")  # characters that no font has: the charset is another one
+_CHARACTERS_PER_PRIVATE = 20
 
 
 def decode(data: bytes, declared: str | None = None) -> str:
@@ -81,7 +103,8 @@ def decode(data: bytes, declared: str | None = None) -> str:
 
     Valid UTF-8 wins over a declared single-byte charset, because text in another charset is almost never valid UTF-8,
     and over a declared multi-byte one if it contains what is improbable there. A charset may leave a few broken
-    characters. If no charset fits, it is guessed; the last resort is Windows-1252.
+    characters. If no charset fits, or a declared one is a mere default and the text is not Western, it is guessed; the
+    last resort is Windows-1252.
     """
     name = _find_codec(declared) or ""
     if not name.startswith(_STATEFUL) and _JAPANESE_START.search(data) and (text := _decode_iso_2022_jp(data)):
@@ -93,14 +116,45 @@ def decode(data: bytes, declared: str | None = None) -> str:
         return data.decode("utf_16", "replace")
     if trusted and not name.startswith("utf") and _is_probably_utf_8(data):
         trusted = False
+    if name in _WINDOWS and _CONTROL_BYTE.search(data):
+        name = _WINDOWS[name]
     for charset in (*((name, "utf_8") if trusted else ("utf_8", name)), *_RELATIVES.get(name, ())):
-        if charset and (text := _decode_if_valid(data, _ALIASES.get(charset, charset))) is not None:
-            return text
-    if sum(byte > 127 for byte in data[:65536]) >= _MIN_BYTES_TO_GUESS:
+        if not charset or (charset != "utf_8" and _is_wrong_default(data, charset)):
+            continue
+        if (text := _decode_if_valid(data, _ALIASES.get(charset, charset))) is not None:
+            return _choose_relative(data, charset, text)
+    is_long = sum(byte > 127 for byte in data[:65536]) >= _MIN_BYTES_TO_GUESS
+    if is_long or _is_wrong_default(data, name):
         guess = charset_normalizer.from_bytes(data[:65536]).best()
         if guess is not None:
             return data.decode(guess.encoding, "replace")
     return data.decode("cp1252", "replace")
+
+
+def _is_wrong_default(data: bytes, name: str) -> bool:
+    """Return True if text outside ASCII and UTF-8 is hardly Western, as a charset that is only a default claims."""
+    if name not in _DEFAULTS:
+        return False
+    start = data[:65536]
+    runs = b"".join(_RUN.findall(start))
+    if len(runs) < _MIN_BYTES_IN_RUNS or len(set(runs)) < _MIN_KINDS_IN_RUNS:
+        return False
+    return len(runs) >= _MIN_SHARE_OF_RUNS * sum(byte > 127 for byte in start)
+
+
+def _choose_relative(data: bytes, name: str, text: str) -> str:
+    """Return a text in its declared charset, or in a related one if that alone gives no private characters."""
+    private = len(_PRIVATE.findall(text)) if name in _RELATIVES else 0
+    if not private or private * _CHARACTERS_PER_PRIVATE < len(text):
+        return text
+    for charset in _RELATIVES[name]:
+        try:
+            other = data.decode(_ALIASES.get(charset, charset))
+        except ValueError:
+            continue
+        if not _PRIVATE.search(other):
+            return other
+    return text
 
 
 def _is_probably_utf_8(data: bytes) -> bool:
