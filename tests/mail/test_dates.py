@@ -1,5 +1,7 @@
 """Parsing of dates, in the forms in which programs and people write them."""
 
+# ruff: noqa: RUF001 - letters that look alike are what is tested
+
 from datetime import UTC, datetime, timedelta, timezone
 from email.utils import format_datetime
 
@@ -74,6 +76,43 @@ def test_a_date_has_a_utc_time_and_an_offset(text: str, utc: str, offset: int | 
 
 
 @pytest.mark.parametrize(
+    ("text", "utc", "offset"),
+    [
+        ("Tue, 5 Mar 2024 09:30:00 0100", "2024-03-05T08:30:00", 60),
+        ("2024-03-05 09:30:00 0100", "2024-03-05T08:30:00", 60),
+        ("Tue, 5 Mar 2024 09:30:00 - 0500", "2024-03-05T14:30:00", -300),
+        ("Tue, 5 Mar 2024 09:30:00 \u22120500", "2024-03-05T14:30:00", -300),
+        ("Tue, 5 Mar 2024 09:30:00 \u20130500", "2024-03-05T14:30:00", -300),
+        ("Tue, 5 Mar 2024 09:30:00 AEDT", "2024-03-04T22:30:00", 660),
+        ("Tue, 5 Mar 2024 09:30:00 HST", "2024-03-05T19:30:00", -600),
+        ("Tue, 5 Mar 2024 09:30:00 MSK", "2024-03-05T06:30:00", 180),
+        ("5 Mar 2024 09:30 p.m.", "2024-03-05T21:30:00", None),
+        ("5 Mar 2024 9:30 a. m.", "2024-03-05T09:30:00", None),
+        ("Di, 5 Mrz 2024 09:30:00 +0100", "2024-03-05T08:30:00", 60),
+        ("Dienstag, 5. März 2024 09:30", "2024-03-05T09:30:00", None),
+        ("mar, 5 mar 2024 09:30:00 +0100", "2024-03-05T08:30:00", 60),
+        ("mar, 9 apr 2024 09:30:00 +0200", "2024-04-09T07:30:00", 120),
+        ("mardi 5 mars 2024 09:30", "2024-03-05T09:30:00", None),
+        ("lun., 5 févr. 2024 à 09:30", "2024-02-05T09:30:00", None),
+        ("jeu. 1 août 2024 09:30", "2024-08-01T09:30:00", None),
+        ("5 de diciembre de 2024 9:30", "2024-12-05T09:30:00", None),
+        ("qui, 5 dez 2024 09:30:00 -0300", "2024-12-05T12:30:00", -180),
+        ("5 maart 2024", "2024-03-05T00:00:00", None),
+        ("tor 5 okt 2023 09:30", "2023-10-05T09:30:00", None),
+        ("5 października 2023", "2023-10-05T00:00:00", None),
+        ("Вт, 5 мар 2024 09:30:00 +0300", "2024-03-05T06:30:00", 180),
+        ("5 мая 2024 г. 09:30", "2024-05-05T09:30:00", None),
+        ("2024年3月5日(火) 9:30", "2024-03-05T09:30:00", None),
+        ("2024年3月5日 星期二 下午3:30", "2024-03-05T15:30:00", None),
+        ("2024년 3월 5일 오후 3:30", "2024-03-05T15:30:00", None),
+        ("２０２４年３月５日 ９:３０", "2024-03-05T09:30:00", None),
+    ],
+)
+def test_local_and_broken_forms_of_a_date_are_read(text: str, utc: str, offset: int | None) -> None:
+    assert parse_date(text) == (int(datetime.fromisoformat(utc).replace(tzinfo=UTC).timestamp()), offset)
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "",
@@ -99,6 +138,11 @@ def test_a_date_has_a_utc_time_and_an_offset(text: str, utc: str, offset: int | 
         "31/31/2024",
         "2024-03",
         "at 9 on 5 March 2024",
+        "5 März April 2024",
+        "March 5, April 2024",
+        "mar, 5 mar apr 2024",
+        "5 Mar 2024 09:30 2025",
+        "2024年3月",
         "Mon, 14 May 2001 12:00:00 +" + "9" * 5000,
         "14 May " + "9" * 5000,
     ],

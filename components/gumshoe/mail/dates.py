@@ -2,10 +2,11 @@
 
 A date with a year of four digits first is year, month, day. Otherwise the day comes first, as in mail (RFC 5322), so
 that 03/04/2024 is 3 April; only if that is impossible, the month comes first, as in 04/23/2024. Nothing is guessed: a
-text without a year, a month and a day is no date.
+text without a year, a month and a day is no date. Months may be written in the languages of common mail programs.
 """
 
 import re
+import unicodedata
 from contextlib import suppress
 from datetime import UTC, datetime
 
@@ -26,6 +27,26 @@ _MONTHS = (
     "november",
     "december",
 )
+# The same without accents in German, Dutch, Scandinavian, French, Spanish, Portuguese, Italian, Polish and Russian.
+_FOREIGN_MONTHS = (
+    "januar januari janvier enero janeiro gennaio stycznia января январь",
+    "februar februari fevrier febrero fevereiro febbraio lutego февраля февраль",
+    "marz mrz mars maart marzo marco marca марта март",
+    "avril abril aprile kwietnia апреля апрель",
+    "mai mei maj mayo maio maggio maja мая маи",
+    "juni juin junio junho giugno czerwca июня июнь",
+    "juli juillet julio julho luglio lipca июля июль",
+    "augustus augusti aout agosto sierpnia августа август",
+    "septembre septiembre setembro settembre wrzesnia сентября сентябрь",
+    "oktober octobre octubre outubro ottobre pazdziernika октября октябрь",
+    "novembre noviembre novembro listopada ноября ноябрь",
+    "dezember desember decembre diciembre dezembro dicembre grudnia декабря декабрь",
+)
+_ALL_MONTHS = [(_MONTHS[number], *foreign.split()) for number, foreign in enumerate(_FOREIGN_MONTHS)]
+_MARCH_OR_TUESDAY = "mar"  # of mardi, martedì, martes
+_HALVES_OF_DAY = {
+    "am": "am", "pm": "pm", "午前": "am", "午後": "pm", "上午": "am", "下午": "pm", "오전": "am", "오후": "pm",
+}  # fmt: skip
 _MIN_MONTH_LENGTH = 3
 _ABBREVIATED = {name[:3].title(): number for number, name in enumerate(_MONTHS, 1)}
 _ZONES = {
@@ -41,7 +62,20 @@ _ZONES = {
         "est cdt": -300,
         "cst mdt": -360,
         "mst pdt": -420,
-        "pst": -480,
+        "pst akdt": -480,
+        "akst": -540,
+        "hst": -600,
+        "brt": -180,
+        "sast": 120,
+        "msk": 180,
+        "msd": 240,
+        "wib": 420,
+        "hkt sgt awst": 480,
+        "kst": 540,
+        "aest": 600,
+        "aedt": 660,
+        "nzst": 720,
+        "nzdt": 780,
     }.items()
     for zone in zones.split()
 }
@@ -54,13 +88,16 @@ _USUAL = re.compile(
 _ISO = re.compile(r"\d{4}-|\d{4}W|\d{8}T")
 _DIGITS = re.compile(r"\d{8,19}(?:\.\d{1,9})?")
 _IGNORED = re.compile(r"\([^()]*+\)?| m=[+-].*")  # comments, and the clock that Go appends
+_EAST_ASIAN_DAY = re.compile(r"(\d{4}) ?[年년] ?(\d{1,2}) ?[月월] ?(\d{1,2}) ?[日일]?")
+_MINUS = re.compile("[\u2010-\u2015\u2212]")
+_DOTTED_HALF = re.compile(r"\b([ap])\. ?m\.", re.I)
 _TIME_MARK = re.compile(r"(?<=\d)[Tt](?=\d\d:)")
 _TOKEN = re.compile(
     r"(?P<time>\d{1,2}:\d{1,2}(?::\d{1,2})?(?:[.,]\d{1,9})?)"
     r"|(?P<date>\d{1,4}(?P<mark>[/.-])\d{1,2}(?P=mark)\d{1,4})(?!\d)"
-    r"|(?P<zone>[+-](?:\d{1,2}:\d\d(?::\d\d)?|\d{1,6})(?![\d/]))"
+    r"|(?P<zone>[+-](?:\d{1,2}:\d\d(?::\d\d)?|\d{1,6}| \d{4})(?![\d/]))"
     r"|(?P<number>\d+)"
-    r"|(?P<word>[A-Za-z]+(?:\d[A-Za-z]+)?)"  # also EST5EDT
+    r"|(?P<word>[^\W\d_]+(?:\d[A-Za-z]+)?)"  # also EST5EDT
 )
 _SECONDS_PER_UNIT = (1, 1_000, 1_000_000, 1_000_000_000)
 _MAX_SECONDS = 10**11  # year 5138; larger numbers are milliseconds, and so on
@@ -68,6 +105,7 @@ _SECONDS_PER_DAY = 86_400
 _NOON = 12
 _CENTURY_LIMIT = 50  # years 00 to 49 are 2000 to 2049; other years of two or three digits count from 1900
 _LONG_YEAR = 4  # digits
+_MAX_UNSIGNED_ZONE = "1400"
 
 
 def parse_date(text: str) -> tuple[int | None, int | None]:
@@ -139,13 +177,22 @@ def _to_seconds(
     return valid if valid[1] is None else validate_date(sent - valid[1] * 60, valid[1])
 
 
+def _simplify(text: str) -> str:
+    """Return a date without accents, and with East Asian days and the signs of zones as in ASCII."""
+    letters = (each for each in unicodedata.normalize("NFKD", text) if not unicodedata.combining(each))
+    composed = unicodedata.normalize("NFC", "".join(letters))
+    return _EAST_ASIAN_DAY.sub(r"\1-\2-\3 ", _MINUS.sub("-", composed))
+
+
 class _DateReader:
     """Reads the parts of one date in any order."""
 
     def __init__(self, text: str) -> None:
-        self._text = _TIME_MARK.sub(" ", _IGNORED.sub(" ", text))
+        plain = text if text.isascii() else _simplify(text)
+        self._text = _DOTTED_HALF.sub(r"\1m", _TIME_MARK.sub(" ", _IGNORED.sub(" ", plain)))
         self._day: tuple[int, int, int] | None = None
         self._month = 0
+        self._may_be_tuesday = False  # the word for the month, because it stands in front
         self._numbers: list[str] = []
         self._time: tuple[int, int, int] | None = None
         self._zone: int | None = None
@@ -178,21 +225,30 @@ class _DateReader:
             self._day = _read_numeric_day(text)
         elif kind == "zone" and self._time:
             if self._zone is None:
-                self._zone = _read_zone(text)
+                self._zone = _read_zone(text.replace(" ", ""))
         elif kind == "zone":  # 5-Mar-2024
-            self._numbers.append(text[1:])
+            self._numbers.append(text[1:].lstrip())
+        elif kind == "number" and self._is_unsigned_zone(text):
+            self._zone = _read_zone(f"+{text}")
         elif kind == "number":
             self._numbers.append(text)
         else:
             self._take_word(text.lower())
 
+    def _is_unsigned_zone(self, text: str) -> bool:
+        """Return True for four digits behind a whole date and its time."""
+        has_day = self._day or any(len(each) == _LONG_YEAR for each in self._numbers[1:])
+        is_short = len(text) == _LONG_YEAR and text <= _MAX_UNSIGNED_ZONE
+        return is_short and bool(has_day and self._time) and self._zone is None
+
     def _take_word(self, word: str) -> None:
-        month = next((number for number, name in enumerate(_MONTHS, 1) if name.startswith(word)), 0)
-        if (month and len(word) >= _MIN_MONTH_LENGTH) or word == "sept":
-            self._has_two |= self._month > 0
-            self._month = month or 9
-        elif word in {"am", "pm"}:
-            self._half_of_day = word
+        month = next((number for number, names in enumerate(_ALL_MONTHS, 1) if _begins_one(word, names)), 0)
+        if month:
+            self._has_two |= self._month > 0 and not self._may_be_tuesday
+            self._may_be_tuesday = word == _MARCH_OR_TUESDAY and not self._month and not self._numbers
+            self._month = month
+        elif word in _HALVES_OF_DAY:
+            self._half_of_day = _HALVES_OF_DAY[word]
         else:
             self._zone_names.append(word)
 
@@ -216,6 +272,10 @@ class _DateReader:
             return self._zone
         names = (re.split(r"\d", name)[0] for name in self._zone_names)
         return next((_ZONES[name] for name in names if name in _ZONES), None)
+
+
+def _begins_one(word: str, names: tuple[str, ...]) -> bool:
+    return len(word) >= _MIN_MONTH_LENGTH and any(name.startswith(word) for name in names)
 
 
 def _read_numeric_day(text: str) -> tuple[int, int, int]:
