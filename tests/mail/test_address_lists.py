@@ -58,6 +58,13 @@ def trusted(text: str) -> set[str]:
         ("ann@[127.0.0.1]", [("", "ann@[127.0.0.1]")]),
         ("<<ann@example.com>>", [("", "ann@example.com")]),
         ("Ann <>", [("Ann", "")]),
+        ("Ann Lee/Sales/ACME@ACME, Bob Ek/ACME@ACME", [("Ann Lee/Sales/ACME@ACME", ""), ("Bob Ek/ACME@ACME", "")]),
+        ("CN=Ann Lee/OU=Sales/O=ACME@ACME", [("CN=Ann Lee/OU=Sales/O=ACME@ACME", "")]),
+        ("Ann Lee/Sales/ACME <ann@example.com>", [("Ann Lee/Sales/ACME", "ann@example.com")]),
+        ("unlisted-recipients:; (no To-header on input)", []),
+        ("undisclosed-recipients: (nobody) ;", []),
+        ("'Ann Lee' via Sales <sales@example.com>", [("'Ann Lee' via Sales", "sales@example.com")]),
+        ("\"'Ann Lee' via Sales\" <sales@example.com>", [("'Ann Lee' via Sales", "sales@example.com")]),
         ("", []),
         (" , ,", []),
     ],
@@ -158,6 +165,36 @@ def test_a_name_in_apostrophes_does_not_make_recipients() -> None:
 def test_the_address_in_an_encoded_word_is_found_but_doubtful() -> None:
     (entry,) = parse_addresses("=?utf-8?B?SGFucyBNw7xsbGVyIDxoYW5zQGV4YW1wbGUuY29tPg==?=")
     assert entry == ("Hans Müller", "hans@example.com", True)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Ann Lee [mailto:ann@example.com]",
+        '"Ann Lee" [SMTP:ann@example.com]',
+        "Ann Lee [ann@example.com]",
+        "Ann Lee (ann@example.com)",
+        "Ann Lee ann@example.com",
+    ],
+)
+def test_an_address_beside_a_name_is_found_but_doubtful(text: str) -> None:
+    assert parse_addresses(text) == (("Ann Lee", "ann@example.com", True),)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"Ann Lee" &lt;ann@example.com&gt;',
+        "ann@example.com?subject=hi",
+        "<mailto:ann@example.com?cc=eve@example.com>",
+        "ann@example.com/sales",
+        "ann@example.com#",
+        "<ann@{domain}>",
+        "ann@example.com&eve@example.com",
+    ],
+)
+def test_an_address_whose_domain_cannot_exist_is_doubtful(text: str) -> None:
+    assert trusted(text) == set()
 
 
 def test_letters_outside_ascii_do_not_become_ascii() -> None:

@@ -37,10 +37,12 @@ _TOKEN = re.compile(
     re.S | re.I | re.A,  # other spaces than those of ASCII are part of a word
 )
 _SPACES = re.compile(r"[ \t\n]++")
+_NOTES_NAME = re.compile(r"[^/@]++(?:/[^/@]++)++@[^.@]++")  # Ann Lee/Sales/ACME@ACME
+_QUOTED_PART = re.compile(r"'[^']++' \w")  # 'Ann Lee' via Sales
 _UNSTABLE = re.compile("[\x7f-\xa0\ufffd]")  # controls, and characters that may have been some
 # An address that a mail server delivers to as it is written: no quotation, and a domain that exists in DNS. Dots may be
 # anywhere in the local part, since some providers have given out such addresses.
-_HOST = r"[\w!#$%&*+/=?^`{|}~-]++"
+_HOST = r"[\w-]++"
 _DELIVERABLE = re.compile(rf"(?!'){_LOCAL}@(?:{_HOST}(?:\.{_HOST})*+|\[[!-&(-Z^-~]++\])", re.A)
 _STRAY = re.compile(r"[\[\])>]|<(?=[^<>\"]*+<)")  # a bracket without a partner, which leaves the rest readable
 _CLOSING_APOSTROPHE = re.compile(r"'(?=[\s,;<]|$)")
@@ -48,6 +50,7 @@ _PARENTHESIS = re.compile(r"[()]|\\.", re.S)
 _LITERAL = re.compile(r"\[[^\[\]\\]*+\]")
 _ROUTE = re.compile(rf"@{_HOST}(?:\.{_HOST})*+(?: ?, ?@{_HOST}(?:\.{_HOST})*+)*+ ?:", re.A)
 _SEPARATORS = re.compile(r"[\s<>()\",;:\[\]\\]+")
+_SCHEMES = {"mailto", "smtp"}  # as Outlook writes them in front of addresses
 _PART_SEPARATORS = re.compile(r"[,;]")
 
 
@@ -87,7 +90,7 @@ def _parse(text: str) -> tuple[Mailbox, ...]:
             return tuple(entry for entry in _ListReader(line).read() if entry.name or entry.address)
         bare, quoted, plain, bracketed = common.groups()
         name = "" if bare else quoted or plain or ""
-        entries.append(Mailbox(clean_line(name).strip("'\""), _normalize(bare or bracketed)))
+        entries.append(Mailbox(_unquote(clean_line(name)), _normalize(bare or bracketed)))
         position = common.end()
     return tuple(entries)
 
@@ -117,6 +120,7 @@ class _ListReader:
         self._entries: list[Mailbox] = []
         self._has_stray = False
         self._open_group: int | None = None  # number of entries before a group that has not ended
+        self._has_group = False
 
     def read(self) -> list[Mailbox]:
         if not self._read_tokens():
@@ -188,6 +192,7 @@ class _ListReader:
                 parts.clear()
                 self._end_names()
                 self._open_group = len(self._entries)
+                self._has_group = True
             return
         self._end_entry(mark == ",")
         if mark == ";":
@@ -197,6 +202,8 @@ class _ListReader:
     def _end_entry(self, may_continue: bool = False) -> None:
         parts, self._parts = self._parts, []
         if not parts or parts[-1].kind == "colon":  # the name of a group without members
+            return
+        if self._has_group and all(part.kind == "comment" for part in parts):  # (no To-header on input)
             return
         if any(part.kind == "angle" for part in parts):
             before = [part for name in self._names for part in (*name, _Part("comma", ",", True))]
@@ -321,9 +328,10 @@ def _read_bare(parts: list[_Part]) -> Mailbox:
         return Mailbox(_join(parts), "")
     holders = [index for index, part in enumerate(words) if part.kind == "word" and "@" in part.text]
     name = _join(parts)
+    if len(words) > 1 and _NOTES_NAME.fullmatch(name):
+        return Mailbox(name, "")
     if not holders:
-        found = next((entry for entry in _read_loosely(name) if entry.address), None) if "@" in name else None
-        return found or Mailbox(name, "")
+        return _find_loosely(name)
     begin = parts.index(words[0])
     has_comment_between = any(part.kind == "comment" for part in parts[begin : parts.index(words[-1])])
     address = _read_address(_join_address(words))
@@ -333,7 +341,13 @@ def _read_bare(parts: list[_Part]) -> Mailbox:
         if address := _read_address(words[index].text):
             others = [part for part in parts if part is not words[index]]
             return _to_mailbox(_join(others), address, is_doubtful=True)
-    return Mailbox(name, "")
+    return _find_loosely(name)
+
+
+def _find_loosely(name: str) -> Mailbox:
+    """Return an address in a name, e.g. `Ann [mailto:ann@example.com]`, which is doubtful, or the name alone."""
+    found = next((entry for entry in _read_loosely(name) if entry.address), None) if "@" in name else None
+    return found or Mailbox(name, "")
 
 
 def _join_address(words: list[_Part]) -> str:
@@ -356,14 +370,19 @@ def _join(parts: list[_Part]) -> str:
             for part in parts
             if part.text not in {"<", ">"}
         )
-    return clean_line(decode_header_text(text)).strip("'\"")
+    return _unquote(clean_line(decode_header_text(text)))
+
+
+def _unquote(name: str) -> str:
+    """Return a name without quotation marks around it."""
+    return name.strip('"') if _QUOTED_PART.match(name) else name.strip("'\"")
 
 
 def _read_loosely(text: str) -> Iterator[Mailbox]:
     """Yield the entries of a list whose quotation marks or brackets do not match. All of them are doubtful."""
     for part in _PART_SEPARATORS.split(text):
-        words = [word for word in _SEPARATORS.split(part) if word]
+        words = [word for word in _SEPARATORS.split(part) if word and word.lower() not in _SCHEMES]
         address = next((word for word in words if _ADDRESS.fullmatch(word)), "")
         name = " ".join(word for word in words if word is not address)
         if address or name:
-            yield Mailbox(clean_line(decode_header_text(name)).strip("'\""), _normalize(address), True)
+            yield Mailbox(_unquote(clean_line(decode_header_text(name))), _normalize(address), True)
