@@ -16,7 +16,10 @@ _TRASH = frozenset(
     itens excluídos|itens eliminados|excluídos|lixo|reciclagem|ゴミ箱|削除済みアイテム|削除済みメール|prullenbak
     verwijderde items|kosz|elementy usunięte|papperskorgen|borttagna objekt|papirkurv|slettet post|slettede elementer
     roskakori|poistetut|koš|odstraněná pošta|kôš|kuka|törölt elemek|coș de gunoi|çöp kutusu|silinmiş öğeler|корзина
-    удаленные|удалённые|кошик|휴지통|지운 편지함|已删除|已删除邮件|已删除 邮件|已刪除的郵件|刪除的郵件|垃圾桶|废纸篓"""
+    удаленные|удалённые|кошик|휴지통|지운 편지함|已删除|已删除邮件|已删除 邮件|已刪除的郵件|刪除的郵件|垃圾桶|废纸篓
+    已刪除郵件|ごみ箱|삭제된 항목|recycle bin|rubbish|verwijderd|smazaná pošta|usunięte|elemente șterse|șterse
+    izbrisane stavke|izbrisano|smeće|смеће|διαγραμμένα|κάδος απορριμμάτων|απορρίμματα|thùng rác|sampah
+    tong sampah|ถังขยะ|รายการที่ถูกลบ|אשפה|פריטים שנמחקו|المهملات|سلة المهملات|العناصر المحذوفة"""
     .replace("\n    ", "|").split("|")
 )  # fmt: skip
 _SPAM = frozenset(
@@ -25,7 +28,9 @@ _SPAM = frozenset(
     posta indesiderata|indesiderata|lixo eletrônico|lixo eletrónico|correio eletrônico não solicitado|迷惑メール
     ongewenste e mail|ongewenst|wiadomości śmieci|niechciane|skräppost|søppelpost|uønsket e mail|uønsket mail
     roskaposti|nevyžádaná pošta|levélszemét|gereksiz|istenmeyen e posta|спам|нежелательная почта|스팸함|스팸 메일함
-    정크 메일|垃圾邮件|垃圾郵件"""
+    정크 메일|垃圾邮件|垃圾郵件|垃圾箱|スパム|スパムメール|spam folder|junk folder|gereksiz e posta|önemsiz e posta
+    uønsket e post|søppel e post|ανεπιθύμητα|ανεπιθύμητη αλληλογραφία|thư rác|จดหมายขยะ|อีเมลขยะ|ספאם|דואר זבל|הודעות זבל
+    البريد العشوائي|البريد الإلكتروني غير الهام|البريد غير المهم"""
     .replace("\n    ", "|").split("|")
 )  # fmt: skip
 _SENT = frozenset(
@@ -139,7 +144,10 @@ def _state_of_header(name: bytes, value: bytes) -> State:
 
 
 def find_label_state(labels: str) -> State:
-    """Return the state of a message with these labels of Gmail: a list with commas, encoded as a header is."""
+    """Return the state of a message with these labels of Gmail: a list with commas, encoded as a header is.
+
+    Flags of IMAP count, too, e.g. `$Junk`.
+    """
     text = " ".join(decode_header_text(labels).split())
-    states = [_state_of_name(_SYSTEM_LABEL.sub("", label.strip(' "'))) for label in _LABEL.findall(text)]
+    states = [_state_of_name(_SYSTEM_LABEL.sub("", label.strip(' "\\$'))) for label in _LABEL.findall(text)]
     return "spam" if "spam" in states else "trash" if "trash" in states else ""

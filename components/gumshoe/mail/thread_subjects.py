@@ -4,17 +4,21 @@ import re
 import unicodedata
 
 # English, German, French, Spanish and Portuguese, Italian, Scandinavian and Finnish, Polish and Czech, Hungarian,
-# Turkish, Greek, Russian, Hebrew, Arabic, Chinese, Japanese, Korean, Vietnamese, Indonesian.
+# Turkish, Greek, Russian, Hebrew, Arabic, Chinese, Japanese, Korean, Thai, Vietnamese, Indonesian and others.
 _REPLY = (
     "re", "reply", "accepted", "declined", "tentative", "automatic reply", "aw", "antw", "antwort", "antwoord",
-    "automatische antwort", "ré", "rép", "réf", "réponse automatique", "res", "resp", "r", "rif", "ris", "sv", "vs",
-    "odp", "vá", "ynt", "yan", "cevap", "απ", "σχετ", "отв", "ответ", "השב", "תגובה", "رد", "回复", "回覆", "答复",
-    "答覆", "返信", "회신", "답장", "trả lời", "bls", "balas",
+    "automatische antwort", "out of office", "autoreply", "auto-reply", "zugesagt", "angenommen", "abgelehnt",
+    "mit vorbehalt", "accepté", "acceptée", "refusé", "refusée", "aceptado", "aceptada", "rechazado", "rechazada",
+    "tentatively accepted", "new time proposed", "canceled", "cancelled", "abgesagt", "annulé", "annulée",
+    "cancelado", "cancelada", "svar", "atb", "odg", "odpověď", "odpoveď", "відп", "відповідь", "отг", "ré", "rép",
+    "réf", "réponse automatique", "res", "resp", "r", "rif", "ris", "sv", "vs", "odp", "vá", "ynt", "yan", "cevap",
+    "απ", "σχετ", "отв", "ответ", "השב", "תגובה", "رد", "回复", "回覆", "答复", "答覆", "返信", "회신", "답장",
+    "trả lời", "bls", "balas", "回信", "ตอบกลับ",
 )  # fmt: skip
 _FORWARD = (
-    "fw", "fwd", "forward", "forwarded", "wg", "wtr", "doorst", "tr", "rv", "enc", "i", "vb", "vl", "pd", "továbbítás",
-    "továb", "ilt", "i̇lt", "πρθ", "προωθ", "пер", "пересл", "הועבר", "إعادة توجيه", "转发", "轉寄", "轉發", "転送",
-    "전달", "chuyển tiếp", "trs", "terusan",
+    "fw", "fwd", "forward", "forwarded", "wg", "wtr", "doorst", "tr", "rv", "enc", "i", "vb", "vl", "pd",
+    "továbbítás", "továb", "ilt", "i̇lt", "πρθ", "προωθ", "пер", "пересл", "הועבר", "إعادة توجيه", "转发", "轉寄",
+    "轉發", "転送", "전달", "chuyển tiếp", "trs", "terusan", "fs", "yml", "ส่งต่อ",
 )  # fmt: skip
 _MAX_LENGTH = 1000
 
@@ -27,12 +31,15 @@ def _fold(text: str) -> str:
 def _compile(prefixes: tuple[str, ...]) -> re.Pattern[str]:
     """Return a pattern for prefixes with their colon, and with a count as in `Re[2]:`."""
     names = "|".join(re.escape(_fold(prefix)) for prefix in prefixes)
-    return re.compile(rf"(?:{names})(?: ?[\[(^*]?\d{{1,3}}[\])]?)? ?: ?")
+    return re.compile(rf"(?:{names})\.?(?: ?[\[(^*]?\d{{1,3}}[\])]?)? ?: ?")
 
 
 _REPLY_PREFIX, _FORWARD_PREFIX = _compile(_REPLY), _compile(_FORWARD)
-# Names of lists and notes of mail servers, but not numbers of tickets.
-_TAG = re.compile(r"\[[^\[\]\d:]{1,60}\] ?(?=.)")
+# Names of lists, also with the number of the message, and notes of mail servers, but not numbers of tickets.
+_TAG = re.compile(
+    r"(?:\[[^\[\]\d:]{1,60}\]:?|【[^【】\d:]{1,60}】|\[[\w.-]{1,60}:\d{1,8}\]|\*{2,9}[^*\d:]{1,30}\*{2,9}|\{spam\?\}"
+    r"|(?:external|ext)(?: e?mail| sender)? ?:) ?(?=.)"
+)
 _BRACKETED_FORWARD = re.compile(r"\[(fwd?: ?.*)\]")
 _FORWARD_END = re.compile(r"(?<=.) ?\((?:fwd|fw)\)$")
 
