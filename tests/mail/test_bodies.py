@@ -19,6 +19,24 @@ def test_quoted_printable_is_decoded() -> None:
     assert body(headers, "Gr=FC=DFe aus K=F6ln, lang=\ne Zeile=20\n") == "Grüße aus Köln, lange Zeile"
 
 
+@pytest.mark.parametrize("end", [" \n", "\t\n", " \t \r\n"])
+def test_spaces_behind_a_soft_line_break_are_skipped(end: str) -> None:
+    assert body("Content-Transfer-Encoding: quoted-printable", f"one={end}two=20=\n3 = 3\n") == "onetwo 3 = 3"
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("text/enriched", "<bold>The pump</bold>\ncosts <<250.\n\n<color><param>red</param>Now</color>."),
+        ("text/enriched", "<nofill>The <Italic>pump</Italic> costs <<250.</nofill>\r\n\r\nNow."),
+        ("text/rtf", "{\\rtf1\\ansi The {\\b pump} costs <250.\\par Now.}"),
+        ("text/rtf", "The pump costs <250.\nNow."),
+    ],
+)
+def test_text_with_markup_is_converted(kind: str, content: str) -> None:
+    assert body(f"Content-Type: {kind}", content) == "The pump costs <250.\nNow."
+
+
 def test_bad_quoted_printable_keeps_its_text() -> None:
     headers = "Content-Type: text/plain; charset=utf-8\nContent-Transfer-Encoding: quoted-printable"
     assert body(headers, "100=% sure =ZZ caf=C3=A9 =\n") == "100=% sure =ZZ café"
@@ -108,6 +126,12 @@ def test_a_forwarded_message_is_text_with_its_headers() -> None:
         ("Content-Disposition: attachment", "application/vnd.ms-excel"),
         ("Content-Disposition: attachment; filename*=idna''%FF.xls", "application/vnd.ms-excel"),
         ("Content-Disposition: attachment; filename*=nonsense''plan.xls", "plan.xls"),
+        ("Content-Disposition: attachment; filename=%E4%BD%A0%E5%A5%BD.xls", "你好.xls"),
+        ("Content-Disposition: attachment; filename=\"UTF-8''%E4%BD%A0%20%E5%A5%BD.xls\"", "你 好.xls"),
+        ("Content-Disposition: attachment; filename=\"utf-8'en'a%20b.xls\"", "a b.xls"),
+        ("Content-Disposition: attachment; filename=100%25.xls", "100%25.xls"),
+        ("Content-Disposition: attachment; filename=%FF%FE.xls", "%FF%FE.xls"),
+        ('Content-Disposition: attachment; filename="\x1b$B2q5D\x1b(B.xls"', "会議.xls"),
     ],
 )
 def test_attachments_are_listed_by_name(header: str, name: str) -> None:

@@ -220,6 +220,10 @@ def test_a_byte_order_mark_is_removed() -> None:
     assert decode("Grüße".encode("utf-8-sig"), "iso-8859-1") == "Grüße"
 
 
+QUOTED = "https%3A%2F%2Fexample.com%2Fa"
+HERE, SECURE = "here <www.example.com/a>", "here <https://example.com/a>"
+
+
 def lines(html: str) -> list[str]:
     return [" ".join(line.split()) for line in html_to_text(html).split("\n") if line.strip()]
 
@@ -312,6 +316,13 @@ def test_text_with_a_utf_16_byte_order_mark_is_decoded() -> None:
         ("<a\nclass=b HREF = https://example.com/?a=1&amp;b=2 >x</a>", "x <https://example.com/?a=1&b=2>"),
         ('<a href="https://www.example.com/">example.com</a>', "example.com"),
         ('<a href="mailto:ann@example.com">Ann (ann@example.com)</a>', "Ann (ann@example.com)"),
+        ('<a href="//example.com/a">here</a>', "here <//example.com/a>"),
+        ('<a href="www.example.com/a">here</a> <a href="www.example.com">example.com</a>', HERE + " example.com"),
+        (f'<a href="https://nam02.safelinks.protection.outlook.com/?url={QUOTED}&amp;data=05%7C">here</a>', SECURE),
+        (f'<a href="https://eu1.safelinks.protection.outlook.com/ap/w-59/?data=1&url={QUOTED}">here</a>', SECURE),
+        (f'<a href="https://www.google.com/url?sa=D&amp;q={QUOTED}&amp;usg=x">here</a>', SECURE),
+        ('<a href="https://urldefense.com/v3/__https://example.com/a__;!!Ab!x$">here</a>', SECURE),
+        ('<a href="https://www.google.com/url?q=javascript%3Ax">here</a>', "here"),
         ('<a href="https://example.com/a"><img src=x alt=Logo></a>', ""),
         ('<a href="#top">top</a> <a name=x>y</a> <a href="javascript:x()">z</a> <a href="cid:1">c</a>', "top y z c"),
         ('<a href="https://example.com/a">not closed', "not closed"),
@@ -348,7 +359,18 @@ def test_joiners_stay_where_they_are_needed(text: str) -> None:
     assert html_to_text(f"<p>a\u200cb {text}\u200c</p>").strip() == f"ab {text}"
 
 
-@pytest.mark.parametrize("hidden", ["hidden", 'style="display:none"', "style='color:red; DISPLAY: none'"])
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "hidden",
+        'style="display:none"',
+        "style='color:red; DISPLAY: none'",
+        'style="display :none !important"',
+        'style="max-height:0;overflow:hidden"',
+        'style="max-height: 0px; opacity: 0"',
+        'style="mso-hide:all"',
+    ],
+)
 def test_hidden_elements_are_removed_unless_there_is_nothing_else(hidden: str) -> None:
     assert html_to_text(f"<div {hidden}>preheader</div><p>Shown</p>").strip() == "Shown"
     assert html_to_text(f"<div {hidden}>All</div>").strip() == "All"

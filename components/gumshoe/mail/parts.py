@@ -11,13 +11,15 @@ from email.parser import BytesParser
 from functools import cached_property
 from io import BytesIO
 from typing import TypeAlias
+from urllib.parse import unquote
 
+from gumshoe.extraction.rtf import extract_rtf
 from gumshoe.mail.alternatives import is_html_better, may_be_incomplete
 from gumshoe.mail.calendar_text import decode_calendar
 from gumshoe.mail.headers import decode_header_text, repair_part_headers, split_message
 from gumshoe.mail.message import AttachedFile, clean_line
 from gumshoe.mail.outlook import OLE_MAGIC, convert_msg
-from gumshoe.mail.plain_text import strip_pgp, unwrap_flowed
+from gumshoe.mail.plain_text import convert_enriched, strip_pgp, unwrap_flowed
 from gumshoe.mail.smime import EncryptedMessageError, open_smime
 from gumshoe.mail.text import decode, find_html_charset, html_to_text, remove_invisible
 from gumshoe.mail.tnef import is_tnef, read_tnef
@@ -40,6 +42,7 @@ _TNEF_TYPES = {"application/ms-tnef", "application/vnd.ms-tnef"}
 _NEVER_TEXT = {"image", "audio", "video", "font"}
 _MAX_OPENED = 50  # messages inside files of one message
 _MAX_DEPTH = 10  # of such messages inside each other
+_PERCENT_NAME = re.compile(r"(utf-8'[\w-]{0,20}')?([^%]*%[0-9a-f]{2}.*)", re.I | re.A)
 _BOUNDARY = re.compile(rb"^--([^\r\n]{1,200}?)[ \t]*\r?\nContent-", re.M | re.I)
 _MESSAGE_HEADERS = {"from", "to", "subject", "date", "message-id", "received"}
 _OPENING_ERRORS = (ValueError, LookupError, TypeError, AttributeError, AssertionError, RecursionError)
@@ -92,6 +95,10 @@ class Leaf:
         source = self.source
         if self.media_type == "text/html" or _is_html(source):
             return html_to_text(source).strip()
+        if self.media_type in {"text/rtf", "application/rtf"} and source.startswith("{\\rtf"):
+            return remove_invisible(extract_rtf(decode_payload(self.part))).strip()
+        if self.media_type == "text/enriched":
+            return remove_invisible(convert_enriched(source)).strip()
         if str(read_parameter(lambda: self._parameter("format"))).lower() == "flowed":
             delete_space = str(read_parameter(lambda: self._parameter("delsp"))).lower() == "yes"
             source = unwrap_flowed(source, delete_space=delete_space)
@@ -125,7 +132,22 @@ def read_parameter(read: Callable[[], str | None]) -> str | None:
 
 def read_name(part: MailMessage) -> str:
     """Return the file name of a part on one line, or ""."""
-    return clean_line(decode_header_text(read_parameter(part.get_filename) or ""))
+    name = read_parameter(part.get_filename) or ""
+    if "\x1b" in name:  # ISO-2022-JP that was never encoded
+        name = decode(name.encode("utf-8", "surrogateescape"))
+    return clean_line(_decode_percents(decode_header_text(name)))
+
+
+def _decode_percents(name: str) -> str:
+    """Return a name without the percent encoding of RFC 2231, which programs use without saying so."""
+    found = _PERCENT_NAME.fullmatch(name)
+    if found is None:
+        return name
+    try:
+        decoded = unquote(found[2], errors="strict")
+    except UnicodeDecodeError:
+        return name
+    return decoded if found[1] or not decoded.isascii() else name  # 100%25.pdf may be meant
 
 
 class PartLister:

@@ -1,9 +1,10 @@
-"""Read the conventions of plain text in mail: flowed lines, and signatures and encryption by PGP."""
+"""Read the conventions of text in mail: flowed lines, enriched text, and signatures and encryption by PGP."""
 
 import re
 
 _QUOTES = re.compile(r">*")
 _HASH_HEADERS = re.compile(r"(?:[A-Za-z-]{1,40}: [^\n]*\n)*\n?")
+_ENRICHED_COMMAND = re.compile(r"<<|<(/?)([A-Za-z0-9-]{1,60})>")
 _SIGNED = "-----BEGIN PGP SIGNED MESSAGE-----"
 _SIGNATURE = "-----BEGIN PGP SIGNATURE-----"
 _SIGNATURE_END = "-----END PGP SIGNATURE-----"
@@ -34,6 +35,20 @@ def unwrap_flowed(text: str, *, delete_space: bool) -> str:
     if pieces:
         paragraphs.append("".join(pieces))
     return "\n".join(paragraphs)
+
+
+def convert_enriched(text: str) -> str:
+    """Return the text of `text/enriched` (RFC 1896): one line end is a space, and each further one a line end."""
+    pieces: list[str] = []
+    is_hidden, position = False, 0
+    lines = re.sub(r"\n(\n*)", lambda found: found[1] or " ", text.replace("\r\n", "\n"))
+    for command in _ENRICHED_COMMAND.finditer(lines):
+        if not is_hidden:
+            pieces.append(lines[position : command.start()] + ("<" if command[0] == "<<" else ""))
+        position = command.end()
+        if (command[2] or "").lower() == "param":  # e.g. a color
+            is_hidden = not command[1]
+    return "".join([*pieces, "" if is_hidden else lines[position:]])
 
 
 def strip_pgp(text: str) -> str:

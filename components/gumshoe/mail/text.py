@@ -3,6 +3,7 @@
 import codecs
 import re
 from html import escape, unescape
+from urllib.parse import unquote
 
 import charset_normalizer
 
@@ -66,18 +67,29 @@ _LINK = re.compile(
 )  # atomic, so that the time is linear
 _LINK_END = re.compile("</a>", re.I)
 _SHOWN_LINK = re.compile(f"{_TARGET}([^{_MARKS}]*){_TEXT}([^{_MARKS}]*){_END}")
-_IS_ADDRESS = re.compile(r"https?://[^/]|ftp://[^/]|mailto:[^?]|tel:.", re.I)
-_SCHEME = re.compile(r"^(?:https?://|ftp://)(?:www\.)?", re.I)
+_IS_ADDRESS = re.compile(r"(?:https?:|ftp:)?//[^/]|www\.\w|mailto:[^?]|tel:.", re.I)
+# Services that check links or count clicks, with the target in their own address: Microsoft, Google, Proofpoint.
+_WRAPPED = re.compile(
+    r"https?://(?:[\w.-]{1,100}\.safelinks\.protection\.outlook\.com/[^?]{0,40}\?(?:[^#]{0,200}&)?url=([^&#]+)"
+    r"|www\.google\.com/url\?(?:[^#]{0,200}&)?(?:q|url)=([^&#]+)|urldefense\.com/v3/__(.+?)__;)",
+    re.I,
+)
+_SCHEME = re.compile(r"^(?:(?:https?:|ftp:)?//)?(?:www\.)?", re.I)
 _MAX_ADDRESS = 200  # characters
 _RAISED = re.compile(r"(<sup\b[^<>]*>\s*(?:<[^<>]*>\s*){0,3})(?=[-+\u2212\u2013]?\d|[nkxy]\b)", re.I)
 _HIDDEN = [
     "[hidden]",
     '[style*="display:none" i]',
     '[style*="display: none" i]',
+    '[style*="display :none" i]',
+    '[style*="max-height:0" i]',
+    '[style*="max-height: 0" i]',
+    '[style*="mso-hide:all" i]',
+    '[style*="mso-hide: all" i]',
     '[style*="visibility:hidden" i]',
     '[style*="visibility: hidden" i]',
 ]
-_MAY_HIDE = re.compile("hidden|none", re.I)
+_MAY_HIDE = re.compile("hidden|none|max-height: ?0|mso-hide", re.I)
 _NO_BREAK_SPACES = re.compile("\u00a0[ \u00a0]*")
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0"
@@ -273,6 +285,8 @@ def _mark_links(html: str) -> str:
 
 def _mark_link(link: re.Match[str]) -> str:
     target = "".join(unescape(link[1].strip("\"'")).split())
+    if wrapped := _WRAPPED.match(target):
+        target = "".join(clean(unquote(wrapped[1] or wrapped[2] or "") or wrapped[3]).split())
     if not _IS_ADDRESS.match(target):
         return link[0]
     return f"{link[0]}{_TARGET}{escape(_MARK.sub('', _shorten_address(target)))}{_TEXT}"

@@ -14,6 +14,7 @@ _ENCODINGS = re.compile(
     r"|\b(?:7-?bit|8-?bit|binary)\b",
     re.I,
 )
+_SPACED_BREAK = re.compile(rb"=[ \t]+(?=\r?\n)")  # servers pad lines, and some of them end with a soft line break
 _NOT_BASE64 = re.compile(rb"[^A-Za-z0-9+/]")
 _FOREIGN = re.compile(rb"[^A-Za-z0-9+/=\s]")
 _PADDING = re.compile(rb"=+")
@@ -53,7 +54,7 @@ def decode_payload(part: Message[str, str]) -> bytes:
     if encoding == "base64":
         return decode_base64(raw)
     if encoding == "quoted-printable":
-        return quopri.decodestring(raw)
+        return quopri.decodestring(_SPACED_BREAK.sub(b"=", raw) if b"= " in raw or b"=\t" in raw else raw)
     if encoding == "uuencode":
         _, files = split_uuencoded(raw.decode("latin-1"))
         return files[0][1] if files else raw
