@@ -441,6 +441,18 @@ def test_a_calendar_becomes_lines(method: str, more: str, first: str) -> None:
     assert body("Content-Type: text/calendar; charset=utf-8", EVENT.format(method=method, more=more)) == first + LINES
 
 
+@pytest.mark.parametrize("piece", [";ENCODING=QUOTED-PRINTABLE", "DTSTART:", "=\n", ";TZID=(GMT", "DTSTART;x=2024"])
+def test_odd_calendars_are_read_quickly(piece: str) -> None:
+    with limit_cpu(5):
+        body("Content-Type: text/calendar", f"BEGIN:VCALENDAR\nA;ENCODING=QUOTED-PRINTABLE:{piece * 60_000}")
+
+
+@pytest.mark.parametrize("name", ["CONFERENCE;VALUE=URI", "X-GOOGLE-CONFERENCE", "X-MICROSOFT-SKYPETEAMSMEETINGURL"])
+def test_the_address_of_a_call_is_told(name: str) -> None:
+    calendar = EVENT.format(method="REQUEST", more=f"{name}:https://meet.example.com/a\n")
+    assert "\nJoin: https://meet.example.com/a\n" in body("Content-Type: text/calendar", calendar)
+
+
 def test_a_calendar_beside_text_is_added() -> None:
     calendar = "Content-Type: text/calendar\n\n" + EVENT.format(method="REQUEST", more="")
     assert multipart("alternative", PLAIN, HTML, calendar) == f"Plain text.\n\nInvitation: {LINES}"
@@ -459,6 +471,16 @@ def test_a_calendar_beside_text_is_added() -> None:
         ("DTSTART:20240314T230000Z\nDTEND:20240315T010000Z", "Thu 2024-03-14 23:00 UTC to Fri 2024-03-15 01:00 UTC"),
         ("DTSTART;TZID=Our own:20240314T140000", "Thu 2024-03-14 14:00 Our own"),
         ("DTSTART:20240314T140000", "Thu 2024-03-14 14:00"),
+        ("DTSTART:2024-03-14T14:00:00Z", "Thu 2024-03-14 14:00 UTC"),
+        ("DTSTART:2024-03-14 14:00:00.000\nDTEND:2024-03-14 15:00", "Thu 2024-03-14 14:00 to 15:00"),
+        ("DTSTART;TZID=Europe/Berlin:20240314T1400", "Thu 2024-03-14 14:00 Europe/Berlin"),
+        ("DTSTART;VALUE=DATE:2024-03-14", "Thu 2024-03-14"),
+        ("DTSTART;TZID=(GMT+01:00) Berlin:20240314T140000", "Thu 2024-03-14 14:00 (GMT+01:00) Berlin"),
+        ('DTSTART;TZID="(UTC-05:00) Lima, Quito":20240314T140000', "Thu 2024-03-14 14:00 (UTC-05:00) Lima, Quito"),
+        (
+            "DTSTART:20240314T140000Z\nRRULE:FREQ=MONTHLY;BYDAY=-1TH\nEXDATE:20240328T140000Z,20240425T140000Z",
+            "Thu 2024-03-14 14:00 UTC\nRepeats: every month on last Thu except 2024-03-28, 2024-04-25",
+        ),
     ],
 )
 def test_the_time_of_an_event_is_told_with_its_zone(lines: str, when: str) -> None:
@@ -537,6 +559,18 @@ def test_a_calendar_in_another_form_becomes_lines() -> None:
     with AttachmentReader(AttachmentLimits()) as reader:
         attached = parse(b"From: a@b\nContent-Type: application/ics; name=a.ics\n\n" + start + end)
         assert reader.read(attached.files[0]).text == "Event: Grüße"
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_values_of_old_calendars_in_quoted_printable_are_read(end: str) -> None:
+    calendar = (
+        "BEGIN:VCALENDAR\nVERSION:1.0\nBEGIN:VEVENT\nSUMMARY;ENCODING=QUOTED-PRINTABLE;CHARSET=UTF-8:Gr=C3=BC=C3=9Fe\n"
+        "DTSTART:20240314T140000Z\nDESCRIPTION;CHARSET=UTF-8;ENCODING=QUOTED-PRINTABLE:Bring the =\nkeys.=0D=0AThanks\n"
+        "LOCATION:Room 4\nEND:VEVENT\nEND:VCALENDAR"
+    )
+    assert body("Content-Type: text/x-vcalendar", calendar.replace("\n", end)) == (
+        "Event: Grüße\nWhen: Thu 2024-03-14 14:00 UTC\nWhere: Room 4\nBring the keys.\nThanks"
+    )
 
 
 @pytest.mark.parametrize("kind", ["text/calendar", "text/plain"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import quopri
 import re
 from contextlib import suppress
 from datetime import UTC, date, datetime, timedelta
@@ -18,11 +19,13 @@ _MAX_CALENDAR = 1 << 20  # characters
 _MAX_REPAIRED = 1 << 17  # characters of a broken calendar
 _MAX_EVENTS = 200
 _MAX_PEOPLE = 100
+_MAX_EXCEPTIONS = 50
 _KINDS = {"VEVENT": "Event", "VTODO": "Task", "VJOURNAL": "Journal"}
 _METHODS = {
     "REQUEST": "Invitation", "CANCEL": "Cancelled", "REPLY": "Reply", "COUNTER": "Proposed change",
     "DECLINECOUNTER": "Declined change", "ADD": "Added dates", "REFRESH": "Request for the latest version",
 }  # fmt: skip
+_CONFERENCES = ("CONFERENCE", "X-GOOGLE-CONFERENCE", "X-MICROSOFT-SKYPETEAMSMEETINGURL")
 _DAYS = {"MO": "Mon", "TU": "Tue", "WE": "Wed", "TH": "Thu", "FR": "Fri", "SA": "Sat", "SU": "Sun"}
 _UNITS = {
     "SECONDLY": "second", "MINUTELY": "minute", "HOURLY": "hour", "DAILY": "day", "WEEKLY": "week",
@@ -34,6 +37,17 @@ _FOLDED_BYTES = re.compile(rb"\r?\n[ \t]")
 _VALUE = r"(?:\"[^\"\n]*+\"|[^\";:,\n]*+)"
 _LINE = re.compile(rf"[\w-]++(?:;[\w-]++={_VALUE}(?:,{_VALUE})*+)*+:")
 _DAY = re.compile(r"([+-]?\d{1,2})?([A-Z]{2})")
+# Forms that programs write though the standard does not allow them: values in quoted-printable (vCalendar 1.0), zones
+# with colons but no quotation marks, and times with punctuation or without seconds.
+_QUOTED_VALUE = re.compile(
+    r"^([\w-]{1,60})[^:\n]{0,200};ENCODING=QUOTED-PRINTABLE[^:\n]{0,200}:((?:[^\n]*+(?<==)\n)*+[^\n]*+)", re.I | re.M
+)
+_BARE_ZONE = re.compile(r"(;TZID=)(\((?:UTC|GMT)[^)\n\"]{0,10}\)[^:;\n\"]{0,100})(?=[:;])", re.I)
+_LOOSE_TIME = re.compile(
+    r"^((?:DTSTART|DTEND|DUE|RECURRENCE-ID)\b[^\n]{0,200}?:)(\d{4})-?(\d\d)-?(\d\d)"
+    r"(?:[T ](\d\d):?(\d\d)(?::?(\d\d)(?:\.\d+)?)?(Z?))?[ \t]*$",
+    re.I | re.M,
+)
 
 
 def decode_calendar(data: bytes, charset: str | None = None) -> str:
@@ -50,6 +64,7 @@ def calendar_to_text(text: str) -> str:
     """
     if len(text) > _MAX_CALENDAR:
         raise ValueError(f"larger than {_MAX_CALENDAR} characters")
+    text = _standardize(text)
     with catch_warnings():
         simplefilter("ignore")  # the package warns about time zones that it guesses
         if len(text) > _MAX_REPAIRED or _ENTRY.search(text) is None:
@@ -58,6 +73,24 @@ def calendar_to_text(text: str) -> str:
             if lines := _read_entries(text.strip()):
                 return lines
         return _read_entries(_repair(text))
+
+
+def _standardize(text: str) -> str:
+    """Return a calendar with the forms of iCalendar in place of others that programs write."""
+    text = text.replace("\r\n", "\n")
+    if "QUOTED-PRINTABLE" in text.upper():
+        text = _QUOTED_VALUE.sub(_decode_quoted_value, text)
+    return _LOOSE_TIME.sub(_write_time, _BARE_ZONE.sub(r'\1"\2"', text))
+
+
+def _decode_quoted_value(line: re.Match[str]) -> str:
+    value = decode(quopri.decodestring(line[2].encode("utf-8", "replace")))
+    return f"{line[1]}:" + clean(value).replace("\n", "\\n")
+
+
+def _write_time(line: re.Match[str]) -> str:
+    name, year, month, day, hour, minute, second, zone = line.groups()
+    return f"{name}{year}{month}{day}" + (f"T{hour}{minute}{second or '00'}{zone}" if hour else "")
 
 
 def _read_entries(text: str) -> str:
@@ -111,9 +144,11 @@ def _describe(entry: Any, method: str) -> Iterator[str]:
         with suppress(ValueError, OverflowError):  # a property that is broken
             if value := describe(entry):
                 yield f"{label}: {value}"
-    for label, name in (("Where", "LOCATION"), ("Status", "STATUS"), ("Link", "URL"), ("Join", "CONFERENCE")):
+    for label, name in (("Where", "LOCATION"), ("Status", "STATUS"), ("Link", "URL")):
         if value := _text(entry, name):
             yield f"{label}: {value}"
+    if value := next(filter(None, (_text(entry, name) for name in _CONFERENCES)), ""):
+        yield f"Join: {value}"
     if organizers := _people(entry, "ORGANIZER"):
         yield f"Organizer: {organizers[0]}"
     if attendees := _people(entry, "ATTENDEE"):
@@ -195,7 +230,15 @@ def _describe_repetition(entry: Any) -> str:
         words.append(f"until {last:%Y-%m-%d}" if isinstance(last, date) else "")
     if count := rule.get("COUNT"):
         words.append(f"{count[0]} times")
+    if dates := _list_exceptions(entry):
+        words.append(f"except {', '.join(dates)}")
     return clean_line(" ".join(words))
+
+
+def _list_exceptions(entry: Any) -> list[str]:
+    """Return the days on which an event does not repeat."""
+    moments = [each.dt for value in _list(entry, "EXDATE") for each in getattr(value, "dts", [])]
+    return [f"{moment:%Y-%m-%d}" for moment in moments[:_MAX_EXCEPTIONS] if isinstance(moment, date)]
 
 
 def _format_day(day: str) -> str:
@@ -203,6 +246,8 @@ def _format_day(day: str) -> str:
     if found is None:
         return day
     name = _DAYS.get(found[2], found[2])
+    if found[1] == "-1":
+        return f"last {name}"
     return f"{name} of week {found[1]}" if found[1] else name
 
 
