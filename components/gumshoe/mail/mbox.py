@@ -20,6 +20,8 @@ _KEPT = 8 << 10  # bytes of a message that is too large which are kept to judge 
 _BLOCK = 1 << 20
 _LARGE = 1 << 20  # bytes; a file with one message of that size may have separators that are unknown
 _MAX_IDS = 20  # `Message-ID` headers in one message
+# Subject of what Pine and the IMAP server of the University of Washington write as the first message of a folder.
+_FOLDER_DATA = re.compile(rb"^Subject: DON'T DELETE THIS MESSAGE -- FOLDER INTERNAL DATA\r?$", re.M)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,9 @@ def split_mbox(blocks: Iterable[bytes], where: str, state: State = "", *, is_sen
         size = len(raw) + dropped
         if dropped:
             yield UnreadableItem(place, "message too large", f"{size:,} bytes; the maximum is {MAX_MESSAGE_SIZE:,}")
+            continue
+        if number == 1 and _FOLDER_DATA.search(raw, 0, _KEPT):
+            yield UnreadableItem(place, "no message", "data that a mail program keeps about the folder")
             continue
         yield RawMessage(place, raw, find_sent_date(separator), find_header_state(raw) or state, is_sent)
         if size > _KEPT and (ids := _count_ids(raw)) > _MAX_IDS:
