@@ -199,6 +199,13 @@ def test_an_id_has_a_normal_form(raw: str, message_id: str) -> None:
     assert parse(f"From: a@x\nMessage-ID: {raw}\n\nText.").message_id == message_id
 
 
+@pytest.mark.parametrize("raw", ["<>", "< >", " <\n >"])
+def test_messages_with_an_empty_id_get_ids_of_their_own(raw: str) -> None:
+    one, other = (parse(f"From: a@x\nMessage-ID: {raw}\n\n{text}.") for text in ("One", "Other"))
+    assert one.has_generated_id
+    assert one.message_id != other.message_id
+
+
 @pytest.mark.parametrize(
     ("references", "in_reply_to", "ids"),
     [

@@ -251,9 +251,11 @@ def shorten_name(name: str) -> str:
 def parse_message_id(raw: str) -> str:
     """Return the id of a message in normal form, with brackets and without spaces, e.g. `<1@example.com>`.
 
-    A text that is no such id is returned on one line.
+    A text that is no such id is returned on one line, and "" if nothing stands in its brackets.
     """
     text = clean_line(repair_bytes(raw))
+    if not text.strip("<> "):
+        return ""
     if text[:1] == "<" and text[-1] == ">" and text.count("<") == 1 and " " not in text:
         return text
     return next(iter(_list_ids(text)), text)
