@@ -61,6 +61,7 @@ def test_malformed_headers_say_nothing(value: str) -> None:
         ("dmarc=fail header.from=example.com", "fail"),
         ("dmarc=fail header.from=example.com; dkim=pass header.d=example.com", "fail"),
         ("dmarc=pass header.from=example.com; dmarc=fail header.from=example.com", "fail"),
+        ("dmarc=pass header.from=evil.example; dmarc=pass header.from=example.com", ""),
         ("dmarc=none header.from=example.com; dkim=pass header.d=example.com", "pass"),
         ("dkim=pass header.i=@example.com", "pass"),
         ("dkim=pass header.d=evil.example", ""),
@@ -228,6 +229,11 @@ def arc(*sealers: str, first: str = CONFIRMED, result: str = "arc=pass") -> dict
         ({**arc("list.example"), "arc-seal": ["d=list.example"]}, (MX, "list.example"), "fail"),
         (
             {**arc("list.example"), "arc-seal": ["i=1; d=evil.example", "i=1; d=list.example"]},
+            (MX, "list.example"),
+            "fail",
+        ),
+        (
+            {**arc("list.example"), "arc-authentication-results": [f"i=1; x; {CONFIRMED}", f"i=1; x; {REFUSED}"]},
             (MX, "list.example"),
             "fail",
         ),

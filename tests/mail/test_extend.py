@@ -2,6 +2,7 @@
 
 import random
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -53,6 +54,16 @@ def test_an_index_without_a_message_equals_a_build_without_it(records: list[dict
         assert MailIndex(index.directory).stats()["messages"] == len(
             {(each["subject"], each["body"], each["from"]) for each in left}
         )
+
+
+def test_later_messages_stay_hidden_after_others_were_removed(tmp_path: Path) -> None:
+    index = make_index(tmp_path, [record(number, body="gas") for number in range(1, 5)])
+    extend_mail_index([], index.directory, remove=["<2@example.com>"])
+    index, until = MailIndex(index.directory), datetime(2001, 5, 4, tzinfo=UTC)
+    assert [each.message_id for each in index.search(BOB, ["gas"], visible_before=until)] == ["<1@example.com>"]
+    for hidden in ("<2@example.com>", "<3@example.com>", "<4@example.com>"):
+        with raises("mail.message-not-found", hidden):
+            index.read(BOB, hidden, visible_before=until)
 
 
 def test_open_readers_keep_the_index_as_it_was(tmp_path: Path) -> None:

@@ -154,6 +154,12 @@ def test_delivered_mail_in_a_folder_for_sent_mail_counts_for_its_recipients(tmp_
     assert holders(index) == {"bob"}
 
 
+def test_a_sender_that_a_server_found_forged_is_not_genuine_in_a_folder_for_sent_mail(tmp_path: Path) -> None:
+    write_mail(tmp_path / "mail" / "Sent" / "1", REFUSED)
+    index, _ = build(tmp_path, f"maildir:{tmp_path / 'mail'}")
+    assert holders(index) == {"bob"}
+
+
 def test_headers_in_the_body_do_not_replace_those_of_the_server(tmp_path: Path) -> None:
     """A message may have no header but those of the server. Then the first headers in its text are read."""
     forged = [CONFIRMED, f"From: {DAVE}", f"To: {BOB}", "Message-ID: <1@example.com>", "Subject: s", "", "word"]
