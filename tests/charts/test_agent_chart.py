@@ -221,8 +221,9 @@ def test_each_container_gets_the_secrets_that_it_uses() -> None:
 def test_vllm_gets_no_argument_that_makes_it_less_safe(argument: str) -> None:
     from helm_python import HelmError
 
-    with pytest.raises(HelmError, match=r"serving\.extraArgs"):
-        render(merge(values_of("standard"), {"serving": {"extraArgs": [argument]}}))
+    for serving in ({"extraArgs": [argument]}, {"runtimeCanary": {"percent": 5, "extraArgs": [argument]}}):
+        with pytest.raises(HelmError, match=r"serving\.extraArgs"):
+            render(merge(values_of("standard"), {"serving": serving}))
 
 
 @pytest.mark.parametrize("mode", ["standard", "llmisvc"])
@@ -370,6 +371,7 @@ def test_two_releases_in_one_namespace_do_not_conflict() -> None:
         ({"canary": {"percent": 101}}, "/canary/percent", ""),
         ({"previous": {"name": "r7f3-2", "uri": "s3://a/b"}}, "previous.name: ", ""),
         ({"previous": {"name": "r6"}}, "previous.uri: ", ""),
+        ({each: {"name": "next", "uri": "s3://a/b"} for each in ("canary", "previous")}, "previous.name: ", ""),
         ({"model": {"uri": ""}}, "/model/uri", ""),
         ({"serving": {"mode": "knative"}}, "/serving/mode", ""),
         ({"serving": {"mode": "external"}}, "serving.external.urls: ", ""),
@@ -401,9 +403,19 @@ def test_two_releases_in_one_namespace_do_not_conflict() -> None:
         ({"agent": {"access": {"existingSecret": ""}}}, "agent.access: ", "existingSecret"),
         ({"agent": {"access": {"jwksUrl": "https://a.example/keys"}}}, "agent.access: ", "issuer"),
         (
+            {"agent": {"access": {"jwksUrl": "https://a.example/keys", "issuer": "https://a.example"}}},
+            "agent.access: ",
+            "audience",
+        ),
+        (
             {"agent": {"access": {"existingSecret": ""}, "settings": {"access": {"open": True}}}},
             "agent.settings.access.open: ",
             "open_to_network",
+        ),
+        (
+            {"agent": {"settings": {"access": {"open": True, "open_to_network": True}}}},
+            "agent.settings.access.open: ",
+            "allowed_hosts",
         ),
         ({"agent": {"replicas": "2"}}, "/agent/replicas", ""),
         ({"agent": {"podLabels": {"app.kubernetes.io/name": "mine"}}}, "app.kubernetes.io/name", ""),
