@@ -33,6 +33,11 @@ def test_a_worked_example_of_a_comparison() -> None:
     assert found.beat_rate.value == pytest.approx((3 + 0.5) / 5)
 
 
+def test_questions_are_paired_by_their_ids_in_any_order() -> None:
+    candidate, baseline = result(answers("++++-", "new")), answers("++---", "old")
+    assert compare_policies(candidate, result(baseline[::-1])) == compare_policies(candidate, result(baseline))
+
+
 @QUICK
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
 def test_swapping_the_policies_negates_the_comparison(pairs: list[tuple[bool, bool]]) -> None:
