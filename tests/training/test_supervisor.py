@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 
+from gumshoe.scenarios.lineage import Lineage
+from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.training.launch import supervisor
 from gumshoe.training.launch.servers import Servers, create_servers
 from gumshoe.training.launch.supervisor import (
     _prepare_new_run,
+    _resume_spec,
     _write_spec,
     check_exit_status,
     exit_on_sigterm,
@@ -23,8 +26,11 @@ from gumshoe.training.launch.supervisor import (
 )
 from gumshoe.training.launch.supervisor import wait_for_trainers as wait_for_trainers
 from gumshoe.training.planning.gpu_allocation import allocate_gpus
+from gumshoe.training.run_spec import BEST, METADATA, RunSpec
 from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_sections import OutputSettings
 from tests.errors import raises
+from tests.scenarios.questions import scenario
 
 SAVING_SCRIPT = """
 import signal, sys
@@ -238,6 +244,47 @@ def test_foreign_files_are_not_overwritten(name: str, tmp_path: Path) -> None:
     assert (tmp_path / name).exists()
     _prepare_new_run(wanted, replace_run=True)
     assert not (tmp_path / name).exists()
+
+
+def make_spec(directory: Path, **changes: Any) -> RunSpec:
+    """Return the specification of a run, and write it if nothing is changed."""
+    settings = TrainSettings(output=OutputSettings(directory=directory))
+    plain = {"content": "c", "searched": "i", "run": "r1", "attempt": 1, **changes}
+    spec = RunSpec(settings=settings, index=directory / "index", scenarios="s.jsonl", **plain)
+    if not changes:
+        _write_spec(spec)
+    return spec
+
+
+@pytest.mark.parametrize(("changed", "value"), [("searched", "the index"), ("content", "the scenarios")])
+def test_a_run_is_not_resumed_with_other_data(changed: str, value: str, tmp_path: Path) -> None:
+    first = make_spec(tmp_path)
+    resumed = _resume_spec(make_spec(tmp_path, run="r2"))
+    assert resumed is not None
+    assert (resumed.run, resumed.attempt, resumed.resume) == (first.run, 2, True)
+    with raises("training.other-settings", tmp_path, f"({value})"):
+        _resume_spec(make_spec(tmp_path, **{changed: "another"}))
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_resumed_run_has_the_lineage_of_what_it_continues(has_checkpoint: bool, tmp_path: Path) -> None:
+    """Checkpoints have learned from the adapter of the first start, whatever the run would start from now."""
+    make_spec(tmp_path)
+    if has_checkpoint:
+        (tmp_path / "checkpoint-5").mkdir()
+        (tmp_path / "checkpoint-5" / METADATA).write_text("{}")
+    other = Lineage.of(ScenarioSet((scenario(1, split="train"),)))
+    resumed = _resume_spec(make_spec(tmp_path, before=other))
+    assert resumed is not None
+    assert resumed.before == (None if has_checkpoint else other)
+
+
+def test_the_best_adapter_is_there_again_if_its_replacement_was_interrupted(tmp_path: Path) -> None:
+    make_spec(tmp_path)
+    (tmp_path / f".{BEST}.old").mkdir()
+    (tmp_path / f".{BEST}.old" / "adapter").write_text("best")
+    _resume_spec(make_spec(tmp_path, run="r2"))
+    assert (tmp_path / BEST / "adapter").read_text() == "best"
 
 
 @pytest.mark.parametrize(
