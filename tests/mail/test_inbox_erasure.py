@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from email.message import EmailMessage
 from pathlib import Path
 
 import apsw
@@ -9,6 +10,7 @@ import pytest
 
 from gumshoe.mail.audit import MailAudit
 from gumshoe.mail.build import build_mail_index
+from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.canary_check import has_canaries
 from gumshoe.mail.inbox_erasure import erase_inbox, erase_messages, find_message_ids, find_messages_of, has_inbox
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
@@ -66,6 +68,24 @@ def test_all_messages_of_a_person_are_erased(directory: Path) -> None:
     assert find_bytes(directory, ANN, "zircon", "opal") == set()
     assert not has_inbox(directory, ANN)
     assert [hit.message_id for hit in MailIndex(directory).search(BOB, ["quartz"])] == ["<2@example.com>"]
+
+
+def test_messages_whose_attachments_mention_a_person_are_erased(tmp_path: Path) -> None:
+    message = EmailMessage()
+    message["From"], message["To"], message["Message-ID"] = CAROL, BOB, "<1@example.com>"
+    message.set_content("See the file.")
+    message.add_attachment(f"Ask {ANN}.", filename="contacts.txt")
+    (tmp_path / "mail").mkdir()
+    (tmp_path / "mail" / "1.eml").write_bytes(message.as_bytes())
+    build_mail_index([f"eml:{tmp_path / 'mail'}"], tmp_path / "index")
+    assert find_messages_of(tmp_path / "index", ANN) == ["<1@example.com>"]
+
+
+def test_the_options_of_an_index_do_not_name_an_erased_inbox(tmp_path: Path) -> None:
+    records = [record(1, to=[BOB]), record(2, to=[CAROL])]
+    directory = make_index(tmp_path, records, MailBuildOptions(inboxes=(BOB, CAROL))).directory
+    erase_inbox(directory, CAROL)
+    assert MailIndex(directory).stats()["options"]["inboxes"] == [BOB]
 
 
 def test_an_index_without_messages_is_deleted(directory: Path) -> None:
