@@ -37,13 +37,24 @@ _TIME = re.compile(r"\d[:.h]\d\d")
 _WROTE = re.compile(
     r".*(?:wrote|writes|schrieb|écrit|escribió|escreveu|scritto|schreef|skrev|kirjoitti|napsal\S*|napisał\S*|yazd\u0131"
     r"|написа\S*|写道|寫道|작성)[^:\uff1a]{0,60}[:\uff1a]$"
+    r"|.{0,150}\bezt írta \(.{0,80}\):$"
 )
 _ADDRESS_AND_COLON = re.compile(r".*<[^<>\s]{1,200}@[^<>\s]{1,200}>[^:\uff1a<>]{0,40}[:\uff1a]$")  # in any language
 _DASHED = re.compile(r"-{3,} ?[^-\s].{0,150}-{3,}$")
 _ORIGINAL = re.compile(
-    r"[-\s]*(?:original.message|ursprüngliche|original.?nachricht|message d.origine|message original|mensaje original"
-    r"|mensagem original|messaggio originale|oorspronkelijk|origineel|ursprungligt|oprindelig|opprinnelig|alkuperäinen"
-    r"|wiadomość oryginalna|původní|исходное|eredeti|orijinal|原始邮件|邮件原件|元のメッセージ|원본)",
+    r"[-*\s]*(?:original.message|ursprüngliche|urspr\. nachricht|original.?nachricht|message d.origine"
+    r"|message original|mensaje original|mensagem original|messaggio originale|oorspronkelijk|origineel"
+    r"|originele bericht|ursprungligt|oprindelig|opprinnelig|alkuperäinen|wiadomość oryginalna|oryginalna wiadomość"
+    r"|původní|pôvodná|исходное|оригинальное|оригінальне|eredeti|orijinal|özgün ileti|mesaj(?:ul)? original"
+    r"|αρχικό μήνυμα|הודעה מקורית|الرسالة الأصلية|-+ ?reply message|原始邮件|原始郵件|原始訊息|邮件原件|回复的原邮件"
+    r"|元のメッセージ|원본)",
+    re.I,
+)
+# The line above a forwarded message, which ends with a colon or dashes.
+_FORWARDED = re.compile(
+    r".{0,60}(?:forwarded|weitergeleitet|transféré|réexpédié|inoltrato|doorgestuurd|reenviado|encaminhad"
+    r"|vidarebefordra|videresend|välitetty|przekazan|přeposlan|preposlan|переслан|пересыл|továbbított|iletilen|προωθ"
+    r"|redirecționat|転送|转发|轉寄|轉發|전달).{0,60}[-:\uff1a]$",
     re.I,
 )
 _FORWARDED_BY = re.compile(r"\s*-{5,} ?Forwarded by ")  # Lotus Notes; it may go on in the next line
@@ -53,17 +64,22 @@ _FROM, _DATE, _SUBJECT = (
     re.compile(rf"\s{{0,3}}\*?(?:{names})\s?\*?\s?[:\uff1a]", re.I)
     for names in (
         "From|Von|De|Da|Van|Från|Fra|Lähettäjä|Od|От|От кого|Feladó|De la|Kimden|Από|发件人|寄件者|差出人|送信者"
-        "|보낸 ?사람",
+        "|보낸 ?사람|寄件人|Від|Saatja|Nuo|Từ|Dari|จาก|מאת|من",
         "Sent|Date|Gesendet|Datum|Envoyé|Enviado|Enviado el|Enviada|Enviada em|Fecha|Data|Inviato|Verzonden|Skickat"
         "|Sendt|Dato|Lähetetty|Wysłano|Odesláno|Отправлено|Дата|Elküldve|Trimis|Tarih|Gönderilen|Gönderme Tarihi"
-        "|Ημερομηνία|Στάλθηκε|发送时间|日期|时间|寄件日期|送信日時|日付|日時|보낸 ?날짜|날짜",
+        "|Ημερομηνία|Στάλθηκε|发送时间|日期|时间|寄件日期|送信日時|日付|日時|보낸 ?날짜|날짜"
+        "|发送日期|發送日期|傳送時間|Надіслано|Odoslané|Dátum|Poslano|Изпратено|Saatmisaeg|Kuupäev|Išsiųsta|Đã gửi|Ngày"
+        "|Dikirim|Tanggal|ส่ง|วันที่|נשלח|תאריך|تاريخ الإرسال|التاريخ",
         "Subject|Betreff|Objet|Asunto|Assunto|Oggetto|Onderwerp|Ämne|Emne|Aihe|Temat|Předmět|Тема|Tárgy|Subiect|Konu"
-        "|Θέμα|主题|主旨|件名|제목",
+        "|Θέμα|主题|主旨|件名|제목|主題|Sujet|Thema|Tema|Predmet|Zadeva|Относно|Teema|Chủ đề|Tiêu đề|Subjek|Perihal"
+        "|เรื่อง|נושא|الموضوع",
     )
 )
-_FIELD = re.compile(r"\s{0,3}\*?[^\W\d_][\w .-]{0,30}\*?\s?[:\uff1a]")
-_TO = re.compile(r"\s{0,3}To:")
-_NOTES_TIME = re.compile(r".{0,100}\d/\d{1,2}/\d{2,4} \d{1,2}:\d\d(?::\d\d)? [AP]M\s*$")
+_FIELD = re.compile(r"\s{0,3}\*?[^\W\d_][\w .\u0e31-\u0e4e-]{0,30}\*?\s?[:\uff1a]")
+_TO = re.compile(r"\s{0,3}(?:To|An|Pour|Para|Per|Aan)\s?:")
+_NOTES_TIME = re.compile(
+    r".{0,100}\d(?:/\d{1,2}/\d{2,4} \d{1,2}:\d\d(?::\d\d)? [AP]M|[./]\d{1,2}[./]\d{4} \d{1,2}:\d\d(?::\d\d)?)\s*$"
+)
 
 _Kind = Literal["", "reply", "forward"]
 
@@ -113,14 +129,15 @@ def _find_unmarked(lines: list[str]) -> tuple[int, _Kind]:
             return first, kind
         if kind == "reply" and not _is_marked(lines, number + 1):
             text = " ".join(lines[first : number + 1])
-            if text.lstrip().startswith("-") or _ORIGINAL.match(text) or _WHEN.search(text):
+            if text.lstrip(" *").startswith("-") or _ORIGINAL.match(text) or _WHEN.search(text):
                 return first, kind
         if _is_header(lines, number):
             above = number - 1
             while above >= 0 and not lines[above].strip():
                 above -= 1
-            if above >= 0 and _DASHED.match(lines[above].strip()):
-                return above, "forward"  # a separator in a language that is not known
+            heading = lines[above].strip() if above >= 0 else ""
+            if _FORWARDED.match(heading) or _DASHED.match(heading):
+                return above, "forward"  # also a separator in a language that is not known
             return above if above >= 0 and _RULE.match(lines[above]) else number, "reply"
         if _is_notes_header(lines, number):
             has_name = number > 0 and lines[number].lstrip()[:1].isdigit() and len(lines[number - 1]) < 100
@@ -130,12 +147,12 @@ def _find_unmarked(lines: list[str]) -> tuple[int, _Kind]:
 
 def _find_introduction(lines: list[str], last: int) -> tuple[int, _Kind]:
     """Return the first line of the introduction that ends with a line, and what it introduces: nothing if no kind."""
-    line = lines[last].strip()
+    line = lines[last].strip().strip("*")
     if not line.endswith(_ENDS) or len(line) > _MAX_LINE_LENGTH or not _TEXT.search(line):
         return last, ""
     joined, first = "", last
     while last - first < _MAX_INTRODUCTION_LINES and first >= 0:
-        part = lines[first].strip()
+        part = lines[first].strip().strip("*")
         if not part or len(part) > _MAX_LINE_LENGTH or _QUOTED.match(part):
             break
         joined = f"{part} {joined}".strip()
