@@ -18,8 +18,9 @@ _TRASH = frozenset(
     roskakori|poistetut|koš|odstraněná pošta|kôš|kuka|törölt elemek|coș de gunoi|çöp kutusu|silinmiş öğeler|корзина
     удаленные|удалённые|кошик|휴지통|지운 편지함|已删除|已删除邮件|已删除 邮件|已刪除的郵件|刪除的郵件|垃圾桶|废纸篓
     已刪除郵件|ごみ箱|삭제된 항목|recycle bin|rubbish|verwijderd|smazaná pošta|usunięte|elemente șterse|șterse
-    izbrisane stavke|izbrisano|smeće|смеће|διαγραμμένα|κάδος απορριμμάτων|απορρίμματα|thùng rác|sampah
-    tong sampah|ถังขยะ|รายการที่ถูกลบ|אשפה|פריטים שנמחקו|المهملات|سلة المهملات|العناصر المحذوفة"""
+    izbrisane stavke|izbrisano|smeće|смеће|διαγραμμένα|κάδος απορριμμάτων|απορρίμματα|thùng rác|sampah|trashed|trash can
+    deleted mail|deleted mails|e mails supprimés|geloescht|geloeschte elemente|geloeschte objekte|tong sampah
+    ถังขยะ|รายการที่ถูกลบ|אשפה|פריטים שנמחקו|المهملات|سلة المهملات|العناصر المحذوفة"""
     .replace("\n    ", "|").split("|")
 )  # fmt: skip
 _SPAM = frozenset(
@@ -28,7 +29,9 @@ _SPAM = frozenset(
     posta indesiderata|indesiderata|lixo eletrônico|lixo eletrónico|correio eletrônico não solicitado|迷惑メール
     ongewenste e mail|ongewenst|wiadomości śmieci|niechciane|skräppost|søppelpost|uønsket e mail|uønsket mail
     roskaposti|nevyžádaná pošta|levélszemét|gereksiz|istenmeyen e posta|спам|нежелательная почта|스팸함|스팸 메일함
-    정크 메일|垃圾邮件|垃圾郵件|垃圾箱|スパム|スパムメール|spam folder|junk folder|gereksiz e posta|önemsiz e posta
+    정크 메일|垃圾邮件|垃圾郵件|垃圾箱|スパム|スパムメール|spam folder|junk folder|spamordner|spam ordner
+    spam mail|spam mails|spam messages|spam e mail|probably spam|possible spam|suspected spam|caught spam|junk messages
+    quarantine|quarantäne|quarantaine|cuarentena|quarentena|карантин|隔离|隔離|gereksiz e posta|önemsiz e posta
     uønsket e post|søppel e post|ανεπιθύμητα|ανεπιθύμητη αλληλογραφία|thư rác|จดหมายขยะ|อีเมลขยะ|ספאם|דואר זבל|הודעות זבל
     البريد العشوائي|البريد الإلكتروني غير الهام|البريد غير المهم"""
     .replace("\n    ", "|").split("|")
@@ -45,6 +48,7 @@ _SENT = frozenset(
     .replace("\n    ", "|").split("|")
 )  # fmt: skip
 _BETWEEN_WORDS = re.compile(r"[\s_-]+")
+_ADDED = re.compile(r"^[\[(*]+|[ \[(]*\d{1,4}[\])]?$|[\])*?~]+$")  # e.g. to the name of a second folder
 _IMAP_WORD = re.compile(r"&([A-Za-z0-9+,]*)-")  # modified UTF-7 of IMAP folders, e.g. `Gel&APY-scht`
 _LABEL = re.compile(r'"[^"]*"|[^,"]+')
 _SYSTEM_LABEL = re.compile(r"\A\[[\w ]{1,20}\]/")  # e.g. `[Gmail]/`
@@ -53,9 +57,17 @@ _FLAGS = re.compile(rb"[A-Z]{1,10}\s*")
 _MAILDIR_FLAGS = re.compile(r"(?:[:;!_\uf022\uf03a]|%3A)[12],([A-Za-z]*)(?:\.\w+)?\Z")
 # A header, and lines that continue it. Written by mail programs and archives, with these letters.
 _HEADER = re.compile(
-    rb"^(X-Mozilla-Status2?|X-Mozilla-Keys|X-Gmail-Labels|X-Status|Status):[ \t]*([^\n]*(?:\n[ \t][^\n]*)*)", re.M
+    rb"^(X-Mozilla-Status2?|X-Mozilla-Keys|X-Gmail-Labels|X-Status|Status|X-Keywords|X-Evolution):"
+    rb"[ \t]*([^\n]*(?:\n[ \t][^\n]*)*)",
+    re.M,
 )
-_BELOW = {b"Status", b"X-Status"}  # stand below the headers of mail servers, and replace those that came by mail
+_HEADER_PARTS = (b"tatus", b"X-Mozilla-Keys:", b"X-Gmail-Labels:", b"X-Keywords:", b"X-Evolution:")
+# These stand below the headers of mail servers, and replace those that came by mail.
+_BELOW = {b"Status", b"X-Status", b"X-Keywords", b"X-Evolution"}
+_JUNK_KEYWORDS = {b"junk", b"$junk"}
+_EVOLUTION = re.compile(rb"[0-9a-f]{8}-([0-9a-f]{4})\s*")  # number and flags of a message
+_EVOLUTION_DELETED = 0x02
+_EVOLUTION_JUNK = 0x80
 _MOZILLA_DELETED = 0x0008
 _MOZILLA_DELETED_ON_SERVER = 0x0020_0000
 _MAX_HEADERS = 64 << 10
@@ -87,7 +99,7 @@ def _fold_name(name: str) -> str:
 
 
 def _state_of_name(name: str) -> State:
-    words = _fold_name(name)
+    words = _ADDED.sub("", _fold_name(name)).strip()
     return "trash" if words in _TRASH else "spam" if words in _SPAM else ""
 
 
@@ -114,7 +126,7 @@ def find_header_state(raw: bytes) -> State:
     """
     head = raw[:_MAX_HEADERS]
     head = head[: find_blank_line(head)[0]]
-    if not any(name in head for name in (b"tatus", b"X-Mozilla-Keys:", b"X-Gmail-Labels:")):
+    if not any(name in head for name in _HEADER_PARTS):
         return ""
     received = 0 if head.startswith(b"Received:") else head.find(b"\nReceived:")
     state: State = ""
@@ -132,8 +144,12 @@ def find_header_state(raw: bytes) -> State:
 def _state_of_header(name: bytes, value: bytes) -> State:
     if name == b"X-Gmail-Labels":
         return find_label_state(value.decode("utf-8", "surrogateescape"))
-    if name == b"X-Mozilla-Keys":
-        return "spam" if b"junk" in value.lower().split() else ""
+    if name in {b"X-Mozilla-Keys", b"X-Keywords"}:
+        return "" if _JUNK_KEYWORDS.isdisjoint(value.lower().split()) else "spam"
+    if name == b"X-Evolution":
+        found = _EVOLUTION.fullmatch(value)
+        flags = int(found[1], 16) if found else 0
+        return "deleted" if flags & _EVOLUTION_DELETED else "spam" if flags & _EVOLUTION_JUNK else ""
     if name in _BELOW:
         return "deleted" if b"D" in value and _FLAGS.fullmatch(value) else ""
     mask = _MOZILLA_DELETED if name == b"X-Mozilla-Status" else _MOZILLA_DELETED_ON_SERVER
