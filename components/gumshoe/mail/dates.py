@@ -80,6 +80,19 @@ _ZONES = {
     for zone in zones.split()
 }
 """Minutes east of UTC. Names that mean several zones, such as IST, are left out."""
+_STANDARD_TIMES = {
+    "greenwich mean": 0, "gmt standard": 0, "british standard": 0, "western european": 0, "coordinated universal": 0,
+    "central european": 60, "central european standard": 60, "central europe standard": 60, "w. europe standard": 60,
+    "romance standard": 60, "mitteleuropaische": 60, "eastern european": 120, "eastern european standard": 120,
+    "e. europe standard": 120, "fle standard": 120, "gtb standard": 120, "osteuropaische": 120, "israel standard": 120,
+    "south africa standard": 120, "russian standard": 180, "arabian standard": 240, "india standard": 330,
+    "china standard": 480, "singapore standard": 480, "taipei standard": 480, "w. australia standard": 480,
+    "tokyo standard": 540, "japan standard": 540, "korea standard": 540, "aus eastern standard": 600,
+    "australian eastern standard": 600, "e. australia standard": 600, "new zealand standard": 720,
+    "atlantic standard": -240, "eastern standard": -300, "central standard": -360, "mountain standard": -420,
+    "pacific standard": -480, "alaskan standard": -540, "hawaiian standard": -600,
+}  # fmt: skip
+"""Minutes east of UTC of zones in words, as Windows and browsers write them, without `time`."""
 
 _USUAL = re.compile(
     r"(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)"
@@ -88,10 +101,15 @@ _USUAL = re.compile(
 _ISO = re.compile(r"\d{4}-|\d{4}W|\d{8}T")
 _DIGITS = re.compile(r"\d{8,19}(?:\.\d{1,9})?")
 _IGNORED = re.compile(r"\([^()]*+\)?| m=[+-].*")  # comments, and the clock that Go appends
+_COMMENT = re.compile(r"\(([^()]*+)\)")
+_ZONE_IN_WORDS = re.compile(r"(?:\b(?:am|pm|us|canada) )*\b([a-z][a-z. ]{2,40}?)(?: time|(sommer)?zeit)\b")
+_SUMMER = re.compile(" (?:daylight|summer)$")
 _EAST_ASIAN_DAY = re.compile(r"(\d{4}) ?[年년] ?(\d{1,2}) ?[月월] ?(\d{1,2}) ?[日일]?")
 _MINUS = re.compile("[\u2010-\u2015\u2212]")
 _DOTTED_HALF = re.compile(r"\b([ap])\. ?m\.", re.I)
 _TIME_MARK = re.compile(r"(?<=\d)[Tt](?=\d\d:)")
+_HOUR_MARK = re.compile(r"\b(\d{1,2})[Hh](?=\d\d\b)")  # 9h30
+_PACKED_TIME = re.compile(r"([01]\d|2[0-3])([0-5]\d)([0-5]\d)?")
 _TOKEN = re.compile(
     r"(?P<time>\d{1,2}:\d{1,2}(?::\d{1,2})?(?:[.,]\d{1,9})?)"
     r"|(?P<date>\d{1,4}(?P<mark>[/.-])\d{1,2}(?P=mark)\d{1,4})(?!\d)"
@@ -189,13 +207,16 @@ class _DateReader:
 
     def __init__(self, text: str) -> None:
         plain = text if text.isascii() else _simplify(text)
-        self._text = _DOTTED_HALF.sub(r"\1m", _TIME_MARK.sub(" ", _IGNORED.sub(" ", plain)))
+        self._comments = _COMMENT.findall(plain)
+        text = _HOUR_MARK.sub(r"\1:", _TIME_MARK.sub(" ", _IGNORED.sub(" ", plain)))
+        self._text = _DOTTED_HALF.sub(r"\1m", text)
         self._day: tuple[int, int, int] | None = None
         self._month = 0
         self._may_be_tuesday = False  # the word for the month, because it stands in front
         self._numbers: list[str] = []
         self._time: tuple[int, int, int] | None = None
         self._zone: int | None = None
+        self._has_numeric_zone = False
         self._zone_names: list[str] = []
         self._half_of_day = ""
         self._has_two = False
@@ -224,12 +245,15 @@ class _DateReader:
             self._has_two |= self._day is not None
             self._day = _read_numeric_day(text)
         elif kind == "zone" and self._time:
+            self._has_numeric_zone = True
             if self._zone is None:
                 self._zone = _read_zone(text.replace(" ", ""))
         elif kind == "zone":  # 5-Mar-2024
             self._numbers.append(text[1:].lstrip())
         elif kind == "number" and self._is_unsigned_zone(text):
             self._zone = _read_zone(f"+{text}")
+        elif kind == "number" and self._has_whole_day() and not self._time and (packed := _PACKED_TIME.fullmatch(text)):
+            self._time = int(packed[1]), int(packed[2]), int(packed[3] or 0)
         elif kind == "number":
             self._numbers.append(text)
         else:
@@ -240,6 +264,10 @@ class _DateReader:
         has_day = self._day or any(len(each) == _LONG_YEAR for each in self._numbers[1:])
         is_short = len(text) == _LONG_YEAR and text <= _MAX_UNSIGNED_ZONE
         return is_short and bool(has_day and self._time) and self._zone is None
+
+    def _has_whole_day(self) -> bool:
+        has_year = len(self._numbers) == 2 and any(len(each) == _LONG_YEAR for each in self._numbers)
+        return self._day is not None or (self._month > 0 and has_year)
 
     def _take_word(self, word: str) -> None:
         month = next((number for number, names in enumerate(_ALL_MONTHS, 1) if _begins_one(word, names)), 0)
@@ -268,14 +296,27 @@ class _DateReader:
         return hour, minute, second
 
     def _find_zone(self) -> int | None:
-        if self._zone is not None or self._time is None:
+        if self._zone is not None or self._time is None or self._has_numeric_zone:
             return self._zone
         names = (re.split(r"\d", name)[0] for name in self._zone_names)
-        return next((_ZONES[name] for name in names if name in _ZONES), None)
+        zones = (_read_zone_in_words(self._text), *map(_ZONES.get, names))
+        comments = (_ZONES.get(each.strip().lower(), _read_zone_in_words(each)) for each in self._comments)
+        return next((zone for zone in (*zones, *comments) if zone is not None), None)
 
 
 def _begins_one(word: str, names: tuple[str, ...]) -> bool:
     return len(word) >= _MIN_MONTH_LENGTH and any(name.startswith(word) for name in names)
+
+
+def _read_zone_in_words(text: str) -> int | None:
+    """Return the minutes of `W. Europe Daylight Time` or `Mitteleuropäische Zeit`, or None if no such zone is named."""
+    for found in _ZONE_IN_WORDS.finditer(text.lower()):
+        name = found[1].strip()
+        standard = _SUMMER.sub(" standard", name)
+        minutes = _STANDARD_TIMES.get(standard, _STANDARD_TIMES.get(standard.removesuffix(" standard")))
+        if minutes is not None:
+            return minutes + (60 if standard != name or found[2] else 0)
+    return None
 
 
 def _read_numeric_day(text: str) -> tuple[int, int, int]:
