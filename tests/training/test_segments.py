@@ -1,5 +1,6 @@
 """Episodes of several segments: rows as trees of tokens, and the sequences that the policy saw."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from gumshoe.environments.base import EpisodeState
 from gumshoe.rollouts.trajectory import Segment, Span, Trajectory
 from tests.models import random_model
-from tests.scenarios.questions import QUICK
+from tests.scenarios.questions import QUICK, scenario
 
 if TYPE_CHECKING:
     import torch
@@ -82,6 +83,38 @@ def test_segments_are_weighted(weighting: Any, mask: list[int], advantages: list
     assert (row.prompt_ids, row.completion_ids) == ([1, 2, 3], [10, 11, 11, 20, 12, 21, 13, 14])
     assert row.previous == [2, 3, 1, 5, 6, 5, 8, 9]
     assert (row.mask, row.advantages) == (mask, advantages)
+
+
+def test_mode_rollout_trains_on_results_but_not_on_repeated_context() -> None:
+    from gumshoe.training.grpo.samples import to_sample
+
+    row = to_sample(SPLIT, 1.0, (3.0,), train_on_tool_tokens=True)
+    assert row.mask == [1, 1, 0, 1, 1, 1, 1, 1]
+    assert row.logprobs == pytest.approx([-1.0, -1.1, 0.0, None, -1.2, None, -1.3, -1.4])
+
+
+def test_a_turn_whose_reasoning_was_ended_is_one_turn() -> None:
+    from gumshoe.training.grpo.samples import to_sample
+
+    begun = Span("sampled", "", (10,), (-1.0,), is_continued=True)
+    spans = [Span("prompt", "", (1,)), begun, Span("injected", "", (20,)), sampled((11,)), Span("injected", "", (21,))]
+    row = to_sample(trajectory([*spans, sampled((12,))], []), 1.0, (1.0, 2.0))
+    assert (row.mask, row.advantages) == ([1, 0, 1, 0, 1], [1.0, 1.0, 1.0, 2.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("ending", "is_trained"), [("answer", True), ("max turns", True), ("truncated", False), ("context full", False)]
+)
+def test_episodes_that_were_cut_off_can_be_left_out(ending: Any, is_trained: bool) -> None:
+    from gumshoe.training.algorithms.lookup import find_algorithm
+    from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
+    from gumshoe.training.grpo.samples import to_samples
+
+    members = replace(SPLIT, ending=ending), SPLIT
+    found = RolloutBatch(1, [ScoredGroup(scenario(1), members, (1.0, 0.0))])
+    for mask_truncated in (False, True):
+        rows = to_samples(found, find_algorithm("grpo", {}), 2, 0, mask_truncated=mask_truncated)
+        assert [any(each.mask) for each in rows] == [is_trained or not mask_truncated, True]
 
 
 @QUICK

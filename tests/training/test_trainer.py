@@ -1,7 +1,7 @@
 """The trainer: passes, masks, the reference of the KL term, and dropped groups. `test_loss.py` checks its loss."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache
 from pathlib import Path
@@ -396,6 +396,29 @@ def test_off_policy_groups_are_dropped(tmp_path: Path) -> None:
     assert [each.trained for each in compared] == [0, 0, *tokens[2:]]
     assert [each.tokens for each in compared] == tokens
     assert [each.difference for each in compared] == pytest.approx([0.8, 0.8, 0, 0], abs=1e-4)
+
+
+def test_dropped_groups_do_not_weaken_the_others(tmp_path: Path) -> None:
+    import torch
+
+    dropped, alone = step(), step()
+    alone.groups = alone.scored = alone.groups[1:]
+    benches = [make_bench(tmp_path, [each]) for each in (dropped, alone)]
+    benches[0].first_shift = -0.8
+    for bench in benches:
+        bench.trainer.train()
+    assert [bench.hooks.latest.off_policy for bench in benches] == [1, 0]
+    torch.testing.assert_close(benches[0].gradients[0], benches[1].gradients[0], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(("staleness", "off_policy"), [(0, 1), (1, 0)])
+def test_an_older_policy_may_differ_more(tmp_path: Path, staleness: int, off_policy: int) -> None:
+    found = step()
+    found.groups[0] = replace(found.groups[0], staleness=staleness)
+    bench = make_bench(tmp_path, [found])
+    bench.first_shift = -0.8
+    bench.trainer.train()
+    assert bench.hooks.latest.off_policy == off_policy
 
 
 @pytest.mark.parametrize("difference", [0.8, -0.8, math.nan])
