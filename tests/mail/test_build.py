@@ -205,6 +205,20 @@ def test_a_build_that_is_stopped_before_it_is_published_goes_on(
     assert not (directory / ".partial").exists()
 
 
+def test_a_stopped_build_does_not_go_on_as_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped, other = (write_jsonl(tmp_path / f"{number}.jsonl", [record(number)]) for number in (1, 2))
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(index_build, "digest_content", stop)
+        with pytest.raises(KeyboardInterrupt):
+            build_mail_index([stopped], tmp_path / "index")
+    build_mail_index([other], tmp_path / "index")
+    assert [each for each, _ in MailIndex(tmp_path / "index").list_messages(BOB)] == ["<2@example.com>"]
+
+
 def test_batches_of_large_items_are_small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(source_batches, "_BATCH_BYTES", 100)
     items: list[source_batches.NumberedItem]

@@ -94,18 +94,22 @@ def groups(out: Path) -> dict[str, list[int]]:
 
 def test_progress_shows_episodes_speed_and_failures(place: Place, tmp_path: Path) -> None:
     told: list[tuple[float, str | None, float | None]] = []
+    out, written = tmp_path / "t.jsonl", list[int]()
 
     def advance(amount: float = 0, *, note: str | None = None, total: float | None = None) -> None:
         told.append((amount, note, total))
+        if amount:
+            written.append(out.read_bytes().count(b"\n"))
 
     with FakeVLLM() as server:
         server.inject(status(400), after=5)
         settings = RolloutOptions(
             place.index, str(place.scenarios), adapter(server), str(place.tokenizer), samples=2, concurrency=2
         )
-        report = asyncio.run(run_to_file(settings, tmp_path / "t.jsonl", advance))
+        report = asyncio.run(run_to_file(settings, out, advance))
     assert (report.done, report.retried) == (2 * COUNT, 1)
     assert sum(amount for amount, _, _ in told) == max(total or 0 for _, _, total in told) == 2 * COUNT
+    assert written == [2 * ended for ended in range(1, COUNT + 1)], "a group is in the file as soon as it has ended"
     notes = [note for _, note, _ in told if note]
     counts = [[int(number.replace(",", "")) for number in re.findall(r"[\d,]*\d", note)] for note in notes]
     assert all(len(each) in (3, 4) and each[-2] in (0, 1) and each[-1] == 0 for each in counts), notes

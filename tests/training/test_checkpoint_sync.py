@@ -237,6 +237,27 @@ def test_a_killed_restore_is_repeated(uri: str, run: Path, tmp_path: Path) -> No
     assert files(other) == files(run)
 
 
+def test_a_restored_directory_has_a_run_once_it_is_complete(
+    uri: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The specification comes last: a restore that is killed before it leaves no run, and is repeated."""
+    save(run, "checkpoint-1", "step 1")
+    with CheckpointStore(uri, 2).uploading(run, 1):
+        pass
+    other, replace = tmp_path / "other", Path.replace
+    other.mkdir()
+    moved = list[str]()
+
+    def replace_and_note(source: Path, target: Path) -> Path:
+        if target.parent == other:
+            moved.append(target.name)
+        return replace(source, target)
+
+    monkeypatch.setattr(Path, "replace", replace_and_note)
+    CheckpointStore(uri, 2).restore(other)
+    assert (set(moved), moved[-1]) == ({each.name for each in run.iterdir()}, SPEC)
+
+
 def test_a_pruned_end_is_not_uploaded_again(uri: str, run: Path) -> None:
     save(run, "checkpoint-1", "step 1")
     save(run, FINAL, "final")

@@ -23,6 +23,7 @@ from gumshoe.training.launch.supervisor import (
     check_exit_status,
     exit_on_sigterm,
     exit_status_of,
+    start_trainers,
 )
 from gumshoe.training.launch.supervisor import wait_for_trainers as wait_for_trainers
 from gumshoe.training.planning.gpu_allocation import allocate_gpus
@@ -254,6 +255,14 @@ def make_spec(directory: Path, **changes: Any) -> RunSpec:
     if not changes:
         _write_spec(spec)
     return spec
+
+
+def test_trainers_hold_the_lock_of_their_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """They may still be saving after this process was killed."""
+    started = list[dict[str, Any]]()
+    monkeypatch.setattr("subprocess.Popen", lambda _, **options: started.append(options))
+    list(start_trainers("any.module", tmp_path / "run.json", 2, allocate_gpus([], 2, 0), 7))
+    assert [each["pass_fds"] for each in started] == [[7], [7]]
 
 
 @pytest.mark.parametrize(("changed", "value"), [("searched", "the index"), ("content", "the scenarios")])

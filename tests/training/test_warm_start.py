@@ -28,6 +28,7 @@ from gumshoe.training.sft.warm_start import (
     TRAINED,
     VERDICTS,
     WarmStartSpec,
+    _install,
 )
 from tests.conftest import CommandResult
 from tests.errors import raises
@@ -454,6 +455,26 @@ def find_trainer(place: Path) -> int | None:
         if is_trainer and any(str(place).encode() in word for word in arguments):
             return int(each.parent.name)
     return None
+
+
+@pytest.mark.parametrize("complete", [ADAPTER_CONFIG, CONFIG])
+def test_the_file_that_makes_a_warm_start_complete_is_installed_last(
+    complete: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names, moved, replace = {"a.json", WEIGHTS, complete}, list[str](), Path.replace
+    for name in names:
+        place = tmp_path / WARM_START_STATE / TRAINED / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text("")
+
+    def replace_and_note(source: Path, target: Path) -> Path:
+        moved.append(source.name)
+        return replace(source, target)
+
+    monkeypatch.setattr(Path, "replace", replace_and_note)
+    _install(tmp_path)
+    assert (set(moved), moved[-1]) == (names, complete)
+    assert {each.name for each in tmp_path.iterdir()} == names
 
 
 @pytest.mark.nightly
