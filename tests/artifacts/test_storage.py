@@ -1,6 +1,7 @@
 """Storage and reading by URI: a directory and a bucket behave alike."""
 
 import errno
+import fcntl
 import os
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -14,6 +15,7 @@ from gumshoe.artifacts.storage import (
     explain_os_errors,
     list_uri,
     lock_directory,
+    open_locked_file,
     open_storage,
     open_uri,
 )
@@ -288,3 +290,20 @@ def test_a_pipe_is_not_listed(tmp_path: Path) -> None:
     write_files(tmp_path, {"mail/a.eml": b"a"})
     os.mkfifo(tmp_path / "mail" / "pipe")
     assert sizes(str(tmp_path / "mail")) == {str(tmp_path / "mail" / "a.eml"): 1}
+
+
+def test_a_file_that_was_replaced_before_it_was_locked_is_in_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its holder has put another file in its place, which nobody has locked."""
+    path, flock = tmp_path / "file", fcntl.flock
+
+    def replace_and_lock(file: int, operation: int) -> None:
+        (tmp_path / "new").write_bytes(b"new")
+        (tmp_path / "new").replace(path)
+        flock(file, operation)
+
+    monkeypatch.setattr(fcntl, "flock", replace_and_lock)
+    with raises("store.file-in-use", path), open_locked_file(path):
+        pass
+    assert path.read_bytes() == b"new"

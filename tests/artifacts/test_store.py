@@ -415,6 +415,16 @@ def test_damaged_stored_bytes_are_never_fetched(
     assert not out.exists()
 
 
+@pytest.mark.parametrize("damage", [b"", b"Trained on 40,000 mailboxes\n", SMALL["notes.txt"] + b"more"])
+def test_a_damaged_file_is_not_read(store: Store, source: Path, tmp_path: Path, damage: bytes) -> None:
+    manifest = store.publish(source, "adapters", "1").manifest
+    assert store.read_file(manifest, "notes.txt") == SMALL["notes.txt"]
+    assert store.read_file(manifest, "other.txt") is None
+    overwrite(store, stored_key(store, "adapters/1", "notes.txt"), damage, tmp_path)
+    with raises("artifacts.damaged-in-store", stored_key(store, "adapters/1", "notes.txt")):
+        store.read_file(manifest, "notes.txt")
+
+
 def test_an_artifact_with_a_missing_file_is_never_fetched(store: Store, source: Path, out: Path) -> None:
     store.publish(source, "adapters", "1")
     key = stored_key(store, "adapters/1", "notes.txt")
@@ -559,6 +569,19 @@ def test_a_destination_with_another_artifact_is_rejected(store: Store, source: P
     before = read_files(out, manifest=True)
     with raises("artifacts.destination-is-another-artifact", out, "adapters/1"):
         store.fetch("adapters/2", out)
+    assert read_files(out, manifest=True) == before
+
+
+def test_a_destination_with_the_same_version_of_another_store_is_rejected(
+    store: Store, source: Path, out: Path, tmp_path: Path
+) -> None:
+    other = Store(str(tmp_path / "another-store"))
+    other.publish(write_files(tmp_path / "another", {"notes.txt": b"Trained on other mail."}), "adapters", "1")
+    store.publish(source, "adapters", "1")
+    other.fetch("adapters/1", out)
+    before = read_files(out, manifest=True)
+    with raises("artifacts.destination-is-another-artifact", out, "adapters/1"):
+        store.fetch("adapters/1", out)
     assert read_files(out, manifest=True) == before
 
 
