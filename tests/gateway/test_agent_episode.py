@@ -305,12 +305,20 @@ def test_turns_and_tokens_are_limited(play: Play, limits: EpisodeLimits, setting
     assert done.sampled_tokens <= settings.get("max_sampled_tokens", 1000)
 
 
-def test_turns_that_are_being_sampled_count(play: Play) -> None:
+def test_turns_that_are_being_sampled_count(play: Play, tokenizer: Any) -> None:
+    class Waiting:
+        async def sample(
+            self, ids: Sequence[int], sampling: Sampling, *, stop_ids: Sequence[int], seed: int
+        ) -> Completion:
+            await asyncio.sleep(0)  # the other requests arrive
+            own = ScriptedPolicy(tokenizer, lambda *_: "Hello.")
+            return await own.sample(ids, sampling, stop_ids=stop_ids, seed=seed)
+
     async def agent(episode: "AgentEpisode") -> None:
         found = await asyncio.gather(*(ask(episode) for _ in range(5)), return_exceptions=True)
         assert sum(isinstance(each, LimitReachedError) for each in found) == 3
 
-    assert play(agent, limits=EpisodeLimits(2, 100_000)).turns == 2
+    assert play(agent, Waiting(), limits=EpisodeLimits(2, 100_000)).turns == 2
 
 
 def test_tool_calls_are_limited(play: Play) -> None:
@@ -375,7 +383,7 @@ def test_the_end_waits_for_the_thread_of_a_call_whose_request_was_cancelled(
         with pytest.raises(asyncio.CancelledError):
             await calling
         following = asyncio.create_task(episode.call_tool(READ))
-        await asyncio.sleep(0)
+        await asyncio.wait({following}, timeout=0.2)
         assert not following.done()
         released.set()
         await following

@@ -10,7 +10,8 @@ from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
 from gumshoe.environments.tools import Call
-from gumshoe.gateway.gateway_limits import MAX_STORED
+from gumshoe.gateway.admitted_episodes import StoredResponses
+from gumshoe.gateway.gateway_limits import MAX_STORED, MAX_STORED_BYTES
 from gumshoe.gateway.messages import AgentMessage, ModelRequest, SampledMessage
 from tests.gateway.served_episodes import BOTH, CALL, POLICY, TEXT, TOOL, Served, StandIn, serve, serve_in_thread
 
@@ -199,6 +200,13 @@ def test_old_responses_are_forgotten() -> None:
         return continued[0].status_code, continued[1].status_code
 
     assert serve(test) == (400, 200)
+
+
+def test_large_responses_are_forgotten_earlier() -> None:
+    stored = StoredResponses()
+    for number in range(4):
+        stored.add(str(number), (), MAX_STORED_BYTES // 2)
+    assert [stored.find(str(number)) is not None for number in range(4)] == [False, False, True, True]
 
 
 @pytest.fixture(scope="module")
