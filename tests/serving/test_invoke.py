@@ -245,6 +245,12 @@ def test_other_encodings_and_chunked_bodies_are_accepted(server: AgentProcess) -
     assert server.client.post("/invoke", content=parts, headers={"Content-Type": "application/json"}).is_success
 
 
+def test_a_chunked_body_has_the_limit_of_others(server: AgentProcess) -> None:
+    parts = (b"x" * size for size in (65_536, 1))
+    response = server.client.post("/invoke", content=parts, headers={"Content-Type": "application/json"})
+    assert (response.status_code, code_of(response)) == (413, "serving.request-too-large")
+
+
 def test_an_endless_body_is_refused(server: AgentProcess) -> None:
     endless = (b"x" * 4096 for _ in range(1 << 20))
     try:

@@ -28,7 +28,13 @@ from tests.inference.fake_vllm import (
 from tests.rewards.chat_judge import says, shown
 from tests.rollouts.conversations import call
 from tests.serving.agent_server import ANN, DAY, SECRET, AgentProcess, ServerFiles, code_of, question_body, start_server
-from tests.serving.in_process import make_scenario, open_test_service
+from tests.serving.in_process import (
+    make_scenario,
+    make_settings,
+    model_settings,
+    open_test_service,
+    serve_in_thread,
+)
 from tests.serving.mcp_client import call_tools
 from tests.serving.test_invoke import read_events
 from tests.waiting import Clock, async_wait_until, wait_until
@@ -232,6 +238,26 @@ def test_the_best_answer_by_a_judge_is_returned_and_its_requests_are_counted(
     assert best_server.metric("gumshoe_judge_tokens_total", kind="given") == 1000
     assert best_server.metric("gumshoe_choices_total", how="best") == 1
     assert SECRET not in judge.requests[0]["messages"][-1]["content"]
+
+
+def test_tokens_of_the_judge_are_taken_from_the_caller_s_budget(
+    place: ServerFiles, model: FakeVLLM, judge: FakeVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe.serving.usage_budgets import UsageBudgets
+
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    by = {"ruler": {"model": {"model": "base", "url": f"{judge.address}/v1", "attempts": 1}}}
+    chosen = {"samples": 4, "temperature": 0.8, "choose": "best", "choose_by": by}
+    limits = {"deadline": 3600, "tokens_per_day": 1_000_000, "usage_file": str(tmp_path / "usage.db")}
+    model.inject(answer_wrongly(lambda number: number != 2), times=None)
+    settings = make_settings(place, model=model_settings(place, model.address, **chosen), limits=limits)
+    with serve_in_thread(settings) as server:
+        cost = server.ask().json()["cost"]
+    assert cost["judge_prompt_tokens"] == 1000
+    names = ("prompt_tokens", "sampled_tokens", "judge_prompt_tokens", "judge_sampled_tokens")
+    budgets = UsageBudgets(tokens_per_day=1, file=tmp_path / "usage.db")
+    assert budgets.read("address 127.0.0.1")[0] == sum(cost[each] for each in names)
+    budgets.close()
 
 
 def test_if_the_judge_fails_the_first_answer_is_returned(

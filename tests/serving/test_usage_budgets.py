@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,6 +107,30 @@ def test_usage_in_a_file_survives_a_restart_and_is_shared_by_processes(tmp_path:
     assert refusal(lambda: second.take("ann", tokens=31)) is not None
     second.take("ann", tokens=30)
     assert first.read("ann") == (100, 0)
+    for each in (first, second):
+        each.close()
+
+
+def test_processes_that_use_a_file_at_once_wait_for_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gumshoe.serving.usage_budgets import UsageBudgets
+
+    first, second = (make_budgets(tokens_per_day=100, file=tmp_path / "usage.db") for _ in range(2))
+    read = UsageBudgets.read
+
+    with ThreadPoolExecutor(1) as pool:
+        others = list[Any]()
+
+        def read_while_another_takes(budgets: UsageBudgets, caller: str) -> tuple[int, int]:
+            found = read(budgets, caller)
+            if budgets is first:
+                others.append(pool.submit(second.take, "ann", tokens=60))
+                wait(others, timeout=0.1)
+            return found
+
+        monkeypatch.setattr(UsageBudgets, "read", read_while_another_takes)
+        first.take("ann", tokens=60)
+        assert refusal(others[0].result) is not None
+    assert second.read("ann") == (60, 0)
     for each in (first, second):
         each.close()
 
