@@ -22,6 +22,17 @@ def test_processes_have_a_memory_limit() -> None:
     assert failure.value.kind == "memory"
 
 
+def test_a_lower_limit_of_the_system_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody may raise a hard limit, e.g. of `ulimit -v`; processes that tried could not start."""
+    limits = list[tuple[int, int]]()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (MAX_MEMORY // 2, MAX_MEMORY // 2))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limit: limits.append(limit))
+    monkeypatch.setattr(logging, "disable", lambda: None)
+    with warnings.catch_warnings():
+        processes_module._start_process()
+    assert limits == [(MAX_MEMORY // 2, MAX_MEMORY // 2)]
+
+
 def test_parsers_are_quiet(capfd: pytest.CaptureFixture[str]) -> None:
     with open_processes(1, 20) as processes:
         processes.run(logging.error, "broken file")

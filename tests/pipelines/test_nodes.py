@@ -54,7 +54,11 @@ def test_servers_use_their_gpus_and_the_dtype_of_training(
     (server, loader) = made.manifests[3]["spec"]["template"]["spec"]["containers"]
     assert {each["name"] for each in server["env"]} & KEYS == {"HF_TOKEN", "VLLM_API_KEY"}
     assert {each["name"] for each in loader["env"]} & KEYS == {"VLLM_API_KEY", *SECRET_KEYS["gumshoe-s3"]}
-    assert {each["name"] for each in made.manifests[2]["spec"]["trainer"]["env"]} >= KEYS
+    trainer = made.manifests[2]["spec"]["trainer"]
+    assert {each["name"] for each in trainer["env"]} >= KEYS
+    for container in (server, loader, trainer):
+        names = [each["name"] for each in container["env"]]
+        assert len(names) == len(set(names)), "Kubernetes rejects a variable with two sources"
     assert server["resources"]["limits"].get("nvidia.com/gpu", "0") == str(job.get("rollout_gpus", min(1, gpus)))
 
 

@@ -49,6 +49,8 @@ WHY, CAUSE = "Why did the date change?", "there is a rail strike on the first da
         (WHO, KIM, "Kim Nguyen is no longer the chair", False, "denied"),
         (WHO, KIM, "I don't know", False, "no answer"),
         (WHO, KIM, "", False, "no answer"),
+        (WHO, KIM, f"Kim Nguyen{'.' * 801}", False, "dump"),
+        (WHO, KIM, f"Kim Nguyen{'.' * 800}", True, "same text"),
         (WHO, KIM, "From: Bo Ek\nSubject: Audit\n\nThe chair is Kim Nguyen.", False, "dump"),
         (WHO, KIM, "The chair is Kim Nguyen. Best wishes, Bo", False, "dump"),
         (WHO, KIM, f"Kim Nguyen. {'He likes apples and pears. ' * 12}", False, "dump"),
