@@ -87,17 +87,26 @@ def test_every_form_of_separator_separates(separator: bytes, above: bytes, end: 
     assert problems == []
 
 
+FOLDER_SUBJECT = b"Subject: DON'T DELETE THIS MESSAGE -- FOLDER INTERNAL DATA\n"
+
+
 @pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
 def test_data_that_a_mail_program_keeps_about_a_folder_is_no_message(end: bytes) -> None:
-    subject = b"DON'T DELETE THIS MESSAGE -- FOLDER INTERNAL DATA"
     data = (
         b"From MAILER-DAEMON Tue Mar  5 09:30:00 2024\nDate: 05 Mar 2024 09:30:00 +0100\n"
-        b"From: Mail System Internal Data <MAILER-DAEMON@host>\nSubject: " + subject + b"\n"
-        b"Message-ID: <1709627400@host>\nX-IMAP: 1709627400 0000000002\nStatus: RO\n\nThis text is internal.\n\n"
+        b"From: Mail System Internal Data <MAILER-DAEMON@host>\n"
+        + FOLDER_SUBJECT
+        + b"Message-ID: <1709627400@host>\nX-IMAP: 1709627400 0000000002\nStatus: RO\n\nThis text is internal.\n\n"
     )
-    question = mail(2).replace(b"Subject: 2", b"Subject: Re: " + subject)
+    question = mail(2).replace(b"Subject: 2\n", FOLDER_SUBJECT.replace(b": ", b": Re: "))
     messages, problems = split((data + DATED + b"\n" + question).replace(b"\n", end))
     assert (messages, problems) == ([question.replace(b"\n", end)], ["no message"])
+
+
+@pytest.mark.parametrize("headers", [b"", b"From: Mail System Internal Data <MAILER-DAEMON@host>\n", FOLDER_SUBJECT])
+def test_a_message_about_data_of_a_folder_is_kept(headers: bytes) -> None:
+    message = b"To: ann@example.com\n" + headers + b"\nThe first message says:\n" + FOLDER_SUBJECT
+    assert split(DATED + b"\n" + message) == ([message], [])
 
 
 def test_messages_with_different_headers_are_separated() -> None:

@@ -9,6 +9,7 @@ from typing import BinaryIO
 from gumshoe.artifacts.lines import GZIP_ERRORS, read_blocks
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.artifacts.storage import StorageError
+from gumshoe.mail.headers import find_blank_line
 from gumshoe.mail.items import MailSource, RawItem, RawMessage
 from gumshoe.mail.message import State
 from gumshoe.mail.message_files import MAX_MESSAGE_SIZE
@@ -20,8 +21,11 @@ _KEPT = 8 << 10  # bytes of a message that is too large which are kept to judge 
 _BLOCK = 1 << 20
 _LARGE = 1 << 20  # bytes; a file with one message of that size may have separators that are unknown
 _MAX_IDS = 20  # `Message-ID` headers in one message
-# Subject of what Pine and the IMAP server of the University of Washington write as the first message of a folder.
-_FOLDER_DATA = re.compile(rb"^Subject: DON'T DELETE THIS MESSAGE -- FOLDER INTERNAL DATA\r?$", re.M)
+# Headers of what Pine and the IMAP server of the University of Washington write as the first message of a folder.
+_FOLDER_DATA = (
+    b"\nFrom: Mail System Internal Data <",
+    b"\nSubject: DON'T DELETE THIS MESSAGE -- FOLDER INTERNAL DATA",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +74,13 @@ def starts_like_mbox(data: bytes) -> bool:
     return start.startswith((b"From ", b"From\n", b"From\r")) and not is_header
 
 
+def _is_folder_data(raw: bytes) -> bool:
+    """Return True if a message is data that a mail program keeps about its folder."""
+    start = raw[:_KEPT]
+    head = b"\n" + start[: find_blank_line(start)[0]]
+    return all(header in head for header in _FOLDER_DATA)
+
+
 def split_mbox(blocks: Iterable[bytes], where: str, state: State = "", *, is_sent: bool = False) -> Iterator[RawItem]:
     """Yield the messages of an mbox, and an `UnreadableItem` for each that is too large or seems to be several."""
     separators = Separators()
@@ -85,7 +96,7 @@ def split_mbox(blocks: Iterable[bytes], where: str, state: State = "", *, is_sen
         if dropped:
             yield UnreadableItem(place, "message too large", f"{size:,} bytes; the maximum is {MAX_MESSAGE_SIZE:,}")
             continue
-        if number == 1 and _FOLDER_DATA.search(raw, 0, _KEPT):
+        if number == 1 and _is_folder_data(raw):
             yield UnreadableItem(place, "no message", "data that a mail program keeps about the folder")
             continue
         yield RawMessage(place, raw, find_sent_date(separator), find_header_state(raw) or state, is_sent)

@@ -2,7 +2,7 @@
 
 import mmap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, reduce
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -137,11 +137,6 @@ class InboxPostings:
             place = self._first + int(places[number])
             part = slice(*self._arrays["posting_starts"][place : place + 2].tolist())
             yield terms[number], self._arrays["ordinals"][part]
-
-    def find_all(self, terms: Iterable[int]) -> NDArray[np.uint16]:
-        """Return the ordinals, ascending, of the messages that contain each of at least one term."""
-        rarest, *others = sorted((self.find(term).ordinals for term in set(terms)), key=len)
-        return reduce(intersect, others, rarest)
 
     def find_phrase(self, phrase: Sequence[tuple[int, int]], within: NDArray[np.uint16] | None = None) -> TermMatches:
         """Return the messages that contain terms at given distances from each other.

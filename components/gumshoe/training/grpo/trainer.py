@@ -262,8 +262,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             return found.log_probs.float(), found.entropy.float()
 
         if self._is_sharded:
-            numbers = list(range(len(rows)))
-            parts = [numbers[start : start + size] for start in range(0, len(rows), size)]
+            parts = [each.tolist() for each in torch.split(torch.arange(len(rows)), size)]
         else:
             parts = divide(rows, groups, 0, reader.width, size * max(len(row.ids) for row in rows))
         found = [
