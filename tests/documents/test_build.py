@@ -372,7 +372,7 @@ def test_a_damaged_file_is_rejected(intact: Path, tmp_path: Path, name: str, dam
         (lambda _: b"", "store.index-damaged", ""),
         (lambda _: b"[]", "store.index-damaged", ""),
         (lambda _: b"\x80\x04}", "store.index-damaged", ""),
-        (lambda facts: facts.replace(b'"schema_version": 3', b'"schema_version": 2'), "documents.index-version", 3),
+        (lambda facts: facts.replace(b'"schema_version": 4', b'"schema_version": 2'), "documents.index-version", 4),
         (lambda facts: facts.replace(b'"folder": "data-', b'"folder": "../data-'), "store.index-damaged", "folder"),
         (lambda facts: facts.replace(b"<f2", b"|O"), "store.index-damaged", "dtype"),
         (lambda facts: facts.replace(b'"content"', b'"contents"'), "store.index-damaged", "content"),

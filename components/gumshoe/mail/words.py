@@ -5,6 +5,8 @@ A token is a run of letters and digits, as in FTS5's `unicode61`, with these dif
 - Combining marks and characters that do not show (soft hyphen, zero-width space) are part of the word around them.
 - A number with grouped digits is one token: `1,250,000`, `1.250.000`, `1'250'000`, `12,50,000`, and with narrow or
   no-break spaces. Lists, dates, versions, decimals with another number of digits and IP addresses are not.
+- The code of a currency and the number to which it is glued are two tokens: `USD1,250`, `1250EUR`.
+- A sign that stands for letters or a number is a token: `㎏`, `①`.
 - Each character of a script without spaces between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese), and of Korean,
   is a token.
 
@@ -36,11 +38,18 @@ _MAX_GROUPS = 8
 _SEPARATORS = {"ascii": ",.'", "any": ",.'\u2019\uff0c\u066c\u00a0\u2007\u2009\u202f"}
 # UTF-8 bytes: ASCII letters become lower case, and all that is no letter or digit a space. Others stay.
 _LOWER_OR_SPACE = bytes(code if chr(code).isalnum() or code > 127 else 32 for code in range(256)).lower()
-# UTF-8 bytes: digits become 0, and bytes of characters that may separate digits a comma.
-_SHAPE = bytes(44 if code > 127 or code in b",.'" else 48 if chr(code).isdecimal() else 32 for code in range(256))
+# UTF-8 bytes: digits become 0, letters a, and bytes of characters that may separate digits a comma.
+_SHAPE = bytes(
+    44 if code > 127 or code in b",.'" else 48 if chr(code).isdecimal() else 97 if chr(code).isalpha() else 32
+    for code in range(256)
+)
 _ASCII_SEPARATORS = dict.fromkeys(map(ord, _SEPARATORS["ascii"] + " "))
 _COMMON_MARKS = [mark.encode() for mark in "\u2018\u2019\u201c\u201d\u2013\u2014\u2022\u2026\u00a0"]
 _GROUPED_SHAPES = (b"0,000", b"0,,000", b"0,,,000")
+_GLUED_SHAPES = ((b"aaa0", 0), (b"0aaa", 1))  # and where the three letters begin
+_CURRENCIES = frozenset(
+    b"aud brl cad chf cny czk dkk eur gbp hkd huf inr jpy krw mxn nok nzd pln rmb rub sek sgd try usd zar".split()
+)
 
 # Scripts whose characters are tokens.
 _CHARACTERS = (
@@ -60,6 +69,10 @@ _CHARACTER = re.compile(f"[{_CHARACTERS}]")
 _TRAILING = "\u1161-\u11ff\ud7b0-\ud7fb\uff9e\uff9f"
 _FILLERS = "\u115f\u1160\u3164\uffa0"  # letters that do not show
 _FRACTIONS = "\u00bc-\u00be\u2150-\u215f\u2189"
+# Signs that stand for letters or a number, e.g. ①, Ⓐ, ㈱, ㎏ and №.
+_SIGNS = "\u2116\u2121\u2460-\u24ff\u2776-\u2793\u3200-\u33ff"
+_SIGN = re.compile(f"[{_SIGNS}]")
+_NOT_LETTERS = re.compile(r"[\W_]+")
 _SUPERSCRIPTS = "\u00b2\u00b3\u00b9\u2070\u2074\u2075\u2076\u2077\u2078\u2079"  # they may be a footnote's number
 
 # Marks that only change the letter: of Latin, Greek, Cyrillic, Hebrew and Arabic script. Elsewhere they are vowels.
@@ -76,8 +89,19 @@ _LETTERS = dict(
         strict=True,
     )
 )
+# Letters of Arabic script that look alike and are written for each other: kaf, yeh, heh and teh marbuta. Lucene's
+# normalizers of Arabic and Persian fold them, too.
+_ALIKE = dict(zip("کڪیىۍېےۀہۂۃھةە", "ككيييييههههههه", strict=True))
 # Two-letter spellings of letters that also lose their mark, e.g. Mueller and Muller for Müller.
 _SPELLINGS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ø": "oe", "å": "aa"})
+# Such spellings in a word. The e of blue, does, issued, queue and guest is none: an umlaut hardly ever ends a word, or
+# stands beside another vowel.
+_SPELLED = re.compile(
+    "(?<![aeiouq])(?:(?<!g)ue(?=[a-z])|(?<=g)ue(?=[ln])|[ao]e(?=[a-z])|aa(?=[a-z]))(?![aeiou]|[sd](?![a-z]))"
+)
+_MIN_SPELLED_LENGTH = 4
+# A number with its unit, a version, and a number with what it counts, e.g. 5M, v2 and PO4711.
+_NUMBER_IN_WORD = re.compile(r"([0-9]+)[a-z]{1,3}|v([0-9]+)|[a-z]{1,6}([0-9]{3,})")
 
 
 def hash_term(kind: str, text: str) -> int:
@@ -121,21 +145,37 @@ def _ascii_number() -> re.Pattern[str]:
 
 @cache
 def _ascii_pattern() -> re.Pattern[str]:
-    return re.compile(f"[A-Za-z][0-9A-Za-z]*|{_grouped_number(_SEPARATORS['ascii'], '[0-9]')}|[0-9][0-9A-Za-z]*")
+    return re.compile(
+        f"{_glued_currency('0-9A-Za-z')}|[A-Za-z][0-9A-Za-z]*"
+        f"|{_grouped_number(_SEPARATORS['ascii'], '[0-9]')}|[0-9][0-9A-Za-z]*"
+    )
+
+
+def _glued_currency(inside: str) -> str:
+    """Return a pattern for a currency glued to a number, or the reverse. `inside` are the characters of tokens."""
+    currency = f"(?i:{b'|'.join(sorted(_CURRENCIES)).decode()})"
+    return f"(?<![{inside}])(?:{currency}(?=[0-9])|[0-9]+(?={currency}(?![{inside}])))"
+
+
+@cache
+def _ascii_glued() -> re.Pattern[str]:
+    return re.compile(_glued_currency("0-9A-Za-z"))
 
 
 @cache
 def _pattern() -> re.Pattern[str]:
     """Return the pattern of tokens in any script."""
     invisible = _write_ranges(_find_codes("Mn", "Mc", "Me", "Cf")) + _FILLERS
-    other = f"_{_CHARACTERS}{_FILLERS}{_FRACTIONS}"
+    other = f"_{_CHARACTERS}{_FILLERS}{_FRACTIONS}{_SIGNS}"
+    glued = _glued_currency(rf"^\W{other}")
     rest = rf"[^\W{other}]*(?:[{invisible}]+[^\W{other}]*)*"
     return re.compile(
-        rf"[^\W\d{other}]{rest}"
+        rf"{glued}"
+        rf"|[^\W\d{other}]{rest}"
         rf"|(?=\w)[{_CHARACTERS}](?<![{_FILLERS}])[{invisible}{_TRAILING}]*"
         rf"|{_grouped_number(_SEPARATORS['any'], chr(92) + 'd')}"
         rf"|\d{rest}"
-        rf"|[{_FRACTIONS}]"
+        rf"|[{_FRACTIONS}{_SIGNS}]"
     )
 
 
@@ -172,7 +212,8 @@ def _folding() -> dict[int, str | None]:
     removed = (*_OPTIONAL_MARKS, *_find_codes("Cf"), *map(ord, _FILLERS + "".join(_SEPARATORS.values()) + " "))
     digits = {code: str(unicodedata.decimal(chr(code))) for code in _find_codes("Nd")}
     letters = {ord(letter): ascii_letters for letter, ascii_letters in _LETTERS.items()}
-    return {**digits, **letters, **dict.fromkeys(removed)}
+    alike = {ord(letter): other for letter, other in _ALIKE.items()}
+    return {**digits, **letters, **alike, **dict.fromkeys(removed)}
 
 
 def normalize_word(token: str) -> str:
@@ -185,7 +226,10 @@ def normalize_word(token: str) -> str:
         return token.casefold()
     if token.isascii():  # mostly, and what follows needs tables that take a while to make
         return token.lower().translate(_ASCII_SEPARATORS)
-    folded = unicodedata.normalize("NFKD", token).casefold().translate(_folding())
+    letters = unicodedata.normalize("NFKD", token)
+    if _SIGN.match(token):  # e.g. (株) for ㈱
+        letters = _NOT_LETTERS.sub("", letters)
+    folded = letters.casefold().translate(_folding())
     return folded if folded.isascii() else unicodedata.normalize("NFC", folded)
 
 
@@ -332,10 +376,23 @@ def is_character(token: str) -> bool:
 def list_spellings(token: str) -> list[str]:
     """Return the normalized forms of a token, the usual one first, e.g. `muller` and `mueller` for `Müller`."""
     forms = [normalize_word(token)]
-    if not token.isascii() and len(token) <= _MAX_NORMALIZED_LENGTH:
+    if not token.isascii() and len(token) <= _MAX_NORMALIZED_LENGTH and not _SIGN.match(token):
         composed = unicodedata.normalize("NFKC", token).casefold()
         forms += normalize_word(composed.translate(_SPELLINGS)), normalize_word(token.rstrip(_SUPERSCRIPTS))
     return [form for form in dict.fromkeys(forms) if form]
+
+
+def _list_forms(token: str) -> list[str]:
+    """Return the spellings of a token, and what else finds it: `muller` for `Mueller`, and `4711` for `PO4711`."""
+    if not token.isascii():
+        return list_spellings(token)
+    word = normalize_word(token)
+    if not word.isalpha():
+        found = _NUMBER_IN_WORD.fullmatch(word)
+        return [word, *filter(None, found.groups() if found else ())]
+    if len(word) < _MIN_SPELLED_LENGTH or not ("ue" in word or "oe" in word or "ae" in word or "aa" in word):
+        return [word]
+    return list(dict.fromkeys((word, _SPELLED.sub(lambda found: found[0][0], word))))
 
 
 def _split_lowered(text: str) -> list[str]:
@@ -346,6 +403,11 @@ def _split_lowered(text: str) -> list[str]:
     data = text.encode("utf-8", "surrogatepass")
     shape = data.translate(_SHAPE)
     is_ascii = text.isascii()
+    if _has_glued_currency(data, shape):
+        if not is_ascii:
+            return split_tokens(text)
+        text = _ascii_glued().sub(r"\g<0> ", text)
+        data = text.encode()
     if any(grouped in shape for grouped in _GROUPED_SHAPES[: 1 if is_ascii else None]):
         if not is_ascii:
             return split_tokens(text)
@@ -358,6 +420,17 @@ def _split_lowered(text: str) -> list[str]:
         return lowered.split()
     find = _pattern().findall
     return [token for word in lowered.split() for token in ((word,) if word.isascii() else find(word))]
+
+
+def _has_glued_currency(data: bytes, shape: bytes) -> bool:
+    """Return True if the code of a currency may be glued to a number in a text, given as UTF-8 and as its shape."""
+    for glued, start in _GLUED_SHAPES:
+        place = shape.find(glued)
+        while place >= 0:
+            if data[place + start : place + start + 3].lower() in _CURRENCIES:
+                return True
+            place = shape.find(glued, place + 1)
+    return False
 
 
 def _ungroup(number: re.Match[str]) -> str:
@@ -380,10 +453,10 @@ class _DigestCache(dict[str, bytes]):
         return digests
 
     def _digest(self, token: str) -> bytes:
-        if _CHARACTER.match(token):
+        if _CHARACTER.match(token) or _SIGN.match(token):
             word = normalize_word(token)
-            return _digest("c", word) if word else b""
-        return b"".join(_digest("w", self._stem(form)) for form in list_spellings(token))
+            return _digest("c" if _CHARACTER.match(word) else "w", word) if word else b""
+        return b"".join(_digest("w", self._stem(form)) for form in _list_forms(token))
 
     def _stem(self, word: str) -> str:
         return self._stemmer.stem(word) if word.isalpha() and len(word) <= _MAX_STEMMED_LENGTH else word
