@@ -13,6 +13,11 @@ from gumshoe.mail.rfc822 import parse_message
 from tests.cpu_time import limit_cpu
 from tests.mail.raw_messages import HTML, PDF, PLAIN, body, mixed, multipart, multipart_message, parse
 
+SIGNED = (
+    "-----BEGIN PGP SIGNED MESSAGE-----\nHash: SHA1\n\nThe pump costs <250.\nNow.\n"
+    "-----BEGIN PGP SIGNATURE-----\n\niQ\n-----END PGP SIGNATURE-----\n"
+)
+
 
 def test_quoted_printable_is_decoded() -> None:
     headers = "Content-Type: text/plain; charset=iso-8859-1\nContent-Transfer-Encoding: quoted-printable"
@@ -31,6 +36,9 @@ def test_spaces_behind_a_soft_line_break_are_skipped(end: str) -> None:
         ("text/enriched", "<nofill>The <Italic>pump</Italic> costs <<250.</nofill>\r\n\r\nNow."),
         ("text/rtf", "{\\rtf1\\ansi The {\\b pump} costs <250.\\par Now.}"),
         ("text/rtf", "The pump costs <250.\nNow."),
+        ("text/richtext", "<bold>The pump</bold>\ncosts <lt>250.<comment>x</comment><nl>Now."),
+        ("text/richtext", "The pump costs <lt>250.\n<Paragraph>Now.</Paragraph>"),
+        ("application/pgp; x-action=sign", SIGNED),
     ],
 )
 def test_text_with_markup_is_converted(kind: str, content: str) -> None:
@@ -123,6 +131,9 @@ def test_a_forwarded_message_is_text_with_its_headers() -> None:
         ('Content-Disposition: attachment; filename="=?koi8-r?Q?=F0=D2?= =?koi8-r?Q?=C9.xls?="', "При.xls"),
         ('Content-Disposition: attachment; filename="Grüße.xls"', "Grüße.xls"),
         ('Content-Disposition: attachment; filename="a\n b.xls"', "a b.xls"),
+        ("Content-Disposition: attachment; filename=\"EURO.xls\"; filename*=UTF-8''%E2%82%AC.xls", "€.xls"),
+        ("Content-Disposition: attachment; filename*=UTF-8''%E2%82%AC.xls; filename=\"EURO.xls\"", "€.xls"),
+        ('Content-Disposition: attachment; filename="a*b.xls"', "a*b.xls"),
         ("Content-Disposition: attachment", "application/vnd.ms-excel"),
         ("Content-Disposition: attachment; filename*=idna''%FF.xls", "application/vnd.ms-excel"),
         ("Content-Disposition: attachment; filename*=nonsense''plan.xls", "plan.xls"),
@@ -290,6 +301,41 @@ def test_pgp_signatures_are_removed_and_encrypted_text_is_told() -> None:
     assert body("Content-Type: text/plain", signed) == "Above.\nPaid.\n-- Ann\n\nBelow."
     secret = "Hi.\n-----BEGIN PGP MESSAGE-----\n\nhQEM\n-----END PGP MESSAGE-----"
     assert body("Content-Type: text/plain", secret) == "Hi.\n[encrypted: PGP]"
+    cut = f"Hi.\n-----BEGIN PGP MESSAGE-----\nVersion: 1\n\n{'hQEMA' * 12}\n{'hQEMA' * 12}\n\nList footer"
+    assert body("Content-Type: text/plain", cut) == "Hi.\n[encrypted: PGP]\nList footer"
+    mentioned = "Look for -----BEGIN PGP MESSAGE-----\nin the text."
+    assert body("Content-Type: text/plain", mentioned) == mentioned
+
+
+@pytest.mark.parametrize("kind", ['encrypted; protocol="application/pgp-encrypted"', "mixed"])
+def test_a_message_encrypted_by_pgp_is_told(kind: str) -> None:
+    control = 'Content-Type: application/pgp-encrypted; name="PGPMIME Versions Identification"\n\nVersion: 1'
+    content = 'Content-Type: application/octet-stream; name="encrypted.asc"\n\n-----BEGIN PGP MESSAGE-----'
+    assert multipart(kind, control, content) == "[encrypted: PGP]\n\n[attachment: encrypted.asc]"
+
+
+def test_the_icon_of_a_file_is_no_attachment() -> None:
+    icon = 'Content-Type: application/{}; name="{}"\nContent-Transfer-Encoding: base64\n\nAAUWBwACAAA='
+    file = 'Content-Type: application/msword; name="Report.doc"\n\nx'
+    double = "Content-Type: multipart/appledouble; boundary=YY\n\n"
+    both = mixed(icon.format("applefile", "Report.doc"), file, boundary="YY")
+    assert multipart("mixed", PLAIN, double + both) == "Plain text.\n\n[attachment: Report.doc]"
+    other = icon.format("octet-stream", "._Report.doc")
+    assert multipart("mixed", PLAIN, file, other) == "Plain text.\n\n[attachment: Report.doc]"
+    assert multipart("mixed", PLAIN, other.replace("AAUW", "AAAA")) == "Plain text.\n\n[attachment: ._Report.doc]"
+
+
+def test_text_with_a_file_in_yenc_becomes_a_file() -> None:
+    content = bytes(range(256)) * 2
+    critical = {0, 10, 13, 61}
+    shifted = (bytes([(code + 42) % 256]) for code in content)
+    encoded = b"".join(b"=" + bytes([(each[0] + 64) % 256]) if each[0] in critical else each for each in shifted)
+    lines = b"\r\n".join([encoded[:300], encoded[300:]])
+    text = b"Look:\n=ybegin line=300 size=512 name=a b.bin\r\n" + lines + b"\r\n=yend size=512\r\nBye."
+    message = parse(b"From: a@b\nContent-Type: text/plain; charset=iso-8859-1\n\n" + text)
+    assert message.body == "Look:\nBye.\n\n[attachment: a b.bin]"
+    assert message.files[0].data == content
+    assert body("Content-Type: text/plain", "=ybegin line=1 name=x\nnothing") == "=ybegin line=1 name=x\nnothing"
 
 
 # Messages inside other formats
@@ -559,6 +605,29 @@ def test_a_calendar_in_another_form_becomes_lines() -> None:
     with AttachmentReader(AttachmentLimits()) as reader:
         attached = parse(b"From: a@b\nContent-Type: application/ics; name=a.ics\n\n" + start + end)
         assert reader.read(attached.files[0]).text == "Event: Grüße"
+
+
+def test_times_at_which_somebody_is_busy_are_told() -> None:
+    calendar = (
+        "BEGIN:VCALENDAR\nMETHOD:REPLY\nBEGIN:VFREEBUSY\nDTSTART:20240305T080000Z\nDTEND:20240306T080000Z\n"
+        "ATTENDEE:mailto:bob@example.com\nFREEBUSY;FBTYPE=FREE:20240305T080000Z/PT1H\n"
+        "FREEBUSY:20240305T090000Z/PT1H,20240305T120000Z/20240305T133000Z\nEND:VFREEBUSY\nEND:VCALENDAR"
+    )
+    assert body("Content-Type: text/calendar", calendar) == (
+        "Free/busy times\nWhen: Tue 2024-03-05 08:00 UTC to Wed 2024-03-06 08:00 UTC\n"
+        "Busy: Tue 2024-03-05 09:00 UTC to 10:00, Tue 2024-03-05 12:00 UTC to 13:30\nAttendees: bob@example.com"
+    )
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_a_description_with_bare_line_ends_is_whole(end: str) -> None:
+    calendar = (
+        "BEGIN:VCALENDAR\nBEGIN:VEVENT\nSUMMARY:Plan\nDESCRIPTION:Bring\nkeys: the new ones\nand see http://x.example\n\n"
+        "Thanks, fol\n ded\nLOCATION:Room 4\nEND:VEVENT\nEND:VCALENDAR"
+    )
+    assert body("Content-Type: text/calendar", calendar.replace("\n", end)) == (
+        "Event: Plan\nWhere: Room 4\nBring\nkeys: the new ones\nand see http://x.example\n\nThanks, folded"
+    )
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n"])

@@ -20,7 +20,8 @@ _MAX_REPAIRED = 1 << 17  # characters of a broken calendar
 _MAX_EVENTS = 200
 _MAX_PEOPLE = 100
 _MAX_EXCEPTIONS = 50
-_KINDS = {"VEVENT": "Event", "VTODO": "Task", "VJOURNAL": "Journal"}
+_MAX_BUSY = 50
+_KINDS = {"VEVENT": "Event", "VTODO": "Task", "VJOURNAL": "Journal", "VFREEBUSY": "Free/busy times"}
 _METHODS = {
     "REQUEST": "Invitation", "CANCEL": "Cancelled", "REPLY": "Reply", "COUNTER": "Proposed change",
     "DECLINECOUNTER": "Declined change", "ADD": "Added dates", "REFRESH": "Request for the latest version",
@@ -31,7 +32,7 @@ _UNITS = {
     "SECONDLY": "second", "MINUTELY": "minute", "HOURLY": "hour", "DAILY": "day", "WEEKLY": "week",
     "MONTHLY": "month", "YEARLY": "year",
 }  # fmt: skip
-_ENTRY = re.compile(r"^BEGIN:V(?:EVENT|TODO|JOURNAL)\b", re.I | re.M)
+_ENTRY = re.compile(r"^BEGIN:V(?:EVENT|TODO|JOURNAL|FREEBUSY)\b", re.I | re.M)
 _FOLD = re.compile(r"\n[ \t]")
 _FOLDED_BYTES = re.compile(rb"\r?\n[ \t]")
 _VALUE = r"(?:\"[^\"\n]*+\"|[^\";:,\n]*+)"
@@ -43,6 +44,13 @@ _QUOTED_VALUE = re.compile(
     r"^([\w-]{1,60})[^:\n]{0,200};ENCODING=QUOTED-PRINTABLE[^:\n]{0,200}:((?:[^\n]*+(?<==)\n)*+[^\n]*+)", re.I | re.M
 )
 _BARE_ZONE = re.compile(r"(;TZID=)(\((?:UTC|GMT)[^)\n\"]{0,10}\)[^:;\n\"]{0,100})(?=[:;])", re.I)
+# A text with line ends that are neither escaped nor folded. The names of properties are in capital letters.
+_UNFOLDED_TEXT = re.compile(
+    r"^((?:DESCRIPTION|COMMENT|LOCATION|SUMMARY)[;:][^\n]*+(?:\n[ \t][^\n]*+)*+)"
+    r"((?:\n(?![A-Z][A-Z0-9-]*+[;:]|[ \t])[^\n]*+(?:\n[ \t][^\n]*+)*+)++)(?=\n[A-Z])",
+    re.M,
+)
+_UNFOLDED_END = re.compile(r"\n(?![ \t])")
 _LOOSE_TIME = re.compile(
     r"^((?:DTSTART|DTEND|DUE|RECURRENCE-ID)\b[^\n]{0,200}?:)(\d{4})-?(\d\d)-?(\d\d)"
     r"(?:[T ](\d\d):?(\d\d)(?::?(\d\d)(?:\.\d+)?)?(Z?))?[ \t]*$",
@@ -80,6 +88,7 @@ def _standardize(text: str) -> str:
     text = text.replace("\r\n", "\n")
     if "QUOTED-PRINTABLE" in text.upper():
         text = _QUOTED_VALUE.sub(_decode_quoted_value, text)
+    text = _UNFOLDED_TEXT.sub(lambda found: found[1] + _UNFOLDED_END.sub(r"\\n", found[2]), text)
     return _LOOSE_TIME.sub(_write_time, _BARE_ZONE.sub(r'\1"\2"', text))
 
 
@@ -136,11 +145,12 @@ def _describe(entry: Any, method: str) -> Iterator[str]:
     """Yield the lines of one event or task."""
     status = _text(entry, "STATUS").upper()
     is_cancelled = method == "CANCEL" or status == "CANCELLED"
-    kind = "Cancelled" if is_cancelled else _METHODS.get(method, _KINDS[entry.name])
+    has_method = method in _METHODS and entry.name != "VFREEBUSY"
+    kind = "Cancelled" if is_cancelled else _METHODS[method] if has_method else _KINDS[entry.name]
     if kind == "Invitation" and _text(entry, "SEQUENCE") not in {"", "0"}:
         kind = "Updated invitation"
-    yield f"{kind}: {_text(entry, 'SUMMARY') or 'no title'}"
-    for label, describe in (("When", _describe_time), ("Repeats", _describe_repetition)):
+    yield kind if entry.name == "VFREEBUSY" else f"{kind}: {_text(entry, 'SUMMARY') or 'no title'}"
+    for label, describe in (("When", _describe_time), ("Busy", _describe_busy), ("Repeats", _describe_repetition)):
         with suppress(ValueError, OverflowError):  # a property that is broken
             if value := describe(entry):
                 yield f"{label}: {value}"
@@ -189,6 +199,17 @@ def _describe_time(entry: Any) -> str:
     if isinstance(start, datetime) and isinstance(end, datetime) and (start.date(), zone) == (end.date(), end_zone):
         return f"{start:%a %Y-%m-%d %H:%M} to {_format_moment(end, zone).split(' ', 2)[2]}"
     return f"{shown} to {_format_moment(end, end_zone)}"
+
+
+def _describe_busy(entry: Any) -> str:
+    """Return the times at which somebody is busy, in UTC."""
+    periods = [each for value in _list(entry, "FREEBUSY") for each in (value if isinstance(value, list) else [value])]
+    busy = [each for each in periods if str(each.params.get("FBTYPE", "BUSY")).upper() != "FREE"]
+    return ", ".join(
+        f"{_format_moment(each.start, '')} to {each.end:%H:%M}"
+        for each in busy[:_MAX_BUSY]
+        if isinstance(each.start, datetime) and isinstance(each.end, datetime)
+    )
 
 
 def _moment(entry: Any, name: str) -> date | timedelta | None:

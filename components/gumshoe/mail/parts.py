@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from email.generator import BytesGenerator
 from email.message import Message
 from email.parser import BytesParser
+from email.utils import collapse_rfc2231_value
 from functools import cached_property
 from io import BytesIO
-from typing import TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from gumshoe.extraction.rtf import extract_rtf
@@ -19,11 +20,11 @@ from gumshoe.mail.calendar_text import decode_calendar
 from gumshoe.mail.headers import decode_header_text, repair_part_headers, split_message
 from gumshoe.mail.message import AttachedFile, clean_line
 from gumshoe.mail.outlook import OLE_MAGIC, convert_msg
-from gumshoe.mail.plain_text import convert_enriched, strip_pgp, unwrap_flowed
+from gumshoe.mail.plain_text import convert_enriched, convert_rich, strip_pgp, unwrap_flowed
 from gumshoe.mail.smime import EncryptedMessageError, open_smime
 from gumshoe.mail.text import decode, find_html_charset, html_to_text, remove_invisible
 from gumshoe.mail.tnef import is_tnef, read_tnef
-from gumshoe.mail.transfer import decode_payload, find_transfer_encoding, read_raw_payload, split_uuencoded
+from gumshoe.mail.transfer import decode_payload, find_transfer_encoding, read_raw_payload, split_uuencoded, split_yenc
 
 CALENDAR_TYPES = {"text/calendar", "text/x-vcalendar", "application/ics"}
 _HTML_START = re.compile(r"\s*<(?:html|!doctype html)", re.I)
@@ -33,7 +34,9 @@ _MAX_TAG = 100  # characters
 _CALENDAR_START = re.compile(r"\s*BEGIN:VCALENDAR\b", re.I)
 _FILE_TYPES = {"text/csv", "text/vcard", "text/x-vcard"}  # text, but not shown inline
 _SMIME_TYPES = {"application/pkcs7-mime", "application/x-pkcs7-mime"}
+_APPLE_DOUBLE = b"\x00\x05\x16\x07"  # a file with icon and window of another one on a Mac
 _PGP_CONTROL = "application/pgp-encrypted"  # a part that only says that the next one is encrypted
+_MAY_BE_ENCRYPTED = {"multipart/encrypted", "multipart/mixed"}  # mail servers turn the first into the second
 _FORWARDED_TYPES = {"message/rfc822", "message/global"}
 _FORWARDED_HEADING = "---- Forwarded message ----"
 _MESSAGE_FILES = (".eml", ".msg")
@@ -82,6 +85,9 @@ class Leaf:
         if self.part is None:
             return self.fixed_text
         data = decode_payload(self.part)
+        if b"=ybegin " in data:
+            data, files = split_yenc(data)
+            self.files += [AttachedFile(clean_line(name), "application/octet-stream", each) for name, each in files]
         charset = read_parameter(self.part.get_content_charset)
         if self.media_type in CALENDAR_TYPES:
             return decode_calendar(data, charset)
@@ -99,11 +105,13 @@ class Leaf:
             return remove_invisible(extract_rtf(decode_payload(self.part))).strip()
         if self.media_type == "text/enriched":
             return remove_invisible(convert_enriched(source)).strip()
+        if self.media_type == "text/richtext":
+            return remove_invisible(convert_rich(source)).strip()
         if str(read_parameter(lambda: self._parameter("format"))).lower() == "flowed":
             delete_space = str(read_parameter(lambda: self._parameter("delsp"))).lower() == "yes"
             source = unwrap_flowed(source, delete_space=delete_space)
         source, files = split_uuencoded(source)
-        self.files = [AttachedFile(clean_line(name), "application/octet-stream", data) for name, data in files]
+        self.files += [AttachedFile(clean_line(name), "application/octet-stream", data) for name, data in files]
         return remove_invisible(strip_pgp(source)).strip()
 
     def _parameter(self, name: str) -> str | None:
@@ -132,10 +140,24 @@ def read_parameter(read: Callable[[], str | None]) -> str | None:
 
 def read_name(part: MailMessage) -> str:
     """Return the file name of a part on one line, or ""."""
-    name = read_parameter(part.get_filename) or ""
+    name = read_parameter(lambda: _read_extended_name(part) or part.get_filename()) or ""
     if "\x1b" in name:  # ISO-2022-JP that was never encoded
         name = decode(name.encode("utf-8", "surrogateescape"))
     return clean_line(_decode_percents(decode_header_text(name)))
+
+
+def _read_extended_name(part: MailMessage) -> str:
+    """Return the file name in the form of RFC 2231, which wins over a plain one for older programs, or ""."""
+    for header, name in (("content-disposition", "filename"), ("content-type", "name")):
+        if "*" in str(part.get(header, "")):
+            parameters: list[tuple[str, Any]] = part.get_params([], header)
+            values = [value for key, value in parameters if key.lower() == name]
+            for value in values:
+                if isinstance(value, tuple):
+                    return collapse_rfc2231_value(value).strip()
+            if values:
+                break
+    return ""
 
 
 def _decode_percents(name: str) -> str:
@@ -169,11 +191,13 @@ class PartLister:
             return [_forwarded_heading(children[0]), *self.list_leaves(children[0], depth)]
         if kind == "multipart/alternative":
             return _choose_alternative([self.list_leaves(child, depth) for child in children])
+        if kind == "multipart/appledouble":
+            children = [child for child in children if child.get_content_type() != "application/applefile"] or children
         leaves = []
         if kind.startswith("message/"):  # e.g. a report on delivery, which is blocks of fields
             blocks = ([f"{name}: {clean_line(str(value))}" for name, value in each.raw_items()] for each in children)
             leaves.append(Leaf(fixed_text="\n\n".join(map("\n".join, blocks)), is_inline=True, is_extra=True))
-        elif kind == "multipart/encrypted" and any(child.get_content_type() == _PGP_CONTROL for child in children):
+        elif kind in _MAY_BE_ENCRYPTED and any(child.get_content_type() == _PGP_CONTROL for child in children):
             children = [child for child in children if child.get_content_type() != _PGP_CONTROL]
             leaves.append(Leaf(fixed_text="[encrypted: PGP]", is_inline=True))
         return [*leaves, *(leaf for child in children for leaf in self.list_leaves(child, depth))]
@@ -188,10 +212,13 @@ class PartLister:
         is_renamed = name.endswith(".dat") and is_tnef(decode_payload(part))
         if kind in _TNEF_TYPES or name == "winmail.dat" or is_renamed:
             return self._open_tnef(decode_payload(part), read_name(part) or "winmail.dat", part, depth)
+        if name.startswith("._") and decode_payload(part).startswith(_APPLE_DOUBLE):
+            return []
         is_message = name.endswith(_MESSAGE_FILES) or kind in _MESSAGE_TYPES
         if is_message and (opened := self._open_file(decode_payload(part), part, depth)) is not None:
             return opened
-        is_text = part.get_content_maintype() in {"text", "multipart"}  # a multipart without parts is mislabeled text
+        # A multipart without parts is mislabeled text.
+        is_text = part.get_content_maintype() in {"text", "multipart"} or kind == "application/pgp"
         is_shown = is_text and not is_attached and kind not in CALENDAR_TYPES | _FILE_TYPES
         leaf = Leaf(part, is_inline=is_shown)
         leaf.is_inline = is_shown and not leaf.is_calendar

@@ -4,11 +4,17 @@ import re
 
 _QUOTES = re.compile(r">*")
 _HASH_HEADERS = re.compile(r"(?:[A-Za-z-]{1,40}: [^\n]*\n)*\n?")
+_RICH_COMMAND = re.compile(r"<(/?)([A-Za-z0-9-]{1,60})>")
+_RICH_CHARACTERS = {"lt": "<", "nl": "\n", "np": "\n"}
 _ENRICHED_COMMAND = re.compile(r"<<|<(/?)([A-Za-z0-9-]{1,60})>")
+_ARMOR = re.compile(r"[A-Za-z0-9+/]{20}")
 _SIGNED = "-----BEGIN PGP SIGNED MESSAGE-----"
 _SIGNATURE = "-----BEGIN PGP SIGNATURE-----"
 _SIGNATURE_END = "-----END PGP SIGNATURE-----"
-_ARMORED = {"MESSAGE": "[encrypted: PGP]", "PUBLIC KEY BLOCK": "[PGP public key]"}
+_ARMORED = {"MESSAGE": "[encrypted: PGP]", "PUBLIC KEY BLOCK": "[PGP public key]", "PRIVATE KEY BLOCK": "[PGP key]"}
+_ARMOR_LINES = re.compile(
+    r"(?:[> ]*+(?:[A-Za-z-]{1,40}: [^\n]*+|=?[A-Za-z0-9+/]{4}={0,2}|[A-Za-z0-9+/]{20,}={0,2}|)\n)*+"
+)
 
 
 def unwrap_flowed(text: str, *, delete_space: bool) -> str:
@@ -51,6 +57,22 @@ def convert_enriched(text: str) -> str:
     return "".join([*pieces, "" if is_hidden else lines[position:]])
 
 
+def convert_rich(text: str) -> str:
+    """Return the text of `text/richtext` (RFC 1341): a line end is a space, and commands write line ends."""
+    pieces: list[str] = []
+    is_hidden, position = False, 0
+    lines = text.replace("\r\n", "\n").replace("\n", " ")
+    for command in _RICH_COMMAND.finditer(lines):
+        name = command[2].lower()
+        if not is_hidden:
+            pieces.append(lines[position : command.start()])
+            pieces.append("\n" if name == "paragraph" else _RICH_CHARACTERS.get(name, ""))
+        position = command.end()
+        if name == "comment":
+            is_hidden = not command[1]
+    return "\n".join(map(str.strip, "".join([*pieces, "" if is_hidden else lines[position:]]).split("\n")))
+
+
 def strip_pgp(text: str) -> str:
     """Return a text without PGP signatures, and with a note in place of each encrypted block or key."""
     if "-----BEGIN PGP " not in text:
@@ -76,7 +98,14 @@ def _open_signed(text: str) -> str:
 
 def _replace_blocks(text: str, begin: str, end: str, note: str) -> str:
     pieces, position = [], 0
-    while (start := text.find(begin, position)) >= 0 and (stop := text.find(end, start)) >= 0:
+    while (start := text.find(begin, position)) >= 0:
+        stop = text.find(end, start)
+        if stop < 0:  # cut off, or only mentioned
+            armor = _ARMOR_LINES.match(text + "\n", start + len(begin) + 1)
+            if armor and _ARMOR.search(armor[0]):
+                pieces += [text[position:start], note, "\n"]
+                position = min(armor.end(), len(text))
+            break
         pieces += [text[position:start], note]
         position = stop + len(end)
     return "".join([*pieces, text[position:]])

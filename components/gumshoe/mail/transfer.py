@@ -24,6 +24,10 @@ _ENCODED_PARAGRAPH = re.compile(rb"\n[ \t]*+\r?\n(?=[A-Za-z0-9+/]{16,}={0,2}[ \t
 _MAX_HEADER = 4096  # bytes
 _UU_BEGIN = re.compile(r"begin(-base64)? [0-7]{3,6} (\S.*)")
 _UU_LINE_BYTES = 45
+_YENC = re.compile(rb"^=ybegin [^\n]*?name=([^\r\n]+)\r?\n(?:=ypart [^\n]*\n)?", re.M)
+_YENC_END = re.compile(rb"^=yend [^\n]*(?:\n|\Z)", re.M)
+_YENC_ESCAPED = re.compile(rb"=([^\r\n])", re.S)
+_FROM_YENC = bytes((code - 42) % 256 for code in range(256))
 _MAX_WORD = 20  # characters, on average
 
 
@@ -170,3 +174,17 @@ def _decode_uu_line(line: str) -> bytes:
     if not 32 <= data[0] <= 96 or length > _UU_LINE_BYTES or len(data) > needed + 3:
         raise ValueError("not a line of uuencode")
     return binascii.a2b_uu(data[: needed + 1])
+
+
+def split_yenc(data: bytes) -> tuple[bytes, list[tuple[str, bytes]]]:
+    """Return a text without the files that are in it as yEnc (http://www.yenc.org), and their names and content."""
+    kept: list[bytes] = []
+    files: list[tuple[str, bytes]] = []
+    position = 0
+    while (begin := _YENC.search(data, position)) and (end := _YENC_END.search(data, begin.end())):
+        kept.append(data[position : begin.start()])
+        encoded = data[begin.end() : end.start()].replace(b"\r", b"").replace(b"\n", b"")
+        escaped = _YENC_ESCAPED.sub(lambda found: bytes([(found[1][0] - 64) % 256]), encoded)
+        files.append((begin[1].decode("utf-8", "replace").strip(), escaped.translate(_FROM_YENC)))
+        position = end.end()
+    return b"".join([*kept, data[position:]]), files
