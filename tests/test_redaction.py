@@ -12,7 +12,11 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from gumshoe import credential_patterns as patterns
+from gumshoe import redaction
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.policy import PolicyError
 from gumshoe.redaction import MASK, find_credentials, redact, redact_json, register_secret
@@ -312,6 +316,17 @@ def test_a_long_text_is_masked_to_its_end(part: str) -> None:
     assert redact(f"{part * 100_000} http://u:{SECRET}@host").endswith(f" http://{MASK}@host")
 
 
+_PIECES = "password token Bearer Basic --api-key api_key -----BEGIN http www user@host . <> + - x 7 é"
+
+
+@given(st.lists(st.sampled_from(_PIECES.split(" "))))
+def test_an_id_needs_no_search_for_named_credentials(words: list[str]) -> None:
+    """Log lines have many ids, and most expressions need a separator."""
+    text = "".join(words)
+    assert patterns.WORDS.fullmatch(text)
+    assert redaction._mask_named(text) == text
+
+
 def test_an_error_class_is_still_pickled() -> None:
     import pickle
 
@@ -321,8 +336,6 @@ def test_an_error_class_is_still_pickled() -> None:
 
 
 def test_secrets_are_looked_up_again_only_if_they_have_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gumshoe import redaction
-
     lookups: list[int] = []
     find = redaction._find_secret_values
 

@@ -30,9 +30,7 @@ _MIN_PART = 6  # characters of a password in a URL that is searched for in the r
 _MAX_PASSWORDS = 100  # of one text that are searched for in the rest of it, so that a hostile one takes no longer
 _MIN_VALUE = 8  # characters of a value that is searched for; shorter ones may be ordinary words
 _ORDINARY = {"password", "anonymous", "disabled", "required", "optional"}  # placeholders that are no secrets
-_MAX_CLEAN, _MAX_CLEAN_LENGTH = 4096, 64  # texts, and characters of each
-_clean: set[str] = set()
-"""Short texts without credentials of a known form, such as the names of fields, which each log line has."""
+_MAX_NAMES, _MAX_NAME_LENGTH = 4096, 64  # of fields that are remembered, and characters of each
 _registered: set[str] = set()
 _cached: tuple[dict[Any, Any], set[str], list[str]] | None = None
 """Environment and registered secrets, and the values that follow from them."""
@@ -44,27 +42,27 @@ def redact(text: object) -> str:
     >>> redact("GET http://ann:pw@vllm:8000/v1?token=abc failed")
     'GET http://***@vllm:8000/v1?token=*** failed'
     """
-    found = str(text)
-    for value in _secret_values():
-        found = found.replace(value, MASK)
-    is_short = len(found) <= _MAX_CLEAN_LENGTH
-    if is_short and found in _clean:
-        return found
-    masked = _mask_forms(found)
-    if is_short and masked == found and len(_clean) < _MAX_CLEAN:
-        _clean.add(found)
-    return masked
+    return _redact(str(text), _secret_values())
 
 
-def _mask_forms(found: str) -> str:
-    """Return a text with the credentials masked that have a known form."""
-    if "//" in found or "\\/" in found:
-        found = _mask_user_info(found)
-    if "%40" in found:
-        found = patterns.ENCODED_USER_INFO.sub(rf"\g<name>{MASK}", found)
+def _redact(text: str, secrets: list[str]) -> str:
+    """Return text with these secrets masked, and all credentials of a known form."""
+    for value in secrets:
+        text = text.replace(value, MASK)
+    if not patterns.WORDS.fullmatch(text):
+        text = _mask_named(text)
+    return patterns.KNOWN_FORMS.sub(MASK, text)
+
+
+def _mask_named(text: str) -> str:
+    """Return a text with the credentials masked that follow a name, e.g. that of a field."""
+    if "//" in text or "\\/" in text:
+        text = _mask_user_info(text)
+    if "%40" in text:
+        text = patterns.ENCODED_USER_INFO.sub(rf"\g<name>{MASK}", text)
     for form in patterns.NAMED:
-        found = form.sub(rf"\g<name>{MASK}", found)
-    return patterns.KNOWN_FORMS.sub(MASK, _mask_fields(found))
+        text = form.sub(rf"\g<name>{MASK}", text)
+    return _mask_fields(text)
 
 
 def _mask_user_info(text: str) -> str:
@@ -128,10 +126,10 @@ def _find_secret_end(text: str, match: re.Match[str]) -> int:
 
 def _is_secret_name(name: str) -> bool:
     """Return True if values under this name are secret."""
-    return _is_short_secret_name(name) if len(name) <= _MAX_CLEAN_LENGTH else _match_secret_name(name)
+    return _is_short_secret_name(name) if len(name) <= _MAX_NAME_LENGTH else _match_secret_name(name)
 
 
-@lru_cache(maxsize=_MAX_CLEAN)
+@lru_cache(maxsize=_MAX_NAMES)
 def _is_short_secret_name(name: str) -> bool:
     return _match_secret_name(name)
 
@@ -162,17 +160,23 @@ def redact_json(value: Any) -> Any:
     >>> redact_json({"servers": ["http://ann:pw@vllm:8000"], "api_key": "abc", "max_tokens": 5})
     {'servers': ['http://***@vllm:8000'], 'api_key': '***', 'max_tokens': 5}
     """
+    return _redact_json(value, _secret_values())
+
+
+def _redact_json(value: Any, secrets: list[str]) -> Any:
     if isinstance(value, str):
-        return redact(value)
+        return _redact(value, secrets)
     if isinstance(value, Mapping):
         return {
-            redact(name): _mask_texts(each) if _has_secret(_find_name(value, name), each) else redact_json(each)
+            _redact(str(name), secrets): _mask_texts(each)
+            if _has_secret(_find_name(value, name), each)
+            else _redact_json(each, secrets)
             for name, each in value.items()
         }
     if isinstance(value, list | tuple):
         before = ["", *value[:-1]]
         return [
-            MASK if isinstance(each, str) and _is_secret_option(option) else redact_json(each)
+            MASK if isinstance(each, str) and _is_secret_option(option) else _redact_json(each, secrets)
             for option, each in zip(before, value, strict=False)
         ]
     return value

@@ -140,7 +140,6 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON."""
         entry: dict[str, Any] = {
-            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
@@ -153,7 +152,8 @@ class JsonFormatter(logging.Formatter):
             entry |= {"trace_id": f"{context.trace_id:032x}", "span_id": f"{context.span_id:016x}"}
         if record.exc_info:
             entry["exception"] = record.exc_text or self.formatException(record.exc_info)
-        return escape_unprintable(_ENCODER.encode(redact_json(entry)))
+        time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        return escape_unprintable(_ENCODER.encode({"time": time} | redact_json(entry)))
 
 
 def escape_unprintable(line: str) -> str:
