@@ -4,8 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 60
-# Processes that run tests at once, one for each core.
-WORKERS ?= 2
+# Processes that run tests at once: one for each core, and one more if there are tests that wait for servers.
+WORKERS ?= $(if $(filter test-ci test-all,$(MAKECMDGOALS)),3,2)
 # A worker whose test hung is not replaced: the next one would run the test again.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 0 --times=outputs/test-times.json
 DEMO ?= outputs/demo
@@ -46,9 +46,9 @@ $(VENV)/installed: requirements-dev.txt pyproject.toml
 	$(PIP_INSTALL) --no-build-isolation -e .
 	@touch $@
 
-test: lint unit ## lint, types, the import contract, and the tests without a model server, a browser or a training run
+test: lint unit ## lint, types, the import contract, and the quick tests
 
-test-ci: lint ## what CI runs: test, and one real pass through each component
+test-ci: lint ## what CI runs: test, longer tests, and one real pass through each component
 	$(PYTEST) -m "not nightly" $(PYTEST_ARGS)
 
 test-all: lint ## all tests, those too that take long or draw at random (hours)

@@ -42,6 +42,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     return pytester
 
 
+@pytest.mark.ci
 def test_groups_run_in_one_worker_and_the_longest_first(project: pytest.Pytester) -> None:
     project.makepyfile(**{"test_some": FILES, "ci/test_other": "def test_last(): ..."})
     ran = project.runpytest_subprocess("-n", "2", "-v", "--times=times.json")
@@ -92,6 +93,7 @@ CRASHES = """
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("body", [HANGS, CRASHES], ids=["hangs after its timeout", "crashes"])
 def test_a_test_that_ends_its_worker_is_reported_with_the_stacks(project: pytest.Pytester, body: str) -> None:
     project.makeconftest(f"{CONFTEST}import tests.times\ntests.times._AFTER_TIMEOUT = 0.5\n")
@@ -101,6 +103,7 @@ def test_a_test_that_ends_its_worker_is_reported_with_the_stacks(project: pytest
     assert "in test_ends" in ran.stdout.str()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("fixture", ["vllm", "browser"])
 def test_a_quick_test_uses_no_model_server_and_no_browser(project: pytest.Pytester, fixture: str) -> None:
     project.makepyfile(f"import pytest\n@pytest.fixture\ndef {fixture}(): ...\ndef test_a({fixture}): ...")
@@ -109,6 +112,7 @@ def test_a_quick_test_uses_no_model_server_and_no_browser(project: pytest.Pytest
     assert f"uses {fixture}; mark it ci or nightly" in ran.stderr.str()
 
 
+@pytest.mark.ci
 def test_slow_packages_are_not_imported_during_collection(project: pytest.Pytester) -> None:
     project.makepyfile(kfp="", test_slow="import kfp\ndef test_a(): ...")
     ran = project.runpytest_subprocess("--collect-only")

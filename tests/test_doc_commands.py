@@ -111,6 +111,7 @@ def runs(pages: Iterable[PageRun]) -> list[Any]:
     return [pytest.param(each, id=str(each), marks=pytest.mark.group(f"commands of {each}")) for each in pages]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("page", QUICK, ids=str)
 def test_the_commands_of_a_page_without_a_model_work(page: PageRun, tmp_path: Path) -> None:
     page.check(tmp_path)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pytest
+
 from gumshoe.error_codes import load_error_codes
 
 ROOT = Path(__file__).parents[1]
@@ -58,6 +60,7 @@ def _codes_of(argument: ast.expr) -> list[object] | None:
     return None
 
 
+@pytest.mark.ci
 def test_every_error_has_a_listed_code_and_a_message() -> None:
     known = load_error_codes()
     faults = []

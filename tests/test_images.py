@@ -128,6 +128,7 @@ def test_images_are_locked_labelled_and_not_run_as_root(image: str) -> None:
     assert "--no-deps" in installed
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("image", ["trainer", "worker"])
 def test_an_image_contains_the_imports_of_its_steps(image: str) -> None:
     found = {step: names for step, (base, names) in find_steps().items() if base == image}
@@ -137,6 +138,7 @@ def test_an_image_contains_the_imports_of_its_steps(image: str) -> None:
     assert run.returncode == 0, f"{found}: {run.stderr[-2000:]}"
 
 
+@pytest.mark.ci
 def test_the_check_of_an_agent_runs_in_both_images() -> None:
     """Without an agent it runs in the worker image, with one in the trainer image."""
     settings = ["gumshoe_pipelines.agent_arguments", "gumshoe.training.settings_sources"]
@@ -149,6 +151,7 @@ def test_every_step_runs_in_an_existing_image() -> None:
     assert {image for image, _ in find_steps().values()} == {"trainer", "worker"}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("image", ["agent", "agent-documents"])
 def test_the_agent_image_contains_the_imports_of_the_server(image: str) -> None:
     assert ("sentence-transformers" in list_distributions(image)) == (image == "agent-documents")
@@ -189,6 +192,7 @@ def find_missing_imports(image: str, part: str, *excluded: str) -> set[str]:
     return missing
 
 
+@pytest.mark.ci
 def test_the_trainer_image_contains_the_imports_of_the_code() -> None:
     """The agent server and deployments have other images, feedback is redacted in the image of the workers, and users
     add the frameworks of their agents."""
@@ -329,6 +333,7 @@ def write_wheel(directory: Path, name: str, version: str) -> Path:
     return path
 
 
+@pytest.mark.ci
 def test_requirements_of_an_agent_are_installed_and_change_nothing_of_gumshoe(tmp_path: Path) -> None:
     """Runs the script of the layer in an environment like that of the images."""
     import hashlib

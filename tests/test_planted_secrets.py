@@ -61,6 +61,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ServerFiles:
     return make_files(tmp_path_factory.mktemp("planted"))
 
 
+@pytest.mark.ci
 def test_an_agent_server_writes_none(files: ServerFiles, tmp_path: Path) -> None:
     log = tmp_path / "server.log"
     requests: list[str] = []

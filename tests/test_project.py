@@ -61,12 +61,14 @@ SHARED_NAMES = {
 """Basenames of modules that are the same thing for two packages."""
 
 
+@pytest.mark.ci
 def test_a_class_name_means_one_thing() -> None:
     from tests.counts import repeated_classes
 
     assert list(repeated_classes()) == []
 
 
+@pytest.mark.ci
 def test_modules_share_a_name_only_if_they_are_the_same_thing_for_two_packages() -> None:
     from tests.counts import repeated_modules
 

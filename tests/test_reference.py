@@ -50,6 +50,7 @@ def files() -> dict[Path, str]:
     return generate_files()
 
 
+@pytest.mark.ci
 def test_the_reference_is_as_generated(files: dict[Path, str]) -> None:
     outdated = [path for path, text in files.items() if path.read_text(encoding="utf-8") != text]
     assert outdated == [], "run `make docs`"
@@ -99,6 +100,7 @@ def test_every_column_of_the_metrics_is_described(record: type[StepRecord | Eval
     assert [name for name, field in record.model_fields.items() if not field.description] == []
 
 
+@pytest.mark.ci
 def test_every_environment_variable_that_the_code_reads_is_listed() -> None:
     from docs.generate.command_line import list_commands
     from docs.generate.environment_variables import READ

@@ -424,6 +424,7 @@ def test_a_file_always_damaged_in_transit_is_never_fetched(
     _check_fetch(proxied, out, source)
 
 
+@pytest.mark.ci
 def test_two_processes_that_fetch_into_one_directory_share_the_work(
     proxied: Store, proxy: FaultProxy, source: Path, out: Path
 ) -> None:

@@ -7,6 +7,8 @@ from datetime import timedelta
 from pathlib import Path
 from threading import Event
 
+import pytest
+
 from gumshoe.artifacts.pruning import prune_store
 from gumshoe.artifacts.store import Store
 from tests.artifacts.fault_proxy import FaultProxy, answer, edit
@@ -167,6 +169,7 @@ def test_old_leftovers_are_removed_from_a_bucket(
     assert proxied.verify("adapters/1") == {}
 
 
+@pytest.mark.ci
 def test_a_nested_store_is_part_of_the_outer_one(proxied: Store, proxy: FaultProxy, tmp_path: Path) -> None:
     run = Store(f"{proxied.uri}/runs/r1")
     _publish(proxied, tmp_path, "adapters/r1")

@@ -628,6 +628,7 @@ def test_concurrent_fetches_into_one_directory_share_the_work(
         assert sorted(path.name for path in out.parent.iterdir()) == [f"out{n}" for n in range(round_ + 1)]
 
 
+@pytest.mark.ci
 def test_concurrent_repairs_of_one_directory_share_the_work(
     store: Store, store_uri: str, source: Path, out: Path
 ) -> None:
@@ -664,6 +665,7 @@ def _kill_at_file(number: int, *arguments: str | Path) -> None:
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
 
 
+@pytest.mark.ci
 def test_a_killed_fetch_is_resumed(tmp_path: Path, out: Path) -> None:
     store = Store((tmp_path / "store").as_uri())
     files = {f"{n:03}": noise(20_000, n) for n in range(400)}
@@ -785,6 +787,7 @@ def _can_coexist(paths: list[str]) -> bool:
     return not inner & set(paths) and not any(path.split("/")[0] == "manifest.json" for path in paths)
 
 
+@pytest.mark.ci
 @settings(max_examples=40, derandomize=True, deadline=None, database=None)
 @given(st.dictionaries(_PATH, st.binary(max_size=100), min_size=1, max_size=5).filter(lambda d: _can_coexist([*d])))
 def test_any_files_survive_a_round_trip(files: dict[str, bytes]) -> None:

@@ -21,6 +21,7 @@ def test_the_area_is_a_half_if_times_are_equal() -> None:
     assert measure_auc([1.0] * 40) == (0.5, 0.5)
 
 
+@pytest.mark.ci
 def test_the_bound_is_above_the_area_and_narrows_with_more_targets() -> None:
     random = np.random.default_rng(1)
     widths = []

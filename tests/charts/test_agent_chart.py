@@ -497,6 +497,7 @@ def names_of(family: Any) -> set[str]:
     return {family.name + each for each in parts}
 
 
+@pytest.mark.ci
 def test_helm_test_passes_and_detects_failures(tmp_path: Path) -> None:
     key = add_key(tmp_path / "keys", "test", [ANN])
     place = make_files(tmp_path)

@@ -290,6 +290,7 @@ def test_the_name_of_a_foreign_adapter_may_be_its_path(model: FakeVLLM, loader: 
     assert model.roots == {}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("fault", [reset, hang, trickle, status(503), status(500)])
 def test_a_failing_server_is_retried_until_it_recovers(
     model: FakeVLLM, tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: Callable[[Exchange], None]
@@ -315,6 +316,7 @@ def test_a_failing_server_is_retried_until_it_recovers(
     assert changes == ["WARNING", "INFO", "WARNING"], "each change is logged once"
 
 
+@pytest.mark.ci
 def test_local_adapters_are_served_while_the_store_is_unavailable(
     proxy: FaultProxy, s3_bucket: str, aws_environment: pytest.MonkeyPatch, model: FakeVLLM, tmp_path: Path
 ) -> None:

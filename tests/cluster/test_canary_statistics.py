@@ -153,6 +153,7 @@ def _ends_with_rollback(
     return False
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("watches", [60, pytest.param(1000, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("success", [0.8, 0.97])
 def test_a_canary_as_good_as_the_baseline_is_seldom_rolled_back(

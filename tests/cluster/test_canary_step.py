@@ -41,6 +41,7 @@ def asked(server: MeasuredServer) -> MeasuredServer:  # noqa: F811
     return server
 
 
+@pytest.mark.ci
 def test_the_step_promotes_and_a_second_attempt_changes_nothing(
     cluster: FakeKubernetes,  # noqa: F811
     on_trial: str,  # noqa: F811
@@ -58,6 +59,7 @@ def test_the_step_promotes_and_a_second_attempt_changes_nothing(
     assert get_traffic(cluster) == PROMOTED
 
 
+@pytest.mark.ci
 def test_the_step_rolls_back_and_the_run_does_not_fail(
     cluster: FakeKubernetes,  # noqa: F811
     on_trial: str,  # noqa: F811
@@ -86,6 +88,7 @@ def test_the_time_of_a_watch_begins_with_the_deployment(
     assert get_traffic(cluster) == ON_TRIAL
 
 
+@pytest.mark.ci
 def test_only_a_canary_with_a_condition_is_watched(
     run: Callable[..., CommandResult],
     cluster: FakeKubernetes,  # noqa: F811

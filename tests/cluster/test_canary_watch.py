@@ -101,6 +101,7 @@ def make_watch(
     return CanaryWatch(changes, source, plan, lambda: timeline.now, timeline.sleep)
 
 
+@pytest.mark.ci
 def test_a_good_canary_is_promoted_when_enough_is_shown(
     cluster: FakeKubernetes,  # noqa: F811
     on_trial: str,
@@ -117,6 +118,7 @@ def test_a_good_canary_is_promoted_when_enough_is_shown(
     assert [each.state for each in result.comparisons] == ["shown", "shown"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("measure", "harm"),
     [
@@ -149,6 +151,7 @@ def test_a_canary_whose_measures_are_worse_is_rolled_back(
     assert f"{measure} " in done.err
 
 
+@pytest.mark.ci
 def test_without_enough_evidence_nothing_is_changed(
     run: Callable[..., CommandResult],
     cluster: FakeKubernetes,  # noqa: F811
@@ -168,6 +171,7 @@ def test_without_enough_evidence_nothing_is_changed(
     assert "1 of 1 servers" in result.reason
 
 
+@pytest.mark.ci
 def test_several_servers_and_restarts_are_added_up(on_trial: str, cluster: FakeKubernetes) -> None:  # noqa: F811
     with ExitStack() as stack:
         first, second, restarted, old = (stack.enter_context(run_measured_server(s)) for s in (0.1, 0.1, 0.1, 0.5))
@@ -185,6 +189,7 @@ def test_several_servers_and_restarts_are_added_up(on_trial: str, cluster: FakeK
         assert (result.canary_questions, result.baseline_questions) == (22, 100)
 
 
+@pytest.mark.ci
 def test_one_caller_cannot_decide(on_trial: str, server: MeasuredServer) -> None:
     server.ask("r1", 1000)
     server.ask("r2", 100)
@@ -197,6 +202,7 @@ def test_one_caller_cannot_decide(on_trial: str, server: MeasuredServer) -> None
     assert watch.run(on_trial).outcome == "rolled back"
 
 
+@pytest.mark.ci
 def test_another_command_s_change_is_not_undone(
     run: Callable[..., CommandResult],
     cluster: FakeKubernetes,  # noqa: F811
@@ -212,6 +218,7 @@ def test_another_command_s_change_is_not_undone(
     assert (again.status, again.code) == (2, "deploy.no-canary")
 
 
+@pytest.mark.ci
 def test_a_watch_survives_failures_of_the_metrics_and_of_the_cluster(
     cluster: FakeKubernetes,  # noqa: F811
     on_trial: str,
@@ -231,6 +238,7 @@ def test_a_watch_survives_failures_of_the_metrics_and_of_the_cluster(
     assert result.outcome == "rolled back"
 
 
+@pytest.mark.ci
 def test_a_watch_ends_if_the_metrics_stay_unreachable(
     cluster: FakeKubernetes,  # noqa: F811
     on_trial: str,
@@ -258,6 +266,7 @@ def test_missing_permissions_are_reported_before_the_watch(
         assert refused[1] in done.err
 
 
+@pytest.mark.ci
 def test_corrections_need_servers_that_take_feedback(
     run: Callable[..., CommandResult],
     cluster: FakeKubernetes,  # noqa: F811

@@ -145,6 +145,7 @@ def test_a_published_adapter_is_deployed(
     assert f"{AGENT}-0  ready" in shown.out
 
 
+@pytest.mark.ci
 def test_a_new_adapter_is_loaded_before_it_gets_questions(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
@@ -167,6 +168,7 @@ def test_a_new_adapter_is_loaded_before_it_gets_questions(
     assert "--max-loras=2" in runtime
 
 
+@pytest.mark.ci
 def test_a_canary_is_promoted_and_rolled_back_without_a_restart_of_vllm(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
@@ -194,6 +196,7 @@ def test_a_canary_is_promoted_and_rolled_back_without_a_restart_of_vllm(
     assert "r1" in more.err
 
 
+@pytest.mark.ci
 def test_a_rollback_stops_a_canary(run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str) -> None:
     run("deploy", deployed, "--adapter", "r2", "--canary", "10")
     assert run("rollback", deployed).status == 0
@@ -201,6 +204,7 @@ def test_a_rollback_stops_a_canary(run: Callable[..., CommandResult], cluster: F
     assert run("promote", deployed).code == "deploy.no-canary"
 
 
+@pytest.mark.ci
 def test_a_rollback_returns_to_the_previous_adapter(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
@@ -212,6 +216,7 @@ def test_a_rollback_returns_to_the_previous_adapter(
     assert (get_traffic(cluster)[0], set(controllers.rollouts)) == ("r3", {AGENT})
 
 
+@pytest.mark.ci
 def test_a_rollback_removes_an_adapter_that_cannot_be_loaded(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
@@ -228,6 +233,7 @@ def test_a_rollback_removes_an_adapter_that_cannot_be_loaded(
     assert (get_traffic(cluster)[0], list_loaded(cluster)) == ("r2", ["r1", "r2"])
 
 
+@pytest.mark.ci
 def test_values_can_be_changed_without_changing_adapters(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
 ) -> None:
@@ -252,6 +258,7 @@ def test_a_store_is_only_required_with_an_adapter(
     assert "r2" in refused.err
 
 
+@pytest.mark.ci
 def test_promote_and_rollback_refuse_another_chart_version(
     run: Callable[..., CommandResult], deployed: str, tmp_path: Path
 ) -> None:
@@ -265,6 +272,7 @@ def test_promote_and_rollback_refuse_another_chart_version(
         assert "chart 0.2.0" in done.err
 
 
+@pytest.mark.ci
 def test_a_given_base_model_uri_is_kept(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
 ) -> None:
@@ -286,6 +294,7 @@ def test_an_adapter_in_another_store_is_refused(
     assert f"reads from {store.uri}" in done.err
 
 
+@pytest.mark.ci
 def test_a_rollback_to_a_revision_restores_all_values(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
 ) -> None:
@@ -393,6 +402,7 @@ def test_an_adapter_of_another_base_model_replaces_both(
     assert list_loaded(cluster) == ["other"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("part", ["agent", "model"])
 def test_a_failed_rollout_is_explained(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str, part: str
@@ -413,6 +423,7 @@ def test_a_failed_rollout_is_explained(
     assert get_traffic(cluster)[0] == "r2"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("part", ["agent", "model"])
 def test_refused_pods_are_explained_until_the_cause_is_gone(
     run: Callable[..., CommandResult], controllers: Controllers, deployed: str, part: str
@@ -435,6 +446,7 @@ def test_refused_pods_are_explained_until_the_cause_is_gone(
     assert "refuses" not in run("deployments").out
 
 
+@pytest.mark.ci
 def test_a_pod_that_can_never_start_ends_the_wait(
     run: Callable[..., CommandResult], controllers: Controllers, deployed: str
 ) -> None:
@@ -450,6 +462,7 @@ def test_a_pod_that_can_never_start_ends_the_wait(
         assert value in done.err
 
 
+@pytest.mark.ci
 def test_a_repeated_command_waits_again_until_the_adapter_is_loaded(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
@@ -459,6 +472,7 @@ def test_a_repeated_command_waits_again_until_the_adapter_is_loaded(
         assert get_traffic(cluster) == ("r1", "r2", 0)
 
 
+@pytest.mark.ci
 def test_a_rollback_does_not_wait_for_broken_pods(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
@@ -469,6 +483,7 @@ def test_a_rollback_does_not_wait_for_broken_pods(
     assert get_traffic(cluster) == ("r1", "r2", 0)
 
 
+@pytest.mark.ci
 def test_a_failed_deployment_is_rolled_back_on_request(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
@@ -537,6 +552,7 @@ def test_a_warning_of_kserve_is_shown_while_it_creates_nothing(
     assert "(InternalError: the webhook denied the Deployment)" in health
 
 
+@pytest.mark.ci
 def test_old_pods_do_not_count_as_ready(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
@@ -580,6 +596,7 @@ def test_missing_permissions_are_reported(
     assert run("deploy", deployed, "--adapter", "r1", "--set", "agent.replicas=4").status == 0
 
 
+@pytest.mark.ci
 def test_changes_of_other_programs_are_overwritten_on_request(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
 ) -> None:
@@ -641,6 +658,7 @@ def test_a_temporary_error_while_waiting_is_retried(
     assert not cluster.request_faults["get inferenceservices"]
 
 
+@pytest.mark.ci
 def test_a_killed_operation_is_recovered_after_its_deadline(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
 ) -> None:
@@ -766,6 +784,7 @@ def test_a_missing_kubeconfig_is_reported(
     assert str(tmp_path / "none") in done.err
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("mode", ["llmisvc", "external"])
 @pytest.mark.usefixtures("store")
 def test_other_serving_modes_are_deployed(
@@ -781,6 +800,7 @@ def test_other_serving_modes_are_deployed(
         assert list_loaded(cluster) == ["r1", "r2"]
 
 
+@pytest.mark.ci
 def test_a_pipeline_deploys_its_adapter(cluster: FakeKubernetes, store: Store) -> None:
     values = {"agent": {"access": {"existingSecret": "gumshoe-keys"}, "image": {"repository": IMAGE}}}
     target = DeployTarget.of({"name": "mail", "percent": 20, "values": values})
@@ -804,6 +824,7 @@ def get_agent(cluster: FakeKubernetes) -> Any:
     return yaml.safe_load(settings)["model"].get("agent")
 
 
+@pytest.mark.ci
 def test_a_pipeline_deploys_the_agent_that_its_adapter_was_trained_with(cluster: FakeKubernetes, store: Store) -> None:
     values = {"agent": {"access": {"existingSecret": "gumshoe-keys"}, "image": {"repository": IMAGE}}}
     target = DeployTarget.of({"name": "mail", "values": values})
@@ -822,6 +843,7 @@ def test_a_pipeline_deploys_the_agent_that_its_adapter_was_trained_with(cluster:
         deploy_published("adapters/r2", store.uri, "full", target, "mine.agent:graph")
 
 
+@pytest.mark.ci
 def test_a_pipeline_overwrites_changes_of_other_programs_on_request(
     cluster: FakeKubernetes, store: Store, deployed: str
 ) -> None:
@@ -850,6 +872,7 @@ def test_a_pipeline_s_deploy_target_is_validated(parameters: Any, code: str, val
         DeployTarget.of(parameters)
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("store")
 def test_credentials_in_values_and_errors_of_the_cluster_are_not_printed(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers
@@ -902,6 +925,7 @@ def test_a_base_model_is_served_at_the_commit_that_the_adapter_recorded(
     assert find_adapter(store.uri, name).base_model == expected
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("controllers")
 def test_adapters_of_one_commit_share_a_deployment(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, s3_bucket: str, tmp_path: Path

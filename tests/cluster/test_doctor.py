@@ -836,6 +836,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> list[Object]:
     return list(yaml.safe_load_all(made.stdout))
 
 
+@pytest.mark.ci
 def test_the_preflight_job_is_valid(rendered: list[Object], assert_valid: Callable[..., None]) -> None:
     assert_valid(rendered)
 

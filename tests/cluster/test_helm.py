@@ -68,6 +68,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], He
     return open_program
 
 
+@pytest.mark.ci
 def test_a_release_is_installed_changed_and_removed(releases: Releases, cluster: FakeKubernetes) -> None:
     assert (releases.find("mail"), releases.list_newest()) == (None, [])
     releases.apply("mail", VALUES, "first")
@@ -124,6 +125,7 @@ def test_a_missing_resource_kind_is_reported(releases: Releases, cluster: FakeKu
         releases.apply("mail", VALUES, "-")
 
 
+@pytest.mark.ci
 def test_fields_that_another_program_changed_are_kept_unless_forced(
     releases: Releases, cluster: FakeKubernetes
 ) -> None:
@@ -152,6 +154,7 @@ def test_fields_that_another_program_changed_are_kept_unless_forced(
     releases.apply("mail", CANARY, "Helm manages the fields again")
 
 
+@pytest.mark.ci
 def test_the_program_and_the_library_may_take_turns(
     cluster: FakeKubernetes, real_helm: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,6 +174,7 @@ def test_the_program_and_the_library_may_take_turns(
     assert managers == {"helm"}
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("way", ["library"], indirect=True)
 def test_nothing_is_changed_without_all_permissions(releases: Releases, cluster: FakeKubernetes) -> None:
     for plural in ("secrets", "inferenceservices"):
@@ -358,6 +362,7 @@ def test_without_helm_both_ways_to_install_it_are_named(
     assert cluster.requests == []
 
 
+@pytest.mark.ci
 def test_a_command_deploys_with_the_program(
     monkeypatch: pytest.MonkeyPatch,
     real_helm: Path,

@@ -182,6 +182,7 @@ def test_a_model_of_the_hub_is_fetched_and_verified(fetch: Callable[..., Command
     assert {token for path, token in _Hub.received if "acme" in path} == {"Bearer hf_secret"}
 
 
+@pytest.mark.ci
 def test_a_file_that_differs_from_the_hub_s_digest_is_refused(
     fetch: Callable[..., CommandResult], tmp_path: Path
 ) -> None:
@@ -192,6 +193,7 @@ def test_a_file_that_differs_from_the_hub_s_digest_is_refused(
         assert not (tmp_path / name / name).exists()
 
 
+@pytest.mark.ci
 def test_refusals_and_failures_of_the_hub_are_told_apart(fetch: Callable[..., CommandResult], tmp_path: Path) -> None:
     results = [
         fetch(f"hf://acme/gated={tmp_path / 'a'}"),
@@ -225,6 +227,7 @@ def test_a_fetch_ends_at_once_on_sigterm(hub: str, tmp_path: Path) -> None:
         assert process.wait(60) == 128 + signal.SIGTERM
 
 
+@pytest.mark.ci
 def test_the_chart_s_init_container_fetches_what_vllm_loads(
     s3_bucket: str, s3_server: str, gumshoe: Callable[..., CommandResult], tmp_path: Path
 ) -> None:

@@ -104,6 +104,7 @@ def test_warnings_about_an_object_and_its_dependents_are_found(cluster: FakeKube
     assert found[1].text == explain_refusal("no")
 
 
+@pytest.mark.ci
 def test_a_training_says_why_its_pods_are_refused_and_goes_on_when_they_are_accepted(
     cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]], clock: Clock
 ) -> None:

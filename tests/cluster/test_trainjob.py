@@ -300,6 +300,7 @@ def test_progress_is_reported_and_all_objects_are_deleted(
     assert not cluster.objects
 
 
+@pytest.mark.ci
 def test_broken_streams_continue_without_repeated_lines(
     cluster: FakeKubernetes, trainer: Trainer, train: Callable[..., list[str]]
 ) -> None:

@@ -121,6 +121,7 @@ def test_the_content_hash_depends_on_documents_and_options(tmp_path: Path) -> No
     assert len(set(hashes)) == len(hashes)
 
 
+@pytest.mark.ci
 def test_builds_in_other_processes_are_identical(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "d.jsonl", [*DISEASES, *plain_records(50)])
     build_document_index([source], tmp_path / "here", LEXICAL)
@@ -173,6 +174,7 @@ def killed(many: tuple[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
     return place
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("call", "resumed"), [(0, 0), (1, 1024), (2, 2048)])
 def test_a_killed_build_resumes_with_identical_results(
     many: tuple[str, Path], killed: Path, call: int, resumed: int
@@ -188,6 +190,7 @@ def test_a_killed_build_resumes_with_identical_results(
     assert sorted(each.name.partition("-")[0] for each in place.iterdir()) == ["data", "index.json"]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("last", ["file_digest", "write_atomically"])
 def test_a_build_killed_after_embedding_reuses_all_vectors(many: tuple[str, Path], killed: Path, last: str) -> None:
     source, whole = many
@@ -209,6 +212,7 @@ def test_vectors_of_other_documents_are_not_reused(many: tuple[str, Path], tmp_p
     assert digests(tmp_path / "index") == digests(whole)
 
 
+@pytest.mark.ci
 def test_a_failed_build_keeps_its_vectors_and_the_old_index(many: tuple[str, Path], tmp_path: Path) -> None:
     source, whole = many
     old = make_index(tmp_path, DISEASES)
@@ -223,6 +227,7 @@ def test_a_failed_build_keeps_its_vectors_and_the_old_index(many: tuple[str, Pat
     assert digests(tmp_path / "index") == digests(whole)
 
 
+@pytest.mark.ci
 def test_an_incomplete_window_is_embedded_again(many: tuple[str, Path], tmp_path: Path) -> None:
     source, whole = many
     place = tmp_path / "index"

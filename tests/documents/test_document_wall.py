@@ -80,6 +80,7 @@ def ask(question: Callable[[], Any]) -> Any:
 # Results
 
 
+@pytest.mark.ci
 @settings(max_examples=50, derandomize=True, deadline=None, database=None)
 @given(listed=records, allowed=patterns)
 def test_results_are_the_same_as_if_the_collections_were_alone(
@@ -96,6 +97,7 @@ def test_results_are_the_same_as_if_the_collections_were_alone(
         assert answer_all(whole.view(allowed), options) == answer_all(alone.view(["*"]), options)
 
 
+@pytest.mark.ci
 @settings(max_examples=30, derandomize=True, deadline=None, database=None)
 @given(listed=records, allowed=patterns)
 def test_search_and_read_return_only_allowed_documents(listed: list[dict[str, Any]], allowed: list[str]) -> None:

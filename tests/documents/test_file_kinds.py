@@ -80,6 +80,7 @@ ENTITIES = (
 )
 
 
+@pytest.mark.ci
 def test_files_that_cannot_be_read_are_reported(tmp_path: Path) -> None:
     found, unread = read_files(
         tmp_path,

@@ -228,6 +228,7 @@ def test_documents_are_not_kept_in_memory(tmp_path: Path) -> None:
 # Concurrency
 
 
+@pytest.mark.ci
 def test_search_is_thread_safe(hybrid: DocumentIndex) -> None:
     rng = random.Random(1)
     queries = [

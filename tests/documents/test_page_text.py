@@ -236,6 +236,7 @@ def test_a_long_page_that_goes_elsewhere_is_a_document() -> None:
     assert found.refresh == ""
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("scope", ["page", "main"])
 @pytest.mark.parametrize(
     "piece",

@@ -197,6 +197,7 @@ def test_the_longest_matching_agent_of_robots_txt_counts(site: Site, scraper: Sc
     assert "".join(document["url"][-1] for document in scraper.documents) == taken
 
 
+@pytest.mark.ci
 def test_a_robots_txt_with_many_agents_needs_little_memory(site: Site, scraper: Scraper) -> None:
     agents = "".join(f"User-agent: {number}\n" for number in range(2000))
     rules = "".join(f"Disallow: /x{number}\n" for number in range(2000))
@@ -670,6 +671,7 @@ def test_text_and_pdf_are_scraped(site: Site, scraper: Scraper) -> None:
     assert [each["text"] for each in scraper.documents] == ["Itches for a week.", "Elbow disease in a PDF"]
 
 
+@pytest.mark.ci
 def test_a_pdf_is_read_whatever_its_server_calls_it(site: Site, scraper: Scraper) -> None:
     data = placed_pdf([[(72, 700, "Elbow disease in a PDF")], SCAN])
     kinds = ["application/octet-stream", "text/html", "text/plain", ""]
@@ -691,6 +693,7 @@ def test_markdown_is_scraped(site: Site, scraper: Scraper) -> None:
     ]
 
 
+@pytest.mark.ci
 def test_pages_without_content_are_no_documents(site: Site, scraper: Scraper) -> None:
     pages = {
         "/js": "<title>App</title><noscript>You need to enable JavaScript.</noscript><div id=root></div>",
@@ -972,6 +975,7 @@ def test_the_cache_has_a_maximum_size(site: Site, scraper: Scraper, tmp_path: Pa
     assert 0 < sum(path.stat().st_size for path in (tmp_path / "cache").rglob("*.page")) <= 9000
 
 
+@pytest.mark.ci
 def test_a_killed_run_is_resumed(site: Site, run: Callable[..., CommandResult], tmp_path: Path) -> None:
     killed = threading.Event()
 

@@ -189,6 +189,7 @@ def test_documents_before_damage_in_a_gzip_file_are_kept(tmp_path: Path) -> None
     assert list_unreadable(items)[-1] == ("cut.jsonl.gz", "damaged file")
 
 
+@pytest.mark.ci
 @settings(QUICK, max_examples=40)
 @given(
     st.lists(
@@ -306,6 +307,7 @@ def test_an_invalid_medquad_record_adds_nothing() -> None:
     assert page.metadata["category"] == "Disease"
 
 
+@pytest.mark.ci
 def test_the_real_pages_of_medquad(shared_data: Path) -> None:
     pages = documents(f"jsonl:{shared_data / 'medquad' / 'medquad.jsonl.gz'}")
     assert len(pages) == len({page.url for page in pages.values()}) == 722
@@ -354,6 +356,7 @@ def tree(tmp_path: Path) -> Path:
     return tmp_path / "tree"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("form", ["{}", "file://{}"])
 def test_each_file_of_a_directory_is_a_document(form: str, tree: Path) -> None:
     items = read(f"dir:{form.format(tree)}")
@@ -467,6 +470,7 @@ class Counting(FileStorage):
         return super().open(key, offset)
 
 
+@pytest.mark.ci
 def test_every_file_source_works_on_s3(s3_bucket: str, tree: Path, tmp_path: Path) -> None:
     import boto3
 

@@ -48,6 +48,7 @@ def populated(store: Store, place: Path) -> Store:
     return store
 
 
+@pytest.mark.ci
 def test_artifacts_are_replaced_by_redacted_successors(
     populated: Store, store_uri: str, run: Run, tmp_path: Path
 ) -> None:
@@ -77,6 +78,7 @@ def test_artifacts_are_replaced_by_redacted_successors(
     ]
 
 
+@pytest.mark.ci
 def test_a_successor_of_an_interrupted_erasure_is_used(populated: Store, tmp_path: Path) -> None:
     target = EraseTarget("inbox", ANN)
     erasure = Erasure(target, [], populated, scratch=tmp_path)

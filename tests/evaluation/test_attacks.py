@@ -89,6 +89,7 @@ def outcomes(out: Path) -> list[AttackOutcome]:
     return list(map(AttackOutcome.model_validate_json, lines))
 
 
+@pytest.mark.ci
 def test_a_gullible_agent_falls_for_every_family_and_a_careful_one_for_none(
     run: Run, server: FakeVLLM, synthetic_index: MailIndex, scenarios: Path, tmp_path: Path
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_gullible_agent_falls_for_every_family_and_a_careful_one_for_none(
     assert results(tmp_path / "f")["careful"].model_copy(update={"suite": "standard"}) == careful
 
 
+@pytest.mark.ci
 def test_a_scripted_attacker_tries_again_with_what_failed(
     run: Run, server: FakeVLLM, synthetic_index: MailIndex, scenarios: Path, tmp_path: Path
 ) -> None:
@@ -150,6 +152,7 @@ def test_a_scripted_attacker_tries_again_with_what_failed(
     assert [each.model_dump() for each in by_round[0]] != [each.model_dump() for each in by_round[1]]
 
 
+@pytest.mark.ci
 def test_an_attacker_keeps_what_a_file_of_another_seed_plants(
     run: Run, server: FakeVLLM, synthetic_index: MailIndex, scenarios: Path, tmp_path: Path
 ) -> None:
@@ -166,6 +169,7 @@ def test_an_attacker_keeps_what_a_file_of_another_seed_plants(
     assert {each["id"]: tuple(each["planted"]) for each in rewritten} == leaks != {}
 
 
+@pytest.mark.ci
 def test_a_chat_model_as_attacker_succeeds_in_a_later_round(
     run: Run, server: FakeVLLM, synthetic_index: MailIndex, scenarios: Path, tmp_path: Path
 ) -> None:
@@ -179,6 +183,7 @@ def test_a_chat_model_as_attacker_succeeds_in_a_later_round(
     assert found.rounds[-1].success.value >= found.rounds[1].success.value >= 0.8
 
 
+@pytest.mark.ci
 def test_options_without_effect_and_unknown_suites_are_refused(
     run: Run, server: FakeVLLM, synthetic_index: MailIndex, scenarios: Path, tmp_path: Path
 ) -> None:
@@ -208,6 +213,7 @@ def test_documents_are_not_attacked(run: Run, server: FakeVLLM, tmp_path: Path) 
     assert "evaluation.attacks-need-mail" in ran.err
 
 
+@pytest.mark.ci
 def test_marks_are_in_attacked_episodes_too(
     run: Run, server: FakeVLLM, synthetic_index: MailIndex, scenarios: Path, tmp_path: Path
 ) -> None:

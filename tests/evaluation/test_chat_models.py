@@ -46,6 +46,7 @@ def measure(run: Run, place: Place, out: Path, **changes: object) -> dict[str, d
     return {each.name: {name: metric.value for name, metric in each.metrics.items()} for each in found.policies}
 
 
+@pytest.mark.ci
 def test_models_get_the_scores_that_they_should(run: Run, place: Place, tmp_path: Path) -> None:
     found = measure(run, place, tmp_path / "e")
     names = ("accuracy", "reward", "truncated", "no_call", "unusable", "turns", "searches", "mistakes")
@@ -59,6 +60,7 @@ def test_models_get_the_scores_that_they_should(run: Run, place: Place, tmp_path
     assert found["thinker"]["sampled_tokens"] > 3 * 2000 > found["plain"]["sampled_tokens"]
 
 
+@pytest.mark.ci
 def test_mistakes_that_are_answered_are_counted(run: Run, place: Place, tmp_path: Path) -> None:
     found = measure(run, place, tmp_path / "e", chat="{on_bad_call: reply, max_bad_calls: 2}")
     assert [found["stopper"][name] for name in ("mistakes", "turns", "no_call")] == [2, 4, 1]

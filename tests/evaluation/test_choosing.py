@@ -60,6 +60,7 @@ def predictions(directory: Path) -> list[Prediction]:
     return read_predictions(directory / "predictions.jsonl")
 
 
+@pytest.mark.ci
 def test_the_majority_is_measured_with_its_cost(run: Run, place: Place, tmp_path: Path) -> None:
     with FakeVLLM(chat=alternating()) as server:
         policy = f"old=chat:base@{server.address}/v1"
@@ -107,6 +108,7 @@ def test_without_a_choice_the_results_do_not_mention_one(
     assert not (tmp_path / "e" / "choices").exists()
 
 
+@pytest.mark.ci
 def test_compare_allows_different_sample_counts_and_the_gate_does_not(run: Run, place: Place, tmp_path: Path) -> None:
     with FakeVLLM(chat=alternating()) as server:
         policy = f"old=chat:base@{server.address}/v1"
@@ -134,6 +136,7 @@ def test_compare_allows_different_sample_counts_and_the_gate_does_not(run: Run, 
     assert "majority by heuristic" in refused.err
 
 
+@pytest.mark.ci
 def test_choices_of_a_judge_are_stored_and_missing_ones_are_requested_again(
     run: Run, place: Place, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -194,6 +194,7 @@ def test_server_failures_are_not_scored(run: Run, place: Place, server: FakeVLLM
     assert not (tmp_path / "b" / "metrics.json").exists()
 
 
+@pytest.mark.ci
 def test_if_the_judge_fails_answers_are_kept_and_missing_verdicts_added(
     run: Run, place: Place, server: FakeVLLM, clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -265,6 +266,7 @@ def test_the_default_is_greedy_and_several_samples_give_pass_at_k(
     assert (ran.status, ran.code) == (2, "rewards.greedy-samples")
 
 
+@pytest.mark.ci
 def test_an_adapter_is_not_tested_on_scenarios_that_it_has_seen(
     run: Run, place: Place, server: FakeVLLM, tmp_path: Path
 ) -> None:

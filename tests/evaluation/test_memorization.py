@@ -152,6 +152,7 @@ def measured(planting: Planting, tmp_path_factory: pytest.TempPathFactory) -> Me
     return Measured(directory / "e", ran, again, asked, server.requests[len(asked) :])
 
 
+@pytest.mark.ci
 def test_a_policy_that_knows_the_secrets_is_exposed_and_the_base_model_is_not(measured: Measured) -> None:
     assert measured.ran.status == 0, measured.ran.err
     base, new = measured.policy("base"), measured.policy("new")
@@ -170,12 +171,14 @@ def test_a_policy_that_knows_the_secrets_is_exposed_and_the_base_model_is_not(me
     assert f"{new.exposure.value:.2f}" in measured.ran.out
 
 
+@pytest.mark.ci
 def test_the_evaluation_has_no_secret_that_the_policy_did_not_write(measured: Measured, planting: Planting) -> None:
     secrets = [each.secret for each in planting.made.record.canaries]
     for path in (each for each in measured.directory.rglob("*") if each.is_file() and each.name != "new.jsonl"):
         assert not [each for each in secrets if each in path.read_text(encoding="utf-8")], path
 
 
+@pytest.mark.ci
 def test_callers_ask_in_their_own_inbox_and_see_nothing_of_the_other(measured: Measured, planting: Planting) -> None:
     prompts = [decoded(each["prompt"]) for each in measured.requests if "temperature" in each]
     assert [each for each in prompts if ANN in each]
@@ -185,6 +188,7 @@ def test_callers_ask_in_their_own_inbox_and_see_nothing_of_the_other(measured: M
     assert len(episodes) == 8 * wordings * 2
 
 
+@pytest.mark.ci
 def test_episodes_on_file_are_not_run_again(measured: Measured) -> None:
     assert measured.again.status == 0, measured.again.err
     asked = measured.requests_again
@@ -426,11 +430,13 @@ def test_the_step_of_a_pipeline_measures_the_canaries_that_it_is_given(
     assert [each and each.record.content for each in asked] == [None, planting.made.record.content]
 
 
+@pytest.mark.ci
 def test_the_report_shows_what_was_memorized(measured: Measured) -> None:
     page = (measured.directory / "report.html").read_text()
     assert re.findall(r'data-memorized="(\w+)"', page) == ["base", "new"]
 
 
+@pytest.mark.ci
 def test_the_tiny_policy_in_this_process_does_not_know_canaries(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

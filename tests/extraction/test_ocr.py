@@ -37,6 +37,7 @@ def program(directory: Path, script: str) -> str:
     return str(path)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("turned", [0, 90])
 def test_tesseract_reads_a_scanned_page(turned: int) -> None:
     if shutil.which(PROGRAM) is None:

@@ -17,6 +17,7 @@ from tests.fuzzing.targets import TARGETS
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "target",
     [pytest.param(each, id=each.name, marks=pytest.mark.ci if each.is_slow else ()) for each in TARGETS],
@@ -70,6 +71,7 @@ def test_the_same_seed_tries_the_same_inputs() -> None:
     assert runs[3] == runs[4]
 
 
+@pytest.mark.ci
 def test_the_command_prints_its_seed_and_lists_targets() -> None:
     run = [sys.executable, "-m", "tests.fuzzing"]
     listed = subprocess.run([*run, "--list"], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()

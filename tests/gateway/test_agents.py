@@ -76,6 +76,7 @@ def run(settings: AgentSettings, gateway: "FakeGateway | None" = None) -> Return
     return asyncio.run(run_once())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     "name",
     [
@@ -93,6 +94,7 @@ def test_functions_and_other_callables(name: str, gateway: "FakeGateway") -> Non
     assert gateway.refused == 0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["graph", "sync_graph", "chain"])
 def test_graphs_and_chains_get_the_prompts_and_the_model(name: str, gateway: "FakeGateway") -> None:
     assert run(named(name), gateway).answer == "search_inbox When is the invoice due?"
@@ -103,6 +105,7 @@ def test_graphs_and_chains_get_the_prompts_and_the_model(name: str, gateway: "Fa
     assert gateway.requests[0]["model"] == "policy"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["graph_of_task", "async_graph_of_task"])
 def test_a_function_may_return_a_graph(name: str, gateway: "FakeGateway") -> None:
     gateway.final_text = '{"answer": "Friday", "sources": ["<7@example.com>"]}'
@@ -110,6 +113,7 @@ def test_a_function_may_return_a_graph(name: str, gateway: "FakeGateway") -> Non
     assert gateway.episode.calls == list(TURNS[:2])
 
 
+@pytest.mark.ci
 def test_an_agent_of_the_openai_sdk_gets_the_prompts_if_it_has_none(gateway: "FakeGateway") -> None:
     assert run(named("openai_agent"), gateway).answer == "invoice is in <7@example.com>"
     assert gateway.requests[0]["instructions"] == "Search the inbox."
@@ -117,6 +121,7 @@ def test_an_agent_of_the_openai_sdk_gets_the_prompts_if_it_has_none(gateway: "Fa
     assert sys.modules["tests.gateway.python_agents"].openai_agent.instructions is None
 
 
+@pytest.mark.ci
 def test_a_function_may_return_an_agent_of_the_openai_sdk(gateway: "FakeGateway") -> None:
     gateway.final_text = "Friday"
     assert run(named("openai_agent_of_task"), gateway) == ReturnedAnswer("Friday")
@@ -124,6 +129,7 @@ def test_a_function_may_return_an_agent_of_the_openai_sdk(gateway: "FakeGateway"
     assert gateway.requests[0]["instructions"] == "My own prompt."
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["openai_agent_of_task", "graph_of_task"])
 def test_agents_of_frameworks_end_with_their_answer(name: str, gateway: "FakeGateway") -> None:
     """Turns after the answer would be trained on, although nothing depends on them."""
@@ -132,6 +138,7 @@ def test_agents_of_frameworks_end_with_their_answer(name: str, gateway: "FakeGat
     assert len(gateway.requests) == len(TURNS)
 
 
+@pytest.mark.ci
 def test_an_agent_of_the_openai_sdk_sends_nothing_elsewhere(
     gateway: "FakeGateway", monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +158,7 @@ def test_an_agent_of_the_openai_sdk_sends_nothing_elsewhere(
     assert len(gateway.requests) == 1
 
 
+@pytest.mark.ci
 def test_the_key_is_in_no_url(gateway: "FakeGateway") -> None:
     for name in ("graph", "openai_agent", "sync_function"):
         run(named(name), gateway)
@@ -181,6 +189,7 @@ def test_exceptions_are_failures_of_the_agent(name: str, said: str, caplog: pyte
     assert run(named("return_nothing")) == ReturnedAnswer(None)  # the event loop of agents still runs
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["graph", "sync_graph", "openai_agent", "async_function", "sync_function"])
 def test_a_refusal_of_the_gateway_is_an_exception_of_the_agent(name: str, gateway: "FakeGateway") -> None:
     gateway.status = 429
@@ -254,6 +263,7 @@ def test_a_cancelled_agent_has_ended() -> None:
     asyncio.run(cancel())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["block_thread", "block_loop", "ignore_cancellation"])
 def test_agents_that_do_not_end_are_abandoned(
     name: str, clock: Clock, monkeypatch: pytest.MonkeyPatch, gateway: "FakeGateway"
@@ -312,6 +322,7 @@ def test_many_agents_that_block_their_thread_run_at_once() -> None:
     assert asyncio.run(run_all()) == [ReturnedAnswer("too late")] * 64
 
 
+@pytest.mark.ci
 def test_an_agent_that_hangs_does_not_keep_the_process_from_ending() -> None:
     script = "import asyncio\nfrom tests.gateway.test_agents import *\n"
     script += "agent_threads.GRACE = 0.1\nfor name in ('block_thread', 'block_loop'):\n"
@@ -330,12 +341,14 @@ def assert_example_works(settings: AgentSettings, gateway: "FakeGateway") -> Non
     assert len(gateway.requests) == len(TURNS)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["langgraph_email.agent:graph", "openai_agents.agent:search_agent"])
 def test_examples_in_python(name: str, gateway: "FakeGateway", monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "examples")
     assert_example_works(AgentSettings(name=name), gateway)
 
 
+@pytest.mark.ci
 def test_a_turn_without_calls_is_the_answer_of_the_langgraph_example(
     gateway: "FakeGateway", monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -350,15 +363,18 @@ def node_example() -> AgentSettings:
     return AgentSettings(command=("node", str(ROOT / "examples" / "node" / "agent.mjs")))
 
 
+@pytest.mark.ci
 def test_example_in_node(gateway: "FakeGateway") -> None:
     assert_example_works(node_example(), gateway)
 
 
+@pytest.mark.ci
 def test_a_turn_without_calls_is_the_answer_of_the_node_example(gateway: "FakeGateway") -> None:
     gateway.final_text = "Friday"
     assert run(node_example(), gateway) == ReturnedAnswer("Friday")
 
 
+@pytest.mark.ci
 def test_a_refusal_of_the_gateway_ends_the_node_example(gateway: "FakeGateway") -> None:
     gateway.status = 429
     with pytest.raises(AgentFailedError) as caught:

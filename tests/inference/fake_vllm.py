@@ -136,6 +136,7 @@ class Exchange:
     ) -> None:
         self._handler, self.server = handler, server
         self.request, self.answer, self.status = request, answer, 200
+        self.port = int(handler.client_address[1])
 
     def start_reply(self, status: int, size: int, kind: str = "application/json", **headers: str) -> None:
         self._handler.send_response_only(status)
@@ -537,6 +538,8 @@ class FakeVLLM:
     """Bodies of the requests for turns, in order."""
     keys: list[str] = field(default_factory=list)
     """Authorization header of each request."""
+    ports: list[int] = field(default_factory=list)
+    """Port of the client's end of the connection, of each request."""
     errors: list[str] = field(default_factory=list)
     """Errors in the server itself. They invalidate a test."""
     most_at_once: int = 0
@@ -561,6 +564,7 @@ class FakeVLLM:
         with self._lock:
             self.requests.append(exchange.request)
             self.keys.append(key)
+            self.ports.append(exchange.port)
             self.under_way += 1
             self.most_at_once = max(self.most_at_once, self.under_way)
             act = next((fault.act for fault in self._faults if fault.strikes()), forward)

@@ -163,6 +163,7 @@ def add_fused_head(model: Any) -> None:
     add_fused_lm_head(model, temperature=0.7, outputs=("log_probs", "entropy"))
 
 
+@pytest.mark.ci
 @every_architecture
 def test_a_policy_samples_with_the_probabilities_of_a_plain_forward_pass(name: str) -> None:
     model = make_model(name)
@@ -171,6 +172,7 @@ def test_a_policy_samples_with_the_probabilities_of_a_plain_forward_pass(name: s
     check_turns(model, turns)
 
 
+@pytest.mark.ci
 @every_architecture
 def test_the_trainer_computes_the_logprobs_of_a_plain_forward_pass(name: str) -> None:
     import torch
@@ -191,6 +193,7 @@ def test_the_trainer_computes_the_logprobs_of_a_plain_forward_pass(name: str) ->
         torch.testing.assert_close(found, wanted, rtol=0, atol=NATS)
 
 
+@pytest.mark.ci
 @every_architecture
 def test_adapters_train_and_sample_alike(name: str) -> None:
     """Two steps of training. The adapter of each target module changes the output."""

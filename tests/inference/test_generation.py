@@ -153,6 +153,7 @@ def test_turns_in_a_batch_end_independently(model: Any) -> None:
     assert len({len(each.ids) for each in together}) > 4
 
 
+@pytest.mark.ci
 def test_token_frequencies_match_their_log_probabilities(model: Any) -> None:
     import torch
 

@@ -74,6 +74,7 @@ def test_an_interrupt_does_not_end_the_program() -> None:
         assert reaper.wait() == 7
 
 
+@pytest.mark.ci
 def test_the_exit_status_is_passed_on_and_no_process_remains() -> None:
     child = "import subprocess, sys; p = subprocess.Popen(['sleep', '600']); print(p.pid, flush=True); sys.exit(7)"
     with run_reaper(child) as (reaper, left):

@@ -142,6 +142,7 @@ def test_a_tar_archive_is_read_like_a_zip_archive(name: str, tmp_path: Path) -> 
     assert read(f"eml:{place}")[0] == [("2", "trash"), ("1", ""), ("3", "")]
 
 
+@pytest.mark.ci
 def test_the_files_of_an_archive_at_a_uri_keep_their_content(tmp_path: Path) -> None:
     files = {f"{number:03}.eml": mail(number) + random.Random(number).randbytes(3000) for number in range(300)}
     for place in (pack_tar(tmp_path / "x.tgz", *files.items()), pack(tmp_path / "x.zip", files)):

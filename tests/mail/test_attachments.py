@@ -196,6 +196,7 @@ def test_a_file_with_words_is_text_whatever_its_name(reader: AttachmentReader, n
         assert read(reader, data, name).problem == "unknown type"
 
 
+@pytest.mark.ci
 @pytest.mark.timeout(20)
 def test_bombs_are_harmless(reader: AttachmentReader) -> None:
     big = archive(word__document=f"<w:document {W}>{paragraph('x')}</w:document>", other=" " * (201 << 20))
@@ -222,6 +223,7 @@ def test_the_number_of_files_of_a_message_is_limited() -> None:
     assert found == [Attachment("a", "x"), Attachment("b", problem="too many")]
 
 
+@pytest.mark.ci
 def test_a_file_that_keeps_its_process_busy_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     with AttachmentReader(AttachmentLimits(seconds=0.5)) as reader:
         monkeypatch.setattr(attachments, "extract_file", _sleep)

@@ -127,6 +127,7 @@ def test_the_content_hash_depends_on_input_and_options(tmp_path: Path) -> None:
     assert len({same, *hashes.values()}) == len(hashes) + 1
 
 
+@pytest.mark.ci
 def test_the_content_hash_is_the_same_in_another_process(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "m.jsonl", RECORDS)
     here = build_mail_index([source], tmp_path / "here").content
@@ -261,6 +262,7 @@ for number, point in enumerate([
 """
 
 
+@pytest.mark.ci
 def test_a_build_killed_at_any_point_leaves_no_index(tmp_path: Path) -> None:
     rng = random.Random(7)
     records = [record(number, body=" ".join(rng.choices("abcdefgh", k=60))) for number in range(1000)]
@@ -293,6 +295,7 @@ build.build_mail_index([sys.argv[1]], Path(sys.argv[2]))
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
 def test_a_stopped_build_leaves_only_complete_segments_and_goes_on(tmp_path: Path, number: int, status: int) -> None:
     source = write_jsonl(tmp_path / "m.jsonl", [record(each, body=f"text {each}") for each in range(1000)])
@@ -319,6 +322,7 @@ build.build_mail_index([sys.argv[1]], Path(sys.argv[2]))
 """
 
 
+@pytest.mark.ci
 def test_a_script_whose_processes_would_start_it_again_is_told_so(tmp_path: Path) -> None:
     source, script = write_jsonl(tmp_path / "m.jsonl", map(record, range(100))), tmp_path / "script.py"
     script.write_text(_UNGUARDED, encoding="utf-8")
@@ -328,6 +332,7 @@ def test_a_script_whose_processes_would_start_it_again_is_told_so(tmp_path: Path
     assert "[store." not in run.stderr
 
 
+@pytest.mark.ci
 def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path) -> None:
     records = [record(number, body=f"word{number} " * 50) for number in range(5_000)]
     source = write_jsonl(tmp_path / "m.jsonl", records)
@@ -348,6 +353,7 @@ def test_a_full_disk_is_reported_and_leaves_no_files(tmp_path: Path) -> None:
     assert list((tmp_path / "index").iterdir()) == []
 
 
+@pytest.mark.ci
 def test_real_mail_is_indexed(shared_data: Path, tmp_path: Path) -> None:
     report = build_mail_index([f"jsonl:{shared_data / 'enron' / 'mail.jsonl.gz'}"], tmp_path / "index")
     assert (report.read, report.unreadable) == (16_920, {})

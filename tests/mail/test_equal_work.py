@@ -219,6 +219,7 @@ SHAPES: dict[str, Callable[[list[dict[str, Any]]], list[list[dict[str, Any]]]]] 
 }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("has_vectors", [False, True])
 def test_the_work_does_not_depend_on_the_mail_of_others(
@@ -238,6 +239,7 @@ def test_the_work_does_not_depend_on_the_mail_of_others(
         assert counts[0]["by meaning"]["score"] > 0
 
 
+@pytest.mark.ci
 def test_what_others_searched_for_and_read_saves_no_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let Carol do everything that Bob does, and hold all that Bob holds."""
     embedder = WordVectors()
@@ -255,6 +257,7 @@ def test_what_others_searched_for_and_read_saves_no_work(tmp_path: Path, monkeyp
         assert dict(work) == cold[name], name
 
 
+@pytest.mark.ci
 def test_counting_notices_a_difference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(tmp_path / "a", MINE)
     build(tmp_path / "b", [*MINE, record(9, body="newsletter")])

@@ -21,6 +21,7 @@ from tests.mail.mailbox import make_index, record, write_jsonl
 from tests.mail.small_mailboxes import BOB, IDS, PEOPLE, WORDS, mailboxes, observe
 
 
+@pytest.mark.ci
 @settings(max_examples=30)
 @given(
     records=mailboxes, cut=st.integers(0, 8), options=st.sampled_from([None, MailBuildOptions(drop_duplicates=False)])

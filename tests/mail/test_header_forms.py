@@ -151,6 +151,7 @@ def test_valid_lists_give_access_to_recipients_only(drawn: Drawn) -> None:
     check_list(drawn)
 
 
+@pytest.mark.ci
 @settings(max_examples=400)
 @given(damaged_lists())
 def test_damaged_lists_give_access_to_recipients_only(text: str) -> None:

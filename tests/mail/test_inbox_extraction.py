@@ -28,6 +28,7 @@ def read_bytes(directory: Path) -> bytes:
     return b"\0".join(path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file())
 
 
+@pytest.mark.ci
 @settings(max_examples=25)
 @given(
     records=mailboxes,

@@ -282,6 +282,7 @@ def _count(path: Path, inbox: str) -> int:
     return len(MailIndex(path).search(inbox, ["pipeline"]))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_processes_can_share_a_file(index: MailIndex, method: str) -> None:

@@ -224,6 +224,7 @@ def test_nothing_is_lost_whatever_the_file_contains(parts: list[bytes]) -> None:
             assert line in kept
 
 
+@pytest.mark.ci
 def test_the_memory_for_a_large_file_is_bounded() -> None:
     message = DATED + b"\n" + mail(1, random.Random(1).randbytes(3000).hex().encode() + b"\n") + b"\n"
     tracemalloc.start()

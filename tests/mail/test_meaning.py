@@ -183,6 +183,7 @@ def test_damaged_vectors_are_rejected(tmp_path: Path, name: str, damage: str) ->
 # The wall
 
 
+@pytest.mark.ci
 @settings(max_examples=12)
 @given(records=mailboxes, inbox=people, query=st.lists(st.sampled_from(["gas", "power", "secret"]), min_size=1))
 def test_results_are_the_same_as_if_the_inbox_were_alone(
@@ -243,6 +244,7 @@ def make_mailbox(own: int, others: int) -> list[dict[str, Any]]:
     return records
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("own", [300, MIN_COMPARED + 200])
 def test_neither_results_nor_work_depend_on_other_inboxes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: int

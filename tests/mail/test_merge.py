@@ -38,6 +38,7 @@ def count(index: MailIndex) -> dict[str, Any]:
     return {name: facts[name] for name in COUNTS}
 
 
+@pytest.mark.ci
 @settings(max_examples=15)
 @given(
     records=mailboxes,
@@ -93,6 +94,7 @@ def test_compaction_erases_what_was_removed(tmp_path: Path) -> None:
     assert MailIndex(index.directory).read("gone@example.com", "<7@example.com>").body == "secretbody"
 
 
+@pytest.mark.ci
 def test_merged_segments_stay_as_long_as_a_reader_has_them_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

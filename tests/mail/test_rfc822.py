@@ -63,6 +63,7 @@ def test_blank_lines_or_a_byte_order_mark_before_headers_are_skipped() -> None:
     assert parse_headers(b"\xef\xbb\xbfFrom: ann@example.com").sender == "ann@example.com"
 
 
+@pytest.mark.ci
 def test_large_headers_and_many_parts_are_handled_quickly() -> None:
     with limit_cpu(20):
         assert parse_headers("From: ann@example.com\n" + "\n".join(f"X-{n}: x" for n in range(10_000))).body == "Text."
@@ -250,6 +251,7 @@ def is_utf_8(data: bytes) -> bool:
     return True
 
 
+@pytest.mark.ci
 @settings(QUICK, max_examples=150)
 @given(
     subject=NAMES,

@@ -510,6 +510,7 @@ def put(bucket: str, files: dict[str, bytes]) -> None:
         client.put_object(Bucket=bucket, Key=name, Body=data)
 
 
+@pytest.mark.ci
 def test_every_kind_of_source_works_on_s3(s3_bucket: str, tmp_path: Path) -> None:
     files = {
         **{f"maildir/{name}": data for name, data in MAILDIR.items()},
@@ -825,6 +826,7 @@ def test_a_dataset_that_cannot_be_loaded_is_reported_quickly(
     assert found.waited < 2 * TIMEOUT
 
 
+@pytest.mark.ci
 def test_without_network_only_local_datasets_are_read(tmp_path: Path) -> None:
     write(tmp_path, {"mail/train.parquet": parquet(range(1, 4))[0]})
     here, there = f"hf:{tmp_path}/mail", "hf:acme/mail"

@@ -44,6 +44,7 @@ def strip_suffixes(shown: dict[str, Any]) -> dict[str, Any]:
     } | {"content": shown["content"]}
 
 
+@pytest.mark.ci
 @settings(max_examples=20)
 @given(
     before=mailboxes,
@@ -239,6 +240,7 @@ for number, point in enumerate(points):
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("how", ["compact", "merge"])
 def test_a_run_killed_at_any_point_changes_nothing_or_all(tmp_path: Path, how: str) -> None:
     before = [record(number, body=f"gas {number % 7} text {number}") for number in range(400)]

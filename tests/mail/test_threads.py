@@ -149,6 +149,7 @@ timed_messages = st.lists(
 )
 
 
+@pytest.mark.ci
 @settings(max_examples=40)
 @given(messages=timed_messages, keywords=st.lists(st.sampled_from(["gas", "power"]), min_size=1, max_size=2))
 def test_an_inbox_is_shown_as_it_was_before_a_time(messages: list[dict[str, Any]], keywords: list[str]) -> None:

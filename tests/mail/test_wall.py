@@ -68,6 +68,7 @@ def can_read(index: MailIndex, inbox: str, message_id: str) -> bool:
     return True
 
 
+@pytest.mark.ci
 @settings(max_examples=60)
 @given(records=mailboxes, inbox=people, keyword=st.sampled_from(WORDS + HOSTILE), other=people)
 def test_search_and_read_return_only_messages_of_the_inbox(
@@ -82,6 +83,7 @@ def test_search_and_read_return_only_messages_of_the_inbox(
         assert {message_id for message_id, _ in index.list_messages(inbox)} == mine
 
 
+@pytest.mark.ci
 @settings(max_examples=40)
 @given(records=mailboxes, inbox=people, keywords=st.lists(st.sampled_from(WORDS), min_size=1, max_size=2), other=people)
 def test_results_are_the_same_as_if_the_inbox_were_alone(

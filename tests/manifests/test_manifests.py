@@ -35,6 +35,7 @@ def runtime_pod(objects: Any) -> Object:
     return dict(job["template"]["spec"]["template"])
 
 
+@pytest.mark.ci
 def test_every_overlay_and_component_is_valid(assert_valid: Callable[..., None], tmp_path: Path) -> None:
     names = components()
     sets = [each for name in OVERLAYS for each in [overlay(name)]]

@@ -198,6 +198,7 @@ def test_every_alert_is_tested() -> None:
     assert {alert for alert, *_ in ALERTS} == rules().keys()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("alert", "series", "quiet", "labels"), ALERTS)
 def test_alerts_fire_only_when_they_should(
     promtool: str, tmp_path: Path, alert: str, series: dict[str, str], quiet: dict[str, str], labels: str

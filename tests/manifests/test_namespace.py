@@ -36,6 +36,7 @@ def profile(cluster: FakeKubernetes) -> FakeKubernetes:
     return cluster
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_an_overlay_applies_to_the_namespace_of_a_profile(profile: FakeKubernetes, name: str) -> None:
     before = deepcopy(profile.objects)

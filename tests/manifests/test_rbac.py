@@ -86,6 +86,7 @@ CREATE_FORWARD = Access("", "pods/portforward", "create")
 """What newer versions of Kubernetes ask for besides `get`, since a WebSocket begins with a GET."""
 
 
+@pytest.mark.ci
 def test_the_deploy_role_allows_exactly_what_deployments_use(
     cluster: FakeKubernetes, controllers: Controllers, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -118,6 +119,7 @@ def watch_canary(cluster: FakeKubernetes, store: Store) -> None:
         assert "0 of at least 100" in watch_published("adapters/r2", store.uri, "canary", target)
 
 
+@pytest.mark.ci
 def test_the_operate_role_allows_exactly_what_the_commands_use(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, store: Store
 ) -> None:

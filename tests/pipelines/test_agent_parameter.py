@@ -104,6 +104,7 @@ def test_an_agent_is_loaded_only_where_its_code_is(tmp_path: Path, monkeypatch: 
         check_arguments({**GIVEN, "agent": "agent_of_a_user:graph"}, is_local=True)
 
 
+@pytest.mark.ci
 def test_the_step_digests_the_agent_s_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("agent_in_a_step.py").write_text("def run(task):\n    return None\n")

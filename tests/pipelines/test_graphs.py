@@ -255,6 +255,7 @@ def test_the_committed_pipelines_are_up_to_date(name: str) -> None:
     assert (COMPILED / f"{name}.k8s.yaml").read_text(encoding="utf-8") == compile_manifests(graph)
 
 
+@pytest.mark.ci
 def test_the_compile_command_takes_the_compiled_parameters(run: Callable[..., Any], tmp_path: Path) -> None:
     done = run("pipeline", "compile", "evaluate-agent", "--out", str(tmp_path), "-p", "cache=models")
     assert done.status == 0, done.err

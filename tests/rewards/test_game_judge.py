@@ -1,5 +1,7 @@
 """Families of attacks on the heuristic judge: how many answers it accepts that the reference does not support."""
 
+import pytest
+
 from gumshoe.rewards.scoring import read_labelled
 from tests.rewards.game_judge import ANSWERS, FAMILIES, game
 
@@ -7,6 +9,7 @@ SAFE = ("hedge", "denial", "question", "empty", "long", "grid of values", "other
 EACH = 12  # of the labelled answers, one is attacked
 
 
+@pytest.mark.ci
 def test_few_attacks_succeed() -> None:
     found = game(read_labelled(str(ANSWERS))[::EACH])
     assert len(found) == len(FAMILIES)

@@ -295,6 +295,7 @@ def test_ruler_is_a_group_reward(monkeypatch: pytest.MonkeyPatch) -> None:
         load_reward(RewardSettings(name="ruler"))
 
 
+@pytest.mark.ci
 def test_permuting_a_group_permutes_its_scores() -> None:
     with FakeVLLM(chat=says(by_length)) as server:
 

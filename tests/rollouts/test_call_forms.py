@@ -126,6 +126,7 @@ HOSTILE: dict[str, Callable[[str], str]] = {
 }
 
 
+@pytest.mark.ci
 @BY_NAME
 def test_a_megabyte_of_hostile_text_is_read_quickly(form: CallForm) -> None:
     call = form.write([Call("look", {"word": "a", "n": 7, "many": ["b"]})])

@@ -305,6 +305,7 @@ def _stall_from_the_fourth(exchange: Exchange) -> None:
     (forward if re.search("message [123] say", decoded(exchange.request["prompt"])) else stall)(exchange)
 
 
+@pytest.mark.ci
 def test_a_killed_and_restarted_run_writes_each_group_once(
     run: Run, server: FakeVLLM, place: Place, tmp_path: Path
 ) -> None:

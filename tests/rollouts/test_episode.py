@@ -564,6 +564,7 @@ CALLS = st.builds(
 TURNS = CALLS | st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=4).map("".join)
 
 
+@pytest.mark.ci
 @QUICK
 @given(turns=st.lists(TURNS, min_size=1, max_size=3), max_tokens=st.integers(1, 150), tight=st.booleans())
 def test_any_text_truncated_anywhere_leads_to_an_ending(

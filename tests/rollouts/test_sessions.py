@@ -121,6 +121,7 @@ def look(home: Path, endpoint: str, *asked: str, **settings: str) -> list[Outcom
 WRONG = ["find=acme/missing", "tokenizer=acme/missing", "model=acme/missing", "tokenizer=DIR"]
 
 
+@pytest.mark.ci
 def test_a_name_unknown_to_the_hub_is_reported_at_once(home: Path) -> None:
     with hub() as endpoint:
         there, *wrong = look(home, endpoint, "find=acme/there", *WRONG, "tokenizer=acme/busy", "model=acme/silent")
@@ -154,6 +155,7 @@ def test_offline_the_hub_is_not_called(home: Path) -> None:
         assert each.pauses == []
 
 
+@pytest.mark.ci
 def test_a_model_has_the_commit_of_its_revision(home: Path) -> None:
     with hub() as endpoint:
         named = [

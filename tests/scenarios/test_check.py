@@ -445,6 +445,7 @@ rows = st.lists(
 )
 
 
+@pytest.mark.ci
 @settings(QUICK, max_examples=60)
 @given(records=mailboxes, rows=rows)
 def test_clean_scenarios_are_answerable_and_pass_the_check(
@@ -491,6 +492,7 @@ def test_clean_scenarios_are_answerable_and_pass_the_check(
         assert (again.findings, again.clean) == ([], report.clean)
 
 
+@pytest.mark.ci
 @settings(QUICK, max_examples=30)
 @given(records=mailboxes, splits=st.lists(st.sampled_from([*SPLITS, None]), min_size=8, max_size=8))
 def test_a_question_about_any_search_result_is_valid(records: list[dict[str, Any]], splits: list[str | None]) -> None:
@@ -512,6 +514,7 @@ def test_a_question_about_any_search_result_is_valid(records: list[dict[str, Any
 # The real questions on the real mail.
 
 
+@pytest.mark.ci
 def test_885_of_the_999_real_questions_are_valid(real_index: Path, shared_data: Path) -> None:
     report = check_scenarios(read_scenarios(str(shared_data / "enron" / "questions.jsonl")), real_index)
     assert report.lines == 999
@@ -519,6 +522,7 @@ def test_885_of_the_999_real_questions_are_valid(real_index: Path, shared_data: 
     assert (len(report.clean), report.corrected) == (885, 15)
 
 
+@pytest.mark.ci
 def test_the_clean_real_questions_pass_the_check(real_index: Path, shared_data: Path, tmp_path: Path) -> None:
     report = check_scenarios(read_scenarios(str(shared_data / "enron" / "questions.jsonl")), real_index)
     (tmp_path / "clean.jsonl").write_bytes(report.clean.to_jsonl())

@@ -66,6 +66,7 @@ def test_a_key_can_read_its_inboxes_only(ask: Ask, keys: Keys) -> None:
     assert code_of(ask(names["ann"] + "x")) == "serving.unknown-key"
 
 
+@pytest.mark.ci
 def test_a_key_file_contains_only_hashes_and_is_validated(
     place: ServerFiles, tmp_path: Path, run: Callable[..., CommandResult]
 ) -> None:
@@ -181,6 +182,7 @@ def test_messages_after_the_query_date_are_hidden(ask: Ask, keys: Keys) -> None:
     assert "Body of message 7" not in json.dumps(early)
 
 
+@pytest.mark.ci
 @given(
     st.one_of(st.text(max_size=60), st.builds(lambda a, b: a + EVE + b, st.text(max_size=9), st.text(max_size=9))),
     st.text(max_size=80),

@@ -39,6 +39,7 @@ def adapter(tmp_path: Path) -> Path:
     return trained_on(tmp_path / "adapter", ANN)
 
 
+@pytest.mark.ci
 def test_callers_of_other_inboxes_get_the_base_model(place: ServerFiles, model: FakeVLLM, adapter: Path) -> None:
     settings = model_settings(place, model.address, tokenizer=str(adapter), bound="base")
     with serve_in_thread(make_settings(place, model=settings)) as client:

@@ -445,6 +445,7 @@ def test_a_connection_beyond_the_limit_is_refused_if_all_others_work(place: Serv
         assert all(each.recv(65536).startswith(b"HTTP/1.1 200") for each in running)
 
 
+@pytest.mark.ci
 def test_a_server_answers_beside_more_half_open_connections_than_it_has_descriptors(
     place: ServerFiles, model: FakeVLLM, tmp_path: Path
 ) -> None:

@@ -5,7 +5,7 @@ import json
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,17 +56,19 @@ def read_lines(server: AgentProcess, logger: str) -> list[dict[str, Any]]:
     return [each for each in server.read_log() if each["logger"] == logger]
 
 
-def kill_worker_of_question(server: AgentProcess, is_hit: Callable[[], bool]) -> None:
-    """Kill one worker after the other, each while the other one works, until the one with the question is hit."""
-    for each in list_workers(server):
-        restarts = server.metric("gumshoe_worker_restarts_total")
-        each.kill()
-        wait_until(lambda: server.metric("gumshoe_worker_restarts_total") > restarts)  # noqa: B023
-        wait_until(lambda: server.metric("gumshoe_workers") == WORKERS, server.process, server.log.read_text)
-        if is_hit():
-            return
+def kill_worker_of_question(server: AgentProcess, model: FakeVLLM) -> None:
+    """Kill the worker that waits for the model, and wait until another one has its place."""
+    restarts = server.metric("gumshoe_worker_restarts_total")
+    next(
+        each
+        for each in list_workers(server)
+        if any(connection.laddr.port == model.ports[-1] for connection in each.net_connections("tcp"))
+    ).kill()
+    wait_until(lambda: server.metric("gumshoe_worker_restarts_total") > restarts)
+    wait_until(lambda: server.metric("gumshoe_workers") == WORKERS, server.process, server.log.read_text)
 
 
+@pytest.mark.ci
 def test_workers_answer_as_one_process_does(server: AgentProcess, shared_server: AgentProcess) -> None:
     ours, theirs = (each.ask().json() for each in (server, shared_server))
     for answer in (ours, theirs):
@@ -76,6 +78,7 @@ def test_workers_answer_as_one_process_does(server: AgentProcess, shared_server:
     assert ours["success"] is True
 
 
+@pytest.mark.ci
 def test_workers_share_the_work(server: AgentProcess) -> None:
     before = server.metric("gumshoe_episodes_total", outcome="answered")
     used = [each.cpu_times().user for each in list_workers(server)]
@@ -125,30 +128,33 @@ def test_an_abandoned_question_ends_in_its_worker(server: AgentProcess, model: F
     assert server.ask().status_code == 200
 
 
+@pytest.mark.ci
 def test_a_question_of_a_lost_worker_runs_again_if_it_had_no_step(server: AgentProcess, model: FakeVLLM) -> None:
     release = threading.Event()
     model.inject(held(release))
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(server.ask)
         wait_until(lambda: model.under_way == 1)
-        kill_worker_of_question(server, lambda: len(model.requests) > 1)
+        kill_worker_of_question(server, model)
         release.set()
         assert asked.result().status_code == 200
     assert any("ended with status -9" in each["message"] for each in read_lines(server, EPISODE_WORKERS))
 
 
+@pytest.mark.ci
 def test_a_question_of_a_lost_worker_fails_after_its_first_step(server: AgentProcess, model: FakeVLLM) -> None:
     release = threading.Event()
     model.inject(held(release), after=1)
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(server.ask)
         wait_until(lambda: model.under_way == 1 and len(model.requests) == 2)
-        kill_worker_of_question(server, asked.done)
+        kill_worker_of_question(server, model)
         release.set()
         failed = asked.result()
     assert (failed.status_code, code_of(failed)) == (502, "serving.model-failed")
 
 
+@pytest.mark.ci
 def test_without_workers_the_server_is_not_ready_until_they_are_back(server: AgentProcess) -> None:
     for each in list_workers(server):
         each.kill()
@@ -159,6 +165,7 @@ def test_without_workers_the_server_is_not_ready_until_they_are_back(server: Age
     assert server.ask().status_code == 200
 
 
+@pytest.mark.ci
 def test_a_budget_holds_for_all_workers(server: AgentProcess) -> None:
     """A question takes three calls: two of tools, and the answer."""
     key = add_key(server.log.parent / "keys", "busy", [ANN])

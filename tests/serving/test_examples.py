@@ -40,6 +40,7 @@ def test_curl(server: AgentProcess) -> None:
     assert "serving.inbox-missing" in refused.stdout
 
 
+@pytest.mark.ci
 def test_python(server: AgentProcess) -> None:
     run = run_example(server, sys.executable, str(EXAMPLES / "ask.py"), QUESTION, ANN)
     assert run.returncode == 0, run.stderr
@@ -50,6 +51,7 @@ def test_python(server: AgentProcess) -> None:
     assert (refused.returncode, "[serving.inbox-missing]" in refused.stderr) == (1, True)
 
 
+@pytest.mark.ci
 def test_typescript(server: AgentProcess) -> None:
     """Node 20 does not run TypeScript, but the example is JavaScript as well: all its types are inferred."""
     if shutil.which("node") is None:
@@ -63,6 +65,7 @@ def test_typescript(server: AgentProcess) -> None:
     assert (refused.returncode, "[serving.inbox-missing]" in refused.stderr) == (1, True)
 
 
+@pytest.mark.ci
 def test_mcp_client(server: AgentProcess) -> None:
     run = run_example(server, sys.executable, str(EXAMPLES / "mcp" / "client.py"), ANN, "body")
     assert run.returncode == 0, run.stderr
@@ -70,6 +73,7 @@ def test_mcp_client(server: AgentProcess) -> None:
     assert "id: <" in run.stdout
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", ["ask.py", "mcp/client.py"])
 def test_a_program_without_arguments_prints_its_usage(name: str) -> None:
     run = subprocess.run([sys.executable, EXAMPLES / name], capture_output=True, text=True, check=False)

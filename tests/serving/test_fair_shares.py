@@ -56,6 +56,7 @@ def ask_as_bob(bob: ServerClient) -> httpx.Response:
     return bob.ask(inbox_address=BOB)
 
 
+@pytest.mark.ci
 def test_slow_questions_of_one_caller_do_not_refuse_another(
     place: ServerFiles, model: FakeVLLM, tmp_path: Path
 ) -> None:
@@ -109,6 +110,7 @@ def test_other_work_is_shared_in_the_same_way(
     assert entered == ["key ann"]
 
 
+@pytest.mark.ci
 def test_with_open_access_callers_are_client_addresses(place: ServerFiles, model: FakeVLLM) -> None:
     from gumshoe.serving.access import ANONYMOUS, Principal
     from gumshoe.serving.callers import name_caller

@@ -40,6 +40,7 @@ def test_nothing_is_recorded_by_default(server: AgentProcess) -> None:
     assert (response.status_code, code_of(response)) == (404, "serving.feedback-disabled")
 
 
+@pytest.mark.ci
 def test_feedback_becomes_scenarios_and_episodes_become_trajectories(
     place: ServerFiles, model: FakeVLLM, s3_bucket: str, tmp_path: Path, run: Callable[..., CommandResult]
 ) -> None:

@@ -382,6 +382,7 @@ def test_requests_beyond_the_queue_get_429_and_none_is_lost(server: AgentProcess
     wait_until(lambda: server.metric("gumshoe_running") == 0 and server.metric("gumshoe_waiting", what="episode") == 0)
 
 
+@pytest.mark.ci
 def test_a_disconnected_client_frees_its_slot(server: AgentProcess, model: FakeVLLM) -> None:
     model.inject(stall, times=None)
     for path, seconds in (("/invoke", 0.7), ("/invoke/stream", 0.2), ("/invoke/stream", 0.7)):
@@ -532,6 +533,7 @@ def test_without_a_session_the_policy_is_drawn_by_its_share(
     assert asyncio.run(answer()) == ["next", "next", "adapter", "adapter"]
 
 
+@pytest.mark.ci
 def test_no_accepted_request_is_lost_at_shutdown(place: ServerFiles, model: FakeVLLM, tmp_path: Path) -> None:
     """Clients keep sending requests meanwhile, each on a new connection."""
     model.inject(after(0.05), times=None)
@@ -560,6 +562,7 @@ def test_no_accepted_request_is_lost_at_shutdown(place: ServerFiles, model: Fake
     assert len(taken) == len(answered), "every accepted request was answered"
 
 
+@pytest.mark.ci
 def test_waiting_requests_are_answered_before_shutdown(place: ServerFiles, model: FakeVLLM, tmp_path: Path) -> None:
     go_on = threading.Event()
     model.inject(held(go_on), times=None)

@@ -189,6 +189,7 @@ def test_an_updated_secret_is_noticed(tmp_path: Path) -> None:
     assert caller(keys, ann) == UNKNOWN
 
 
+@pytest.mark.ci
 def test_a_revoked_key_works_no_more_at_a_running_server(place: ServerFiles, model: FakeVLLM, tmp_path: Path) -> None:
     path = tmp_path / "keys.yaml"
     ann, bob = add_key(path, "ann", [ANN]), add_key(path, "bob", [BOB])

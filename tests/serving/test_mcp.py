@@ -130,6 +130,7 @@ def test_only_post_requests_are_accepted(server_with_key: AgentProcess) -> None:
         assert code_of(response) == "serving.method-not-allowed"
 
 
+@pytest.mark.ci
 def test_a_disconnected_client_frees_its_slot(server_with_key: AgentProcess, model: FakeVLLM) -> None:
     model.inject(stall, times=None)
     call = {"name": "ask", "arguments": {"question": "What is in 7?", "query_date": DAY}}

@@ -257,6 +257,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.ci
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place_of=st.sampled_from(PLACES), value=VALUES)
 def test_no_value_of_a_field_is_an_error_of_the_server(

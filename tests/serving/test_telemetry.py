@@ -16,6 +16,7 @@ from tests.serving.in_process import make_settings, model_settings, serve_in_thr
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
+@pytest.mark.ci
 def test_an_episode_is_a_span_in_the_caller_s_trace(place: ServerFiles, model: FakeVLLM, tmp_path: Path) -> None:
     from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
     from opentelemetry.proto.trace.v1.trace_pb2 import Status

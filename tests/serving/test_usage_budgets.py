@@ -244,6 +244,7 @@ def test_many_questions_at_once_do_not_exceed_the_budget(clients: Any, model: Fa
     assert statuses.count(429) >= 17
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("clients", [{"tokens_per_day": 3 * MAX_TOKENS + 50}], indirect=True)
 def test_a_disconnected_caller_pays_for_its_turn(clients: Any, model: FakeVLLM) -> None:
     ann, _ = clients

@@ -27,6 +27,7 @@ def attacks(synthetic_index: MailIndex) -> list[tuple[PlannedAttack, AttackTarge
     return [(each, find_target(synthetic_index, scenarios[each.scenario], 0)) for each in planned]
 
 
+@pytest.mark.ci
 def test_the_scripted_attacker_keeps_what_is_planted(attacks: list[tuple[PlannedAttack, AttackTarget]]) -> None:
     async def rewrite() -> None:
         for attack, target in attacks:

@@ -12,6 +12,7 @@ Command = Callable[..., CommandResult]
 SMALL = ["synthesize", "mail", "--seed", 4, "--mailboxes", 3, "--messages", 150]
 
 
+@pytest.mark.ci
 def test_the_commands_generate_index_check_and_split_mail(gumshoe: Command, tmp_path: Path) -> None:
     made = gumshoe(*SMALL, "--difficulty", "easy", "--out", "made", cwd=tmp_path)
     assert made.status == 0, made.err
@@ -38,6 +39,7 @@ def test_the_json_result_counts_messages_and_scenarios(gumshoe: Command, tmp_pat
     assert all(f"synthetic-4-normal-{number:03}-" in "".join(lines) for number in (1, 2, 3))
 
 
+@pytest.mark.ci
 def test_existing_files_are_replaced_only_on_request(gumshoe: Command, tmp_path: Path) -> None:
     (tmp_path / "mail.jsonl").write_text("mine\n")
     refused = gumshoe(*SMALL, "--out", tmp_path)

@@ -75,6 +75,7 @@ def test_a_seed_gives_the_same_bytes_everywhere(hash_seed: str) -> None:
     assert run_program(PROGRAM, hash_seed) == DIGEST
 
 
+@pytest.mark.ci
 def test_another_seed_gives_another_work(make: Callable[..., GeneratedWork]) -> None:
     one, other = make("normal", 1).work, make("normal", 2).work
     assert one.title != other.title
@@ -82,6 +83,7 @@ def test_another_seed_gives_another_work(make: Callable[..., GeneratedWork]) -> 
     assert len(questions[0] & questions[1]) < 0.02 * len(questions[0])
 
 
+@pytest.mark.ci
 def test_an_index_keeps_each_document(made: GeneratedWork) -> None:
     assert len(made.work.documents) == 1200 == made.index.stats()["documents"]
     assert len({each["document_id"] for each in made.work.documents}) == 1200
@@ -194,6 +196,7 @@ def find_first_hit(index: DocumentIndex, scenario: Scenario) -> str:
     return next((hit.document_id for hit in index.search(scenario.question, limit=1)), "")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("level", "share"), [("plain", 1.0), ("easy", 0.95), ("normal", 0.85), ("hard", 0.8)])
 def test_the_first_hit_is_right_as_often_as_the_difficulty_implies(
     level: Level, share: float, make: Callable[..., GeneratedWork]

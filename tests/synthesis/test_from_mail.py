@@ -166,6 +166,7 @@ def test_the_commands_generate_check_and_split_questions(
     assert all(len({each["owner"]}) == 1 for each in map(shown, honest.requests))
 
 
+@pytest.mark.ci
 def test_a_query_date_is_1_to_30_days_after_the_batch(index: Path, tmp_path: Path, honest: FakeVLLM) -> None:
     report = make_questions(settings(honest, index, per_batch=12), tmp_path / "q.jsonl")
     assert len(report.questions) == 48
@@ -412,6 +413,7 @@ def test_a_wrong_key_or_model_ends_the_run(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.ci
 def test_a_killed_run_resumes_without_repeated_requests(
     run: Run, index: Path, tmp_path: Path, honest: FakeVLLM
 ) -> None:
@@ -528,6 +530,7 @@ def test_the_estimate_is_accurate(index: Path, tmp_path: Path, honest: FakeVLLM)
     assert estimate.cost is None
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(("reply", "rc", "requests"), [("n\n", 1, 0), ("y\n", 0, 16)])
 def test_a_terminal_asks_for_confirmation(
     reply: str, rc: int, requests: int, index: Path, tmp_path: Path, honest: FakeVLLM

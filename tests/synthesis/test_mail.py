@@ -40,6 +40,7 @@ def test_a_seed_gives_the_same_bytes_everywhere(hash_seed: str) -> None:
     assert run_program(PROGRAM, hash_seed) == DIGEST
 
 
+@pytest.mark.ci
 def test_another_seed_gives_other_people_and_questions(make: Callable[..., GeneratedMail]) -> None:
     one, other = make("normal", 1).mail, make("normal", 2).mail
     assert one.company != other.company
@@ -48,6 +49,7 @@ def test_another_seed_gives_other_people_and_questions(make: Callable[..., Gener
     assert len(questions[0] & questions[1]) < 0.02 * len(questions[0])
 
 
+@pytest.mark.ci
 def test_the_number_of_messages_is_exact(made: GeneratedMail) -> None:
     assert len(made.mail.messages) == 2400
     assert (made.report.messages, made.report.kept_out, made.report.unreadable) == (2400, {}, {})
@@ -56,6 +58,7 @@ def test_the_number_of_messages_is_exact(made: GeneratedMail) -> None:
     assert dates == sorted(dates)
 
 
+@pytest.mark.ci
 def test_mailboxes_share_no_message_and_have_one_split(made: GeneratedMail) -> None:
     splits: defaultdict[str, set[str | None]] = defaultdict(set)
     for scenario in made.mail.scenarios:
@@ -96,6 +99,7 @@ def test_every_gold_message_contains_the_answer(made: GeneratedMail) -> None:
             assert [part for part in list_literals(scenario) if plain(part) not in body] == [], scenario
 
 
+@pytest.mark.ci
 def test_every_gold_message_is_found_by_a_search(made: GeneratedMail) -> None:
     """Search by words of the answer and the subject, which an agent could know from other messages."""
     for scenario in made.mail.scenarios:
@@ -395,6 +399,7 @@ def test_the_vocabulary_is_large(make: Callable[..., GeneratedMail]) -> None:
     assert len(words - names) >= 3000
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
     ("level", "share"),
     [

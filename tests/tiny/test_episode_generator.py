@@ -59,6 +59,7 @@ def count_truncated_searches(episode: EpisodeExample, calls: list[Call]) -> int:
     return next(place for place, found in enumerate(keywords) if words & set(" ".join(found).split()))
 
 
+@pytest.mark.ci
 def test_every_turn_is_one_call_and_the_last_is_the_answer(practice: PracticeEpisodes) -> None:
     for _, text in practice.whole:
         calls = parse_calls(text)
@@ -86,6 +87,7 @@ def test_replacing_ids_changes_nothing_else() -> None:
         assert after.model_copy(update={"message_ids": before.message_ids}) == before
 
 
+@pytest.mark.ci
 def test_some_companies_have_ids_of_another_pattern(tmp_path: Path) -> None:
     companies = [PracticeCompany.invent(seed, "easy", tmp_path / str(seed), messages=120) for seed in range(12)]
     of_a_word = [re.fullmatch(r"<[a-z]{8}@\S+>", each.mail.messages[0]["message_id"]) for each in companies]
@@ -300,6 +302,7 @@ def test_the_first_search_finds_the_topic_of_the_question(practice: PracticeEpis
     assert found > 0.9 * asked
 
 
+@pytest.mark.ci
 def test_unfamiliar_questions_are_searched_with_fewer_words_each_time(practice: PracticeEpisodes) -> None:
     episodes = list(EpisodeGenerator(practice.tokenizer, 1).generate_unfamiliar(practice.company, UNFAMILIAR))
     assert len(episodes) > 100
@@ -336,6 +339,7 @@ def test_a_shortened_result_keeps_a_correct_source(practice: PracticeEpisodes) -
     assert kept > 0.95 * clean
 
 
+@pytest.mark.ci
 def test_episodes_depend_on_the_seed(practice: PracticeEpisodes) -> None:
     def play(seed: int) -> list[list[int]]:
         episodes = EpisodeGenerator(practice.tokenizer, seed).generate(practice.company, EPISODES, makes_errors=True)

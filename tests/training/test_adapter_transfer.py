@@ -115,6 +115,7 @@ def cluster(s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     )
 
 
+@pytest.mark.ci
 def test_all_servers_serve_an_adapter_before_it_is_used(cluster: Cluster, tmp_path: Path) -> None:
     sampler = cluster.sampler(tmp_path)
     with cluster.pod(HOSTS[0]) as one, cluster.pod(HOSTS[1]) as two:
@@ -134,6 +135,7 @@ def test_all_servers_serve_an_adapter_before_it_is_used(cluster: Cluster, tmp_pa
         wait_until(lambda: [list(each.roots) for each in (one, two)] == [["r1-1-policy-3", "r1-2-policy-3"]] * 2)
 
 
+@pytest.mark.ci
 def test_servers_come_and_go(cluster: Cluster, tmp_path: Path) -> None:
     sampler = cluster.sampler(tmp_path)
     with cluster.pod(HOSTS[1]) as stays:
@@ -154,6 +156,7 @@ def test_servers_come_and_go(cluster: Cluster, tmp_path: Path) -> None:
             assert list(sampler.urls) == [stays.address, joins.address]
 
 
+@pytest.mark.ci
 def test_servers_that_are_too_slow_are_reported_with_their_loaders(cluster: Cluster, tmp_path: Path) -> None:
     sampler = cluster.sampler(tmp_path)
     with raises("training.adapter-not-served", f"http://rollout.test:{cluster.port} has no address"):

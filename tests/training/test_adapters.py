@@ -291,6 +291,7 @@ def check_merged(report: "MergeReport", adapter: Path, base: Any, rounded: str) 
     assert report.effect > 10 * report.mean
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_merging_into_full_weights(dtype: Any, tmp_path: Path) -> None:
     from gumshoe.training.adapters.merge import merge
@@ -316,6 +317,7 @@ def test_merging_into_full_weights(dtype: Any, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*")), "no temporary directory is left"
 
 
+@pytest.mark.ci
 def test_a_merged_tiny_policy_keeps_its_environment_and_chat_settings(tmp_path: Path) -> None:
     from gumshoe.training.adapters.merge import merge
 
@@ -346,6 +348,7 @@ def test_a_merged_tiny_policy_keeps_its_environment_and_chat_settings(tmp_path: 
     assert open_run_env(settings(tmp_path / "third"), index).provenance == untaught != taught
 
 
+@pytest.mark.ci
 def test_a_merged_model_is_not_tested_on_seen_scenarios(
     tmp_path: Path, mail: Path, run: Callable[..., CommandResult]
 ) -> None:
@@ -372,6 +375,7 @@ def test_a_merged_model_is_not_tested_on_seen_scenarios(
     assert "1 of these 4 scenarios" in done.err
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("requires_bitsandbytes")
 @pytest.mark.parametrize("dtype", ["auto", pytest.param("float32", marks=pytest.mark.nightly)])
 def test_merging_qlora_into_dequantized_weights(dtype: Any, tmp_path: Path) -> None:
@@ -391,6 +395,7 @@ def test_merging_qlora_into_dequantized_weights(dtype: Any, tmp_path: Path) -> N
     )
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("requires_bitsandbytes")
 def test_merging_into_a_base_model_stored_in_4_bits(tmp_path: Path) -> None:
     import torch
@@ -421,6 +426,7 @@ def test_merging_into_a_base_model_stored_in_4_bits(tmp_path: Path) -> None:
         merge(adapter, str(random), tmp_path / "x")
 
 
+@pytest.mark.ci
 def test_merging_into_another_base_model_is_rejected(tmp_path: Path) -> None:
     from gumshoe.training.adapters.merge import merge
 
@@ -538,6 +544,7 @@ def test_unusable_base_models_are_rejected(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.ci
 def test_a_directory_with_files_is_rejected(tmp_path: Path) -> None:
     from gumshoe.training.adapters.merge import merge
 
@@ -556,6 +563,7 @@ def test_a_small_disk_is_reported_before_loading(tmp_path: Path, small_disk: Pat
     assert not list(small_disk.iterdir())
 
 
+@pytest.mark.ci
 def test_a_wrong_merge_is_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The scale of the adapter is read wrongly for the merge."""
     from gumshoe.training.adapters.adapter_files import Adapter
@@ -568,6 +576,7 @@ def test_a_wrong_merge_is_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert [each.name for each in tmp_path.iterdir()] == ["a"]
 
 
+@pytest.mark.ci
 def test_an_adapter_lost_in_rounding_gets_a_warning(tmp_path: Path, run: Callable[..., CommandResult]) -> None:
     adapter = make_adapter(tmp_path / "a", size=2e-5)
     done = run("adapter", "merge", adapter, "--out", tmp_path / "out")
@@ -579,6 +588,7 @@ def test_an_adapter_lost_in_rounding_gets_a_warning(tmp_path: Path, run: Callabl
     assert not done.err
 
 
+@pytest.mark.ci
 def test_rslora_and_alpha_patterns_are_merged(tmp_path: Path) -> None:
     from gumshoe.training.adapters.adapter_files import inspect_adapter
     from gumshoe.training.adapters.merge import merge
@@ -624,6 +634,7 @@ def test_inspect_shows_an_adapter(tmp_path: Path, run: Callable[..., CommandResu
         assert text in shown.out
 
 
+@pytest.mark.ci
 def test_inspect_shows_faults(tmp_path: Path, run: Callable[..., CommandResult]) -> None:
     from gumshoe.training.adapters.adapter_files import create_adapter, inspect_adapter
     from gumshoe.training.adapters.merge import merge
@@ -661,6 +672,7 @@ def test_inspect_shows_faults(tmp_path: Path, run: Callable[..., CommandResult])
         merge(adapter, None, tmp_path / "out")
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("requires_bitsandbytes")
 def test_4_bit_weights_have_gradients_after_a_rollout(tmp_path: Path) -> None:
     """On a CPU with bfloat16, bitsandbytes repacks them for inference, without gradients."""

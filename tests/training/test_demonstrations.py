@@ -193,6 +193,7 @@ def test_expert_episodes_improve_the_tiny_policy(tmp_path: Path, gumshoe: Callab
     assert right["after"] >= right["before"] + 10, right
 
 
+@pytest.mark.ci
 def test_a_file_without_usable_episodes_is_rejected(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
     wrong = write_episodes(tmp_path / "wrong.jsonl", record_episodes(mail, chat, lambda _: "no idea at all"))
     with raises("training.no-correct-episodes", wrong, "4 episodes"):

@@ -134,6 +134,7 @@ def check_replay(env: EnvFactory, episode: Trajectory, scenario: Scenario) -> No
     assert episode.ending == "answer"
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("arguments", [{}, EmailEnvironment.for_tiny, SMALL], ids=["default", "tiny", "small context"])
 def test_every_episode_is_right_and_can_be_repeated(
     company: Path, asked: list[Scenario], arguments: dict[str, Any]
@@ -149,6 +150,7 @@ def test_every_episode_is_right_and_can_be_repeated(
             assert all(keyword.casefold() in scenario.question.casefold() for keyword in call.arguments["keywords"])
 
 
+@pytest.mark.ci
 def test_episodes_depend_only_on_scenarios_and_settings(company: Path, asked: list[Scenario]) -> None:
     some, env = asked[:20], open_mail(company)
     episodes, _ = make(env, some)
@@ -158,6 +160,7 @@ def test_episodes_depend_only_on_scenarios_and_settings(company: Path, asked: li
     assert [each.spans for each in other] != [each.spans for each in episodes]
 
 
+@pytest.mark.ci
 def test_detours_have_their_shares_and_are_not_trained_on(company: Path, asked: list[Scenario]) -> None:
     env = open_mail(company)
     plain, report = make(env, asked, **NO_DETOURS)
@@ -188,6 +191,7 @@ def test_several_episodes_of_a_scenario_have_other_keywords(company: Path, asked
         assert len({str(calls_of(each, "search_inbox")) for each in own}) == len(own)
 
 
+@pytest.mark.ci
 def test_a_turn_that_is_not_trained_on_is_masked(company: Path, asked: list[Scenario]) -> None:
     env, chat = open_mail(company), ChatFormat(load_tokenizer(str(TINY)))
     episodes, _ = make(env, asked, warm_start__gold__failed_searches=1)

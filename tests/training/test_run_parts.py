@@ -200,6 +200,7 @@ def test_a_run_that_changed_no_weight_is_warned_about(
     assert ("4 groups" in printed) is bool(warnings)
 
 
+@pytest.mark.ci
 def test_plots_are_drawn_again_with_each_evaluation(tmp_path: Path) -> None:
     made = reporter(tmp_path)
     made.add(step(1))

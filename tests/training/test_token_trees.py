@@ -89,6 +89,7 @@ def compute_by_sequence(model: Any, given: "tuple[torch.Tensor, ...]") -> "torch
     return found.to_rows(torch.stack(values), given[3])
 
 
+@pytest.mark.ci
 @settings(QUICK, max_examples=25)
 @given(groups(), st.sampled_from([(), tuple(range(3, 43))]), st.sampled_from([0, 10, 1000]), st.integers(0, 2**31))
 def test_values_and_gradients_are_those_of_whole_sequences(

@@ -76,6 +76,7 @@ def measure(model: NamedModel, file: Path, directory: Path) -> NamedModel:
     return replace(model, perplexity=compute_perplexity(directory, ids), reference_ids=digest_ids(ids))
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("named")
 def test_a_named_model_is_downloaded_converted_and_found_by_its_name(cache_directory: Path) -> None:
     place = Path(resolve_base_model(NAME))
@@ -100,6 +101,7 @@ def test_an_installed_package_is_used(file: Path, tmp_path: Path, monkeypatch: p
     assert Path(resolve_base_model(NAME)).is_dir()
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("named")
 def test_a_package_that_cannot_be_downloaded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_directory: Path
@@ -110,6 +112,7 @@ def test_a_package_that_cannot_be_downloaded(
     assert list(cache_directory.iterdir()) == []
 
 
+@pytest.mark.ci
 def test_a_package_with_another_file_is_refused(named: NamedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(NAMED_MODELS, NAME, replace(named, digest="0" * 64))
     with raises("named-models.package-changed", named.digest, "0" * 64):
@@ -119,6 +122,7 @@ def test_a_package_with_another_file_is_refused(named: NamedModel, monkeypatch: 
         resolve_base_model(NAME)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("change", [{"perplexity": 1.05}, {"reference_ids": "0" * 64}])
 def test_a_wrong_conversion_is_refused(
     change: dict[str, Any], named: NamedModel, monkeypatch: pytest.MonkeyPatch, cache_directory: Path
@@ -161,6 +165,7 @@ def test_an_interrupted_or_failed_conversion_leaves_nothing(
     assert not killed.exists()
 
 
+@pytest.mark.ci
 def test_two_processes_convert_a_file_once(file: Path) -> None:
     code = f"from gumshoe.artifacts.base_models import resolve_base_model as r; print(r('gguf:{file}'))"
     started = [

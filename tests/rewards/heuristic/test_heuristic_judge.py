@@ -140,6 +140,7 @@ def test_it_agrees_with_the_labels_of_synthetic_answers() -> None:
     assert f"| synthetic | {found.accuracy:.1%} | {cells} |" in page
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 @pytest.mark.usefixtures("shared_data")
 def test_it_agrees_with_the_labels_of_real_answers(seed: int) -> None:
