@@ -9,12 +9,15 @@ arrays of a segment are in one file, little-endian, mapped into memory. An inbox
 - `positions` [occurrences]: for each posting, `counts` positions of the term, ascending.
 """
 
+import shutil
 from array import array
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryFile
+from typing import Any, BinaryIO, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +44,9 @@ MAX_POSITION = NO_POSITION - 1_000
 """Words from this position on are found, but not as parts of phrases. Names of people come after it."""
 POSITION_BITS = 16
 _CHUNK = 1_000_000  # occurrences sorted at once, each 8 bytes, unless one inbox has more
-_BLOCK = 250_000  # occurrences looked at together, which takes about 100 bytes each
+_BLOCK = 125_000  # occurrences looked at together, which takes about 100 bytes each
 _MAX_COUNT = 255
-_MAX_ARRAYS = 10_000  # kept apart while a segment is collected; each small one takes 100 bytes more
+_COPIED = 1 << 20  # bytes copied at once
 SUBJECT_WEIGHT = 2  # a word in the subject counts as much as two in the body
 
 Numbers = NDArray[np.int64]
@@ -69,8 +72,7 @@ class PostingsWriter:
         """Number of each inbox. `write` renumbers them."""
         self._terms = np.zeros(0, np.uint64)  # ascending
         self._numbers_of_terms = np.zeros(0, np.uint32)
-        self._numbers: list[NDArray[np.uint32]] = []
-        self._positions: list[NDArray[np.uint16]] = []
+        self._numbers, self._positions = array("I"), array("H")  # of all texts; unlike arrays of numpy, they grow
         self._lengths = array("q")  # of each text, in occurrences
         self._messages, self._times, self._inboxes, self._words, self._subjects = (array("q") for _ in range(5))
         self._part_pairs, self._part_texts = array("q"), array("q")
@@ -91,10 +93,8 @@ class PostingsWriter:
 
     def add_text(self, numbers: NDArray[np.uint32], positions: NDArray[np.uint16]) -> int:
         """Add a text, given by the numbers and the positions [occurrences] of its terms. Return its number."""
-        self._numbers.append(numbers)
-        self._positions.append(positions)
-        if len(self._numbers) >= _MAX_ARRAYS:
-            self._numbers, self._positions = [_join(self._numbers, np.uint32)], [_join(self._positions, np.uint16)]
+        self._numbers.frombytes(numbers.tobytes())
+        self._positions.frombytes(positions.tobytes())
         self._lengths.append(len(numbers))
         return len(self._lengths) - 1
 
@@ -130,7 +130,7 @@ class PostingsWriter:
         part_pairs = pairs.new_numbers[_to_array(self._part_pairs)]
         by_pair = np.argsort(part_pairs, kind="stable")
         lengths = _to_array(self._lengths)
-        numbers, positions = _join(self._numbers, np.uint32), _join(self._positions, np.uint16)
+        numbers, positions = np.frombuffer(self._numbers, np.uint32), np.frombuffer(self._positions, np.uint16)
         for start in range(0, len(numbers), _BLOCK):  # in place
             numbers[start : start + _BLOCK] = ranks[numbers[start : start + _BLOCK]]
         occurrences = _Occurrences(
@@ -141,10 +141,10 @@ class PostingsWriter:
             part_starts=np.searchsorted(part_pairs[by_pair], np.arange(len(pairs.messages) + 1)),
             part_texts=_to_array(self._part_texts)[by_pair],
         )
-        arrays = _Arrays()
-        _add_pairs(arrays, pairs)
-        _add_postings(arrays, pairs, occurrences, self._terms)
-        return arrays.write(path)
+        with _Arrays(path) as arrays:
+            _add_pairs(arrays, pairs)
+            _add_postings(arrays, pairs, occurrences, self._terms)
+            return arrays.write()
 
     def _sort_pairs(self) -> "_Pairs":
         """Sort the messages of each inbox by date, those of one date in reverse order. The largest inbox is first."""
@@ -161,13 +161,6 @@ class PostingsWriter:
         new_numbers[order] = np.arange(len(order))
         starts = np.concatenate([[0], np.cumsum(sizes[by_size])]).astype(np.int64)
         return _Pairs(starts, message[order], times[order], words[order], subjects[order], new_numbers)
-
-
-def _join(parts: list[NDArray[Any]], kind: type[Any]) -> NDArray[Any]:
-    """Join arrays, and clear their list."""
-    joined = np.concatenate(parts) if parts else np.zeros(0, kind)
-    parts.clear()
-    return joined
 
 
 def _to_array(values: "array[int]") -> Numbers:
@@ -361,17 +354,28 @@ def _weigh(
 
 
 class _Arrays:
-    """The arrays of a segment, collected part by part."""
+    """The arrays of a segment, collected part by part in unnamed files beside the file that `write` makes of them."""
 
-    def __init__(self) -> None:
-        self._parts: dict[str, list[bytes]] = {name: [] for name in ARRAYS}
+    def __init__(self, path: Path) -> None:
+        self._path, self._stack = path, ExitStack()
+        self._files: dict[str, BinaryIO] = {}
+
+    def __enter__(self) -> Self:
+        for name in ARRAY_ORDER:
+            self._files[name] = self._stack.enter_context(TemporaryFile(dir=self._path.parent))
+        return self
+
+    def __exit__(self, *_raised: object) -> None:
+        self._stack.close()
 
     def append(self, name: str, values: NDArray[Any]) -> None:
-        self._parts[name].append(np.ascontiguousarray(values, ARRAYS[name]).tobytes())
+        self._files[name].write(np.ascontiguousarray(values, ARRAYS[name]).data)
 
-    def write(self, path: Path) -> dict[str, int]:
+    def write(self) -> dict[str, int]:
         """Write all arrays, the widest numbers first, so that each is aligned. Return the size of each in bytes."""
-        with path.open("wb") as file:
-            for name in ARRAY_ORDER:
-                file.writelines(self._parts[name])
-        return {name: sum(map(len, self._parts[name])) for name in ARRAY_ORDER}
+        sizes = {name: file.tell() for name, file in self._files.items()}
+        with self._path.open("wb") as whole:
+            for file in self._files.values():
+                file.seek(0)
+                shutil.copyfileobj(file, whole, _COPIED)
+        return sizes
