@@ -26,7 +26,8 @@ SLOW_IMPORTS = {"datasets", "fastapi", "kfp", "mcp", "peft", "torch", "transform
 """Packages that test modules import in fixtures and tests only, because each worker collects all tests."""
 DIRECTORIES = {"tests/serving": "serving", "tests/tiny": "torch", "tests/training": "torch"}
 """Groups of whole directories, whose tests share slow imports and fixtures of the session."""
-_ESTIMATES = {"nightly": 60.0, "ci": 10.0, "quick": 0.1}  # seconds of a test without a measured time
+_ESTIMATES = {"nightly": 60.0, "ci": 3.0, "quick": 0.1}  # seconds of a test without a measured time
+_LONG, _LONG_ESTIMATE = ("tests/integration/", "tests/test_doc_commands.py"), 30.0  # tests of `ci` that take longest
 
 
 def tier_of(item: pytest.Item) -> str:
@@ -57,9 +58,14 @@ def sort_longest_first(items: Iterable[pytest.Item], seconds: dict[str, float]) 
         groups[group_of(item)].append(item)
 
     def taken(group: Sequence[pytest.Item]) -> float:
-        return sum(seconds.get(each.nodeid, _ESTIMATES[tier_of(each)]) for each in group)
+        return sum(seconds.get(each.nodeid, _estimate(each)) for each in group)
 
     return [item for group in sorted(groups.values(), key=taken, reverse=True) for item in group]
+
+
+def _estimate(item: pytest.Item) -> float:
+    tier = tier_of(item)
+    return _LONG_ESTIMATE if tier == "ci" and item.nodeid.startswith(_LONG) else _ESTIMATES[tier]
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
