@@ -32,7 +32,7 @@ KUBECONFIG = re.compile(r"(?P<name>^[^\S\n]*(?:token|password|client-key-data):\
 PRIVATE_KEY = re.compile(r"(?P<name>-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----)(?:(?!-----).)+", re.S)
 NAMED = (RELATIVE_USER_INFO, PRIVATE_KEY, WEBHOOK, PARAMETER, BEARER, BASIC, KUBECONFIG)
 """Expressions of which only the group `name` is not secret."""
-WORDS = re.compile(r"[\w.@<>+-]*+")  # no other expression than KNOWN_FORMS matches in such a text, e.g. an id
+NO_SEPARATORS = re.compile(r"[\w.@<>+-]*+")  # no other expression than KNOWN_FORMS matches in such a text, e.g. an id
 KNOWN_FORMS = re.compile(
     r"""\bgum_[\w-]{16,}|\bhf_[A-Za-z0-9]{16,}|\bapi_org_[A-Za-z0-9]{16,}|\b(?:sk|rk|pk)-[\w-]{16,}
     |\b(?:AKIA|ASIA|AGPA|AROA|AIDA)[A-Z0-9]{12,}\b|\bgh[pousr]_[A-Za-z0-9]{20,}|\bgithub_pat_\w{20,}|\bglpat-[\w-]{16,}

@@ -49,7 +49,7 @@ def _redact(text: str, secrets: list[str]) -> str:
     """Return text with these secrets masked, and all credentials of a known form."""
     for value in secrets:
         text = text.replace(value, MASK)
-    if not patterns.WORDS.fullmatch(text):
+    if not patterns.NO_SEPARATORS.fullmatch(text):
         text = _mask_named(text)
     return patterns.KNOWN_FORMS.sub(MASK, text)
 

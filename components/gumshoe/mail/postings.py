@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, BinaryIO, Self
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -141,10 +141,14 @@ class PostingsWriter:
             part_starts=np.searchsorted(part_pairs[by_pair], np.arange(len(pairs.messages) + 1)),
             part_texts=_to_array(self._part_texts)[by_pair],
         )
-        with _Arrays(path) as arrays:
+        with ExitStack() as stack:
+            files: dict[str, IO[bytes]] = {
+                name: stack.enter_context(TemporaryFile(dir=path.parent)) for name in ARRAY_ORDER
+            }
+            arrays = _Arrays(files)
             _add_pairs(arrays, pairs)
             _add_postings(arrays, pairs, occurrences, self._terms)
-            return arrays.write()
+            return arrays.write(path)
 
     def _sort_pairs(self) -> "_Pairs":
         """Sort the messages of each inbox by date, those of one date in reverse order. The largest inbox is first."""
@@ -353,29 +357,21 @@ def _weigh(
     return counts.astype(np.uint8), weights, positions[is_word]
 
 
+@dataclass(frozen=True, slots=True)
 class _Arrays:
     """The arrays of a segment, collected part by part in unnamed files beside the file that `write` makes of them."""
 
-    def __init__(self, path: Path) -> None:
-        self._path, self._stack = path, ExitStack()
-        self._files: dict[str, BinaryIO] = {}
-
-    def __enter__(self) -> Self:
-        for name in ARRAY_ORDER:
-            self._files[name] = self._stack.enter_context(TemporaryFile(dir=self._path.parent))
-        return self
-
-    def __exit__(self, *_raised: object) -> None:
-        self._stack.close()
+    files: dict[str, IO[bytes]]
+    """File of each array, in their order."""
 
     def append(self, name: str, values: NDArray[Any]) -> None:
-        self._files[name].write(np.ascontiguousarray(values, ARRAYS[name]).data)
+        self.files[name].write(np.ascontiguousarray(values, ARRAYS[name]).data)
 
-    def write(self) -> dict[str, int]:
+    def write(self, path: Path) -> dict[str, int]:
         """Write all arrays, the widest numbers first, so that each is aligned. Return the size of each in bytes."""
-        sizes = {name: file.tell() for name, file in self._files.items()}
-        with self._path.open("wb") as whole:
-            for file in self._files.values():
+        sizes = {name: file.tell() for name, file in self.files.items()}
+        with path.open("wb") as whole:
+            for file in self.files.values():
                 file.seek(0)
                 shutil.copyfileobj(file, whole, _COPIED)
         return sizes

@@ -94,8 +94,8 @@ _LETTERS = dict(
 _ALIKE = dict(zip("کڪیىۍېےۀہۂۃھةە", "ككيييييههههههه", strict=True))
 # Two-letter spellings of letters that also lose their mark, e.g. Mueller and Muller for Müller.
 _SPELLINGS = str.maketrans({"ä": "ae", "ö": "oe", "ü": "ue", "ø": "oe", "å": "aa"})
-# Such spellings in a word. The e of blue, does, issued, queue and guest is none: an umlaut hardly ever ends a word, or
-# stands beside another vowel.
+# Such spellings in a word, but not in blue, does, issued, queue and guest: an umlaut hardly ever ends a word, or stands
+# beside another vowel.
 _SPELLED = re.compile(
     "(?<![aeiouq])(?:(?<!g)ue(?=[a-z])|(?<=g)ue(?=[ln])|[ao]e(?=[a-z])|aa(?=[a-z]))(?![aeiou]|[sd](?![a-z]))"
 )
