@@ -1,7 +1,6 @@
 """Servers of a private network on real sockets: TLS with a private authority, and an HTTP proxy as the only way out."""
 
 import re
-import select
 import socket
 import ssl
 import threading
@@ -9,6 +8,7 @@ from base64 import b64decode
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing.connection import wait
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -128,8 +128,8 @@ def _relay(one: socket.socket, other: socket.socket) -> None:
     opposite = {one: other, other: one}
     while True:
         pending = [each for each in opposite if isinstance(each, ssl.SSLSocket) and each.pending()]
-        ready = pending or select.select(opposite, [], [], _SECONDS)[0]
-        for source in ready:
+        ready = pending or wait(opposite, _SECONDS)
+        for source in (each for each in opposite if each in ready):
             block = source.recv(_BLOCK)
             if not block:
                 return

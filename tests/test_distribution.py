@@ -1,12 +1,15 @@
 """The distribution of tests: tiers, groups, times, and the clock for tests."""
 
 import asyncio
+import mmap
 import os
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 
+from tests import conftest
 from tests.times import Times, WorkerTimes, compare, main, read_times, summarize, write_times
 from tests.waiting import Clock
 
@@ -143,6 +146,17 @@ def test_times_are_summarized_and_compared(tmp_path: Path, capsys: pytest.Captur
     ]
     with pytest.raises(SystemExit, match="times of tests"):
         read_times(tmp_path / "none.json")
+
+
+def test_many_open_files_of_unreachable_objects_are_closed_after_a_test() -> None:
+    before = psutil.Process().num_fds()
+    with Path(__file__).open("rb") as file:
+        cycle: list[object] = [mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) for _ in range(300)]
+    cycle.append(cycle)
+    assert psutil.Process().num_fds() >= before + 300
+    del cycle
+    conftest.pytest_runtest_teardown()
+    assert psutil.Process().num_fds() <= before
 
 
 def test_the_clock_moves_deadlines(clock: Clock) -> None:

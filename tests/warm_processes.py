@@ -13,7 +13,6 @@ import gc
 import json
 import os
 import runpy
-import select
 import signal
 import socket
 import subprocess
@@ -23,6 +22,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cache
 from importlib import import_module
+from multiprocessing.connection import wait  # unlike `select`, it takes any file descriptor
 from pathlib import Path
 from typing import IO, Protocol
 
@@ -78,7 +78,7 @@ class WarmProcess:
 
     def poll(self) -> int | None:
         """Return the exit status, or None if the process still runs."""
-        if self.returncode is None and select.select([self._status], [], [], 0)[0]:
+        if self.returncode is None and wait([self._status], 0):
             self.wait()
         return self.returncode
 
@@ -89,7 +89,7 @@ class WarmProcess:
             subprocess.TimeoutExpired: if it does not end in time.
         """
         if self.returncode is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            if not wait([self._status], timeout):
                 raise subprocess.TimeoutExpired("gumshoe", timeout or 0)
             found = self._read()
             assert found is not None, "the process to fork from has ended"
@@ -169,7 +169,7 @@ def _serve(requests: socket.socket) -> list[str] | None:
     signal.set_wakeup_fd(wakes.fileno())
     signal.signal(signal.SIGCHLD, lambda *_: None)
     while True:
-        ready = select.select([requests, woken], [], [])[0]
+        ready = wait([requests, woken])
         if woken in ready:
             woken.recv(1024)
             _report_ends(running)
