@@ -68,10 +68,14 @@ class EndingServer:
 
 
 class _StoppedServer(EndingServer):
-    """A server that ends when this process is asked to stop."""
+    """A server that ends when this process is asked to stop, once: another signal would kill a trainer that exits."""
+
+    has_asked = False
 
     def is_running(self) -> bool:
-        os.kill(os.getpid(), signal.SIGTERM)
+        if not self.has_asked:
+            self.has_asked = True
+            os.kill(os.getpid(), signal.SIGTERM)
         return False
 
 
