@@ -1,9 +1,10 @@
-"""Targets: what models write, from the text of a turn to the result of a tool."""
+"""Targets: what models write, from the text of a turn to the result of a tool and the judged answer."""
 
 import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from hypothesis import strategies as st
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.tools import BadArgumentsError, Call, ToolError, UnknownToolError
 from gumshoe.mail.index import MailIndex
+from gumshoe.rewards.heuristic.heuristic_judge import judge_answer
+from gumshoe.rewards.heuristic.units import unit_names
 from gumshoe.rollouts.call_forms import FORMS, UnusableCallError
 from gumshoe.rollouts.chat_format.reasoning import find_tags
 from gumshoe.rollouts.chat_model import ApiCall
-from tests.fuzzing.byte_inputs import damaged, json_values, texts
+from tests.fuzzing.byte_inputs import damaged, joined, json_values, texts
 from tests.fuzzing.fuzz_target import Check, FuzzTarget, simple_target
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 from tests.rollouts.call_examples import BROKEN, EVERYTHING, EXAMPLES, TOOL
@@ -135,7 +138,33 @@ def _check_tools(index: MailIndex, data: bytes) -> None:
         assert place.toolbox.run(Call("search_inbox", {"keywords": ["gas"]}))
 
 
+_NUMBERS = (
+    *("0", "1", "-5", "12,500", "1.234,5", "0.5", "1/2", "1e3", "1e999", "9" * 400, "half", "a dozen", "twenty-one"),
+    *("first", "3rd", "IV", "1:30", "25:61", "2001", "12 May", "31/02/2001", "May 32", "tomorrow", "last Friday"),
+    *("10am", "+44 20 7946 0958", "PO-00012", "ann@example.com"),
+)
+_BETWEEN = (*"   -/.~()$€%", "", ", ", " and ", " or ", " to ", " not ", " more than ")
+
+
+def judged_texts() -> st.SearchStrategy[bytes]:
+    """Return lines for question, reference and answer, of numbers, dates, units and what stands between them."""
+    words = ("How many", "When", "Who", "the filter", "no", "yes", "Ann", *_NUMBERS, *_BETWEEN, *_BETWEEN)
+    units = [each for name in unit_names() for each in (name, f"5 {name}")]
+    lines = [joined([each.encode() for each in known]) for known in (words, [*words, *units])]
+    return st.tuples(lines[0], lines[1], lines[1]).map(b"\n".join)
+
+
+def _check_judge(data: bytes) -> None:
+    question, _, rest = data.decode("utf-8", "replace").partition("\n")
+    reference, _, answer = rest.partition("\n")
+    for asked in (None, date(2001, 5, 4), date.min, date.max):
+        verdict = judge_answer(question, reference, answer, asked)
+        assert verdict.rule
+    judge_answer(question, reference, reference)
+
+
 CALL_TARGETS = (
     simple_target("calls", turns, _check_turn, 200),
     FuzzTarget("tools", api_calls, _open_tools, 100),
+    simple_target("judge", judged_texts, _check_judge, 200),
 )

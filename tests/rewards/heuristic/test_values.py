@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gumshoe.rewards.heuristic.heuristic_judge import judge_answer
+from gumshoe.rewards.heuristic.units import find_unit, unit_names
 from gumshoe.rewards.heuristic.values import Kind, Value, find_values, normalize
 from tests.scenarios.questions import QUICK
 
@@ -128,3 +130,22 @@ def test_values_have_their_positions_in_order() -> None:
 def test_any_text_agrees_with_itself(text: str) -> None:
     for each in values(text):
         assert each.agrees(each)
+
+
+def test_every_unit_is_known_by_each_of_its_names() -> None:
+    assert [name for name in unit_names() if find_unit(name) is None] == []
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("2 hectares", "20,000 square metres"),
+        ("1.5 sq km", "1,500,000 m2"),
+        ("3 cubic meters", "3,000 litres"),
+        ("40 m²", "40 sqm"),
+        ("1 m³", "1 cbm"),
+    ],
+)
+def test_areas_and_volumes_are_converted(one: str, other: str) -> None:
+    assert judge_answer("How large is it?", one, other).correct
+    assert not judge_answer("How large is it?", one, f"1{other}").correct

@@ -82,11 +82,11 @@ _PHYSICAL = {
     "1e6*cubic_foot": "mmcf",
     "1e9*cubic_foot": "bcf",
     "1e12*cubic_foot": "tcf",
-    "cubic_meter": "m3 cubic_metre cbm",
+    "meter^3": "m3 cubic_meter cubic_metre cbm",
     "square_foot": "sq_ft square_feet sqft sq._ft. ft2 sf",
-    "square_meter": "sq_m m2 square_metre sqm",
+    "meter^2": "m2 square_meter square_metre sq_m sqm",
     "square_mile": "sq_mi",
-    "square_kilometer": "km2 sq_km square_kilometre",
+    "kilometer^2": "km2 square_kilometer square_kilometre sq_km",
     "acre": "",
     "hectare": "ha",
     "watt": "w",
@@ -144,6 +144,11 @@ def find_unit(words: str) -> Unit | None:
     if known:
         return _convert(known)
     return _find_unit(words if words in _SYMBOLS else words.casefold())
+
+
+def unit_names() -> list[str]:
+    """Return the names and symbols of all units, in lower case."""
+    return sorted({*_table(), *(each.casefold() for each in _SYMBOLS)})
 
 
 def is_pound(words: str) -> bool:
