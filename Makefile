@@ -28,7 +28,7 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 LOCK = $(BIN)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package torch --no-emit-package triton
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-ci test-all lint types contract unit fuzz benchmarks demo pipelines docs images audit lock hooks clean
+.PHONY: help install test test-ci test-all lint style types contract unit fuzz benchmarks demo pipelines docs images audit lock hooks clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,16 +48,20 @@ $(VENV)/installed: requirements-dev.txt pyproject.toml
 
 test: lint unit ## lint, types, the import contract, and the quick tests
 
-test-ci: lint ## what CI runs: test, longer tests, and one real pass through each component
-	$(PYTEST) -m "not nightly" $(PYTEST_ARGS)
+# mypy uses one core for more than a minute, so it runs beside the tests.
+test-ci: style contract ## what CI runs: test, longer tests, and one real pass through each component
+	$(BIN)/mypy & types=$$!; $(PYTEST) -m "not nightly" $(PYTEST_ARGS); tests=$$?; \
+	wait $$types || { echo "mypy found errors; they are listed above."; exit 1; }; exit $$tests
 
 test-all: lint ## all tests, those too that take long or draw at random (hours)
 	$(PYTEST) -m "" --hypothesis-profile random $(PYTEST_ARGS)
 
-lint: $(VENV)/installed ## ruff, mypy, import-linter
+lint: style ## ruff, mypy, import-linter
+	@$(MAKE) --no-print-directory --jobs 2 types contract
+
+style: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@$(MAKE) --no-print-directory --jobs 2 types contract
 
 types: $(VENV)/installed
 	$(BIN)/mypy

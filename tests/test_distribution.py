@@ -31,7 +31,13 @@ def test_two(): ...
 @pytest.mark.ci
 def test_three(): ...
 """
-INI = "[pytest]\nmarkers =\n    ci: one\n    nightly: two\naddopts = -p no:cacheprovider\n"
+INI = """\
+[pytest]
+markers =
+    ci: one
+    nightly: two
+addopts = -p no:cacheprovider -p xdist -p pytest_timeout
+"""
 
 
 @pytest.fixture
@@ -40,6 +46,7 @@ def project(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytes
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
     for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
         monkeypatch.delenv(name)  # its workers are separate
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # to load the others takes seconds
     pytester.makeini(INI)
     pytester.makeconftest(CONFTEST)
     return pytester

@@ -1,7 +1,8 @@
 """The commands in `docs/` work: those of each page, in order, in a directory of its own.
 
-Each page is in the cheapest tier that shows it. In the tier `ci`, models run in the process; nightly, the commands
-start their own vLLM servers. Commands for a cluster use fake servers for Kubernetes, Kubeflow Pipelines and S3.
+The tier `ci` has the pages of a few seconds; `make demo` of the README is in `integration/test_pipeline.py`. Nightly,
+pages about training and evaluation start vLLM servers of their own, and in the others models run in the process.
+Commands for a cluster use fake servers for Kubernetes, Kubeflow Pipelines and S3.
 """
 
 import os
@@ -29,7 +30,6 @@ QUICK = [
     PageRun("guides/rewards.md", prints=("my_rewards:brevity",)),
 ]
 CI = [
-    PageRun("guides/plan.md", prints=("GPU 0",)),
     PageRun("guides/artifacts.md", prints=("mail-indexes/ann-1: all bytes match",), leaves=("somewhere/else",)),
     PageRun(
         "guides/erase.md", prints=("mail index", "Receipt: erasure-receipt.json"), leaves=("erasure-receipt.json",)
@@ -37,6 +37,9 @@ CI = [
     PageRun("guides/scenarios.md", leaves=("scenarios.jsonl",)),
     PageRun("guides/questions-from-mail.md", prints=("at most 20 requests",)),
     PageRun("guides/scrape.md", leaves=("pages.failed.jsonl",)),
+]
+NIGHTLY_IN_PROCESS = [
+    PageRun("guides/plan.md", prints=("GPU 0",)),
     PageRun("guides/access.md", prints=("serving.inbox-forbidden", '"name":"calendar-app"')),
     PageRun(
         "guides/feedback.md",
@@ -45,18 +48,6 @@ CI = [
     ),
     PageRun("guides/rollouts.md", prints=("search_inbox",), replacements={"--limit 8": "--limit 2"}),
     PageRun("tutorials/serve.md", prints=("Friday.", "search_inbox(")),
-    PageRun(
-        "tutorials/laptop.md",
-        prints=("search_inbox(",),
-        leaves=("measured/report.html", "run/plots.html"),
-        replacements={
-            "--messages 1200": "--messages 240",
-            "--test 0.15": "--test 0.05",
-            "gumshoe train ": "gumshoe train --engine transformers --set optimizer.max_steps=1 "
-            "--set optimizer.gradient_accumulation_steps=1 --set data.eval_size=2 ",
-            "--baseline measured#before": "--baseline measured#before || test $? -eq 3",  # one step teaches little
-        },
-    ),
 ]
 NIGHTLY = [
     PageRun("tutorials/laptop.md", prints=("search_inbox(",), leaves=("measured/report.html",)),
@@ -106,9 +97,11 @@ WITH_CLUSTER = [
 ]
 
 
-def runs(pages: Iterable[PageRun]) -> list[Any]:
+def runs(pages: Iterable[PageRun], *marks: pytest.MarkDecorator) -> list[Any]:
     """Return the parameters of a test; each page is a group, so that workers share them."""
-    return [pytest.param(each, id=str(each), marks=pytest.mark.group(f"commands of {each}")) for each in pages]
+    return [
+        pytest.param(each, id=str(each), marks=[pytest.mark.group(f"commands of {each}"), *marks]) for each in pages
+    ]
 
 
 @pytest.mark.ci
@@ -119,7 +112,7 @@ def test_the_commands_of_a_page_without_a_model_work(page: PageRun, tmp_path: Pa
 
 @pytest.mark.ci
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("page", runs(CI))
+@pytest.mark.parametrize("page", [*runs(CI), *runs(NIGHTLY_IN_PROCESS, pytest.mark.nightly)])
 def test_the_commands_of_a_page_work_with_models_in_the_process(page: PageRun, tmp_path: Path) -> None:
     page.check(tmp_path, GUMSHOE_ENGINE="transformers")
 
@@ -132,7 +125,9 @@ def test_the_commands_of_a_page_work_with_vllm(page: PageRun, tmp_path: Path) ->
 
 
 def test_the_commands_of_every_tutorial_guide_and_page_for_operators_are_tested() -> None:
-    tested = {page for each in (*QUICK, *CI, *NIGHTLY, *WITH_CLUSTER) for page in (each.page, *each.also)}
+    tested = {
+        page for each in (*QUICK, *CI, *NIGHTLY_IN_PROCESS, *NIGHTLY, *WITH_CLUSTER) for page in (each.page, *each.also)
+    }
     folders = (DOCS / name for name in ("tutorials", "guides", "operate"))
     pages = [str(page.relative_to(DOCS)) for folder in folders for page in folder.iterdir()]
     assert {each for each in pages if read_blocks(each, "sh")} == tested

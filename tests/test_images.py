@@ -333,7 +333,7 @@ def write_wheel(directory: Path, name: str, version: str) -> Path:
     return path
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_requirements_of_an_agent_are_installed_and_change_nothing_of_gumshoe(tmp_path: Path) -> None:
     """Runs the script of the layer in an environment like that of the images."""
     import hashlib

@@ -85,7 +85,7 @@ def test_a_new_model_attends_to_the_previous_token() -> None:
     assert attention.diagonal(-1).mean() > 0.95
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_new_model_learns_to_copy_quickly() -> None:
     from gumshoe.tiny.maker import TinyShape, create_model, generate_copy_examples
 

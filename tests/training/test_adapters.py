@@ -699,7 +699,7 @@ def test_4_bit_weights_have_gradients_after_a_rollout(tmp_path: Path) -> None:
     assert torch.equal(gradient(rolls_out=False), gradient(rolls_out=True))
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.usefixtures("requires_bitsandbytes", "train_in_process")
 def test_training_on_4_bit_weights_starts_from_an_adapter(
     mail: Path, tmp_path: Path, run: Callable[..., CommandResult]
