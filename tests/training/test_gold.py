@@ -181,6 +181,19 @@ def test_detours_have_their_shares_and_are_not_trained_on(company: Path, asked: 
     assert 0.3 < (half.searches - 1) / (report.searches - 1) < 0.7
 
 
+@pytest.mark.ci
+def test_a_share_of_the_searches_lists_the_source_below_the_first_hit(company: Path, asked: list[Scenario]) -> None:
+    env = open_mail(company, **SMALL)
+    shares = {}
+    for share in (0, 0.5, 1):
+        episodes, _ = make(env, asked, **NO_DETOURS, warm_start__gold__later_hits=share)
+        for episode, scenario in zip(episodes, asked, strict=True):
+            check_replay(env, episode, scenario)
+        shares[share] = sum((each.record.best_rank or 0) > 1 for each in episodes) / len(episodes)
+    assert shares[0] < shares[0.5] < shares[1]
+    assert shares[1] > shares[0] + 0.3
+
+
 def test_several_episodes_of_a_scenario_have_other_keywords(company: Path, asked: list[Scenario]) -> None:
     episodes, report = make(open_mail(company), asked[:10], warm_start__gold__episodes=3, **NO_DETOURS)
     assert (report.answered, report.episodes) == (10, len(episodes))

@@ -107,6 +107,13 @@ class GoldSettings(Section):
         le=1,
         description="share of episodes that read another hit before the source; this is not trained on",
     )
+    later_hits: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="share of episodes whose search lists the source below its first hit, if a likely search does: the "
+        "policy learns to choose a hit, not to read the first one",
+    )
     unknown: float = Field(
         1.0,
         ge=0,
@@ -169,10 +176,14 @@ class DataSettings(Section):
     """The scenarios for training and validation."""
 
     train_size: Annotated[int | None, EnvVar("TRAIN_DATASET_SIZE")] = Field(
-        None, ge=1, description="maximum number of scenarios of the split `train`; all if unset"
+        None,
+        ge=1,
+        description="maximum number of scenarios of the split `train`, from the start of the file; all if unset",
     )
     eval_size: Annotated[int | None, EnvVar("EVAL_DATASET_SIZE")] = Field(
-        None, ge=1, description="maximum number of scenarios of the split `validation`; all if unset"
+        None,
+        ge=1,
+        description="maximum number of scenarios of the split `validation`, from the start of the file; all if unset",
     )
     order: Literal["shuffled", "given"] = Field(
         "shuffled",

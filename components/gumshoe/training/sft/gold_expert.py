@@ -169,7 +169,13 @@ class GoldExpert:
     def _plans(self) -> Iterator[_Plan]:
         """Yield plans that differ in the first search that lists a source."""
         wanted = frozenset(self._sources)
-        starts = [_Plan((each,)) for each in self._finder.find(wanted, self._settings.episodes)]
+        searches = self._finder.find(wanted, self._settings.episodes)
+        rng = Rng(self._seed, "gold", self._scenario.id, "rank")
+        if searches and searches[0].rank == 1 and rng.chance(self._settings.later_hits):
+            below = self._finder.find_below_first(wanted, searches[0])
+            others = [each for each in searches if below and each.call != below.call]
+            searches = [below, *others][: self._settings.episodes] if below else searches
+        starts = [_Plan((each,)) for each in searches]
         for start in starts or self._plan_with_source_words(wanted):
             plan = self._complete(start) if self._scenario.needs_all else start
             if plan:

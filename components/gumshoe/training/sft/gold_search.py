@@ -89,6 +89,16 @@ class SearchFinder:
         candidates = self._candidates(wanted) if self.tools is MAIL else self._queries()
         return self._try_all(candidates, wanted, count)
 
+    def find_below_first(self, wanted: frozenset[str], best: Search) -> Search | None:
+        """Return the best search with words of the question whose first source is not its first hit.
+
+        None if there is none that a person is about as likely to make as `best`.
+        """
+        candidates = self._candidates(wanted) if self.tools is MAIL else self._queries()
+        most = best.cost + _MAX_EXTRA_COST
+        found = self._try_all((each for each in candidates if each.cost <= most), wanted, 1, least_rank=2)
+        return found[0] if found else None
+
     def find_with_source_words(self, wanted: frozenset[str], shown: str) -> list[Search]:
         """Return the best search that lists a source in `wanted` with words of the sources themselves, if there is one.
 
@@ -218,15 +228,20 @@ class SearchFinder:
             cost -= _NAME_GAIN * min(2, len(keywords[0].places))
         return Search(Call(call.name, {**call.arguments, **filters}), tuple(keywords), cost)
 
-    def _try_all(self, candidates: Iterable[Search], wanted: frozenset[str], count: int) -> list[Search]:
-        """Run searches, the most likely ones first, and return up to `count` of the best that list a wanted source."""
+    def _try_all(
+        self, candidates: Iterable[Search], wanted: frozenset[str], count: int, least_rank: int = 1
+    ) -> list[Search]:
+        """Run searches, the most likely ones first, and return up to `count` of the best that list a wanted source.
+
+        Their first source has at least `least_rank`.
+        """
         found = list[Search]()
         gain = _COVERAGE * (len(wanted) - 1) if self.scenario.needs_all else 0.0
         for each in sorted(candidates, key=lambda each: each.cost)[:_MAX_TRIES]:
             if len(found) >= count and each.cost - gain >= found[count - 1].cost:
                 break
             tried = self._measure(each)
-            if listed := len(tried.found & wanted):
+            if (listed := len(tried.found & wanted)) and tried.rank >= least_rank:
                 more = _COVERAGE * (listed - 1) if self.scenario.needs_all else 0.0
                 found = sorted([*found, replace(tried, cost=tried.cost - more)], key=lambda each: each.cost)
         return [each for each in found if each.cost <= found[0].cost + _MAX_EXTRA_COST][:count]
