@@ -24,7 +24,7 @@ NEEDS_MARKER = {"vllm", "browser"}
 """Fixtures that no quick test may use."""
 SLOW_IMPORTS = {"datasets", "fastapi", "kfp", "mcp", "peft", "torch", "transformers", "trl", "vllm"}
 """Packages that test modules import in fixtures and tests only, because each worker collects all tests."""
-DIRECTORIES = {"tests/serving": "serving", "tests/tiny": "torch", "tests/training": "torch"}
+DIRECTORIES = {"tests/serving": "serving"} | {f"tests/{each}": "torch" for each in ("inference", "tiny", "training")}
 """Groups of whole directories, whose tests share slow imports and fixtures of the session."""
 _ESTIMATES = {"nightly": 60.0, "ci": 3.0, "quick": 0.1}  # seconds of a test without a measured time
 _LONG, _LONG_ESTIMATE = ("tests/integration/", "tests/test_doc_commands.py"), 30.0  # tests of `ci` that take longest

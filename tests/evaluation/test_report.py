@@ -64,7 +64,7 @@ def report(browser: "Browser", address: str) -> Iterator[ReportPage]:
     found.close()
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_thousand_trajectories_are_listed_and_counted(report: ReportPage) -> None:
     assert report.page.inner_text("#count") == "1,000 of 1,000"
     assert len(report.items()) == 1000

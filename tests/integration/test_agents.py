@@ -22,7 +22,8 @@ ROOT = Path(__file__).parents[2]
 def trained(training_mail: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Train the tiny policy for a step on episodes of the agent, and return the run's directory."""
     place = tmp_path_factory.mktemp("agent")
-    words = command(training_mail, place / "run", "--engine", "transformers", "--agent", AGENT, optimizer__max_steps=1)
+    few = {"optimizer__max_steps": 1, "evaluation__baseline": "false"}
+    words = command(training_mail, place / "run", "--engine", "transformers", "--agent", AGENT, **few)
     train(words, place / "log", PYTHONPATH=str(ROOT))
     return place / "run"
 

@@ -45,7 +45,7 @@ def held_out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.timeout(600)  # both in this process, one after the other
 def test_only_the_better_policy_passes_the_gate(worse: Path, held_out: Path, run: Run, tmp_path: Path) -> None:
     where = ["--index", held_out / "index", "--scenarios", held_out / "questions.jsonl", "--out", tmp_path]

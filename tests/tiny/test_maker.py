@@ -121,7 +121,7 @@ def test_induction_heads_work_with_grouped_key_heads() -> None:
         assert int((query.abs().sum(1) == 0).sum()) == width // 2, "half of the dimensions are used"
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_the_command_builds_a_policy_that_loads(tmp_path: Path, run: Callable[..., CommandResult]) -> None:
     from gumshoe.inference.policy_names import load_tokenizer
     from gumshoe.inference.transformers_policy import TransformersPolicy

@@ -285,7 +285,7 @@ def test_the_pipeline_step_fetches_the_episodes(mail: Path, chat: ChatFormat, tm
     check_start(LoraSettings(rank=4, alpha=8, start=out))
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.usefixtures("train_in_process")
 def test_training_starts_from_the_adapter_of_the_command(
     mail: Path, chat: ChatFormat, tmp_path: Path, run: Callable[..., CommandResult]

@@ -544,7 +544,7 @@ def test_two_processes_train_the_same_weights_as_one(
         assert torch.allclose(value, two[name], atol=1e-4), name
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_episodes_of_a_chat_model_are_recorded_and_trained_on(
     tmp_path: Path, run: Callable[..., CommandResult]
 ) -> None:
