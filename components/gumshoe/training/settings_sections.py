@@ -111,8 +111,8 @@ class GoldSettings(Section):
         0.0,
         ge=0,
         le=1,
-        description="share of episodes whose search lists the source below its first hit, if a likely search does: the "
-        "policy learns to choose a hit, not to read the first one",
+        description="share of scenarios with an episode whose search lists the source below its first hit, if a likely "
+        "search does: the policy learns to choose a hit, not to read the first one",
     )
     unknown: float = Field(
         1.0,

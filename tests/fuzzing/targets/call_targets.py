@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.tools import BadArgumentsError, Call, ToolError, UnknownToolError
 from gumshoe.mail.index import MailIndex
+from gumshoe.rewards.heuristic import units
 from gumshoe.rewards.heuristic.heuristic_judge import judge_answer
-from gumshoe.rewards.heuristic.units import unit_names
 from gumshoe.rollouts.call_forms import FORMS, UnusableCallError
 from gumshoe.rollouts.chat_format.reasoning import find_tags
 from gumshoe.rollouts.chat_model import ApiCall
@@ -149,8 +149,8 @@ _BETWEEN = (*"   -/.~()$€%", "", ", ", " and ", " or ", " to ", " not ", " mor
 def judged_texts() -> st.SearchStrategy[bytes]:
     """Return lines for question, reference and answer, of numbers, dates, units and what stands between them."""
     words = ("How many", "When", "Who", "the filter", "no", "yes", "Ann", *_NUMBERS, *_BETWEEN, *_BETWEEN)
-    units = [each for name in unit_names() for each in (name, f"5 {name}")]
-    lines = [joined([each.encode() for each in known]) for known in (words, [*words, *units])]
+    amounts = [each for name in sorted(units._table()) for each in (name, f"5 {name}")]
+    lines = [joined([each.encode() for each in known]) for known in (words, [*words, *amounts])]
     return st.tuples(lines[0], lines[1], lines[1]).map(b"\n".join)
 
 
@@ -158,9 +158,9 @@ def _check_judge(data: bytes) -> None:
     question, _, rest = data.decode("utf-8", "replace").partition("\n")
     reference, _, answer = rest.partition("\n")
     for asked in (None, date(2001, 5, 4), date.min, date.max):
-        verdict = judge_answer(question, reference, answer, asked)
-        assert verdict.rule
-    judge_answer(question, reference, reference)
+        assert judge_answer(question, reference, answer, asked).rule
+        same = judge_answer(question, reference, reference, asked)
+        assert same.correct or same.rule == "no answer", same
 
 
 CALL_TARGETS = (

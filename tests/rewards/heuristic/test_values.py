@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gumshoe.rewards.heuristic import units
 from gumshoe.rewards.heuristic.heuristic_judge import judge_answer
-from gumshoe.rewards.heuristic.units import find_unit, unit_names
 from gumshoe.rewards.heuristic.values import Kind, Value, find_values, normalize
 from tests.scenarios.questions import QUICK
 
@@ -133,7 +133,7 @@ def test_any_text_agrees_with_itself(text: str) -> None:
 
 
 def test_every_unit_is_known_by_each_of_its_names() -> None:
-    assert [name for name in unit_names() if find_unit(name) is None] == []
+    assert [name for name in units._table() if units.find_unit(name) is None] == []
 
 
 @pytest.mark.parametrize(

@@ -146,11 +146,6 @@ def find_unit(words: str) -> Unit | None:
     return _find_unit(words if words in _SYMBOLS else words.casefold())
 
 
-def unit_names() -> list[str]:
-    """Return the names and symbols of all units, in lower case."""
-    return sorted({*_table(), *(each.casefold() for each in _SYMBOLS)})
-
-
 def is_pound(words: str) -> bool:
     """Return True if the words may be pounds of money or of weight."""
     return words.casefold() in ("pound", "pounds")

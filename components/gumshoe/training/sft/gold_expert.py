@@ -169,17 +169,21 @@ class GoldExpert:
     def _plans(self) -> Iterator[_Plan]:
         """Yield plans that differ in the first search that lists a source."""
         wanted = frozenset(self._sources)
-        searches = self._finder.find(wanted, self._settings.episodes)
-        rng = Rng(self._seed, "gold", self._scenario.id, "rank")
-        if searches and searches[0].rank == 1 and rng.chance(self._settings.later_hits):
-            below = self._finder.find_below_first(wanted, searches[0])
-            others = [each for each in searches if below and each.call != below.call]
-            searches = [below, *others][: self._settings.episodes] if below else searches
-        starts = [_Plan((each,)) for each in searches]
+        starts = [_Plan((each,)) for each in self._first_searches(wanted)]
         for start in starts or self._plan_with_source_words(wanted):
             plan = self._complete(start) if self._scenario.needs_all else start
             if plan:
                 yield plan
+
+    def _first_searches(self, wanted: frozenset[str]) -> list[Search]:
+        """Return different searches that list a source. A share of the first ones lists it below the first hit."""
+        found = self._finder.find(wanted, self._settings.episodes)
+        rng = Rng(self._seed, "gold", self._scenario.id, "rank")
+        if not found or found[0].rank > 1 or not rng.chance(self._settings.later_hits):
+            return found
+        below = self._finder.find_below_first(wanted, found[0])
+        others = (each for each in found if below is None or each.call != below.call)
+        return [*filter(None, [below]), *others][: self._settings.episodes]
 
     def _complete(self, plan: _Plan) -> _Plan | None:
         """Add searches to a plan until all sources are listed; return None if that is impossible."""

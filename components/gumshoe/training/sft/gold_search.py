@@ -86,18 +86,15 @@ class SearchFinder:
 
     def find(self, wanted: frozenset[str], count: int) -> list[Search]:
         """Return up to `count` searches with words of the question that list a source in `wanted`, the best first."""
-        candidates = self._candidates(wanted) if self.tools is MAIL else self._queries()
-        return self._try_all(candidates, wanted, count)
+        return self._try_all(self._candidates(wanted), wanted, count)
 
     def find_below_first(self, wanted: frozenset[str], best: Search) -> Search | None:
         """Return the best search with words of the question whose first source is not its first hit.
 
-        None if there is none that a person is about as likely to make as `best`.
+        A person is about as likely to make it as `best`. Return None if no search is like that.
         """
-        candidates = self._candidates(wanted) if self.tools is MAIL else self._queries()
-        most = best.cost + _MAX_EXTRA_COST
-        found = self._try_all((each for each in candidates if each.cost <= most), wanted, 1, least_rank=2)
-        return found[0] if found else None
+        likely = [each for each in self._candidates(wanted) if each.cost <= best.cost + _MAX_EXTRA_COST]
+        return next(iter(self._try_all(likely, wanted, 1, least_rank=2)), None)
 
     def find_with_source_words(self, wanted: frozenset[str], shown: str) -> list[Search]:
         """Return the best search that lists a source in `wanted` with words of the sources themselves, if there is one.
@@ -176,7 +173,12 @@ class SearchFinder:
         ]
 
     def _candidates(self, wanted: frozenset[str]) -> list[Search]:
-        """Return searches of a mailbox: the usual ones, and for up to four keywords that one of the sources has."""
+        """Return searches with words of the question, before they are run.
+
+        In a mailbox, they are the usual ones, and those for up to four keywords that one of the sources has.
+        """
+        if self.tools is not MAIL:
+            return self._queries()
         chosen = dict[tuple[Keyword, ...], None]()
         for keywords in map(self._matching, sorted(wanted)):
             for count in range(1, MAX_KEYWORDS + 1):
