@@ -48,11 +48,9 @@ $(VENV)/installed: requirements-dev.txt pyproject.toml
 
 test: lint unit ## lint, types, the import contract, and the quick tests
 
-# mypy uses one core for more than a minute, so it runs beside the tests. In a clean checkout, the tests are compiled
-# once before, instead of in each worker.
+# mypy uses one core for more than a minute, so it runs beside the tests.
 test-ci: style contract ## what CI runs: test, longer tests, and one real pass through each component
 	@$(BIN)/mypy & types=$$!; \
-	test -d tests/__pycache__ || $(BIN)/python -m pytest --collect-only -qq >/dev/null; \
 	$(PYTEST) -m "not nightly" $(PYTEST_ARGS); tests=$$?; \
 	wait $$types || { echo "mypy found errors; they are listed above."; exit 1; }; exit $$tests
 
