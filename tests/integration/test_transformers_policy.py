@@ -138,8 +138,11 @@ def test_an_adapter_changes_the_output_as_in_vllm(
     assert {each.version for each in mine} == {f"{model_directory}#{adapter_directory}"}
 
 
-def test_a_directory_without_a_model_is_rejected(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [None, "{", "[]", '{"model_type": "qwen2", "num_hidden_layers": null}'])
+def test_a_directory_without_a_model_is_rejected(config: str | None, tmp_path: Path) -> None:
     from gumshoe.inference.transformers_policy import TransformersPolicy
 
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
     with raises("inference.model-not-loadable", tmp_path):
         TransformersPolicy(tmp_path)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gumshoe.training.models.model_shape import ModelShape, read_shape
+from gumshoe.training.models.model_shape import ModelShape, read_context, read_shape
 from gumshoe.training.planning.gpu_allocation import available_memory
 from gumshoe.training.planning.gpu_specs import GPUS, find_gpu
 from gumshoe.training.planning.memory_estimate import (
@@ -277,6 +277,44 @@ class TestOtherShapes:
             read_shape(model)
         check_memory(of(model__name=model), Machine(1, 80 * GB))
         assert f"[{code}]" in capsys.readouterr().err
+
+
+class TestContext:
+    """The tokens that a model supports, from its config.json."""
+
+    @pytest.mark.parametrize(
+        ("config", "context"),
+        [
+            ({"model_type": "qwen2", "max_position_embeddings": 64}, 64),
+            ({"model_type": "gemma3", "text_config": {"max_position_embeddings": 65}}, 65),
+            ({"model_type": "gpt2", "n_positions": 66}, 66),
+            ({"model_type": "mistral"}, 4096 * 32),
+            ({"model_type": "mamba"}, None),
+        ],
+        ids=["its own key", "of text and pictures", "another name", "default of its class", "no limit"],
+    )
+    def test_it_is_found_wherever_a_model_stores_it(
+        self, config: dict[str, Any], context: int | None, tmp_path: Path
+    ) -> None:
+        assert read_context(config_of(tmp_path, config)) == context
+
+    @pytest.mark.parametrize(
+        "config",
+        [
+            {"model_type": "nonsense", "max_position_embeddings": 64},
+            {"max_position_embeddings": 64},
+            {"model_type": "qwen2", "max_position_embeddings": "64"},
+            {"model_type": "qwen2", "max_position_embeddings": None},
+            {"model_type": ["qwen2"], "max_position_embeddings": 64},
+            {"model_type": "gemma3", "text_config": []},
+            [],
+        ],
+    )
+    def test_a_damaged_config_is_reported(self, config: Any, tmp_path: Path) -> None:
+        model = config_of(tmp_path, config)
+        for read in (read_context, read_shape):
+            with raises("base-models.not-a-causal-lm", model):
+                read(model)
 
 
 class TestMeasured:

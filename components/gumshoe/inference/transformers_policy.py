@@ -57,7 +57,7 @@ class TransformersPolicy:
                 from peft import PeftModel
 
                 loaded = PeftModel.from_pretrained(loaded, str(adapter))
-        except (OSError, ValueError) as error:
+        except Exception as error:  # noqa: BLE001 - damaged files raise many
             reason = " ".join(str(error).split())
             raise UsageError(
                 "inference.model-not-loadable", f"cannot load {model}{f' with {adapter}' if adapter else ''}: {reason}"

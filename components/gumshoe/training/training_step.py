@@ -15,7 +15,7 @@ from gumshoe.evaluation.proof.proof_models import TRAINING
 from gumshoe.training.launch.supervisor import train
 from gumshoe.training.plots import write_plots
 from gumshoe.training.records import read_records
-from gumshoe.training.run_spec import BEST, FINAL, METADATA, METRICS, Metadata
+from gumshoe.training.run_spec import BEST, FINAL, METADATA, METRICS, PAGE, Metadata
 from gumshoe.training.settings_sections import GOLD
 from gumshoe.training.settings_sources import resolve
 from gumshoe.training.train_request import TrainRequest
@@ -100,7 +100,7 @@ def run_training(request: TrainRequest) -> Path:
 
 
 def load_result(directory: Path) -> TrainResult:
-    """Read the result of a finished run from its directory, and draw its plots."""
+    """Read the result of a finished run from its directory, and draw its plots if the run has not."""
     adapter = directory / (BEST if (directory / BEST).exists() else FINAL)
     copy_run_evidence(directory, adapter / TRAINING)  # later steps get the adapter alone
     metadata = Metadata.model_validate_json((adapter / METADATA).read_bytes())
@@ -117,6 +117,7 @@ def load_result(directory: Path) -> TrainResult:
         for name, value in record.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
-    # The store of a run that had already finished contains its records, but not its plots.
-    page = write_plots(read_records(directory / METRICS), directory, f"Run {metadata.run}")
+    page = directory / PAGE
+    if not page.exists():  # the store of a run that had already finished contains its records, but not its plots
+        write_plots(read_records(directory / METRICS), directory, f"Run {metadata.run}")
     return TrainResult(directory, adapter, page, facts, numbers)

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.storage import Deadline, DeadlineError, lock_directory, make_writable_directory, write_atomically
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.evaluation.proof.proof_models import PROOF, PROOF_PAGE
@@ -34,6 +33,7 @@ from gumshoe.training.launch.checkpoint_sync import CheckpointStore
 from gumshoe.training.launch.distributed_env import DistributedEnv
 from gumshoe.training.launch.servers import Servers, create_servers, find_server_logs
 from gumshoe.training.models.base_model import check_same_base, check_served_experts
+from gumshoe.training.models.model_shape import read_context
 from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, available_processors, visible_gpus
 from gumshoe.training.planning.memory_plan import check_memory, inspect_machine, resolve_checkpointing
 from gumshoe.training.run_proof import write_run_proof
@@ -317,13 +317,9 @@ def check_context(settings: TrainSettings) -> None:
     """Check that the base model supports `model.max_context` tokens.
 
     Raises:
-        UsageError: the model does not exist, or its context is shorter.
+        UsageError: the model does not exist, `transformers` does not support it, or its context is shorter.
     """
-    from transformers import AutoConfig
-
-    place = find_model(base_model(settings), "config.json")
-    config = AutoConfig.from_pretrained(place.name, **place.options)
-    most = getattr(config.get_text_config(), "max_position_embeddings", None)
+    most = read_context(base_model(settings))
     if most is not None and settings.model.max_context > most:
         raise UsageError(
             "training.context-exceeds-model",

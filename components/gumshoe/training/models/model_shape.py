@@ -159,12 +159,40 @@ def load_meta_model(model: str) -> Any:
             del config.quantization_config
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    except (OSError, ValueError, LookupError, ImportError, AttributeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise UsageError(
-            "base-models.not-a-causal-lm",
-            f"{model} is not a causal language model that transformers can load: {reason}",
-        ) from None
+    except Exception as error:  # noqa: BLE001 - damaged files raise many
+        raise _unusable(model, error) from None
+
+
+def read_context(model: str) -> int | None:
+    """Return the number of tokens that a model supports, or None if its config.json does not say.
+
+    Raises:
+        UsageError: the model does not exist, or `transformers` does not support it.
+    """
+    from transformers import CONFIG_MAPPING, PretrainedConfig
+
+    place = find_model(model, "config.json")
+    try:
+        stored, _ = PretrainedConfig.get_config_dict(place.name, **place.options)
+        context = (stored.get("text_config") or stored).get("max_position_embeddings")
+        if stored.get("model_type") in CONFIG_MAPPING and isinstance(context, int):
+            return context
+        # It has another name in this class, or is its default. The import takes three seconds.
+        from transformers import AutoConfig
+
+        config = AutoConfig.from_pretrained(place.name, **place.options)
+    except Exception as error:  # noqa: BLE001 - damaged files raise many
+        raise _unusable(model, error) from None
+    return getattr(config.get_text_config(), "max_position_embeddings", None)
+
+
+def _unusable(model: str, error: Exception) -> UsageError:
+    reason = " ".join(str(error).split())
+    return UsageError(
+        "base-models.not-a-causal-lm",
+        f"{model} is not a causal language model that transformers can load: {reason}; check the name or path, use "
+        "another model, or update transformers",
+    )
 
 
 def inspect_shape(model: Any, name: str) -> ModelShape:
