@@ -34,11 +34,11 @@ CI = [
     PageRun(
         "guides/erase.md", prints=("mail index", "Receipt: erasure-receipt.json"), leaves=("erasure-receipt.json",)
     ),
+]
+NIGHTLY_IN_PROCESS = [
     PageRun("guides/scenarios.md", leaves=("scenarios.jsonl",)),
     PageRun("guides/questions-from-mail.md", prints=("at most 20 requests",)),
     PageRun("guides/scrape.md", leaves=("pages.failed.jsonl",)),
-]
-NIGHTLY_IN_PROCESS = [
     PageRun("guides/plan.md", prints=("GPU 0",)),
     PageRun("guides/access.md", prints=("serving.inbox-forbidden", '"name":"calendar-app"')),
     PageRun(

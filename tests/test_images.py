@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tiers import nightly_except
+
 ROOT = Path(__file__).parents[1]
 IMAGES = ["trainer", "worker", "agent"]
 LAYER = "agent-layer"
@@ -129,7 +131,7 @@ def test_images_are_locked_labelled_and_not_run_as_root(image: str) -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("image", ["trainer", "worker"])
+@pytest.mark.parametrize("image", nightly_except({"trainer"}, ["trainer", "worker"]))
 def test_an_image_contains_the_imports_of_its_steps(image: str) -> None:
     found = {step: names for step, (base, names) in find_steps().items() if base == image}
     assert found
@@ -138,7 +140,7 @@ def test_an_image_contains_the_imports_of_its_steps(image: str) -> None:
     assert run.returncode == 0, f"{found}: {run.stderr[-2000:]}"
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_the_check_of_an_agent_runs_in_both_images() -> None:
     """Without an agent it runs in the worker image, with one in the trainer image."""
     settings = ["gumshoe_pipelines.agent_arguments", "gumshoe.training.settings_sources"]
@@ -152,7 +154,7 @@ def test_every_step_runs_in_an_existing_image() -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("image", ["agent", "agent-documents"])
+@pytest.mark.parametrize("image", nightly_except({"agent"}, ["agent", "agent-documents"]))
 def test_the_agent_image_contains_the_imports_of_the_server(image: str) -> None:
     assert ("sentence-transformers" in list_distributions(image)) == (image == "agent-documents")
     names = [f"gumshoe.serving.{path.stem}" for path in (ROOT / "components/gumshoe/serving").glob("*.py")]

@@ -18,6 +18,7 @@ from gumshoe.cluster.canary_statistics import (
     is_above,
     is_below,
 )
+from tests.tiers import nightly_except
 
 Rates = tuple[float, float]
 """Rate of the canary and of the baseline."""
@@ -155,7 +156,7 @@ def _ends_with_rollback(
 
 @pytest.mark.ci
 @pytest.mark.parametrize("watches", [60, pytest.param(1000, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("success", [0.8, 0.97])
+@pytest.mark.parametrize("success", nightly_except({0.8}, [0.8, 0.97]))
 def test_a_canary_as_good_as_the_baseline_is_seldom_rolled_back(
     watch: Callable[..., float], watches: int, success: float
 ) -> None:

@@ -233,7 +233,7 @@ def test_a_rollback_removes_an_adapter_that_cannot_be_loaded(
     assert (get_traffic(cluster)[0], list_loaded(cluster)) == ("r2", ["r1", "r2"])
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_values_can_be_changed_without_changing_adapters(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
 ) -> None:
@@ -272,7 +272,7 @@ def test_promote_and_rollback_refuse_another_chart_version(
         assert "chart 0.2.0" in done.err
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_given_base_model_uri_is_kept(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, deployed: str
 ) -> None:
@@ -472,7 +472,7 @@ def test_a_repeated_command_waits_again_until_the_adapter_is_loaded(
         assert get_traffic(cluster) == ("r1", "r2", 0)
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_rollback_does_not_wait_for_broken_pods(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
 ) -> None:
@@ -784,7 +784,7 @@ def test_a_missing_kubeconfig_is_reported(
     assert str(tmp_path / "none") in done.err
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.parametrize("mode", ["llmisvc", "external"])
 @pytest.mark.usefixtures("store")
 def test_other_serving_modes_are_deployed(
@@ -843,7 +843,7 @@ def test_a_pipeline_deploys_the_agent_that_its_adapter_was_trained_with(cluster:
         deploy_published("adapters/r2", store.uri, "full", target, "mine.agent:graph")
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_pipeline_overwrites_changes_of_other_programs_on_request(
     cluster: FakeKubernetes, store: Store, deployed: str
 ) -> None:
@@ -925,7 +925,7 @@ def test_a_base_model_is_served_at_the_commit_that_the_adapter_recorded(
     assert find_adapter(store.uri, name).base_model == expected
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.usefixtures("controllers")
 def test_adapters_of_one_commit_share_a_deployment(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, s3_bucket: str, tmp_path: Path

@@ -7,6 +7,7 @@ from gumshoe.documents.page_requests import find_refresh, parse_refresh
 from gumshoe.documents.page_text import Scope
 from tests.cpu_time import limit_cpu
 from tests.documents.file_samples import PARAGRAPH, html_page
+from tests.tiers import nightly_except
 
 SHOWN = {
     "div": "<div>FACT one two.</div>",
@@ -237,7 +238,7 @@ def test_a_long_page_that_goes_elsewhere_is_a_document() -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("scope", ["page", "main"])
+@pytest.mark.parametrize("scope", nightly_except({"page"}, ["page", "main"]))
 @pytest.mark.parametrize(
     "piece",
     ["<p>", "<div class=menu>", "<article>", "<div style=display:none>", "<a href=#x>", "<table><tr><td>", "<b>"],

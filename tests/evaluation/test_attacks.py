@@ -89,7 +89,7 @@ def outcomes(out: Path) -> list[AttackOutcome]:
     return list(map(AttackOutcome.model_validate_json, lines))
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_gullible_agent_falls_for_every_family_and_a_careful_one_for_none(
     run: Run, server: FakeVLLM, synthetic_index: MailIndex, scenarios: Path, tmp_path: Path
 ) -> None:

@@ -152,7 +152,7 @@ def measured(planting: Planting, tmp_path_factory: pytest.TempPathFactory) -> Me
     return Measured(directory / "e", ran, again, asked, server.requests[len(asked) :])
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_policy_that_knows_the_secrets_is_exposed_and_the_base_model_is_not(measured: Measured) -> None:
     assert measured.ran.status == 0, measured.ran.err
     base, new = measured.policy("base"), measured.policy("new")

@@ -26,6 +26,7 @@ from gumshoe.rollouts.agent_settings import AgentSettings
 from tests.conftest import skip_missing
 from tests.gateway import agent_events
 from tests.gateway.agent_tasks import KEY, TURNS, make_task, start_agent
+from tests.tiers import nightly_except
 from tests.waiting import Clock, async_wait_until, count_threads
 
 if TYPE_CHECKING:
@@ -79,15 +80,18 @@ def run(settings: AgentSettings, gateway: "FakeGateway | None" = None) -> Return
 @pytest.mark.ci
 @pytest.mark.parametrize(
     "name",
-    [
-        "async_function",
-        "sync_function",
-        "blocking_function",
-        "wrapped_function",
-        "partial_function",
-        "Holder.agent",
-        "ClassAgent",
-    ],
+    nightly_except(
+        {"async_function", "blocking_function", "ClassAgent"},
+        [
+            "async_function",
+            "sync_function",
+            "blocking_function",
+            "wrapped_function",
+            "partial_function",
+            "Holder.agent",
+            "ClassAgent",
+        ],
+    ),
 )
 def test_functions_and_other_callables(name: str, gateway: "FakeGateway") -> None:
     assert run(named(name), gateway).answer == "function When is the invoice due?"
@@ -190,7 +194,12 @@ def test_exceptions_are_failures_of_the_agent(name: str, said: str, caplog: pyte
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", ["graph", "sync_graph", "openai_agent", "async_function", "sync_function"])
+@pytest.mark.parametrize(
+    "name",
+    nightly_except(
+        {"graph", "sync_function"}, ["graph", "sync_graph", "openai_agent", "async_function", "sync_function"]
+    ),
+)
 def test_a_refusal_of_the_gateway_is_an_exception_of_the_agent(name: str, gateway: "FakeGateway") -> None:
     gateway.status = 429
     with pytest.raises(AgentFailedError) as caught:

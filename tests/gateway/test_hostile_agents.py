@@ -36,6 +36,7 @@ from tests.gateway.hostile_agents import ID, NEIGHBOUR, SECRET, SLOW
 from tests.mail.mailbox import KEEP_ALL, make_index, record
 from tests.rollouts.conversations import call
 from tests.scenarios.questions import scenario
+from tests.tiers import nightly_except
 from tests.waiting import Clock, count_threads, wait_until
 
 pytestmark = pytest.mark.ci
@@ -109,6 +110,23 @@ PROGRAMS = [
     Case("floods_output", "writes 60 MB to its standard output and error"),
     Case("floods_connections", "opens 3,000 connections, and sends half a request on each second one"),
     Case("floods_processes", "leaves 30 processes that ignore SIGTERM, and one that forks and exits all the time"),
+]
+
+IN_CI = [
+    each
+    for each in (*PYTHON, *PROGRAMS)
+    if each.name
+    in {
+        "edits_history",
+        "asks_twice_at_once",
+        "ignores_its_cancellation",
+        "uses_other_keys",
+        "returns_too_much",
+        "leaves_a_thread",
+        "kills_its_supervisor",
+        "ignores_sigterm",
+        "floods_connections",
+    }
 ]
 
 
@@ -239,7 +257,7 @@ def check_sampled(done: Trajectory, policy: Policy) -> None:
     assert len(sampled) == done.turns
 
 
-@pytest.mark.parametrize("case", [*PYTHON, *PROGRAMS], ids=lambda case: case.name)
+@pytest.mark.parametrize("case", nightly_except(IN_CI, [*PYTHON, *PROGRAMS]), ids=lambda case: case.name)
 def test_a_hostile_agent_changes_its_own_episode_alone(
     case: Case,
     run: Run,

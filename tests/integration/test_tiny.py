@@ -133,7 +133,7 @@ def test_it_answers_from_documents(vllm: SharedServer, held_out: Mailboxes) -> N
     ("engine", "questions"),
     [
         pytest.param("vllm", "synthetic", marks=pytest.mark.ci),
-        pytest.param("transformers", "synthetic", marks=pytest.mark.ci),
+        pytest.param("transformers", "synthetic", marks=pytest.mark.nightly),
         pytest.param("vllm", "real", marks=pytest.mark.nightly),
         pytest.param("transformers", "real", marks=pytest.mark.nightly),
     ],

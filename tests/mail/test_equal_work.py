@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,6 +28,7 @@ from gumshoe.mail.postings_reader import InboxPostings
 from gumshoe.scenarios.scenario import Scenario
 from tests.embeddings.word_vectors import WordVectors
 from tests.mail.mailbox import record, write_jsonl
+from tests.tiers import nightly_except
 
 ANN, BOB, CAROL, ZOE = (f"{name}@example.com" for name in ("ann", "bob", "carol", "zoe"))
 LATER = datetime(2030, 1, 1, tzinfo=UTC)
@@ -220,8 +222,10 @@ SHAPES: dict[str, Callable[[list[dict[str, Any]]], list[list[dict[str, Any]]]]] 
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("has_vectors", [False, True])
+@pytest.mark.parametrize(
+    ("has_vectors", "shape"),
+    nightly_except([(True, "around"), (False, "in one build")], product((False, True), SHAPES)),
+)
 def test_the_work_does_not_depend_on_the_mail_of_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shape: str, has_vectors: bool
 ) -> None:

@@ -26,6 +26,7 @@ from tests.errors import raises
 from tests.kills import run_program
 from tests.mail.mailbox import make_index, record, write_jsonl
 from tests.mail.small_mailboxes import BOB, PEOPLE, mailboxes, observe
+from tests.tiers import nightly_except
 
 COUNTS = ("messages", "copies", "read", "kept_out", "unreadable", "attachments", "without_id", "inboxes")
 
@@ -241,7 +242,7 @@ for number, point in enumerate(points):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("how", ["compact", "merge"])
+@pytest.mark.parametrize("how", nightly_except({"compact"}, ["compact", "merge"]))
 def test_a_run_killed_at_any_point_changes_nothing_or_all(tmp_path: Path, how: str) -> None:
     before = [record(number, body=f"gas {number % 7} text {number}") for number in range(400)]
     index = make_index(tmp_path, before)

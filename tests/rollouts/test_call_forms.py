@@ -18,8 +18,10 @@ from gumshoe.rollouts.call_forms import FORMS, CallForm, NoCallError, UnusableCa
 from tests.cpu_time import limit_cpu
 from tests.rollouts.call_examples import BROKEN, EVERYTHING, EXAMPLES, LOOK, PROSE, TOOL
 from tests.scenarios.questions import QUICK
+from tests.tiers import nightly_except
 
 FEW = settings(QUICK, max_examples=15)  # for each of forty forms
+SOME = {"hermes", "qwen-xml", "glm", "kimi-k2", "mistral", "harmony", "deepseek-v3.1", "gemma", "llama-json", "olmo3"}
 BY_NAME = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 
 
@@ -127,7 +129,11 @@ HOSTILE: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.ci
-@BY_NAME
+@pytest.mark.parametrize(
+    "form",
+    nightly_except([each for each in FORMS if each.name in SOME], FORMS),
+    ids=lambda form: form.name,
+)
 def test_a_megabyte_of_hostile_text_is_read_quickly(form: CallForm) -> None:
     call = form.write([Call("look", {"word": "a", "n": 7, "many": ["b"]})])
     tag = form.open or call[:6]

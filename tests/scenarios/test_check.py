@@ -514,7 +514,7 @@ def test_a_question_about_any_search_result_is_valid(records: list[dict[str, Any
 # The real questions on the real mail.
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_885_of_the_999_real_questions_are_valid(real_index: Path, shared_data: Path) -> None:
     report = check_scenarios(read_scenarios(str(shared_data / "enron" / "questions.jsonl")), real_index)
     assert report.lines == 999

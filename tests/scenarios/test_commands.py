@@ -282,7 +282,7 @@ def test_each_usage_error_has_its_code_and_no_traceback(
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_the_commands_work_in_sequence_on_real_questions(
     run: Run, real_index: Path, shared_data: Path, tmp_path: Path
 ) -> None:

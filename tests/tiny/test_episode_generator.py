@@ -59,7 +59,7 @@ def count_truncated_searches(episode: EpisodeExample, calls: list[Call]) -> int:
     return next(place for place, found in enumerate(keywords) if words & set(" ".join(found).split()))
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_every_turn_is_one_call_and_the_last_is_the_answer(practice: PracticeEpisodes) -> None:
     for _, text in practice.whole:
         calls = parse_calls(text)

@@ -348,7 +348,7 @@ def test_a_merged_tiny_policy_keeps_its_environment_and_chat_settings(tmp_path: 
     assert open_run_env(settings(tmp_path / "third"), index).provenance == untaught != taught
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_a_merged_model_is_not_tested_on_seen_scenarios(
     tmp_path: Path, mail: Path, run: Callable[..., CommandResult]
 ) -> None:
@@ -375,7 +375,7 @@ def test_a_merged_model_is_not_tested_on_seen_scenarios(
     assert "1 of these 4 scenarios" in done.err
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.usefixtures("requires_bitsandbytes")
 @pytest.mark.parametrize("dtype", ["auto", pytest.param("float32", marks=pytest.mark.nightly)])
 def test_merging_qlora_into_dequantized_weights(dtype: Any, tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_merging_qlora_into_dequantized_weights(dtype: Any, tmp_path: Path) -> N
     )
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.usefixtures("requires_bitsandbytes")
 def test_merging_into_a_base_model_stored_in_4_bits(tmp_path: Path) -> None:
     import torch

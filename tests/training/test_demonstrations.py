@@ -329,7 +329,7 @@ def test_training_starts_from_the_adapter_of_the_command(
     assert "lora.rank is 8" in unlike.err
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.usefixtures("train_in_process")
 def test_a_model_with_all_weights_trained_is_a_base_model_of_its_own(
     mail: Path, chat: ChatFormat, tmp_path: Path

@@ -403,7 +403,7 @@ def test_no_episodes_are_an_error(company: Path, tmp_path: Path, run: Callable[.
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 @pytest.mark.usefixtures("train_in_process")
 def test_the_pipeline_step_makes_the_episodes(company: Path, tmp_path: Path) -> None:
     """No judge is asked: this one does not exist."""

@@ -14,6 +14,7 @@ from gumshoe.training.records import EvaluationRecord, StepRecord
 from gumshoe.training.run_spec import TIMELINE
 from gumshoe.training.timeline import Timeline
 from tests.browser_page import OpenPage, find_violations
+from tests.tiers import nightly_except
 from tests.training.test_phase_clock import times_of
 from tests.training.test_records import evaluation, step
 
@@ -118,7 +119,7 @@ def test_charts_can_be_zoomed_read_and_switched_off(browser: "Browser", tmp_path
     found.close()
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_the_newest_steps_are_shown_as_a_timeline(browser: "Browser", tmp_path: Path) -> None:
     timeline = Timeline(tmp_path / TIMELINE)
     for number in (1, 2):
@@ -133,6 +134,6 @@ def test_the_newest_steps_are_shown_as_a_timeline(browser: "Browser", tmp_path: 
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", ["several steps", "evaluation"])
+@pytest.mark.parametrize("name", nightly_except({"several steps"}, ["several steps", "evaluation"]))
 def test_axe_finds_nothing_in_plots(name: str, browser: "Browser", tmp_path: Path) -> None:
     assert find_violations(browser, write_plots(RUNS[name], tmp_path, "Run r1").as_uri()) == []

@@ -16,6 +16,7 @@ from gumshoe.training.algorithms.lookup import find_algorithm
 from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
 from tests.errors import raises
 from tests.models import random_model
+from tests.tiers import nightly_except
 
 if TYPE_CHECKING:
     import torch
@@ -439,7 +440,7 @@ def test_one_off_policy_episode_drops_its_group(difference: float) -> None:
 
 
 @pytest.mark.parametrize("shift", ["first_shift", "shift"])
-@pytest.mark.parametrize(("size", "passes"), [(1, 4), (2, 2), (4, 1)])
+@pytest.mark.parametrize(("size", "passes"), nightly_except([(2, 2)], [(1, 4), (2, 2), (4, 1)]))
 def test_a_check_in_the_loss_has_the_same_outcome_as_one_before_it(
     tmp_path: Path, size: int, passes: int, shift: str
 ) -> None:

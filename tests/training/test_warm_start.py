@@ -36,6 +36,7 @@ from tests.inference.fake_vllm import FakeVLLM
 from tests.mail.mailbox import make_index, record
 from tests.rewards.chat_judge import says, verdict
 from tests.scenarios.questions import QUICK, question, write_questions
+from tests.tiers import nightly_except
 from tests.training.recorded_episodes import (
     SETTINGS,
     correct_answer,
@@ -205,7 +206,7 @@ def test_rows_repeat_demonstrations_in_their_order() -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("weights", ["lora", "full"])
+@pytest.mark.parametrize("weights", nightly_except({"lora"}, ["lora", "full"]))
 def test_a_stopped_warm_start_resumes_to_the_same_weights(tmp_path: Path, weights: str) -> None:
     settings: dict[str, Any] = {name.replace(".", "__"): value for name, value in QUICK_SETTINGS.items()}
     settings["warm_start__weights"] = weights
@@ -237,7 +238,7 @@ def test_a_stopped_warm_start_resumes_to_the_same_weights(tmp_path: Path, weight
     [
         pytest.param({"model__quantization": "nf4"}, marks=pytest.mark.nightly),
         pytest.param({"model__quantization": "nf4", "model__gradient_checkpointing": True}, marks=pytest.mark.ci),
-        pytest.param({"model__dtype": "bfloat16", "model__gradient_checkpointing": True}, marks=pytest.mark.ci),
+        pytest.param({"model__dtype": "bfloat16", "model__gradient_checkpointing": True}, marks=pytest.mark.nightly),
     ],
     ids=["nf4", "nf4 recomputing", "bfloat16 recomputing"],
 )

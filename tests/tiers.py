@@ -1,0 +1,18 @@
+"""Tests of many cases, of which CI runs some and `make test-all` runs all."""
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+import pytest
+
+
+def nightly_except(kept: Container[Any], cases: Iterable[Any]) -> list[Any]:
+    """Return the cases of a parametrized test; those that are not kept are only tested in the nightly tier.
+
+    A case of several arguments is a tuple.
+    """
+    night = pytest.mark.nightly
+    return [
+        each if each in kept else pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=night)
+        for each in cases
+    ]
