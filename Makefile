@@ -4,8 +4,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 PYTEST_ARGS ?=
 FUZZ_SECONDS ?= 60
-# Processes that run tests at once: one for each core, and one more if there are tests that wait for servers.
-WORKERS ?= $(if $(filter test-ci test-all,$(MAKECMDGOALS)),3,2)
+# Processes that run tests at once: one for each of two cores, and more if there are tests that wait for servers; what
+# only `test-all` runs needs more memory.
+WORKERS ?= $(if $(filter test-ci,$(MAKECMDGOALS)),4,$(if $(filter test-all,$(MAKECMDGOALS)),3,2))
 # A worker whose test hung is not replaced: the next one would run the test again.
 PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 0 --times=outputs/test-times.json
 DEMO ?= outputs/demo
@@ -50,9 +51,9 @@ test: lint unit ## lint, types, the import contract, and the quick tests
 
 # mypy uses one core for more than a minute, so it runs beside the tests.
 test-ci: style contract ## what CI runs: test, longer tests, and one real pass through each component
-	@$(BIN)/mypy & types=$$!; \
+	@mkdir -p outputs; $(BIN)/mypy >outputs/types.txt 2>&1 & types=$$!; \
 	$(PYTEST) -m "not nightly" $(PYTEST_ARGS); tests=$$?; \
-	wait $$types || { echo "mypy found errors; they are listed above."; exit 1; }; exit $$tests
+	wait $$types || { cat outputs/types.txt; exit 1; }; exit $$tests
 
 test-all: lint ## all tests, those too that take long or draw at random (hours)
 	$(PYTEST) -m "" --hypothesis-profile random $(PYTEST_ARGS)
@@ -119,8 +120,9 @@ audit: ## look for known vulnerabilities of the pinned packages; needs PyPI
 	outputs/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
 	outputs/audit/bin/pip-audit --disable-pip --require-hashes --progress-spinner off $(AUDITED:%=--requirement %)
 
+# TRL imports wandb wherever it is installed, which takes three seconds of each process.
 lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml again
-	$(LOCK) --all-extras pyproject.toml -o requirements-dev.txt
+	$(LOCK) --all-extras --no-emit-package wandb pyproject.toml -o requirements-dev.txt
 	$(LOCK) -c requirements-dev.txt --extra serve pyproject.toml -o requirements.txt
 	$(LOCK) -c requirements-dev.txt --extra serve --extra embeddings pyproject.toml -o requirements-documents.txt
 	$(LOCK) -c requirements-dev.txt --extra pipelines --extra deploy --extra helm --extra documents --extra mail \

@@ -171,7 +171,7 @@ def test_a_policy_that_knows_the_secrets_is_exposed_and_the_base_model_is_not(me
     assert f"{new.exposure.value:.2f}" in measured.ran.out
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_the_evaluation_has_no_secret_that_the_policy_did_not_write(measured: Measured, planting: Planting) -> None:
     secrets = [each.secret for each in planting.made.record.canaries]
     for path in (each for each in measured.directory.rglob("*") if each.is_file() and each.name != "new.jsonl"):

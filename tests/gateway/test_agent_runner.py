@@ -93,8 +93,10 @@ async def ask(task: "AgentTask", **more: Any) -> Any:
     """Request one turn. The client has no timeout of its own, which would elapse if a test moves the clock forward."""
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
-    http, given = DefaultAsyncHttpxClient(trust_env=False), {"base_url": task.base_url, "api_key": task.api_key}
-    async with AsyncOpenAI(**given, http_client=http, max_retries=0, timeout=None) as client:
+    http = DefaultAsyncHttpxClient(trust_env=False)
+    async with AsyncOpenAI(
+        base_url=task.base_url, api_key=task.api_key, http_client=http, max_retries=0, timeout=None
+    ) as client:
         texts = {"system": task.system_prompt, "user": task.user_prompt}
         messages: Any = [{"role": role, "content": text} for role, text in texts.items()]
         return await client.chat.completions.create(model=task.model, messages=messages, **more)

@@ -522,7 +522,7 @@ def test_885_of_the_999_real_questions_are_valid(real_index: Path, shared_data: 
     assert (len(report.clean), report.corrected) == (885, 15)
 
 
-@pytest.mark.ci
+@pytest.mark.nightly
 def test_the_clean_real_questions_pass_the_check(real_index: Path, shared_data: Path, tmp_path: Path) -> None:
     report = check_scenarios(read_scenarios(str(shared_data / "enron" / "questions.jsonl")), real_index)
     (tmp_path / "clean.jsonl").write_bytes(report.clean.to_jsonl())

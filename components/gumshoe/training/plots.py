@@ -68,8 +68,8 @@ def _draw(chart: Chart) -> bytes:
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-    figure = Figure(figsize=(7, 4), dpi=110, layout="constrained")
-    axes = figure.add_subplot()
+    figure = Figure(figsize=(7, 4), dpi=110)
+    axes = figure.add_axes((0.12, 0.12, 0.85, 0.8))  # a computed layout would take half as long again
     for band, alpha in zip(chart.bands, (0.15, 0.35), strict=False):
         low, high = zip(*band.ranges.values(), strict=True)
         axes.fill_between(list(band.ranges), low, high, alpha=alpha, label=band.label)
@@ -88,5 +88,5 @@ def _draw(chart: Chart) -> bytes:
     if len(chart.lines) + len(chart.bands) > 1:
         axes.legend(frameon=False)
     picture = io.BytesIO()
-    figure.savefig(picture, format="png")
+    figure.savefig(picture, format="png", pil_kwargs={"compress_level": 1})
     return picture.getvalue()
