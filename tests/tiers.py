@@ -9,10 +9,12 @@ import pytest
 def nightly_except(kept: Container[Any], cases: Iterable[Any]) -> list[Any]:
     """Return the cases of a parametrized test; those that are not kept are only tested in the nightly tier.
 
-    A case of several arguments is a tuple.
+    `kept` contains cases, or the names of cases that have an attribute `name`. A case of several arguments is a tuple.
     """
     night = pytest.mark.nightly
     return [
-        each if each in kept else pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=night)
+        each
+        if getattr(each, "name", each) in kept
+        else pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=night)
         for each in cases
     ]

@@ -21,7 +21,7 @@ from tests.scenarios.questions import QUICK
 from tests.tiers import nightly_except
 
 FEW = settings(QUICK, max_examples=15)  # for each of forty forms
-SOME = {"hermes", "qwen-xml", "glm", "kimi-k2", "mistral", "harmony", "deepseek-v3.1", "gemma", "llama-json", "olmo3"}
+IN_CI = {"hermes", "qwen-xml", "glm", "kimi-k2", "mistral", "harmony", "deepseek-v3.1", "gemma", "llama-json", "olmo3"}
 BY_NAME = pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
 
 
@@ -129,11 +129,7 @@ HOSTILE: dict[str, Callable[[str], str]] = {
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-    "form",
-    nightly_except([each for each in FORMS if each.name in SOME], FORMS),
-    ids=lambda form: form.name,
-)
+@pytest.mark.parametrize("form", nightly_except(IN_CI, FORMS), ids=lambda form: form.name)
 def test_a_megabyte_of_hostile_text_is_read_quickly(form: CallForm) -> None:
     call = form.write([Call("look", {"word": "a", "n": 7, "many": ["b"]})])
     tag = form.open or call[:6]

@@ -377,7 +377,7 @@ def test_a_merged_model_is_not_tested_on_seen_scenarios(
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("requires_bitsandbytes")
-@pytest.mark.parametrize("dtype", ["auto", pytest.param("float32", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
 def test_merging_qlora_into_dequantized_weights(dtype: Any, tmp_path: Path) -> None:
     from gumshoe.training.adapters.merge import merge
     from gumshoe.training.models.lora_model import nf4_config

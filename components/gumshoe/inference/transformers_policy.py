@@ -60,7 +60,9 @@ class TransformersPolicy:
         except Exception as error:  # noqa: BLE001 - damaged files raise many
             reason = " ".join(str(error).split())
             raise UsageError(
-                "inference.model-not-loadable", f"cannot load {model}{f' with {adapter}' if adapter else ''}: {reason}"
+                "inference.model-not-loadable",
+                f"cannot load {model}{f' with {adapter}' if adapter else ''}: {reason}; check the files, or update "
+                "transformers",
             ) from None
         self._set_up(loaded.to(device).eval(), version or (f"{model}#{adapter}" if adapter else str(model)))
 

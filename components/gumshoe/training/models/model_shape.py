@@ -164,7 +164,7 @@ def load_meta_model(model: str) -> Any:
 
 
 def read_context(model: str) -> int | None:
-    """Return the number of tokens that a model supports, or None if its config.json does not say.
+    """Return the number of tokens that a model, a directory or a name on the hub, supports; None if it does not say.
 
     Raises:
         UsageError: the model does not exist, or `transformers` does not support it.
@@ -177,7 +177,7 @@ def read_context(model: str) -> int | None:
         context = (stored.get("text_config") or stored).get("max_position_embeddings")
         if stored.get("model_type") in CONFIG_MAPPING and isinstance(context, int):
             return context
-        # It has another name in this class, or is its default. The import takes three seconds.
+        # It has another name in this class, or is its default. AutoConfig takes three seconds to import all classes.
         from transformers import AutoConfig
 
         config = AutoConfig.from_pretrained(place.name, **place.options)
