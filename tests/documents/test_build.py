@@ -14,7 +14,7 @@ import pytest
 from gumshoe.artifacts.storage import lock_directory
 from gumshoe.documents.build import DocumentBuildOptions, build_document_index
 from gumshoe.documents.index import DocumentIndex
-from gumshoe.documents.schema import is_document_index, read_facts
+from gumshoe.documents.schema import VERSION, is_document_index, read_facts
 from gumshoe.errors import GumshoeError
 from tests.documents.collection import DISEASES, LEXICAL, make_index, plain_records, write_jsonl
 from tests.embeddings.word_vectors import FailingVectors, ShortVectors, WordVectors
@@ -377,7 +377,11 @@ def test_a_damaged_file_is_rejected(intact: Path, tmp_path: Path, name: str, dam
         (lambda _: b"", "store.index-damaged", ""),
         (lambda _: b"[]", "store.index-damaged", ""),
         (lambda _: b"\x80\x04}", "store.index-damaged", ""),
-        (lambda facts: facts.replace(b'"schema_version": 4', b'"schema_version": 2'), "documents.index-version", 4),
+        (
+            lambda facts: facts.replace(b'"schema_version": %d' % VERSION, b'"schema_version": 2'),
+            "documents.index-version",
+            VERSION,
+        ),
         (lambda facts: facts.replace(b'"folder": "data-', b'"folder": "../data-'), "store.index-damaged", "folder"),
         (lambda facts: facts.replace(b"<f2", b"|O"), "store.index-damaged", "dtype"),
         (lambda facts: facts.replace(b'"content"', b'"contents"'), "store.index-damaged", "content"),

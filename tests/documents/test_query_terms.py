@@ -69,6 +69,12 @@ def test_queries_of_stop_words_alone(tmp_path: Path) -> None:
     assert find(index, "IT") == find(index, "it") == ["staff"]
 
 
+@pytest.mark.parametrize("query", ["IL-6", "IL6", "il\u20116"])
+def test_words_of_several_parts_are_found_in_each_way_to_write_them(tmp_path: Path, query: str) -> None:
+    texts = {"apart": "The serum has IL-6 in it.", "joined": "The serum has IL6 in it.", "other": "The serum has TNF."}
+    assert set(find(build(tmp_path, texts), query)) == {"apart", "joined"}
+
+
 def test_other_words_count_more_than_stop_words(tmp_path: Path) -> None:
     index = build(
         tmp_path, {"a": "What is in a name, and what is in a pump?", "b": "Leukemia harms the blood of a child."}

@@ -70,8 +70,8 @@ def visible(copy: StoredCopy, entry: InboxEntry) -> list[list[str]]:
 
 def make_query(keywords: list[str], sender: str | None, after: int | None, before: int | None) -> Query:
     found = map(MailAnalyzer().analyze_query, keywords)
-    phrases = tuple(tuple(zip(each.terms, each.offsets, strict=True)) for each in found)
-    return Query(phrases, (address_term("from", sender),) if sender else (), after, before)
+    words = tuple((tuple(zip(each.terms, each.offsets, strict=True)),) for each in found)
+    return Query(words, (address_term("from", sender),) if sender else (), after, before)
 
 
 def list_matches(

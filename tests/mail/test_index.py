@@ -80,6 +80,41 @@ def test_case_and_accents_are_ignored(index: MailIndex) -> None:
     assert ids(index, ["ZURICH", "cafe", "NAIVE"]) == [4]
 
 
+@pytest.fixture(scope="module")
+def compounds(tmp_path_factory: pytest.TempPathFactory) -> MailIndex:
+    records = [
+        record(1, body="Answer this e-mail by 9 p.m."),
+        record(2, body="Answer this email by 9 pm", sender="Patrick ONeil <pat@example.com>"),
+        record(3, body="Answer this e mail", sender="Søren Müller <sm@example.com>"),
+        record(4, body="No answer", sender="Patrick O'Neil <po@example.com>"),
+        record(5, body="No answer", sender="jack.oneil@example.com"),
+    ]
+    return make_index(tmp_path_factory.mktemp("compounds"), records)
+
+
+@pytest.mark.parametrize("order", ["relevance", "date"])
+def test_a_word_of_several_parts_is_found_in_each_way_to_write_it(compounds: MailIndex, order: Any) -> None:
+    assert sorted(ids(compounds, ["e-mail"], order=order)) == [1, 2, 3]
+    assert sorted(ids(compounds, ["email"], order=order)) == [1, 2]
+    assert sorted(ids(compounds, ["answer", "this e-mail"], order=order)) == [1, 2, 3]
+    assert sorted(ids(compounds, ["9 PM", "e-mail"], order=order)) == [1, 2]
+    assert ids(compounds, ["e-mail"], sender="ONeil", order=order) == [2]
+    assert compounds.search_partially(BOB, ["e-mail", "zebra"]).counts == {"e-mail": 3, "zebra": 0}
+    assert {hit.snippet for hit in compounds.search(BOB, ["E-Mail", "answer"])} == {
+        "Answer this e-mail by 9 p.m.", "Answer this email by 9 pm", "Answer this e mail"
+    }  # fmt: skip
+
+
+def test_people_are_found_in_each_way_to_write_their_names(compounds: MailIndex) -> None:
+    for name in ("O'Neil", "ONeil", "o\u2019neil"):
+        assert sorted(ids(compounds, [name])) == [2, 4, 5]
+        assert sorted(ids(compounds, ["answer"], sender=name)) == [2, 4, 5]
+    assert sorted(ids(compounds, ["Patrick O'Neil"])) == [2, 4]
+    assert sorted(ids(compounds, ["answer"], sender="Patrick ONeil")) == [2, 4]
+    for name in ("Søren Müller", "Soeren Mueller", "soren muller"):
+        assert ids(compounds, [name]) == ids(compounds, ["answer"], sender=name) == [3]
+
+
 def test_the_inbox_contains_sent_received_and_copied_mail(index: MailIndex) -> None:
     assert sorted(ids(index, ["pipeline"])) == [1, 2, 5, 6, 8]
     assert sorted(ids(index, ["pipeline"], inbox="<BOB@EXAMPLE.COM>")) == [1, 2, 5, 6, 8]

@@ -17,6 +17,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from gumshoe.mail.compounds import MIN_JOINED, find_compounds
 from gumshoe.mail.stems import Stemmer
 from gumshoe.mail.words import find_pairs, is_character, list_spellings, normalize_word
 
@@ -45,7 +46,9 @@ class AnalyzedText:
     words: list[str]
     """Stems of its words without stop words, and characters of scripts without spaces, in order."""
     extras: list[str]
-    """Terms that do not count as words for its length: phrases with a stop word, pairs of characters, spellings."""
+    """Terms that do not count as words for its length: phrases with a stop word, pairs of characters, spellings, and
+    compounds as one word, such as `il6` for IL-6.
+    """
 
 
 class Analyzer:
@@ -87,10 +90,12 @@ class Analyzer:
                 found.extras.append(token)
             found.extras.extend(others)
             before, end = form, match.end()
+        found.extras.extend(self._forms(each.joined)[0] for each in find_compounds(text))
         return found
 
     def analyze_query(self, text: str) -> dict[str, float]:
-        """Return the terms to search for with their weights: words, pairs of characters, and phrases with a stop word.
+        """Return the terms to search for with their weights: words, pairs of characters, phrases with a stop word, and
+        compounds as one word.
 
         A term that is given twice counts twice. A query of stop words alone is searched for phrases, and for the words
         in capital letters.
@@ -116,7 +121,8 @@ class Analyzer:
             before, end, is_emphatic = form, match.end(), is_capital and len(token) > 1
         if not words:
             return {**dict.fromkeys(alone, 1.0), **dict.fromkeys(phrases, 1.0)}
-        return {**Counter(words), **phrases}
+        compounds = [self._forms(each.joined)[0] for each in find_compounds(text) if len(each.joined) >= MIN_JOINED]
+        return {**Counter(words + compounds), **phrases}
 
     def _find_forms(self, token: str) -> list[str]:
         """Return the stem of a word, or the word itself if it is a stop word, and the stems of its other spellings."""

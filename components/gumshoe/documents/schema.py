@@ -23,7 +23,7 @@ from gumshoe.model_validation import describe_validation_error
 
 FACTS = "index.json"
 DATABASE = "documents.sqlite"
-VERSION = 4
+VERSION = 5
 FOLDER = r"^data-[0-9a-f]{16}(-\d+)?$"
 """Pattern of the folder's name."""
 

@@ -15,7 +15,13 @@ from gumshoe.mail.message import clean, clean_line, normalize_address
 
 _MAX_LENGTH = 1 << 20  # characters of one list; the rest is ignored
 _MAX_CACHED = 300  # characters of a list, or of an address, that is kept in the cache
-_MAX_NAME_PIECES = 3  # Smith, John, PhD <john@example.com>
+_MAX_NAME_PIECES = 3  # Smith, John, Sales <john@example.com>; titles do not count
+_TITLES = frozenset(
+    re.split(
+        " ",
+        "jr sr ii iii iv phd dphil edd md dds dvm jd llb llm esq cpa cfa cfp mba mph rn bsn msn msw bsc msc pmp cissp",
+    )
+)
 
 _LOCAL = r"[^\s@<>()\[\],;:\\\"]++"
 _DOMAIN = r"(?:[^\s@<>()\[\],;:\\\"']++|\[[^\s@<>()\[\]\\\"]++\])"
@@ -51,6 +57,7 @@ _LITERAL = re.compile(r"\[[^\[\]\\]*+\]")
 _ROUTE = re.compile(rf"@{_HOST}(?:\.{_HOST})*+(?: ?, ?@{_HOST}(?:\.{_HOST})*+)*+ ?:", re.A)
 _SEPARATORS = re.compile(r"[\s<>()\",;:\[\]\\]+")
 _SCHEMES = {"mailto", "smtp"}  # as Outlook writes them in front of addresses
+_NO_DOTS = str.maketrans("", "", ". ")
 _PART_SEPARATORS = re.compile(r"[,;]")
 
 
@@ -210,7 +217,10 @@ class _ListReader:
             self._names.clear()
             self._add(_read_bracketed(before + parts))
             return
-        if may_continue and "@" not in _join(parts):
+        if may_continue and "@" not in (text := _join(parts)):
+            if self._names and text.translate(_NO_DOTS).lower() in _TITLES:
+                self._names[-1] += [_Part("comma", ",", True), *parts]
+                return
             self._names.append(parts)
             if len(self._names) >= _MAX_NAME_PIECES:
                 self._entries.append(_read_bare(self._names.pop(0)))

@@ -24,6 +24,8 @@ _BLOCK, _GROWTH = 64, 4  # messages looked at first in a search for the newest, 
 
 Phrase = tuple[tuple[int, int], ...]
 """Terms that must appear together, each with its distance from the first."""
+Keyword = tuple[Phrase, ...]
+"""Phrases of which one must appear: a keyword, and other ways to write it."""
 
 
 class MatchedMessage(NamedTuple):
@@ -49,13 +51,23 @@ class ScoredMessages(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A query of one inbox: all phrases and all filters must match."""
+    """A query of one inbox: all keywords and all filters must match."""
 
-    phrases: tuple[Phrase, ...]
+    keywords: tuple[Keyword, ...]
     filters: tuple[int, ...] = ()
     """Terms that must be present, such as that of a sender."""
     after: int | None = None
     before: int | None = None
+
+    @property
+    def phrases(self) -> list[Phrase]:
+        """The phrases of all keywords."""
+        return [phrase for keyword in self.keywords for phrase in keyword]
+
+    @property
+    def terms(self) -> set[int]:
+        """The terms of all keywords."""
+        return {term for phrase in self.phrases for term, _ in phrase}
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +220,7 @@ class InboxView:
         """Return the best or newest messages that match a query."""
         if order == "date":
             return self._find_newest(query, limit)
-        found = [_find_phrases(part, query) for part in self._parts]
+        found = [_find_keywords(part, query) for part in self._parts]
         weights = self._weigh(found)
         best: list[MatchedMessage] = []
         for part, matches in zip(self._parts, found, strict=True):
@@ -243,21 +255,21 @@ class InboxView:
             )
 
     def count_each(self, query: Query) -> list[int]:
-        """Return, for each phrase of a query, the number of messages that contain it and pass the filters.
+        """Return, for each keyword of a query, the number of messages that contain it and pass the filters.
 
         Filters are read once, so that the work stays within the limit of `check_size`.
         """
-        counts = [0] * len(query.phrases)
+        counts = [0] * len(query.keywords)
         for part in self._parts:
             is_allowed = np.zeros(len(part.postings), np.bool_)
             is_allowed[_select(part, query, ())] = True
-            for number, matches in enumerate(_find_phrases(part, query)):
+            for number, matches in enumerate(_find_keywords(part, query)):
                 counts[number] += int(is_allowed[matches.ordinals].sum())
         return counts
 
     def search_any(self, query: Query, limit: int) -> list[int]:
-        """Return the messages that contain most of a query's phrases, weighted by how rare they are."""
-        found = [_find_phrases(part, query) for part in self._parts]
+        """Return the messages that contain most of a query's keywords, weighted by how rare they are."""
+        found = [_find_keywords(part, query) for part in self._parts]
         weights = self._weigh(found)
         best: list[MatchedMessage] = []
         for part, matches in zip(self._parts, found, strict=True):
@@ -269,8 +281,8 @@ class InboxView:
         return [each.message for each in heapq.nsmallest(limit, best)]
 
     def score_all(self, query: Query) -> ScoredMessages:
-        """Return all messages that pass a query's filters, each scored for those of its phrases that it has."""
-        found = [_find_phrases(part, query) for part in self._parts]
+        """Return all messages that pass a query's filters, each scored for those of its keywords that it has."""
+        found = [_find_keywords(part, query) for part in self._parts]
         weights = self._weigh(found)
         rows: list[tuple[NDArray[Any], ...]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0))]
         for part, matches in zip(self._parts, found, strict=True):
@@ -282,7 +294,7 @@ class InboxView:
         return ScoredMessages(messages[order].astype(np.int64), times[order], scores[order])
 
     def _weigh(self, found: Sequence[Sequence[TermMatches]]) -> list[float]:
-        """Return the inverse document frequency of each phrase in this inbox, for its matches in each part."""
+        """Return the inverse document frequency of each keyword in this inbox, for its matches in each part."""
         counts = [
             sum(len(part.keep_visible(each.ordinals)) for part, each in zip(self._parts, matches, strict=True))
             for matches in zip(*found, strict=True)
@@ -320,8 +332,8 @@ class InboxView:
         return scores * (_K1 + 1)
 
 
-def _find_phrases(part: _InboxPart, query: Query) -> list[TermMatches]:
-    return [part.postings.find_phrase(phrase) for phrase in query.phrases]
+def _find_keywords(part: _InboxPart, query: Query) -> list[TermMatches]:
+    return [part.postings.find_any(keyword) for keyword in query.keywords]
 
 
 def _select(part: _InboxPart, query: Query, found: Sequence[TermMatches]) -> NDArray[np.intp]:
@@ -340,13 +352,18 @@ def _match_newest(part: _InboxPart, query: Query, limit: int) -> NDArray[np.uint
     Messages are looked at in blocks, the newest first.
     """
     period = _find_visible_period(part, query)
-    terms = {*query.filters, *(term for phrase in query.phrases for term, _ in phrase)}
-    rarest, *others = sorted((_cut(part.postings.find(term).ordinals, *period) for term in terms), key=len)
+    several = [keyword for keyword in query.keywords if len(keyword) > 1]
+    single = [keyword[0] for keyword in query.keywords if len(keyword) == 1]
+    lists = [
+        part.postings.find(term).ordinals for term in {*query.filters, *(each for one in single for each, _ in one)}
+    ]
+    lists += [part.postings.find_any(keyword).ordinals for keyword in several]
+    rarest, *others = sorted((_cut(each, *period) for each in lists), key=len)
     found: list[NDArray[np.uint16]] = [rarest[:0]]
     end, size, count = len(rarest), _BLOCK, 0
     while end > 0 and count < limit:
         block = part.keep_visible(reduce(intersect, others, rarest[max(end - size, 0) : end]))
-        for phrase in query.phrases:
+        for phrase in single:
             if len(phrase) > 1:
                 block = part.postings.find_phrase(phrase, block).ordinals
         found.append(block)

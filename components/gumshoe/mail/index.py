@@ -117,12 +117,13 @@ class MailIndex:
         """Return the messages of an inbox that contain every keyword, sorted by relevance or newest first.
 
         A keyword with spaces is a phrase. Case, accents and endings of words are ignored; everything except letters and
-        digits only separates words. Subject, body, attachments and the names of people are searched. `sender` and
-        `recipient` are whole addresses, or names, of which all words must match. `sent_after` is inclusive and
-        `sent_before` is exclusive; a day (YYYY-MM-DD) begins at midnight UTC. A message without a date is found only if
-        neither is given. `limit` is 1 to 10. With `one_per_thread`, only the first hit of each thread is returned.
-        With `visible_before`, the result is as if the inbox held only messages sent before that time: threads, counts
-        and ranking too. Messages without a date are then left out.
+        digits only separates words. A word of several parts, such as e-mail, is also found as one word, and the
+        reverse. Subject, body, attachments and the names of people are searched. `sender` and `recipient` are whole
+        addresses, or names, of which all words must match. `sent_after` is inclusive and `sent_before` is exclusive; a
+        day (YYYY-MM-DD) begins at midnight UTC. A message without a date is found only if neither is given. `limit` is
+        1 to 10. With `one_per_thread`, only the first hit of each thread is returned. With `visible_before`, the result
+        is as if the inbox held only messages sent before that time: threads, counts and ranking too. Messages without a
+        date are then left out.
 
         Raises:
             MailSearchError: if an argument is invalid; the message says what to write instead.
@@ -188,10 +189,11 @@ class MailIndex:
         owner = check_address("inbox", inbox)
         filters = self._terms.read_people(owner, sender, recipient)
         check_words((), filters)
-        terms = dict.fromkeys(self._terms.analyzer(owner).analyze_query(text).terms)
-        phrases = tuple(((term, 0),) for term in itertools.islice(terms, _MAX_QUERY_TERMS))
+        alternatives = self._terms.analyzer(owner).list_alternatives(text)
+        terms = dict.fromkeys(term for each in alternatives for term in each.terms)
+        words = tuple((((term, 0),),) for term in itertools.islice(terms, _MAX_QUERY_TERMS))
         until, weight = _to_seconds(visible_before), dense_weight if self.has_vectors else 0.0
-        checked = MeaningQuery(owner, text, Query(phrases, filters, *period), limit, weight, fusion, until)
+        checked = MeaningQuery(owner, text, Query(words, filters, *period), limit, weight, fusion, until)
         return [*self._meant(checked)] if text else []
 
     def _find_meant(self, search: MeaningQuery) -> tuple[Hit, ...]:
@@ -223,10 +225,10 @@ class MailIndex:
         words = tuple(check_keywords(keywords))
         check_choices(limit, order)
         owner = check_address("inbox", inbox)
-        phrases = self._terms.read_keywords(owner, words)
+        found = self._terms.read_keywords(owner, words)
         filters = self._terms.read_people(owner, sender, recipient)
-        check_words(phrases, filters)
-        return _Search(owner, words, Query(phrases, filters, *period), limit, order, one_per_thread, until)
+        check_words(found, filters)
+        return _Search(owner, words, Query(found, filters, *period), limit, order, one_per_thread, until)
 
     def _find_hits(self, search: _Search) -> tuple[Hit, ...]:
         with self._explain_damage():
@@ -264,8 +266,7 @@ class MailIndex:
     def _show(
         self, view: InboxView, numbers: list[int], query: Query, chunks: Mapping[int, MessageChunk] | None = None
     ) -> tuple[Hit, ...]:
-        terms = {term for phrase in query.phrases for term, _ in phrase}
-        return self._reader.read_hits(view, numbers, terms, chunks)
+        return self._reader.read_hits(view, numbers, query.terms, chunks)
 
     def read(self, inbox: str, message_id: str, *, visible_before: datetime | None = None) -> Message:
         """Return one message of an inbox, by the id of any copy that the inbox holds.

@@ -161,6 +161,16 @@ class InboxPostings:
         kept = is_within[matches.ordinals]
         return TermMatches(matches.ordinals[kept], matches.weights[kept])
 
+    def find_any(self, phrases: Sequence[Sequence[tuple[int, int]]]) -> TermMatches:
+        """Return the messages that contain any of some phrases. The one that a message contains most often counts."""
+        every = [self.find_phrase(each) for each in phrases]
+        if len(every) == 1:
+            return every[0]
+        ordinals, places = np.unique(np.concatenate([each.ordinals for each in every]), return_inverse=True)
+        weights = np.zeros(len(ordinals), np.uint8)
+        np.maximum.at(weights, places, np.concatenate([each.weights for each in every]))
+        return TermMatches(ordinals, weights)
+
     def _count_starts(self, starts: NDArray[np.uint32]) -> TermMatches:
         """Return the messages in which a phrase starts, given by ordinal and position."""
         if not len(starts):

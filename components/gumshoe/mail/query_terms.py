@@ -3,7 +3,8 @@
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
-from gumshoe.mail.inbox_view import Phrase
+from gumshoe.mail.compounds import join_compounds
+from gumshoe.mail.inbox_view import Keyword
 from gumshoe.mail.message import clean
 from gumshoe.mail.search_arguments import MAX_KEYWORD_LENGTH, MAX_WORDS, MailSearchError, check_person
 from gumshoe.mail.terms import PersonRole, address_term, name_terms
@@ -27,7 +28,7 @@ class QueryTerms:
         """Return the analyzer of an inbox."""
         return self._analyzers(inbox)
 
-    def read_keywords(self, inbox: str, keywords: Iterable[str]) -> tuple[Phrase, ...]:
+    def read_keywords(self, inbox: str, keywords: Iterable[str]) -> tuple[Keyword, ...]:
         """Return the terms of each keyword. No character of it is an operator.
 
         Raises:
@@ -56,26 +57,28 @@ class QueryTerms:
     def _read_person(self, inbox: str, role: PersonRole, person: str) -> Iterable[int]:
         if "@" in person:
             return (address_term(role, person),)
-        return name_terms(role, self.analyzer(inbox).analyze_query(person).terms)
+        # The index has both forms of O'Neil, but of ONeil, and of the address oneil@example.com, only that.
+        words = join_compounds(person, lambda each: each.has_apostrophe)
+        return name_terms(role, self.analyzer(inbox).analyze_query(words).terms)
 
 
-def _read_keyword(analyzer: MailAnalyzer, keyword: str) -> Phrase:
+def _read_keyword(analyzer: MailAnalyzer, keyword: str) -> Keyword:
     words = clean(keyword)
     if len(words) > MAX_KEYWORD_LENGTH:
         raise MailSearchError(
             "mail.keyword-too-long", f"a keyword has {len(words)} characters; use at most {MAX_KEYWORD_LENGTH}"
         )
-    phrase = analyzer.analyze_query(words)
-    if not phrase:
+    phrases = analyzer.list_alternatives(words)
+    if not phrases[0]:
         raise MailSearchError(
             "mail.keyword-without-words", f"keyword {words!r} has no letter or digit to search for; use words"
         )
-    return tuple(zip(phrase.terms, phrase.offsets, strict=True))
+    return tuple(tuple(zip(each.terms, each.offsets, strict=True)) for each in phrases)
 
 
-def check_words(phrases: Sequence[Phrase], filters: Sequence[int]) -> None:
+def check_words(keywords: Sequence[Keyword], filters: Sequence[int]) -> None:
     """Raise MailSearchError if a search has too many words."""
-    count = sum(map(len, phrases)) + len(filters)
+    count = sum(max(map(len, each)) for each in keywords) + len(filters)
     if count > MAX_WORDS:
         raise MailSearchError(
             "mail.too-many-words",

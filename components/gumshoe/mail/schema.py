@@ -30,7 +30,7 @@ INDEX_FILES = {
     MARK: "Marks the index as private, for `gumshoe erase`.",
 }
 """Description of each file of an index of mail."""
-VERSION = 5
+VERSION = 6
 
 # `message` counts the different messages of an index through all segments, from 1. A copy is a message as somebody
 # received or sent it, with its own id, date and recipients. Copies of a message may be in later segments.

@@ -31,7 +31,7 @@ class TermCollector:
     def _start_cache(self) -> None:
         self._known = TermNumbers(self._analyzer)
         self._people: dict[tuple[PersonRole, str, str], bytes] = {}
-        self._names: dict[tuple[str, str], bytes] = {}
+        self._names: dict[tuple[str, str], tuple[bytes, list[int], int]] = {}  # numbers, positions and words of each
 
     def add_text(self, subject: str, texts: Iterable[str]) -> TextTerms:
         """Add the words of a subject and of other texts, with a gap between each two, so that no phrase spans them."""
@@ -96,12 +96,14 @@ class TermCollector:
         places: list[int] = []
         count = sum(map(len, numbers)) // 4
         for named in names:
-            words = self._names.get(named)
-            if words is None:
-                words = self._names[named] = self._number(name_words(*named, self._analyzer))
-            numbers.append(words)
-            places += range(start, start + len(words) // 4)
-            start += len(words) // 4 + 1
+            found = self._names.get(named)
+            if found is None:
+                words = name_words(*named, self._analyzer)
+                found = self._number(words.terms.tolist()), words.positions.tolist(), words.tokens
+                self._names[named] = found
+            numbers.append(found[0])
+            places += [start + position for position in found[1]]
+            start += found[2] + 1
         positions = np.minimum(np.array(places, np.int64), NO_POSITION - 1).astype(np.uint16)
         return self._add(b"".join(numbers), [_no_positions(count), positions]), start
 

@@ -4,10 +4,11 @@ Nothing is cached here: in a search, a cache would tell what other inboxes look 
 """
 
 from collections.abc import Iterable
+from itertools import chain
 from typing import Literal
 
 from gumshoe.mail.thread_subjects import thread_subject
-from gumshoe.mail.words import MailAnalyzer, hash_term
+from gumshoe.mail.words import MailAnalyzer, TokenTerms, hash_term
 
 PersonRole = Literal["from", "to"]
 # Kinds of terms (see `gumshoe.mail.words`): no text can contain them, since words have other kinds.
@@ -26,15 +27,15 @@ def name_terms(role: PersonRole, words: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(hash_term(_NAME[role], str(word)) for word in words)
 
 
-def name_words(name: str, address: str, analyzer: MailAnalyzer) -> tuple[int, ...]:
+def name_words(name: str, address: str, analyzer: MailAnalyzer) -> TokenTerms:
     """Return the words of a person's name, which keywords find. Without a name, the address before the @ is used."""
-    return tuple(analyzer.analyze(name or address.partition("@")[0]).terms.tolist())
+    return analyzer.analyze(name or address.partition("@")[0])
 
 
 def person_terms(role: PersonRole, address: str, name: str, analyzer: MailAnalyzer) -> tuple[int, ...]:
     """Return the terms of a sender or a recipient: the address, and each word of the name and of the address."""
-    words = {**dict.fromkeys(name_words(name, address, analyzer)), **dict.fromkeys(name_words("", address, analyzer))}
-    names = name_terms(role, tuple(words))
+    words = (name_words(each, address, analyzer).terms.tolist() for each in (name, ""))
+    names = name_terms(role, tuple(dict.fromkeys(chain.from_iterable(words))))
     return (address_term(role, address), *names) if address else names
 
 

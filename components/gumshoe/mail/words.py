@@ -10,6 +10,8 @@ A token is a run of letters and digits, as in FTS5's `unicode61`, with these dif
 - Each character of a script without spaces between words (Chinese, Japanese, Thai, Lao, Khmer, Burmese), and of Korean,
   is a token.
 
+The first and the last token of a compound, such as `e-mail`, also have the term of the compound as one word: `email`.
+
 A term is a number: the BLAKE2b digest, of 8 bytes, read as little-endian, of a kind and a normalized text in UTF-8. The
 kinds are `w` for the stem of a word or the digits of a number, and `c` for one such character or two that follow each
 other. `hash_term` computes terms of other kinds for other purposes.
@@ -19,7 +21,7 @@ Terms depend on the Unicode version of Python (`unicodedata.unidata_version`) in
 
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -27,6 +29,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from gumshoe.mail.compounds import MIN_JOINED, Compound, find_compounds, join_compounds
 from gumshoe.mail.stems import Stemmer
 
 _MAX_CACHED = 200_000  # tokens; distinct tokens of half a million messages are many more, but most occur once
@@ -36,8 +39,12 @@ _MAX_NORMALIZED_LENGTH = 256  # Unicode normalization takes quadratic time for m
 _MAX_GROUPS = 8
 
 _SEPARATORS = {"ascii": ",.'", "any": ",.'\u2019\uff0c\u066c\u00a0\u2007\u2009\u202f"}
-# UTF-8 bytes: ASCII letters become lower case, and all that is no letter or digit a space. Others stay.
-_LOWER_OR_SPACE = bytes(code if chr(code).isalnum() or code > 127 else 32 for code in range(256)).lower()
+_JOIN = "\x01"
+"""Comes after a token that begins or ends a compound, and before each part of that."""
+# UTF-8 bytes: ASCII letters become lower case, and all that is no letter, digit or `_JOIN` a space. Others stay.
+_LOWER_OR_SPACE = bytes(
+    code if chr(code).isalnum() or code > 127 or code == ord(_JOIN) else 32 for code in range(256)
+).lower()
 # UTF-8 bytes: digits become 0, letters a, and bytes of characters that may separate digits a comma.
 _SHAPE = bytes(
     44 if code > 127 or code in b",.'" else 48 if chr(code).isdecimal() else 97 if chr(code).isalpha() else 32
@@ -290,6 +297,11 @@ class MailAnalyzer:
                 terms[position - 1 if pair else position] = int.from_bytes(digest[:8], "little")
         return QueryPhrase(tuple(terms.values()), tuple(terms))
 
+    def list_alternatives(self, keyword: str) -> list[QueryPhrase]:
+        """Return what a keyword searches for, and the same with each compound as one word."""
+        joined = join_compounds(keyword, lambda each: len(each.joined) >= MIN_JOINED)
+        return [self.analyze_query(each) for each in dict.fromkeys([keyword, joined])]
+
 
 class TermNumbers(dict[str, bytes]):
     """Number the terms of tokens from 0, so that the different terms of many texts are found without sorting them.
@@ -338,15 +350,39 @@ class TermNumbers(dict[str, bytes]):
 
 
 def _look_up(text: str, known: Mapping[str, bytes]) -> list[bytes]:
-    """Return what is known of each token of a text, with what is known of pairs of characters at the first one."""
+    """Return what is known of each token of a text.
+
+    At the first one of a pair of characters is also what is known of the pair.
+    """
+    text = text.replace(_JOIN, " ")
+    compounds = [each for each in find_compounds(text) if not _ascii_glued().search(text, each.start, each.end)]
     if text.isascii() or _OTHER_SCRIPTS.search(text) is None:
-        return list(map(known.__getitem__, _split_lowered(text)))
-    found: list[bytes] = []
+        return list(map(known.__getitem__, _split_lowered(text, compounds)))
+    marks, found = _list_marks(compounds), list[bytes]()
     for match, pair in find_pairs(text):
         if pair:
             found[-1] += known[pair]
-        found.append(known[match[0]])
+        found.append(known[match[0] + marks.get(match.start(), "")])
     return found
+
+
+def _list_marks(compounds: Iterable[Compound]) -> dict[int, str]:
+    """Return what comes after the first and the last token of each compound, by the places of these tokens."""
+    marks: dict[int, str] = {}
+    for start, end, parts, _ in compounds:
+        marks[start] = marks[end - len(parts[-1])] = _JOIN + _JOIN.join(parts)
+    return marks
+
+
+def _mark_compounds(text: str, compounds: Iterable[Compound]) -> str:
+    """Return a text with what `_list_marks` returns."""
+    pieces, end = list[str](), 0
+    for start, stop, parts, _ in compounds:
+        first, *middle, last = parts
+        mark = _JOIN + _JOIN.join(parts)
+        pieces += [text[end:start], first, mark, " ", *(f"{each} " for each in middle), last, mark]
+        end = stop
+    return "".join([*pieces, text[end:]])
 
 
 def find_pairs(text: str) -> Iterator[tuple[re.Match[str], str]]:
@@ -395,23 +431,23 @@ def _list_forms(token: str) -> list[str]:
     return list(dict.fromkeys((word, _SPELLED.sub(lambda found: found[0][0], word))))
 
 
-def _split_lowered(text: str) -> list[str]:
+def _split_lowered(text: str, compounds: Sequence[Compound]) -> list[str]:
     """Return the tokens of a text that `_OTHER_SCRIPTS` does not match, several times as fast as the pattern.
 
-    ASCII tokens are in lower case, numbers without separators.
+    ASCII tokens are in lower case, numbers without separators, and those of compounds have marks.
     """
-    data = text.encode("utf-8", "surrogatepass")
+    marked = _mark_compounds(text, compounds) if compounds else text
+    data = marked.encode("utf-8", "surrogatepass")
     shape = data.translate(_SHAPE)
     is_ascii = text.isascii()
     if _has_glued_currency(data, shape):
         if not is_ascii:
-            return split_tokens(text)
-        text = _ascii_glued().sub(r"\g<0> ", text)
-        data = text.encode()
+            return _split_marked(text, compounds)
+        data = _ascii_glued().sub(r"\g<0> ", marked).encode()
     if any(grouped in shape for grouped in _GROUPED_SHAPES[: 1 if is_ascii else None]):
         if not is_ascii:
-            return split_tokens(text)
-        data = _ascii_number().sub(_ungroup, text).encode()
+            return _split_marked(text, compounds)
+        data = _ascii_number().sub(_ungroup, data.decode()).encode()
     if not is_ascii:
         for mark in _COMMON_MARKS:
             data = data.replace(mark, b" ")
@@ -420,6 +456,13 @@ def _split_lowered(text: str) -> list[str]:
         return lowered.split()
     find = _pattern().findall
     return [token for word in lowered.split() for token in ((word,) if word.isascii() else find(word))]
+
+
+def _split_marked(text: str, compounds: Sequence[Compound]) -> list[str]:
+    if not compounds:
+        return split_tokens(text)
+    marks = _list_marks(compounds)
+    return [match[0] + marks.get(match.start(), "") for match in find_tokens(text)]
 
 
 def _has_glued_currency(data: bytes, shape: bytes) -> bool:
@@ -453,6 +496,9 @@ class _DigestCache(dict[str, bytes]):
         return digests
 
     def _digest(self, token: str) -> bytes:
+        if _JOIN in token:
+            token, *parts = token.split(_JOIN)
+            return self[token] + _digest("w", self._stem(normalize_word("".join(parts))))
         if _CHARACTER.match(token) or _SIGN.match(token):
             word = normalize_word(token)
             return _digest("c" if _CHARACTER.match(word) else "w", word) if word else b""
