@@ -15,13 +15,14 @@ import pytest
 
 from gumshoe.artifacts.storage import lock_directory
 from gumshoe.inference.vllm_server import is_vllm_installed
-from gumshoe.training.records import EvaluationRecord, end_message, read_records
+from gumshoe.training.records import end_message, read_records
 from tests.conftest import find_free_port, kill_tree, skip_missing
 from tests.inference.fake_vllm import FakeVLLM, status
 from tests.integration.trainings import (
     ForkedTrainer,
     assert_same_weights,
     command,
+    evaluations_of,
     scenarios_of_first_draws,
     spec_of,
     start,
@@ -104,8 +105,7 @@ def test_a_stopped_run_saves_a_checkpoint(uninterrupted: tuple[Path, str], train
 
 def end_message_of(out: Path, target_accuracy: float | None, patience: int | None) -> str:
     """Return the message of early stopping for a run's evaluations."""
-    evaluations = [each for each in read_records(out / "metrics.jsonl") if isinstance(each, EvaluationRecord)]
-    message = end_message(evaluations, target_accuracy, patience)
+    message = end_message(evaluations_of(out), target_accuracy, patience)
     assert message is not None
     return message
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from gumshoe.training.records import StepRecord, read_records
+from gumshoe.training.records import EvaluationRecord, StepRecord, read_records
 from gumshoe.training.run_spec import SPEC, RunSpec, load_splits, open_run_env
 from gumshoe.training.settings_sources import resolve
 
@@ -184,6 +184,21 @@ def assert_same_weights(one: Path, other: Path) -> None:
 def steps_of(out: Path) -> list[StepRecord]:
     """Return the records of a run's steps."""
     return [each for each in read_records(out / "metrics.jsonl") if isinstance(each, StepRecord)]
+
+
+def evaluations_of(out: Path) -> list[EvaluationRecord]:
+    """Return the records of a run's evaluations."""
+    return [each for each in read_records(out / "metrics.jsonl") if isinstance(each, EvaluationRecord)]
+
+
+def outcome_of(out: Path) -> list[list[object]]:
+    """Return what steps and evaluations found, which is equal for a run that was interrupted and one that was not."""
+    steps, evaluations = ("reward", "reward_std", "tokens", "groups", "endings", "scenarios"), ("accuracy", "reward")
+    return [
+        [each.step, *(getattr(each, name) for name in names)]
+        for records, names in ((steps_of(out), steps), (evaluations_of(out), evaluations))
+        for each in records
+    ]
 
 
 def scenarios_of_first_draws(out: Path) -> list[tuple[str, ...]]:
