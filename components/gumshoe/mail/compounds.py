@@ -5,11 +5,13 @@ Contractions such as "don't", and short ranges of numbers such as 10-15, are non
 """
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 MIN_JOINED = 3
 """Characters that a compound must have to be searched for as one word: the U.S. are not "us"."""
+MARK = "\x01"
+"""Comes after the first and the last part of a compound in a text with marks, and then before each of its parts."""
 _PART = "[0-9A-Za-z]"
 _HYPHENS, _APOSTROPHES = "-\u2010\u2011", "'\u2019"
 _NEIGHBOURS = "\\x00-\\x7f\u2018\u2019\u201c\u201d\u2013\u2014\u2022\u2026\u00a0"
@@ -39,6 +41,11 @@ class Compound(NamedTuple):
     def joined(self) -> str:
         """The compound as one word."""
         return "".join(self.parts)
+
+    @property
+    def mark(self) -> str:
+        """What a text with marks has after the first and the last part."""
+        return MARK + MARK.join(self.parts)
 
 
 def find_compounds(text: str) -> Iterator[Compound]:
@@ -73,3 +80,18 @@ def join_compounds(text: str, is_wanted: Callable[[Compound], bool]) -> str:
             pieces += [text[end : each.start], each.joined]
             end = each.end
     return "".join([*pieces, text[end:]]) if pieces else text
+
+
+def list_marks(compounds: Iterable[Compound]) -> dict[int, str]:
+    """Return the marks of compounds by the places of their first and last parts in the text."""
+    return {place: each.mark for each in compounds for place in (each.start, each.end - len(each.parts[-1]))}
+
+
+def mark_compounds(text: str, compounds: Iterable[Compound]) -> str:
+    """Return a text with marks, and with spaces between the parts of compounds."""
+    pieces, end = list[str](), 0
+    for each in compounds:
+        first, *middle, last = each.parts
+        pieces += [text[end : each.start], first, each.mark, " ", *(f"{part} " for part in middle), last, each.mark]
+        end = each.end
+    return "".join([*pieces, text[end:]])

@@ -29,7 +29,15 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from gumshoe.mail.compounds import MIN_JOINED, Compound, find_compounds, join_compounds
+from gumshoe.mail.compounds import (
+    MARK,
+    MIN_JOINED,
+    Compound,
+    find_compounds,
+    join_compounds,
+    list_marks,
+    mark_compounds,
+)
 from gumshoe.mail.stems import Stemmer
 
 _MAX_CACHED = 200_000  # tokens; distinct tokens of half a million messages are many more, but most occur once
@@ -39,11 +47,9 @@ _MAX_NORMALIZED_LENGTH = 256  # Unicode normalization takes quadratic time for m
 _MAX_GROUPS = 8
 
 _SEPARATORS = {"ascii": ",.'", "any": ",.'\u2019\uff0c\u066c\u00a0\u2007\u2009\u202f"}
-_JOIN = "\x01"
-"""Comes after a token that begins or ends a compound, and before each part of that."""
-# UTF-8 bytes: ASCII letters become lower case, and all that is no letter, digit or `_JOIN` a space. Others stay.
+# UTF-8 bytes: ASCII letters become lower case, and all that is no letter, digit or `MARK` a space. Others stay.
 _LOWER_OR_SPACE = bytes(
-    code if chr(code).isalnum() or code > 127 or code == ord(_JOIN) else 32 for code in range(256)
+    code if chr(code).isalnum() or code > 127 or chr(code) == MARK else 32 for code in range(256)
 ).lower()
 # UTF-8 bytes: digits become 0, letters a, and bytes of characters that may separate digits a comma.
 _SHAPE = bytes(
@@ -354,35 +360,16 @@ def _look_up(text: str, known: Mapping[str, bytes]) -> list[bytes]:
 
     At the first one of a pair of characters is also what is known of the pair.
     """
-    text = text.replace(_JOIN, " ")
+    text = text.replace(MARK, " ")
     compounds = [each for each in find_compounds(text) if not _ascii_glued().search(text, each.start, each.end)]
     if text.isascii() or _OTHER_SCRIPTS.search(text) is None:
         return list(map(known.__getitem__, _split_lowered(text, compounds)))
-    marks, found = _list_marks(compounds), list[bytes]()
+    marks, found = list_marks(compounds), list[bytes]()
     for match, pair in find_pairs(text):
         if pair:
             found[-1] += known[pair]
         found.append(known[match[0] + marks.get(match.start(), "")])
     return found
-
-
-def _list_marks(compounds: Iterable[Compound]) -> dict[int, str]:
-    """Return what comes after the first and the last token of each compound, by the places of these tokens."""
-    marks: dict[int, str] = {}
-    for start, end, parts, _ in compounds:
-        marks[start] = marks[end - len(parts[-1])] = _JOIN + _JOIN.join(parts)
-    return marks
-
-
-def _mark_compounds(text: str, compounds: Iterable[Compound]) -> str:
-    """Return a text with what `_list_marks` returns."""
-    pieces, end = list[str](), 0
-    for start, stop, parts, _ in compounds:
-        first, *middle, last = parts
-        mark = _JOIN + _JOIN.join(parts)
-        pieces += [text[end:start], first, mark, " ", *(f"{each} " for each in middle), last, mark]
-        end = stop
-    return "".join([*pieces, text[end:]])
 
 
 def find_pairs(text: str) -> Iterator[tuple[re.Match[str], str]]:
@@ -436,7 +423,7 @@ def _split_lowered(text: str, compounds: Sequence[Compound]) -> list[str]:
 
     ASCII tokens are in lower case, numbers without separators, and those of compounds have marks.
     """
-    marked = _mark_compounds(text, compounds) if compounds else text
+    marked = mark_compounds(text, compounds) if compounds else text
     data = marked.encode("utf-8", "surrogatepass")
     shape = data.translate(_SHAPE)
     is_ascii = text.isascii()
@@ -461,7 +448,7 @@ def _split_lowered(text: str, compounds: Sequence[Compound]) -> list[str]:
 def _split_marked(text: str, compounds: Sequence[Compound]) -> list[str]:
     if not compounds:
         return split_tokens(text)
-    marks = _list_marks(compounds)
+    marks = list_marks(compounds)
     return [match[0] + marks.get(match.start(), "") for match in find_tokens(text)]
 
 
@@ -496,8 +483,8 @@ class _DigestCache(dict[str, bytes]):
         return digests
 
     def _digest(self, token: str) -> bytes:
-        if _JOIN in token:
-            token, *parts = token.split(_JOIN)
+        if MARK in token:
+            token, *parts = token.split(MARK)
             return self[token] + _digest("w", self._stem(normalize_word("".join(parts))))
         if _CHARACTER.match(token) or _SIGN.match(token):
             word = normalize_word(token)
