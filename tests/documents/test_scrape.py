@@ -426,19 +426,23 @@ def endless(visit: Visit) -> None:
         visit.wfile.write(b"<p>And on it goes.</p>" * 1000)
 
 
+MINUTES = [60.0] * 59 + [120.0]
+"""Only the last one ends an hour: when the client has left, its clock must not move any more."""
+
+
 def trickling(visit: Visit) -> None:
-    """Send one byte per minute for more than an hour, then nothing."""
+    """Send one byte per minute for an hour, and another one when the time of the page is over."""
     visit.begin()
-    for _ in range(100):
-        visit.site.pass_time(60)
+    for seconds in MINUTES:
+        visit.site.pass_time(seconds)
         visit.wfile.write(b"x")
     visit.wait_for_client_to_leave()
 
 
 def trickling_head(visit: Visit) -> None:
     visit.wfile.write(b"HTTP/1.1 200 OK\r\n")
-    for number in range(100):
-        visit.site.pass_time(60)
+    for number, seconds in enumerate(MINUTES):
+        visit.site.pass_time(seconds)
         visit.wfile.write(f"X-{number}: y\r\n".encode())
     visit.wait_for_client_to_leave()
 
