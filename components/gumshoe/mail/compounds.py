@@ -1,7 +1,7 @@
 """Words of several parts that are also written as one: e-mail, O'Neil, p.m., ABC-123 and 713-853-4218.
 
 They are found only in ASCII, and not in addresses, in numbers with separators, or next to letters outside ASCII.
-Contractions such as "don't", and short ranges of numbers such as 10-15, are none.
+Contractions such as "don't", and short ranges of numbers such as 10-15, are not compounds.
 """
 
 import re
@@ -11,7 +11,7 @@ from typing import NamedTuple
 MIN_JOINED = 3
 """Characters that a compound must have to be searched for as one word: the U.S. are not "us"."""
 MARK = "\x01"
-"""Comes after the first and the last part of a compound in a text with marks, and then before each of its parts."""
+"""Control character in texts with marks: the mark of a compound follows its first part and its last part."""
 _PART = "[0-9A-Za-z]"
 _HYPHENS, _APOSTROPHES = "-\u2010\u2011", "'\u2019"
 _NEIGHBOURS = "\\x00-\\x7f\u2018\u2019\u201c\u201d\u2013\u2014\u2022\u2026\u00a0"
@@ -44,7 +44,7 @@ class Compound(NamedTuple):
 
     @property
     def mark(self) -> str:
-        """What a text with marks has after the first and the last part."""
+        """The parts, each after a `MARK`."""
         return MARK + MARK.join(self.parts)
 
 
@@ -68,8 +68,9 @@ def find_compounds(text: str) -> Iterator[Compound]:
             continue
         end = found.end()
         parts = _SEPARATOR.split(found[0])
-        if not found[0][0].isdigit() or sum(map(len, parts)) >= _MIN_DIGITS or not all(map(str.isdigit, parts)):
-            yield Compound(start, end, parts, found[0][len(parts[0])] in _APOSTROPHES)
+        compound = Compound(start, end, parts, found[0][len(parts[0])] in _APOSTROPHES)
+        if not compound.joined.isdigit() or len(compound.joined) >= _MIN_DIGITS:
+            yield compound
 
 
 def join_compounds(text: str, is_wanted: Callable[[Compound], bool]) -> str:
@@ -79,7 +80,7 @@ def join_compounds(text: str, is_wanted: Callable[[Compound], bool]) -> str:
         if is_wanted(each):
             pieces += [text[end : each.start], each.joined]
             end = each.end
-    return "".join([*pieces, text[end:]]) if pieces else text
+    return "".join([*pieces, text[end:]])
 
 
 def list_marks(compounds: Iterable[Compound]) -> dict[int, str]:
