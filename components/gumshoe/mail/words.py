@@ -128,12 +128,19 @@ def _digest(kind: str, text: str) -> bytes:
 
 def find_tokens(text: str) -> Iterator[re.Match[str]]:
     """Find the tokens of a text in order. Their numbers, from 0, are the positions of terms."""
-    return (_ascii_pattern() if text.isascii() else _pattern()).finditer(text)
+    return _choose_pattern(text).finditer(text)
 
 
 def split_tokens(text: str) -> list[str]:
     """Return the tokens of a text in order, as they stand in it."""
-    return (_ascii_pattern() if text.isascii() else _pattern()).findall(text)
+    return _choose_pattern(text).findall(text)
+
+
+def _choose_pattern(text: str) -> re.Pattern[str]:
+    """Return the pattern of the tokens of a text: with currencies, which take most of its time, if there may be any."""
+    data = text.encode("utf-8", "surrogatepass")
+    has_currencies = _has_glued_currency(data, data.translate(_SHAPE))
+    return (_ascii_pattern if text.isascii() else _pattern)(has_currencies)
 
 
 def _grouped_number(separators: str, digit: str) -> str:
@@ -157,11 +164,9 @@ def _ascii_number() -> re.Pattern[str]:
 
 
 @cache
-def _ascii_pattern() -> re.Pattern[str]:
-    return re.compile(
-        f"{_glued_currency('0-9A-Za-z')}|[A-Za-z][0-9A-Za-z]*"
-        f"|{_grouped_number(_SEPARATORS['ascii'], '[0-9]')}|[0-9][0-9A-Za-z]*"
-    )
+def _ascii_pattern(has_currencies: bool) -> re.Pattern[str]:
+    glued = f"{_glued_currency('0-9A-Za-z')}|" if has_currencies else ""
+    return re.compile(f"{glued}[A-Za-z][0-9A-Za-z]*|{_grouped_number(_SEPARATORS['ascii'], '[0-9]')}|[0-9][0-9A-Za-z]*")
 
 
 def _glued_currency(inside: str) -> str:
@@ -176,15 +181,15 @@ def _ascii_glued() -> re.Pattern[str]:
 
 
 @cache
-def _pattern() -> re.Pattern[str]:
+def _pattern(has_currencies: bool) -> re.Pattern[str]:
     """Return the pattern of tokens in any script."""
     invisible = _write_ranges(_find_codes("Mn", "Mc", "Me", "Cf")) + _FILLERS
     other = f"_{_CHARACTERS}{_FILLERS}{_FRACTIONS}{_SIGNS}"
-    glued = _glued_currency(rf"^\W{other}")
+    glued = _glued_currency(rf"^\W{other}") + "|" if has_currencies else ""
     rest = rf"[^\W{other}]*(?:[{invisible}]+[^\W{other}]*)*"
     return re.compile(
         rf"{glued}"
-        rf"|[^\W\d{other}]{rest}"
+        rf"[^\W\d{other}]{rest}"
         rf"|(?=\w)[{_CHARACTERS}](?<![{_FILLERS}])[{invisible}{_TRAILING}]*"
         rf"|{_grouped_number(_SEPARATORS['any'], chr(92) + 'd')}"
         rf"|\d{rest}"
@@ -441,7 +446,7 @@ def _split_lowered(text: str, compounds: Sequence[Compound]) -> list[str]:
     lowered = data.translate(_LOWER_OR_SPACE).decode("utf-8", "surrogatepass")
     if lowered.isascii():
         return lowered.split()
-    find = _pattern().findall
+    find = _pattern(False).findall
     return [token for word in lowered.split() for token in ((word,) if word.isascii() else find(word))]
 
 
