@@ -191,9 +191,8 @@ def evaluate(name: str, word: str, asked: Questions, options: argparse.Namespace
     is_recorded = word in ("keywords", "tiny") or not options.environment
     environment = [] if is_recorded else ["--environment", options.environment]
     price = [text for each in options.price if each.startswith(f"{name}=") for text in ("--price", each)]
-    words = ["--index", asked.index, "--scenarios", asked.scenarios, "--policy", f"{name}={word}"]
-    words += ["--judge", asked.judge]
-    gumshoe("evaluate", *words, *limits, *environment, *price, "--out", out)
+    words = ["--index", asked.index, "--scenarios", asked.scenarios, "--judge", asked.judge]
+    gumshoe("evaluate", *words, "--policy", f"{name}={word}", *limits, *environment, *price, "--out", out)
     lines = (out / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
     by_id = {each["scenario"]: each for each in map(json.loads, lines)}
     episodes = [by_id[each.id] for each in chosen]
