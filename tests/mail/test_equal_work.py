@@ -7,6 +7,7 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import product
@@ -259,6 +260,24 @@ def test_what_others_searched_for_and_read_saves_no_work(tmp_path: Path, monkeyp
             work.clear()
             action(index)
         assert dict(work) == cold[name], name
+
+
+def test_a_thread_opens_all_segments_with_the_first_message_that_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise, what others read in that thread would save the time of opening a segment."""
+    index = build(tmp_path / "mail", MINE[:2], MINE[2:4], MINE[4:])
+    index.search(BOB, ["newsletter"])  # opens the inbox, which other threads share
+    opened: list[Path] = []
+
+    def open_noted(path: Path) -> apsw.Connection:
+        opened.append(path.parent)
+        return open_read_only(path)
+
+    monkeypatch.setattr(sqlite, "open_read_only", open_noted)
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(index.read, BOB, "<1@example.com>").result().body == MINE[0]["body"]
+    assert len(set(opened)) == len(opened) == 3
 
 
 @pytest.mark.ci

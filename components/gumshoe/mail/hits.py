@@ -8,7 +8,7 @@ from gumshoe.mail.message import list_texts, to_datetime
 from gumshoe.mail.message_vectors import MessageChunk, cut_chunk
 from gumshoe.mail.postings import NO_DATE
 from gumshoe.mail.search_results import Hit
-from gumshoe.mail.segment import IndexSegments, OwnCopy
+from gumshoe.mail.segment import IndexSegments, OwnCopy, StoredText
 from gumshoe.mail.snippets import find_places, make_snippet
 from gumshoe.mail.threads import MessageHead, ThreadFinder
 from gumshoe.mail.words import MailAnalyzer
@@ -43,14 +43,21 @@ class HitReader:
             yield from self.read_copies(view, messages[start : start + _BATCH]).items()
 
     def find_threads(
-        self, view: InboxView, messages: list[int], copies: dict[int, list[OwnCopy]] | None = None
+        self,
+        view: InboxView,
+        messages: list[int],
+        copies: dict[int, list[OwnCopy]] | None = None,
+        texts: Mapping[int, StoredText] | None = None,
     ) -> dict[int, list[int]]:
-        """Return the thread of each message, oldest first. Messages that are read on the way are added to `copies`."""
+        """Return the thread of each message, oldest first.
+
+        Messages that are read on the way are added to `copies`. Those with a text in `texts` are not looked up again.
+        """
         known = ((each, self._threads.get((view.inbox, view.until, each))) for each in messages)
         found = {message: thread for message, thread in known if thread is not None}
         missing = [each for each in messages if each not in found]
         if missing:
-            read = partial(self._read_heads, view, {} if copies is None else copies)
+            read = partial(self._read_heads, view, {} if copies is None else copies, texts or {})
             new = ThreadFinder(view, read).find_all(missing)
             if len(self._threads) + len(new) > _MAX_THREADS:
                 self._threads.clear()
@@ -59,10 +66,16 @@ class HitReader:
         return {message: found[message] for message in messages}
 
     def _read_heads(
-        self, view: InboxView, copies: dict[int, list[OwnCopy]], messages: list[int]
+        self,
+        view: InboxView,
+        copies: dict[int, list[OwnCopy]],
+        texts: Mapping[int, StoredText],
+        messages: list[int],
     ) -> dict[int, MessageHead]:
         copies |= self.read_copies(view, messages)
-        heads = self._segments.read_heads(messages)
+        heads = {each: (texts[each].sender, texts[each].subject) for each in messages if each in texts}
+        if missing := [each for each in messages if each not in texts]:
+            heads |= self._segments.read_heads(missing)
         return {message: (*heads[message], copies[message]) for message in messages}
 
     def read_hits(
@@ -75,7 +88,8 @@ class HitReader:
         if not messages:
             return ()
         copies: dict[int, list[OwnCopy]] = {}
-        texts, threads = self._segments.read_texts(messages), self.find_threads(view, messages, copies)
+        texts = self._segments.read_texts(messages)
+        threads = self.find_threads(view, messages, copies, texts)
         shown = dict.fromkeys([*messages, *(each[0] for each in threads.values())])
         copies |= self.read_copies(view, [each for each in shown if each not in copies])
         dates = {each: NO_DATE if (sent := copies[each][0].sent) is None else sent for each in messages}

@@ -143,7 +143,7 @@ class InboxView:
         having: list[IndexSegment] = []  # of each part
         removed: list[int] = []
         for segment in reversed(segments.segments):
-            postings, gone = segment.open_inbox(inbox), segment.list_removed(inbox)
+            postings, gone = segment.open_inbox(inbox)
             if postings is not None:
                 alive = ~np.isin(postings.messages, removed) if removed else None
                 period = _find_period(postings.times, None, until)
@@ -154,7 +154,7 @@ class InboxView:
             removed += gone
         self._parts.reverse()
         self._having = having[::-1]
-        self._own, self._split = IndexSegments(tuple(reversed(own))), frozenset(removed)
+        self._own, self._split = IndexSegments(reversed(own)), frozenset(removed)
         self.messages = sum(each.messages for each in self._parts)
         self._average = max(sum(each.words for each in self._parts) / max(self.messages, 1), 1.0)
 

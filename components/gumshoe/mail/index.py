@@ -42,7 +42,7 @@ from gumshoe.mail.terms import bare_id, thread_terms
 
 _RESULT_CACHE_SIZE = 1_000  # search results, and messages, in memory
 _LOOKUP_CACHE_SIZE = 10_000  # ids
-_INBOX_CACHE_SIZE = 256
+_INBOX_CACHE_SIZE = 1_000
 _MAX_QUERY_TERMS = 64  # words of a query by meaning that are compared
 _GROUPED_HITS = (50, 1_000)  # that are looked at for a search with one hit per thread, first and if these do not do
 

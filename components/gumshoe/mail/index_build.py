@@ -341,7 +341,7 @@ class IndexBuild:
     def _merge(self) -> list[Path]:
         """Merge the last segments if they are small, or write all anew to compact the index. Return all segments."""
         paths = [*(self._directory / name for name in (self._old.segments if self._old else ())), *self._done]
-        segments = IndexSegments(tuple(map(IndexSegment, paths)))
+        segments = IndexSegments(map(IndexSegment, paths))
         sizes = [measure_size(each.postings.arrays["pair_words"]) for each in segments.segments]
         first = 0 if self._changes.compact else len(paths) - choose_merge(sizes)
         if first == len(paths) or not self._old:
@@ -368,7 +368,7 @@ class IndexBuild:
     def _publish(self, paths: list[Path]) -> MailBuildReport:
         """Move the segments to their place, and make the new state visible."""
         report = self._report
-        report.content = digest_content(IndexSegments(tuple(map(IndexSegment, paths))), self._options)
+        report.content = digest_content(IndexSegments(map(IndexSegment, paths)), self._options)
         old = self._earlier_facts
         sources, messages = old.get("sources", []), Counter(old.get("source_messages", {}))
         for source, guess in zip(self._owned, self._guesses, strict=True):

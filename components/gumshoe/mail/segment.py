@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import threading
 import weakref
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
+import apsw
 import orjson
 
 from gumshoe.artifacts.sqlite import ReadOnlyDatabase, explain_damage
@@ -21,6 +23,8 @@ from gumshoe.mail.postings_reader import InboxPostings, PostingsReader
 from gumshoe.mail.schema import DATABASE, POSTINGS, IndexState, read_state
 
 _INBOXES_CACHED = 10_000
+_HEAD = "SELECT sender, subject FROM messages WHERE message = ?"
+_TEXT = "SELECT sender, subject, body, attachments FROM messages WHERE message = ?"
 
 
 class StoredText(NamedTuple):
@@ -40,6 +44,15 @@ class InboxEntry(NamedTuple):
     """Numbers of the recipients that the inbox may not see."""
     shown_id: str
     """Id under which the inbox lists the message."""
+
+
+class InboxShare(NamedTuple):
+    """An inbox as one segment knows it."""
+
+    postings: InboxPostings | None
+    """Its messages in the segment. None if the segment has no message of it."""
+    removed: list[int]
+    """Messages that earlier segments hold for it, and that no longer count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,46 +130,36 @@ class IndexSegment:
         with suppress(OSError):  # some file systems have no locks
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
-    def execute(self, query: str, values: Any = None) -> Iterator[tuple[Any, ...]]:
+    def execute(self, query: str, values: Any = None) -> apsw.Cursor:
         """Run a query on this thread's connection."""
         return self._database.execute(query, values)
 
-    def open_inbox(self, address: str) -> InboxPostings | None:
-        """Return the messages of an inbox in this segment, or None if there are none."""
+    def open_inbox(self, address: str) -> InboxShare:
+        """Return what this segment says about an inbox."""
         return self._inbox(address)
 
-    def _find_inbox(self, address: str) -> InboxPostings | None:
-        number = next(self.execute("SELECT number FROM inboxes WHERE address = ?", (address,)), None)
-        return None if number is None else self.postings.open_inbox(number[0])
+    def _find_inbox(self, address: str) -> InboxShare:
+        query = (
+            "SELECT (SELECT number FROM inboxes WHERE address = ?1), "
+            "(SELECT json_group_array(message) FROM removed WHERE inbox = ?1)"
+        )
+        ((number, removed),) = self.execute(query, (address,))
+        return InboxShare(None if number is None else self.postings.open_inbox(number), orjson.loads(removed))
 
-    def list_removed(self, inbox: str) -> list[int]:
-        """Return the messages that earlier segments hold for an inbox, and that no longer count."""
-        return [message for (message,) in self.execute("SELECT message FROM removed WHERE inbox = ?", (inbox,))]
-
-    def has_message(self, message: int) -> bool:
-        """Return True if the text of a message is in this segment."""
-        return self.first <= message < self.first + self.messages
+    def prepare_lookups(self) -> None:
+        """Prepare what `read_text` and `read_head` need on this thread's connection."""
+        for query in (_TEXT, _HEAD):
+            self.execute(query, (0,)).close()
 
     def read_text(self, message: int) -> StoredText:
         """Return the text of a message of this segment."""
-        return self.read_texts([message])[message]
+        ((sender, subject, body, attachments),) = self.execute(_TEXT, (message,))
+        return StoredText(sender, subject, body, [Attachment(*each) for each in orjson.loads(attachments)])
 
-    def read_texts(self, messages: list[int]) -> dict[int, StoredText]:
-        """Return the text of some messages of this segment."""
-        rows = self.execute(
-            "SELECT message, sender, subject, body, attachments "
-            "FROM json_each(?) CROSS JOIN messages ON message = value",
-            (str(messages),),
-        )
-        return {
-            message: StoredText(sender, subject, body, [Attachment(*each) for each in orjson.loads(attachments)])
-            for message, sender, subject, body, attachments in rows
-        }
-
-    def read_heads(self, messages: list[int]) -> dict[int, tuple[str, str]]:
-        """Return sender and subject of some messages of this segment."""
-        query = "SELECT message, sender, subject FROM json_each(?) CROSS JOIN messages ON message = value"
-        return {message: (sender, subject) for message, sender, subject in self.execute(query, (str(messages),))}
+    def read_head(self, message: int) -> tuple[str, str]:
+        """Return sender and subject of a message of this segment."""
+        ((sender, subject),) = self.execute(_HEAD, (message,))
+        return sender, subject
 
     def read_own_copies(self, inbox: str, messages: list[int]) -> dict[int, list[OwnCopy]]:
         """Return the copies of some messages that are in this segment and in an inbox. Others are left out."""
@@ -208,16 +211,18 @@ def _to_hex(digests: list[bytes]) -> str:
     return orjson.dumps([each.hex() for each in digests]).decode()
 
 
-@dataclass(frozen=True, slots=True)
 class IndexSegments:
-    """The segments of an index, oldest first."""
+    """The segments of an index, oldest first. Thread-safe and fork-safe."""
 
-    segments: tuple[IndexSegment, ...]
+    def __init__(self, segments: Iterable[IndexSegment]) -> None:
+        self.segments = tuple(segments)
+        self._starts = [each.first for each in self.segments]
+        self._prepared = threading.local()
 
     @classmethod
     def open(cls, directory: Path, names: Iterable[str]) -> "IndexSegments":
         """Open the segments with some names."""
-        return cls(tuple(IndexSegment(directory / name) for name in names))
+        return cls(IndexSegment(directory / name) for name in names)
 
     @classmethod
     def open_present(cls, directory: Path) -> "tuple[IndexState, IndexSegments]":
@@ -243,38 +248,34 @@ class IndexSegments:
         """Return the text of a message."""
         return self.read_texts([message])[message]
 
+    def read_texts(self, messages: Iterable[int]) -> dict[int, StoredText]:
+        """Return the text of some messages."""
+        return {message: segment.read_text(message) for segment, message in self._locate(messages)}
+
+    def read_heads(self, messages: Iterable[int]) -> dict[int, tuple[str, str]]:
+        """Return sender and subject of some messages."""
+        return {message: segment.read_head(message) for segment, message in self._locate(messages)}
+
     def read_digest(self, message: int) -> bytes:
         """Return the digest of a message."""
         (digest,) = next(self._find(message).execute("SELECT digest FROM messages WHERE message = ?", (message,)))
         return bytes(digest)
 
-    def read_texts(self, messages: Iterable[int]) -> dict[int, StoredText]:
-        """Return the text of some messages."""
-        return {
-            number: text
-            for segment, numbers in self._group(messages)
-            for number, text in segment.read_texts(numbers).items()
-        }
+    def _locate(self, messages: Iterable[int]) -> Iterator[tuple[IndexSegment, int]]:
+        """Yield each message with the segment that has its text.
 
-    def read_heads(self, messages: Iterable[int]) -> dict[int, tuple[str, str]]:
-        """Return sender and subject of some messages."""
-        return {
-            number: head
-            for segment, numbers in self._group(messages)
-            for number, head in segment.read_heads(numbers).items()
-        }
-
-    def _group(self, messages: Iterable[int]) -> Iterator[tuple[IndexSegment, list[int]]]:
-        """Yield all segments, each with those of some messages whose text it has.
-
-        Those without any are read, too: who else has a text decides in which segment it is, and must not decide how
-        long it takes to read.
+        Who else has a text decides in which segment it is, and must not decide how long it takes to read. So each
+        message is looked up on its own, and a thread that begins prepares the lookups in all segments.
         """
-        starts = [each.first for each in self.segments]
-        groups: list[list[int]] = [[] for _ in self.segments]
-        for message in messages if self.segments else ():
-            groups[max(bisect_right(starts, message) - 1, 0)].append(message)
-        yield from zip(self.segments, groups, strict=True)
+        if getattr(self._prepared, "process", None) != os.getpid():
+            for segment in self.segments:
+                segment.prepare_lookups()
+            self._prepared.process = os.getpid()
+        for message in messages:
+            yield self._find(message), message
+
+    def _find(self, message: int) -> IndexSegment:
+        return self.segments[max(bisect_right(self._starts, message) - 1, 0)]
 
     def read_split_copies(self, inbox: str, messages: Iterable[int]) -> dict[int, list[OwnCopy]]:
         """Return the copies of some messages that an inbox holds in any of these segments, without removed ones."""
@@ -289,16 +290,13 @@ class IndexSegments:
         query = "SELECT copy FROM removed_copies WHERE message = ?"
         return {copy for (copy,) in self.collect(lambda each: each.execute(query, (message,)))}
 
-    def _find(self, message: int) -> IndexSegment:
-        return next(each for each in self.segments if each.has_message(message))
-
     def list_inboxes(self) -> set[str]:
         """Return the addresses of all inboxes that hold a message."""
         found: set[str] = set()
         removed: dict[str, set[int]] = {}  # by later segments
         for segment in reversed(self.segments):
             for (address,) in segment.execute("SELECT address FROM inboxes"):
-                postings = segment.open_inbox(address) if address in removed else None
+                postings = segment.open_inbox(address).postings if address in removed else None
                 if postings is None or not removed[address].issuperset(postings.messages.tolist()):
                     found.add(address)
             for address, message in segment.execute("SELECT inbox, message FROM removed"):

@@ -133,7 +133,7 @@ class SegmentRewriter:
             insert("INSERT INTO copies VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", self._read_copies(parts, entries))
             insert("INSERT INTO entries VALUES (?, ?, ?, ?, ?)", entries)
             if self._inboxes is None:
-                unreadable = IndexSegments(tuple(each.segment for each in parts)).list_unreadable()
+                unreadable = IndexSegments(each.segment for each in parts).list_unreadable()
                 insert("INSERT INTO unreadable VALUES (?, ?, ?)", unreadable)
                 self._copy_removals(parts, insert)
             postings = PostingsWriter()

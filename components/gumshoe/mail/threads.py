@@ -7,6 +7,7 @@ of the inbox count, so its threads do not depend on other inboxes.
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -45,6 +46,22 @@ class ThreadMember(NamedTuple):
     is_reply: bool
 
 
+@dataclass(slots=True)
+class _GrowingThread:
+    """A thread whose references are followed."""
+
+    members: dict[int, ThreadMember]
+    newest: list[ThreadMember]
+    """Members whose ids were not looked up yet."""
+    seen: set[str] = field(default_factory=set)
+    """Ids that were looked up."""
+
+    def list_new_ids(self) -> list[str]:
+        """Return the ids to look up next, as many as may still be."""
+        new = (each for member in self.newest for each in member.ids if each not in self.seen)
+        return list(itertools.islice(new, max(_MAX_IDS - len(self.seen), 0)))
+
+
 class ThreadFinder:
     """Find threads of one inbox.
 
@@ -56,14 +73,14 @@ class ThreadFinder:
         self._members: dict[int, ThreadMember] = {}
         self._having: dict[int, DatedMessages] = {}  # by term
         self._terms: dict[str, int] = {}  # of ids
+        self._by_id: dict[str, list[int]] = {}  # messages
 
     def find_all(self, messages: list[int]) -> dict[int, list[int]]:
         """Return the thread of each message: its messages, oldest first, at most `MAX_MESSAGES`.
 
         What the threads need is read together, which is faster than one by one.
         """
-        self._find_having(self._term(each) for member in self._describe(messages) for each in member.ids)
-        found = {message: self._follow_references(message) for message in messages}
+        found = self._follow_references(messages)
         alone = [members[0] for members in found.values() if len(members) == 1 and len(members[0].ids) == 1]
         terms = {each.message: subject_term(each.subject) for each in alone}
         self._find_having(term for term in terms.values() if term is not None)
@@ -100,23 +117,47 @@ class ThreadFinder:
             self._having.update(self._view.find_terms(missing))
         return [self._having[each] for each in wanted]
 
-    def _follow_references(self, message: int) -> list[ThreadMember]:
-        members = {each.message: each for each in self._describe([message])}
-        waiting = [members[message]]
-        seen: set[str] = set()
-        while waiting and len(members) < MAX_MESSAGES and len(seen) < _MAX_IDS:
-            for message_id in waiting.pop(0).ids:
-                if message_id in seen:
+    def _follow_references(self, messages: list[int]) -> dict[int, list[ThreadMember]]:
+        """Return the messages that references connect with each message, directly or through others."""
+        threads = {each.message: _GrowingThread({each.message: each}, [each]) for each in self._describe(messages)}
+        while growing := [each for each in threads.values() if each.newest]:
+            self._find_having(self._term(name) for thread in growing for name in thread.list_new_ids())
+            self._describe(message for thread in growing for message in self._list_related(thread))
+            for thread in growing:
+                self._grow(thread)
+        return {message: list(thread.members.values()) for message, thread in threads.items()}
+
+    def _list_related(self, thread: "_GrowingThread") -> list[int]:
+        """Return messages that have an id of the newest members of a thread, as many as it may still get."""
+        having = itertools.chain.from_iterable(map(self._list_having, thread.list_new_ids()))
+        new = (each for each in dict.fromkeys(having) if each not in thread.members)
+        return list(itertools.islice(new, MAX_MESSAGES - len(thread.members)))
+
+    def _grow(self, thread: "_GrowingThread") -> None:
+        """Add the messages that have an id of the newest members of a thread."""
+        newest, thread.newest = thread.newest, []
+        for member in newest:
+            if len(thread.members) >= MAX_MESSAGES or len(thread.seen) >= _MAX_IDS:
+                thread.newest = []
+                return
+            for message_id in member.ids:
+                if message_id in thread.seen:
                     continue
-                seen.add(message_id)
-                (having,) = self._find_having([self._term(message_id)])
-                numbers = having.sort()[:MAX_MESSAGES]
-                new = [each for each in numbers if each not in members][: MAX_MESSAGES - len(members)]
+                thread.seen.add(message_id)
+                new = [each for each in self._list_having(message_id) if each not in thread.members]
                 # A copy that is not visible as of the view's time has terms too.
-                found = [each for each in self._describe(new) if message_id in each.ids]
-                members.update((each.message, each) for each in found)
-                waiting += found
-        return list(members.values())
+                described = self._describe(new[: MAX_MESSAGES - len(thread.members)])
+                found = [each for each in described if message_id in each.ids]
+                thread.members.update((each.message, each) for each in found)
+                thread.newest += found
+
+    def _list_having(self, message_id: str) -> list[int]:
+        """Return the messages that have an id, or refer to it, oldest first, at most `MAX_MESSAGES`."""
+        numbers = self._by_id.get(message_id)
+        if numbers is None:
+            (having,) = self._find_having([self._term(message_id)])
+            numbers = self._by_id[message_id] = having.sort()[:MAX_MESSAGES]
+        return numbers
 
     def _list_near(self, first: ThreadMember, term: int) -> list[int]:
         """Return other messages of the subject of one, given by its term, those first that are nearest in time."""
