@@ -216,8 +216,8 @@ class IndexSegments:
 
     def __init__(self, segments: Iterable[IndexSegment]) -> None:
         self.segments = tuple(segments)
-        self._starts = [each.first for each in self.segments]
-        self._prepared = threading.local()
+        self._starts = [each.first for each in self.segments]  # number of the first message of each
+        self._prepared = threading.local()  # the process in which a thread prepared its lookups
 
     @classmethod
     def open(cls, directory: Path, names: Iterable[str]) -> "IndexSegments":

@@ -57,7 +57,7 @@ class _GrowingThread:
     """Ids that were looked up."""
 
     def list_new_ids(self) -> list[str]:
-        """Return the ids to look up next, as many as may still be."""
+        """Return the ids of the newest members that were not looked up, as many as may still be looked up."""
         new = (each for member in self.newest for each in member.ids if each not in self.seen)
         return list(itertools.islice(new, max(_MAX_IDS - len(self.seen), 0)))
 
@@ -127,13 +127,13 @@ class ThreadFinder:
                 self._grow(thread)
         return {message: list(thread.members.values()) for message, thread in threads.items()}
 
-    def _list_related(self, thread: "_GrowingThread") -> list[int]:
+    def _list_related(self, thread: _GrowingThread) -> list[int]:
         """Return messages that have an id of the newest members of a thread, as many as it may still get."""
         having = itertools.chain.from_iterable(map(self._list_having, thread.list_new_ids()))
         new = (each for each in dict.fromkeys(having) if each not in thread.members)
         return list(itertools.islice(new, MAX_MESSAGES - len(thread.members)))
 
-    def _grow(self, thread: "_GrowingThread") -> None:
+    def _grow(self, thread: _GrowingThread) -> None:
         """Add the messages that have an id of the newest members of a thread."""
         newest, thread.newest = thread.newest, []
         for member in newest:
