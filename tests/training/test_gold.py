@@ -24,6 +24,7 @@ from gumshoe.training.sft.demonstrations import to_demonstrations
 from gumshoe.training.sft.gold_answers import shorten_answer
 from gumshoe.training.sft.gold_demonstrations import GoldReport, make_gold_episodes
 from gumshoe.training.sft.gold_words import find_filters, find_keywords
+from gumshoe.training.sft.scripted_expert import parse_hits
 from gumshoe.training.training_step import run_sft
 from tests.conftest import CommandResult
 from tests.documents.collection import make_index as make_documents
@@ -192,6 +193,26 @@ def test_a_share_of_the_searches_lists_the_source_below_the_first_hit(company: P
         shares[share] = sum((each.record.best_rank or 0) > 1 for each in episodes) / len(episodes)
     assert shares[0] < shares[0.5] < shares[1]
     assert shares[1] > 2 * shares[0]
+
+
+@pytest.mark.ci
+def test_hits_are_read_in_order_to_the_source(company: Path, asked: list[Scenario]) -> None:
+    env = open_mail(company, **SMALL)
+    settings = {**NO_DETOURS, "warm_start__gold__other_reads": 1, "warm_start__gold__later_hits": 1}
+    episodes, _ = make(env, asked, **settings, warm_start__gold__reads="in-order")
+    later = 0
+    for episode, scenario in zip(episodes, asked, strict=True):
+        check_replay(env, episode, scenario)
+        assert all(turn <= episode.record.searches for turn in episode.untrained)
+        if scenario.needs_all or episode.record.searches > 1:
+            continue
+        listed = [each.source for each in parse_hits(episode.spans[2].text)]
+        read = list(dict.fromkeys(call.arguments["message_id"] for call in calls_of(episode, "read_email")))
+        assert read == listed[: episode.record.best_rank]
+        later += len(read) > 1
+    assert later > 10
+    short, _ = make_gold_episodes(env, asked, settings_of(rollouts__max_turns=3, warm_start__gold__reads="in-order"))
+    assert {each.turns for each in short} == {3}  # the source is read at once
 
 
 def test_several_episodes_of_a_scenario_have_other_keywords(company: Path, asked: list[Scenario]) -> None:

@@ -105,7 +105,13 @@ class GoldSettings(Section):
         0.2,
         ge=0,
         le=1,
-        description="share of episodes that read another hit before the source; this is not trained on",
+        description="share of episodes that read another hit before the source, with reads source; this is not trained "
+        "on",
+    )
+    reads: Literal["source", "in-order"] = Field(
+        "source",
+        description="hits that are read: source: the source at once, wherever it is listed; in-order: those from the "
+        "first hit to the source, if there are enough turns: the policy learns to read on until it has the answer",
     )
     later_hits: float = Field(
         0.0,

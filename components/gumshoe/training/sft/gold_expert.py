@@ -5,7 +5,7 @@ It plays real episodes: each call is run in the scenario's environment, which sh
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from gumshoe.environments.base import Environment, Source
 from gumshoe.environments.registry import EnvFactory
@@ -25,6 +25,8 @@ _EASY_RANK = 2  # of the source among the hits
 _MAY_ANSWER = 0.5  # share of the words of the answer in a text that may be another source
 _PAGE, _MAX_PAGES = "page", 50
 _HERMES = find_form("hermes")
+_Reads = Literal["source", "other", "in-order"]
+"""Hits that an episode reads: the sources, another one before them, or all from the first hit to the last source."""
 
 
 class NoEpisodeError(Exception):
@@ -203,13 +205,14 @@ class GoldExpert:
     def _play_plan(self, plan: _Plan, rng: Rng) -> _Recording | None:
         """Play a plan, with detours as the settings say if there are enough turns. Return None if there are not."""
         fails, reads_other = rng.chance(self._settings.failed_searches), rng.chance(self._settings.other_reads)
-        for detours in ((fails, reads_other), (False, False)):
-            episode = self._play_searches(plan, rng, *detours)
+        reads: _Reads = "other" if reads_other and self._settings.reads == "source" else self._settings.reads
+        for with_failure, how in dict.fromkeys(((fails, reads), (False, reads), (False, "source"))):
+            episode = self._play_searches(plan, rng, with_failure, how)
             if len(episode.calls) <= self._max_turns:
                 return episode
         return None
 
-    def _play_searches(self, plan: _Plan, rng: Rng, fails: bool, reads_other: bool) -> _Recording:
+    def _play_searches(self, plan: _Plan, rng: Rng, fails: bool, reads: _Reads) -> _Recording:
         """Play a plan, with the detours that are wanted and possible."""
         episode = _Recording(self._finder.new_environment())
         first = plan.first
@@ -221,12 +224,16 @@ class GoldExpert:
         for search in plan.searches:
             hits = parse_hits(episode.run(search.call, is_trained=search.is_seen))
             gold = self._finder.find_gold_hits(episode.calls)
+            wanted = gold if self._scenario.needs_all else gold[:1]
             others = _others(hits, gold)
-            if reads_other and others and not cited:
+            if reads == "other" and others and not cited:
                 episode.run(self._tools.read_call(rng.pick(others).source), is_trained=False)
-            for hit in gold if self._scenario.needs_all else gold[:1]:
-                texts += self._read(episode, hit)
-                cited.append(hit.source)
+            for hit in hits[: hits.index(wanted[-1]) + 1] if reads == "in-order" and wanted else wanted:
+                if hit in wanted:
+                    texts += self._read(episode, hit)
+                    cited.append(hit.source)
+                elif (call := self._tools.read_call(hit.source)) not in episode.calls:
+                    episode.run(call)
         answer = self._scenario.answer
         if self._settings.answers == "span":
             answer = shorten_answer(self._scenario, "\n".join(texts))
