@@ -204,6 +204,8 @@ def test_hits_are_read_in_order_to_the_source(company: Path, asked: list[Scenari
     for episode, scenario in zip(episodes, asked, strict=True):
         check_replay(env, episode, scenario)
         assert all(turn <= episode.record.searches for turn in episode.untrained)
+        reads = [str(call) for call in calls_of(episode, "read_email")]
+        assert len(set(reads)) == len(reads)
         if scenario.needs_all or episode.record.searches > 1:
             continue
         listed = [each.source for each in parse_hits(episode.spans[2].text)]
@@ -211,8 +213,17 @@ def test_hits_are_read_in_order_to_the_source(company: Path, asked: list[Scenari
         assert read == listed[: episode.record.best_rank]
         later += len(read) > 1
     assert later > 10
-    short, _ = make_gold_episodes(env, asked, settings_of(rollouts__max_turns=3, warm_start__gold__reads="in-order"))
-    assert {each.turns for each in short} == {3}  # the source is read at once
+
+
+def test_the_source_is_read_at_once_if_there_are_too_few_turns_to_read_in_order(
+    company: Path, asked: list[Scenario]
+) -> None:
+    settings = {"rollouts__max_turns": 3, "warm_start__gold__later_hits": 1, "warm_start__gold__reads": "in-order"}
+    episodes, _ = make_gold_episodes(open_mail(company, **SMALL), asked, settings_of(**settings))
+    below = [each for each in episodes if (each.record.best_rank or 0) > 1]
+    assert len(below) > 10
+    assert {each.turns for each in episodes} == {3}
+    assert not any(each.record.read_others for each in below)
 
 
 def test_several_episodes_of_a_scenario_have_other_keywords(company: Path, asked: list[Scenario]) -> None:
