@@ -142,14 +142,6 @@ def measure_indexing(directory: Path, runs: int) -> None:
     show("Indexing, messages per second", ["", "median", "best", "worst", "against the plain loop"], rows)
 
 
-class Memory(NamedTuple):
-    """Memory of processes, in MiB."""
-
-    resident: float
-    """With pages of files, which the system can take back."""
-    private: float
-
-
 def measure_memory(directory: Path, megabytes: int) -> None:
     """Measure the peak memory of `gumshoe mail index` with an mbox file, and with one of a quarter of its size."""
     files = extract_raw_mail(directory / "raw")
@@ -161,45 +153,39 @@ def measure_memory(directory: Path, megabytes: int) -> None:
         started = time.perf_counter()
         peaks = watch_memory(command)
         seconds = time.perf_counter() - started
-        shown = [f"{each.resident:,.0f} / {each.private:,.0f}" for each in peaks]
-        rows.append([f"{size} MB", f"{messages:,}", f"{seconds:.1f}", f"{messages / seconds:,.0f}", *shown])
+        rows.append([f"{size} MB", f"{messages:,}", f"{seconds:.1f}", f"{messages / seconds:,.0f}"])
+        rows[-1] += [f"{each:,.0f}" for each in peaks]
     show(
-        "Indexing an mbox file with `gumshoe mail index`: peak memory, resident / private, MiB",
-        ["size", "messages", "seconds", "per second", "main process", "other processes", "all"],
+        "Indexing an mbox file with `gumshoe mail index`: peak memory, MiB",
+        ["size", "messages", "seconds", "per second", "main process", "all processes, shared pages counted once"],
         rows,
     )
 
 
-def watch_memory(command: list[str]) -> list[Memory]:
-    """Run a command, and return the peak memory of its process, of all its child processes together, and of both."""
+def watch_memory(command: list[str]) -> tuple[float, float]:
+    """Run a command. Return the peak memory of its process, and of it and its children together, in MiB.
+
+    Memory is resident memory. Pages that several of these processes share are counted once in the sum.
+    """
     run = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     process = psutil.Process(run.pid)
-    peaks = [Memory(0, 0)] * 3
+    peak = peak_of_all = 0.0
     while run.poll() is None:
         with suppress(psutil.Error):
-            main_process = _read_memory(process)
-            others = _add([_read_memory(each) for each in process.children(recursive=True)])
-            now = (main_process, others, _add([main_process, others]))
-            peaks = [
-                Memory(max(a.resident, b.resident), max(a.private, b.private)) for a, b in zip(peaks, now, strict=True)
-            ]
-        time.sleep(0.05)
+            peak = max(peak, process.memory_info().rss / 2**20)
+            together = [_read_share(each) for each in (process, *process.children(recursive=True))]
+            peak_of_all = max(peak_of_all, sum(together))
+        time.sleep(0.2)  # reading these numbers takes time from the build
     if run.returncode:
         sys.exit(f"{' '.join(command)} failed with {run.returncode}")
-    return peaks
+    return peak, peak_of_all
 
 
-def _add(several: list[Memory]) -> Memory:
-    return Memory(sum(each.resident for each in several), sum(each.private for each in several))
-
-
-def _read_memory(process: psutil.Process) -> Memory:
-    """Return the memory of a process; none if it has ended."""
-    status: dict[str, str] = {}
-    with suppress(OSError):
-        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-        status = dict(line.split(":", 1) for line in lines)
-    return Memory(*(int(status.get(name, "0 kB").split()[0]) / 1024 for name in ("VmRSS", "RssAnon")))
+def _read_share(process: psutil.Process) -> float:
+    """Return the memory of a process in MiB, with its share of pages that others have too; 0 if it has ended."""
+    with suppress(psutil.Error):
+        return float(process.memory_full_info().pss) / 2**20
+    return 0.0
 
 
 # Searching

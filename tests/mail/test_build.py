@@ -1,9 +1,12 @@
 """Building an index: what is skipped and counted, and that the index appears only when complete."""
 
+import os
 import random
 import signal
 import subprocess
 import sys
+import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +21,9 @@ from gumshoe.mail import index_build, segment_rewriter, source_batches
 from gumshoe.mail.build import build_mail_index, extend_mail_index
 from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport
 from gumshoe.mail.index import MailIndex
-from gumshoe.mail.items import RawLine, RawRecord
+from gumshoe.mail.items import RawItem, RawLine, RawRecord
+from gumshoe.mail.message_preparer import BatchPreparer
+from gumshoe.mail.prepared_messages import PreparedMessage
 from gumshoe.mail.schema import FILE_NAME, VERSION, read_state
 from tests.errors import raises
 from tests.kills import run_program
@@ -310,6 +315,29 @@ def test_a_stopped_build_leaves_only_complete_segments_and_goes_on(tmp_path: Pat
     again, whole = build_mail_index([source], directory), build_mail_index([source], tmp_path / "whole")
     assert replace(again, seconds=0) == replace(whole, seconds=0)
     assert read_state(directory).segments == ("segment-1", "segment-2")
+
+
+class _Batch(list[RawItem]):
+    """A batch that a weak reference can refer to."""
+
+
+def test_a_build_does_not_hold_the_batches_that_were_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0}, raising=False)
+    held: list[int] = []
+    with BatchPreparer(MailBuildOptions().to_limits()) as preparer:
+        made: list[weakref.ref[_Batch]] = []
+
+        def make_batches() -> Iterator[list[RawItem]]:
+            for number in range(30):
+                batch = _Batch([RawRecord("place", record(number))])
+                made.append(weakref.ref(batch))
+                yield batch
+
+        for prepared in preparer.prepare(make_batches()):
+            assert isinstance(prepared.items[0], PreparedMessage)
+            held.append(sum(each() is not None for each in made))
+    assert len(held) == 30
+    assert held[-1] == 1
 
 
 _UNGUARDED = """

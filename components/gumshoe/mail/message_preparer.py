@@ -7,6 +7,7 @@ import gc
 import itertools
 import os
 import signal
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -148,14 +149,17 @@ class BatchPreparer:
         Raises:
             UnavailableError: if a process ended, or did nothing for ten minutes.
         """
-        first = list(itertools.islice(batches, _MIN_BATCHES))
+        first = deque(itertools.islice(batches, _MIN_BATCHES))
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        if len(first) < _MIN_BATCHES or cores == 1:
-            yield from map(self._own.prepare, itertools.chain(first, batches))
+        is_small = len(first) < _MIN_BATCHES or cores == 1
+        taken = (first.popleft() for _ in range(len(first)))  # not held until the build ends
+        every = itertools.chain(taken, batches)
+        if is_small:
+            yield from map(self._own.prepare, every)
             return
         for _ in range(cores):
             self._workers.append(_Worker(self._limits))
-        yield from _share_out([each.connection for each in self._workers], itertools.chain(first, batches))
+        yield from _share_out([each.connection for each in self._workers], every)
 
 
 def _share_out(connections: list["Connection[Any, Any]"], batches: Iterator[list[RawItem]]) -> Iterator[PreparedBatch]:
@@ -212,6 +216,7 @@ class _Worker:
 
     def __init__(self, limits: MessageLimits) -> None:
         context = get_context("forkserver")  # a fork would copy threads and locks of this process
+        context.set_forkserver_preload([__name__])  # imported once, in memory that processes share
         self.connection, other = context.Pipe()
         self.process = context.Process(target=_prepare_batches, args=(other, limits))
         self.process.start()

@@ -43,8 +43,8 @@ NO_POSITION = 0xFFFF
 MAX_POSITION = NO_POSITION - 1_000
 """Words from this position on are found, but not as parts of phrases. Names of people come after it."""
 POSITION_BITS = 16
-_CHUNK = 1_000_000  # occurrences sorted at once, each 8 bytes, unless one inbox has more
-_BLOCK = 125_000  # occurrences looked at together, which takes about 100 bytes each
+_CHUNK = 500_000  # occurrences sorted at once, each 8 bytes, unless one inbox has more
+_BLOCK = 60_000  # occurrences looked at together, which takes about 100 bytes each
 _MAX_COUNT = 255
 _COPIED = 1 << 20  # bytes copied at once
 SUBJECT_WEIGHT = 2  # a word in the subject counts as much as two in the body

@@ -24,7 +24,7 @@ from gumshoe.mail.segment import InboxEntry, IndexSegments, StoredCopy
 from gumshoe.mail.term_collector import TermCollector
 from gumshoe.mail.words import MailAnalyzer
 
-_CACHE_KIB = 20_000
+_CACHE_KIB = 4_000
 _FULL_MESSAGES = 1 << 15  # half of what the 16 bits of an ordinal hold, because a batch may exceed it
 _FULL_COPIES = 1 << 17  # their digests and ids are kept in memory
 _FULL_OCCURRENCES = 6_000_000  # words, counted for each inbox: they are sorted in memory

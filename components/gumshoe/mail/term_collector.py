@@ -10,7 +10,7 @@ from gumshoe.mail.prepared_messages import BatchTerms, EnvelopeTerms, TermRange,
 from gumshoe.mail.terms import PersonRole, name_words, person_terms, subject_term, thread_terms
 from gumshoe.mail.words import MailAnalyzer, TermNumbers
 
-_MAX_CACHED = 200_000  # different terms
+_MAX_CACHED = 60_000  # different terms
 _POSITIONS = np.minimum(np.arange(1 << 17), MAX_POSITION).astype(np.uint16)
 _NAMES_START = MAX_POSITION + 1
 
