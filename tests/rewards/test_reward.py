@@ -6,12 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import yaml
 
 from gumshoe.environments.base import Ending, EpisodeState, Event
 from gumshoe.rewards.reward import RewardSettings, load_reward
 from gumshoe.rollouts.call_forms import UnusableCallError, find_form
 from gumshoe.rollouts.chat_format.reasoning import THINK
 from gumshoe.rollouts.trajectory import Span, Trajectory
+from gumshoe.training.settings_sources import CONFIGS
 from tests.errors import raises
 from tests.inference.fake_vllm import FakeVLLM, letter_counts
 from tests.rollouts.conversations import call
@@ -89,6 +91,23 @@ def test_every_value_of_the_rubric_is_a_setting() -> None:
     numbers = {"correct": 2, "correct_source": 0, "few_sources": 0, "few_turns": 0}
     assert scores("rubric", done, **numbers) == [2]
     assert scores("rubric", replace(done, ending="no call"), no_call=-5, found=0, read=0, source=0) == [-4.9]
+
+
+@pytest.mark.parametrize("preset", ["smollm2-cpu", "smollm2-gpu"])
+def test_the_presets_of_a_small_model_reward_each_step_towards_an_answer(preset: str) -> None:
+    settings = yaml.safe_load((CONFIGS / f"{preset}.yaml").read_text(encoding="utf-8"))
+    (arguments,) = (each["arguments"] for each in settings["rewards"]["functions"])
+    steps = [
+        replace(episode("a", **RIGHT), ending="truncated"),
+        replace(episode("a"), ending="max turns"),
+        episode("a", answer="Something else.", found=SOURCE),
+        replace(episode("a", found=SOURCE, read=SOURCE), ending="max turns"),
+        episode("a", answer="Something else.", sources=SOURCE, **RIGHT),
+        episode("a", answer=ANSWER, found=SOURCE),
+        episode("a", answer=ANSWER, sources=SOURCE, **RIGHT),
+    ]
+    found = scores("rubric", *steps, **arguments)
+    assert found == sorted(set(found))
 
 
 def test_if_all_sources_are_needed_one_is_not_enough() -> None:
