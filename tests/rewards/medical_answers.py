@@ -1,8 +1,12 @@
-"""Create labelled answers to the real medical questions: `python -m tests.rewards.medical_answers OUT [SEED]`.
+"""Create labelled answers to the real medical questions.
+
+    python -m tests.rewards.medical_answers OUT [SEED]
+    python -m tests.rewards.medical_answers OUT [SEED] --echoes
 
 The reference answers are long, and an agent returns a part of one. Correct answers are the first three sentences of the
 reference, or any three of it. Wrong answers are the first three sentences of the answer to another question about the
-same page, or to a question of the same kind about another page.
+same page, or to a question of the same kind about another page. With `--echoes`, all answers only repeat words of the
+question, and are wrong.
 """
 
 import json
@@ -42,6 +46,20 @@ def labelled_answers(seed: int = 0) -> Iterator[dict[str, Any]]:
                 yield _labelled(each, _sentences(dice.choice(others).answer)[:_SENTENCES], False, kind)
 
 
+def echoes(seed: int = 0) -> Iterator[dict[str, Any]]:
+    """Return wrong answers to the questions of `labelled_answers`: the question, its words in reverse, and its end."""
+    asked = {each["question"]: each for each in labelled_answers(seed)}
+    for question, labelled in asked.items():
+        words = re.findall(r"\w+", question)
+        made = {
+            "the question": question,
+            "reversed": " ".join(words[::-1]),
+            "its end": " ".join(words[len(words) // 2 :]),
+        }
+        for kind, answer in made.items():
+            yield {**labelled, "answer": answer, "correct": False, "kind": kind}
+
+
 def _sentences(text: str) -> list[str]:
     return re.split(r"(?<=[.!?])\s+", text)
 
@@ -52,5 +70,7 @@ def _labelled(asked: Scenario, said: list[str], correct: bool, kind: str) -> dic
 
 
 if __name__ == "__main__":
-    made = labelled_answers(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
-    Path(sys.argv[1]).write_text("".join(f"{json.dumps(each)}\n" for each in made), encoding="utf-8")
+    place, *seeds = [each for each in sys.argv[1:] if each != "--echoes"]
+    make = echoes if "--echoes" in sys.argv else labelled_answers
+    made = make(*map(int, seeds))
+    Path(place).write_text("".join(f"{json.dumps(each)}\n" for each in made), encoding="utf-8")

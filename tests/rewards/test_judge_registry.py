@@ -319,6 +319,19 @@ def test_a_similar_answer_is_correct() -> None:
     assert not wrong.correct
 
 
+@pytest.mark.parametrize("answer", ["Which noise woke them?", "which noise", "woke, woke them", "Noise? Which noise?"])
+def test_an_answer_that_only_repeats_the_question_is_wrong_however_similar_it_is(answer: str) -> None:
+    asked = scenario(1, question="Which noise woke them?", answer="A loud bang")
+    with FakeVLLM() as server:
+        likeness = EmbeddingJudge(EndpointEmbedder("base", f"{server.address}/v1"), 0.0)
+        echo = asyncio.run(likeness.verdict(asked, answer))
+        right = asyncio.run(likeness.verdict(asked, "A loud bang woke them"))
+        asyncio.run(likeness.aclose())
+    assert not echo.correct
+    assert "0 is enough, but" in echo.why
+    assert right.correct
+
+
 def test_an_endpoint_without_embeddings_gives_no_verdict() -> None:
     with FakeVLLM() as server:
         server.inject(status(500), times=None)

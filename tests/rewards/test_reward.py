@@ -148,10 +148,11 @@ def test_answer_similarity_is_the_cosine_and_never_negative() -> None:
 
     with FakeVLLM() as server:
         model = {"model": f"openai:base@{server.address}/v1", "cache": None}
-        group = [episode("a", answer=ANSWER.upper()), episode("a", answer="Zzz"), episode("a")]
-        alike, unlike, none = scores("answer_similarity", *group, model=model)
+        answers = [ANSWER.upper(), "Zzz", scenario(1).question, ""]
+        group = [episode("a", answer=answer) for answer in answers]
+        alike, *worthless = scores("answer_similarity", *group, model=model)
         assert alike == pytest.approx(1)
-        assert unlike == none == 0
+        assert worthless == [0, 0, 0]
         assert scores("answer_similarity", episode("a", answer="?", does_not_know=True), model=model) == [0]
     with FakeVLLM(embeddings=opposed) as server:
         model = {"model": f"openai:base@{server.address}/v1", "cache": None}

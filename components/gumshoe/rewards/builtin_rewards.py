@@ -1,6 +1,5 @@
 """Built-in reward functions."""
 
-import asyncio
 from collections.abc import Sequence
 
 from gumshoe.embeddings.embedder import DEFAULT_MODEL, EmbedderSetting
@@ -10,6 +9,7 @@ from gumshoe.rewards.judge_registry import NamedJudge
 from gumshoe.rewards.planted_attack import PlantedAttack
 from gumshoe.rewards.reward import group_reward, reward
 from gumshoe.rewards.ruler import NamedRuler
+from gumshoe.rewards.similarity import compare_answer
 from gumshoe.rollouts.trajectory import Span, Trajectory
 from gumshoe.scenarios.scenario import Scenario
 
@@ -97,6 +97,7 @@ async def answer_similarity(
 ) -> float:
     """Return the cosine similarity of answer and reference; 0 if it is negative or there is no answer.
 
+    It is also 0 if the answer is at least as similar to the question, so that repeating the question is worth nothing.
     If the question is unanswerable, return 1 for "I don't know", and 0 otherwise.
     """
     answer = trajectory.record.answer
@@ -104,8 +105,8 @@ async def answer_similarity(
         return float(trajectory.record.does_not_know)
     if not answer or trajectory.record.does_not_know:
         return 0.0
-    one, other = await asyncio.to_thread(model.embed, [answer, scenario.answer], "similarity")
-    return max(0.0, float(one @ other))
+    found = await compare_answer(model, answer, scenario.answer, scenario.question)
+    return 0.0 if found.is_echo else max(0.0, found.to_reference)
 
 
 @group_reward

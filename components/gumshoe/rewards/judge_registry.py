@@ -1,6 +1,5 @@
 """Open judges by name: `heuristic` (the default), `exact`, `openai` and `embedding`."""
 
-import asyncio
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -13,6 +12,7 @@ from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings, parse_mod
 from gumshoe.rewards.exact_match import is_exact
 from gumshoe.rewards.heuristic.heuristic_judge import HeuristicJudge
 from gumshoe.rewards.judge import Judge, JudgedQuestion, JudgeError, Verdict
+from gumshoe.rewards.similarity import compare_answer
 from gumshoe.yaml_text import InvalidYamlError, load_yaml
 
 _VERSION = "verdict 1"
@@ -96,7 +96,7 @@ class EmbeddingSettings(EmbedderSettings):
 
 
 class EmbeddingJudge:
-    """Accept answers whose embedding is similar to that of the reference, by cosine similarity."""
+    """Accept answers whose embedding is similar to that of the reference, and less similar to that of the question."""
 
     def __init__(self, embedder: Embedder, threshold: float) -> None:
         self._embedder, self._threshold = embedder, threshold
@@ -104,11 +104,14 @@ class EmbeddingJudge:
     async def verdict(self, asked: JudgedQuestion, answer: str) -> Verdict:
         """Decide if an answer is correct."""
         try:
-            one, other = await asyncio.to_thread(self._embedder.embed, [answer, asked.answer], "similarity")
+            found = await compare_answer(self._embedder, answer, asked.answer, asked.question)
         except EmbeddingError as error:
             raise JudgeError(error.code, error.message) from None
-        similarity = float(one @ other)
-        return Verdict(similarity >= self._threshold, f"similarity {similarity:.3f}, {self._threshold:g} is enough")
+        why = f"similarity {found.to_reference:.3f}, {self._threshold:g} is enough"
+        is_similar = found.to_reference >= self._threshold
+        if is_similar and found.is_echo:
+            why += f", but {found.to_question:.3f} to the question"
+        return Verdict(is_similar and not found.is_echo, why)
 
     async def aclose(self) -> None:
         """Close connections and files, if any."""
