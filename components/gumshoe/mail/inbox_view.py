@@ -233,6 +233,8 @@ class InboxView:
             if len(best) == limit and part.newest < -best[-1].age:
                 break
             ordinals = _match_newest(part, query, limit)
+            if not len(ordinals):
+                continue
             times, numbers = part.postings.times[ordinals].tolist(), part.postings.messages[ordinals].tolist()
             best += [MatchedMessage(0.0, -time, number) for time, number in zip(times, numbers, strict=True)]
             best = heapq.nsmallest(limit, best)
@@ -310,6 +312,8 @@ class InboxView:
         limit: int,
     ) -> list[MatchedMessage]:
         """Return the best of some messages."""
+        if not len(ordinals):
+            return []
         postings = part.postings
         scores = self._score(postings, ordinals, found, weights)
         if len(ordinals) > limit:
@@ -336,14 +340,16 @@ def _find_keywords(part: _InboxPart, query: Query) -> list[TermMatches]:
     return [part.postings.find_any(keyword) for keyword in query.keywords]
 
 
-def _select(part: _InboxPart, query: Query, found: Sequence[TermMatches]) -> NDArray[np.intp]:
+def _select(part: _InboxPart, query: Query, found: Sequence[TermMatches]) -> NDArray[Any]:
     """Return the ordinals, ascending, that have all filters of a query and are in all matches `found`."""
     period = _find_visible_period(part, query)
     lists = [*(part.postings.find(each).ordinals for each in query.filters), *(each.ordinals for each in found)]
     if not lists:
         return part.keep_visible(np.arange(*period))
-    selected = reduce(intersect, (_cut(each, *period) for each in sorted(lists, key=len)))
-    return part.keep_visible(selected)
+    rarest, *others = sorted(lists, key=len)
+    if not len(rarest):
+        return rarest
+    return part.keep_visible(reduce(intersect, (_cut(each, *period) for each in others), _cut(rarest, *period)))
 
 
 def _match_newest(part: _InboxPart, query: Query, limit: int) -> NDArray[np.uint16]:
@@ -358,6 +364,8 @@ def _match_newest(part: _InboxPart, query: Query, limit: int) -> NDArray[np.uint
         part.postings.find(term).ordinals for term in {*query.filters, *(each for one in single for each, _ in one)}
     ]
     lists += [part.postings.find_any(keyword).ordinals for keyword in several]
+    if not all(map(len, lists)):
+        return np.zeros(0, np.uint16)
     rarest, *others = sorted((_cut(each, *period) for each in lists), key=len)
     found: list[NDArray[np.uint16]] = [rarest[:0]]
     end, size, count = len(rarest), _BLOCK, 0

@@ -23,6 +23,8 @@ from gumshoe.mail.postings import (
 
 FEW = 8
 """Numbers among which one is looked up faster than all are read."""
+_MAX_PLACES = 5  # that an inbox keeps in each segment, since there may be many
+_UNKNOWN = -1
 
 
 class TermMatches(NamedTuple):
@@ -91,6 +93,7 @@ class InboxPostings:
         self._first, last = arrays["term_starts"][number : number + 2].tolist()
         self._terms: NDArray[np.uint64] = arrays["terms"][self._first : last]
         self._arrays = arrays
+        self._places: dict[int, int | None] = {}  # of the last terms; a query looks up each of its terms several times
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -147,12 +150,16 @@ class InboxPostings:
             return self.find(phrase[0][0])
         rarest, *others = sorted(phrase, key=lambda each: len(self.find(each[0]).ordinals))
         candidates = self.find(rarest[0]).ordinals if within is None else within
+        if not len(candidates):
+            return _NO_MATCHES
         first = min(offset for _, offset in phrase)
         starts = self._find_starts(rarest[0], rarest[1] - first, candidates)
         for term, offset in others:
             if len(starts) * FEW < len(candidates):
                 candidates = intersect(candidates, np.unique(starts >> POSITION_BITS).astype(np.uint16))
             starts = intersect(starts, self._find_starts(term, offset - first, candidates))
+            if not len(starts):
+                return _NO_MATCHES
         matches = self._count_starts(starts)
         if within is None:
             return matches
@@ -163,9 +170,9 @@ class InboxPostings:
 
     def find_any(self, phrases: Sequence[Sequence[tuple[int, int]]]) -> TermMatches:
         """Return the messages that contain any of some phrases. The one that a message contains most often counts."""
-        every = [self.find_phrase(each) for each in phrases]
-        if len(every) == 1:
-            return every[0]
+        every = [each for each in map(self.find_phrase, phrases) if len(each.ordinals)]
+        if len(every) < 2:
+            return every[0] if every else _NO_MATCHES
         ordinals, places = np.unique(np.concatenate([each.ordinals for each in every]), return_inverse=True)
         weights = np.zeros(len(ordinals), np.uint8)
         np.maximum.at(weights, places, np.concatenate([each.weights for each in every]))
@@ -183,9 +190,15 @@ class InboxPostings:
         return TermMatches(ordinals[firsts], np.minimum(weights, 255).astype(np.uint8))
 
     def _find_term(self, term: int) -> int | None:
-        place = int(np.searchsorted(self._terms, np.uint64(term)))
-        found = place < len(self._terms) and int(self._terms[place]) == term
-        return self._first + place if found else None
+        known = self._places.get(term, _UNKNOWN)
+        if known != _UNKNOWN:
+            return known
+        place = int(self._terms.searchsorted(np.uint64(term)))
+        found = self._first + place if place < len(self._terms) and int(self._terms[place]) == term else None
+        if len(self._places) >= _MAX_PLACES:
+            self._places.clear()
+        self._places[term] = found
+        return found
 
     def _find_starts(self, term: int, offset: int, ordinals: NDArray[np.uint16]) -> NDArray[np.uint32]:
         """Return where a phrase can start in some messages, given by ordinals, by a term `offset` words from its start.
