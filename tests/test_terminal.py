@@ -5,9 +5,20 @@ from typing import Annotated
 
 import pytest
 import typer
+from rich.table import Table
 from typer.testing import CliRunner
 
-from gumshoe.terminal import PRINT_INTERVAL, ProgressLines, hide_progress, print_next, progress, repeat_command
+from gumshoe.terminal import (
+    PRINT_INTERVAL,
+    ProgressLines,
+    err,
+    hide_progress,
+    out,
+    print_next,
+    printable,
+    progress,
+    repeat_command,
+)
 
 
 class Clock:
@@ -84,3 +95,15 @@ def test_a_command_is_repeated_with_changed_parameters() -> None:
     words = ["index", "--policy", "a=x", "--limit", "3", "--policy", "b", "-o", "x", "--quiet"]
     CliRunner().invoke(app, words, prog_name="measure")
     assert repeated == ["measure", "--policy", "a=x", "--policy", "b", "--out", "there", "--quiet", "index"]
+
+
+@pytest.mark.parametrize("text", ["maildir:M: is read", ":smile: [red]", "a:+1:b", "[bold]:warning:[/]"])
+def test_text_is_printed_as_it_is(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for console in (out, err):
+        console.print(printable(text))
+        console.print(text, markup=False)
+        table = Table("name")
+        table.add_row(printable(text))
+        console.print(table)
+    for printed in capsys.readouterr():
+        assert printed.count(text) == 3

@@ -41,8 +41,9 @@ class _MessageConsole(Console):
         super().print(*(redact(each) if isinstance(each, str) else each for each in objects), **options)
 
 
-out = Console(highlight=False)
-err = _MessageConsole(stderr=True, highlight=False)
+# Names such as `maildir:M:` contain no emoji.
+out = Console(highlight=False, emoji=False)
+err = _MessageConsole(stderr=True, highlight=False, emoji=False)
 PRINT_INTERVAL = 10.0
 """Minimum number of seconds between two lines of progress."""
 _is_quiet = ContextVar("is_quiet", default=False)
@@ -255,7 +256,7 @@ def progress(
     if in_bytes:
         measure = (DownloadColumn(), TransferSpeedColumn())
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         *measure,
         TextColumn("{task.fields[note]}", markup=False),
