@@ -158,6 +158,15 @@ def test_lines_of_a_body_that_look_like_separators_are_kept(body: bytes, end: by
     assert problems in ([], ["unclear separators"])
 
 
+@pytest.mark.parametrize(
+    "last", [b"From the hill we saw it.", b"From here", b"From", b"From noon at x", b"From a\nFrom b"]
+)
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"], ids=["LF", "CRLF"])
+def test_the_last_lines_of_a_body_are_kept_if_the_separator_follows_at_once(last: bytes, end: bytes) -> None:
+    bodies = [mail(number, b"Text.\n" + last + b"\n").replace(b"\n", end) for number in range(1, 4)]
+    assert split(b"".join(DATED + end + each for each in bodies)) == (bodies, [])
+
+
 def test_patches_that_git_wrote_are_separated() -> None:
     separator = b"From 1a2b3c4d5e6f7a8b9c0d1a2b3c4d5e6f7a8b9c0d Mon Sep 17 00:00:00 2001\n"
     message = b"From: Bob <bob@example.com>\nDate: Tue, 5 Mar 2024 09:30:00 +0100\nSubject: x\n\n---\n-- \n2.39\n\n"

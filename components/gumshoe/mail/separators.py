@@ -71,11 +71,12 @@ class Separators:
         is_broken = bool(data[after : after + 1].strip()) and not _HEADER.match(data, after)
         shape = "text" if is_broken else _shape(line)
         names = _header_names(data, after, shape in {"address", "word", "text"})
+        is_above_another = not _has_date(line) and _include_date(bytes(data[end:after]))
         if not names:
             after = end
         if self._is_patch_series is None:  # the first line of the file
             self._is_patch_series = bool(_PATCH.match(line))
-        elif not self._separates(data, start, line, shape, after, names):
+        elif is_above_another or not self._separates(data, start, line, shape, after, names):
             return -1
         self._has_headers = bool(names & _KNOWN)
         return after
@@ -126,6 +127,15 @@ def _shape(line: bytes) -> Shape:
     if sender and b" " not in sender:
         return "word and date" if has_date else "word"
     return "text and date" if has_date else "text"
+
+
+def _has_date(line: bytes) -> bool:
+    return _shape(line).endswith("and date")
+
+
+def _include_date(lines: bytes) -> bool:
+    """Return True if one of some lines that start with `From ` has a date: it separates, and not one above it."""
+    return any(each.startswith(b"From ") and _has_date(each[4:].strip()) for each in lines.splitlines())
 
 
 def _line_end(data: bytearray, start: int) -> int:
