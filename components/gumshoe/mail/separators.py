@@ -15,6 +15,7 @@ _TAIL = 2000  # bytes above a line that are looked at
 
 Shape = Literal["address and date", "word and date", "text and date", "address", "word", "text"]
 """What follows `From `: an address, another word or other text, and perhaps a date. Nothing counts as an address."""
+_DATED: set[Shape] = {"address and date", "word and date", "text and date"}
 
 _MONTH = rb"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)[a-z]{0,6}\.?"
 _ISO = rb"\d{4}[-/]\d\d?[-/]\d\d?(?:[T ]{1,2}[\d:.]{3,16})?(?: ?(?:Z|UTC|GMT|[+-]\d\d:?\d\d))?"
@@ -69,9 +70,10 @@ class Separators:
             return -1
         after = _skip_envelope_lines(data, end)
         is_broken = bool(data[after : after + 1].strip()) and not _HEADER.match(data, after)
-        shape = "text" if is_broken else _shape(line)
+        own_shape = _shape(line)
+        shape = "text" if is_broken else own_shape
         names = _header_names(data, after, shape in {"address", "word", "text"})
-        is_above_another = not _has_date(line) and _include_date(bytes(data[end:after]))
+        is_above_another = own_shape not in _DATED and _include_dated(bytes(data[end:after]))
         if not names:
             after = end
         if self._is_patch_series is None:  # the first line of the file
@@ -129,13 +131,10 @@ def _shape(line: bytes) -> Shape:
     return "text and date" if has_date else "text"
 
 
-def _has_date(line: bytes) -> bool:
-    return _shape(line).endswith("and date")
-
-
-def _include_date(lines: bytes) -> bool:
+def _include_dated(lines: bytes) -> bool:
     """Return True if one of some lines that start with `From ` has a date: it separates, and not one above it."""
-    return any(each.startswith(b"From ") and _has_date(each[4:].strip()) for each in lines.splitlines())
+    after = [each[4:].strip() for each in lines.splitlines() if each.startswith(b"From ")]
+    return any(_shape(each) in _DATED and not _PATCH.match(each) for each in after)
 
 
 def _line_end(data: bytearray, start: int) -> int:
