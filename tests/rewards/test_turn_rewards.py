@@ -47,6 +47,39 @@ def test_i_dont_know_is_right_if_the_question_is_unanswerable() -> None:
     assert asyncio.run(turn_rewards(guesses, about, VALUES, ExactJudge())) == [-0.5]
 
 
+@pytest.mark.parametrize(
+    ("gold", "needs_all", "right", "given", "worth"),
+    [
+        (1, False, 1, 1, 6),
+        (1, False, 1, 4, 1.5),
+        (2, False, 1, 1, 6),
+        (2, True, 1, 1, 0),
+        (2, True, 2, 2, 6),
+        (2, True, 2, 3, 4),
+        (1, False, 0, 2, 0),
+        (1, False, 0, 0, 0),
+    ],
+)
+def test_sources_of_an_answer_are_worth_their_share_of_all_that_it_names(
+    gold: int, needs_all: bool, right: int, given: int, worth: float
+) -> None:
+    about = scenario(1, message_ids=[f"<{number}@example.com>" for number in range(gold)], needs_all=needs_all)
+    sources = [*about.sources[:right], *(f"<other-{number}@example.com>" for number in range(given - right))]
+    values = TurnRewardValues(source=6, right=10, wrong=20)
+    for answer, value in ((ANSWER, 10), ("Something else.", 20)):
+        done = episode("a", answer=answer, sources=sources, right_sources=[*about.sources[:right]])
+        assert asyncio.run(turn_rewards(done, about, values, ExactJudge())) == [value + worth]
+
+
+@pytest.mark.parametrize("ending", ["answer", "max turns", "context full"])
+def test_an_episode_without_an_answer_has_a_value_of_its_own(ending: Ending) -> None:
+    unsure: dict[str, Any] = {"answer": "I don't know", "does_not_know": True, "right_sources": ["x"], "sources": ["x"]}
+    values = TurnRewardValues(no_answer=-3, source=6)
+    for said, expected in ((("a", "b"), [0, -3]), ((), [])):
+        done = replace(episode(*said, **(unsure if ending == "answer" else {})), ending=ending)
+        assert asyncio.run(turn_rewards(done, scenario(1), values, ExactJudge())) == expected
+
+
 @pytest.mark.parametrize("ending", get_args(Unusable))
 def test_an_unusable_call_is_penalized(ending: Ending) -> None:
     assert rewards("a", "b", ending=ending, deeds=[["searched"]]) == [4, -1]

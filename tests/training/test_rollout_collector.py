@@ -203,6 +203,16 @@ def test_turn_level_algorithms_give_a_return_per_turn(collect: Collect) -> None:
         assert [len(each) for each in group.turn_returns] == [each.turns for each in group.trajectories]
 
 
+def test_values_of_turns_are_settings_of_the_algorithm(collect: Collect) -> None:
+    algorithm = TurnLevel(TurnLevelSettings(values={"right": 5, "wrong": -3}))
+    found = collect(
+        ScriptedAnswers(), rubric=Rubric([Reward("says_yes", says_yes)], by_turn=(open_judge("exact"), algorithm))
+    )
+    for group in found.groups:
+        returns = [turn for (turn,) in group.turn_returns]
+        assert max(returns) - min(returns) == pytest.approx(8)
+
+
 def test_flatness_depends_on_returns_for_turn_level_algorithms(collect: Collect) -> None:
     """All episodes of a group have the same reward, but not all of its turns have the same return."""
     nothing = [Reward("nothing", reward(lambda *_: 0.0))]

@@ -111,7 +111,7 @@ class Prediction(BaseModel):
         reward: float,
     ) -> "Prediction":
         """Create the record of an episode. `verdicts` are (judge name, verdict), the deciding judge first."""
-        record, enough = trajectory.record, len(scenario.sources) if scenario.needs_all else 1
+        record, enough = trajectory.record, scenario.needed_sources
         invalid_reads = sum("invalid id" in events for events in record.deeds)
         usage = trajectory.usage
         return cls(

@@ -46,8 +46,8 @@ async def rubric(
     a usable call that was answered adds `mistake` to any of these. If the question is unanswerable, "I don't know" is
     the correct answer, giving no source is the correct source, and every other answer scores `wrong`.
     """
-    record = trajectory.record
-    right_source = _has_enough_sources(record.right_sources, scenario)
+    record, enough = trajectory.record, scenario.needed_sources
+    right_source = len(record.right_sources) >= enough
     unusable: dict[Ending, float] = {
         "truncated": truncated,
         "unparseable call": unparseable,
@@ -69,8 +69,8 @@ async def rubric(
             return value + (0 if record.sources else correct_source)
         return value + correct_source * right_source + (few_sources / len(record.sources) if record.sources else 0)
     partial_success = [
-        (found, _has_enough_sources(record.found, scenario)),
-        (read, _has_enough_sources(record.read, scenario)),
+        (found, len(record.found) >= enough),
+        (read, len(record.read) >= enough),
         (no_invalid_id, not any("invalid id" in events for events in record.deeds)),
         (source, right_source),
     ]
@@ -160,14 +160,6 @@ def repetition(
     """Return a penalty for each repeated search, and a higher one if it finds nothing."""
     repeated = [events for events in trajectory.record.deeds if "searched again" in events]
     return sum(again_in_vain if "in vain" in events else again for events in repeated)
-
-
-def _has_enough_sources(sources: list[str], scenario: Scenario) -> bool:
-    """Return True if there are enough correct sources: one, or all if the scenario needs all.
-
-    An unanswerable question has no source that could be found.
-    """
-    return len(sources) >= (len(scenario.sources) if scenario.needs_all else 1)
 
 
 @reward

@@ -1,9 +1,10 @@
 """Process rewards: a reward for each turn, based on the events of that turn."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import get_args
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from gumshoe.environments.base import Event, Unusable
 from gumshoe.rewards.correctness import is_correct
@@ -12,28 +13,39 @@ from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 
 
-@dataclass(frozen=True, slots=True)
-class TurnRewardValues:
+class TurnRewardValues(BaseModel):
     """Values of the events of a turn. The values of one turn are added up."""
 
-    found: float = 0.2
-    """A search listed a correct source for the first time."""
-    read: float = 0.2
-    """A correct source was read for the first time."""
-    read_another: float = -0.02
-    read_again: float = -0.05
-    new_search: float = 0.0
-    """A new search, with or without results. A value above 0 would pay for useless searches."""
-    repeated_search: float = -0.05
-    in_vain: float = -0.02
-    """A search found nothing, or only partial matches without a correct source. A repeated one gets both values."""
-    invalid_id: float = -0.1
-    right: float = 1.0
-    """The answer is correct. "I don't know" is correct if the question is unanswerable, and else neither correct nor
-    wrong."""
-    wrong: float = -0.5
-    unusable: float = -1.0
-    """The turn has no usable call. The episode ends, or goes on after an error message."""
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    found: float = Field(0.2, description="a search listed a correct source for the first time")
+    read: float = Field(0.2, description="a correct source was read for the first time")
+    read_another: float = Field(-0.02, description="only other sources were read")
+    read_again: float = Field(-0.05, description="nothing was read for the first time")
+    new_search: float = Field(
+        0.0, description="a new search, with or without results; a value above 0 would pay for useless searches"
+    )
+    repeated_search: float = Field(-0.05, description="a search that was made before")
+    in_vain: float = Field(
+        -0.02,
+        description="a search found nothing, or only partial matches without a correct source; added for a repeated "
+        "one, too",
+    )
+    invalid_id: float = Field(-0.1, description="an ID that does not exist was read")
+    right: float = Field(
+        1.0, description='the answer is correct, which "I don\'t know" is if the question is unanswerable'
+    )
+    wrong: float = Field(-0.5, description='the answer is neither correct nor "I don\'t know"')
+    source: float = Field(
+        0.0,
+        description="the answer, right or wrong, names enough correct sources; times their share of all that it names",
+    )
+    no_answer: float = Field(
+        0.0, description='"I don\'t know" to a question with an answer, or the end of the turns or of the context'
+    )
+    unusable: float = Field(
+        -1.0, description="the turn has no usable call: the episode ends, or goes on after an error message"
+    )
 
     def by_event(self) -> Mapping[Event, float]:
         """Return the value of each event. The value of an answer depends on the judge, so it is 0 here."""
@@ -67,6 +79,11 @@ async def turn_rewards(
         rewards[mistake.turn - 1] += values.unusable
     if trajectory.ending in (*get_args(Unusable), "truncated"):
         rewards[-1] += values.unusable
-    elif record.answer is not None and (scenario.unanswerable or not record.does_not_know):
+    elif record.answer is None or (record.does_not_know and not scenario.unanswerable):
+        if rewards:
+            rewards[-1] += values.no_answer
+    else:
         rewards[-1] += values.right if await is_correct(trajectory, scenario, judge) else values.wrong
+        if len(record.right_sources) >= scenario.needed_sources:
+            rewards[-1] += values.source * len(record.right_sources) / len(record.sources)
     return rewards

@@ -195,6 +195,14 @@ class Scenario(BaseModel):
         return self.message_ids or self.document_ids
 
     @property
+    def needed_sources(self) -> int:
+        """Number of correct sources that are enough: one, or all if the answer requires all.
+
+        An unanswerable question has no source that could be enough.
+        """
+        return len(self.sources) if self.needs_all else 1
+
+    @property
     def is_about_mail(self) -> bool:
         """True if the question is about the mail of an inbox, false if it is about documents."""
         return bool(self.message_ids) or (self.inbox_address is not None and not self.document_ids)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from gumshoe.rewards.turn_rewards import TurnRewardValues
 from gumshoe.training.algorithms.algorithm import (
     STD_EPSILON,
     Algorithm,
@@ -37,6 +38,7 @@ class TurnLevelSettings(ClippedSettings):
         "nothing",
     )
     loss: Literal["dapo", "grpo", "dr_grpo", "bnpo"] = Field("dapo", description="algorithm whose loss is used")
+    values: TurnRewardValues = Field(TurnRewardValues(), description="what the events of a turn are worth")
     discount: float = Field(
         1.0, gt=0, le=1, description="discount of the return: a reward counts this much less for each turn before it"
     )

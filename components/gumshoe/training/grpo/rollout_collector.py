@@ -19,7 +19,7 @@ from gumshoe.rewards.combination import Combination, combine_rewards, is_flat
 from gumshoe.rewards.judge import Judge
 from gumshoe.rewards.reward import Reward, gather_all
 from gumshoe.rewards.scoring import judge_trajectory, map_concurrently
-from gumshoe.rewards.turn_rewards import TurnRewardValues, turn_rewards
+from gumshoe.rewards.turn_rewards import turn_rewards
 from gumshoe.rollouts.engine import EpisodePool, RolloutProgress, show_progress
 from gumshoe.rollouts.episode import EpisodeLimits, EpisodeRunner, EpisodeStart
 from gumshoe.rollouts.tool_threads import ToolThreads
@@ -135,7 +135,7 @@ class Rubric:
         if self.by_turn is None:
             return ScoredGroup(scenario, found, values)
         judge, algorithm = self.by_turn
-        turns = [await turn_rewards(each, scenario, TurnRewardValues(), judge) for each in found]
+        turns = [await turn_rewards(each, scenario, algorithm.settings.values, judge) for each in found]
         return ScoredGroup(scenario, found, values, tuple(algorithm.relative_returns(turns)))
 
 
