@@ -20,6 +20,7 @@ class Outer(ParameterModel):
     share: float = 0.5
     names: dict[str, Any] = Field(default_factory=dict)
     inner: Inner | None = None
+    part: Inner = Inner(size=1)
 
     @field_validator("share")
     @classmethod
@@ -49,6 +50,7 @@ class Options:
         ({"names": list(range(100))}, ["names: must be a mapping, got [0, 1, 2, ", "…"]),
         ({"inner": {}}, ["inner.size: field required"]),
         ({"size": 1}, ["size: ", "count (int, 1 by default), share (float, 0.5 by default), names (dict[str, Any]), "]),
+        ({"part": {"sise": 1}}, ["part.sise: ", "; part accepts size (int)"]),
         ([], ["must be a mapping, got []"]),
         (None, ["must be a mapping, got None"]),
     ],

@@ -52,10 +52,9 @@ def validate_model(model: type[ModelT], values: object, code: str, what: str) ->
     try:
         return model.model_validate(dict(values) if isinstance(values, Mapping) else values)
     except ValidationError as error:
-        are_keys_wrong = any(each["type"] in _KEY_FAULTS and len(each["loc"]) == 1 for each in error.errors())
-        known = ", ".join(_describe_field(*item) for item in model.model_fields.items()) or "no settings"
-        hint = f"; it accepts {known}" if are_keys_wrong else ""
-        raise UsageError(code, f"{what}: {describe_validation_error(error, with_values=True)}{hint}") from None
+        places = dict.fromkeys(each["loc"][:-1] for each in error.errors() if each["type"] in _KEY_FAULTS)
+        hints = "".join(_describe_fields(model, place) for place in places)
+        raise UsageError(code, f"{what}: {describe_validation_error(error, with_values=True)}{hints}") from None
 
 
 def validate_options(
@@ -101,6 +100,17 @@ def _describe_fault(fault: ErrorDetails, with_value: bool) -> str:
     why = "must be a mapping" if kind in ("model_type", "dict_type") else fault["msg"].removeprefix("Value error, ")
     found = f", got {_shorten(fault['input'])}" if with_value and kind not in _WITHOUT_VALUE else ""
     return f"{key}: {why[:1].lower()}{why[1:]}{found}".removeprefix(": ")
+
+
+def _describe_fields(model: type[BaseModel], place: tuple[str | int, ...]) -> str:
+    """Describe what the model at a place in a model accepts; empty if that is in a list or has one of several types."""
+    for name in place:
+        kind = model.model_fields[name].annotation if isinstance(name, str) and name in model.model_fields else None
+        if not (isinstance(kind, type) and issubclass(kind, BaseModel)):
+            return ""
+        model = kind
+    known = ", ".join(_describe_field(*item) for item in model.model_fields.items()) or "no settings"
+    return f"; {'.'.join(map(str, place)) or 'it'} accepts {known}"
 
 
 def _describe_field(name: str, field: FieldInfo) -> str:

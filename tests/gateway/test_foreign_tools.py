@@ -1,6 +1,7 @@
 """Tools of MCP servers of others: a real server of the SDK, which works, misbehaves, hangs, dies and changes."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -544,6 +545,7 @@ def test_servers_are_a_setting_of_agents() -> None:
         {"mcp": "https://tools.example.com/mcp#x"},
         {"mcp": "https://tools.example.com", "token_env": "a b"},
         {"mcp": "https://tools.example.com", "deadline": 0},
+        {"mcp": "https://tools.example.com", "deadline": math.inf},
         {"mcp": "https://tools.example.com", "token": "x"},
         {},
     ],

@@ -1,6 +1,7 @@
 """Judges by name; chat models as judges over a real socket; and judges by embedding similarity."""
 
 import asyncio
+import math
 from pathlib import Path
 from threading import Barrier
 from typing import Any
@@ -61,6 +62,7 @@ def test_judges_by_name() -> None:
         ({"heuristic": {"undecided": 4}}, "judges.invalid-second-judge", ["undecided", "4"]),
         ({"heuristic": {"undecided": "wise"}}, "judges.unknown-judge", ["'wise'"]),
         ({"heuristic": {"strict": True}}, "judges.invalid-settings", ["strict"]),
+        ({"openai": {"model": "m@http://127.0.0.1:1", "deadline": math.inf}}, "judges.invalid-settings", ["deadline"]),
         ({"exact": {"case": 1}}, "judges.settings-not-supported", ["exact"]),
         ({"openai": {"model": "a"}, "exact": {}}, "judges.unknown-judge", ["openai", "exact"]),
         (3, "judges.unknown-judge", ["'3'"]),

@@ -1,5 +1,6 @@
 """Test `gumshoe serve --print-config`: all settings, with or without those that a server requires."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,7 @@ def test_given_settings_are_printed_and_can_be_read_again(tmp_path: Path, monkey
         ({"limits": {"queue": -1}}, "limits.queue"),
         ({"access": {"jwks_url": "https://login.example/keys"}}, "access.issuer"),
         ({"nothing": 1}, "nothing"),
+        ({"limits": {"deadline": math.inf}}, "limits.deadline"),
     ],
 )
 def test_invalid_settings_are_refused(flags: dict[str, Any], value: str) -> None:

@@ -155,6 +155,8 @@ def test_the_command_prints_settings_with_their_sources(
         ({"rollouts.num_generations": "1"}, "settings.invalid-value", ("rollouts.num_generations", "equal to 2")),
         ({"rollouts.temperature": "2.1"}, "settings.invalid-value", ("rollouts.temperature", "equal to 2")),
         ({"mode": "fast"}, "settings.invalid-value", ("mode", "'masked', 'rollout' or 'simple'")),
+        ({"optimizer.learning_rate": ".inf"}, "settings.invalid-value", ("optimizer.learning_rate", "finite")),
+        ({"rewards.weights": "{exact: .nan}"}, "settings.invalid-value", ("rewards.weights.exact", "finite")),
     ],
 )
 def test_an_invalid_value_is_reported_with_its_source(
@@ -196,9 +198,41 @@ def test_an_invalid_file_is_rejected(tmp_path: Path, text: str | None, code: str
         resolve(str(config), {}, {})
 
 
-def test_printing_the_settings_checks_the_rewards(run: Callable[..., CommandResult]) -> None:
-    ran = run("train", "--print-config", "--set", "rewards.functions=[{name: exakt}]")
-    assert (ran.status, ran.code, ran.out) == (2, "rewards.unknown-reward", "")
+@pytest.mark.parametrize(
+    ("flags", "place"),
+    [
+        ({"rewards.functions": "[{name: rubric, arguments: {wrong: -.inf}}]"}, "rewards.functions.0.arguments.wrong"),
+        (
+            {"optimizer.algorithm": "{turn_level: {values: {right: .nan}}}"},
+            "optimizer.algorithm.settings.values.right",
+        ),
+        ({"environment": "{email: {hits: .inf}}"}, "environment.arguments.hits"),
+        ({"evaluation.judge": "{embedding: {model: m, threshold: .nan}}"}, "evaluation.judge.embedding.threshold"),
+        ({"chat.template_kwargs": "{steps: [1, .inf]}"}, "chat.template_kwargs.steps.1"),
+    ],
+)
+def test_numbers_in_arguments_are_finite_since_they_are_stored_as_json(flags: dict[str, str], place: str) -> None:
+    with raises("settings.invalid-value", f"not finite: {place};"):
+        resolve(None, flags, {})
+
+
+@pytest.mark.parametrize(
+    ("setting", "code"),
+    [
+        ("rewards.functions=[{name: exakt}]", "rewards.unknown-reward"),
+        ("rewards.functions=[{name: rubric, arguments: {wrng: 1}}]", "rewards.invalid-settings"),
+        ("optimizer.algorithm=grppo", "settings.unknown-algorithm"),
+        ("optimizer.algorithm={turn_level: {values: {sorce: 1}}}", "settings.invalid-algorithm-setting"),
+        ("evaluation.judge=exat", "judges.unknown-judge"),
+        ("environment=emails", "environments.unknown"),
+        ("environment={email: {hits: 0}}", "environments.invalid-settings"),
+    ],
+)
+def test_printing_the_settings_checks_what_they_name(
+    run: Callable[..., CommandResult], setting: str, code: str
+) -> None:
+    ran = run("train", "--print-config", "--set", setting)
+    assert (ran.status, ran.code, ran.out) == (2, code, "")
 
 
 def test_a_flag_without_a_value_is_rejected(run: Callable[..., CommandResult]) -> None:

@@ -54,7 +54,7 @@ class _UnusableError(Exception):
 class JudgeModelSettings(BaseModel):
     """A chat model, its OpenAI-compatible server, and limits of its use. The API key is OPENAI_API_KEY."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: Annotated[str, Field(min_length=1)]
     url: HttpUrl | None = None

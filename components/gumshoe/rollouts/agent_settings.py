@@ -21,7 +21,7 @@ class ToolServerSettings(BaseModel):
     All episodes of a run share one connection.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     mcp: str = Field(description="address of the server, e.g. https://tools.example.com/mcp")
     token_env: str | None = Field(
@@ -44,7 +44,7 @@ class ToolServerSettings(BaseModel):
 class AgentSettings(BaseModel):
     """An agent: a Python object, or a program, and limits on each of its episodes."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True)
 
     name: str | None = Field(
         None, pattern=r"^[\w.]+:[\w.]+$", description="function, graph or agent in Python, as package.module:name"

@@ -33,7 +33,7 @@ from gumshoe.trusted_files import check_trusted
 from gumshoe.yaml_text import load_yaml
 
 PREFIX = "GUMSHOE_SERVE__"
-_STRICT = ConfigDict(extra="forbid", frozen=True)
+_STRICT = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ServedModelSettings(BaseModel):

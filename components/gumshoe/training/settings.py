@@ -1,5 +1,6 @@
 """Define the settings of a training run. `settings_sources` reads them, and `settings_checks` checks them."""
 
+import math
 from collections.abc import Iterator
 from functools import reduce
 from pathlib import Path
@@ -83,6 +84,13 @@ class TrainSettings(Section):
         return changed
 
     @model_validator(mode="after")
+    def _check_finite(self) -> "TrainSettings":
+        """Refuse numbers that are not finite, also in arguments of rewards and the like: JSON has none."""
+        if places := list(_find_not_finite(self.model_dump())):
+            raise ValueError(f"these numbers are not finite: {', '.join(places)}; give finite ones")
+        return self
+
+    @model_validator(mode="after")
     def _check_credentials(self) -> "TrainSettings":
         """Refuse credentials: settings are stored with the run and its adapters, and shown in experiment trackers."""
         if places := find_credentials(self.model_dump(mode="json")):
@@ -145,6 +153,15 @@ class TrainSettings(Section):
         optimizer = self.optimizer
         episodes = optimizer.per_device_train_batch_size * optimizer.gradient_accumulation_steps
         return episodes // self.rollouts.num_generations * optimizer.processes
+
+
+def _find_not_finite(value: Any, place: str = "") -> Iterator[str]:
+    """Yield the dotted places of infinite numbers and of those that are not a number."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield place
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list | tuple) else ()
+    for name, each in items:
+        yield from _find_not_finite(each, f"{place}.{name}".removeprefix("."))
 
 
 def list_settings() -> Iterator[tuple[str, str]]:

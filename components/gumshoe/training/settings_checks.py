@@ -6,9 +6,12 @@ from importlib.util import find_spec
 from urllib.parse import urlsplit
 
 from gumshoe.artifacts.storage import split_uri
+from gumshoe.environments.registry import validate_environment
 from gumshoe.errors import UsageError
 from gumshoe.installation import install_command
 from gumshoe.rewards.combination import check_combination
+from gumshoe.rewards.judge_registry import open_judge
+from gumshoe.rewards.reward import load_reward
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import RewardsSettings
 
@@ -23,6 +26,20 @@ def check_settings(settings: TrainSettings, scenarios: int) -> None:
         UsageError: the run cannot work; the message says what to change.
     """
     _raise_all(_find_errors(settings, scenarios))
+
+
+def check_plugins(settings: TrainSettings) -> None:
+    """Check the names and the settings of rewards, algorithm, judge and environment.
+
+    Raises:
+        UsageError: one of them does not exist, or does not accept its settings.
+    """
+    for each in settings.rewards.functions:
+        load_reward(each)
+    settings.optimizer.algorithm.load()
+    open_judge(settings.evaluation.judge)
+    if settings.environment is not None:
+        validate_environment(settings.environment)
 
 
 def check_warm_start(settings: TrainSettings) -> None:

@@ -31,7 +31,9 @@ class EnvVar:
 class Section(BaseModel):
     """A section of the settings."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, allow_inf_nan=False, validate_default=True, protected_namespaces=()
+    )
 
 
 class ModelSettings(Section):

@@ -103,7 +103,9 @@ def run(
     print_config: Annotated[
         bool,
         typer.Option(
-            "--print-config", help="Check the rewards, print all settings with descriptions and sources, and exit."
+            "--print-config",
+            help="Check names and arguments of rewards, algorithm, judge and environment, print all settings with "
+            "descriptions and sources, and exit.",
         ),
     ] = False,
 ) -> None:
@@ -112,7 +114,7 @@ def run(
     Settings come from a YAML file, then environment variables, then flags. The same command with --resume continues a
     run that was stopped. Exits with 75 if a server or the trainer stopped making progress.
     """
-    from gumshoe.rewards.reward import load_reward
+    from gumshoe.training.settings_checks import check_plugins
     from gumshoe.training.settings_sources import resolve
 
     flags: dict[str, Any] = dict(map(setting_of, settings or []))
@@ -121,8 +123,7 @@ def run(
     flags |= {name: value for name, value in named.items() if value is not None}
     resolved = resolve(config, flags)
     if print_config:
-        for each in resolved.settings.rewards.functions:
-            load_reward(each)
+        check_plugins(resolved.settings)
         print(resolved.as_yaml(), end="")  # noqa: T201 - rich would wrap long lines
         return
     if index is None or scenarios is None:

@@ -22,7 +22,6 @@ from gumshoe.evaluation.proof.proof_models import PROOF, PROOF_PAGE
 from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.inference.vllm_server import check_server, find_free_ports, is_vllm_installed, server_address
 from gumshoe.installation import install_command
-from gumshoe.rewards.reward import load_reward
 from gumshoe.rollouts.agent_code import digest_code
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.signals import handle_signals
@@ -65,7 +64,7 @@ from gumshoe.training.run_spec import (
     read_prior_lineage,
 )
 from gumshoe.training.settings import TrainSettings, find_differences
-from gumshoe.training.settings_checks import check_devices, check_settings
+from gumshoe.training.settings_checks import check_devices, check_plugins, check_settings
 from gumshoe.training.train_request import TrainRequest
 
 _TRAINER = "gumshoe.training.grpo.run"
@@ -129,8 +128,7 @@ def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
     env = open_run_env(settings, index)
     env.check((*learned, *chosen_on), settings.rollouts.max_turns)
     env.get_ready()
-    for each in settings.rewards.functions:
-        load_reward(each)
+    check_plugins(settings)
     node = DistributedEnv.from_environ()
     processes = node.local_processes(settings.optimizer.processes)
     if settings.servers and node.count > 1:
