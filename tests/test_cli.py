@@ -92,3 +92,18 @@ def test_an_argument_that_is_not_utf_8_is_refused(argument: bytes) -> None:
     assert ran.returncode == 2
     assert json.loads(ran.stdout)["error"]["code"] == "cli.undecodable-argument"
     assert b"cli.undecodable-argument" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("gate", "--candidate", "a", "--baseline", "b", "--min-gain", "nan"),
+        ("gate", "--candidate", "a", "--baseline", "b", "--min-lower", "-inf"),
+        ("artifacts", "prune", "--store", "nowhere", "--older-than", "inf"),
+        ("artifacts", "prune", "--store", "nowhere", "--older-than", "1e30"),
+    ],
+)
+def test_a_number_that_is_not_finite_or_too_large_is_refused(run: Run, words: tuple[str, ...]) -> None:
+    ran = run(*words)
+    assert (ran.status, ran.code) == (2, "cli.usage")
+    assert words[-2] in ran.err

@@ -5,6 +5,7 @@ Exit status: 0 success, 1 failure, 2 usage error, 3 negative result (e.g. a gate
 
 import atexit
 import gc
+import math
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -93,18 +94,29 @@ class _LazyGroup(TyperGroup):
         if name in COMMANDS:
             module, _, app_name = COMMANDS[name][0].partition(":")
             command = typer.main.get_command(getattr(import_module(module), app_name or "app"))
-            _use_help_pages(command)
+            _prepare(command)
         return name, command, rest
 
     def format_help(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         print_help(self, ctx)
 
 
-def _use_help_pages(command: Any) -> None:
-    """Let a command and its subcommands print their help as `gumshoe.help_pages` does."""
+def _prepare(command: Any) -> None:
+    """Let a command and its subcommands print help as `gumshoe.help_pages` does, and refuse `inf` and `nan`."""
+    parse = command.parse_args
+
+    def parse_finite(context: Any, arguments: list[str]) -> Any:
+        rest = parse(context, arguments)
+        for each in command.params:
+            value = context.params.get(each.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise typer.BadParameter(f"{value} is not a finite number", ctx=context, param=each)
+        return rest
+
+    command.parse_args = parse_finite
     command.format_help = lambda context, _: print_help(command, context)
     for each in getattr(command, "commands", {}).values():
-        _use_help_pages(each)
+        _prepare(each)
 
 
 app = typer.Typer(

@@ -255,7 +255,9 @@ def prune(
         str | None, typer.Option(metavar="KIND", autocompletion=_complete_kind, help="Prune only this kind.")
     ] = None,
     keep: Annotated[int, typer.Option(min=1, help="Number of newest artifacts of each kind to keep.")] = 5,
-    older_than: Annotated[float, typer.Option(min=0, help="Keep artifacts younger than this many days.")] = 30,
+    older_than: Annotated[
+        float, typer.Option(min=0, max=100_000, help="Keep artifacts younger than this many days.")
+    ] = 30,
     retention: Annotated[
         list[str] | None,
         typer.Option(
