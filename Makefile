@@ -20,8 +20,7 @@ DEMO_TIME = "This takes 4 to 6 minutes on two cores."
 DEMO_TRAINING = -p config=tiny -p 'settings={optimizer.max_steps: 6, evaluation.eval_steps: 6}'
 else
 DEMO_TIME = "With a real model, this takes hours on two cores. Stopped, it continues if you run it again."
-DEMO_TRAINING = -p config=smollm2-cpu -p demonstrations=gold \
-	-p 'settings={data.train_size: 200, optimizer.max_steps: 10, evaluation.eval_steps: 10}'
+DEMO_TRAINING = -p config=smollm2-cpu -p demonstrations=gold -p 'settings={data.train_size: 200}'
 endif
 # torch for the CPU: on Linux PyTorch's own index has it, and PyPI has one with CUDA; elsewhere PyPI has it.
 TORCH ?= $(if $(filter Darwin,$(shell uname)),torch==2.13.0,torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu)

@@ -96,9 +96,9 @@ def test_every_value_of_the_rubric_is_a_setting() -> None:
 @pytest.mark.parametrize("preset", ["smollm2-cpu", "smollm2-gpu"])
 def test_the_presets_of_a_small_model_reward_each_step_towards_an_answer(preset: str) -> None:
     settings = yaml.safe_load((CONFIGS / f"{preset}.yaml").read_text(encoding="utf-8"))
-    (arguments,) = (each["arguments"] for each in settings["rewards"]["functions"])
+    rubric, _ = settings["rewards"]["functions"]
     steps = [
-        replace(episode("a", **RIGHT), ending="truncated"),
+        replace(episode("a", found=SOURCE, read=SOURCE), ending="truncated"),
         replace(episode("a"), ending="max turns"),
         episode("a", answer="Something else.", found=SOURCE),
         replace(episode("a", found=SOURCE, read=SOURCE), ending="max turns"),
@@ -106,7 +106,7 @@ def test_the_presets_of_a_small_model_reward_each_step_towards_an_answer(preset:
         episode("a", answer=ANSWER, found=SOURCE),
         episode("a", answer=ANSWER, sources=SOURCE, **RIGHT),
     ]
-    found = scores("rubric", *steps, **arguments)
+    found = scores("rubric", *steps, **rubric["arguments"])
     assert found == sorted(set(found))
 
 
