@@ -54,9 +54,9 @@ def step(number: int, **more: Any) -> StepRecord:
     return StepRecord(step=number, **{**values, **more})
 
 
-def evaluation(number: int, accuracy: float = 0.5, *, best: bool = True) -> EvaluationRecord:
+def evaluation(number: int, accuracy: float = 0.5, *, reward: float = 0.4, best: bool = True) -> EvaluationRecord:
     return EvaluationRecord(
-        step=number, accuracy=accuracy, reward=0.4, beat_rate=0.625, questions=40, missing=0, seconds=12.0, best=best
+        step=number, accuracy=accuracy, reward=reward, beat_rate=0.625, questions=40, missing=0, seconds=12.0, best=best
     )
 
 

@@ -85,16 +85,24 @@ def test_without_a_baseline_there_is_no_beat_rate(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "accuracy", "is_best"),
-    [([], 0.1, True), ([(0, 0.9)], 0.1, True), ([(2, 0.5)], 0.5, False), ([(2, 0.5), (4, 0.4)], 0.6, True)],
+    ("before", "now", "is_best"),
+    [
+        ([], (0.1, 0), True),
+        ([(0, 0.9, 1)], (0.1, 0), True),
+        ([(2, 0.5, 0.3)], (0.5, 0.3), False),
+        ([(2, 0.5, 0.3)], (0.5, 0.4), True),
+        ([(2, 0.5, 0.3), (4, 0.4, 0.9)], (0.5, 0.4), True),
+        ([(2, 0.5, 0.3)], (0.4, 0.9), False),
+        ([(2, 0.5, 0.3), (4, 0.4, 0.3)], (0.6, -0.1), True),
+    ],
 )
-def test_the_best_adapter_is_the_first_with_the_highest_accuracy(
-    before: list[tuple[int, float]], accuracy: float, is_best: bool
+def test_the_best_adapter_is_the_first_with_the_highest_accuracy_and_then_reward(
+    before: list[tuple[int, float, float]], now: tuple[float, float], is_best: bool
 ) -> None:
     from gumshoe.training.grpo.validation import is_best_trained
 
-    earlier = [evaluation(number, share) for number, share in before]
-    assert is_best_trained(evaluation(6, accuracy), earlier) is is_best
+    earlier = [evaluation(number, share, reward=reward) for number, share, reward in before]
+    assert is_best_trained(evaluation(6, now[0], reward=now[1]), earlier) is is_best
     assert not is_best_trained(evaluation(0, 1.0), []), "the base model is no adapter of the run"
 
 

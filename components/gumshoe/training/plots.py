@@ -42,7 +42,7 @@ def _facts(steps: Sequence[StepRecord], evaluations: Sequence[EvaluationRecord])
     """Return the key figures: for each its name, its value and a remark."""
     facts = [("Steps", f"{steps[-1].step:,}", "")] if steps else []
     if evaluations:
-        first, last, best = evaluations[0], evaluations[-1], max(evaluations, key=lambda each: each.accuracy)
+        first, last, best = evaluations[0], evaluations[-1], max(evaluations, key=lambda each: each.score)
         remark = (
             f"{100 * (last.accuracy - first.accuracy):+.1f} points since step {first.step}"
             if last.step > first.step

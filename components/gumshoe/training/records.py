@@ -190,7 +190,14 @@ class EvaluationRecord(_BaseRecord):
     questions: int = Field(description="number of questions that were evaluated")
     missing: int = Field(description="questions without an episode, because infrastructure failed")
     seconds: float = Field(description="time of the evaluation")
-    best: bool = Field(description="true if no earlier evaluation was better")
+    best: bool = Field(
+        description="true if it was better than all earlier evaluations: in accuracy, or in reward with equal accuracy"
+    )
+
+    @property
+    def score(self) -> tuple[float, float]:
+        """Accuracy and mean reward, by which evaluations are compared."""
+        return self.accuracy, self.reward
 
     def line(self) -> str:
         """Return the line for the terminal."""

@@ -82,16 +82,17 @@ class Validator:
             for name, reward in rewards.items()
             if name in baseline
         ]
+        accuracy, reward = found.accuracy.correct, sum(rewards.values()) / max(1, len(rewards))
         return EvaluationRecord(
             step=step,
-            accuracy=found.accuracy.correct,
+            accuracy=accuracy,
             undecided=found.accuracy.undecided,
-            reward=sum(rewards.values()) / max(1, len(rewards)),
+            reward=reward,
             beat_rate=sum(beaten) / len(beaten) if beaten else None,
             questions=len(rewards),
             missing=len(found.rollouts.dropped),
             seconds=found.rollouts.seconds,
-            best=found.accuracy.correct > max((each.accuracy for each in before), default=-1),
+            best=all((accuracy, reward) > each.score for each in before),
         )
 
     def _keep_baseline(self, rewards: dict[str, float]) -> None:
@@ -107,6 +108,7 @@ class Validator:
 def is_best_trained(record: EvaluationRecord, before: Sequence[EvaluationRecord]) -> bool:
     """Return True if an evaluation after a step is better than all earlier ones after a step; the first of equals wins.
 
-    The base model's own evaluation, at step 0, does not count: a run leaves the best adapter that it trained.
+    With equal accuracy, the mean reward decides: of a policy that is rarely correct, it says more. The base model's own
+    evaluation, at step 0, does not count: a run leaves the best adapter that it trained.
     """
-    return record.step > 0 and record.accuracy > max((each.accuracy for each in before if each.step), default=-1)
+    return record.step > 0 and all(record.score > each.score for each in before if each.step)
