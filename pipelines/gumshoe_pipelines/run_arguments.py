@@ -219,7 +219,11 @@ def _check_demonstrations(arguments: Mapping[str, Any], is_local: bool) -> None:
 
 
 def _check_settings(arguments: Mapping[str, Any], is_local: bool) -> None:
+    from gumshoe.training.settings_checks import check_plugins
+    from gumshoe.training.settings_sources import resolve
+
     known = _read_settings(arguments, is_local)
+    check_plugins(known or resolve(None, _training_flags(arguments), {}).settings, is_here=is_local)
     if known is not None:
         _check_evaluations(arguments, known)
 
@@ -236,9 +240,13 @@ def _read_settings(arguments: Mapping[str, Any], is_local: bool) -> "TrainSettin
     is_preset = not config or (CONFIGS / f"{config}.yaml").exists()
     if not is_preset:
         _check_readable(config, is_local)
-    flags = {**arguments.get("settings", {}), "model.name": arguments.get("base_model", "tiny")}
-    known = resolve(config if is_local or is_preset else None, flags, {}).settings
+    known = resolve(config if is_local or is_preset else None, _training_flags(arguments), {}).settings
     return known if is_local or is_preset else None
+
+
+def _training_flags(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the training settings that parameters set, by dotted name."""
+    return {**arguments.get("settings", {}), "model.name": arguments.get("base_model", "tiny")}
 
 
 def complete_arguments(arguments: Mapping[str, Any], *, is_local: bool) -> dict[str, Any]:

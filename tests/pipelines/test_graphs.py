@@ -475,6 +475,42 @@ def test_invalid_limits_are_refused_before_anything_starts(limits: dict[str, Any
     check_arguments({"limits": {"max_turns": 8, "max_context": 4096.0}}, is_local=False)
 
 
+@pytest.mark.parametrize("config", ["tiny", "s3://bucket/train.yaml"])
+@pytest.mark.parametrize(
+    ("setting", "value", "code"),
+    [
+        ("rewards.functions", [{"name": "exakt"}], "rewards.unknown-reward"),
+        ("optimizer.algorithm", {"turn_level": {"values": {"sorce": 1}}}, "settings.invalid-algorithm-setting"),
+        ("evaluation.judge", "exat", "judges.unknown-judge"),
+        ("environment", {"email": {"hits": 0}}, "environments.invalid-settings"),
+    ],
+)
+def test_what_training_settings_name_is_checked_before_anything_starts(
+    config: str, setting: str, value: Any, code: str
+) -> None:
+    with raises(code, "config: "):
+        check_arguments({"config": config, "settings": {setting: value}}, is_local=False)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "code"),
+    [
+        ("rewards.functions", [{"name": "on_the_image.rewards:brevity"}], "rewards.import-failed"),
+        ("rewards.functions", [{"name": "ruler"}], "models.no-api-key"),
+        ("optimizer.algorithm", "on_the_image.algorithms:Reinforce", "settings.algorithm-not-importable"),
+        ("environment", "on_the_image.wiki:Wiki", "environments.import-failed"),
+    ],
+)
+def test_keys_and_modules_of_training_may_be_missing_where_a_run_is_submitted(
+    monkeypatch: pytest.MonkeyPatch, setting: str, value: Any, code: str
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    given = {"config": "tiny", "settings": {setting: value}}
+    check_arguments(given, is_local=False)
+    with raises(code, "config: "):
+        check_arguments(given, is_local=True)
+
+
 def test_evaluations_cannot_have_other_chat_settings_than_training() -> None:
     given: dict[str, Any] = {"config": "", "settings": {"chat.thinking_budget": 64}, "base_model": "tiny"}
     with raises("pipelines.other-chat-settings", "thinking_budget", 64):

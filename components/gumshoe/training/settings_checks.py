@@ -1,7 +1,8 @@
 """Check the settings of a training run against its scenarios, GPUs and installed packages before it starts."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from urllib.parse import urlsplit
 
@@ -16,6 +17,14 @@ from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import RewardsSettings
 
 _HANDOVER_STALENESS = 1  # steps; adapter loaders keep two adapters
+_MISSING_HERE = {
+    "embeddings.not-installed",
+    "environments.import-failed",
+    "models.no-api-key",
+    "rewards.import-failed",
+    "settings.algorithm-not-importable",
+}
+"""Codes of errors that another machine may not have."""
 _EXTRAS = ("trackio", "wandb")  # trackers that an extra of the same name installs
 
 
@@ -28,18 +37,24 @@ def check_settings(settings: TrainSettings, scenarios: int) -> None:
     _raise_all(_find_errors(settings, scenarios))
 
 
-def check_plugins(settings: TrainSettings) -> None:
+def check_plugins(settings: TrainSettings, *, is_here: bool = True) -> None:
     """Check the names and the settings of rewards, algorithm, judge and environment.
+
+    If the run is not on this machine (`is_here`), keys, packages and modules may be missing here.
 
     Raises:
         UsageError: one of them does not exist, or does not accept its settings.
     """
-    for each in settings.rewards.functions:
-        load_reward(each)
-    settings.optimizer.algorithm.load()
-    open_judge(settings.evaluation.judge)
+    checks: list[Callable[[], object]] = [partial(load_reward, each) for each in settings.rewards.functions]
+    checks += [settings.optimizer.algorithm.load, partial(open_judge, settings.evaluation.judge)]
     if settings.environment is not None:
-        validate_environment(settings.environment)
+        checks.append(partial(validate_environment, settings.environment))
+    for check in checks:
+        try:
+            check()
+        except UsageError as error:
+            if is_here or error.code not in _MISSING_HERE:
+                raise
 
 
 def check_warm_start(settings: TrainSettings) -> None:
