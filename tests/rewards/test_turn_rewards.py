@@ -65,7 +65,7 @@ def test_sources_of_an_answer_are_worth_their_share_of_all_that_it_names(
 ) -> None:
     about = scenario(1, message_ids=[f"<{number}@example.com>" for number in range(gold)], needs_all=needs_all)
     sources = [*about.sources[:right], *(f"<other-{number}@example.com>" for number in range(given - right))]
-    values = TurnRewardValues(source=6, right=10, wrong=20)
+    values = TurnRewardValues(source=6, correct=10, wrong=20)
     for answer, value in ((ANSWER, 10), ("Something else.", 20)):
         done = episode("a", answer=answer, sources=sources, right_sources=[*about.sources[:right]])
         assert asyncio.run(turn_rewards(done, about, values, ExactJudge())) == [value + worth]

@@ -204,10 +204,11 @@ def test_turn_level_algorithms_give_a_return_per_turn(collect: Collect) -> None:
 
 
 def test_values_of_turns_are_settings_of_the_algorithm(collect: Collect) -> None:
-    algorithm = TurnLevel(TurnLevelSettings(values={"right": 5, "wrong": -3}))
+    algorithm = TurnLevel(TurnLevelSettings(values={"correct": 5, "wrong": -3}))
     found = collect(
         ScriptedAnswers(), rubric=Rubric([Reward("says_yes", says_yes)], by_turn=(open_judge("exact"), algorithm))
     )
+    assert found.groups
     for group in found.groups:
         returns = [turn for (turn,) in group.turn_returns]
         assert max(returns) - min(returns) == pytest.approx(8)

@@ -1,6 +1,8 @@
 """Check settings that cannot work."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +10,9 @@ import pytest
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_checks import check_devices, check_settings
 from gumshoe.training.settings_sources import resolve
+from tests.conftest import CommandResult
 from tests.errors import raises
+from tests.scenarios.questions import question, write_questions
 
 SHARDED = {"optimizer__distribution": "fsdp2", "optimizer__processes": 2}
 
@@ -179,3 +183,14 @@ def test_clipping_is_accepted_if_episodes_are_used_more_than_once() -> None:
 
 def test_the_defaults_work() -> None:
     check_settings(TrainSettings(), 20)
+
+
+def test_what_settings_name_is_checked_before_anything_is_opened(
+    run: Callable[..., CommandResult], tmp_path: Path
+) -> None:
+    questions = [question(number, split=split) for number, split in enumerate(["train"] * 8 + ["validation"])]
+    scenarios = write_questions(tmp_path / "scenarios.jsonl", questions)
+    data = ("--index", tmp_path / "none", "--scenarios", scenarios, "--out", tmp_path / "out")
+    ran = run("train", "--model", "tiny", *data, "--set", "evaluation.judge=exat")
+    assert (ran.status, ran.code) == (2, "judges.unknown-judge"), "not that there is no index"
+    assert not (tmp_path / "out").exists()

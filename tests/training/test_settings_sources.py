@@ -203,8 +203,8 @@ def test_an_invalid_file_is_rejected(tmp_path: Path, text: str | None, code: str
     [
         ({"rewards.functions": "[{name: rubric, arguments: {wrong: -.inf}}]"}, "rewards.functions.0.arguments.wrong"),
         (
-            {"optimizer.algorithm": "{turn_level: {values: {right: .nan}}}"},
-            "optimizer.algorithm.settings.values.right",
+            {"optimizer.algorithm": "{turn_level: {values: {correct: .nan}}}"},
+            "optimizer.algorithm.settings.values.correct",
         ),
         ({"environment": "{email: {hits: .inf}}"}, "environment.arguments.hits"),
         ({"evaluation.judge": "{embedding: {model: m, threshold: .nan}}"}, "evaluation.judge.embedding.threshold"),

@@ -16,7 +16,7 @@ from gumshoe.scenarios.scenario import Scenario
 class TurnRewardValues(BaseModel):
     """Values of the events of a turn. The values of one turn are added up."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     found: float = Field(0.2, description="a search listed a correct source for the first time")
     read: float = Field(0.2, description="a correct source was read for the first time")
@@ -32,7 +32,7 @@ class TurnRewardValues(BaseModel):
         "one, too",
     )
     invalid_id: float = Field(-0.1, description="an ID that does not exist was read")
-    right: float = Field(
+    correct: float = Field(
         1.0, description='the answer is correct, which "I don\'t know" is if the question is unanswerable'
     )
     wrong: float = Field(-0.5, description='the answer is neither correct nor "I don\'t know"')
@@ -83,7 +83,7 @@ async def turn_rewards(
         if rewards:
             rewards[-1] += values.no_answer
     else:
-        rewards[-1] += values.right if await is_correct(trajectory, scenario, judge) else values.wrong
+        rewards[-1] += values.correct if await is_correct(trajectory, scenario, judge) else values.wrong
         if len(record.right_sources) >= scenario.needed_sources:
             rewards[-1] += values.source * len(record.right_sources) / len(record.sources)
     return rewards

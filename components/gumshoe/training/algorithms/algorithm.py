@@ -20,7 +20,7 @@ STD_EPSILON = 1e-4
 class AlgorithmSettings(BaseModel):
     """The settings of an algorithm: none, unless a subclass adds some."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ScaledSettings(AlgorithmSettings):

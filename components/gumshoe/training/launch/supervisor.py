@@ -119,6 +119,7 @@ def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
     settings, scenarios, index = request.resolve(), request.scenarios, Path(request.index)
     learned, chosen_on = load_splits(settings, scenarios)
     check_settings(settings, len(learned))
+    check_plugins(settings)
     ChatFormat(load_tokenizer(base_model(settings)), settings.chat)
     check_context(settings)
     check_start(settings.lora)
@@ -128,7 +129,6 @@ def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
     env = open_run_env(settings, index)
     env.check((*learned, *chosen_on), settings.rollouts.max_turns)
     env.get_ready()
-    check_plugins(settings)
     node = DistributedEnv.from_environ()
     processes = node.local_processes(settings.optimizer.processes)
     if settings.servers and node.count > 1:
