@@ -74,10 +74,11 @@ def test_undecided_answers_are_counted_by_the_first_judge() -> None:
 def test_worked_examples_of_numbers() -> None:
     episodes = [
         prediction(1, turns=2, searches=1, seconds=1.0, reward=1.4, prompt_tokens=100, sampled_tokens=10),
-        prediction(2, turns=6, correct=False, searches=3, repeated_searches=1, seconds=3.0, reward=-0.8),
+        prediction(2, turns=6, correct=False, searches=3, repeated_searches=1, seconds=3.0, reward=-0.8, sources=[]),
         prediction(3, turns=10, correct=False, answer=None, ending="max turns", empty_searches=2, seconds=8.0),
     ]
     found = {name: each.value for name, each in compute_metrics(episodes).items()}
+    assert found["sources_given"] == 0.5
     assert found["turns"] == pytest.approx(6)
     assert found["turns_correct"] == 2
     assert found["turns_gave_up"] == 10

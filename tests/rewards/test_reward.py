@@ -93,6 +93,12 @@ def test_every_value_of_the_rubric_is_a_setting() -> None:
     assert scores("rubric", replace(done, ending="no call"), no_call=-5, found=0, read=0, source=0) == [-4.9]
 
 
+def giving_sources(answer: str) -> list[Trajectory]:
+    """Return episodes with an answer that gives no source, the correct one, and the correct one among four."""
+    given = [[], SOURCE, [*SOURCE, "b", "c", "d"]]
+    return [episode("a", answer=answer, sources=each, right_sources=each[:1]) for each in given]
+
+
 @pytest.mark.parametrize("preset", ["smollm2-cpu", "smollm2-gpu"])
 def test_the_presets_of_a_small_model_reward_each_step_towards_an_answer(preset: str) -> None:
     settings = yaml.safe_load((CONFIGS / f"{preset}.yaml").read_text(encoding="utf-8"))
@@ -108,6 +114,17 @@ def test_the_presets_of_a_small_model_reward_each_step_towards_an_answer(preset:
     ]
     found = scores("rubric", *steps, **rubric["arguments"])
     assert found == sorted(set(found))
+    for answer in ("Something else.", ANSWER):
+        without, alone, among_four = scores("rubric", *giving_sources(answer), **rubric["arguments"])
+        assert among_four - without < (alone - without) / 3
+
+
+@pytest.mark.parametrize(("answer", "worth"), [("Something else.", 0.1), (ANSWER, 0.3)])
+def test_the_value_of_a_source_can_depend_on_the_others_that_are_given(answer: str, worth: float) -> None:
+    episodes = giving_sources(answer)
+    without, alone, among_four = scores("rubric", *episodes)
+    expected = [without, alone, among_four - worth * 3 / 4]
+    assert scores("rubric", *episodes, source_share=True) == pytest.approx(expected)
 
 
 def test_if_all_sources_are_needed_one_is_not_enough() -> None:

@@ -67,6 +67,11 @@ class EpisodeState:
     """Ids of sources by the handles under which the tools showed them, e.g. `m1`. Empty if they showed the ids."""
 
     @property
+    def share_of_right_sources(self) -> float:
+        """Share of the given sources that are correct; 0 without sources."""
+        return len(self.right_sources) / len(self.sources) if self.sources else 0.0
+
+    @property
     def distinct_searches(self) -> int:
         return self.searches - self.repeated_searches
 

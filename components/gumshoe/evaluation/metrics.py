@@ -94,6 +94,12 @@ METRICS: tuple[Metric, ...] = (
         "rate",
     ),
     Metric(
+        "sources_given",
+        "Sources given",
+        "per answer other than I don't know",
+        lambda e: None if _has_no_answer(e) else len(e.sources),
+    ),
+    Metric(
         "unanswerable_accuracy",
         "Unanswerable, correct",
         "unanswerable questions that ended with I don't know",

@@ -32,6 +32,7 @@ async def rubric(
     read: float = 0.1,
     no_invalid_id: float = 0.1,
     source: float = 0.1,
+    source_share: bool = False,
     correct: float = 1.0,
     correct_source: float = 0.3,
     few_sources: float = 0.1,
@@ -43,11 +44,15 @@ async def rubric(
     number of sources given, plus `few_turns` times the share of unused turns. Any other episode scores `wrong`,
     `no_answer` ("I don't know", out of turns or context) or the value of its unusable call (`truncated` if a turn was
     cut off before its call), plus `found`, `read`, `no_invalid_id` and `source` for partial success. Each turn without
-    a usable call that was answered adds `mistake` to any of these. If the question is unanswerable, "I don't know" is
-    the correct answer, giving no source is the correct source, and every other answer scores `wrong`.
+    a usable call that was answered adds `mistake` to any of these. With `source_share`, `source` and `correct_source`
+    are multiplied by the share of the given sources that are correct, so that naming many does not pay. If the question
+    is unanswerable, "I don't know" is the correct answer, giving no source is the correct source, and every other
+    answer scores `wrong`.
     """
     record, enough = trajectory.record, scenario.needed_sources
-    right_source = len(record.right_sources) >= enough
+    right_source = float(len(record.right_sources) >= enough)
+    if source_share:
+        right_source *= record.share_of_right_sources
     unusable: dict[Ending, float] = {
         "truncated": truncated,
         "unparseable call": unparseable,
@@ -74,7 +79,7 @@ async def rubric(
         (no_invalid_id, not any("invalid id" in events for events in record.deeds)),
         (source, right_source),
     ]
-    return value + sum(worth for worth, achieved in partial_success if achieved)
+    return value + sum(worth * achieved for worth, achieved in partial_success)
 
 
 @reward

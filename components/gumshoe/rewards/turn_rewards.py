@@ -85,5 +85,5 @@ async def turn_rewards(
     else:
         rewards[-1] += values.correct if await is_correct(trajectory, scenario, judge) else values.wrong
         if len(record.right_sources) >= scenario.needed_sources:
-            rewards[-1] += values.source * len(record.right_sources) / len(record.sources)
+            rewards[-1] += values.source * record.share_of_right_sources
     return rewards
