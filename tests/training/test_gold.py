@@ -196,29 +196,31 @@ def test_a_share_of_the_searches_lists_the_source_below_the_first_hit(company: P
 
 
 @pytest.mark.ci
-def test_hits_are_read_in_order_to_the_source(company: Path, asked: list[Scenario]) -> None:
+@pytest.mark.parametrize("reads", ["in-order", "all"])
+def test_hits_are_read_in_order_to_the_source_or_the_last(company: Path, asked: list[Scenario], reads: str) -> None:
     env = open_mail(company, **SMALL)
     settings = {**NO_DETOURS, "warm_start__gold__other_reads": 1, "warm_start__gold__later_hits": 1}
-    episodes, _ = make(env, asked, **settings, warm_start__gold__reads="in-order")
+    episodes, _ = make(env, asked, **settings, warm_start__gold__reads=reads)
     later = 0
     for episode, scenario in zip(episodes, asked, strict=True):
         check_replay(env, episode, scenario)
         assert all(turn <= episode.record.searches for turn in episode.untrained)
-        reads = [str(call) for call in calls_of(episode, "read_email")]
-        assert len(set(reads)) == len(reads)
+        calls = [str(call) for call in calls_of(episode, "read_email")]
+        assert len(set(calls)) == len(calls)
         if scenario.needs_all or episode.record.searches > 1:
             continue
         listed = [each.source for each in parse_hits(episode.spans[2].text)]
         read = list(dict.fromkeys(call.arguments["message_id"] for call in calls_of(episode, "read_email")))
-        assert read == listed[: episode.record.best_rank]
+        assert read == listed[: episode.record.best_rank if reads == "in-order" else None]
         later += len(read) > 1
     assert later > 10
 
 
-def test_the_source_is_read_at_once_if_there_are_too_few_turns_to_read_in_order(
-    company: Path, asked: list[Scenario]
+@pytest.mark.parametrize("reads", ["in-order", "all"])
+def test_the_source_is_read_at_once_if_there_are_too_few_turns_to_read_more(
+    company: Path, asked: list[Scenario], reads: str
 ) -> None:
-    settings = {"rollouts__max_turns": 3, "warm_start__gold__later_hits": 1, "warm_start__gold__reads": "in-order"}
+    settings = {"rollouts__max_turns": 3, "warm_start__gold__later_hits": 1, "warm_start__gold__reads": reads}
     episodes, _ = make_gold_episodes(open_mail(company, **SMALL), asked, settings_of(**settings))
     below = [each for each in episodes if (each.record.best_rank or 0) > 1]
     assert len(below) > 10
@@ -340,6 +342,20 @@ def test_an_unanswerable_question_is_demonstrated_whatever_its_answer_shares_wit
     asked = ask("Which colour do the vans have?", "I don't know", unanswerable=True)
     episodes, _ = make(open_mail(small), [asked])
     assert [each.record.does_not_know for each in episodes] == [True]
+
+
+@pytest.mark.parametrize(
+    ("reads", "turns", "calls"),
+    [("source", 10, "srsa"), ("in-order", 10, "srrrrsa"), ("all", 10, "srrrrsa"), ("all", 6, "srrrra"), ("all", 5, "srsa")],
+)
+def test_as_many_hits_as_wanted_are_read_before_a_question_is_given_up(
+    small: Path, reads: str, turns: int, calls: str
+) -> None:
+    asked = ask("Which colour do the vans have?", "I don't know", unanswerable=True)
+    settings = settings_of(rollouts__max_turns=turns, warm_start__gold__reads=reads)
+    (episode,), _ = make_gold_episodes(open_mail(small, **SMALL), [asked], settings)
+    letters = {"search_inbox": "s", "read_email": "r", "return_final_answer": "a"}
+    assert "".join(letters[call.name] for call in calls_of(episode)) == calls
 
 
 def test_nothing_is_unknown_if_another_message_may_have_the_answer(small: Path) -> None:

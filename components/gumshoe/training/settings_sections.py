@@ -110,10 +110,11 @@ class GoldSettings(Section):
         description="share of episodes that read another hit before the source, with reads source; this is not trained "
         "on",
     )
-    reads: Literal["source", "in-order"] = Field(
+    reads: Literal["source", "in-order", "all"] = Field(
         "source",
         description="hits that are read: source: the source at once, wherever it is listed; in-order: those from the "
-        "first hit to the source, if there are enough turns: the policy learns to read on until it has the answer",
+        "first hit to the source, if there are enough turns: the policy learns to read on until it has the answer; "
+        "all: all hits, if there are enough turns: the policy learns to compare them before it answers",
     )
     later_hits: float = Field(
         0.0,

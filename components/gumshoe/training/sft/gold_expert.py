@@ -25,8 +25,8 @@ _EASY_RANK = 2  # of the source among the hits
 _MAY_ANSWER = 0.5  # share of the words of the answer in a text that may be another source
 _PAGE, _MAX_PAGES = "page", 50
 _HERMES = find_form("hermes")
-_Reads = Literal["source", "other", "in-order"]
-"""Hits that an episode reads: the sources, another one before them, or all from the first hit to the last source."""
+_Reads = Literal["source", "other", "in-order", "all"]
+"""Hits that an episode reads: the sources, another one before them, those from the first to the last source, or all."""
 
 
 class NoEpisodeError(Exception):
@@ -228,7 +228,7 @@ class GoldExpert:
             others = _others(hits, gold)
             if reads == "other" and others and not cited:
                 episode.run(self._tools.read_call(rng.pick(others).source), is_trained=False)
-            for hit in hits[: hits.index(wanted[-1]) + 1] if reads == "in-order" and wanted else wanted:
+            for hit in _hits_to_read(hits, wanted, reads):
                 if hit in wanted:
                     texts += self._read(episode, hit)
                     cited.append(hit.source)
@@ -265,17 +265,30 @@ class GoldExpert:
         first = self._finder.first_try()
         if first is None or not rng.chance(self._settings.unknown):
             raise NoEpisodeError("no source in the index")
+        both = [*filter(None, (first, self._finder.find_failing(first, rng)))]
+        ways = [(both, 1)] if self._settings.reads == "source" else [(both, None), ([first], None), (both, 1)]
+        for searches, reads in ways:
+            episode = self._search_in_vain(searches, reads)
+            if len(episode.calls) <= self._max_turns:
+                return GoldEpisode(episode.to_trajectory(0, self._recorded("normal")), "normal", is_from_question=True)
+        raise NoEpisodeError("too many turns")
+
+    def _search_in_vain(self, searches: list[Search], reads: int | None) -> _Recording:
+        """Play some searches, read this number of hits of each (all if None), and end with "I don't know".
+
+        Raises:
+            NoEpisodeError: a hit may have the answer after all.
+        """
         episode = _Recording(self._finder.new_environment())
-        for search in filter(None, (first, self._finder.find_failing(first, rng))):
+        for search in searches:
             hits = parse_hits(episode.run(search.call))
             if not self._scenario.unanswerable and any(self._may_answer(episode, hit) for hit in hits):
                 raise NoEpisodeError("no source in the index")
-            if hits:
-                episode.run(self._tools.read_call(hits[0].source))
+            for hit in hits[:reads]:
+                if (call := self._tools.read_call(hit.source)) not in episode.calls:
+                    episode.run(call)
         episode.run(self._tools.answer_call(UNKNOWN))
-        if len(episode.calls) > self._max_turns:
-            raise NoEpisodeError("too many turns")
-        return GoldEpisode(episode.to_trajectory(0, self._recorded("normal")), "normal", is_from_question=True)
+        return episode
 
     def _may_answer(self, episode: _Recording, hit: SearchHit) -> bool:
         text = self._replay(episode).toolbox.run(self._tools.read_call(hit.source))
@@ -298,6 +311,13 @@ def _has_pages(environment: Environment, tools: ToolNames) -> bool:
 def _turn_to(call: Call, page: int) -> Call:
     """Return a call that reads one page of a text."""
     return call if page == 1 else Call(call.name, {**call.arguments, _PAGE: page})
+
+
+def _hits_to_read(hits: list[SearchHit], wanted: list[SearchHit], reads: _Reads) -> list[SearchHit]:
+    """Return the hits to read, in this order; other reads than those of sources are the caller's."""
+    if reads == "in-order" and wanted:
+        return hits[: hits.index(wanted[-1]) + 1]
+    return hits if reads == "all" else wanted
 
 
 def _others(hits: list[SearchHit], gold: list[SearchHit]) -> list[SearchHit]:
