@@ -107,3 +107,25 @@ def test_a_number_that_is_not_finite_or_too_large_is_refused(run: Run, words: tu
     ran = run(*words)
     assert (ran.status, ran.code) == (2, "cli.usage")
     assert words[-2] in ran.err
+
+
+@pytest.mark.parametrize(
+    ("typed", "option", "following"),
+    [
+        ("warm-start --from-gold --index a --demonstrations-only --model tiny", "--demonstrations-only", "--model"),
+        ("gate --candidate --baseline b", "--candidate", "--baseline"),
+        ("mail search --index a lease --from --json", "--from", "--json"),
+    ],
+)
+def test_an_option_does_not_take_the_next_option_as_its_value(
+    run: Run, typed: str, option: str, following: str
+) -> None:
+    ran = run(*typed.split())
+    assert (ran.status, ran.code) == (2, "cli.usage")
+    shown = " ".join(ran.err.replace("│", " ").split())
+    assert f"Invalid value for '{option}': it requires a value, and the next word is the option {following}" in shown
+
+
+def test_a_value_may_look_like_an_option(run: Run) -> None:
+    assert run("gate", "--candidate=--baseline", "--baseline", "b").code != "cli.usage"
+    assert run("mail", "search", "--index", "a", "--inbox", "a@b.example", "--", "--from", "--json").code != "cli.usage"

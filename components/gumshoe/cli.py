@@ -8,6 +8,7 @@ import gc
 import math
 import sys
 from importlib import import_module
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -102,10 +103,14 @@ class _LazyGroup(TyperGroup):
 
 
 def _prepare(command: Any) -> None:
-    """Let a command and its subcommands print help as `gumshoe.help_pages` does, and refuse `inf` and `nan`."""
+    """Let a command and its subcommands print help as `gumshoe.help_pages` does, and refuse values that are mistakes.
+
+    These are `inf`, `nan`, and the name of the next option, which an option without its value would take.
+    """
     parse = command.parse_args
 
-    def parse_finite(context: Any, arguments: list[str]) -> Any:
+    def parse_checked(context: Any, arguments: list[str]) -> Any:
+        _check_values(command, context, arguments)
         rest = parse(context, arguments)
         for each in command.params:
             value = context.params.get(each.name)
@@ -113,10 +118,24 @@ def _prepare(command: Any) -> None:
                 raise typer.BadParameter(f"{value} is not a finite number", ctx=context, param=each)
         return rest
 
-    command.parse_args = parse_finite
+    command.parse_args = parse_checked
     command.format_help = lambda context, _: print_help(command, context)
     for each in getattr(command, "commands", {}).values():
         _prepare(each)
+
+
+def _check_values(command: Any, context: Any, arguments: list[str]) -> None:
+    """Check that no option of a command is followed by another one instead of its value.
+
+    Raises:
+        typer.BadParameter: one is.
+    """
+    options = {name: each for each in command.params for name in (*each.opts, *each.secondary_opts) if name[0] == "-"}
+    for name, following in pairwise(takewhile(lambda each: each != "--", arguments)):
+        option = options.get(name)
+        if option and not option.is_flag and following in options:
+            message = f"it requires a value, and the next word is the option {following}"
+            raise typer.BadParameter(message, ctx=context, param=option)
 
 
 app = typer.Typer(

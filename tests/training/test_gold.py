@@ -346,7 +346,13 @@ def test_an_unanswerable_question_is_demonstrated_whatever_its_answer_shares_wit
 
 @pytest.mark.parametrize(
     ("reads", "turns", "calls"),
-    [("source", 10, "srsa"), ("in-order", 10, "srrrrsa"), ("all", 10, "srrrrsa"), ("all", 6, "srrrra"), ("all", 5, "srsa")],
+    [
+        ("source", 10, "srsa"),
+        ("in-order", 10, "srrrrsa"),
+        ("all", 10, "srrrrsa"),
+        ("all", 6, "srrrra"),
+        ("all", 5, "srsa"),
+    ],
 )
 def test_as_many_hits_as_wanted_are_read_before_a_question_is_given_up(
     small: Path, reads: str, turns: int, calls: str
@@ -432,15 +438,16 @@ def test_the_command_only_writes_the_episodes(company: Path, tmp_path: Path, run
     before = file.read_bytes()
     assert "5 of 5" in run(*typed).out
     assert file.read_bytes() == before
-    for wrong, code in (
-        ([file, "--from-gold", "--out", tmp_path], "training.warm-start-input"),
-        (["--out", tmp_path], "training.warm-start-input"),
-        ([file, "--demonstrations-only", file], "training.warm-start-input"),
-        (["--from-gold"], "training.warm-start-output"),
-        (["--from-gold", "--out", tmp_path, "--demonstrations-only", file], "training.warm-start-output"),
+    for wrong, code, found in (
+        ([file, "--from-gold", "--out", tmp_path], "training.warm-start-input", "both were given"),
+        (["--out", tmp_path], "training.warm-start-input", "neither was given"),
+        ([file, "--demonstrations-only", file], "training.warm-start-input", "requires --from-gold"),
+        (["--from-gold"], "training.warm-start-output", "--out"),
+        (["--from-gold", "--out", tmp_path, "--demonstrations-only", file], "training.warm-start-output", "--out"),
     ):
         ended = run("warm-start", *wrong, *limited)
         assert (ended.status, ended.code) == (2, code)
+        assert found in ended.err
 
 
 def test_no_episodes_are_an_error(company: Path, tmp_path: Path, run: Callable[..., CommandResult]) -> None:

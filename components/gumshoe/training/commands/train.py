@@ -264,8 +264,9 @@ def _check_input(trajectories: Path | None, from_gold: bool, demonstrations_only
         UsageError: it has none, or two.
     """
     if from_gold == (trajectories is not None):
+        found = f"both were given (TRAJECTORIES {str(trajectories)!r})" if from_gold else "neither was given"
         raise UsageError(
-            "training.warm-start-input", "a warm start requires either a file of TRAJECTORIES or --from-gold"
+            "training.warm-start-input", f"a warm start requires either a file of TRAJECTORIES or --from-gold; {found}"
         )
     if demonstrations_only is not None and not from_gold:
         raise UsageError("training.warm-start-input", "--demonstrations-only requires --from-gold")
