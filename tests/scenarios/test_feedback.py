@@ -157,13 +157,17 @@ def test_times_are_dates_times_or_durations() -> None:
         ({"since": "soon"}, "scenarios.invalid-time"),
         ({"redact": ["names"]}, "scenarios.unknown-redaction"),
         ({"redact": ["none", "email"]}, "scenarios.unknown-redaction"),
-        ({"redact": "phone", "phone_regions": ["xx"]}, "scenarios.invalid-feedback-options"),
-        ({"redact": "phone", "phone_regions": ["XX"]}, "scenarios.unknown-phone-region"),
+        ({"redact": "phone", "phone_regions": ["GBR"]}, "scenarios.invalid-feedback-options"),
+        ({"redact": "phone", "phone_regions": ["xx"]}, "scenarios.unknown-phone-region"),
     ],
 )
 def test_wrong_options_are_refused(options: dict[str, Any], code: str) -> None:
     with raises(code):
         FeedbackOptions.from_mapping(options).open_redactor()
+
+
+def test_countries_of_phone_numbers_may_be_in_lower_case() -> None:
+    assert FeedbackOptions.from_mapping({"phone_regions": ["de", "GB"]}).phone_regions == ("DE", "GB")
 
 
 def call(run: Run, place: Path, *options: object) -> CommandResult:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, StringConstraints, field_validator
 
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import ParameterModel, validate_model
@@ -31,7 +31,7 @@ class FeedbackOptions(ParameterModel):
     """Kinds of personal data to redact; `pii` for all, `none` for none."""
     redacted_answers: RedactedAnswers = "drop"
     """Leave out questions whose reference answer has personal data, or keep them with the answer as it is."""
-    phone_regions: tuple[Annotated[str, Field(pattern="^[A-Z]{2}$")], ...] = ("US", "GB")
+    phone_regions: tuple[Annotated[str, StringConstraints(pattern="^[A-Za-z]{2}$", to_upper=True)], ...] = ("US", "GB")
     """Countries whose phone numbers are found without a country code."""
     contradictions: Contradictions = "drop"
     """Answer to take if people gave different ones to the same question: none, the newest, or the most frequent."""
