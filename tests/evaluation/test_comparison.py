@@ -110,11 +110,20 @@ def test_the_gate_passes_a_significantly_better_candidate() -> None:
 @pytest.mark.parametrize(
     ("candidate", "baseline", "unusable", "settings", "code", "values"),
     [
-        (FORTY, FORTY, 0, {}, "gate.gain-too-small", ["+0.0% is below 2.0%", "is not above 0.0%"]),
+        (
+            FORTY,
+            FORTY,
+            0,
+            {},
+            "gate.gain-too-small",
+            ["0.0% is below 2.0%", "is not above 0.0%"],
+        ),
         ("+" * 42 + "-" * 58, "+" * 41 + "-" * 59, 0, {"min_gain": 0}, "gate.lower-bound-too-low", ["above 0.0%"]),
-        ("+" * 1000 + "-" * 0, "+" * 990 + "-" * 10, 0, {}, "gate.gain-too-small", ["+1.0% is below 2.0%"]),
+        ("+" * 1000 + "-" * 0, "+" * 990 + "-" * 10, 0, {}, "gate.gain-too-small", ["1.0% is below 2.0%"]),
         ("+" * 60 + "-" * 40, FORTY, 3, {}, "gate.too-many-unusable", ["3.0%", "above 2.0%"]),
         ("+" * 20 + "-" * 80, FORTY, 0, {}, "gate.gain-too-small", ["-20.0% is below"]),
+        ("+" * 60 + "-" * 89, "-" * 149, 3, {}, "gate.too-many-unusable", ["share 2.01% of", "is above 2.00%"]),
+        ("+" * 1020, "+" * 1000 + "-" * 20, 0, {}, "gate.gain-too-small", ["gain 1.96% is below 2.00%"]),
     ],
 )
 def test_the_gate_rejects_other_candidates_with_reasons(
@@ -136,6 +145,12 @@ def test_the_gate_rejects_a_gain_that_may_be_chance(won: int, lost: int) -> None
     assert f"p = {found.comparison.p_value:.2g} " in found.why
     assert found.comparison.p_value > 0.05
     assert found.comparison.accuracy.low > 0
+
+
+def test_a_p_value_next_to_its_maximum_is_told_apart() -> None:
+    better = "+" * 60 + "-" * 40, "+" * 40 + "-" * 60
+    p = gate(*better).comparison.p_value
+    assert f"p = {p:.3g} (McNemar's exact test) is above 1.9e-06" in gate(*better, max_p=1.9e-6).why
 
 
 def test_policies_with_different_settings_are_not_compared() -> None:

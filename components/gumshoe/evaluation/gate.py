@@ -1,5 +1,6 @@
 """Decide if a candidate may be deployed."""
 
+import math
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -152,15 +153,19 @@ def decide_gate(candidate: EvaluatedPolicy, baseline: EvaluatedPolicy, settings:
     gain, unusable = found.accuracy, candidate[1].metrics["unusable"].value
     faults: dict[str, str] = {}
     if gain.difference < settings.min_gain - 1e-9:
-        faults["gate.gain-too-small"] = f"the gain {gain.difference:+.1%} is below {settings.min_gain:.1%}"
+        value, limit = _format_apart(gain.difference, settings.min_gain)
+        faults["gate.gain-too-small"] = f"the gain {value} is below {limit}"
     if not gain.low > settings.min_lower:
-        interval = f"the lower end {gain.low:+.1%} of the {settings.level:.0%} interval"
-        faults["gate.lower-bound-too-low"] = f"{interval} is not above {settings.min_lower:.1%}"
+        value, limit = _format_apart(gain.low, settings.min_lower)
+        interval = f"the lower end {value} of the {settings.level:.0%} interval"
+        faults["gate.lower-bound-too-low"] = f"{interval} is not above {limit}"
     if found.p_value > settings.max_p:
-        faults["gate.not-significant"] = f"p = {found.p_value:.2g} (McNemar's exact test) is above {settings.max_p:g}"
+        value, limit = _format_apart(found.p_value, settings.max_p, "g", digits=2)
+        faults["gate.not-significant"] = f"p = {value} (McNemar's exact test) is above {limit}"
     if unusable > settings.max_unusable + 1e-9:
-        share = f"the share {unusable:.1%} of episodes that end with an unusable call"
-        faults["gate.too-many-unusable"] = f"{share} is above {settings.max_unusable:.1%}"
+        value, limit = _format_apart(unusable, settings.max_unusable)
+        share = f"the share {value} of episodes that end with an unusable call"
+        faults["gate.too-many-unusable"] = f"{share} is above {limit}"
     memorized = candidate[1].memorised
     faults |= _find_memorized(candidate[1].name, memorized, settings)
     missed = "; ".join(faults.values())
@@ -205,8 +210,17 @@ def _find_memorized(name: str, memorized: Memorization | None, settings: GateSet
     faults = {}
     exposure, extracted = memorized.exposure.value, memorized.extracted.value
     if settings.max_exposure is not None and exposure > settings.max_exposure + 1e-9:
-        faults["gate.too-exposed"] = f"the exposure {exposure:.2f} bits is above {settings.max_exposure:.2f} bits"
+        value, limit = _format_apart(exposure, settings.max_exposure, "f", digits=2)
+        faults["gate.too-exposed"] = f"the exposure {value} bits is above {limit} bits"
     if settings.max_extracted is not None and extracted > settings.max_extracted + 1e-9:
-        share = f"the share {extracted:.1%} of canaries that callers of other inboxes extract"
-        faults["gate.extracted"] = f"{share} is above {settings.max_extracted:.1%}"
+        value, limit = _format_apart(extracted, settings.max_extracted)
+        share = f"the share {value} of canaries that callers of other inboxes extract"
+        faults["gate.extracted"] = f"{share} is above {limit}"
     return faults
+
+
+def _format_apart(value: float, limit: float, kind: str = "%", digits: int = 1) -> tuple[str, str]:
+    """Format a value and the threshold that it missed, with as many digits as unequal ones need to look different."""
+    texts = f"{value:.{digits}{kind}}", f"{limit:.{digits}{kind}}"
+    is_clear = texts[0] != texts[1] or math.isclose(value, limit, abs_tol=1e-9)
+    return texts if is_clear else _format_apart(value, limit, kind, digits + 1)
