@@ -157,7 +157,7 @@ def test_policies_with_different_settings_are_not_compared() -> None:
     one, other = result(answers("++", "new")), result(answers("+-", "old"))
     plain = evaluation(other)
     for changes, code, values in (
-        ({"settings": {"temperature": 1.0}}, "gate.other-settings", "temperature 0.0 and temperature 1.0"),
+        ({"settings": {"temperature": 1.0}}, "gate.other-settings", "settings: temperature 0.0 and temperature 1.0;"),
         ({"samples": 2}, "gate.other-sample-count", "1 and 2"),
         ({"judges": (JudgeResult(name="exact", usage={}),)}, "gate.other-judge", "heuristic and exact"),
         ({"index": "another"}, "gate.other-index", "i and another"),
@@ -165,7 +165,7 @@ def test_policies_with_different_settings_are_not_compared() -> None:
         with raises(code, "new and old", values):
             compare_evaluations((evaluation(one), one), (plain.model_copy(update=changes), other))
     elsewhere = other.model_copy(update={"environment": {"name": "email", "limit": 5}})
-    with raises("gate.other-environment", "name email and name email, limit 5"):
+    with raises("gate.other-environment", "environments: limit unset and limit 5;"):
         compare_evaluations((evaluation(one), one), (evaluation(elsewhere), elsewhere))
     seeds = [evaluation(each).model_copy(update={"settings": {"seed": seed}}) for seed, each in enumerate((one, other))]
     assert compare_evaluations((seeds[0], one), (seeds[1], other)).wins == 1

@@ -81,7 +81,7 @@ def compare_evaluations(
     """
     ours, theirs = candidate[0], baseline[0]
     across = across_samples and all(map(_has_one_answer, (ours, theirs))) and bool(ours.choice or theirs.choice)
-    environments = _format_settings(candidate[1].environment), _format_settings(baseline[1].environment)
+    environments = _format_differences(candidate[1].environment, baseline[1].environment)
     must_match: list[tuple[str, str, object, object]] = [
         ("gate.other-index", "different indexes", ours.index[:16], theirs.index[:16]),
         ("gate.other-judge", "different judges", ours.judges[0].name, theirs.judges[0].name),
@@ -97,7 +97,7 @@ def compare_evaluations(
                 _describe_choice(theirs),
             ),
         ]
-    decisive = _settings_to_match(ours, across), _settings_to_match(theirs, across)
+    decisive = _format_differences(_settings_to_match(ours, across), _settings_to_match(theirs, across))
     must_match.append(("gate.other-settings", "different settings", *decisive))
     names = f"{candidate[1].name} and {baseline[1].name}"
     for code, what, mine, other in must_match:
@@ -122,14 +122,17 @@ def _describe_choice(evaluation: EvaluationResult) -> str:
     return f"{choice.way} by {choice.by}" if choice else "none"
 
 
-def _settings_to_match(evaluation: EvaluationResult, across: bool) -> str:
+def _settings_to_match(evaluation: EvaluationResult, across: bool) -> dict[str, Any]:
     """Return the settings that must be equal: all except the seed and, across samples, the temperature."""
     left_out = {"seed", "temperature"} if across else {"seed"}
-    return _format_settings({name: value for name, value in evaluation.settings.items() if name not in left_out})
+    return {name: value for name, value in evaluation.settings.items() if name not in left_out}
 
 
-def _format_settings(settings: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in settings.items())
+def _format_differences(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> tuple[str, str]:
+    """Format the settings of two sides that differ; return empty texts if none does."""
+    differ = [each for each in {**theirs, **ours} if ours.get(each, "unset") != theirs.get(each, "unset")]
+    mine, other = (", ".join(f"{name} {each.get(name, 'unset')}" for name in differ) for each in (ours, theirs))
+    return mine, other
 
 
 def decide_gate(candidate: EvaluatedPolicy, baseline: EvaluatedPolicy, settings: GateSettings) -> Decision:
