@@ -115,6 +115,7 @@ def test_a_number_that_is_not_finite_or_too_large_is_refused(run: Run, words: tu
         ("warm-start --from-gold --index a --demonstrations-only --model tiny", "--demonstrations-only", "--model"),
         ("gate --candidate --baseline b", "--candidate", "--baseline"),
         ("mail search --index a lease --from --json", "--from", "--json"),
+        ("evaluate --out --help", "--out", "--help"),
     ],
 )
 def test_an_option_does_not_take_the_next_option_as_its_value(

@@ -131,9 +131,10 @@ def _check_values(command: Any, context: Any, arguments: list[str]) -> None:
         typer.BadParameter: one is.
     """
     options = {name: each for each in command.params for name in (*each.opts, *each.secondary_opts) if name[0] == "-"}
+    names = {*options, *context.help_option_names}
     for name, following in pairwise(takewhile(lambda each: each != "--", arguments)):
         option = options.get(name)
-        if option and not option.is_flag and following in options:
+        if option and not option.is_flag and following in names:
             message = f"it requires a value, and the next word is the option {following}"
             raise typer.BadParameter(message, ctx=context, param=option)
 
