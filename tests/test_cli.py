@@ -128,5 +128,6 @@ def test_an_option_does_not_take_the_next_option_as_its_value(
 
 
 def test_a_value_may_look_like_an_option(run: Run) -> None:
-    assert run("gate", "--candidate=--baseline", "--baseline", "b").code != "cli.usage"
-    assert run("mail", "search", "--index", "a", "--inbox", "a@b.example", "--", "--from", "--json").code != "cli.usage"
+    assert run("gate", "--candidate=--baseline", "--baseline", "b").code == "evaluation.not-found"
+    asked = ("--index", "nowhere", "--inbox", "a@b.example", "--", "--from", "--json")
+    assert run("mail", "search", *asked).code == "mail.no-index"

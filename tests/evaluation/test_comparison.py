@@ -110,18 +110,11 @@ def test_the_gate_passes_a_significantly_better_candidate() -> None:
 @pytest.mark.parametrize(
     ("candidate", "baseline", "unusable", "settings", "code", "values"),
     [
-        (
-            FORTY,
-            FORTY,
-            0,
-            {},
-            "gate.gain-too-small",
-            ["0.0% is below 2.0%", "is not above 0.0%"],
-        ),
+        (FORTY, FORTY, 0, {}, "gate.gain-too-small", ["gain 0.0% is below 2.0%", "is not above 0.0%"]),
         ("+" * 42 + "-" * 58, "+" * 41 + "-" * 59, 0, {"min_gain": 0}, "gate.lower-bound-too-low", ["above 0.0%"]),
-        ("+" * 1000 + "-" * 0, "+" * 990 + "-" * 10, 0, {}, "gate.gain-too-small", ["1.0% is below 2.0%"]),
+        ("+" * 1000 + "-" * 0, "+" * 990 + "-" * 10, 0, {}, "gate.gain-too-small", ["gain 1.0% is below 2.0%"]),
         ("+" * 60 + "-" * 40, FORTY, 3, {}, "gate.too-many-unusable", ["3.0%", "above 2.0%"]),
-        ("+" * 20 + "-" * 80, FORTY, 0, {}, "gate.gain-too-small", ["-20.0% is below"]),
+        ("+" * 20 + "-" * 80, FORTY, 0, {}, "gate.gain-too-small", ["gain -20.0% is below"]),
         ("+" * 60 + "-" * 89, "-" * 149, 3, {}, "gate.too-many-unusable", ["share 2.01% of", "is above 2.00%"]),
         ("+" * 1020, "+" * 1000 + "-" * 20, 0, {}, "gate.gain-too-small", ["gain 1.96% is below 2.00%"]),
     ],
