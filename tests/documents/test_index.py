@@ -175,6 +175,7 @@ def test_a_query_without_known_words_finds_nothing(lexical: DocumentIndex) -> No
     [
         ({"query": 3}, ["query", 3]),
         ({"query": "x", "limit": 0}, ["limit", 1, MAX_RESULTS, 0]),
+        ({"query": "x", "snippet_characters": 79}, ["snippet_characters", 80, 79]),
         ({"query": "x", "limit": 101}, ["limit", 101]),
         ({"query": "x", "limit": "3"}, ["limit", "'3'"]),
         ({"query": "x", "dense_weight": 1.1}, ["dense_weight", 1.1]),

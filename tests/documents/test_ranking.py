@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gumshoe.documents.document_snippets import MAX_SNIPPET, make_snippet
+from gumshoe.documents.document_snippets import SNIPPET_CHARACTERS, make_snippet
 from gumshoe.documents.languages import check_language
 from gumshoe.documents.lexical import K1, Analyzer, B, Bm25, PostingsBuilder
 from tests.errors import raises
@@ -108,9 +108,9 @@ def test_a_snippet_contains_most_of_the_words() -> None:
 
 
 @QUICK
-@given(st.text(max_size=900), st.text(max_size=30))
-def test_a_snippet_is_one_short_line(text: str, query: str) -> None:
-    shown = make_snippet(text, frozenset(ENGLISH.split_words(query)), ENGLISH)
-    assert len(shown) <= MAX_SNIPPET + 4
+@given(st.text(max_size=900), st.text(max_size=30), st.sampled_from([80, SNIPPET_CHARACTERS, 500]))
+def test_a_snippet_is_one_short_line(text: str, query: str, limit: int) -> None:
+    shown = make_snippet(text, frozenset(ENGLISH.split_words(query)), ENGLISH, limit)
+    assert len(shown) <= limit + 4
     assert "\n" not in shown
     assert shown.removeprefix("… ").removesuffix(" …").strip() in " ".join(text.split())

@@ -187,6 +187,18 @@ def test_a_search_lists_few_and_short_hits(index: MailIndex) -> None:
     assert len(search(environment(index), "gas")) == 3
 
 
+@pytest.mark.parametrize("words", [["harbour"], ["harbour", "zebra"]], ids=["all keywords", "some keywords"])
+def test_a_larger_hit_shows_more_of_a_message(index: MailIndex, words: list[str]) -> None:
+    def show(**settings: Any) -> str:
+        (hit,) = parse_hits(environment(index, **settings).toolbox.run(Call("search_inbox", {"keywords": words})))
+        return hit.snippet
+
+    usual = show()
+    assert show(hit_characters=160).removesuffix(" …") in usual
+    assert len(show(hit_characters=2000)) > 1000 > 2 * len(usual)
+    assert LINES[:900].replace("\n", " ") in show(hit_characters=2000)
+
+
 def test_a_long_message_is_read_in_pages(index: MailIndex) -> None:
     place = environment(index, 3, **SMALL)
     pages = [read(place, "<3@example.com>", page=number) for number in range(1, 6)]
@@ -244,6 +256,19 @@ def test_documents_have_handles_and_pages(collection: DocumentIndex) -> None:
     assert parts[0].startswith("Marsh fever\nPage 1 of 5\n\n")
     place.toolbox.run(Call("return_final_answer", {"answer": "A week", "document_ids": ["d1", "d2"]}))
     assert (place.record.sources, place.record.right_sources) == (["d2", "d1"], ["d1"])
+
+
+def test_a_larger_hit_shows_more_of_a_document(collection: DocumentIndex) -> None:
+    about = Scenario.model_validate(about_documents(1, document_ids=["d1"]))
+
+    def show(limit: int | None) -> str:
+        place = DocumentsEnvironment(collection, about, 10, hit_characters=limit, marks=False)
+        hit, *_ = parse_hits(place.toolbox.run(Call("search_documents", {"query": "harbour"})))
+        return hit.snippet
+
+    usual = show(None)
+    assert show(240).removesuffix(" …") in usual
+    assert len(show(800)) > 700 > 2 * len(usual)
 
 
 def test_documents_have_no_pages_by_default(collection: DocumentIndex) -> None:

@@ -247,6 +247,7 @@ def test_read_accepts_an_id_without_brackets(index: MailIndex, written: str) -> 
         (lambda index: index.search(BOB, ["fine", "?!"]), "mail.keyword-without-words", ["'?!'"]),
         (lambda index: index.search(BOB, ["x" * 201]), "mail.keyword-too-long", ["201", "200"]),
         (lambda index: index.search(BOB, ["a"], limit=0), "mail.invalid-limit", ["limit is 0", "1 to 10"]),
+        (lambda index: index.search(BOB, ["a"], snippet_words=0), "mail.invalid-snippet-words", ["words is 0"]),
         (lambda index: index.search(BOB, ["a"], limit=11), "mail.invalid-limit", ["limit is 11", "1 to 10"]),
         (lambda index: index.search(BOB, ["a"], limit=True), "mail.invalid-limit", ["limit is True", "1 to 10"]),
         (lambda index: index.search(BOB, ["a"], order="best"), "mail.invalid-order", ["'best'", "'relevance'"]),

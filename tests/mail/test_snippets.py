@@ -41,9 +41,10 @@ def test_a_snippet_is_short_whatever_is_between_the_words(long: str) -> None:
 @given(st.lists(st.sampled_from(["gas", "oil", "word", "a,b", "Zürich", "1,250,000", "東京"]), max_size=80), st.data())
 def test_a_snippet_is_a_short_part_of_the_text(words: list[str], data: st.DataObject) -> None:
     text = data.draw(st.sampled_from([" ", "\n", " - "])).join(words)
+    size = data.draw(st.sampled_from([1, SNIPPET_WORDS, 60]))
     places = find_places(ANALYZER, text, {GAS, OIL})
-    snippet = make_snippet([text], places)
+    snippet = make_snippet([text], places, size)
     shown = snippet.removeprefix("… ").removesuffix(" …")
     assert shown in " ".join(text.split())
-    assert len(ANALYZER.analyze(shown).positions) <= 2 * SNIPPET_WORDS
+    assert len(ANALYZER.analyze(shown).positions) <= 2 * size
     assert bool(places) == bool(find_places(ANALYZER, shown, {GAS, OIL}))

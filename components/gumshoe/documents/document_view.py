@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from gumshoe.artifacts.sqlite import ReadOnlyDatabase, explain_damage
 from gumshoe.documents.document import Document
-from gumshoe.documents.document_snippets import make_snippet
+from gumshoe.documents.document_snippets import MIN_SNIPPET_CHARACTERS, SNIPPET_CHARACTERS, make_snippet
 from gumshoe.documents.lexical import Analyzer
 from gumshoe.documents.ranking import IndexArrays, RankedDocument, Ranker
 from gumshoe.documents.schema import CHUNK
@@ -111,6 +111,7 @@ class DocumentView:
         query: str,
         *,
         limit: int = 10,
+        snippet_characters: int = SNIPPET_CHARACTERS,
         filters: Mapping[str, str] | None = None,
         dense_weight: float = DENSE_WEIGHT,
         fusion: Fusion = "score",
@@ -120,8 +121,8 @@ class DocumentView:
 
         `filters` is metadata that a document must have; one of several values is enough, and case is ignored.
         `dense_weight` is from 0 (only lexical) to 1 (only dense); an index without vectors always uses lexical
-        retrieval. `fusion` is "score" or "rank" (see `fuse`). `reranker` orders its number of candidates anew; it gets
-        only passages that may be read.
+        retrieval. A snippet has at most `snippet_characters` characters. `fusion` is "score" or "rank" (see `fuse`).
+        `reranker` orders its number of candidates anew; it gets only passages that may be read.
 
         Raises:
             UsageError: if an argument is invalid, no document has the metadata to filter by, or the embedding model
@@ -134,6 +135,10 @@ class DocumentView:
             raise _invalid_argument(f"query must be a string, got {query!r}")
         if not isinstance(limit, int) or not 1 <= limit <= MAX_RESULTS:
             raise _invalid_argument(f"limit must be an integer from 1 to {MAX_RESULTS}, got {limit!r}")
+        if not isinstance(snippet_characters, int) or snippet_characters < MIN_SNIPPET_CHARACTERS:
+            raise _invalid_argument(
+                f"snippet_characters must be an integer from {MIN_SNIPPET_CHARACTERS}, got {snippet_characters!r}"
+            )
         if not 0 <= dense_weight <= 1:
             raise _invalid_argument(f"dense_weight must be a number from 0 to 1, got {dense_weight!r}")
         if fusion not in ("score", "rank"):
@@ -146,9 +151,11 @@ class DocumentView:
         if not cleaned:
             return []
         if reranker is None:
-            return [*self._hits(cleaned, limit, wanted, weight, fusion)]
+            return [*self._hits(cleaned, limit, snippet_characters, wanted, weight, fusion)]
         depth = min(max(limit, reranker.candidates), MAX_RESULTS)
-        return self._rerank(cleaned, self._hits(cleaned, depth, wanted, weight, fusion), reranker)[:limit]
+        return self._rerank(cleaned, self._hits(cleaned, depth, snippet_characters, wanted, weight, fusion), reranker)[
+            :limit
+        ]
 
     def _rerank(self, query: str, hits: Sequence[DocumentHit], reranker: Reranker) -> list[DocumentHit]:
         """Return hits with those that the reranker looks at in its order, and the others below them."""
@@ -168,7 +175,7 @@ class DocumentView:
         return add_context(context, text[start:stop])
 
     def _find_hits(
-        self, query: str, limit: int, wanted: Filters, weight: float, fusion: Fusion
+        self, query: str, limit: int, snippet_characters: int, wanted: Filters, weight: float, fusion: Fusion
     ) -> tuple[DocumentHit, ...]:
         parts = self._parts
         with parts.explain_damage():
@@ -177,9 +184,9 @@ class DocumentView:
             vector = parts.embed(query, self._asker) if weight else None
             allowed = self._allowed(wanted) if wanted else None
             ranked = self._ranker.rank(vector, numbers, weight, limit, fusion, allowed, list(words.values()))
-            return tuple(self._to_hit(each, frozenset(words)) for each in ranked)
+            return tuple(self._to_hit(each, frozenset(words), snippet_characters) for each in ranked)
 
-    def _to_hit(self, ranked: RankedDocument, words: frozenset[str]) -> DocumentHit:
+    def _to_hit(self, ranked: RankedDocument, words: frozenset[str], snippet_characters: int) -> DocumentHit:
         row = self._parts.database.execute(
             "SELECT document, collection, document_id, position, title, substr(text, start + 1, stop - start) "
             "FROM chunks JOIN documents USING (document) WHERE chunk = ?",
@@ -187,7 +194,7 @@ class DocumentView:
         )
         document, collection, own_id, position, title, text = next(row)
         document_id = self._list_id(document, collection, own_id)
-        snippet = make_snippet(text, words, self._parts.analyzer)
+        snippet = make_snippet(text, words, self._parts.analyzer, snippet_characters)
         chunk_id = f"{document_id}#{position}"
         return DocumentHit(document_id, chunk_id, title, snippet, ranked.score, ranked.dense_rank, ranked.lexical_rank)
 

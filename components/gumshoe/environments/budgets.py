@@ -11,7 +11,7 @@ from gumshoe.environments.tools import ToolError
 HitCount = Annotated[int, Field(ge=1, le=10)]
 """Maximum number of hits of a search."""
 HitCharacters = Annotated[int, Field(ge=40)] | None
-"""Maximum number of characters of a hit's title and snippet together; None if they are not cut."""
+"""Maximum number of characters of a hit's title and snippet together; None for the index's usual snippets, uncut."""
 PageCharacters = Annotated[int, Field(ge=200)] | None
 """Maximum number of characters of a text that a call shows; longer texts have pages. None if they are not cut."""
 

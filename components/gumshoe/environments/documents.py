@@ -9,6 +9,7 @@ from pydantic import Field
 
 from gumshoe.documents.corpus import DocumentsCorpus
 from gumshoe.documents.document import Document
+from gumshoe.documents.document_snippets import SNIPPET_CHARACTERS
 from gumshoe.documents.index import DocumentHit, DocumentIndex, DocumentNotFoundError, DocumentView
 from gumshoe.embeddings.reranker import RerankSettings, open_reranker
 from gumshoe.environments.base import DocumentSource, SourceText
@@ -56,9 +57,9 @@ class DocumentsEnvironment(SearchEnvironment):
     each call; turn it off for policies that were trained without it. A search lists at most `hits` passages. Of a
     document with more than `longest` characters, the tool shows the beginning and the passages that searches listed.
 
-    For models with a small context, a hit has at most `hit_characters` characters of title and snippet. With
-    `document_characters`, longer documents are read in pages of that many characters, whatever `longest` is. With
-    `handles`, tools show handles such as d1 in place of ids; both can be read and given as sources.
+    A hit has at most `hit_characters` characters of title and snippet: more than usual, or fewer for models with a
+    small context. With `document_characters`, longer documents are read in pages of that many characters, whatever
+    `longest` is. With `handles`, tools show handles such as d1 in place of ids; both can be read and given as sources.
 
     With `neighbours`, a search lists the number of each passage's chunk, and `read_document` can read around it: the
     chunk with that many chunks before and after it. `rerank` names a model that orders the results of searches anew.
@@ -190,9 +191,10 @@ class DocumentsEnvironment(SearchEnvironment):
         return self.show_page(document.document_id, document.title, text, page, self._page_characters)
 
     def _search(self, query: str) -> Iterable[DocumentHit]:
-        if self._reranker is not None and isinstance(self._index, DocumentView | DocumentIndex):
-            return self._index.search(query, limit=self._hits, reranker=self._reranker)
-        return self._index.search(query, limit=self._hits)
+        if not isinstance(self._index, DocumentView | DocumentIndex):
+            return self._index.search(query, limit=self._hits)
+        characters = max(SNIPPET_CHARACTERS, self._hit_characters or 0)
+        return self._index.search(query, limit=self._hits, snippet_characters=characters, reranker=self._reranker)
 
     def _read(self, document_id: str, around: int | None) -> Document:
         """Read a document, or the chunks around one of it if the index has chunks.

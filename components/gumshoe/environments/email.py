@@ -14,6 +14,7 @@ from gumshoe.mail.corpus import MailCorpus
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from gumshoe.mail.search_arguments import MailSearchError, check_period
 from gumshoe.mail.search_results import Hit, Message
+from gumshoe.mail.snippets import SNIPPET_WORDS
 from gumshoe.scenarios.scenario import Scenario, ScenarioError
 
 _SYSTEM = """\
@@ -28,6 +29,7 @@ I am {inbox}. Today is {today}.
 {question}"""
 _PARTIAL = "\n\n        If no message does, messages that contain some of them are listed, the best first."
 _DEFAULT_HITS = 10
+_CHARACTERS_PER_WORD = 7  # of a hit; a snippet has as many words as its characters may show
 _Found = TypeVar("_Found")
 
 
@@ -39,10 +41,10 @@ class EmailEnvironment(SearchEnvironment):
     and a search that no message matches lists partial matches. With `meaning`, there is a tool that searches by meaning
     if the index has vectors. Turn either off for policies that were trained without it.
 
-    For models with a small context, a search lists at most `hits` messages, with at most `hit_characters` characters of
-    subject and snippet each. A message with more than `message_characters` characters is read in pages of that size,
-    its header fields are cut, and a thread is cut to about the same size. With `handles`, tools show handles such as m1
-    in place of the ids of messages; both can be read and given as sources.
+    A search lists at most `hits` messages, with at most `hit_characters` characters of subject and snippet each: more
+    than usual, or fewer for models with a small context. A message with more than `message_characters` characters is
+    read in pages of that size, its header fields are cut, and a thread is cut to about the same size. With `handles`,
+    tools show handles such as m1 in place of the ids of messages; both can be read and given as sources.
 
     With `marks`, results of tools are enclosed in marks that no message can contain, and the system prompt says that
     the text between them is data (see `gumshoe.environments.data_marks`).
@@ -85,6 +87,7 @@ class EmailEnvironment(SearchEnvironment):
             )
         self._index, self._max_turns, self._threads, self._hits = index, max_turns, threads, hits
         self._page_characters = message_characters
+        self._snippet_words = max(SNIPPET_WORDS, (hit_characters or 0) // _CHARACTERS_PER_WORD)
         self._format = MailFormat(threads, hit_characters, message_characters, self.show_id)
         self._inbox, self._until = scenario.inbox_address, scenario.visible_before
         self._marks = marks
@@ -202,7 +205,8 @@ class EmailEnvironment(SearchEnvironment):
             after, _ = check_period(arguments["sent_after"], arguments["sent_before"])
             if after is not None and after >= int(self._until.timestamp()):
                 raise ToolError(f"sent_after {arguments['sent_after']} is later than today; write an earlier day")
-            return search(self._inbox, wanted, **arguments, limit=self._hits, visible_before=self._until)
+            limits = {"limit": self._hits, "snippet_words": self._snippet_words, "visible_before": self._until}
+            return search(self._inbox, wanted, **arguments, **limits)
         except MailSearchError as error:
             raise ToolError(str(error)) from None
 

@@ -79,9 +79,14 @@ class HitReader:
         return {message: (*heads[message], copies[message]) for message in messages}
 
     def read_hits(
-        self, view: InboxView, messages: list[int], terms: set[int], chunks: Mapping[int, MessageChunk] | None = None
+        self,
+        view: InboxView,
+        messages: list[int],
+        terms: set[int],
+        snippet_words: int,
+        chunks: Mapping[int, MessageChunk] | None = None,
     ) -> tuple[Hit, ...]:
-        """Return messages as hits. A snippet has words with some of the terms.
+        """Return messages as hits. A snippet has at most `snippet_words` words, with some of the terms.
 
         It is of the message's chunk in `chunks`, if there is one.
         """
@@ -99,9 +104,9 @@ class HitReader:
             first, text, thread = copies[message][0], texts[message], threads[message]
             if chunk := chunks.get(message) if chunks else None:
                 part = cut_chunk(text, chunk)[1]
-                snippet = make_snippet([part], find_places(self._analyzer(view.inbox), part, terms))
+                snippet = make_snippet([part], find_places(self._analyzer(view.inbox), part, terms), snippet_words)
             else:
-                snippet = make_snippet(list_texts(text.body, text.attachments), places[message])
+                snippet = make_snippet(list_texts(text.body, text.attachments), places[message], snippet_words)
             hits.append(
                 Hit(
                     first.shown_id,

@@ -38,6 +38,7 @@ from gumshoe.mail.search_arguments import (
 )
 from gumshoe.mail.search_results import Hit, Message, PartialResult
 from gumshoe.mail.segment import IndexSegments
+from gumshoe.mail.snippets import SNIPPET_WORDS
 from gumshoe.mail.terms import bare_id, thread_terms
 
 _RESULT_CACHE_SIZE = 1_000  # search results, and messages, in memory
@@ -59,6 +60,7 @@ class _Search:
     keywords: tuple[str, ...]
     query: Query
     limit: int
+    snippet_words: int
     order: Order
     one_per_thread: bool
     until: int | None
@@ -110,6 +112,7 @@ class MailIndex:
         sent_after: str | date | None = None,
         sent_before: str | date | None = None,
         limit: int = 10,
+        snippet_words: int = SNIPPET_WORDS,
         order: Order = "relevance",
         one_per_thread: bool = False,
         visible_before: datetime | None = None,
@@ -121,9 +124,9 @@ class MailIndex:
         reverse. Subject, body, attachments and the names of people are searched. `sender` and `recipient` are whole
         addresses, or names, of which all words must match. `sent_after` is inclusive and `sent_before` is exclusive; a
         day (YYYY-MM-DD) begins at midnight UTC. A message without a date is found only if neither is given. `limit` is
-        1 to 10. With `one_per_thread`, only the first hit of each thread is returned. With `visible_before`, the result
-        is as if the inbox held only messages sent before that time: threads, counts and ranking too. Messages without a
-        date are then left out.
+        1 to 10. A snippet has at most `snippet_words` words. With `one_per_thread`, only the first hit of each thread
+        is returned. With `visible_before`, the result is as if the inbox held only messages sent before that time:
+        threads, counts and ranking too. Messages without a date are then left out.
 
         Raises:
             MailSearchError: if an argument is invalid; the message says what to write instead.
@@ -131,7 +134,9 @@ class MailIndex:
         """
         period = check_period(sent_after, sent_before)
         until = _to_seconds(visible_before)
-        checked = self._check(inbox, keywords, sender, recipient, period, limit, until, order, one_per_thread)
+        checked = self._check(
+            inbox, keywords, sender, recipient, period, limit, snippet_words, until, order, one_per_thread
+        )
         return [*self._hits(checked)]
 
     def search_partially(
@@ -144,6 +149,7 @@ class MailIndex:
         sent_after: str | date | None = None,
         sent_before: str | date | None = None,
         limit: int = 10,
+        snippet_words: int = SNIPPET_WORDS,
         one_per_thread: bool = False,
         visible_before: datetime | None = None,
     ) -> PartialResult:
@@ -153,7 +159,9 @@ class MailIndex:
         """
         period = check_period(sent_after, sent_before)
         until = _to_seconds(visible_before)
-        checked = self._check(inbox, keywords, sender, recipient, period, limit, until, one_per_thread=one_per_thread)
+        checked = self._check(
+            inbox, keywords, sender, recipient, period, limit, snippet_words, until, one_per_thread=one_per_thread
+        )
         return self._partial(checked)
 
     def search_by_meaning(
@@ -166,6 +174,7 @@ class MailIndex:
         sent_after: str | date | None = None,
         sent_before: str | date | None = None,
         limit: int = 10,
+        snippet_words: int = SNIPPET_WORDS,
         dense_weight: float = MEANING_WEIGHT,
         fusion: Fusion = "score",
         visible_before: datetime | None = None,
@@ -183,7 +192,7 @@ class MailIndex:
             GumshoeError: if the index is damaged.
         """
         period = check_period(sent_after, sent_before)
-        check_choices(limit, "relevance")
+        check_choices(limit, "relevance", snippet_words)
         check_fusion(dense_weight, fusion)
         text = check_query(query)
         owner = check_address("inbox", inbox)
@@ -193,7 +202,7 @@ class MailIndex:
         terms = dict.fromkeys(term for each in alternatives for term in each.terms)
         words = tuple((((term, 0),),) for term in itertools.islice(terms, _MAX_QUERY_TERMS))
         until, weight = _to_seconds(visible_before), dense_weight if self.has_vectors else 0.0
-        checked = MeaningQuery(owner, text, Query(words, filters, *period), limit, weight, fusion, until)
+        checked = MeaningQuery(owner, text, Query(words, filters, *period), limit, snippet_words, weight, fusion, until)
         return [*self._meant(checked)] if text else []
 
     def _find_meant(self, search: MeaningQuery) -> tuple[Hit, ...]:
@@ -204,7 +213,7 @@ class MailIndex:
             view.check_size(search.query)
             found = self._meaning.rank(view.score_all(search.query), vector, weight, search.limit, search.fusion)
             chunks = {each.message: each.chunk for each in found if each.chunk}
-            hits = self._show(view, [each.message for each in found], search.query, chunks)
+            hits = self._show(view, [each.message for each in found], search, chunks)
             return tuple(
                 replace(hit, dense_rank=each.dense_rank, lexical_rank=each.lexical_rank)
                 for hit, each in zip(hits, found, strict=True)
@@ -218,23 +227,24 @@ class MailIndex:
         recipient: str | None,
         period: tuple[int | None, int | None],
         limit: int,
+        snippet_words: int,
         until: int | None,
         order: Order = "relevance",
         one_per_thread: bool = False,
     ) -> _Search:
         words = tuple(check_keywords(keywords))
-        check_choices(limit, order)
+        check_choices(limit, order, snippet_words)
         owner = check_address("inbox", inbox)
         found = self._terms.read_keywords(owner, words)
         filters = self._terms.read_people(owner, sender, recipient)
         check_words(found, filters)
-        return _Search(owner, words, Query(found, filters, *period), limit, order, one_per_thread, until)
+        return _Search(owner, words, Query(found, filters, *period), limit, snippet_words, order, one_per_thread, until)
 
     def _find_hits(self, search: _Search) -> tuple[Hit, ...]:
         with self._explain_damage():
             view, query = self._view(search.inbox, search.until), search.query
             view.check_size(query)
-            return self._show(view, self._select(search, partial(view.search, query, search.order)), query)
+            return self._show(view, self._select(search, partial(view.search, query, search.order)), search)
 
     def _select(self, search: _Search, find: Callable[[int], list[int]]) -> list[int]:
         """Return the first messages of those that `find` returns up to a number: at most one per thread, if asked."""
@@ -261,12 +271,18 @@ class MailIndex:
             view, query = self._view(search.inbox, search.until), search.query
             view.check_size(query)
             counts = dict(zip(search.keywords, view.count_each(query), strict=True))
-            return PartialResult(counts, self._show(view, self._select(search, partial(view.search_any, query)), query))
+            return PartialResult(
+                counts, self._show(view, self._select(search, partial(view.search_any, query)), search)
+            )
 
     def _show(
-        self, view: InboxView, numbers: list[int], query: Query, chunks: Mapping[int, MessageChunk] | None = None
+        self,
+        view: InboxView,
+        numbers: list[int],
+        search: _Search | MeaningQuery,
+        chunks: Mapping[int, MessageChunk] | None = None,
     ) -> tuple[Hit, ...]:
-        return self._reader.read_hits(view, numbers, query.terms, chunks)
+        return self._reader.read_hits(view, numbers, search.query.terms, search.snippet_words, chunks)
 
     def read(self, inbox: str, message_id: str, *, visible_before: datetime | None = None) -> Message:
         """Return one message of an inbox, by the id of any copy that the inbox holds.

@@ -29,6 +29,7 @@ class MeaningQuery:
     query: Query
     """The words of the text, and the filters."""
     limit: int
+    snippet_words: int
     dense_weight: float
     fusion: Fusion
     until: int | None

@@ -23,12 +23,16 @@ class MailSearchError(UsageError):
     """A search argument is invalid. Models read these messages, so their wording must not change."""
 
 
-def check_choices(limit: Any, order: Any) -> None:
-    """Raise MailSearchError if the number of results or the order is invalid."""
+def check_choices(limit: Any, order: Any, snippet_words: Any) -> None:
+    """Raise MailSearchError if the number of results, the order or the length of snippets is invalid."""
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_LIMIT:
         raise MailSearchError("mail.invalid-limit", f"limit is {limit!r}; write a whole number from 1 to {MAX_LIMIT}")
     if order not in get_args(Order):
         raise MailSearchError("mail.invalid-order", f"order is {order!r}; write 'relevance' or 'date'")
+    if not isinstance(snippet_words, int) or isinstance(snippet_words, bool) or snippet_words < 1:
+        raise MailSearchError(
+            "mail.invalid-snippet-words", f"snippet_words is {snippet_words!r}; write a whole number from 1"
+        )
 
 
 def check_query(query: Any) -> str:

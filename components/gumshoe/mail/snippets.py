@@ -8,7 +8,7 @@ import numpy as np
 from gumshoe.mail.words import MailAnalyzer, find_tokens
 
 SNIPPET_WORDS = 24
-_MAX_LENGTH = 1_000  # characters of a snippet: a word, and what is between two, may be of any length
+_CHARACTERS_PER_WORD = 41  # at most, in the mean: a word, and what is between two, may be of any length
 _MAX_TEXT = 1_000_000  # characters of a text that are looked at
 
 Places = list[tuple[int, int]]
@@ -22,8 +22,8 @@ def find_places(analyzer: MailAnalyzer, text: str, terms: Collection[int]) -> Pl
     return list(zip(found.positions[is_wanted].tolist(), found.terms[is_wanted].tolist(), strict=True))
 
 
-def make_snippet(texts: list[str], places: Places) -> str:
-    """Return at most `SNIPPET_WORDS` words on one line, from the first text with one of the places.
+def make_snippet(texts: list[str], places: Places, size: int = SNIPPET_WORDS) -> str:
+    """Return at most `size` words on one line, from the first text with one of the places.
 
     It is the part with the most different terms. Without any, it is the beginning of the first text.
     """
@@ -32,41 +32,42 @@ def make_snippet(texts: list[str], places: Places) -> str:
         words = sum(1 for _ in find_tokens(text[:_MAX_TEXT])) if len(texts) > 1 else places[-1][0] + 1
         inside = [(place - first, term) for place, term in places if first <= place < first + words]
         if inside:
-            return _cut(text[:_MAX_TEXT], *_find_best_window(inside))
+            return _cut(text[:_MAX_TEXT], *_find_best_window(inside, size), size)
         first += words + 1
-    return _cut(texts[0][:_MAX_TEXT] if texts else "", 0, 0)
+    return _cut(texts[0][:_MAX_TEXT] if texts else "", 0, 0, size)
 
 
-def _find_best_window(places: Places) -> tuple[int, int]:
+def _find_best_window(places: Places, size: int) -> tuple[int, int]:
     """Return the first word with a term in a window with the most different terms, and the word where that begins."""
     best, best_place = 0, places[0][0]
     most = len({term for _, term in places})
     first = 0
     for last, (place, _) in enumerate(places):
-        while place - places[first][0] >= SNIPPET_WORDS:
+        while place - places[first][0] >= size:
             first += 1
         different = len({term for _, term in places[first : last + 1]})
         if different > best:
             best, best_place, best_last = different, places[first][0], place
             if best == most:
                 break
-    before = max(SNIPPET_WORDS - 1 - (best_last - best_place), 0) // 2
+    before = max(size - 1 - (best_last - best_place), 0) // 2
     return best_place, max(best_place - before, 0)
 
 
-def _cut(text: str, wanted: int, start: int) -> str:
-    """Return the words of a text from `start` on, or its last ones, with signs where something is left out.
+def _cut(text: str, wanted: int, start: int, size: int) -> str:
+    """Return `size` words of a text from `start` on, or its last ones, with signs where something is left out.
 
-    If they are longer than `_MAX_LENGTH`, only what is around the word `wanted` is shown.
+    If they are very long, only what is around the word `wanted` is shown.
     """
-    words = list(itertools.islice(find_tokens(text), start + SNIPPET_WORDS + 1))
-    start = max(min(start, len(words) - SNIPPET_WORDS), 0)
+    longest = size * _CHARACTERS_PER_WORD
+    words = list(itertools.islice(find_tokens(text), start + size + 1))
+    start = max(min(start, len(words) - size), 0)
     begin = words[start].start() if start else 0
-    end = words[start + SNIPPET_WORDS].start() if len(words) > start + SNIPPET_WORDS else len(text)
+    end = words[start + size].start() if len(words) > start + size else len(text)
     shown = " ".join(text[begin:end].split())
-    if len(shown) > _MAX_LENGTH:
+    if len(shown) > longest:
         place = words[min(wanted, len(words) - 1)].start() if words else 0
-        begin = max(begin, place - _MAX_LENGTH // 2)
-        end = min(end, begin + _MAX_LENGTH)
+        begin = max(begin, place - longest // 2)
+        end = min(end, begin + longest)
         shown = " ".join(text[begin:end].split())
     return f"{'… ' if begin else ''}{shown}{' …' if end < len(text) else ''}"

@@ -56,9 +56,9 @@ class ContextBudget:
     def estimate_tokens(self, max_turns: int) -> int:
         """Estimate the tokens of a long episode: it searches, reads a long item, and so on, and answers."""
         searches, reads = max_turns // 2, max(0, (max_turns - 1) // 2)
-        text = min(self.hit_characters or _TEXT_OF_HIT, _TEXT_OF_HIT) / _CHARACTERS_PER_TOKEN
-        hit = _HIT + text + (_HANDLES if self.handles else _IDS)
         longest = _LONG_ITEMS[self.environment]
+        text = min(self.hit_characters or _TEXT_OF_HIT, longest) / _CHARACTERS_PER_TOKEN
+        hit = _HIT + text + (_HANDLES if self.handles else _IDS)
         read = _HEADER + min(self.item_characters or longest, longest) / _CHARACTERS_PER_TOKEN
         return round(_PROMPT + max_turns * _CALL + searches * self.hits * hit + reads * read)
 
@@ -93,7 +93,7 @@ def budgets_for(context: int, max_turns: int, present: ContextBudget) -> Context
     | context | hits | characters of a hit | characters of a message | handles | tokens of a long episode |
     |---|---|---|---|---|---|
     | 16k and more (documents: 32k) | 10 | not cut | not cut | no | 15,100 (documents: 25,400) |
-    | 12k | 8 | 240 | 3,000 | yes | 10,100 |
+    | 12k | 8 | 240 | 3,000 | yes | 10,700 |
     | 8k | 6 | 200 | 2,000 | yes | 7,700 |
     | 6k; 4k with 7 turns | 4 | 160 | 1,200 | yes | 5,300; 3,900 |
     | 4k; 2k with 4 turns | 3 | 120 | 600 | yes | 3,800; 1,800 |
