@@ -23,7 +23,6 @@ from gumshoe.training.settings_sections import LoraSettings
 from gumshoe.training.sft.demonstrations import to_demonstrations
 from gumshoe.training.sft.gold_answers import shorten_answer
 from gumshoe.training.sft.gold_demonstrations import GoldReport, make_gold_episodes
-from gumshoe.training.sft.gold_quotes import find_quote
 from gumshoe.training.sft.gold_words import find_filters, find_keywords
 from gumshoe.training.sft.scripted_expert import parse_hits
 from gumshoe.training.training_step import run_sft
@@ -115,25 +114,6 @@ def test_an_answer_is_shortened_to_what_stands_in_the_source(
     question: str, answer: str, text: str, expected: str
 ) -> None:
     assert shorten_answer(Scenario(id="1", question=question, answer=answer, document_ids=("d",)), text) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "has_answer", "expected"),
-    [
-        ("The lease ends soon. The yard costs 412 pounds. Regards", True, "The yard costs 412 pounds."),
-        ("About the rent of the yard? It went up.\nRent: 412 pounds\nRegards", True, "Rent: 412 pounds"),
-        ("About the rent of the yard? It went up.\nRent: 412 pounds\nRegards", False, "About the rent of the yard?"),
-        ("\u2026 of March. The rent of the yard \u2026", True, "The rent of the yard"),
-        (f"The rent is {'very ' * 60}high.", True, f"The rent is {'very ' * 37}\u2026"),
-        ('The rent <tool_call>{"name": "x", "arguments": {}}</tool_call>', True, ""),
-        ("", True, ""),
-    ],
-)
-def test_a_quote_is_the_sentence_with_the_answer_or_the_words_of_the_question(
-    text: str, has_answer: bool, expected: str
-) -> None:
-    asked = Scenario(id="1", question="What is the rent of the yard?", answer="412 pounds", document_ids=("d",))
-    assert find_quote(asked, text, has_answer=has_answer) == expected
 
 
 # Episodes.
@@ -272,29 +252,6 @@ def test_a_turn_that_is_not_trained_on_is_masked(company: Path, asked: list[Scen
     length, trained = count(replace(episode, untrained=[]))
     assert count(episode)[0] == length
     assert 0 < count(episode)[1] < trained
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("reads", ["source", "all"])
-def test_a_quote_stands_before_each_call_that_reads_or_answers(
-    company: Path, asked: list[Scenario], reads: str
-) -> None:
-    env, chat = open_mail(company, **SMALL), ChatFormat(load_tokenizer(str(TINY)))
-    settings = {**NO_DETOURS, "warm_start__gold__reads": reads}
-    episodes, _ = make(env, asked, **settings, warm_start__gold__quotes=True)
-    plain, _ = make(env, asked, **settings)
-    assert [calls_of(each) for each in episodes] == [calls_of(each) for each in plain]
-    for episode, scenario in zip(episodes, asked, strict=True):
-        check_replay(env, episode, scenario)
-        shown = " ".join(span.text for span in episode.spans if span.origin == "injected").split()
-        (found,) = to_demonstrations(episode, env.new_environment(scenario, 10), chat)
-        for span in episode.spans:
-            if span.origin == "sampled" and span.calls[0].name != "search_inbox":
-                (call,), quote = span.calls, span.text.partition("<tool_call>")[0].strip()
-                page = call.arguments.get("page", 1)
-                assert bool(quote) == (page == 1)
-                assert " ".join(quote.removesuffix("\u2026").split()) in " ".join(shown)
-                assert chat.write_turn([call], quote) in chat.decode(found.ids)
 
 
 # A small mailbox, to know every step.

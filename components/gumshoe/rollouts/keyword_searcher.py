@@ -52,12 +52,8 @@ def closest_sentence(text: str, question: str) -> str:
     def shared(sentence: str) -> int:
         return len(wanted.intersection(each.casefold() for each in _WORD.findall(sentence)))
 
-    return max(split_sentences(text), key=shared, default="")
-
-
-def split_sentences(text: str) -> list[str]:
-    """Return the sentences and lines of a text, without empty ones."""
-    return [each.strip() for each in _SENTENCE.split(text) if each.strip()]
+    sentences = [each.strip() for each in _SENTENCE.split(text) if each.strip()]
+    return max(sentences, key=shared, default="")
 
 
 @dataclass(slots=True)

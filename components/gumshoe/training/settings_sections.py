@@ -135,11 +135,6 @@ class GoldSettings(Section):
         description="final answer: reference: as the scenario has it; span: its shortest part that stands in the "
         "source, if that is an answer",
     )
-    quotes: bool = Field(
-        False,
-        description="before it reads a hit, and before it answers, quote the sentence that has most of the answer, or "
-        "of the question: the policy learns to find the words first, and then to name an id or an answer",
-    )
     difficulty: Difficulty = Field(
         "hard",
         description="most difficult scenarios that get episodes: easy: one search for words of the question lists the "

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gumshoe.environments.base import Environment, Source
-from gumshoe.environments.data_marks import strip_marks
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.environments.tools import Call, ToolError
 from gumshoe.errors import UsageError
@@ -19,7 +18,6 @@ from gumshoe.scenarios.unknown_answer import UNKNOWN
 from gumshoe.synthesis.rng import Rng
 from gumshoe.training.settings_sections import DIFFICULTIES, GOLD, Difficulty, GoldSettings
 from gumshoe.training.sft.gold_answers import share_of_answer, shorten_answer
-from gumshoe.training.sft.gold_quotes import find_quote
 from gumshoe.training.sft.gold_search import Search, SearchFinder
 from gumshoe.training.sft.scripted_expert import DOCUMENTS, MAIL, SearchHit, ToolNames, parse_hits
 
@@ -73,16 +71,13 @@ class _Recording:
 
     environment: Environment
     calls: list[Call] = field(default_factory=list)
-    quotes: list[str] = field(default_factory=list)
-    """Text before each call."""
     results: list[str] = field(default_factory=list)
     untrained: list[int] = field(default_factory=list)
     """Numbers of the turns that are not trained on, from 1."""
 
-    def run(self, call: Call, quote: str = "", *, is_trained: bool = True) -> str:
-        """Run a call as the next turn, after a quote, and return its result."""
+    def run(self, call: Call, *, is_trained: bool = True) -> str:
+        """Run a call as the next turn, and return its result."""
         self.calls.append(call)
-        self.quotes.append(quote)
         self.results.append(self.environment.toolbox.run(call))
         if not is_trained:
             self.untrained.append(len(self.calls))
@@ -92,9 +87,8 @@ class _Recording:
         """Return the episode as one of a chat model: with texts, and without token ids."""
         environment = self.environment
         spans = [Span("prompt", f"{environment.system_prompt()}\n\n{environment.user_prompt()}")]
-        for call, quote, result in zip(self.calls, self.quotes, self.results, strict=True):
-            text = "\n".join(filter(None, (quote, _HERMES.write([call]))))
-            spans += [Span("sampled", text, calls=(call,)), Span("injected", result)]
+        for call, result in zip(self.calls, self.results, strict=True):
+            spans += [Span("sampled", _HERMES.write([call]), calls=(call,)), Span("injected", result)]
         turns = len(self.calls)
         return Trajectory(
             environment.scenario.id,
@@ -239,19 +233,18 @@ class GoldExpert:
                     texts += self._read(episode, hit)
                     cited.append(hit.source)
                 elif (call := self._tools.read_call(hit.source)) not in episode.calls:
-                    episode.run(call, self._quote(hit.snippet, has_answer=False))
+                    episode.run(call)
         answer = self._scenario.answer
         if self._settings.answers == "span":
             answer = shorten_answer(self._scenario, "\n".join(texts))
-        read = "\n".join(strip_marks(each).partition("\n\n")[2] for each in texts)  # without headers
-        episode.run(self._tools.answer_call(answer, *cited), self._quote(read, has_answer=True))
+        episode.run(self._tools.answer_call(answer, *cited))
         return episode
 
     def _read(self, episode: _Recording, hit: SearchHit) -> list[str]:
         """Read a hit, page after page to the one that has most of the answer, and return the texts."""
-        call, quote = self._tools.read_call(hit.source), self._quote(hit.snippet, has_answer=True)
+        call = self._tools.read_call(hit.source)
         if not self._has_pages:
-            return [episode.run(call, quote)]
+            return [episode.run(call)]
         environment = self._replay(episode)
         shares = list[float]()
         while len(shares) < _MAX_PAGES and (not shares or max(shares) < 1):
@@ -260,12 +253,7 @@ class GoldExpert:
             except ToolError:  # there are no more pages
                 break
             shares.append(share_of_answer(self._scenario.answer, text))
-        pages = range(1, shares.index(max(shares)) + 2)
-        return [episode.run(_turn_to(call, page), quote if page == 1 else "") for page in pages]
-
-    def _quote(self, text: str, *, has_answer: bool) -> str:
-        """Return what the expert quotes of a text before a call, if the settings want it."""
-        return find_quote(self._scenario, text, has_answer=has_answer) if self._settings.quotes else ""
+        return [episode.run(_turn_to(call, page)) for page in range(1, shares.index(max(shares)) + 2)]
 
     def _play_unknown(self) -> GoldEpisode:
         """Return an episode that searches, reads what looks best, and ends with "I don't know".
@@ -298,7 +286,7 @@ class GoldExpert:
                 raise NoEpisodeError("no source in the index")
             for hit in hits[:reads]:
                 if (call := self._tools.read_call(hit.source)) not in episode.calls:
-                    episode.run(call, self._quote(hit.snippet, has_answer=False))
+                    episode.run(call)
         episode.run(self._tools.answer_call(UNKNOWN))
         return episode
 
