@@ -98,6 +98,8 @@ def test_a_reranker_orders_the_results(index: DocumentIndex, server: RerankServe
     assert "Valves\nA valve and a pump are in the cellar." in server.requests[0]["documents"]
     assert [hit.document_id for hit in index.search(query, limit=1, reranker=reranker)] == ["d3"]
     assert index.search("xyzzy", reranker=reranker) == []
+    shorter = index.search(query, snippet_characters=80, reranker=reranker)
+    assert max(len(hit.snippet) for hit in shorter) <= 84 < max(len(hit.snippet) for hit in ordered)
 
 
 def test_results_beyond_the_candidates_stay_below(index: DocumentIndex, server: RerankServer) -> None:

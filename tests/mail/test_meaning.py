@@ -114,6 +114,7 @@ def test_any_text_is_a_query(index: MailIndex) -> None:
         ({"dense_weight": "much"}, "mail.invalid-fusion", "'much'"),
         ({"fusion": "sum"}, "mail.invalid-fusion", "'sum'"),
         ({"limit": 11}, "mail.invalid-limit", "11"),
+        ({"snippet_words": 1.5}, "mail.invalid-snippet-words", "1.5"),
         ({"inbox": "bob"}, "mail.invalid-address", "'bob'"),
     ],
 )
@@ -136,6 +137,9 @@ def test_a_long_message_is_found_by_one_of_its_parts(tmp_path: Path) -> None:
     hits = index.search_by_meaning(BOB, "leaks roof", dense_weight=1)
     assert ids(hits) == [0, 1]
     assert "The roof leaks again." in hits[0].snippet
+    longer, _ = index.search_by_meaning(BOB, "leaks roof", dense_weight=1, snippet_words=60)
+    assert "The roof leaks again." in longer.snippet
+    assert len(longer.snippet) > 2 * len(hits[0].snippet)
 
 
 # What changes

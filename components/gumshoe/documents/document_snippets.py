@@ -9,6 +9,7 @@ from gumshoe.mail.words import is_character
 SNIPPET_CHARACTERS = 240
 """Maximum length of a snippet in characters, unless a search asks for more."""
 MIN_SNIPPET_CHARACTERS = 80
+"""The shortest limit, so that there is room for words around a match."""
 _LEAD = 40  # characters shown before the first match
 _ELLIPSIS = "…"
 
@@ -16,8 +17,8 @@ _ELLIPSIS = "…"
 def make_snippet(text: str, words: AbstractSet[str], analyzer: Analyzer, limit: int = SNIPPET_CHARACTERS) -> str:
     """Return the part of a text, of at most `limit` characters, that contains most of some words, on one line.
 
-    Without a match, it is the beginning.
-    `words` are stemmed by the analyzer. Only whole words are shown, with an ellipsis where text is left out.
+    Without a match, it is the beginning. `words` are stemmed by the analyzer. Only whole words are shown, with an
+    ellipsis where text is left out.
     """
     line = " ".join(text.split())
     if len(line) <= limit:

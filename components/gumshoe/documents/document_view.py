@@ -153,9 +153,8 @@ class DocumentView:
         if reranker is None:
             return [*self._hits(cleaned, limit, snippet_characters, wanted, weight, fusion)]
         depth = min(max(limit, reranker.candidates), MAX_RESULTS)
-        return self._rerank(cleaned, self._hits(cleaned, depth, snippet_characters, wanted, weight, fusion), reranker)[
-            :limit
-        ]
+        hits = self._hits(cleaned, depth, snippet_characters, wanted, weight, fusion)
+        return self._rerank(cleaned, hits, reranker)[:limit]
 
     def _rerank(self, query: str, hits: Sequence[DocumentHit], reranker: Reranker) -> list[DocumentHit]:
         """Return hits with those that the reranker looks at in its order, and the others below them."""
