@@ -1,6 +1,7 @@
 """Show the part of a text that contains the words of a query."""
 
 import itertools
+from collections import Counter
 from collections.abc import Collection
 
 import numpy as np
@@ -41,13 +42,16 @@ def _find_best_window(places: Places, size: int) -> tuple[int, int]:
     """Return the first word with a term in a window with the most different terms, and the word where that begins."""
     best, best_place = 0, places[0][0]
     most = len({term for _, term in places})
-    first = 0
-    for last, (place, _) in enumerate(places):
+    first, inside = 0, Counter[int]()  # terms in the window
+    for place, term in places:
+        inside[term] += 1
         while place - places[first][0] >= size:
-            first += 1
-        different = len({term for _, term in places[first : last + 1]})
-        if different > best:
-            best, best_place, best_last = different, places[first][0], place
+            left, first = places[first][1], first + 1
+            inside[left] -= 1
+            if not inside[left]:
+                del inside[left]
+        if len(inside) > best:
+            best, best_place, best_last = len(inside), places[first][0], place
             if best == most:
                 break
     before = max(size - 1 - (best_last - best_place), 0) // 2
