@@ -57,6 +57,13 @@ def test_a_snippet_that_is_cut_keeps_the_words_of_the_query() -> None:
     assert shown.endswith(" …")
 
 
+@pytest.mark.parametrize("query", ["gas", "İstanbul", "istanbul", "İSTANBUL"])
+def test_letters_that_are_longer_in_lower_case_do_not_move_a_snippet(query: str) -> None:
+    snippet = f"{'İş. ' * 90}The gas contract with İstanbul was signed. {'Nothing there. ' * 9}"
+    _, shown = cut_hit("Re: Contract", snippet, query, 60)
+    assert query[1:].lower() in shown
+
+
 @given(st.lists(st.text("ab@.", min_size=1, max_size=30), min_size=1, max_size=30), st.integers(40, 200))
 def test_recipients_beyond_the_limit_are_counted(names: list[str], limit: int) -> None:
     shown = join_within(names, limit)

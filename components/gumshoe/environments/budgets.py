@@ -46,8 +46,9 @@ def _cut_around(text: str, query: str, limit: int) -> str:
     """Cut a text to `limit` characters: the part with the most different words of the query, or the beginning."""
     if len(text) <= limit:
         return text
-    words = {word[: max(_MIN_PREFIX, len(word) - _ENDING)] for word in re.findall(r"\w+", query.lower())}
-    found = [(place.start(), word) for word in words for place in re.finditer(rf"\b{re.escape(word)}", text.lower())]
+    beginnings = {word[: max(_MIN_PREFIX, len(word) - _ENDING)] for word in re.findall(r"\w+", query)}
+    words = {word.lower(): re.compile(rf"\b{word}", re.I) for word in beginnings}
+    found = [(place.start(), word) for word, pattern in words.items() for place in pattern.finditer(text)]
 
     def count_words(start: int) -> int:
         return len({word for place, word in found if start <= place < start + limit * 2 // 3})

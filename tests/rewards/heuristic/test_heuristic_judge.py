@@ -25,6 +25,7 @@ CHANGED, CHANGE = "How did the chair change?", "From Kim Nguyen to Bo Ek."
 MAY, YES = "May we use video?", "Yes. Kim Nguyen has approved video."
 NO = "No. Kim Nguyen has turned down video."
 WHERE, PLACE = "Where is the site office?", "38 Saddler Quay, Colchester"
+STREET = "Weißstraße, Gießen"  # longer in folded case
 WHY, CAUSE = "Why did the date change?", "there is a rail strike on the first date"
 
 
@@ -86,6 +87,10 @@ WHY, CAUSE = "Why did the date change?", "there is a rail strike on the first da
         (WHERE, PLACE, "83 Saddler Quay, Colchester", False, "values"),
         (WHERE, PLACE, "Saddler Quay, Colchester", False, "values"),
         (WHERE, PLACE, "38 Saddler Quay, Derby", False, "words"),
+        (WHERE, STREET, "WEISSSTRASSE, Gießen", True, "same text"),
+        (WHERE, STREET, f"{STREET}: no", False, "flatly denied"),
+        (WHERE, STREET, f"{STREET}; the old dairy barn", False, "second answer"),
+        (WHERE, STREET, f"{STREET}  OR", False, "alternatives"),
         (WHERE, "14 Elm Rd", "14 Elm Road", True, "words"),
         ("What is it?", "Option A", "Option B", False, "words"),
         ("What is it?", "A", "banana", False, "words"),

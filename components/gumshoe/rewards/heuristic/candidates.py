@@ -29,11 +29,10 @@ def alternatives(case: JudgeCase) -> Decision:
 
 def _is_beside_or(case: JudgeCase) -> bool:
     """Return True if "or" stands directly before or after the reference, word for word."""
-    wanted, own = case.reference.text.rstrip(". ").casefold(), case.answer.text.casefold()
-    place = own.find(wanted)
-    if place < 0 or not wanted:
+    if case.whole_reference is None:
         return False
-    return bool(re.search(r"\bor(?: else)?,?\W*$", own[:place]) or re.match(r"\W*or\b", own[place + len(wanted) :]))
+    text, (start, end) = case.answer.text, case.whole_reference
+    return bool(re.search(r"\bor(?: else)?,?\W*$", text[:start], re.I) or re.match(r"\W*or\b", text[end:], re.I))
 
 
 def _separates_choices(case: JudgeCase, match: re.Match[str]) -> bool:

@@ -150,15 +150,13 @@ def _key(item: Item) -> object:
 
 def _flatly_denied(case: JudgeCase) -> Decision:
     """Reject the words of the reference with a denial directly before or after them, e.g. "X? No."."""
-    text, wanted = case.answer.text, case.reference.text.rstrip(". ").casefold()
-    place = text.casefold().find(wanted)
-    if place < 0 or not wanted:
+    if case.whole_reference is None:
         return None
     if NEGATOR.search(case.reference.text) and not phrases.YES_OR_NO.match(case.reference.text):
         return None
-    after = text[place + len(wanted) :]
+    text, (start, end) = case.answer.text, case.whole_reference
     is_asked = phrases.DENIED_BEFORE.match(case.question.text) or "reject" in case.question.text.casefold()
-    if phrases.DENIED_NEXT.search(text[:place]) or (phrases.DENIED_BEFORE.match(after) and not is_asked):
+    if phrases.DENIED_NEXT.search(text[:start]) or (phrases.DENIED_BEFORE.match(text[end:]) and not is_asked):
         return False, "it says that it is not so"
     return None
 

@@ -1,7 +1,9 @@
 """An answer to judge, with the question and the reference answer."""
 
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.normalized_text import Item, NormalizedText, Word
@@ -45,6 +47,21 @@ class JudgeCase:
         """Start and end of the required items in the answer; None if it has none of them."""
         places = [found[0] for _, found in self.matches if found]
         return (min(each.start for each in places), max(each.end for each in places)) if places else None
+
+    @cached_property
+    def whole_reference(self) -> tuple[int, int] | None:
+        """Start and end of the reference in the answer, word for word; None if the answer does not contain it.
+
+        The case of letters does not matter: `STRASSE` is `Straße`. The places are those before case folding, which may
+        lengthen a text.
+        """
+        wanted = self.reference.text.rstrip(". ").casefold()
+        letters = [each.casefold() for each in self.answer.text]
+        place = "".join(letters).find(wanted) if wanted else -1
+        if place < 0:
+            return None
+        starts = list(accumulate(map(len, letters), initial=0))
+        return bisect_right(starts, place) - 1, bisect_left(starts, place + len(wanted))
 
     def is_in_same_sentence(self, start: int, end: int) -> bool:
         """Return True if a part of the answer is in one sentence with the required items, with nothing new between."""

@@ -101,13 +101,12 @@ def _find_unrelated(case: JudgeCase) -> str | None:
     """
     if phrases.WHO.match(case.question.text):
         return None  # a post may follow a name
-    text, wanted = case.answer.text, case.reference.text.rstrip(". ").casefold()
-    place = text.casefold().find(wanted)
-    if place < 0 or not wanted:
+    if case.whole_reference is None:
         return None
+    text, (first, last) = case.answer.text, case.whole_reference
     is_wordy = 2 * sum(isinstance(each, Word) for each in case.required) > len(case.required)
-    for start, end in _list_beside(text, place, place + len(wanted)):
-        if _BELONGS.match(text, start, end) or (not is_wordy and start > place and _STRUCTURE.search(text, start, end)):
+    for start, end in _list_beside(text, first, last):
+        if _BELONGS.match(text, start, end) or (not is_wordy and start > first and _STRUCTURE.search(text, start, end)):
             continue
         words = [each for each in case.answer.words if start <= each.start < end]
         is_phrase = len(words) >= _MIN_UNRELATED and not all(each.is_name for each in words)
