@@ -143,6 +143,18 @@ def test_only_correct_episodes_of_the_split_train_are_used(mail: Path, chat: Cha
     assert set(lineage.learned_from.ids) == {each.id for each in asked[:4]} - {asked[1].id}
 
 
+@pytest.mark.ci
+@pytest.mark.usefixtures("train_in_process")
+def test_episodes_with_a_turn_that_the_policy_could_not_make_are_left_out(
+    mail: Path, chat: ChatFormat, tmp_path: Path
+) -> None:
+    episodes = record_episodes(mail, chat, correct_answer)[:4]
+    longest = [max(len(span.ids) for span in each.spans if span.origin == "sampled") for each in episodes]
+    file, limit = write_episodes(tmp_path / "t.jsonl", episodes), max(longest) - 1
+    report = run_warm_start(mail, file, tmp_path / "adapter", warm_start__epochs=1, rollouts__max_tokens=limit)
+    assert (report.right, report.too_long) == (4, longest.count(max(longest)))
+
+
 @pytest.mark.nightly
 @pytest.mark.usefixtures("train_in_process")
 def test_training_lowers_the_loss_on_the_episodes(mail: Path, chat: ChatFormat, tmp_path: Path) -> None:
@@ -201,6 +213,8 @@ def test_a_file_without_usable_episodes_is_rejected(mail: Path, chat: ChatFormat
     episodes = record_episodes(mail, chat, correct_answer)
     with raises("training.episodes-too-long", tmp_path / "long.jsonl", "all 4", "model.max_context 64"):
         run_warm_start(mail, write_episodes(tmp_path / "long.jsonl", episodes), tmp_path / "b", model__max_context=64)
+    with raises("training.episodes-too-long", "rollouts.max_tokens 8"):
+        run_warm_start(mail, tmp_path / "long.jsonl", tmp_path / "b", rollouts__max_tokens=8)
     with raises("training.no-episodes", tmp_path / "other.jsonl", "4 scenarios"):
         run_warm_start(mail, write_episodes(tmp_path / "other.jsonl", episodes[4:]), tmp_path / "c")
 

@@ -11,6 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import TypeVar
 
@@ -88,6 +89,7 @@ _DECISIVE = (  # settings that must not change when a warm start is resumed
     "data.train_size",
     "data.seed",
     "rollouts.max_turns",
+    "rollouts.max_tokens",
     "evaluation.judge",
     "optimizer.processes",
     "optimizer.weight_decay",
@@ -124,7 +126,8 @@ class WarmStartReport(BaseModel):
     right: int
     """Number of episodes whose answers the judge accepted."""
     too_long: int
-    """Number of accepted episodes that exceed the model's context, and were left out."""
+    """Number of accepted episodes that exceed the model's context, or the tokens of a turn, and were left out; of those
+    with several segments, only the segments that do."""
     tokens: int
     """Number of tokens that are trained on: those of the policy."""
     steps: int
@@ -199,14 +202,15 @@ def start_warm(
             right = episodes
             if not are_correct:
                 right = filter_correct(episodes, by_id, settings.evaluation.judge, place / VERDICTS)
-            demonstrations = _to_demonstrations(right, by_id, settings, env, chat)
+            demonstrations, too_long = _to_demonstrations(right, by_id, settings, env, chat)
             if not demonstrations:
                 shutil.rmtree(place)
                 if right:
                     raise UsageError(
                         "training.episodes-too-long",
                         f"{file}: all {len(right):,} correct episodes are longer than model.max_context "
-                        f"{settings.model.max_context:,}; raise it, or give shorter episodes",
+                        f"{settings.model.max_context:,}, or have a turn that is longer than rollouts.max_tokens "
+                        f"{settings.rollouts.max_tokens:,}; raise the limit, or give shorter episodes",
                     )
                 raise UsageError(
                     "training.no-correct-episodes",
@@ -219,7 +223,7 @@ def start_warm(
         report = WarmStartReport(
             episodes=len(episodes),
             right=len(right),
-            too_long=len(right) - len(demonstrations),
+            too_long=too_long,
             tokens=sum(sum(each.mask) for each in demonstrations),
             seconds=round(time.monotonic() - started, 1),
             **json.loads((place / LEARNED).read_bytes()),
@@ -317,13 +321,23 @@ def _to_demonstrations(
     settings: TrainSettings,
     env: EnvFactory,
     chat: ChatFormat,
-) -> list[Demonstration]:
-    """Convert episodes to demonstrations, without those that exceed the model's context."""
-    converted = (
-        to_demonstrations(each, env.new_environment(by_id[each.scenario], settings.rollouts.max_turns), chat)
-        for each in episodes
-    )
-    return [each for parts in converted for each in parts if len(each.ids) <= settings.model.max_context]
+) -> tuple[list[Demonstration], int]:
+    """Convert episodes to demonstrations, without those that are too long, and count the episodes that these are of."""
+    found, too_long = list[Demonstration](), 0
+    for each in episodes:
+        environment = env.new_environment(by_id[each.scenario], settings.rollouts.max_turns)
+        parts = to_demonstrations(each, environment, chat)
+        kept = [part for part in parts if _is_possible(part, settings)]
+        found += kept
+        too_long += len(kept) < len(parts)
+    return found, too_long
+
+
+def _is_possible(demonstration: Demonstration, settings: TrainSettings) -> bool:
+    """Return True if the policy can do the same within its limits: the model's context, and the tokens of a turn."""
+    longest = settings.rollouts.max_tokens + (settings.chat.thinking_budget or 0)
+    turns = (sum(run) for _, run in groupby(demonstration.mask))
+    return len(demonstration.ids) <= settings.model.max_context and max(turns, default=0) <= longest
 
 
 def _write_records(directory: Path, finished: _FinishedWarmStart) -> None:
