@@ -19,7 +19,7 @@ ifeq ($(MODEL),tiny)
 DEMO_TIME = "This takes 4 to 6 minutes on two cores."
 DEMO_TRAINING = -p config=tiny -p 'settings={optimizer.max_steps: 6, evaluation.eval_steps: 6}'
 else
-DEMO_TIME = "With a real model, this takes hours on two cores. Stopped, it continues if you run it again."
+DEMO_TIME = "With a real model, this takes an hour or more on two cores. Stopped, it continues if you run it again."
 # Processors that multiply in bfloat16 train a real model faster in it.
 DEMO_DTYPE = $(if $(shell grep -oEm 1 'amx_bf16|avx512_bf16' /proc/cpuinfo 2>/dev/null),bfloat16,float32)
 DEMO_TRAINING = -p config=smollm2-cpu -p demonstrations=gold -p 'settings={data.train_size: 200, model.dtype: $(DEMO_DTYPE)}'
@@ -91,7 +91,7 @@ benchmarks: $(VENV)/installed ## the speeds in docs/results (minutes)
 
 # From nothing to a verdict, and a question to whatever was published; the gate's no is an answer too. Stopped, it
 # continues where it was: `make demo` again, or `make demo NEW=1` for a new run. MODEL=smollm2-135m trains a real model.
-demo: $(VENV)/installed ## the whole pipeline here, on invented mail or MAIL=SOURCE SCENARIOS=FILE (4 to 6 minutes; hours with MODEL=smollm2-135m)
+demo: $(VENV)/installed ## the whole pipeline here, on invented mail or MAIL=SOURCE SCENARIOS=FILE (4 to 6 minutes; an hour or more with MODEL=smollm2-135m)
 ifeq ($(OWN_MAIL),)
 	@test -f $(DEMO)/made/mail.jsonl || $(BIN)/gumshoe synthesize mail --seed 9001 --difficulty plain --out $(DEMO)/made
 endif
