@@ -21,7 +21,7 @@ from gumshoe.synthesis.mailboxes import synthesize_mail
 from gumshoe.training.run_spec import check_start
 from gumshoe.training.settings_sections import LoraSettings
 from gumshoe.training.sft.demonstrations import to_demonstrations
-from gumshoe.training.sft.gold_answers import answer_from_source
+from gumshoe.training.sft.gold_answers import shorten_answer
 from gumshoe.training.sft.gold_demonstrations import GoldReport, make_gold_episodes
 from gumshoe.training.sft.gold_words import find_filters, find_keywords
 from gumshoe.training.sft.scripted_expert import parse_hits
@@ -108,30 +108,12 @@ def test_filters_are_the_people_and_dates_of_the_question(question: str, filters
         ("What does the audit cost?", "The audit costs $4,170.", "It comes to $4,170 in all.", "$4,170"),
         ("When is the audit?", "The audit is on 3 May.", "It begins on the third.", "The audit is on 3 May."),
         ("Is there an audit?", "Yes.", "Yes, it is.", "Yes."),
-        (
-            "When is the audit?",
-            "Friday, 3 May, 2:30 PM.",
-            "On May the 3rd at 2:30 (Friday).",
-            "May the 3rd at 2:30 (Friday)",
-        ),
-        (
-            "Who comes?",
-            "The head of Acme, Kim Nguyen, and Bo Ek.",
-            "> Kim Nguyen, head\n> of Acme, and Bo Ek come.",
-            "Kim Nguyen, head of Acme, and Bo Ek",
-        ),
-        (
-            "Who comes?",
-            "The head, Kim Nguyen, and Bo Ek.",
-            'Kim "K" Nguyen and Bo Ek',
-            "The head, Kim Nguyen, and Bo Ek.",
-        ),
     ],
 )
-def test_an_answer_is_in_the_words_of_the_source_if_these_are_right(
+def test_an_answer_is_shortened_to_what_stands_in_the_source(
     question: str, answer: str, text: str, expected: str
 ) -> None:
-    assert answer_from_source(Scenario(id="1", question=question, answer=answer, document_ids=("d",)), text) == expected
+    assert shorten_answer(Scenario(id="1", question=question, answer=answer, document_ids=("d",)), text) == expected
 
 
 # Episodes.

@@ -132,8 +132,8 @@ class GoldSettings(Section):
     )
     answers: Literal["reference", "span"] = Field(
         "reference",
-        description="final answer: reference: as the scenario has it; span: in the words of the source: a part of the "
-        "reference answer, or the passage that is most like it, if that is an answer",
+        description="final answer: reference: as the scenario has it; span: its shortest part that stands in the "
+        "source, if that is an answer",
     )
     difficulty: Difficulty = Field(
         "hard",

@@ -17,7 +17,7 @@ from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.unknown_answer import UNKNOWN
 from gumshoe.synthesis.rng import Rng
 from gumshoe.training.settings_sections import DIFFICULTIES, GOLD, Difficulty, GoldSettings
-from gumshoe.training.sft.gold_answers import answer_from_source, share_of_answer
+from gumshoe.training.sft.gold_answers import share_of_answer, shorten_answer
 from gumshoe.training.sft.gold_search import Search, SearchFinder
 from gumshoe.training.sft.scripted_expert import DOCUMENTS, MAIL, SearchHit, ToolNames, parse_hits
 
@@ -236,7 +236,7 @@ class GoldExpert:
                     episode.run(call)
         answer = self._scenario.answer
         if self._settings.answers == "span":
-            answer = answer_from_source(self._scenario, "\n".join(texts))
+            answer = shorten_answer(self._scenario, "\n".join(texts))
         episode.run(self._tools.answer_call(answer, *cited))
         return episode
 
