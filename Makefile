@@ -21,7 +21,7 @@ DEMO_TRAINING = -p config=tiny -p 'settings={optimizer.max_steps: 6, evaluation.
 else
 DEMO_TIME = "With a real model, this takes an hour or more on two cores. Stopped, it continues if you run it again."
 # Processors that multiply in bfloat16 train a real model faster in it.
-DEMO_DTYPE = $(if $(shell grep -oEm 1 'amx_bf16|avx512_bf16' /proc/cpuinfo 2>/dev/null),bfloat16,float32)
+DEMO_DTYPE := $(if $(shell grep -oEm 1 'amx_bf16|avx512_bf16' /proc/cpuinfo 2>/dev/null),bfloat16,float32)
 DEMO_TRAINING = -p config=smollm2-cpu -p demonstrations=gold -p 'settings={data.train_size: 200, model.dtype: $(DEMO_DTYPE)}'
 endif
 # torch for the CPU: on Linux PyTorch's own index has it, and PyPI has one with CUDA; elsewhere PyPI has it.

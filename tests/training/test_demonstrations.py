@@ -153,6 +153,10 @@ def test_episodes_with_a_turn_that_the_policy_could_not_make_are_left_out(
     file, limit = write_episodes(tmp_path / "t.jsonl", episodes), max(longest) - 1
     report = run_warm_start(mail, file, tmp_path / "adapter", warm_start__epochs=1, rollouts__max_tokens=limit)
     assert (report.right, report.too_long) == (4, longest.count(max(longest)))
+    lineage = Lineage.read(tmp_path / "adapter")
+    assert lineage is not None
+    fitting = {each.scenario for each, turn in zip(episodes, longest, strict=True) if turn <= limit}
+    assert set(lineage.learned_from.ids) == fitting
 
 
 @pytest.mark.nightly
