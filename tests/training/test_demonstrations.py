@@ -157,6 +157,9 @@ def test_episodes_with_a_turn_that_the_policy_could_not_make_are_left_out(
     assert lineage is not None
     fitting = {each.scenario for each, turn in zip(episodes, longest, strict=True) if turn <= limit}
     assert set(lineage.learned_from.ids) == fitting
+    more: dict[str, Any] = {"rollouts__max_tokens": limit, "chat__thinking_budget": 1}
+    report = run_warm_start(mail, file, tmp_path / "thinking", warm_start__epochs=1, **more)
+    assert report.too_long == 0, "the tokens of reasoning count beside the others"
 
 
 @pytest.mark.nightly
