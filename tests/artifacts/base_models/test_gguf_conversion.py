@@ -169,18 +169,65 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     [
         ("gguf.unsupported-architecture", "yarn", {"llama.rope.scaling.type": "yarn"}),
         ("gguf.unsupported-architecture", "8", {"llama.rope.dimension_count": 8}),
+        ("gguf.unsupported-architecture", "8", {"llama.rope.dimension_count": 8, "llama.rope.scaling.factor": 2.0}),
+        ("gguf.unsupported-architecture", "llama.feed_forward_length", {"llama.feed_forward_length": [96, 80]}),
         ("gguf.damaged", "llama.block_count", {"llama.block_count": None}),
+        ("gguf.damaged", "llama.attention.head_count", {"llama.attention.head_count": 0}),
+        ("gguf.damaged", "llama.embedding_length", {"llama.embedding_length": "64"}),
+        ("gguf.damaged", "3", {"tokenizer.ggml.token_type": [3, 3, 3]}),
+        ("gguf.damaged", "ab", {"tokenizer.ggml.merges": ["a b", "ab"]}),
         ("gguf.unsupported-tokenizer", "bert", {"tokenizer.ggml.model": "bert"}),
         ("gguf.unsupported-tokenizer", "viking", {"tokenizer.ggml.pre": "viking"}),
         ("gguf.unsupported-tokenizer", "default", {"tokenizer.ggml.pre": None}),
         ("gguf.unsupported-tensors", "blk.2.attn_k.weight", {"llama.block_count": 3}),
         ("gguf.unsupported-tensors", "blk.1.attn_k.weight", {"llama.block_count": 1}),
+        ("gguf.unsupported-tensors", "401", {"tokenizer.ggml.tokens": [*"x" * 401], "tokenizer.ggml.token_type": None}),
     ],
 )
 def test_what_cannot_be_converted_is_named(code: str, value: str, metadata: Mapping[str, Any], tmp_path: Path) -> None:
     file = write_gguf(tmp_path / "model.gguf", metadata=metadata)
     with raises(code, file, value):
         convert(file, tmp_path / "converted")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "expected"),
+    [
+        ({"rope.scaling.factor": 4.0}, 4.0),
+        ({"rope.scale_linear": 4.0}, 4.0),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, 2.0),
+        ({"rope.scaling.type": "linear"}, None),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 1.0}, None),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+    ],
+)
+def test_scaling_of_rotary_embeddings_is_that_of_llama_cpp(
+    metadata: Mapping[str, Any], expected: float | None, tmp_path: Path
+) -> None:
+    file = write_gguf(tmp_path / "model.gguf", metadata={f"llama.{key}": value for key, value in metadata.items()})
+    found = build_config(GGUFFile.open(file))["rope_parameters"]
+    assert (found["rope_type"], found.get("factor")) == ("linear" if expected else "default", expected)
+
+
+def test_a_number_of_each_layer_is_read_if_all_are_equal(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", metadata={"llama.feed_forward_length": [96, 96]})
+    assert build_config(GGUFFile.open(file))["intermediate_size"] == 96
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_refused(value: float, tmp_path: Path) -> None:
+    weights = random_weights()
+    weights["model.layers.1.mlp.up_proj.weight"][7, 5] = value
+    file = write_gguf(tmp_path / "model.gguf", weights)
+    with raises("gguf.damaged", file, "blk.1.ffn_up.weight"):
+        convert(file, tmp_path / "converted")
+
+
+def test_metadata_that_are_not_utf_8_are_refused(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf", metadata={"general.license": "apache-2.0"})
+    file.write_bytes(file.read_bytes().replace(b"apache-2.0", b"apache-2\xff0"))
+    with raises("gguf.damaged", file, "general.license"):
+        GGUFFile.open(file).get("general.license")
 
 
 def test_other_architectures_tensors_and_rotations_are_refused(tmp_path: Path) -> None:

@@ -71,6 +71,8 @@ def convert_gguf(file: GGUFFile, directory: Path, advance: Advance, template: st
     """
     config = build_config(file)
     tokenizer, tokenizer_config = build_tokenizer(file)
+    if (tokens := len(file.require("tokenizer.ggml.tokens"))) > config["vocab_size"]:
+        raise _report_tensors(file, f"{_EMBEDDINGS} has {config['vocab_size']:,} rows for {tokens:,} tokens")
     _write_weights(file, config, directory / "model.safetensors", advance)
     ids = {name: config[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
     files = {
@@ -93,9 +95,9 @@ def build_config(file: GGUFFile) -> dict[str, Any]:
     """
     name = file.require("general.architecture")
     architecture = _find_architecture(file, name)
-    heads = int(file.require(f"{name}.attention.head_count"))
-    hidden = int(file.require(f"{name}.embedding_length"))
-    head_dim = int(file.get(f"{name}.attention.key_length", hidden // heads))
+    heads = _require_count(file, f"{name}.attention.head_count")
+    hidden = _require_count(file, f"{name}.embedding_length")
+    head_dim = _require_count(file, f"{name}.attention.key_length", hidden // heads)
     shapes = file.shapes()
     if _EMBEDDINGS not in shapes:
         raise _report_tensors(file, f"{_EMBEDDINGS} is missing")
@@ -105,13 +107,13 @@ def build_config(file: GGUFFile) -> dict[str, Any]:
         "model_type": name,
         "vocab_size": shapes[_EMBEDDINGS][0],
         "hidden_size": hidden,
-        "intermediate_size": int(file.require(f"{name}.feed_forward_length")),
-        "num_hidden_layers": int(file.require(f"{name}.block_count")),
+        "intermediate_size": _require_count(file, f"{name}.feed_forward_length"),
+        "num_hidden_layers": _require_count(file, f"{name}.block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": int(file.get(f"{name}.attention.head_count_kv", heads)),
+        "num_key_value_heads": _require_count(file, f"{name}.attention.head_count_kv", heads),
         "head_dim": head_dim,
         "hidden_act": "silu",
-        "max_position_embeddings": int(file.require(f"{name}.context_length")),
+        "max_position_embeddings": _require_count(file, f"{name}.context_length"),
         "rms_norm_eps": float(str(np.float32(file.require(f"{name}.attention.layer_norm_rms_epsilon")))),
         "rope_parameters": _describe_rope(file, name, head_dim),
         "tie_word_embeddings": _HEAD not in shapes,
@@ -121,6 +123,20 @@ def build_config(file: GGUFFile) -> dict[str, Any]:
         "dtype": "float32" if is_float32 else "bfloat16",
         **architecture.settings,
     }
+
+
+def _require_count(file: GGUFFile, key: str, default: int | None = None) -> int:
+    """Return a positive whole number, which the file has once, or the same for each layer."""
+    value = file.require(key) if default is None else file.get(key, default)
+    numbers = set(value) if isinstance(value, list) else {value}
+    if len(numbers) > 1:
+        raise UsageError(
+            "gguf.unsupported-architecture",
+            f"{file.path}: {key} differs between layers, which is not supported; use the model's safetensors files",
+        )
+    if not all(isinstance(each, int) and each > 0 for each in numbers) or not numbers:
+        raise file.damage(f"the metadata key {key} is {value!r:.40}, expected a positive whole number")
+    return int(numbers.pop())
 
 
 def _find_architecture(file: GGUFFile, name: str) -> Architecture:
@@ -134,22 +150,25 @@ def _find_architecture(file: GGUFFile, name: str) -> Architecture:
 
 
 def _describe_rope(file: GGUFFile, name: str, head_dim: int) -> dict[str, Any]:
-    """Return the rotary position embeddings as `transformers` describes them."""
+    """Return the rotary position embeddings as `transformers` describes them.
+
+    Without a type, scaling is linear, and a factor of 0 or 1 means none, as in `src/llama-model.cpp` of llama.cpp.
+    """
     theta = float(file.get(f"{name}.rope.freq_base", 10_000.0))
-    kind = file.get(f"{name}.rope.scaling.type", "none")
+    kind = file.get(f"{name}.rope.scaling.type", "linear")
+    factor = float(file.get(f"{name}.rope.scaling.factor", file.get(f"{name}.rope.scale_linear", 0)))
     rotated = int(file.get(f"{name}.rope.dimension_count", head_dim))
-    if _ROPE_FACTORS in file.shapes():
-        return {"rope_theta": theta, **_recover_llama_3_rope(file, theta, head_dim)}
-    if kind == "linear":
-        factor = float(file.require(f"{name}.rope.scaling.factor"))
-        return {"rope_theta": theta, "rope_type": "linear", "factor": factor}
-    if kind != "none" or rotated != head_dim:
+    if kind not in ("none", "linear") or rotated != head_dim:
         raise UsageError(
             "gguf.unsupported-architecture",
             f"{file.path}: rotary embeddings of {rotated} of {head_dim} dimensions with scaling {kind} are not "
             "supported; supported are all dimensions with scaling none, linear or Llama 3's. Use the model's "
             "safetensors files",
         )
+    if _ROPE_FACTORS in file.shapes():
+        return {"rope_theta": theta, **_recover_llama_3_rope(file, theta, head_dim)}
+    if kind == "linear" and factor not in (0, 1):
+        return {"rope_theta": theta, "rope_type": "linear", "factor": factor}
     return {"rope_theta": theta, "rope_type": "default"}
 
 

@@ -68,9 +68,16 @@ class GGUFFile:
         return file
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value of a metadata key, or `default` if the file does not have it."""
+        """Return the value of a metadata key, or `default` if the file does not have it.
+
+        Raises:
+            UsageError: it is not UTF-8.
+        """
         field = self._fields.get(key)
-        return default if field is None else field.contents()
+        try:
+            return default if field is None else field.contents()
+        except UnicodeDecodeError:
+            raise self.damage(f"the metadata key {key} is not UTF-8") from None
 
     def require(self, key: str) -> Any:
         """Return the value of a metadata key.
@@ -80,8 +87,12 @@ class GGUFFile:
         """
         value = self.get(key)
         if value is None:
-            raise UsageError("gguf.damaged", f"{self.path} has no metadata key {key}; download or convert it again")
+            raise self.damage(f"there is no metadata key {key}")
         return value
+
+    def damage(self, problem: str) -> UsageError:
+        """Return the error for a file whose content is not that of a model."""
+        return UsageError("gguf.damaged", f"{self.path}: {problem}; download or convert it again")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Return the shapes of all tensors by name, e.g. [out, in] of a matrix."""
@@ -101,7 +112,7 @@ class GGUFFile:
         """Return a tensor as float32, dequantized if necessary.
 
         Raises:
-            UsageError: `gguf` cannot dequantize its type.
+            UsageError: `gguf` cannot dequantize its type, or not all its values are finite.
         """
         from gguf import dequantize
 
@@ -114,4 +125,7 @@ class GGUFFile:
                 f"{self.path}: cannot dequantize {name}, which is stored as {tensor.tensor_type.name}; use a file with "
                 "F32, F16, BF16, Q8_0 or a K quantization",
             ) from None
-        return np.asarray(values, np.float32).reshape(self.shapes()[name])
+        found = np.asarray(values, np.float32).reshape(self.shapes()[name])
+        if not np.isfinite(found).all():
+            raise self.damage(f"{name} has values that are not finite")
+        return found

@@ -86,11 +86,14 @@ def build_tokenizer(file: GGUFFile) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the contents of `tokenizer.json` and of `tokenizer_config.json`.
 
     Raises:
-        UsageError: the tokenizer is not a byte-level BPE tokenizer, or its way to split words is not supported.
+        UsageError: the tokenizer is not a byte-level BPE tokenizer, its way to split words is not supported, or its
+            metadata are damaged.
     """
     pre_tokenizer = _find_pre_tokenizer(file)
     tokens = [str(each) for each in file.require("tokenizer.ggml.tokens")]
     types = file.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
+    if len(types) != len(tokens):
+        raise file.damage(f"there are {len(types):,} types of {len(tokens):,} tokens")
     ids = {
         name: tokens[place]
         for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding"))
@@ -124,7 +127,7 @@ def build_tokenizer(file: GGUFFile) -> tuple[dict[str, Any], dict[str, Any]]:
                 for place, (token, kind) in enumerate(zip(tokens, types, strict=True))
                 if kind != TokenType.UNUSED
             },
-            "merges": [_split_merge(each) for each in file.require("tokenizer.ggml.merges")],
+            "merges": [_split_merge(file, each) for each in file.require("tokenizer.ggml.merges")],
         },
     }
     config: dict[str, Any] = {f"{name}_token": token for name, token in ids.items()}
@@ -165,7 +168,9 @@ def _describe_bos(token: str, place: int) -> dict[str, Any]:
     }
 
 
-def _split_merge(merge: str) -> list[str]:
+def _split_merge(file: GGUFFile, merge: str) -> list[str]:
     """Return the two tokens of a merge, which are separated by a space and may begin with one."""
-    at = merge.index(" ", 1)
+    at = merge.find(" ", 1)
+    if at < 0:
+        raise file.damage(f"the merge {merge!r:.40} has no two tokens")
     return [merge[:at], merge[at + 1 :]]
