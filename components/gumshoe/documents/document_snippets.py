@@ -4,6 +4,7 @@ import re
 from collections.abc import Set as AbstractSet
 
 from gumshoe.documents.lexical import Analyzer
+from gumshoe.mail.snippets import find_densest
 from gumshoe.mail.words import is_character
 
 SNIPPET_CHARACTERS = 240
@@ -46,5 +47,4 @@ def _find_densest(line: str, words: AbstractSet[str], analyzer: Analyzer, limit:
         for term in ([each[0]] if each[0] in words else analyzer.split_words(each[0]))
         if term in words
     ]
-    counts = [len({stem for at, stem in found if 0 <= at - place < limit - _LEAD}) for place, _ in found]
-    return found[counts.index(max(counts))][0] if counts else 0
+    return find_densest(found, limit - _LEAD)[0] if found else 0

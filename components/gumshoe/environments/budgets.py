@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from gumshoe.environments.tools import ToolError
+from gumshoe.mail.snippets import find_densest
 
 HitCount = Annotated[int, Field(ge=1, le=10)]
 """Maximum number of hits of a search."""
@@ -48,13 +49,10 @@ def _cut_around(text: str, query: str, limit: int) -> str:
         return text
     beginnings = {word[: max(_MIN_PREFIX, len(word) - _ENDING)] for word in re.findall(r"\w+", query)}
     words = {word.lower(): re.compile(rf"\b{word}", re.I) for word in beginnings}
-    found = [(place.start(), word) for word, pattern in words.items() for place in pattern.finditer(text)]
-
-    def count_words(start: int) -> int:
-        return len({word for place, word in found if start <= place < start + limit * 2 // 3})
-
-    best = max(sorted({0, *(place for place, _ in found)}), key=count_words)
-    if best <= limit // 3:
+    places = sorted((place.start(), word) for word, pattern in words.items() for place in pattern.finditer(text))
+    size = limit * 2 // 3
+    best, last = find_densest(places, size) if places else (0, 0)
+    if last < size or best <= limit // 3:
         return cut(text, limit)
     start = text.rfind(" ", best - limit // 3, best) + 1 or best
     return f"… {cut(text[start:], limit - 2)}"

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Hashable, Sequence
 
 import numpy as np
 
@@ -33,16 +33,22 @@ def make_snippet(texts: list[str], places: Places, size: int = SNIPPET_WORDS) ->
         words = sum(1 for _ in find_tokens(text[:_MAX_TEXT])) if len(texts) > 1 else places[-1][0] + 1
         inside = [(place - first, term) for place, term in places if first <= place < first + words]
         if inside:
-            return _cut(text[:_MAX_TEXT], *_find_best_window(inside, size), size)
+            return _cut_densest(text[:_MAX_TEXT], inside, size)
         first += words + 1
     return _cut(texts[0][:_MAX_TEXT] if texts else "", 0, 0, size)
 
 
-def _find_best_window(places: Places, size: int) -> tuple[int, int]:
-    """Return the first word with a term in a window with the most different terms, and the word where that begins."""
-    best, best_place = 0, places[0][0]
-    most = len({term for _, term in places})
-    first, inside = 0, Counter[int]()  # terms in the window
+def find_densest(places: Sequence[tuple[int, Hashable]], size: int) -> tuple[int, int]:
+    """Return the first and the last place in a window of `size` with the most different terms, the first such window.
+
+    `places` are ascending, with the term that is at each; there is at least one.
+
+    >>> find_densest([(0, "tea"), (40, "tea"), (45, "milk"), (90, "milk")], 10)
+    (40, 45)
+    """
+    best, most = 0, len({term for _, term in places})
+    found = (places[0][0], places[0][0])
+    first, inside = 0, Counter[Hashable]()  # terms in the window
     for place, term in places:
         inside[term] += 1
         while place - places[first][0] >= size:
@@ -51,11 +57,17 @@ def _find_best_window(places: Places, size: int) -> tuple[int, int]:
             if not inside[left]:
                 del inside[left]
         if len(inside) > best:
-            best, best_place, best_last = len(inside), places[first][0], place
+            best, found = len(inside), (places[first][0], place)
             if best == most:
                 break
-    before = max(size - 1 - (best_last - best_place), 0) // 2
-    return best_place, max(best_place - before, 0)
+    return found
+
+
+def _cut_densest(text: str, places: Places, size: int) -> str:
+    """Return the `size` words of a text with the most different terms in the middle."""
+    first, last = find_densest(places, size)
+    before = max(size - 1 - (last - first), 0) // 2
+    return _cut(text, first, max(first - before, 0), size)
 
 
 def _cut(text: str, wanted: int, start: int, size: int) -> str:
