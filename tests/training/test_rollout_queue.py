@@ -9,6 +9,7 @@ import pytest
 from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.inference.policy import Sampling
 from gumshoe.rewards.reward import Reward, reward
+from gumshoe.rollouts.engine import EpisodePool
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
@@ -73,7 +74,7 @@ class Ahead:
         def score(trajectory: Trajectory, scenario: Scenario) -> float:
             return 0.0 if scenario in flat else float(trajectory.sample)
 
-        collector = RolloutCollector(
+        self.collector = RolloutCollector(
             env,
             SCHEDULE,
             Rubric([Reward("score", reward(score))]),
@@ -81,7 +82,7 @@ class Ahead:
             GENERATIONS,
             **{"draws": 2, "min_group_std": 0.01, "concurrency": 64, **more},
         )
-        self.queue = RolloutQueue(collector, self.versions, Lead(lag, staleness), LAST)
+        self.queue = RolloutQueue(self.collector, self.versions, Lead(lag, staleness), LAST)
 
     async def take(self, number: int) -> RolloutBatch:
         """Publish the policy of a step, and take its groups."""
@@ -146,6 +147,23 @@ def test_without_a_lag_nothing_runs_ahead(env: EnvFactory, tokenizer: Any) -> No
         assert [each.staleness for each in found.groups] == [0] * GROUPS
 
     run(ahead, work)
+
+
+def test_the_pool_that_is_waited_for_is_observed_also_after_an_evaluation(env: EnvFactory, tokenizer: Any) -> None:
+    from gumshoe.training.grpo.sampler import open_newest
+
+    pools: list[EpisodePool] = []
+    ahead = Ahead(env, tokenizer, lag=0, staleness=0, on_pool=pools.append)
+
+    async def work() -> None:
+        await ahead.take(0)
+        async with open_newest(ahead.sampler, Sampling(0, max_tokens=200)) as speak:
+            await ahead.collector.measure(speak, "policy-0", SCENARIOS[:3], "evaluation", 1)
+        await ahead.take(1)
+
+    run(ahead, work)
+    assert [each.progress.done for each in pools] == [8, 3, 8]
+    assert pools[0] is pools[2]
 
 
 def test_a_slow_group_is_trained_on_later_and_others_take_its_place(env: EnvFactory, tokenizer: Any) -> None:

@@ -155,7 +155,7 @@ class RolloutCollector:
     concurrency: int
     """Maximum number of concurrent episodes per server."""
     on_pool: Callable[[EpisodePool], None] = lambda _: None
-    """Called with each pool of episodes, to observe its progress."""
+    """Called with the pool of episodes that are waited for, to observe their progress."""
     progress_file: ProgressFile = field(default_factory=ProgressFile)
 
     def order(self, step: int, resting: Collection[str] = ()) -> list[Scenario]:
@@ -168,9 +168,7 @@ class RolloutCollector:
 
     def new_pool(self, servers: int, progress: RolloutProgress | None = None) -> EpisodePool:
         """Return a pool for episodes on this number of servers, which counts on in `progress`."""
-        pool = EpisodePool(self.concurrency * servers, progress=progress or RolloutProgress())
-        self.on_pool(pool)
-        return pool
+        return EpisodePool(self.concurrency * servers, progress=progress or RolloutProgress())
 
     async def run_episode(
         self,
@@ -209,7 +207,8 @@ class RolloutCollector:
 
     @contextmanager
     def show(self, title: str, total: float, pool: EpisodePool) -> Iterator[Advance]:
-        """Show the progress of episodes while the block runs, and yield what counts them."""
+        """Show the progress of episodes while the block waits for them, and yield what counts them."""
+        self.on_pool(pool)
         with progress(title, total=total, is_transient=True) as shown:
             advance = self.progress_file.follow(title, total, shown)
             with show_progress(pool.progress, advance):
