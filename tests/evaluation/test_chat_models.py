@@ -140,7 +140,8 @@ def test_chat_settings_are_recorded_and_cannot_change(run: Run, place: Place, tm
         assert run(*options(place, tmp_path / "e", policy, **given)).status == 0
         assert {each.get("parallel_tool_calls") for each in server.requests} == {False}
         assert settings_of(tmp_path / "e") == {"parallel_calls": "refuse"}
-        other = run(*options(place, tmp_path / "e", policy, **given | {"chat": "{on_bad_call: reply}"}))
-        assert (other.status, other.code) == (2, "evaluation.settings-changed")
         assert run(*options(place, tmp_path / "f", policy, **given | {"chat": "{on_bad_call: end}"})).status == 0
         assert settings_of(tmp_path / "f") == {}, "the defaults are those of evaluations without chat settings"
+        for directory, chat in (("e", "{on_bad_call: reply}"), ("e", "{}"), ("f", "{on_bad_call: reply}")):
+            other = run(*options(place, tmp_path / directory, policy, **given | {"chat": chat}))
+            assert (other.status, other.code) == (2, "evaluation.settings-changed"), (directory, chat)

@@ -187,6 +187,7 @@ def test_a_second_run_runs_only_missing_groups(run: Run, server: FakeVLLM, place
     [
         ({"temperature": 0.5}, ": temperature 1.0;"),
         ({"seed": 2, "max_turns": 3}, ": seed 0, max_turns 10;"),
+        ({"chat": "{on_bad_call: reply}"}, ": chat {};"),
     ],
 )
 def test_trajectories_with_other_settings_are_not_reused(

@@ -52,7 +52,7 @@ from gumshoe.rewards.judge import Judge, JudgedQuestion, Verdict
 from gumshoe.rewards.judge_registry import model_of, open_judge, parse_judge
 from gumshoe.rewards.scoring import JudgedTrajectory, judge_trajectory, map_concurrently
 from gumshoe.rollouts.trajectory import AGENT_FAILURES, Trajectory
-from gumshoe.rollouts.writer import read_trajectories, run_to_file, select_scenarios
+from gumshoe.rollouts.writer import find_changed_settings, read_trajectories, run_to_file, select_scenarios
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.terminal import Advance, err, printable
@@ -265,8 +265,7 @@ def _record_settings(
             raise UsageError(
                 "evaluation.state-damaged", f"{path} is not valid JSON; use another --out directory"
             ) from None
-    other = [name for name, value in recorded.items() if before.get(name, value) != value]
-    if other:
+    if other := find_changed_settings(before, recorded):
         raise UsageError(
             "evaluation.settings-changed",
             f"{directory} holds an evaluation with different settings: {', '.join(other)}; use another directory, or "

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack, aclosing, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -30,6 +30,7 @@ from gumshoe.scenarios.sources import load_scenarios
 from gumshoe.terminal import Advance
 
 _AGENT_CODE = "agent_code"  # in the settings of a trajectory
+_LEFT_OUT: Mapping[str, Any] = {"agent": None, "chat": {}}  # settings that are recorded unless they have these values
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,18 +289,25 @@ def _read_owners(file: BinaryIO, path: Path, policy: str, recorded: dict[str, An
     return owners
 
 
+def find_changed_settings(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return the names of settings of episodes that have another value now.
+
+    A setting that only one of the records has is not compared, except those that are left out at their defaults.
+    """
+    before, now = {**_LEFT_OUT, **before}, {**_LEFT_OUT, **now}
+    return [name for name, value in before.items() if now.get(name, value) != value]
+
+
 def _check_settings(path: Path, found: dict[str, Any], recorded: dict[str, Any]) -> None:
     """Check that a trajectory has the settings of this rollout.
 
     Raises:
-        TrajectoryFileError: if one is different. A setting that one of them does not record is not compared, except
-            the agent.
+        TrajectoryFileError: if one is different (see `find_changed_settings`).
     """
-    there = {"agent": None, **found}
     others = [
-        f"{name} {value}"
-        for name, value in there.items()
-        if name != _AGENT_CODE and recorded.get(name, None if name == "agent" else value) != value
+        f"{name} {found.get(name, _LEFT_OUT.get(name))}"
+        for name in find_changed_settings(found, recorded)
+        if name != _AGENT_CODE
     ]
     if others:
         raise TrajectoryFileError(
