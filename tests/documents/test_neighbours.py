@@ -147,6 +147,16 @@ def test_an_agent_reads_around_a_passage(index: DocumentIndex) -> None:
         place.read_document("d1", around=99)
 
 
+def test_another_section_of_a_document_is_not_read_again(index: DocumentIndex) -> None:
+    place = environment(index, neighbours=1)
+    for around in (3, 9, 9, None, None):
+        place.read_document("d1", around=around)
+    for around in (0, 0):
+        place.read_document("d2", around=around)
+    correct = [["read"], [], ["read again"], [], ["read again"]]
+    assert place.record.deeds == [*correct, ["read another"], ["read again"]]
+
+
 def test_without_neighbours_the_tools_are_as_before(index: DocumentIndex) -> None:
     place = environment(index)
     assert "chunk:" not in place.search_documents("sentence 12")

@@ -188,7 +188,7 @@ class DocumentsEnvironment(SearchEnvironment):
         text = document.text
         if self._page_characters is None:
             text = make_excerpt(text, self._listed.get(document.document_id, []), self._longest)
-        return self.show_page(document.document_id, document.title, text, page, self._page_characters)
+        return self.show_page(document.document_id, document.title, text, page, self._page_characters, around)
 
     def _search(self, query: str) -> Iterable[DocumentHit]:
         if not isinstance(self._index, DocumentView | DocumentIndex):

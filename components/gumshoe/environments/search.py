@@ -39,7 +39,7 @@ class SearchEnvironment(ABC):
         self.finished = False
         self._gold = {self.listed_id(source) or self.bare(source): source for source in scenario.sources}
         self._searched: set[str] = set()
-        self._read_pages: set[tuple[str, int]] = set()
+        self._read_pages: set[tuple[str, int, int | None]] = set()  # ids, pages, and chunks around which was read
 
     @abstractmethod
     def listed_id(self, source_id: str) -> str | None:
@@ -90,8 +90,10 @@ class SearchEnvironment(ABC):
             events.append("found")
         return "\n".join(listed) if ids else NOTHING_FOUND
 
-    def record_reading(self, *source_ids: str, page: int = 1) -> None:
-        """Record that a call shows sources, e.g. a thread, or a page of one. Their ids are those that searches list.
+    def record_reading(self, *source_ids: str, page: int = 1, around: int | None = None) -> None:
+        """Record that a call shows sources, e.g. a thread, or a page or a section of one, around a chunk.
+
+        Their ids are those that searches list.
 
         If a correct source is among them, the others do not count as other sources that were read.
         """
@@ -100,14 +102,14 @@ class SearchEnvironment(ABC):
         right = [source_id for source_id in source_ids if self._record_source(self.record.read, source_id)]
         if not right:
             self.record.read_others += 1
-        pages = {(source_id, page) for source_id in source_ids}
-        if pages <= self._read_pages:
+        new = {(source_id, page, around) for source_id in source_ids} - self._read_pages
+        if not new:
             events.append("read again")
         elif len(self.record.read) > before:
             events += ["read"] * (len(self.record.read) - before)
-        elif page == 1 or not right:  # another page of a correct source is neither
+        elif any(source_id not in right for source_id, *_ in new):  # another part of a correct source is neither
             events.append("read another")
-        self._read_pages |= pages
+        self._read_pages |= new
 
     def unknown_id_error(self, wanted: str) -> ToolError:
         """Record an attempt to read something that does not exist, and return the error for the model."""
@@ -115,8 +117,12 @@ class SearchEnvironment(ABC):
         self.record.invalid_ids += 1
         return UnknownSourceError(f"there is no {wanted}; use an id as a search lists it")
 
-    def show_page(self, source_id: str, head: str, text: str, page: int, limit: int | None) -> str:
-        """Record that a call shows a page of a source, and return the page. See `budgets.show_page`.
+    def show_page(
+        self, source_id: str, head: str, text: str, page: int, limit: int | None, around: int | None = None
+    ) -> str:
+        """Record that a call shows a page of a source, or of its section around a chunk, and return the page.
+
+        See `budgets.show_page`.
 
         Raises:
             ToolError: if the page does not exist.
@@ -126,7 +132,7 @@ class SearchEnvironment(ABC):
         except ToolError:
             self._record_call()
             raise
-        self.record_reading(source_id, page=page)
+        self.record_reading(source_id, page=page, around=around)
         return shown
 
     def note_reading(self, source_id: str) -> None:
