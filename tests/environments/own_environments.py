@@ -75,3 +75,11 @@ class DatedEnvironment(NotesEnvironment):
     def __init__(self, index: Notes, scenario: Scenario, max_turns: int, *, since: "date | None" = None) -> None:
         self.since = since
         super().__init__(index, scenario, max_turns)
+
+
+class FiledEnvironment(NotesEnvironment):
+    """Has a setting of a type that JSON does not have."""
+
+    def __init__(self, index: Notes, scenario: Scenario, max_turns: int, *, folder: Path = Path()) -> None:
+        self.folder = folder
+        super().__init__(index, scenario, max_turns)

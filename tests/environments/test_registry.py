@@ -1,5 +1,6 @@
 """Open environments by name or by the kind of index, including custom ones."""
 
+import json
 from datetime import UTC, date, datetime
 from pathlib import Path
 
@@ -55,6 +56,15 @@ def test_the_default_environment_depends_on_the_index(mail: Path, collection: Pa
     assert (world.name, world.has_inboxes) == ("documents", False)
     assert tools(world) == ["search_documents", "read_document"]
     assert opened(mail, "email").provenance == opened(mail).provenance
+
+
+def test_settings_of_any_type_are_recorded_as_values_of_json(collection: Path) -> None:
+    word = {"documents": {"rerank": {"model": "m", "url": "http://r:8000/rerank"}}}
+    recorded = opened(collection, word).provenance
+    assert json.loads(json.dumps(recorded)) == recorded
+    assert recorded["environment"]["rerank"]["url"] == "http://r:8000/rerank"
+    own = opened(collection, f"{{{OWN.replace('Notes', 'Filed')}: {{folder: notes/new}}}}").provenance
+    assert own["environment"]["folder"] == "notes/new"
 
 
 def test_a_question_of_the_other_kind_is_rejected_at_the_start(mail: Path, collection: Path) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Protocol, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic_core import to_jsonable_python
 
 from gumshoe.corpus import CORPORA, find_corpus
 from gumshoe.environments.base import Environment, Source, SourceText
@@ -151,8 +152,12 @@ class EnvFactory:
 
     @property
     def provenance(self) -> dict[str, Any]:
-        """Settings and index content, as recorded in trajectories. With the scenario, they determine an episode."""
-        return {"environment": {"name": self.name, **self.arguments}, "index": self.content}
+        """Settings and index content as values of JSON, as recorded in trajectories.
+
+        With the scenario, they determine an episode.
+        """
+        settings = to_jsonable_python(dict(self.arguments), fallback=str)
+        return {"environment": {"name": self.name, **settings}, "index": self.content}
 
     def get_ready(self) -> None:
         """Do the slow work of the first search now, e.g. load a model, so that errors appear early.
