@@ -9,6 +9,7 @@ import pytest
 from gumshoe.environments.base import Ending, Event, Unusable
 from gumshoe.rewards.judge_registry import ExactJudge
 from gumshoe.rewards.turn_rewards import TurnRewardValues, turn_rewards
+from gumshoe.rollouts.trajectory import Mistake
 from tests.rewards.test_reward import ANSWER, episode
 from tests.scenarios.questions import scenario
 
@@ -89,6 +90,12 @@ def test_running_out_of_turns_or_context_is_not_penalized() -> None:
     assert rewards("a", ending="max turns", deeds=[["searched"]]) == [4]
     assert rewards("a", "b", ending="context full", deeds=[["searched"]]) == [4, 0]
     assert rewards(ending="context full") == []
+
+
+def test_an_episode_without_a_turn_of_the_policy_has_no_rewards() -> None:
+    assert rewards(answer=ANSWER) == rewards(answer="Something else.") == rewards(ending="no call") == []
+    done = replace(episode(answer=ANSWER), mistakes=[Mistake(1, "bad arguments", "")])
+    assert asyncio.run(turn_rewards(done, scenario(1), VALUES, ExactJudge())) == []
 
 
 def test_every_event_has_a_value() -> None:

@@ -65,11 +65,13 @@ class TurnRewardValues(BaseModel):
 async def turn_rewards(
     trajectory: Trajectory, scenario: Scenario, values: TurnRewardValues, judge: Judge
 ) -> list[float]:
-    """Return the reward of each sampled turn [turns].
+    """Return the reward of each sampled turn [turns]; an agent's episode may have none.
 
     Raises:
         UnavailableError: if the judge gave no verdict.
     """
+    if not trajectory.turns:
+        return []
     record, worth = trajectory.record, values.by_event()
     by_call = iter([sum(worth[event] for event in events) for events in record.deeds])
     counts = trajectory.deeds or [1] * trajectory.turns
@@ -80,8 +82,7 @@ async def turn_rewards(
     if trajectory.ending in (*get_args(Unusable), "truncated"):
         rewards[-1] += values.unusable
     elif record.answer is None or (record.does_not_know and not scenario.unanswerable):
-        if rewards:
-            rewards[-1] += values.no_answer
+        rewards[-1] += values.no_answer
     else:
         rewards[-1] += values.correct if await is_correct(trajectory, scenario, judge) else values.wrong
         if len(record.right_sources) >= scenario.needed_sources:
