@@ -451,6 +451,19 @@ class TestPlans:
         assert whole / 8 < shared < whole / 2
         assert weights(2, optimizer__distribution="fsdp2") == shared, "on one or two machines"
 
+    def test_settings_that_need_vllm_are_not_quantized(self, large: ModelShape) -> None:
+        for flags in ({"rollouts__lag": "1"}, {"rollouts__num_servers": "2"}):
+            assert suggest_changes(make_plan(of(**flags), large, Machine(1, 24 * GB)), large) is None
+
+    def test_evaluations_in_mode_simple_run_episodes(self, large: ModelShape) -> None:
+        def needed(concurrency: int, context: int = 8192) -> int:
+            flags = {"rollouts__concurrency": str(concurrency), "model__max_context": str(context)}
+            plan = make_plan(of(mode="simple", **flags), large, Machine(1, 80 * GB))
+            return plan.devices[0].needed
+
+        assert needed(64) > needed(64, 4096) > needed(32, 4096)
+        assert needed(1) == needed(2), "the first turns of a step need more"
+
     def test_no_suggestion_if_nothing_helps(self, large: ModelShape) -> None:
         plan = make_plan(TrainSettings(), large, Machine(1, 4 * GB))
         assert suggest_changes(plan, large) is None

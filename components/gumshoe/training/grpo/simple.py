@@ -1,4 +1,4 @@
-"""The mode `simple`: plain TRL on the first turn only, with a heuristic reward. No episode is run."""
+"""The mode `simple`: plain TRL on the first turn only, with a heuristic reward. Only evaluations run episodes."""
 
 import re
 from collections.abc import Callable, Iterable

@@ -78,9 +78,12 @@ def adapter_dtype(settings: TrainSettings) -> int:
 
 
 def trainer_parts(
-    shape: ModelShape, settings: TrainSettings, place: ComputeDevice, work: TrainingPass
+    shape: ModelShape, settings: TrainSettings, place: ComputeDevice, work: TrainingPass, context: int | None = None
 ) -> list[MemoryPart]:
-    """Return the memory of one trainer at its peak, part by part."""
+    """Return the memory of one trainer at its peak, part by part.
+
+    `context` is the number of tokens of an episode that is sampled, by default as in the pass.
+    """
     optimizer = settings.optimizer
     adapter = shape.adapter_parameters(settings.lora)
     size = adapter * adapter_dtype(settings)
@@ -94,7 +97,7 @@ def trainer_parts(
         ),
     ]
     if settings.rollouts.engine == "transformers" or settings.mode == "simple":
-        sampling = sampling_parts(shape, settings, place, work.context)
+        sampling = sampling_parts(shape, settings, place, context or work.context, work.context)
         a_pass, episodes = (sum(each.bytes for each in parts) for parts in (coming, sampling))
         coming = (  # rollouts and passes take turns, so the larger one counts
             [*sampling, MemoryPart("training pass", 0, f"{a_pass / GIB:,.2f} GiB, not at the same time as episodes")]
@@ -267,14 +270,20 @@ def _selected_loss_bytes(shape: ModelShape, work: TrainingPass) -> int:
     return work.episodes * work.scored * shape.vocabulary * 4 * 4
 
 
-def sampling_parts(shape: ModelShape, settings: TrainSettings, place: ComputeDevice, context: int) -> list[MemoryPart]:
-    """Return the memory of episodes in the trainer's own process (`rollouts.engine: transformers`).
+def sampling_parts(
+    shape: ModelShape, settings: TrainSettings, place: ComputeDevice, context: int, first_turn: int = 0
+) -> list[MemoryPart]:
+    """Return the memory of episodes of `context` tokens in the trainer's own process.
 
-    Keys and values exist twice while a batch copies them back to its sessions.
+    They are those of `rollouts.engine: transformers`. In the mode `simple`, a step samples all first turns at once, of
+    `first_turn` tokens with the prompt, and evaluations run episodes: the larger of the two counts. Keys and values
+    exist twice while a batch copies them back to its sessions.
     """
     at_once = settings.rollouts.concurrency  # reached in evaluations, even if a step has fewer episodes
-    if settings.mode == "simple":  # TRL samples a whole step
-        at_once = settings.groups * settings.rollouts.num_generations
+    if settings.mode == "simple" and (step := settings.groups * settings.rollouts.num_generations) * first_turn > (
+        at_once * context
+    ):
+        at_once, context = step, first_turn
     new = min(context, TURN_TOKENS)
     dtype = place.dtype
     reading = new * (3 * shape.intermediate + 4 * shape.hidden) * dtype + 2 * context * shape.attention * dtype

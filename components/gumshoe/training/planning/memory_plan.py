@@ -175,7 +175,7 @@ def make_plan(
     """
     place = ComputeDevice.of(settings, on_gpu=machine.gpus > 0)
     episodes = settings.mode != "simple"
-    longest = context or settings.model.max_context
+    episode = longest = context or settings.model.max_context
     if not episodes:
         longest = min(longest, _PROMPT_TOKENS + settings.rollouts.max_tokens)
     trainers = settings.optimizer.processes // machine.count
@@ -183,7 +183,7 @@ def make_plan(
     turns = settings.rollouts.max_turns if episodes else 1
     scored = min(longest, turns * settings.rollouts.max_tokens)
     work = TrainingPass(settings.optimizer.per_device_train_batch_size, longest, scored)
-    parts = trainer_parts(shape, settings, place, work)
+    parts = trainer_parts(shape, settings, place, work, episode)
     devices, found = _devices(shape, settings, machine, place, allocation, parts)
     plan = MemoryPlan(
         settings,
@@ -342,9 +342,8 @@ def suggest_changes(plan: MemoryPlan, shape: ModelShape) -> MemoryPlan | None:
         if quantization == "nf4" and share != settings.rollouts.gpu_memory:
             continue  # with nf4, there is no server
         changed = _with_changes(settings, context, quantization, recompute, divisor, share)
-        for concurrency in (
-            _halves(changed.rollouts.concurrency, 1) if changed.rollouts.engine == "transformers" else [0]
-        ):
+        in_trainer = changed.rollouts.engine == "transformers" or changed.mode == "simple"
+        for concurrency in _halves(changed.rollouts.concurrency, 1) if in_trainer else [0]:
             fewer = {"concurrency": concurrency} if concurrency else {}
             tried = changed.model_copy(update={"rollouts": changed.rollouts.model_copy(update=fewer)})
             found = make_plan(tried, shape, plan.machine)
@@ -355,7 +354,7 @@ def suggest_changes(plan: MemoryPlan, shape: ModelShape) -> MemoryPlan | None:
 
 def _can_quantize(settings: TrainSettings) -> bool:
     rollouts = settings.rollouts
-    needs_vllm = rollouts.num_servers > 1 or settings.optimizer.distribution != "ddp"
+    needs_vllm = rollouts.num_servers > 1 or rollouts.lag > 0 or settings.optimizer.distribution != "ddp"
     return not rollouts.servers and not needs_vllm and settings.model.dtype != "float32"
 
 
