@@ -59,11 +59,8 @@ def of(**flags: Any) -> TrainSettings:
             "transformers",
         ),
         ({"rollouts__handover": "s3://bucket/p"}, "settings.handover-without-servers", "s3://bucket/p"),
-        (
-            {"rollouts__handover": "s3://bucket/p", "rollouts__servers": ["http://a:8000"], "mode": "simple"},
-            "settings.handover-in-simple-mode",
-            "s3://bucket/p",
-        ),
+        ({"rollouts__servers": ["http://a:8000"], "mode": "simple"}, "settings.servers-without-vllm", "simple"),
+        ({"agent": "my_package:agent", "mode": "simple"}, "settings.agent-in-simple-mode", "my_package:agent"),
         (
             {"rollouts__handover": "s3://bucket/p", "rollouts__servers": ["https://a:8000"]},
             "settings.handover-server-address",

@@ -97,6 +97,12 @@ def _find_errors(settings: TrainSettings, scenarios: int) -> Iterator[UsageError
             f"rollouts.engine vllm does not support model.quantization {settings.model.quantization}; set "
             "rollouts.engine to transformers, or model.quantization to none",
         )
+    if settings.mode == "simple" and settings.agent is not None:
+        yield UsageError(
+            "settings.agent-in-simple-mode",
+            f"the agent {settings.agent.word} requires mode masked or rollout, got simple, which trains on first turns "
+            "without episodes; set mode to masked, or leave the agent out",
+        )
     yield from _find_training_errors(settings, settings.output.report_to)
     if settings.is_sharded and (settings.mode == "simple" or rollouts.engine != "vllm"):
         yield UsageError(
@@ -158,11 +164,11 @@ def _find_server_errors(settings: TrainSettings) -> Iterator[UsageError]:
             f"rollouts.num_servers {rollouts.num_servers} requires rollouts.engine vllm and a mode other than simple; "
             "unset it, or set rollouts.engine to vllm",
         )
-    if rollouts.servers and rollouts.engine != "vllm":
+    if rollouts.servers and (rollouts.engine != "vllm" or settings.mode == "simple"):
         yield UsageError(
             "settings.servers-without-vllm",
-            f"rollouts.servers requires rollouts.engine vllm, got {rollouts.engine}; set it to vllm, or unset "
-            "rollouts.servers",
+            f"rollouts.servers requires rollouts.engine vllm and a mode other than simple, got {rollouts.engine} and "
+            f"{settings.mode}; unset rollouts.servers, or set both",
         )
 
 
@@ -290,11 +296,6 @@ def _find_handover_errors(settings: TrainSettings) -> Iterator[UsageError]:
         yield UsageError(
             "settings.handover-without-servers",
             f"rollouts.handover {rollouts.handover} requires rollouts.servers; set their addresses, or unset it",
-        )
-    if settings.mode == "simple":
-        yield UsageError(
-            "settings.handover-in-simple-mode",
-            f"rollouts.handover {rollouts.handover} has no use in mode simple, which has no episodes; unset it",
         )
     for server in rollouts.servers:
         parts = urlsplit(server)
