@@ -96,7 +96,7 @@ def collect(env: EnvFactory, tokenizer: Any) -> Callable[..., RolloutBatch]:
 
 
 def drawn(step: int, draw: int = 0) -> list[Scenario]:
-    return Schedule(SCENARIOS, 1, GROUPS).draw(step, draw)
+    return Schedule(SCENARIOS, 1, GROUPS).order(step)[draw * GROUPS : (draw + 1) * GROUPS]
 
 
 Collect = Callable[..., RolloutBatch]
@@ -140,8 +140,12 @@ def test_flat_groups_are_replaced(collect: Collect) -> None:
 
 def test_scenarios_that_rest_are_used_last(collect: Collect) -> None:
     first, *rest = drawn(0)
-    found = collect(ScriptedAnswers(), resting={first.id})
-    assert [group.scenario for group in found.groups] == [*rest, drawn(0, 1)[0]]
+    for draws in (1, 3):
+        found = collect(ScriptedAnswers(), resting={first.id}, draws=draws)
+        assert [group.scenario for group in found.groups] == [*rest, drawn(0, 1)[0]]
+    last = Schedule(SCENARIOS, 1, GROUPS).order(0)[-GROUPS:]
+    found = collect(ScriptedAnswers(), resting={each.id for each in SCENARIOS if each not in last}, draws=1)
+    assert [group.scenario for group in found.scored] == last, "however far they are in the order"
     assert [group.scenario for group in collect(ScriptedAnswers(), resting={each.id for each in SCENARIOS}).groups] == (
         drawn(0)
     ), "if all rest, none does"

@@ -1,4 +1,4 @@
-"""The scenarios of a step: a function of the seed, the step and the draw only."""
+"""The scenarios of a step: a function of the seed and the step only."""
 
 from datetime import date
 from itertools import pairwise
@@ -35,12 +35,27 @@ def test_every_scenario_is_used_once_before_any_is_used_again(
         assert sorted(flat[start : start + count], key=int) == [str(each) for each in range(count)]
 
 
-@given(SIZES, st.integers(0, 5), st.integers(0, 30))
-def test_later_draws_have_new_scenarios(sizes: tuple[int, int], seed: int, step: int) -> None:
+@given(SIZES, st.integers(0, 5), st.integers(0, 30), st.booleans())
+def test_a_step_may_take_every_scenario_once_those_that_it_draws_first(
+    sizes: tuple[int, int], seed: int, step: int, keeps_order: bool
+) -> None:
     count, groups = sizes
-    schedule = Schedule(scenarios(count), seed, groups)
-    drawn = [each for draw in range(count // groups + 2) for each in ids(schedule.draw(step, draw))]
-    assert sorted(drawn, key=int) == [str(each) for each in range(count)]
+    schedule = Schedule(scenarios(count), seed, groups, keeps_order)
+    order = schedule.order(step)
+    assert order[:groups] == schedule.draw(step)
+    assert sorted(ids(order), key=int) == [str(each) for each in range(count)]
+
+
+def test_replacements_of_the_first_epoch_in_the_given_order_are_from_nearby() -> None:
+    schedule = Schedule(scenarios(40), 1, 4, keeps_order=True)
+
+    def steps_of_replacements(step: int) -> list[int]:
+        return [int(each) // 4 for each in ids(schedule.order(step))[4:]]
+
+    assert steps_of_replacements(0) == [step for step in range(1, 10) for _ in range(4)]
+    assert [sorted(steps_of_replacements(5)[at : at + 8]) for at in (0, 8)] == [[4] * 4 + [6] * 4, [3] * 4 + [7] * 4]
+    assert steps_of_replacements(10) != sorted(steps_of_replacements(10)), "the second epoch"
+    assert ids(schedule.order(5))[4:12] != ids(Schedule(scenarios(40), 2, 4, keeps_order=True).order(5))[4:12]
 
 
 def test_the_first_epoch_may_keep_the_order_of_the_scenarios() -> None:

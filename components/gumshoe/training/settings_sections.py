@@ -202,8 +202,8 @@ class DataSettings(Section):
     rest_steps: int = Field(
         0,
         ge=0,
-        description="number of steps for which a scenario is used only if no other is left, after a group of it was "
-        "flat, i.e. always or never solved. This saves rollouts, but such scenarios are seen less often",
+        description="number of steps for which a scenario is used only if there are not enough others, after a group "
+        "of it was flat, i.e. always or never solved. This saves rollouts, but such scenarios are seen less often",
     )
     seed: Annotated[int, EnvVar("SEED")] = Field(
         42, description="random seed of the adapter's initial weights, the order of scenarios, and every episode"

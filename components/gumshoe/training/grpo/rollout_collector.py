@@ -161,10 +161,10 @@ class RolloutCollector:
     def order(self, step: int, resting: Collection[str] = ()) -> list[Scenario]:
         """Return the scenarios of a step, numbered from 0: those of its groups, then those that replace others.
 
-        Scenarios whose ids are in `resting` come last.
+        Scenarios whose ids are in `resting` are used only if there are not enough others.
         """
-        found = [each for draw in range(self.draws) for each in self.schedule.draw(step, draw)]
-        return sorted(found, key=lambda each: each.id in resting)
+        found = sorted(self.schedule.order(step), key=lambda each: each.id in resting)
+        return found[: self.draws * self.schedule.groups]
 
     def new_pool(self, servers: int, progress: RolloutProgress | None = None) -> EpisodePool:
         """Return a pool for episodes on this number of servers, which counts on in `progress`."""

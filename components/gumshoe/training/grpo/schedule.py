@@ -1,7 +1,7 @@
 """Decide which scenarios a training step works on.
 
-Invariant: this depends only on the scenarios, the seed, the step and the draw, and on no state. So a resumed run draws
-the same scenarios as an uninterrupted one, in any epoch.
+Invariant: this depends only on the scenarios, the seed and the step, and on no state. So a resumed run draws the same
+scenarios as an uninterrupted one, in any epoch.
 """
 
 from collections.abc import Iterable
@@ -27,22 +27,33 @@ class Schedule:
     groups: int
     """Scenarios per step."""
     keeps_order: bool = False
-    """The first epoch has the given order instead of a random one."""
+    """The first epoch has the given order instead of a random one, and replacements from nearby."""
 
-    def draw(self, step: int, draw: int = 0) -> list[Scenario]:
-        """Return the scenarios of a step, [groups]; steps and draws are numbered from 0.
+    def draw(self, step: int) -> list[Scenario]:
+        """Return the scenarios of a step, [groups]; steps are numbered from 0.
 
-        The first draws of all steps use every scenario once before any is used again, epoch after epoch. Later draws
-        replace scenarios without a learning signal, and may return fewer. No scenario occurs twice in a step.
+        All steps use every scenario once before any is used again, epoch after epoch. None occurs twice in a step.
         """
+        return [self.scenarios[each] for each in self._draw(step)]
+
+    def order(self, step: int) -> list[Scenario]:
+        """Return all scenarios in the order in which a step takes them: those that it draws, then replacements.
+
+        The replacements are in random order, except in the first epoch if that keeps the given order: then those of
+        the closest steps come first, so that they are about as difficult.
+        """
+        first = self._draw(step)
+        drawn = set(first)
+        others = [each for each in range(len(self.scenarios)) if each not in drawn]
+        others = Rng(self.seed, "drawn again", step).shuffled(others)
+        if self.keeps_order and step * self.groups < len(self.scenarios):
+            others.sort(key=lambda each: abs(each // self.groups - step))
+        return [self.scenarios[each] for each in (*first, *others)]
+
+    def _draw(self, step: int) -> list[int]:
         count = len(self.scenarios)
         places = range(step * self.groups, (step + 1) * self.groups)
-        first = [self._epoch_order(place // count)[place % count] for place in places]
-        if draw:
-            left = [each for each in range(count) if each not in set(first)]
-            again = Rng(self.seed, "drawn again", step).shuffled(left)
-            first = again[(draw - 1) * self.groups : draw * self.groups]
-        return [self.scenarios[each] for each in first]
+        return [self._epoch_order(place // count)[place % count] for place in places]
 
     def _epoch_order(self, epoch: int) -> tuple[int, ...]:
         return _epoch_order(len(self.scenarios), self.seed, self.groups, epoch, self.keeps_order)
