@@ -8,6 +8,7 @@ import sys
 import threading
 from contextlib import nullcontext
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -276,3 +277,41 @@ def test_a_run_without_progress_is_ended_after_its_state_is_written(
     first, second, *_ = text.splitlines()
     assert ("3600 seconds" in first, second) == (True, "after step 3")
     assert "Thread 0x" in text
+
+
+@pytest.mark.parametrize("kind", ["linear", "cosine", "constant_with_warmup"])
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_learning_rates_follow_the_schedule_from_the_first_step_on(kind: str, warmup: int) -> None:
+    rates = run_schedule(kind, warmup, steps=9)
+    assert rates[: warmup + 1] == pytest.approx([(step + 1) / (warmup + 1) for step in range(warmup + 1)])
+    assert min(rates) > 0
+    assert all(one >= other for one, other in pairwise(rates[warmup:]))
+
+
+def test_a_longer_run_resumes_with_the_rate_of_its_own_schedule() -> None:
+    saved: list[dict[str, Any]] = []
+    assert run_schedule("linear", 0, steps=4, saved=saved) == pytest.approx([1, 0.75, 0.5, 0.25])
+    assert run_schedule("linear", 0, steps=8, saved=saved) == pytest.approx([0.5, 0.375, 0.25, 0.125])
+
+
+def run_schedule(kind: str, warmup: int, steps: int, saved: list[dict[str, Any]] | None = None) -> list[float]:
+    """Return the rate of each step, of a peak of 1, after the states in `saved`, which become those at the end."""
+    import torch
+    from transformers import get_scheduler
+
+    from gumshoe.training.launch.lifecycle import set_learning_rates
+
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=1)
+    scheduler = get_scheduler(kind, optimizer, warmup, steps)
+    for each, state in zip((optimizer, scheduler), saved or (), strict=False):
+        each.load_state_dict(state)
+    set_learning_rates(scheduler, warmup)
+    rates = []
+    for _ in range(scheduler.last_epoch, steps):
+        assert scheduler.get_last_lr() == [optimizer.param_groups[0]["lr"]]
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    if saved is not None:
+        saved[:] = [optimizer.state_dict(), scheduler.state_dict()]
+    return rates

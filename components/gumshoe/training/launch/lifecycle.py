@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent import futures
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -299,8 +300,11 @@ class EventsCallback(TrainerCallback):
     def __init__(self, run: TrainerEvents) -> None:
         self._run = run
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, *_: Any, **__: Any) -> None:
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, *_: Any, lr_scheduler: Any = None, **__: Any
+    ) -> None:
         state.save_steps = int(args.save_steps)  # and not those of the checkpoint
+        set_learning_rates(lr_scheduler, args.get_warmup_steps(state.max_steps))
         self._run.on_start()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -331,6 +335,25 @@ class EventsCallback(TrainerCallback):
 
     def on_save(self, *_: Any, **__: Any) -> None:
         self._run.on_checkpoint()
+
+
+def set_learning_rates(scheduler: Any, warmup: int) -> None:
+    """Let the first step of a warmup learn too, and set the rates of the next step by the schedule.
+
+    `transformers` begins a warmup with the rate 0, and a resumed run with the rate of the checkpoint: if the run is
+    made longer, that is the end of the shorter schedule, often 0.
+    """
+    inner = getattr(scheduler, "scheduler", scheduler)  # of an optimizer that is sharded
+    inner.lr_lambdas = [partial(_warm_up, each, warmup) for each in inner.lr_lambdas]
+    rates = [base * factor(inner.last_epoch) for base, factor in zip(inner.base_lrs, inner.lr_lambdas, strict=True)]
+    inner._last_lr = rates  # which is logged
+    for group, rate in zip(inner.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+
+
+def _warm_up(factor: Callable[[int], float], warmup: int, step: int) -> float:
+    """Return the share of the learning rate in a step, numbered from 0, of a schedule with a linear warmup."""
+    return (step + 1) / (warmup + 1) if step < warmup else factor(step)
 
 
 RandomState = tuple[Any, Any, Any, list[torch.Tensor]]

@@ -199,7 +199,7 @@ def sft_config(settings: TrainSettings, directory: Path, plan: BatchPlan) -> SFT
         num_train_epochs=1,  # the rows already contain all epochs
         learning_rate=settings.warm_start.peak_learning_rate,
         lr_scheduler_type="linear",
-        warmup_steps=int(_WARMUP * plan.steps),  # its first step has the learning rate 0
+        warmup_steps=int(_WARMUP * plan.steps),
         weight_decay=optimizer.weight_decay,
         max_grad_norm=optimizer.max_grad_norm,
         max_length=None,  # no truncation: episodes that are too long were left out before
