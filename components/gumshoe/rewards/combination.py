@@ -60,7 +60,7 @@ def combine_rewards(scores: Scores, method: Combination, weights: Sequence[float
     `pca`: projection of the standardized functions on their first principal component
         (https://en.wikipedia.org/wiki/Principal_component_analysis). The sign is chosen so that the loadings sum to
         more than 0, or if they sum to 0, so that the first loading is positive. Functions with the same value for all
-        trajectories are ignored; 0 if there are no others.
+        trajectories are ignored; 0 if there are no others. The mean for a single trajectory, as in evaluations.
     `l2norm`: square root of the sum of squares of all positive values, minus that of all negative values.
     """
     applies, filled = _fill_missing(scores)
@@ -68,7 +68,7 @@ def combine_rewards(scores: Scores, method: Combination, weights: Sequence[float
     rewards: Rewards = np.zeros(len(scores))
     if not count:
         return rewards
-    if method == "pca":
+    if method == "pca" and len(scores) > 1:
         return _project_on_first_component(filled)
     if method == "l2norm":
         good, bad = (np.sqrt(np.square(part).sum(axis=1)) for part in (filled.clip(min=0), filled.clip(max=0)))
