@@ -155,6 +155,16 @@ def test_rewards_are_computed_for_each_episode_and_group(run: Run, questions: st
         assert value in ran.out
 
 
+def test_one_function_with_two_settings_has_two_names(run: Run, trajectories: Path, questions: str) -> None:
+    words = [f"{{name: 'tests.rewards.own_rewards:given', arguments: {{value: {value}}}}}" for value in (1, 2)]
+    ran = run(
+        "judge", "reward", trajectories, "--scenarios", questions, *(f"--reward={word}" for word in words), "--json"
+    )
+    assert json.loads(ran.out)["means"] == {
+        f"tests.rewards.own_rewards:given{each}": at for each, at in (("", 1), ("#2", 2))
+    }
+
+
 def test_a_reward_that_does_not_apply_has_no_value(run: Run, trajectories: Path, questions: str) -> None:
     word = "{name: 'tests.rewards.own_rewards:given', arguments: {value: .nan}}"
     ran = run("judge", "reward", trajectories, "--scenarios", questions, "--reward", word, "--json")

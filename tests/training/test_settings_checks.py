@@ -72,6 +72,15 @@ def of(**flags: Any) -> TrainSettings:
             "rollouts.handover: 'ftp://host/p'",
         ),
         ({"rewards__combine": "weights"}, "rewards.weights-missing", "weights"),
+        (
+            {
+                "rewards__functions": [{"name": "turns"}, {"name": "turns"}],
+                "rewards__combine": "weights",
+                "rewards__weights": {"turns": 1},
+            },
+            "rewards.weights-mismatch",
+            "turns, turns#2",
+        ),
         ({"mode": "simple", "optimizer__algorithm": "rloo"}, "settings.algorithm-in-simple-mode", "rloo"),
         ({"optimizer__algorithm": "ppo"}, "settings.unknown-algorithm", "'ppo'"),
         ({"optimizer__algorithm": "nowhere:Ppo"}, "settings.algorithm-not-importable", "nowhere"),

@@ -114,10 +114,10 @@ def reward(
     json: JsonFlag = False,
 ) -> None:
     """Compute rewards of recorded episodes as training does. Exits with 75 if a judge gave no answer."""
-    from gumshoe.rewards.reward import load_reward, parse_reward
+    from gumshoe.rewards.reward import load_rewards, parse_reward
     from gumshoe.rewards.scoring import reward_trajectories
 
-    opened = [load_reward(parse_reward(each)) for each in rewards]
+    opened = load_rewards([parse_reward(each) for each in rewards])
     with progress("Scoring") as advance:
         found = _run_and_close(reward_trajectories(path, scenarios, opened, advance), *opened)
     columns = {each.name: [episode.rewards[each.name] for episode in found] for each in opened}

@@ -14,8 +14,9 @@ import asyncio
 import inspect
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import import_module
 from numbers import Real
@@ -167,6 +168,30 @@ def load_reward(wanted: RewardSettings) -> Reward:
     what = f"invalid settings of the reward {wanted.name}"
     values = validate_settings(settings, wanted.arguments, "rewards.invalid-settings", what)
     return Reward(wanted.name, function, values)
+
+
+def load_rewards(wanted: Sequence[RewardSettings]) -> list[Reward]:
+    """Load reward functions, with different names (see `number_names`).
+
+    Raises:
+        UsageError: as `load_reward`.
+    """
+    names = number_names([each.name for each in wanted])
+    return [replace(load_reward(each), name=name) for each, name in zip(wanted, names, strict=True)]
+
+
+def number_names(names: Iterable[str]) -> list[str]:
+    """Return names with a number after each that was there before.
+
+    >>> number_names(["rubric", "mrr", "rubric"])
+    ['rubric', 'mrr', 'rubric#2']
+    """
+    counts = Counter[str]()
+    found = list[str]()
+    for name in names:
+        counts[name] += 1
+        found.append(name if counts[name] == 1 else f"{name}#{counts[name]}")
+    return found
 
 
 def parse_reward(word: str) -> RewardSettings:

@@ -12,7 +12,7 @@ from gumshoe.errors import UsageError
 from gumshoe.installation import install_command
 from gumshoe.rewards.combination import check_combination
 from gumshoe.rewards.judge_registry import open_judge
-from gumshoe.rewards.reward import load_reward
+from gumshoe.rewards.reward import load_reward, number_names
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import RewardsSettings
 
@@ -363,6 +363,6 @@ def _find_distribution_errors(settings: TrainSettings) -> Iterator[UsageError]:
 
 def _find_weight_errors(rewards: RewardsSettings) -> Iterator[UsageError]:
     try:
-        check_combination(rewards.combine, [each.name for each in rewards.functions], rewards.weights)
+        check_combination(rewards.combine, number_names(each.name for each in rewards.functions), rewards.weights)
     except UsageError as error:
         yield error

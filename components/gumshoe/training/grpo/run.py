@@ -14,7 +14,7 @@ from transformers import TrainerControl
 from gumshoe.errors import UnavailableError
 from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.rewards.judge_registry import open_judge
-from gumshoe.rewards.reward import load_reward
+from gumshoe.rewards.reward import load_rewards
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.engine import EpisodePool
 from gumshoe.scenarios.scenario import ScenarioSet
@@ -193,7 +193,7 @@ class Run:
         """Return the collector that runs and scores the episodes of steps and evaluations."""
         settings, algorithm = self._settings, self._algorithm
         rewards, rollouts = settings.rewards, settings.rollouts
-        functions = [load_reward(each) for each in rewards.functions]
+        functions = load_rewards(rewards.functions)
         weights = [rewards.weights[each.name] for each in functions] if rewards.weights else ()
         by_turn = (self._judge, algorithm) if isinstance(algorithm, TurnLevel) else None
         return RolloutCollector(
