@@ -49,7 +49,7 @@ class FakeChatModel:
         is_over = self.stops_after is not None and turn >= self.stops_after
         calls = [] if is_over else self._next_calls(request)
         written = count_tokens(calls) if calls else 3
-        most = request["max_completion_tokens"]
+        most = request.get("max_completion_tokens", request.get("max_tokens"))
         is_cut_off = self.thinks + written > most
         if is_cut_off and self.raises_if_cut_off:
             raise RejectedError(
@@ -77,7 +77,7 @@ class FakeChatModel:
                     param=name,
                     code="unsupported_parameter",
                 )
-        most = request["max_completion_tokens"]
+        most = request.get("max_completion_tokens", request.get("max_tokens"))
         if self.most_tokens is not None and most > self.most_tokens:
             raise RejectedError(
                 f"max_tokens is too large: {most}. This model supports at most {self.most_tokens} completion tokens, "

@@ -25,7 +25,7 @@ from gumshoe.rollouts.episode_runners import open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from tests.errors import raises
-from tests.inference.fake_chat import FakeChatModel
+from tests.inference.fake_chat import FakeChatModel, RejectedError
 from tests.inference.fake_vllm import (
     Act,
     FakeVLLM,
@@ -393,6 +393,41 @@ def test_models_get_the_scores_that_they_should(
     assert reward == pytest.approx(expected.reward)
     assert Score(done.ending, done.turns, len(server.requests), expected.reward, len(done.mistakes)) == expected
     assert server.errors == []
+
+
+def test_a_reasoning_model_samples_with_its_own_temperature(
+    index: MailIndex, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with FakeVLLM(models=("chat",), chat=FakeChatModel(rejects=("temperature", "top_p"))) as server:
+        done = converse(server, index)
+    assert (done.ending, len(server.requests)) == ("answer", 5)
+    assert not {"temperature", "top_p"} & set(server.requests[-1])
+    printed = " ".join(capsys.readouterr().err.split())
+    assert printed.count("warning: chat does not accept temperature 0.3 and samples with its own") == 1
+    assert printed.count("warning: chat does not accept top_p 0.9 and samples with its own") == 1
+
+
+def test_a_server_that_knows_only_the_old_limit_of_tokens_gets_it(index: MailIndex) -> None:
+    model = FakeChatModel(rejects=("max_completion_tokens",), thinks=2000, most_tokens=5000)
+    with FakeVLLM(models=("chat",), chat=model) as server:
+        done = converse(server, index, sampling=Sampling(max_tokens=512))
+    assert done.ending == "answer"
+    assert server.requests[1]["max_tokens"] == 512
+    assert server.requests[-1]["max_tokens"] <= 5000
+    assert ["max_completion_tokens" in each for each in server.requests] == [True] + [False] * (
+        len(server.requests) - 1
+    )
+
+
+@pytest.mark.parametrize(
+    "says", ["temperature must be between 0 and 2", "invalid message: the temperature of the soup"]
+)
+def test_an_error_about_something_else_is_reported(index: MailIndex, says: str) -> None:
+    def refuse(_: dict[str, Any]) -> dict[str, Any]:
+        raise RejectedError(says, param="messages")
+
+    with FakeVLLM(models=("chat",), chat=refuse) as server, raises("models.request-failed", 400):
+        converse(server, index)
 
 
 @pytest.mark.parametrize("shows", ["reasoning", "reasoning_content", "text"])

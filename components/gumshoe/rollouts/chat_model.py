@@ -17,6 +17,7 @@ from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.chat_format.reasoning import THINK
 from gumshoe.rollouts.trajectory import TokenUsage
+from gumshoe.terminal import err, printable
 
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
@@ -30,6 +31,14 @@ _NO_CALL = "there is no tool call in it"
 _NOT_FOUND, _INVALID = 404, {400, 422}
 # OpenAI's answer if reasoning used up all tokens.
 _OUT_OF_TOKENS = re.compile("could not finish the message because max_tokens", re.I)
+_UNSUPPORTED = re.compile(
+    r"unsupported|not support|unknown|unrecognized|unexpected|extra|not permitted|not allowed|only the default", re.I
+)
+_ERROR_LENGTH = 300  # characters of an error to search for common words; a server may repeat the request after them
+_OLD_LIMIT = "max_tokens"  # name of max_completion_tokens on older servers
+_SAMPLING = {"temperature", "top_p"}
+_COMMON = {*_SAMPLING, "max_completion_tokens"}
+"""Optional parameters that errors about other things may name too."""
 _TOO_MANY_TOKENS = re.compile(r"max_(completion_|output_)?tokens|(completion|output) tokens", re.I)
 
 
@@ -82,8 +91,8 @@ class ApiAnswer:
 class ApiChatModel:
     """A chat model, with the settings of all its conversations and what its answers showed about it.
 
-    Parameters that a server rejects are left out of all later requests. `deadline`, in seconds, is for one turn with
-    all its requests.
+    Parameters that a server rejects are left out of all later requests: reasoning models take no temperature, and some
+    servers only know `max_tokens`. `deadline`, in seconds, is for one turn with all its requests.
 
     Reasoning counts towards the maximum number of tokens of a request. If an answer was cut off because of it, and the
     settings have no thinking budget, all later requests have `DEFAULT_THINKING_BUDGET` in addition, or as much of it as
@@ -133,43 +142,40 @@ class ApiChatModel:
 
         budget: int | None = self._thinking_budget or 0
         while budget is not None:
-            options = {name: value for name, value in self._options().items() if name not in self._rejected}
+            options = self._options(budget)
             kept = [{name: value for name, value in each.items() if name not in self._rejected} for each in messages]
             try:
-                return self._read(await self._create(kept, tools, options, budget), tools, len(messages))
+                return self._read(await self._create(kept, tools, options), tools, len(messages))
             except APIStatusError as error:
                 if error.status_code in _INVALID and _OUT_OF_TOKENS.search(str(error)):
                     nothing = ParsedTurn(problem="no call", detail=_NO_CALL)
                     return ApiAnswer("", "", (), nothing, None, is_cut_off=True, has_reasoning=True)
-                sent = {*options, *(name for each in kept for name in _REASONING_FIELDS if name in each)}
+                sent = {*options, *(name for each in kept for name in _REASONING_FIELDS if name in each)} - {_OLD_LIMIT}
                 budget = self._adapt(error, sent, budget)
             except (APIError, ValueError) as error:  # openai passes on errors of the JSON parser
                 raise _connection_error(self.name, error) from None
         return None
 
-    async def _create(
-        self, messages: Sequence[Any], tools: Sequence[Any], options: dict[str, Any], thinking_budget: int
-    ) -> Any:
+    async def _create(self, messages: Sequence[Any], tools: Sequence[Any], options: dict[str, Any]) -> Any:
         # openai converts its own parameters field by field, which takes milliseconds for a long conversation. These are
         # in the form of the API already, and `extra_body` is sent as it is.
         body: dict[str, Any] = {"messages": [*messages], "tools": [*tools], **options}
-        return await self._client.chat.completions.create(
-            model=self.name,
-            messages=[],
-            temperature=_omit_default(self._sampling.temperature),
-            top_p=_omit_default(self._sampling.top_p),
-            max_completion_tokens=self._sampling.max_tokens + thinking_budget,
-            extra_body=body,
-        )
+        return await self._client.chat.completions.create(model=self.name, messages=[], extra_body=body)
 
-    def _options(self) -> dict[str, Any]:
-        """Return the parameters that not all servers know."""
-        options: dict[str, Any] = {}
+    def _options(self, thinking_budget: int) -> dict[str, Any]:
+        """Return the parameters that not all servers know, without those that this one has rejected."""
+        most = self._sampling.max_tokens + thinking_budget
+        options: dict[str, Any] = {"max_completion_tokens": most}
+        # The usual default is left out: some models reject temperature or top-p, or both together.
+        sampling = {"temperature": self._sampling.temperature, "top_p": self._sampling.top_p}
+        options |= {name: value for name, value in sampling.items() if value != 1}
         if self.settings.parallel_calls == "refuse":  # they are allowed by default
             options["parallel_tool_calls"] = False
         if self.settings.template_kwargs:
             options["chat_template_kwargs"] = self.settings.template_kwargs
-        return options
+        if "max_completion_tokens" in self._rejected:
+            options[_OLD_LIMIT] = most
+        return {name: value for name, value in options.items() if name not in self._rejected}
 
     def _adapt(self, error: "APIStatusError", optional: set[str], thinking_budget: int) -> int | None:
         """Return the thinking budget with which to repeat a request, or None if the conversation does not fit.
@@ -183,9 +189,8 @@ class ApiChatModel:
         if is_too_long(error):
             return _halve(thinking_budget) if thinking_budget else None
         if error.status_code in _INVALID:
-            rejected = [each for each in optional if re.search(rf"\b{each}\b", str(error))]
-            if rejected:
-                self._rejected.update(rejected)
+            if rejected := _find_rejected(error, optional):
+                self._leave_out(rejected)
                 return thinking_budget
             if thinking_budget and _TOO_MANY_TOKENS.search(str(error)):
                 lower = _halve(thinking_budget)
@@ -193,6 +198,15 @@ class ApiChatModel:
                 return lower
         raise_if_misconfigured(self.name, error)
         raise _status_error(self.name, error) from None
+
+    def _leave_out(self, rejected: set[str]) -> None:
+        for name in sorted(rejected & _SAMPLING - self._rejected):
+            refused = f"{name} {getattr(self._sampling, name):g}"
+            err.print(
+                f"[bold yellow]warning:[/] {printable(self.name)} does not accept {refused} and samples with its own",
+                soft_wrap=True,
+            )
+        self._rejected |= rejected
 
     def _read(self, answer: Any, tools: Sequence[Any], place: int) -> ApiAnswer:
         """Return the parts of a chat completion. `place` is the number of messages before it.
@@ -312,11 +326,14 @@ def _read_usage(answer: Any) -> tuple[TokenUsage | None, int]:
     return usage, reasoning if isinstance(reasoning, int) else 0
 
 
-def _omit_default(value: float) -> Any:
-    """Omit a value of 1, the usual default: some models reject temperature or top-p, or both together."""
-    from openai import omit
-
-    return omit if value == 1 else value
+def _find_rejected(error: "APIStatusError", optional: set[str]) -> set[str]:
+    """Return those of the optional parameters that an error reports as not supported."""
+    text = str(error)
+    beginning = text[:_ERROR_LENGTH]
+    named = {each for each in optional - _COMMON if re.search(rf"\b{each}\b", text)}
+    if _UNSUPPORTED.search(beginning):
+        named |= {each for each in optional & _COMMON if error.param == each or re.search(rf"\b{each}\b", beginning)}
+    return named
 
 
 def _status_error(name: str, error: "APIStatusError") -> PolicyError:
