@@ -252,6 +252,14 @@ def test_long_lists_take_linear_time(unit: str) -> None:
         parse_addresses(unit * 50_000 + ", ann@example.com")
 
 
+@pytest.mark.parametrize("unit", ["'", '"', "<", ">", "\u3000", " "])
+def test_long_addresses_take_linear_time(unit: str) -> None:
+    with limit_cpu(2):
+        normalize_address(f"a{unit * 200_000}@example.com")
+        assert normalize_address(f"{unit * 9}a@example.com{unit * 9}") == "a@example.com"
+        parse_addresses(f"a{unit * 200_000}@example.com")
+
+
 def test_a_list_that_is_cut_gives_no_part_of_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     text = "dave@example.com, eve@example.com.au"
     monkeypatch.setattr(address_lists, "_MAX_LENGTH", len(text) - len(".au"))

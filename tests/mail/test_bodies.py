@@ -335,7 +335,16 @@ def test_text_with_a_file_in_yenc_becomes_a_file() -> None:
     message = parse(b"From: a@b\nContent-Type: text/plain; charset=iso-8859-1\n\n" + text)
     assert message.body == "Look:\nBye.\n\n[attachment: a b.bin]"
     assert message.files[0].data == content
-    assert body("Content-Type: text/plain", "=ybegin line=1 name=x\nnothing") == "=ybegin line=1 name=x\nnothing"
+    for begin in ("=ybegin line=1 name=x", "=ybegin line=1"):
+        assert body("Content-Type: text/plain", f"{begin}\nnothing") == f"{begin}\nnothing"
+    named = body("Content-Type: text/plain", "=ybegin line=1\n=ybegin name=x\nKK\n=yend size=2\n")
+    assert named == "=ybegin line=1\n\n[attachment: x]"
+
+
+@pytest.mark.parametrize("end", ["", "\r!", "\n"])
+def test_a_long_line_that_begins_a_file_in_yenc_takes_linear_time(end: str) -> None:
+    with limit_cpu(2):
+        body("Content-Type: text/plain", f"=ybegin {'name=' * 100_000}{end}")
 
 
 # Messages inside other formats

@@ -4,6 +4,7 @@ import pytest
 
 from gumshoe.mail.message import State
 from gumshoe.mail.states import find_file_state, find_folder_state, find_header_state, find_label_state
+from tests.cpu_time import limit_cpu
 
 
 @pytest.mark.parametrize(
@@ -173,3 +174,9 @@ def test_the_body_of_a_message_tells_no_state() -> None:
 )
 def test_labels_of_gmail_tell_the_state(labels: str, state: State) -> None:
     assert find_label_state(labels) == state
+
+
+@pytest.mark.parametrize("unit", ["[", " (", "1", ")", "*"])
+def test_long_labels_take_linear_time(unit: str) -> None:
+    with limit_cpu(2):
+        assert find_label_state(f"Trash{unit * 30_000}a") == ""

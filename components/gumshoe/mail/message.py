@@ -16,7 +16,10 @@ ROLES: tuple[Role, ...] = ("to", "cc", "bcc")
 State = Literal["", "deleted", "trash", "spam"]
 """Folder or flag that its owner's mail program gave a message."""
 
-_SURROUNDING = re.compile(r"""^[\s<>'"]+|[\s<>'"]+$""")
+_SURROUNDING = (  # brackets, quotes and all whitespace
+    "<>'\"\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a"
+    "\u2028\u2029\u202f\u205f\u3000"
+)
 _UNWANTED = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 _CONTROLS = bytes(code for code in (*range(32), 127) if code not in b"\t\n\r")
 _KELVIN = "\u212a"
@@ -124,7 +127,7 @@ def normalize_address(address: str) -> str:
     An internationalized domain becomes the one that mail servers use: `xn--bcher-kva.example` for `bücher.example`.
     The address of a caller is compared more strictly: see `gumshoe.mail.identities`.
     """
-    lowered = lower_case(_SURROUNDING.sub("", clean(address)))
+    lowered = lower_case(clean(address).strip(_SURROUNDING))
     local, at, domain = lowered.rpartition("@")
     return lowered if domain.isascii() or not at else f"{local}{at}{_encode_domain(domain)}"
 

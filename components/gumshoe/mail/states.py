@@ -48,7 +48,9 @@ _SENT = frozenset(
     .replace("\n    ", "|").split("|")
 )  # fmt: skip
 _BETWEEN_WORDS = re.compile(r"[\s_-]+")
-_ADDED = re.compile(r"^[\[(*]+|[ \[(]*\d{1,4}[\])]?$|[\])*?~]+$")  # e.g. to the name of a second folder
+_ADDED = re.compile(  # e.g. to the name of a second folder
+    r"^[\[(*]+|(?<![ \[(])[ \[(]*\d{1,4}[\])]?$|(?<![\])*?~])[\])*?~]+$"
+)
 _IMAP_WORD = re.compile(r"&([A-Za-z0-9+,]*)-")  # modified UTF-7 of IMAP folders, e.g. `Gel&APY-scht`
 _LABEL = re.compile(r'"[^"]*"|[^,"]+')
 _SYSTEM_LABEL = re.compile(r"\A\[[\w ]{1,20}\]/")  # e.g. `[Gmail]/`

@@ -24,7 +24,7 @@ _ENCODED_PARAGRAPH = re.compile(rb"\n[ \t]*+\r?\n(?=[A-Za-z0-9+/]{16,}={0,2}[ \t
 _MAX_HEADER = 4096  # bytes
 _UU_BEGIN = re.compile(r"begin(-base64)? [0-7]{3,6} (\S.*)")
 _UU_LINE_BYTES = 45
-_YENC = re.compile(rb"^=ybegin [^\n]*?name=([^\r\n]+)\r?\n(?:=ypart [^\n]*\n)?", re.M)
+_YENC = re.compile(rb"^=ybegin ([^\n]*+)\n(?:=ypart [^\n]*+\n)?", re.M)
 _YENC_END = re.compile(rb"^=yend [^\n]*(?:\n|\Z)", re.M)
 _YENC_ESCAPED = re.compile(rb"=([^\r\n])", re.S)
 _FROM_YENC = bytes((code - 42) % 256 for code in range(256))
@@ -181,10 +181,16 @@ def split_yenc(data: bytes) -> tuple[bytes, list[tuple[str, bytes]]]:
     kept: list[bytes] = []
     files: list[tuple[str, bytes]] = []
     position = 0
-    while (begin := _YENC.search(data, position)) and (end := _YENC_END.search(data, begin.end())):
+    for begin in _YENC.finditer(data):
+        _, _, name = begin[1].removesuffix(b"\r").partition(b"name=")
+        if not name or begin.start() < position:
+            continue
+        end = _YENC_END.search(data, begin.end())
+        if end is None:
+            break
         kept.append(data[position : begin.start()])
         encoded = data[begin.end() : end.start()].replace(b"\r", b"").replace(b"\n", b"")
         escaped = _YENC_ESCAPED.sub(lambda found: bytes([(found[1][0] - 64) % 256]), encoded)
-        files.append((begin[1].decode("utf-8", "replace").strip(), escaped.translate(_FROM_YENC)))
+        files.append((name.decode("utf-8", "replace").strip(), escaped.translate(_FROM_YENC)))
         position = end.end()
     return b"".join([*kept, data[position:]]), files
