@@ -21,6 +21,7 @@ from tests.documents.collection import DISEASES
 from tests.documents.collection import make_index as make_documents
 from tests.erasure.people import ABOUT_ANN, ABOUT_BOB, ANN, BOB, Run, episode, lineage_of, write_lines
 from tests.errors import raises
+from tests.mail.mailbox import record, write_jsonl
 
 
 def test_without_yes_nothing_is_changed(run: Run, place: Path, tmp_path: Path, cache: Path) -> None:
@@ -177,6 +178,27 @@ def test_a_person_is_erased_everywhere(run: Run, place: Path, tmp_path: Path) ->
     ran = run("erase", place, *options)
     assert (ran.status, ran.code) == (3, "erasure.incomplete")
     assert "other.bin" in ran.err
+
+
+def test_a_person_whose_inbox_was_named_is_erased_everywhere(run: Run, place: Path, tmp_path: Path) -> None:
+    """The index was built from one mailbox a person, and its description names them."""
+    mailboxes = [
+        {
+            "source": write_jsonl(tmp_path / f"{owner}.jsonl", [record(number, to=[owner], sender=owner)]),
+            "owner": owner,
+        }
+        for number, owner in ((21, ANN), (22, BOB))
+    ]
+    (tmp_path / "sources.yaml").write_text(json.dumps(mailboxes))
+    index = place / "boxes"
+    made = run("mail", "index", "--sources", tmp_path / "sources.yaml", "--inbox", ANN, "--inbox", BOB, "--out", index)
+    assert made.status == 0, made.err
+    assert ANN in (index / "mail-index.json").read_text()
+    options = ["--inbox", ANN, "--everywhere", "--receipt", tmp_path / "receipt.json", "--yes"]
+    ran = run("erase", index, *options)
+    assert ran.status == 0, ran.err
+    assert find_bytes(index, ANN) == set()
+    assert MailIndex(index).stats()["inboxes"] == 1
 
 
 def test_a_message_is_erased(run: Run, place: Path, tmp_path: Path) -> None:

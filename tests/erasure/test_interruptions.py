@@ -1,6 +1,7 @@
 """An interrupted erasure can be run again."""
 
 import json
+import shutil
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,8 @@ from gumshoe.erasure.places import apply_change
 from gumshoe.erasure.receipt import Receipt
 from gumshoe.erasure.target import EraseTarget
 from tests.artifacts.files import find_bytes
+from tests.documents.collection import DISEASES
+from tests.documents.collection import make_index as make_documents
 from tests.erasure.people import ABOUT_ANN, ANN, Run, write_lines
 
 
@@ -89,3 +92,33 @@ def test_adapters_of_erased_questions_are_found_after_an_interruption(place: Pat
     erasure.run(erasure.plan(written), written, partial(written.write, receipt))
     words = ["erase", place / "run", "--message", "1@example.com", "--receipt", receipt, "--json"]
     assert {Path(each).name for each in json.loads(run(*words).out)["adapters"]} == {"of-ann"}
+
+
+@pytest.mark.parametrize("words", [("--inbox", ANN), ("--message", "1@example.com")])
+def test_segments_of_an_interrupted_erasure_are_deleted(
+    place: Path, tmp_path: Path, run: Run, words: tuple[str, str]
+) -> None:
+    """Stop after the new segments became visible, before the old ones are deleted."""
+    old = shutil.copytree(place / "mail" / "segment-1", tmp_path / "segment-1")
+    receipt = ["--receipt", tmp_path / "receipt.json", "--yes"]
+    assert run("erase", place / "mail", *words, *receipt).status == 0
+    shutil.copytree(old, place / "mail" / "segment-1")
+    shutil.copytree(old, place / "mail" / ".partial" / "segment-3")
+    assert find_bytes(place / "mail", "zircon")
+    assert run("erase", place / "mail", *words, *receipt).status == 0
+    assert find_bytes(place / "mail", "zircon") == set()
+    assert find_bytes(place / "mail", "quartz in York")
+
+
+def test_folders_of_an_interrupted_erasure_are_deleted(tmp_path: Path, run: Run) -> None:
+    index = make_documents(tmp_path / "built", DISEASES).path.parents[1]
+    (folder,) = index.glob("data-*")
+    old = shutil.copytree(folder, tmp_path / folder.name)
+    words = ["erase", index, "--document", "gout", "--receipt", tmp_path / "receipt.json", "--yes"]
+    assert run(*words).status == 0
+    shutil.copytree(old, index / folder.name)
+    shutil.copytree(old, index / ".partial")
+    assert find_bytes(index, "podagra")
+    assert run(*words).status == 0
+    assert find_bytes(index, "podagra") == set()
+    assert find_bytes(index, "Influenza")

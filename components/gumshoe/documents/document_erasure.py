@@ -69,6 +69,16 @@ def find_documents(directory: Path, ids: Iterable[str], collection: str | None =
     return sorted({number for place, number in rows if collection in (None, names[place])})
 
 
+def count_leftovers(directory: Path) -> int:
+    """Return the number of folders of an index that are not in use, which may hold what was erased.
+
+    Raises:
+        UsageError, GumshoeError: as in `read_facts`.
+    """
+    used = read_facts(directory).folder
+    return sum(path.name != used for path in list_folders(directory)) + (directory / PARTIAL).exists()
+
+
 def erase_documents(directory: Path, numbers: Sequence[int]) -> None:
     """Write an index anew without some documents. If none is left, delete it.
 

@@ -16,13 +16,22 @@ from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST
 from gumshoe.artifacts.private_data import MARK, read_mark
 from gumshoe.artifacts.storage import explain_os_errors, is_partial
 from gumshoe.documents.build import PARTIAL as DOCUMENT_PARTIAL
+from gumshoe.documents.document_erasure import count_leftovers as count_folders
 from gumshoe.documents.document_erasure import erase_documents, find_documents
 from gumshoe.documents.schema import FACTS, FOLDER, is_document_index
 from gumshoe.erasure.learned import explain_learning
 from gumshoe.erasure.question_links import Links
 from gumshoe.erasure.record_files import collect_links, is_structured, read_text, redact_file, write_redacted
 from gumshoe.erasure.target import EraseTarget
-from gumshoe.mail.inbox_erasure import erase_inbox, erase_messages, find_message_ids, find_messages_of, has_inbox
+from gumshoe.mail.inbox_erasure import count_leftovers as count_segments
+from gumshoe.mail.inbox_erasure import (
+    erase_inbox,
+    erase_leftovers,
+    erase_messages,
+    find_message_ids,
+    find_messages_of,
+    has_inbox,
+)
 from gumshoe.mail.index_directory import PARTIAL as MAIL_PARTIAL
 from gumshoe.mail.schema import FILE_NAME, SEGMENT_PREFIX, index_path
 from gumshoe.scenarios.lineage import Lineage
@@ -176,14 +185,18 @@ def _belongs_to_index(path: Path, index: ChangeKind) -> bool:
 
 def _plan_index(directory: Path, index: ChangeKind, target: EraseTarget) -> PlaceChange | None:
     if index == "document index":
-        count = len(find_documents(directory, [target.name], target.collection)) if target.kind == "document" else 0
+        if target.kind != "document":
+            return None
+        count = len(find_documents(directory, [target.name], target.collection)) or count_folders(directory)
     elif target.kind == "message":
         count = len(find_message_ids(directory, target.name))
     elif target.kind == "inbox":
         messages = len(find_messages_of(directory, target.name)) if target.everywhere else 0
         count = max(messages, int(has_inbox(directory, target.name)))
     else:
-        count = 0
+        return None
+    if index == "mail index":  # an erasure that was interrupted leaves the old segments
+        count = count or count_segments(directory)
     return PlaceChange(directory, index, count) if count else None
 
 
@@ -212,13 +225,18 @@ def apply_change(change: PlaceChange, target: EraseTarget) -> None:
 
 
 def _erase_from_mail(directory: Path, target: EraseTarget) -> None:
-    ids = find_message_ids(directory, target.name) if target.kind == "message" else []
-    if target.everywhere:
-        ids = find_messages_of(directory, target.name)
+    if target.kind == "inbox" and has_inbox(directory, target.name):
+        erase_inbox(directory, target.name)  # before its messages, as it takes the sources of the inbox too
+    ids = list[str]()
+    if index_path(directory).is_file():
+        if target.kind == "message":
+            ids = find_message_ids(directory, target.name)
+        elif target.everywhere:
+            ids = find_messages_of(directory, target.name)
     if ids:
         erase_messages(directory, ids)
-    if target.kind == "inbox" and index_path(directory).is_file() and has_inbox(directory, target.name):
-        erase_inbox(directory, target.name)
+    if index_path(directory).is_file():
+        erase_leftovers(directory)
 
 
 def find_mentions(root: Path, target: EraseTarget) -> Iterator[Path]:

@@ -12,8 +12,8 @@ from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.mail.address_mentions import mentions_address
 from gumshoe.mail.build import extend_mail_index
 from gumshoe.mail.build_report import MailBuildOptions
-from gumshoe.mail.index_directory import PARTIAL, change_index, digest_content, remove_leftovers
-from gumshoe.mail.schema import SEGMENT_PREFIX, IndexState, check_exists, index_path, write_state
+from gumshoe.mail.index_directory import PARTIAL, change_index, digest_content, list_leftovers, remove_leftovers
+from gumshoe.mail.schema import SEGMENT_PREFIX, IndexState, check_exists, index_path, read_state, write_state
 from gumshoe.mail.segment import IndexSegments, StoredCopy, StoredText
 from gumshoe.mail.segment_rewriter import SegmentRewriter
 from gumshoe.mail.terms import bare_id
@@ -109,6 +109,29 @@ def erase_inbox(directory: Path, inbox: str) -> None:
         names = _write_segments(SegmentRewriter(segments, inboxes=others), state, directory, inbox)
         remove_leftovers(directory, names, at_once=True)
     _delete_if_empty(directory)
+
+
+def count_leftovers(directory: Path) -> int:
+    """Return the number of files and folders of an index that are not in use, which may hold what was erased.
+
+    Raises:
+        UsageError, GumshoeError: if there is no index, or it is damaged.
+    """
+    check_exists(directory)
+    return len(list_leftovers(directory, read_state(directory).segments)) + (directory / PARTIAL).exists()
+
+
+def erase_leftovers(directory: Path) -> None:
+    """Delete the files and folders of an index that are not in use, e.g. of an interrupted erasure or build.
+
+    Raises:
+        UsageError: if there is no index.
+        UnavailableError: if a build is in progress.
+    """
+    check_exists(directory)
+    with change_index(directory):
+        shutil.rmtree(directory / PARTIAL, ignore_errors=True)
+        remove_leftovers(directory, read_state(directory).segments, at_once=True)
 
 
 def _write_segments(rewriter: SegmentRewriter, state: IndexState, directory: Path, inbox: str) -> tuple[str, ...]:

@@ -39,15 +39,21 @@ def check_is_new(directory: Path) -> None:
         )
 
 
-def remove_leftovers(directory: Path, segments: Sequence[str], *, at_once: bool) -> None:
-    """Delete temporary files of killed builds, and segments that are not in `segments`.
+def list_leftovers(directory: Path, segments: Sequence[str]) -> list[Path]:
+    """Return the temporary files of killed builds, and segments that are not in `segments`, without `PARTIAL`."""
+    return [
+        path
+        for path in directory.iterdir()
+        if is_partial(path.name) or (path.name.startswith(SEGMENT_PREFIX) and path.name not in segments)
+    ]
 
-    Segments stay as long as a reader has them open, unless `at_once` is set. The directory `PARTIAL` stays.
-    """
-    for path in list(directory.iterdir()):
-        if is_partial(path.name):
+
+def remove_leftovers(directory: Path, segments: Sequence[str], *, at_once: bool) -> None:
+    """Delete what `list_leftovers` returns. Segments stay while a reader has them open, unless `at_once` is set."""
+    for path in list_leftovers(directory, segments):
+        if not path.is_dir():
             path.unlink()
-        elif path.name.startswith(SEGMENT_PREFIX) and path.name not in segments and (at_once or not _is_held(path)):
+        elif at_once or not _is_held(path):
             shutil.rmtree(path)
 
 
