@@ -73,3 +73,8 @@ def test_code_that_cannot_be_found_or_is_too_much_has_no_digest(monkeypatch: pyt
     assert digest({"command": ["no-such-program", "js/agent.mjs"]}) is None
     monkeypatch.setattr(agent_code, "MAX_FILES", 2)
     assert digest("digested_package.agent:run") is None
+
+
+@pytest.mark.parametrize("argument", ["x = 1; " * 600, "a" * 300, "\0", "outputs/" * 100])
+def test_arguments_that_are_no_names_of_files_are_no_files(argument: str) -> None:
+    assert digest({"command": ["python3", "-c", argument]}) is not None

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gumshoe.artifacts.store import Store
 from gumshoe.scenarios.feedback import SelectedFeedback, select_feedback
 from gumshoe.scenarios.feedback_options import FeedbackOptions, parse_moment
-from gumshoe.scenarios.feedback_records import FeedbackRecord
+from gumshoe.scenarios.feedback_records import FeedbackRecord, FeedbackSelection
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.share_cap import cap_shares, find_cap
 from gumshoe.scenarios.sources import load_scenarios
@@ -46,6 +47,14 @@ def test_withdrawn_consent_counts_although_an_earlier_record_has_it() -> None:
     given = [feedback(1, days=3), feedback(1, days=2, consent="none")]
     found = select(reversed(given))
     assert (len(found.scenarios), found.left_out) == (0, {"without consent": 1, "replaced by the same caller": 1})
+
+
+def test_consent_that_was_withdrawn_later_counts_for_a_selection_of_earlier_feedback(tmp_path: Path) -> None:
+    given = [feedback(1, days=9), feedback(1, days=2, consent="none"), feedback(2, days=9), feedback(2, days=2)]
+    options = FeedbackOptions(until="5d", redact=("none",))
+    selection = FeedbackSelection.of(publish(tmp_path, given), options, NOW)
+    records = selection.read(Store(str(tmp_path / "store")))
+    assert [each.question for each in select_feedback(records, options).scenarios] == [given[2].question]
 
 
 def test_equal_questions_become_one_scenario_with_the_sources_of_the_first_caller() -> None:

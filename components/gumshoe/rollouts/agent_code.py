@@ -61,7 +61,8 @@ def _find_files(settings: AgentSettings) -> Iterator[Path]:
     if _PYTHON.fullmatch(Path(program).name) and "-m" in arguments[:-1]:
         yield from _find_module_files(arguments[arguments.index("-m") + 1])
     for each in arguments:
-        if (path := Path(each)).is_file():
+        if os.path.isfile(each):  # noqa: PTH113 - Path.is_file raises for texts that are too long for a name
+            path = Path(each)
             yield from _list_files(path.resolve().parent, path.suffix) if path.suffix else [path.resolve()]
 
 

@@ -8,6 +8,7 @@ from gumshoe.environments.base import Environment
 from gumshoe.environments.data_marks import strip_marks
 from gumshoe.environments.registry import FINAL_ANSWER
 from gumshoe.environments.tools import Call
+from gumshoe.errors import UsageError
 from gumshoe.inference.policy_names import KEYWORDS
 from gumshoe.rollouts.call_forms import find_form
 from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
@@ -16,6 +17,7 @@ from gumshoe.rollouts.episode import Turn
 from gumshoe.rollouts.trajectory import Span, TokenUsage
 
 _MOST_WORDS = 4
+_STARTS = ("search_", "read_", FINAL_ANSWER)  # of the names of the tools that it uses
 _HERMES = find_form("hermes")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019&.-][^\W_]+)*")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
@@ -121,14 +123,23 @@ class _Tool:
 
 
 def _find_tools(environment: Environment) -> tuple[_Tool, _Tool, _Tool]:
-    """Return the tools that search, read and answer."""
+    """Return the tools that search, read and answer.
+
+    Raises:
+        UsageError: if the environment has others.
+    """
     described = [each["function"] for each in environment.toolbox.schemas()]
     tools = [
         _Tool(each["name"], {name: str(one.get("type")) for name, one in each["parameters"]["properties"].items()})
         for each in described
     ]
 
-    def starting(with_: str) -> _Tool:
-        return next(each for each in tools if each.name.startswith(with_))
-
-    return starting("search_"), starting("read_"), starting(FINAL_ANSWER)
+    found = [next((each for each in tools if each.name.startswith(start)), None) for start in _STARTS]
+    search, read, answer = found
+    if search is None or read is None or answer is None:
+        raise UsageError(
+            "rollouts.keywords-tools",
+            f"the policy {KEYWORDS} needs tools whose names begin with {', '.join(_STARTS)}; this environment has "
+            f"{', '.join(each.name for each in tools)}",
+        )
+    return search, read, answer

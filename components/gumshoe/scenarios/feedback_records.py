@@ -78,7 +78,7 @@ def list_publications(store: Store, options: FeedbackOptions, now: datetime) -> 
 def read_feedback(
     store: Store, publications: Sequence[Manifest], options: FeedbackOptions, now: datetime
 ) -> list[FeedbackRecord]:
-    """Return the feedback of some publications in the time that the options name.
+    """Return the feedback of some publications in the time that the options name, and consent withdrawn later.
 
     A publication that was erased meanwhile has none.
 
@@ -88,7 +88,13 @@ def read_feedback(
     """
     with ThreadPoolExecutor(store.limits.workers) as pool:
         found = [each for records in pool.map(lambda each: _read(store, each), publications) for each in records]
-    return [each for each in found if options.includes(each.given_at, now)]
+    withdrawing = options.model_copy(update={"until": None})
+    return [
+        each
+        for each in found
+        if options.includes(each.given_at, now)
+        or (each.scenario.consent == "none" and withdrawing.includes(each.given_at, now))
+    ]
 
 
 def digest_publications(publications: Sequence[Manifest]) -> str:
