@@ -122,6 +122,22 @@ def test_a_token_policy_can_be_added_to_chat_models(run: Run, place: Place, serv
     assert "tokenizer of a" in other.err
 
 
+@pytest.mark.parametrize(
+    ("agent", "code"),
+    [
+        ("tests.gateway.python_agents:async_function", "inference.token-policy-required"),
+        ("no_such.module:agent", "gateway.agent-import-failed"),
+    ],
+)
+def test_an_agent_that_cannot_work_is_refused_before_any_episode(
+    run: Run, place: Place, server: FakeVLLM, tmp_path: Path, agent: str, code: str
+) -> None:
+    policies = (f"a=vllm:{server.address}#adapter", chats(server)[0])
+    ran = run(*options(place, tmp_path / "e", *policies, tokenizer=place.tokenizer, agent=agent))
+    assert (ran.status, ran.code) == (2, code)
+    assert (server.requests, (tmp_path / "e").exists()) == ([], False)
+
+
 def test_a_replaced_adapter_is_detected(run: Run, place: Place, tmp_path: Path) -> None:
     adapter = tmp_path / "adapter"
     adapter.mkdir()

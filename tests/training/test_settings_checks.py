@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gumshoe.training.settings import TrainSettings
-from gumshoe.training.settings_checks import check_devices, check_settings
+from gumshoe.training.settings_checks import check_devices, check_plugins, check_settings
 from gumshoe.training.settings_sources import resolve
 from tests.conftest import CommandResult
 from tests.errors import raises
@@ -200,3 +200,10 @@ def test_what_settings_name_is_checked_before_anything_is_opened(
     ran = run("train", "--model", "tiny", *data, "--set", "evaluation.judge=exat")
     assert (ran.status, ran.code) == (2, "judges.unknown-judge"), "not that there is no index"
     assert not (tmp_path / "out").exists()
+
+
+def test_an_agent_is_loaded_before_anything_is_started_if_the_run_is_here() -> None:
+    wanted = of(agent="no_such.module:agent")
+    with raises("gateway.agent-import-failed", "no_such.module"):
+        check_plugins(wanted)
+    check_plugins(wanted, is_here=False)

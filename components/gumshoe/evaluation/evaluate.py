@@ -51,6 +51,7 @@ from gumshoe.rewards.builtin_rewards import rubric
 from gumshoe.rewards.judge import Judge, JudgedQuestion, Verdict
 from gumshoe.rewards.judge_registry import model_of, open_judge, parse_judge
 from gumshoe.rewards.scoring import JudgedTrajectory, judge_trajectory, map_concurrently
+from gumshoe.rollouts.episode_runners import check_policy
 from gumshoe.rollouts.trajectory import AGENT_FAILURES, Trajectory
 from gumshoe.rollouts.writer import find_changed_settings, read_trajectories, run_to_file, select_scenarios
 from gumshoe.scenarios.lineage import Lineage
@@ -199,6 +200,7 @@ def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> dict[str, fro
     takes_tokenizer, seen = [], dict[str, frozenset[str]]()
     for each in settings.policies:
         policy = PolicyName.parse(each.word)
+        check_policy(policy, None, settings.rollout.agent)
         if settings.canaries:
             check_probed(each.word, each.name)
         takes_tokenizer.append(policy.takes_tokenizer)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from gumshoe.endpoint import openai_client
@@ -28,7 +29,46 @@ from gumshoe.rollouts.trained_agent import warn_if_other_agent
 if TYPE_CHECKING:
     from gumshoe.inference.transformers_policy import TransformersPolicy
 
-_GATEWAY = "gumshoe.gateway.agent_runner"
+_RUNNER, _AGENTS = "gumshoe.gateway.agent_runner", "gumshoe.gateway.agents"
+
+
+def check_agent(agent: AgentSettings) -> None:
+    """Check that an agent can be loaded, before a policy is started for it.
+
+    Raises:
+        UsageError: if it cannot, or its program does not exist.
+    """
+    _import_gateway(_AGENTS).load_agent(agent)
+
+
+def check_policy(name: PolicyName, tokenizer: Path | str | None, agent: AgentSettings | None) -> None:
+    """Check that a policy takes the tokenizer and the agent that are given for it, before anything is started.
+
+    Raises:
+        UsageError: if it does not, or the agent cannot be loaded.
+    """
+    if tokenizer is not None and not name.takes_tokenizer:
+        raise UsageError(
+            "inference.tokenizer-not-accepted", f"a {name.kind} policy does not accept a tokenizer; remove --tokenizer"
+        )
+    if agent is not None and name.kind in ("chat", KEYWORDS):
+        raise UsageError(
+            "inference.token-policy-required",
+            f"an agent needs a policy with token ids, and {name.version} is a {name.kind} policy; use a tiny, local:, "
+            "vllm: or transformers: policy",
+        )
+    if agent is not None:
+        check_agent(agent)
+
+
+def _import_gateway(module: str) -> ModuleType:
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            "rollouts.gateway-not-installed",
+            f"agents require {error.name}, which is not installed: {install_command(extra='gateway')}",
+        ) from None
 
 
 @asynccontextmanager
@@ -48,13 +88,7 @@ async def open_token_runner(
     if agent is None:
         yield chat_loop(token_chat_sessions(policy, chat, sampling, max_context))
         return
-    try:
-        open_agent_runner = import_module(_GATEWAY).open_agent_runner
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            "rollouts.gateway-not-installed",
-            f"agents require {error.name}, which is not installed: {install_command(extra='gateway')}",
-        ) from None
+    open_agent_runner = _import_gateway(_RUNNER).open_agent_runner
     async with open_agent_runner(policy, chat, sampling, max_context, agent) as run:
         yield run
 
@@ -79,16 +113,7 @@ async def open_policy(
             trained with other chat settings.
         PolicyError: if its server does not answer.
     """
-    if tokenizer is not None and not name.takes_tokenizer:
-        raise UsageError(
-            "inference.tokenizer-not-accepted", f"a {name.kind} policy does not accept a tokenizer; remove --tokenizer"
-        )
-    if agent is not None and name.kind in ("chat", KEYWORDS):
-        raise UsageError(
-            "inference.token-policy-required",
-            f"an agent needs a policy with token ids, and {name.version} is a {name.kind} policy; use a tiny, local:, "
-            "vllm: or transformers: policy",
-        )
+    check_policy(name, tokenizer, agent)
     if name.kind == KEYWORDS:
         yield chat_loop(lambda environment, _: nullcontext(KeywordSearcher(environment)))
         return

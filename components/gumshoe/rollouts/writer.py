@@ -21,7 +21,7 @@ from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
 from gumshoe.rollouts.engine import RolloutEngine, show_progress
 from gumshoe.rollouts.episode import EpisodeLimits, EpisodeRunner, EpisodeStart
-from gumshoe.rollouts.episode_runners import open_policy
+from gumshoe.rollouts.episode_runners import check_policy, open_policy
 from gumshoe.rollouts.sessions import env_for_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import AGENT_FAILURES, Trajectory, TrajectoryFileError
@@ -116,6 +116,7 @@ async def run_to_file(
             "rollouts.compressed-output", f"cannot append to a .gz file: {path}; use an uncompressed output path"
         )
     name = PolicyName.parse(settings.policy)
+    check_policy(name, settings.tokenizer, settings.agent)
     chosen = select_scenarios(settings)
     settings = replace(settings, chat=resolve_chat_settings(settings.chat, *name.directories, settings.tokenizer))
     opened_env = env_factory or open_env(settings.index, settings.environment)

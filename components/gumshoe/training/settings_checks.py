@@ -13,6 +13,7 @@ from gumshoe.installation import install_command
 from gumshoe.rewards.combination import check_combination
 from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rewards.reward import load_reward, number_names
+from gumshoe.rollouts.episode_runners import check_agent
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import RewardsSettings
 
@@ -20,8 +21,11 @@ _HANDOVER_STALENESS = 1  # steps; adapter loaders keep two adapters
 _MISSING_HERE = {
     "embeddings.not-installed",
     "environments.import-failed",
+    "gateway.agent-import-failed",
+    "gateway.agent-not-found",
     "models.no-api-key",
     "rewards.import-failed",
+    "rollouts.gateway-not-installed",
     "settings.algorithm-not-importable",
 }
 """Codes of errors that another machine may not have."""
@@ -38,7 +42,7 @@ def check_settings(settings: TrainSettings, scenarios: int) -> None:
 
 
 def check_plugins(settings: TrainSettings, *, is_here: bool = True) -> None:
-    """Check the names and the settings of rewards, algorithm, judge and environment.
+    """Check the names and the settings of rewards, algorithm, judge, environment and agent.
 
     If the run is not on this machine (`is_here`), keys, packages and modules may be missing here.
 
@@ -49,6 +53,8 @@ def check_plugins(settings: TrainSettings, *, is_here: bool = True) -> None:
     checks += [settings.optimizer.algorithm.load, partial(open_judge, settings.evaluation.judge)]
     if settings.environment is not None:
         checks.append(partial(validate_environment, settings.environment))
+    if settings.agent is not None:
+        checks.append(partial(check_agent, settings.agent))
     for check in checks:
         try:
             check()
