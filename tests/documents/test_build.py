@@ -15,6 +15,7 @@ from gumshoe.artifacts.storage import lock_directory
 from gumshoe.documents.build import DocumentBuildOptions, build_document_index
 from gumshoe.documents.index import DocumentIndex
 from gumshoe.documents.schema import VERSION, is_document_index, read_facts
+from gumshoe.embeddings.embedder import EndpointEmbedder
 from gumshoe.errors import GumshoeError
 from tests.documents.collection import DISEASES, LEXICAL, make_index, plain_records, write_jsonl
 from tests.embeddings.word_vectors import FailingVectors, ShortVectors, WordVectors
@@ -309,6 +310,13 @@ def test_chunks_that_the_model_cannot_read_are_rejected(tmp_path: Path) -> None:
     with raises("documents.invalid-chunk-size", 40, 12):
         build_document_index([source], tmp_path / "index", DocumentBuildOptions("short", 40), embedder=ShortVectors())
     assert not list(tmp_path.glob("index/*"))
+
+
+def test_chunks_that_would_be_cut_for_an_endpoint_are_rejected(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "d.jsonl", DISEASES)
+    embedder = EndpointEmbedder("base", "http://127.0.0.1:9/v1")
+    with raises("documents.invalid-chunk-size", 2001, 2000):
+        build_document_index([source], tmp_path / "index", DocumentBuildOptions("base", 2001), embedder=embedder)
 
 
 def test_a_source_without_documents_is_rejected(tmp_path: Path) -> None:

@@ -51,3 +51,17 @@ def test_the_same_text_about_another_subject_is_not_a_duplicate() -> None:
 
 def test_texts_without_words_are_compared_literally() -> None:
     assert kinds(("", "***"), ("", "---"), ("", "***")) == [None, None, "exact"]
+
+
+def test_of_many_similar_chunks_only_the_first_ones_are_read() -> None:
+    read: list[int] = []
+    chunks = [(number, "", LONG.replace("w20 ", f"a{number} ").replace("w70 ", f"b{number} ")) for number in range(150)]
+
+    def read_chunk(number: int) -> tuple[str, str]:
+        read.append(number)
+        return chunks[number][1:]
+
+    duplicates = DuplicateFinder(read_chunk)
+    assert [duplicates.find(*each) for each in chunks] == [None] * len(chunks)
+    assert 0 < len(read) <= 60
+    assert duplicates.find(150, "", chunks[3][2].replace("w50 ", "other ")) == "near"

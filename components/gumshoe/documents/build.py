@@ -41,7 +41,7 @@ from gumshoe.documents.source_entries import CollectionSource, parse_source_entr
 from gumshoe.documents.sources import Source, open_source
 from gumshoe.documents.staging import CollectionStaging, assign_collection
 from gumshoe.embeddings.chunking import MAX_TOKENS, CountTokens, make_token_counter
-from gumshoe.embeddings.embedder import DEFAULT_MODEL, Embedder, TokenCounter, open_embedder
+from gumshoe.embeddings.embedder import DEFAULT_MODEL, Embedder, EndpointEmbedder, TokenCounter, open_embedder
 from gumshoe.embeddings.neutral_center import compute_neutral_center
 from gumshoe.embeddings.search_options import NO_EMBEDDING
 from gumshoe.embeddings.vectors import CENTER, PLAN, SIGNS, VECTORS, compute_center, write_signs, write_vectors
@@ -184,11 +184,11 @@ def _check_input_limit(options: DocumentBuildOptions, embedder: object) -> None:
     Raises:
         UsageError: if it cannot.
     """
-    if isinstance(embedder, TokenCounter) and options.tokens > embedder.max_tokens:
+    limit = embedder.max_tokens if isinstance(embedder, TokenCounter | EndpointEmbedder) else options.tokens
+    if options.tokens > limit:
         raise UsageError(
             "documents.invalid-chunk-size",
-            f"tokens per chunk must be <= {embedder.max_tokens} (the input limit of {options.embedding}), got "
-            f"{options.tokens}",
+            f"tokens per chunk must be <= {limit} (the input limit of {options.embedding}), got {options.tokens}",
         )
 
 

@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -25,6 +26,7 @@ MIN_SIMILARITY = 0.9
 _TRIPLE = 3
 _PERMUTATIONS, _BANDS = 128, 16  # 8 rows per band: chunks with 90 % similarity are compared in 99.99 % of cases
 _SEED = 1
+_MAX_CANDIDATES, _MAX_CACHED = 50, 200  # chunks that one is compared with, and whose triples are kept
 _WORD = re.compile(r"\w+")
 
 DuplicateKind = Literal["exact", "near"]
@@ -89,6 +91,7 @@ class DocumentWriter:
         """Forget ids, texts and words, so that nothing in the next collection depends on the earlier ones."""
         self._numbers: dict[str, int] = {}
         self._ids: set[str] = set()
+        self._next_numbers: dict[str, Iterator[int]] = {}  # of the next documents with an id that others have
         self._contents: dict[bytes, int] = {}
         self._duplicates = DuplicateFinder(self._read_chunk)
         self._first = (self.counts.documents, self.counts.chunks)
@@ -141,7 +144,9 @@ class DocumentWriter:
 
     def _reserve_id(self, document_id: str) -> str:
         """Return the id, with a number if another document has it."""
-        free = next(each for each in _generate_ids(document_id) if each not in self._ids)
+        free = document_id
+        while free in self._ids:
+            free = f"{document_id}~{next(self._next_numbers.setdefault(document_id, itertools.count(2)))}"
         self.counts.renamed += free != document_id
         self._ids.add(free)
         return free
@@ -209,22 +214,18 @@ def _increment(counts: dict[str, int], key: str) -> None:
     counts[key] = counts.get(key, 0) + 1
 
 
-def _generate_ids(document_id: str) -> Iterator[str]:
-    yield document_id
-    yield from (f"{document_id}~{count}" for count in itertools.count(2))
-
-
 class DuplicateFinder:
     """Detect chunks that repeat an earlier chunk with the same context line.
 
     Chunks with different context lines are never duplicates: the same words about another subject are new information.
-    `read` returns context and text of a kept chunk by its number.
+    `read` returns context and text of a kept chunk by its number. Of many similar chunks, such as form letters, each
+    new one is compared with the first ones only.
     """
 
     def __init__(self, read: Callable[[int], tuple[str, str]]) -> None:
         from rensa import RMinHashLSH
 
-        self._read = read
+        self._read_triples = lru_cache(_MAX_CACHED)(lambda number: _word_triples(*map(_normalize_words, read(number))))
         self._exact: set[bytes] = set()
         self._near = RMinHashLSH(MIN_SIMILARITY, _PERMUTATIONS, _BANDS)
 
@@ -237,8 +238,8 @@ class DuplicateFinder:
         triples = _word_triples(context_words, words)
         sketch = _sketch()
         sketch.update(sorted(triples))
-        for candidate in sorted(self._near.query(sketch)):
-            others = _word_triples(*map(_normalize_words, self._read(candidate)))
+        for candidate in sorted(self._near.query(sketch))[:_MAX_CANDIDATES]:
+            others = self._read_triples(candidate)
             if len(triples & others) >= MIN_SIMILARITY * len(triples | others):
                 return "near"
         self._exact.add(digest)

@@ -183,6 +183,9 @@ class EndpointEmbedder:
         UsageError: if the URL is OpenAI's own and there is no API key.
     """
 
+    max_tokens = _MAX_CHARACTERS // 4
+    """Maximum number of tokens of a passage, as `chunking.estimate_tokens` counts them. The rest is cut off."""
+
     def __init__(self, model: str, url: str | None = None, *, deadline: float = 60, attempts: int = 4) -> None:
         api_key(url)  # raises if it is missing, before anything else is done
         self.name = f"{model}@{url}" if url else model

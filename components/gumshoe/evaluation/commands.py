@@ -106,7 +106,9 @@ def run_evaluation(
     top_p: Annotated[float, typer.Option(min=0, max=1, help="Top-p (nucleus) sampling.")] = 1.0,
     max_turns: Annotated[int, typer.Option(min=1, help="Maximum number of turns per episode.")] = 10,
     max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per turn.")] = 512,
-    max_context: Annotated[int, typer.Option(min=64, help="Maximum number of tokens per episode.")] = 8192,
+    max_context: Annotated[
+        int, typer.Option(min=64, help="Maximum number of tokens per episode; chat: models have that of their server.")
+    ] = 8192,
     concurrency: Annotated[int, typer.Option(min=1, help="Maximum number of concurrent episodes.")] = 64,
     judge: Annotated[
         list[str] | None,
