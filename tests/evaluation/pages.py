@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from gumshoe.environments.base import EpisodeState
 from gumshoe.environments.registry import open_env
@@ -68,7 +69,7 @@ def invent_evaluation(
     policies: Sequence[tuple[str, int]],
     body: str = "Body",
     doubted: int | None = None,
-    **asked: str,
+    **asked: Any,
 ) -> tuple[EvaluationRun, EvaluationRequest]:
     """Return an evaluation of policies (name, n), each of which errs on every n-th question.
 

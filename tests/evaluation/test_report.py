@@ -318,6 +318,16 @@ def test_a_hostile_message_is_shown_as_text(browser: "Browser", place: Place, tm
     found.page.close()
 
 
+def test_a_correct_source_is_marked_whose_id_has_spaces(place: Place, tmp_path: Path) -> None:
+    evaluated, settings = invent_evaluation(place, 1, [("old", 2)], message_ids=["<HR leave (1)>"])
+    hits = [f"Leave\n  Text\n  id: HR leave ({number})" for number in (0, 1)]
+    evaluated.trajectories["old"][0].spans[2] = injected("\n".join(hits))
+    write_page(tmp_path / "report.html", evaluated, settings)
+    page = (tmp_path / "report.html").read_text(encoding="utf-8")
+    shown = json.loads(re.findall(r'id="data-e0">(.*?)</script>', page, re.S)[0])
+    assert shown[2]["parts"] == [[f"{hits[0]}\n", False], [hits[1], True]]
+
+
 def test_correct_sources_are_marked_under_their_handles(place: Place, tmp_path: Path) -> None:
     evaluated, settings = invent_evaluation(place, 1, [("old", 2)])
     (trajectory,) = evaluated.trajectories["old"]

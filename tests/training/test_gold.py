@@ -407,6 +407,27 @@ def test_documents_are_found_by_the_words_of_the_question(documents: Path) -> No
     assert report.difficulties == {"easy": 1}
 
 
+def test_ids_with_spaces_and_parentheses_are_read_and_cited(tmp_path: Path) -> None:
+    texts = {
+        "HR policies/Leave policy.pdf": "The Alder leave is 40 days.",
+        "Plan (thread x).pdf": "The Birch plan costs 12 pounds.",
+        "see [[b]].txt": "The Cedar is red.",
+    }
+    make_documents(tmp_path, [{"id": name, "title": "Note", "text": text} for name, text in texts.items()])
+    env = open_env(tmp_path / "index", EnvironmentSettings(name="documents", arguments={"neighbours": 1}))
+    asked = [
+        Scenario(id="1", question="How long is the Alder leave?", answer="40 days", document_ids=[*texts][:1]),
+        Scenario(id="2", question="What does the Birch plan cost?", answer="12 pounds", document_ids=[*texts][1:2]),
+        Scenario(id="3", question="Which colour is the Cedar?", answer="red", document_ids=[*texts][2:]),
+        Scenario(id="4", question="How old is the Cedar?", answer="9 years", document_ids=["not there"]),
+    ]
+    episodes, report = make(env, asked, **NO_DETOURS)
+    for episode, scenario in zip(episodes, asked, strict=False):
+        check_replay(env, episode, scenario)
+    assert report.answered == 2
+    assert report.without == {"no listed source can be read": 1, "a hit cannot be read": 1}  # the marks change the id
+
+
 @pytest.fixture(scope="module")
 def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a directory with an index of three documents, without vectors."""

@@ -1,5 +1,6 @@
 """Base class of environments that search an index: records searches, reading and the answer."""
 
+import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -11,6 +12,9 @@ from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.unknown_answer import is_unknown
 
 NOTHING_FOUND = "Nothing found."
+HIT_ID = re.compile(r"^(?:  chunk: .*\n)?  id: (.+?)(?: \(thread .+, \d+ messages\))?$", re.M)
+"""End of each hit in the result of a search: its chunk, its id, which is the first group and may contain spaces, and
+its thread. Only some hits have a chunk or a thread."""
 
 
 def bare_id(source_id: str) -> str:

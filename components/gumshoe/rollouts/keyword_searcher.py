@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from gumshoe.environments.base import Environment
 from gumshoe.environments.data_marks import strip_marks
 from gumshoe.environments.registry import FINAL_ANSWER
+from gumshoe.environments.search import HIT_ID
 from gumshoe.environments.tools import Call
 from gumshoe.errors import UsageError
 from gumshoe.inference.policy_names import KEYWORDS
@@ -21,7 +22,6 @@ _STARTS = ("search_", "read_", FINAL_ANSWER)  # of the names of the tools that i
 _HERMES = find_form("hermes")
 _WORD = re.compile(r"[^\W_]+(?:['\u2019&.-][^\W_]+)*")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|\n+")
-_HIT = re.compile(r"^  id: (\S+)", re.M)
 FUNCTION_WORDS = frozenset(
     "a about all am an and any are as at be been by can could did do does for from give had has have he her "  # noqa: SIM905
     "his how i if in into is it its many me much my of on or our she should some than that the their them then "
@@ -97,7 +97,7 @@ class KeywordSearcher:
         words, found = find_keywords(question), None
         while words and found is None:
             is_list = search.kinds[search.first] == "array"
-            found = _HIT.search((yield search.call([*words] if is_list else " ".join(words))))
+            found = HIT_ID.search((yield search.call([*words] if is_list else " ".join(words))))
             words.pop()
         if found is None:
             yield answer.call("I don't know", [])

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.environments.registry import EnvFactory
+from gumshoe.environments.tools import ToolError
 from gumshoe.errors import UsageError
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
@@ -64,6 +65,8 @@ def make_gold_episodes(
                 found.append(GoldExpert(env, scenario, wanted, turns, seed).play())
             except NoEpisodeError as error:
                 without[str(error)] += 1
+            except ToolError:
+                without["a hit cannot be read"] += 1
             advance(1)
     episodes, recorded = [each for group in found for each in group], env.provenance
     for each in episodes:

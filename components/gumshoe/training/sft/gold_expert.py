@@ -154,9 +154,10 @@ class GoldExpert:
             if DIFFICULTIES.index(plan.difficulty) > DIFFICULTIES.index(self._settings.difficulty):
                 reason = "too difficult"
                 continue
-            episode = self._play_plan(plan, Rng(self._seed, "gold", self._scenario.id, sample))
-            if episode is None:
-                reason = "too many turns"
+            try:
+                episode = self._play_plan(plan, Rng(self._seed, "gold", self._scenario.id, sample))
+            except NoEpisodeError as error:
+                reason = str(error)
                 continue
             trajectory = episode.to_trajectory(len(episodes), self._recorded(plan.difficulty))
             episodes.append(GoldEpisode(trajectory, plan.difficulty, plan.is_from_question))
@@ -202,18 +203,26 @@ class GoldExpert:
         shown = _shown([first] if first else [])
         return [_Plan((each,), first) for each in self._finder.find_with_source_words(wanted, shown)]
 
-    def _play_plan(self, plan: _Plan, rng: Rng) -> _Recording | None:
-        """Play a plan, with detours as the settings say if there are enough turns. Return None if there are not."""
+    def _play_plan(self, plan: _Plan, rng: Rng) -> _Recording:
+        """Play a plan, with detours as the settings say if there are enough turns.
+
+        Raises:
+            NoEpisodeError: there are too few turns even without detours, or no source can be read.
+        """
         fails, reads_other = rng.chance(self._settings.failed_searches), rng.chance(self._settings.other_reads)
         reads: _Reads = "other" if reads_other and self._settings.reads == "source" else self._settings.reads
         for with_failure, how in dict.fromkeys(((fails, reads), (False, reads), (False, "source"))):
             episode = self._play_searches(plan, rng, with_failure, how)
             if len(episode.calls) <= self._max_turns:
                 return episode
-        return None
+        raise NoEpisodeError("too many turns")
 
     def _play_searches(self, plan: _Plan, rng: Rng, fails: bool, reads: _Reads) -> _Recording:
-        """Play a plan, with the detours that are wanted and possible."""
+        """Play a plan, with the detours that are wanted and possible.
+
+        Raises:
+            NoEpisodeError: a search lists no source that can be read.
+        """
         episode = _Recording(self._finder.new_environment())
         first = plan.first
         if first is None and fails:
@@ -224,6 +233,8 @@ class GoldExpert:
         for search in plan.searches:
             hits = parse_hits(episode.run(search.call, is_trained=search.is_seen))
             gold = self._finder.find_gold_hits(episode.calls)
+            if not gold:
+                raise NoEpisodeError("no listed source can be read")
             wanted = gold if self._scenario.needs_all else gold[:1]
             others = _others(hits, gold)
             if reads == "other" and others and not cited:
@@ -322,7 +333,7 @@ def _hits_to_read(hits: list[SearchHit], wanted: list[SearchHit], reads: _Reads)
 
 def _others(hits: list[SearchHit], gold: list[SearchHit]) -> list[SearchHit]:
     """Return the hits that are no sources: those before the first source, or else those after it."""
-    first = hits.index(gold[0]) if gold else len(hits)
+    first = hits.index(gold[0])
     return hits[:first] or [each for each in hits[first:] if each not in gold]
 
 

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, timedelta
 from functools import cached_property
@@ -135,7 +136,8 @@ class SearchFinder:
         found = list[SearchHit]()
         for hit in parse_hits(results[-1]):
             before = len(environment.record.read)
-            environment.toolbox.run(self.tools.read_call(hit.source))
+            with suppress(ToolError):
+                environment.toolbox.run(self.tools.read_call(hit.source))
             found += [hit] * (len(environment.record.read) > before)
         return found
 
