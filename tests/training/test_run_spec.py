@@ -43,6 +43,22 @@ def test_a_run_has_the_environment_of_its_start_except_settings_of_its_own(tmp_p
     assert open_run_env(TrainSettings(lora=LoraSettings(start=tmp_path / "start")), collection).name == "documents"
 
 
+def test_a_run_has_the_custom_environment_of_its_start(tmp_path: Path) -> None:
+    index, start = make_index(tmp_path / "mail", [record(1)]).directory, tmp_path / "start"
+    start.mkdir()
+    own = "tests.environments.own_environments:NotesEnvironment"
+    write_environment(open_env(index, EnvironmentSettings(name=own, arguments={"shouting": True})), start)
+
+    def find(**given: Any) -> tuple[str, Any]:
+        settings = TrainSettings.model_validate({"lora": LoraSettings(start=start), **given})
+        env = open_run_env(settings, index)
+        return env.name, env.arguments.get("shouting")
+
+    assert find() == find(environment=own) == (own, True)
+    assert find(environment={own: {"shouting": False}}) == (own, False)
+    assert find(environment="email") == ("email", None)
+
+
 def test_incomplete_checkpoints_do_not_count(tmp_path: Path) -> None:
     """A complete one has its metadata, which is written last."""
     for step, is_whole in ((10, True), (9, True), (100, True), (110, False)):

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from gumshoe.environments.registry import EnvironmentSettings
-from gumshoe.training.commands.train import _print_evaluation
+from gumshoe.training.commands.train import _print_evaluation, _print_training
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sources import list_env_vars, resolve
 from tests.conftest import CommandResult
@@ -35,6 +35,23 @@ def test_the_suggested_evaluation_has_the_environment_and_limits_of_the_run(
     assert words[:3] == ["Next:", "gumshoe", "evaluate"]
     assert (options["--max-turns"], options["--max-tokens"]) == ("6", "512")
     assert EnvironmentSettings.parse(options["--environment"]).arguments == {"hits": 2}
+
+
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_the_suggested_training_has_the_environment_and_settings_of_the_warm_start(
+    weights: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = {"lora.rank": "4", "chat.template_kwargs": "{enable_thinking: false}", "warm_start.epochs": "1"}
+    warm = {"model.name": "tiny", "environment": "{documents: {hits: 2}}", "warm_start.weights": weights}
+    _print_training(resolve(None, given | warm, {}).settings, tmp_path, Path("index"), "q.jsonl", None, given)
+    words = shlex.split(capsys.readouterr().err)
+    options = dict(pairwise(words))
+    assert words[:3] == ["Next:", "gumshoe", "train"]
+    assert EnvironmentSettings.parse(options["--environment"]).arguments == {"hits": 2}
+    start = [] if weights == "full" else [f"lora.start={tmp_path}"]
+    assert options["--model"] == (str(tmp_path) if weights == "full" else "tiny")
+    sets = [value for name, value in pairwise(words) if name == "--set"]
+    assert sets == ["lora.rank=4", "chat.template_kwargs={enable_thinking: false}", *start]
 
 
 def test_flags_override_the_environment_which_overrides_the_file(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from gumshoe.artifacts.base_models import resolve_base_model
+from gumshoe.corpus import CORPORA
 from gumshoe.environments.recorded import has_environment, read_environment
 from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.errors import UsageError
@@ -273,16 +274,16 @@ def resolve_model(name: str) -> str:
 def open_run_env(settings: TrainSettings, index: Path) -> EnvFactory:
     """Open the environment of a run over an index.
 
-    What the settings leave open is as in the training of the adapter or the model to start from, if that was in the
-    same environment.
+    What the settings leave open is as in the training of the adapter or the model to start from: its environment, if
+    that is a custom one, and the settings of the same environment. A built-in environment depends on the index.
 
     Raises:
         UsageError: the directory contains no index, or the environment does not exist.
         GumshoeError: the index is damaged.
     """
-    env = open_env(index, settings.environment)
     start = next(filter(has_environment, (settings.lora.start, base_model(settings))), None)
     known = read_environment(start) if start is not None else None
+    env = open_env(index, settings.environment, None if known is None or known.name in CORPORA else known)
     if known is not None and known.name == env.name:
         given = settings.environment.arguments if settings.environment else {}
         env = env.with_recorded({**known.arguments, **given})

@@ -151,11 +151,15 @@ def _print_evaluation(settings: "TrainSettings", run: Path, index: Path, scenari
     adapter = next((run / name for name in (BEST, FINAL) if (run / name).exists()), run / FINAL)
     policies = ("--policy", f"base={base}", "--policy", f"trained={base}#{adapter}")
     place = ("--out", run.with_name(f"{run.name}-evaluation"))
-    environment = ("--environment", settings.environment.word) if settings.environment else ()
     agent = ("--agent", settings.agent.word) if settings.agent else ()
     limits = ("--max-turns", settings.rollouts.max_turns, "--max-tokens", settings.rollouts.max_tokens)
-    data = ("--index", index, "--scenarios", scenarios, *environment, *agent, *limits)
+    data = ("--index", index, "--scenarios", scenarios, *_environment_option(settings), *agent, *limits)
     print_next("gumshoe", "evaluate", *data, *policies, *place)
+
+
+def _environment_option(settings: "TrainSettings") -> tuple[str, ...]:
+    """Return the option that names the environment of the settings; an empty tuple if they name none."""
+    return ("--environment", settings.environment.word) if settings.environment else ()
 
 
 @warm_start.command(
@@ -251,10 +255,21 @@ def learn(
         f"{report.tokens:,} tokens in {report.steps:,} steps, {report.seconds:,.0f} s; loss {report.loss:.3f}",
         soft_wrap=True,
     )
-    is_full = resolved.warm_start.weights == "full"
-    base = ("--model", directory if is_full else resolved.model.name, *(("--config", config) if config else ()))
-    start = () if is_full else ("--set", f"lora.start={directory}")
-    print_next("gumshoe", "train", "--index", index, "--scenarios", scenarios, *base, *start)
+    _print_training(resolved, directory, index, scenarios, config, flags)
+
+
+def _print_training(
+    settings: "TrainSettings", directory: Path, index: Path, scenarios: str, config: str | None, given: dict[str, Any]
+) -> None:
+    """Print the command that trains from a warm start, in its environment and with the settings that were `given`."""
+    is_full = settings.warm_start.weights == "full"
+    model = ("--model", directory if is_full else settings.model.name, *(("--config", config) if config else ()))
+    kept = {name: value for name, value in given.items() if not name.startswith(("warm_start.", "model.name"))}
+    if not is_full:
+        kept["lora.start"] = directory
+    sets = [word for name, value in kept.items() for word in ("--set", f"{name}={value}")]
+    data = ("--index", index, "--scenarios", scenarios, *_environment_option(settings))
+    print_next("gumshoe", "train", *data, *model, *sets)
 
 
 def _check_input(trajectories: Path | None, from_gold: bool, demonstrations_only: Path | None, out: str | None) -> None:
