@@ -1,6 +1,7 @@
 """Evaluations of chat models that call in parallel, think at length, stop early or make mistakes; chat settings."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from gumshoe.evaluation.predictions import read_predictions
 from gumshoe.evaluation.results import EvaluationResult
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.chat_model import DEFAULT_THINKING_BUDGET
+from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.sources import load_scenarios
 from tests.conftest import CommandResult
@@ -109,6 +111,22 @@ def test_policies_of_one_evaluation_have_the_chat_settings_of_the_adapter(
             assert (ran.status, ran.code) == (2, code)
             assert str(first) in ran.err
         assert not server.requests
+
+
+def test_the_chat_settings_of_an_adapter_are_used_whatever_its_base_model_was_trained_with(
+    run: Run, place: Place, tmp_path: Path
+) -> None:
+    base = shutil.copytree(place.tokenizer, tmp_path / "base")
+    ChatSettings(max_bad_calls=1).write(base)
+    for name, settings in (("adapter", ChatSettings(parallel_calls="refuse")), ("other", ChatSettings())):
+        adapter = write_adapter(tmp_path / name, place, settings)
+        given: dict[str, Any] = {"tokenizer": base, "max_tokens": 400, "limit": 1, "adapter": f"a={adapter}"}
+        with FakeVLLM() as server:
+            ran = run(*options(place, tmp_path / f"{name} e", f"a=vllm:{server.address}#adapter", **given))
+        assert ran.status == 0, ran.err
+        assert settings_of(tmp_path / f"{name} e") == settings.model_dump(exclude_defaults=True)
+        (episode, *_) = read_trajectories(tmp_path / f"{name} e" / "trajectories" / "a.jsonl")
+        assert episode.settings.get("chat", {}) == settings.model_dump(exclude_defaults=True)
 
 
 def test_policies_of_one_evaluation_have_the_environment_of_the_adapter(run: Run, place: Place, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from gumshoe.cli import main
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.writer import RolloutOptions, read_trajectories, run_to_file
 from tests.conftest import CommandResult, find_free_port
 from tests.errors import raises
@@ -419,7 +420,9 @@ def other_places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
     directory = tmp_path_factory.mktemp("other")
     make_tokenizer(QWEN2_5).save_pretrained(directory / "other")
     odd = "{% for m in messages %}[INST]{{ m.content }}{% endfor %}"
+    ChatSettings(thinking_budget=9).write(write_tokenizer(directory / "taught"))
     return {
+        "OTHER CHAT": directory / "taught",
         "OTHER VOCABULARY": directory / "other",
         "NOWHERE": directory / "nowhere",
         "DOCUMENTS": write_questions(directory / "d.jsonl", [question(1), about_documents(1)]),
@@ -442,6 +445,7 @@ def other_places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
         ({"tokenizer": "OTHER VOCABULARY"}, "inference.tokenizer-mismatch", "'adapter'"),
         ({"tokenizer": "NO TEMPLATE"}, "rollouts.no-chat-template", "bare"),
         ({"tokenizer": "OTHER TEMPLATE"}, "rollouts.template-no-tools", "odd"),
+        ({"tokenizer": "OTHER CHAT", "chat": "{on_bad_call: reply}"}, "rollouts.other-chat-settings", "taught"),
         ({"index": "NOWHERE"}, "scenarios.no-index", "nowhere"),
         ({"scenarios": "NOWHERE"}, "store.not-found", "nowhere"),
         ({"split": "test"}, "rollouts.no-scenarios", "test"),

@@ -18,7 +18,7 @@ from gumshoe.training.run_spec import (
     step_of,
 )
 from gumshoe.training.settings import TrainSettings
-from gumshoe.training.settings_sections import DataSettings, LoraSettings
+from gumshoe.training.settings_sections import DataSettings, LoraSettings, ModelSettings
 from tests.documents.pages import make_collection, page
 from tests.errors import raises
 from tests.mail.mailbox import make_index, record
@@ -102,3 +102,16 @@ def test_the_adapter_to_start_from_knows_the_chat_template(tmp_path: Path) -> No
     check_start_chat(TrainSettings(lora=lora, chat=ChatSettings(template_kwargs=kwargs)))
     with raises("adapters.other-chat-template", tmp_path):
         check_start_chat(TrainSettings(lora=lora))
+
+
+def test_the_base_model_knows_the_chat_template(tmp_path: Path) -> None:
+    base, start = tmp_path / "base", tmp_path / "start"
+    for each in (base, start):
+        each.mkdir()
+    kwargs, model = {"enable_thinking": False}, ModelSettings(name=str(base))
+    ChatSettings(template_kwargs=kwargs, thinking_budget=9).write(base)
+    check_start_chat(TrainSettings(model=model, chat=ChatSettings(template_kwargs=kwargs)))
+    with raises("adapters.other-chat-template", "model.name", base):
+        check_start_chat(TrainSettings(model=model))
+    ChatSettings().write(start)
+    check_start_chat(TrainSettings(model=model, lora=LoraSettings(start=start)))

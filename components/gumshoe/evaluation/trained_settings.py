@@ -1,6 +1,5 @@
 """Chat settings and environment of an evaluation: those that its policies were trained with, the same for all."""
 
-from itertools import chain
 from pathlib import Path
 
 from gumshoe.environments.recorded import has_environment, use_recorded
@@ -13,17 +12,19 @@ from gumshoe.rollouts.sessions import env_for_policy
 
 
 def find_chat_settings(settings: EvaluationRequest) -> ChatSettings | None:
-    """Return the chat settings of all policies: those given, or else those of the adapters. None for the defaults.
+    """Return the chat settings of all policies: those given, or else those that they were trained with.
+
+    Those of a policy are recorded with its adapter, or else with its model. None if nothing is given or recorded.
 
     Raises:
-        UsageError: if an adapter was trained with other settings than those given, or than another adapter.
+        UsageError: if a policy was trained with other settings than those given, or than another policy.
     """
     rollout = settings.rollout
-    found = {
-        place: resolve_chat_settings(rollout.chat, place)
-        for place in chain.from_iterable(_list_directories(settings))
-        if (place / CHAT_SETTINGS).exists()
-    }
+    firsts = [
+        next((place for place in places if (place / CHAT_SETTINGS).exists()), None)
+        for places in _list_directories(settings)
+    ]
+    found = {place: resolve_chat_settings(rollout.chat, place) for place in firsts if place is not None}
     chosen = next(iter(found.values()), rollout.chat)
     for place, recorded in found.items():
         if recorded != chosen:
@@ -31,7 +32,7 @@ def find_chat_settings(settings: EvaluationRequest) -> ChatSettings | None:
                 "evaluation.different-chat-settings",
                 f"{next(iter(found))} and {place} were trained with different chat settings; evaluate them one by one",
             )
-    return None if chosen == ChatSettings() else chosen
+    return chosen
 
 
 def open_trained_env(settings: EvaluationRequest) -> EnvFactory:

@@ -115,13 +115,15 @@ def run(
     If a server fails, the episode is retried. After three attempts its group is dropped, and the command exits with 75.
     """
     from gumshoe.inference.policy import Sampling
+    from gumshoe.inference.policy_names import PolicyName
     from gumshoe.rollouts.agent_settings import AgentSettings
-    from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
+    from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
     from gumshoe.rollouts.episode import EpisodeLimits
     from gumshoe.rollouts.writer import RolloutOptions
 
     if not top_p:
         raise UsageError("rollouts.top-p-zero", "--top-p must be > 0, got 0; use 1 to sample from all tokens")
+    given = ChatSettings.parse(chat)
     settings = RolloutOptions(
         index=index,
         scenarios=scenarios,
@@ -135,7 +137,7 @@ def run(
         limits=EpisodeLimits(max_turns, max_context),
         concurrency=concurrency,
         environment=parse_environment(environment),
-        chat=ChatSettings.parse(chat),
+        chat=given and resolve_chat_settings(given, *PolicyName.parse(policy).directories, tokenizer),
         agent=AgentSettings.parse_option(agent),
     )
     report = _run_with_progress(settings, path)

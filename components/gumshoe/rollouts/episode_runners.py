@@ -106,18 +106,17 @@ async def open_policy(
     """Yield a function that runs episodes with a policy, while the block runs.
 
     `requests` limits the requests to vLLM servers. Without `chat_settings`, conversations have the settings that the
-    policy's adapter was trained with. Without an `agent`, Gumshoe's own loop runs the episodes.
+    policy was trained with. Without an `agent`, Gumshoe's own loop runs the episodes.
 
     Raises:
-        UsageError: if the policy's name or its tokenizer is wrong, its chat template cannot be used, or its adapter was
-            trained with other chat settings.
+        UsageError: if the policy's name or its tokenizer is wrong, or its chat template cannot be used.
         PolicyError: if its server does not answer.
     """
     check_policy(name, tokenizer, agent)
     if name.kind == KEYWORDS:
         yield chat_loop(lambda environment, _: nullcontext(KeywordSearcher(environment)))
         return
-    settings = resolve_chat_settings(chat_settings, *name.directories, tokenizer)
+    settings = chat_settings or resolve_chat_settings(None, *name.directories, tokenizer)
     warn_if_other_agent(name.directories, agent)
     if name.kind == "chat":
         async with openai_client(name.urls[0] if name.urls else None) as client:

@@ -71,11 +71,11 @@ async def open_token_policy(
 ) -> AsyncIterator[TokenPolicy]:
     """Yield a policy with token ids in and out, and its chat format, while the block runs.
 
-    Without `chat_settings`, conversations have the settings that the policy's adapter was trained with.
+    Without `chat_settings`, conversations have the settings that the policy was trained with.
 
     Raises:
-        UsageError: if the policy's name or its tokenizer is wrong, its chat template cannot be used, or its adapter was
-            trained with other chat settings; or if it is a chat model or needs no model.
+        UsageError: if the policy's name or its tokenizer is wrong, or its chat template cannot be used; or if it is a
+            chat model or needs no model.
         PolicyError: if its server does not answer.
     """
     if name.kind in ("chat", KEYWORDS):
@@ -84,7 +84,7 @@ async def open_token_policy(
             f"{name.version} has no log-probabilities of given tokens: it is a {name.kind} policy; use a tiny, local:, "
             "vllm: or transformers: policy",
         )
-    settings = resolve_chat_settings(chat_settings, *name.directories, tokenizer)
+    settings = chat_settings or resolve_chat_settings(None, *name.directories, tokenizer)
     if name.kind == "local":
         async with (
             start_local_policy(name, max_context) as running,

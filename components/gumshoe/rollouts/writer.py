@@ -51,7 +51,7 @@ class RolloutOptions:
     environment: EnvironmentSettings | None = None
     """None for the default environment of the index."""
     chat: ChatSettings | None = None
-    """None for the settings that an adapter was trained with, or else the defaults."""
+    """None for the settings that the policy was trained with, or else the defaults."""
     agent: AgentSettings | None = None
     """None for Gumshoe's own loop."""
 
@@ -118,7 +118,8 @@ async def run_to_file(
     name = PolicyName.parse(settings.policy)
     check_policy(name, settings.tokenizer, settings.agent)
     chosen = select_scenarios(settings)
-    settings = replace(settings, chat=resolve_chat_settings(settings.chat, *name.directories, settings.tokenizer))
+    if settings.chat is None:
+        settings = replace(settings, chat=resolve_chat_settings(None, *name.directories, settings.tokenizer))
     opened_env = env_factory or open_env(settings.index, settings.environment)
     env_factory = env_for_policy(opened_env, name, settings.tokenizer)
     limits = settings.limits

@@ -21,7 +21,7 @@ from gumshoe.rewards import best_of_n
 from gumshoe.rewards.best_of_n import ChoiceSettings
 from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.answer import Answer, Answerer
-from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.episode_runners import open_policy
 from gumshoe.rollouts.sessions import env_for_policy
@@ -118,6 +118,7 @@ async def answer_locally(
         scenario = Scenario.from_question(question.text, question.inbox, day, question.collections)
         env_factory.check([scenario], limits.max_turns)  # before a model is fetched or started
         policy = model.resolve(stack)
+        chat = resolve_chat_settings(model.chat, *policy.directories)
         env_factory = env_for_policy(env_factory, policy)
         await asyncio.to_thread(env_factory.get_ready)
         async with AsyncExitStack() as async_stack:
@@ -125,7 +126,7 @@ async def answer_locally(
             if selector is not None:
                 async_stack.push_async_callback(selector.aclose)
             runner = await async_stack.enter_async_context(
-                open_policy(policy, None, sampling, limits, chat_settings=model.chat, agent=model.agent)
+                open_policy(policy, None, sampling, limits, chat_settings=chat, agent=model.agent)
             )
             threads = await async_stack.enter_async_context(ToolThreads())
             answerer = Answerer(env_factory, limits, threads)

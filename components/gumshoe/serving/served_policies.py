@@ -204,7 +204,7 @@ def open_served_policy(
     """Return a context that runs episodes with a policy in service. `deadline` of a request is in seconds."""
     requests = RequestLimits(deadline=deadline, connect=_CHECK_TIMEOUT, attempts=2, backoff=1, patience=_CHECK_TIMEOUT)
     sampling = Sampling(model.temperature, max_tokens=model.max_tokens)
-    chat = resolve_chat_settings(model.chat, *policy.directories)
+    chat = resolve_chat_settings(model.chat, *policy.directories, policy.tokenizer)
     return open_policy(policy.name, policy.tokenizer, sampling, episode_limits(model), requests, chat, model.agent)
 
 

@@ -234,20 +234,22 @@ def check_start(settings: LoraSettings) -> None:
 
 
 def check_start_chat(settings: TrainSettings) -> None:
-    """Check that the adapter that training starts from, if one is set, was trained on the same kind of prompts.
+    """Check that the adapter to start from, or else the base model, was trained on the same kind of prompts.
 
     Raises:
         UsageError: it has another chat template, or other variables for it.
     """
-    start = settings.lora.start
-    if start is None or not (start / CHAT_SETTINGS).exists():
+    places = {"lora.start": settings.lora.start, "model.name": Path(base_model(settings)).expanduser()}
+    recorded = ((name, each) for name, each in places.items() if each is not None and (each / CHAT_SETTINGS).exists())
+    name, place = next(recorded, ("", None))
+    if place is None:
         return
-    known, wanted = resolve_chat_settings(None, start), settings.chat
+    known, wanted = resolve_chat_settings(None, place), settings.chat
     if (known.template, known.template_kwargs) != (wanted.template, wanted.template_kwargs):
         raise UsageError(
             "adapters.other-chat-template",
-            "lora.start was trained with another chat.template or chat.template_kwargs than this run; set both to "
-            f"those in {start / CHAT_SETTINGS}",
+            f"{name} was trained with another chat.template or chat.template_kwargs than this run; set both to those "
+            f"in {place / CHAT_SETTINGS}",
         )
 
 

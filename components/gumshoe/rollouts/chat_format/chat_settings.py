@@ -94,10 +94,10 @@ def resolve_chat_settings(given: ChatSettings | None, *places: Path | str | None
     The places are directories of its adapter, model and tokenizer; None and names on the hub have no record.
 
     Raises:
-        UsageError: if `given` differs from what the adapter was trained with, or the record cannot be read.
+        UsageError: if `given` differs from what the policy was trained with, or the record cannot be read.
     """
     for place in places:
-        path = Path(place) / CHAT_SETTINGS if place is not None else None
+        path = Path(place).expanduser() / CHAT_SETTINGS if place is not None else None
         if path is None or not path.exists():
             continue
         try:
