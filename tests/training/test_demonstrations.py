@@ -18,11 +18,16 @@ from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.tiny.episode_generator import MAX_TURNS, PracticeCompany
 from gumshoe.training.records import StepRecord, read_records
-from gumshoe.training.run_spec import check_start, read_prior_lineage
+from gumshoe.training.run_spec import check_start, open_run_env, read_prior_lineage
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import LoraSettings
 from gumshoe.training.settings_sources import resolve
-from gumshoe.training.sft.demonstrations import Demonstration, filter_correct, to_demonstrations
+from gumshoe.training.sft.demonstrations import (
+    Demonstration,
+    filter_correct,
+    to_demonstrations,
+    warn_if_other_environment,
+)
 from gumshoe.training.sft.warm_start import WarmStartReport, start_warm
 from gumshoe.training.training_step import run_sft
 from tests.conftest import CommandResult
@@ -120,6 +125,31 @@ def test_episodes_with_another_prompt_are_rejected(mail: Path, chat: ChatFormat)
     episode = record_episodes(mail, chat, correct_answer, turns=TURNS + 1)[0]
     with raises("training.other-prompt", asked.id, "rollouts.max_turns"):
         to_demonstrations(episode, environment(mail, asked), chat)
+
+
+def test_episodes_without_tokens_of_another_environment_are_warned_about_once(
+    mail: Path, chat: ChatFormat, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    episodes = record_episodes(mail, chat, correct_answer)
+    env = open_run_env(settings_of(), mail / "index")
+
+    def warn(convert: Callable[[Trajectory], Trajectory], **recorded: Any) -> str:
+        place = {"environment": {**env.provenance["environment"], **recorded}} if recorded else {}
+        warn_if_other_environment([replace(convert(each), settings=place) for each in episodes], env)
+        return capsys.readouterr().err
+
+    assert warn(as_chat) == warn(as_chat, name="email") == warn(lambda each: each, hits=3) == ""
+    warned = warn(as_chat, hits=3, threads=True)
+    assert warned.count("warning") == 1
+    assert f"{len(episodes)} episodes" in warned
+    assert "threads True (training: False), hits 3 (training: 10)" in warned
+    assert """--environment '{"email": {"threads": true, "hits": 3}}'""" in warned
+    file = write_episodes(
+        tmp_path / "t.jsonl", [replace(as_chat(each), settings={"environment": {"hits": 3}}) for each in episodes]
+    )
+    with raises("training.batch-too-small"):
+        run_warm_start(mail, file, tmp_path / "out", optimizer__processes=5)
+    assert "4 episodes" in capsys.readouterr().err
 
 
 def train_on_mixed_episodes(

@@ -19,12 +19,19 @@ from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.synthesis.mailboxes import synthesize_mail
 from gumshoe.training.run_spec import check_start
+from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import LoraSettings
 from gumshoe.training.sft.demonstrations import to_demonstrations
 from gumshoe.training.sft.gold_answers import shorten_answer
-from gumshoe.training.sft.gold_demonstrations import GoldReport, make_gold_episodes
+from gumshoe.training.sft.gold_demonstrations import (
+    GoldReport,
+    make_gold_episodes,
+    start_warm_from_gold,
+    write_gold_episodes,
+)
 from gumshoe.training.sft.gold_words import find_filters, find_keywords
 from gumshoe.training.sft.scripted_expert import parse_hits
+from gumshoe.training.sft.warm_start import DONE, WarmStartReport, _check_inputs, _FinishedWarmStart, _spec
 from gumshoe.training.training_step import run_sft
 from tests.conftest import CommandResult
 from tests.documents.collection import make_index as make_documents
@@ -469,6 +476,51 @@ def test_the_command_only_writes_the_episodes(company: Path, tmp_path: Path, run
         ended = run("warm-start", *wrong, *limited)
         assert (ended.status, ended.code) == (2, code)
         assert found in ended.err
+
+
+def finish_warm_start(company: Path, directory: Path, settings: TrainSettings) -> WarmStartReport:
+    """Write what a finished warm start leaves, without training."""
+    inputs = _check_inputs(settings, company / "index", str(company / "scenarios.jsonl"))
+    spec = _spec(settings, None, inputs).model_copy(update={"trajectories": "0"})
+    report = WarmStartReport(episodes=5, right=5, too_long=0, tokens=9, steps=1, loss=1, seconds=1)
+    directory.mkdir()
+    (directory / "adapter_config.json").touch()
+    (directory / DONE).write_text(_FinishedWarmStart(spec=spec, report=report).model_dump_json())
+    return report
+
+
+def test_everything_else_is_checked_before_episodes_are_played(
+    company: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gumshoe.training.sft.gold_demonstrations.make_gold_episodes", None)
+    asked, full, start = str(company / "scenarios.jsonl"), tmp_path / "full", tmp_path / "start"
+    finished = finish_warm_start(company, full, settings_of())
+    start.mkdir()
+    (start / "adapter_config.json").write_text('{"r": 8, "lora_alpha": 8, "target_modules": ["q_proj"]}')
+    new = tmp_path / "new"
+    new.mkdir()
+
+    def begin(directory: Path, *, resume: bool = False, **more: Any) -> WarmStartReport:
+        return start_warm_from_gold(settings_of(**more), company / "index", asked, directory, resume=resume)
+
+    assert begin(full, resume=True) == finished
+    quantized: dict[str, Any] = {"warm_start__weights": "full", "model__quantization": "nf4"}
+    for code, directory, more in (
+        ("training.directory-not-empty", full, {}),
+        ("training.other-settings", full, {"resume": True, "warm_start__epochs": 3}),
+        ("settings.full-quantized", new, quantized),
+        ("adapters.other-lora-settings", new, {"lora__start": str(start)}),
+        ("training.context-exceeds-model", new, {"model__max_context": 100_000}),
+    ):
+        with raises(code):
+            begin(directory, **more)
+    for name, value in {"NNODES": "2", "NODE_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(f"PET_{name}", value)
+    with raises("training.warm-start-multi-node"):
+        begin(new)
+    for file, code in ((tmp_path / "missing" / "x.jsonl", "store.not-found"), (new, "store.is-a-directory")):
+        with raises(code, file):
+            write_gold_episodes(settings_of(), company / "index", asked, file)
 
 
 def test_no_episodes_are_an_error(company: Path, tmp_path: Path, run: Callable[..., CommandResult]) -> None:

@@ -435,6 +435,58 @@ def test_unusable_settings_are_rejected_before_loading(
         run_warm_start(mail, shown, tmp_path, **more)
 
 
+# Other arguments in the same directory, after a usage error.
+
+
+def test_what_cannot_be_trained_on_is_rejected_before_the_judge_is_asked(
+    mail: Path, shown: Path, tmp_path: Path
+) -> None:
+    judge = {"openai": {"model": "none", "url": "http://127.0.0.1:9/v1", "cache": None, "attempts": 1}}
+    rejected: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("training.other-prompt", {"rollouts__max_turns": 9}),
+        ("training.batch-too-small", {"optimizer__processes": 5}),
+        ("training.episodes-too-long", {"model__max_context": 70}),
+    )
+    for code, more in rejected:
+        with raises(code):
+            run_warm_start(mail, shown, tmp_path, evaluation__judge=judge, **more)
+        assert not list(tmp_path.iterdir())
+
+
+def test_verdicts_are_kept_if_other_arguments_are_needed(mail: Path, judge_server: FakeVLLM, tmp_path: Path) -> None:
+    chat, wrong = ChatFormat(load_tokenizer(str(TINY))), next(iter(scenarios(mail))).id
+    episodes = record_episodes(mail, chat, lambda each: "on Monday" if each.id == wrong else each.answer)
+    file, out, judge = write_episodes(tmp_path / "t.jsonl", episodes), tmp_path / "out", judge_at(judge_server)
+    for processes, resume in ((4, False), (4, True), (4, False)):
+        with raises("training.batch-too-small", "3 episodes"):
+            run_warm_start(mail, file, out, resume=resume, evaluation__judge=judge, optimizer__processes=processes)
+        assert [each.name for each in (out / WARM_START_STATE).iterdir()] == [VERDICTS]
+        assert len(judge_server.requests) == 4
+    other = judge_at(judge_server)
+    other["openai"]["max_tokens"] = 500
+    with raises("training.batch-too-small", "3 episodes"):
+        run_warm_start(mail, file, out, evaluation__judge=other, optimizer__processes=4)
+    assert len(judge_server.requests) == 8, "verdicts of another judge do not count"
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+def test_a_directory_stays_usable_if_the_trainer_refuses_the_settings(
+    mail: Path, shown: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, has_checkpoint: bool
+) -> None:
+    def start(module: str, spec: Path, *_: object) -> None:
+        assert module
+        (spec.parent / f"{CHECKPOINT}1").mkdir(exist_ok=True)
+        if has_checkpoint:
+            (spec.parent / f"{CHECKPOINT}1" / METADATA).write_text("{}")
+
+    monkeypatch.setattr("gumshoe.training.sft.warm_start.start_trainers", start)
+    monkeypatch.setattr("gumshoe.training.sft.warm_start.wait_for_trainers", lambda *_: 2)
+    with raises("training.trainer-refused"):
+        run_warm_start(mail, shown, tmp_path)
+    with raises("training.warm-start-unfinished" if has_checkpoint else "training.trainer-refused"):
+        run_warm_start(mail, shown, tmp_path, warm_start__epochs=1)
+
+
 # The command.
 
 

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import io
 import json
+import shlex
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -13,6 +14,7 @@ from typing import Any, BinaryIO
 
 from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.environments.base import Environment
+from gumshoe.environments.registry import EnvFactory, EnvironmentSettings
 from gumshoe.environments.tools import Call
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.rewards.judge import Judge
@@ -23,7 +25,7 @@ from gumshoe.rollouts.chat_format.chat_format import ChatFormat, Encoded
 from gumshoe.rollouts.trajectory import Span, Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.signals import handle_signals
-from gumshoe.terminal import progress
+from gumshoe.terminal import err, printable, progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,35 @@ def to_demonstrations(episode: Trajectory, environment: Environment, chat: ChatF
             "the same tokenizer, environment, chat settings and rollouts.max_turns for both",
         )
     return [Demonstration(episode.scenario, each.ids, each.mask) for each in _hide_untrained(episode).sequences]
+
+
+def warn_if_other_environment(episodes: Iterable[Trajectory], env: EnvFactory) -> None:
+    """Warn if episodes without token ids were recorded in another environment than the one of the training.
+
+    Their turns are trained on after its prompt, with their own results. Episodes with token ids have their own prompts,
+    which are compared with it.
+    """
+    own = EnvironmentSettings(name=env.name, arguments=dict(env.arguments)).model_dump(mode="json")
+    here = {"name": env.name, **own["arguments"]}
+    others = list[dict[str, Any]]()
+    for each in episodes:
+        recorded = each.settings.get("environment")
+        if isinstance(recorded, dict) and not each.spans[0].ids:
+            others += [recorded] * any(here.get(name) != value for name, value in recorded.items())
+    if not others:
+        return
+    first = others[0]
+    differing = {name: value for name, value in first.items() if here.get(name) != value}
+    shown = ", ".join(f"{name} {value} (training: {here.get(name)})" for name, value in differing.items())
+    given = dict(env.named.arguments) if env.named and "name" not in differing else {}
+    arguments = {**given, **{name: value for name, value in differing.items() if name != "name"}}
+    word = EnvironmentSettings(name=str(first.get("name", env.name)), arguments=arguments).word
+    err.print(
+        f"[bold yellow]warning:[/] {len(others):,} episodes without token ids were recorded in another environment "
+        f"than that of the training: {printable(shown)}; record them in the same one, or train in theirs with "
+        f"{printable(shlex.join(('--environment', word)))}",
+        soft_wrap=True,
+    )
 
 
 def _find_untrained(episode: Trajectory) -> set[int]:
@@ -145,15 +176,15 @@ def filter_correct(
 ) -> list[Trajectory]:
     """Return the episodes whose answers a judge accepts, in the given order.
 
-    Each verdict is written to the file `verdicts_path` at once. A later call asks the judge only for the verdicts that
-    are missing there.
+    Each verdict is written to the file `verdicts_path` at once. A later call with the same judge asks it only for the
+    verdicts that are missing there.
 
     Raises:
         UnavailableError: the judge gave no verdict on an episode, or the process was asked to stop.
         UsageError: the judge does not exist.
     """
     verdicts = _read_verdicts(verdicts_path)
-    digests = [hashlib.sha256(each.to_json().encode()).hexdigest() for each in episodes]
+    digests = [_digest(each, by_id[each.scenario], judge) for each in episodes]
     missing = {digest: each for digest, each in zip(digests, episodes, strict=True) if digest not in verdicts}
     if missing:
         with explain_os_errors(verdicts_path), verdicts_path.open("ab") as file:
@@ -168,8 +199,14 @@ def filter_correct(
     return [each for digest, each in zip(digests, episodes, strict=True) if verdicts[digest]]
 
 
+def _digest(episode: Trajectory, scenario: Scenario, judge: Any) -> str:
+    """Return the SHA-256 of everything that a verdict depends on."""
+    parts = json.dumps(judge, sort_keys=True), scenario.model_dump_json(), episode.to_json()
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
 def _read_verdicts(verdicts_path: Path) -> dict[str, bool]:
-    """Read the verdicts by the digest of the episode, and remove an incomplete last line from the file."""
+    """Read the verdicts by their digests, and remove an incomplete last line from the file."""
     if not verdicts_path.exists():
         return {}
     found = verdicts_path.read_bytes()

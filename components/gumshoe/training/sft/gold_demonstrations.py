@@ -88,7 +88,12 @@ def write_gold_episodes(settings: TrainSettings, index: Path, scenarios: str, pa
 
     Raises:
         UsageError: no scenario has an episode, or as `make_gold_episodes`.
+        StorageError: the file cannot be written. This is checked first.
     """
+    with explain_os_errors(path):
+        if path.is_dir():
+            raise IsADirectoryError
+        tempfile.TemporaryFile(dir=path.parent).close()
     learned = load_training_scenarios(settings, scenarios)
     episodes, report = make_gold_episodes(open_run_env(settings, index), learned, settings)
     if not episodes:
@@ -119,8 +124,12 @@ def start_warm_from_gold(
     Raises:
         UsageError, UnavailableError, GumshoeError: as `write_gold_episodes` and `start_warm`.
     """
-    from gumshoe.training.sft.warm_start import start_warm  # needs packages that writing episodes does not need
+    # It needs packages that writing episodes does not need.
+    from gumshoe.training.sft.warm_start import check_before_episodes, start_warm
 
+    done = check_before_episodes(settings, index, scenarios, directory, resume=resume)
+    if done is not None:
+        return done
     with tempfile.TemporaryDirectory(prefix="gumshoe-gold-") as scratch:
         file = Path(scratch, "gold.jsonl")
         report = write_gold_episodes(settings, index, scenarios, file)

@@ -10,10 +10,11 @@ import io
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -41,7 +42,7 @@ from gumshoe.training.launch.supervisor import (
 )
 from gumshoe.training.models.base_model import CONFIG, AdapterBase, check_same_base, identify_adapter_base
 from gumshoe.training.models.model_files import describe_origin, fetch_model
-from gumshoe.training.planning.gpu_allocation import allocate_gpus, visible_gpus
+from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, visible_gpus
 from gumshoe.training.run_spec import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -50,6 +51,7 @@ from gumshoe.training.run_spec import (
     base_model,
     check_start,
     check_start_chat,
+    find_checkpoints,
     load_training_scenarios,
     open_run_env,
     read_prior_lineage,
@@ -57,7 +59,13 @@ from gumshoe.training.run_spec import (
 from gumshoe.training.settings import TrainSettings, find_differences
 from gumshoe.training.settings_checks import check_devices, check_warm_start
 from gumshoe.training.sft.batch_plan import BatchPlan
-from gumshoe.training.sft.demonstrations import Demonstration, filter_correct, to_demonstrations, write_demonstrations
+from gumshoe.training.sft.demonstrations import (
+    Demonstration,
+    filter_correct,
+    to_demonstrations,
+    warn_if_other_environment,
+    write_demonstrations,
+)
 
 DONE = "warm_start.json"
 """File in the output directory with the inputs of the warm start and its report."""
@@ -104,7 +112,7 @@ class WarmStartSpec(BaseModel):
 
     settings: TrainSettings
     trajectories: str
-    """SHA-256 of the file."""
+    """SHA-256 of the file; empty while it does not exist yet."""
     scenarios: str
     """`ScenarioSet.content` of the split `train`."""
     searched: str
@@ -144,6 +152,27 @@ class _FinishedWarmStart(BaseModel):
     report: WarmStartReport
 
 
+class _Inputs(NamedTuple):
+    """The checked inputs of a warm start, besides its episodes."""
+
+    learned: ScenarioSet
+    """The scenarios of the split `train`."""
+    chat: ChatFormat
+    env: EnvFactory
+    allocation: GpuAllocation
+
+
+def check_before_episodes(
+    settings: TrainSettings, index: Path, scenarios: str, directory: Path, *, resume: bool
+) -> WarmStartReport | None:
+    """Check the arguments of a warm start whose episodes do not exist yet. See `start_warm` for what it raises.
+
+    Return the report of a warm start that has finished and is resumed with the same arguments, or else None.
+    """
+    inputs = _check_inputs(settings, index, scenarios)
+    return _find_report(directory, _spec(settings, None, inputs), resume=resume)
+
+
 def start_warm(
     settings: TrainSettings,
     index: Path,
@@ -163,11 +192,73 @@ def start_warm(
 
     Raises:
         UsageError: no episode can be trained on; an argument is invalid; or the directory contains other files, or
-            another warm start.
+            another warm start. Without a checkpoint, other arguments may be tried in the same directory.
         UnavailableError: the judge gave no verdict, or the process was asked to stop; call this again with `resume`.
         GumshoeError: the trainer failed; its own message is on the terminal.
     """
     started = time.monotonic()
+    inputs = _check_inputs(settings, index, scenarios)
+    by_id = {scenario.id: scenario for scenario in inputs.learned}
+    episodes = [each for each in read_trajectories(file) if each.scenario in by_id]
+    if not episodes:
+        raise UsageError(
+            "training.no-episodes", f"{file} has no episode of the {len(by_id):,} scenarios of the split train"
+        )
+    place = directory / WARM_START_STATE
+    with run_lock(directory) as lock:
+        with exit_on_sigterm():
+            spec = _spec(settings, file, inputs)
+            done = _find_report(directory, spec, resume=resume)
+        if done is not None:
+            shutil.rmtree(place, ignore_errors=True)  # left by a process that was killed before it could
+            return done
+        with _leave_usable(place):
+            with exit_on_sigterm():
+                warn_if_other_environment(episodes, inputs.env)
+                converted = [_convert(each, by_id[each.scenario], settings, inputs) for each in episodes]
+                _plan(converted, settings, f"{file}: all {len(episodes):,} episodes of the split train")
+                with explain_os_errors(place):
+                    place.mkdir(exist_ok=True)
+                    _write(place / SPEC, spec)
+                if not are_correct:
+                    right = filter_correct(episodes, by_id, settings.evaluation.judge, place / VERDICTS)
+                    accepted = set(map(id, right))
+                    converted = [each for each in converted if id(each.episode) in accepted]
+                if not converted:
+                    raise UsageError(
+                        "training.no-correct-episodes",
+                        f"{file}: the judge accepts none of the {len(episodes):,} episodes of the split train",
+                    )
+                plan = _plan(converted, settings, f"{file}: all {len(converted):,} correct episodes")
+                demonstrations = [part for each in converted for part in each.demonstrations]
+                write_demonstrations(place / DEMONSTRATIONS, demonstrations)
+            module, processes = "gumshoe.training.sft.sft_trainer", plan.processes
+            trainers = start_trainers(module, place / SPEC, processes, inputs.allocation, lock)
+            check_exit_status(wait_for_trainers(trainers, None), directory)
+        report = WarmStartReport(
+            episodes=len(episodes),
+            right=len(converted),
+            too_long=sum(each.is_too_long for each in converted),
+            tokens=sum(sum(each.mask) for each in demonstrations),
+            seconds=round(time.monotonic() - started, 1),
+            **json.loads((place / LEARNED).read_bytes()),
+        )
+        used = {each.scenario for each in demonstrations}
+        seen = ScenarioSet(tuple(each for each in inputs.learned if each.id in used))
+        with explain_os_errors(directory):
+            Lineage.of(seen, before=spec.before).write(place / TRAINED)
+            write_environment(inputs.env, place / TRAINED)
+            _write_records(place / TRAINED, _FinishedWarmStart(spec=spec, report=report))
+            _install(directory)
+    return report
+
+
+def _check_inputs(settings: TrainSettings, index: Path, scenarios: str) -> _Inputs:
+    """Check settings, index and scenarios, and return what a warm start needs of them.
+
+    Raises:
+        UsageError: one of them cannot be used.
+    """
     check_warm_start(settings)
     machines = DistributedEnv.from_environ().count
     if machines > 1:
@@ -180,65 +271,34 @@ def start_warm(
     check_start_chat(settings)
     check_same_base(settings)
     learned = load_training_scenarios(settings, scenarios)
-    by_id = {scenario.id: scenario for scenario in learned}
-    episodes = [each for each in read_trajectories(file) if each.scenario in by_id]
-    if not episodes:
-        raise UsageError(
-            "training.no-episodes", f"{file} has no episode of the {len(learned):,} scenarios of the split train"
-        )
     chat = ChatFormat(load_tokenizer(base_model(settings)), settings.chat)
     env = open_run_env(settings, index)
     gpus = visible_gpus()
     check_devices(settings, len(gpus))
-    allocation = allocate_gpus(gpus, settings.optimizer.processes, 0)
-    place = directory / WARM_START_STATE
-    with run_lock(directory) as lock:
-        with exit_on_sigterm():
-            spec = _spec(settings, file, learned, env)
-            done = _prepare_directory(directory, spec, resume=resume)
-            if done is not None:
-                err.print("This warm start has already finished.")
-                return done
-            right = episodes
-            if not are_correct:
-                right = filter_correct(episodes, by_id, settings.evaluation.judge, place / VERDICTS)
-            demonstrations, too_long = _to_demonstrations(right, by_id, settings, env, chat)
-            if not demonstrations:
-                shutil.rmtree(place)
-                if right:
-                    raise UsageError(
-                        "training.episodes-too-long",
-                        f"{file}: all {len(right):,} correct episodes are longer than model.max_context "
-                        f"{settings.model.max_context:,}, or have a turn that is longer than rollouts.max_tokens "
-                        f"{settings.rollouts.max_tokens:,}; raise the limit, or give shorter episodes",
-                    )
-                raise UsageError(
-                    "training.no-correct-episodes",
-                    f"{file}: the judge accepts none of the {len(episodes):,} episodes of the split train",
-                )
-            plan = BatchPlan.of(settings, len(demonstrations))
-            write_demonstrations(place / DEMONSTRATIONS, demonstrations)
-        trainers = start_trainers("gumshoe.training.sft.sft_trainer", place / SPEC, plan.processes, allocation, lock)
-        check_exit_status(wait_for_trainers(trainers, None), directory)
-        report = WarmStartReport(
-            episodes=len(episodes),
-            right=len(right),
-            too_long=too_long,
-            tokens=sum(sum(each.mask) for each in demonstrations),
-            seconds=round(time.monotonic() - started, 1),
-            **json.loads((place / LEARNED).read_bytes()),
-        )
-        used = {each.scenario for each in demonstrations}
-        seen = ScenarioSet(tuple(each for each in learned if each.id in used))
-        with explain_os_errors(directory):
-            Lineage.of(seen, before=spec.before).write(place / TRAINED)
-            write_environment(env, place / TRAINED)
-            _write_records(place / TRAINED, _FinishedWarmStart(spec=spec, report=report))
-            _install(directory)
-    return report
+    return _Inputs(learned, chat, env, allocate_gpus(gpus, settings.optimizer.processes, 0))
 
 
-def _spec(settings: TrainSettings, file: Path, learned: ScenarioSet, env: EnvFactory) -> WarmStartSpec:
+@contextmanager
+def _leave_usable(place: Path) -> Iterator[None]:
+    """Delete the state of a warm start that ends with a usage error before its first checkpoint.
+
+    So the same directory can be used with other arguments. The verdicts of the judge are kept for them.
+    """
+    try:
+        yield
+    except UsageError:
+        if (place / SPEC).exists() and not find_checkpoints(place):
+            for each in place.iterdir():
+                if each.is_dir():
+                    shutil.rmtree(each)
+                elif each.name != VERDICTS:
+                    each.unlink()
+            if not any(place.iterdir()):
+                place.rmdir()
+        raise
+
+
+def _spec(settings: TrainSettings, file: Path | None, inputs: _Inputs) -> WarmStartSpec:
     start, base = settings.lora.start, identify_adapter_base(settings)
     if settings.warm_start.weights == "full" and base.stored == "quantized":
         raise UsageError(
@@ -248,33 +308,34 @@ def _spec(settings: TrainSettings, file: Path, learned: ScenarioSet, env: EnvFac
         )
     return WarmStartSpec(
         settings=settings,
-        trajectories=file_digest(file),
-        scenarios=learned.content,
-        searched=env.content,
+        trajectories="" if file is None else file_digest(file),
+        scenarios=inputs.learned.content,
+        searched=inputs.env.content,
         base=base,
         start=None if start is None else file_digest(start / ADAPTER_WEIGHTS),
         before=read_prior_lineage(settings),
     )
 
 
-def _prepare_directory(directory: Path, spec: WarmStartSpec, *, resume: bool) -> WarmStartReport | None:
-    """Prepare the directory to start or resume a warm start; return the report if it has finished, else None.
+def _find_report(directory: Path, spec: WarmStartSpec, *, resume: bool) -> WarmStartReport | None:
+    """Check that a warm start can begin or go on in a directory. Return the report if it has finished, else None.
 
     Raises:
         UsageError: the directory contains other files, a warm start with other inputs, or an unfinished one that is not
             to be resumed.
     """
     place = directory / WARM_START_STATE
+    is_begun = (place / SPEC).exists()
     is_whole = any((directory / each).exists() for each in _COMPLETE)
     others = [each.name for each in directory.iterdir() if each != place]
-    if place.exists() and not is_whole and not resume:
+    if is_begun and not is_whole and not resume:
         raise UsageError(
             "training.warm-start-unfinished",
             f"{directory} contains an unfinished warm start; continue it with --resume, or choose another --out",
         )
     if others and not resume:
         raise UsageError("training.directory-not-empty", f"{directory} is not empty; choose another --out")
-    if others and (is_whole or not place.exists()) and not (directory / DONE).exists():
+    if others and (is_whole or not is_begun) and not (directory / DONE).exists():
         raise UsageError(
             "training.nothing-to-resume",
             f"{directory} has files but no warm start to resume; omit --resume and choose another --out",
@@ -282,13 +343,10 @@ def _prepare_directory(directory: Path, spec: WarmStartSpec, *, resume: bool) ->
     if is_whole:
         done = _read(_FinishedWarmStart, directory / DONE)
         _check_same(directory, done.spec, spec)
-        shutil.rmtree(place, ignore_errors=True)  # left by a process that was killed before it could
+        err.print("This warm start has already finished.")
         return done.report
-    if (place / SPEC).exists():
+    if is_begun:
         _check_same(directory, _read(WarmStartSpec, place / SPEC), spec)
-    with explain_os_errors(place):
-        place.mkdir(exist_ok=True)
-        _write(place / SPEC, spec)
     return None
 
 
@@ -301,7 +359,7 @@ def _check_same(directory: Path, before: WarmStartSpec, wanted: WarmStartSpec) -
     wanted = WarmStartSpec.model_validate_json(wanted.model_dump_json())  # to compare it with one read from JSON
     changed = [each for each in find_differences(before.settings, wanted.settings) if each.startswith(_DECISIVE)]
     same = {
-        "the trajectories": before.trajectories == wanted.trajectories,
+        "the trajectories": wanted.trajectories in ("", before.trajectories),
         "the scenarios": before.scenarios == wanted.scenarios,
         "the index": before.searched == wanted.searched,
         "the weights to start from": (before.base.fingerprint, before.start) == (wanted.base.fingerprint, wanted.start),
@@ -315,22 +373,37 @@ def _check_same(directory: Path, before: WarmStartSpec, wanted: WarmStartSpec) -
         )
 
 
-def _to_demonstrations(
-    episodes: Sequence[Trajectory],
-    by_id: Mapping[str, Scenario],
-    settings: TrainSettings,
-    env: EnvFactory,
-    chat: ChatFormat,
-) -> tuple[list[Demonstration], int]:
-    """Convert episodes to demonstrations, without those that are too long, and count the episodes that these are of."""
-    found, too_long = list[Demonstration](), 0
-    for each in episodes:
-        environment = env.new_environment(by_id[each.scenario], settings.rollouts.max_turns)
-        parts = to_demonstrations(each, environment, chat)
-        kept = [part for part in parts if _is_possible(part, settings)]
-        found += kept
-        too_long += len(kept) < len(parts)
-    return found, too_long
+class _Converted(NamedTuple):
+    """An episode and its demonstrations."""
+
+    episode: Trajectory
+    demonstrations: list[Demonstration]
+    """Without those that are too long."""
+    is_too_long: bool
+    """A demonstration is left out."""
+
+
+def _convert(episode: Trajectory, scenario: Scenario, settings: TrainSettings, inputs: _Inputs) -> _Converted:
+    environment = inputs.env.new_environment(scenario, settings.rollouts.max_turns)
+    parts = to_demonstrations(episode, environment, inputs.chat)
+    kept = [part for part in parts if _is_possible(part, settings)]
+    return _Converted(episode, kept, len(kept) < len(parts))
+
+
+def _plan(converted: Sequence[_Converted], settings: TrainSettings, what: str) -> BatchPlan:
+    """Return the plan for the demonstrations of some episodes. An error begins with `what`.
+
+    Raises:
+        UsageError: all episodes are too long, or there are fewer per step than processes.
+    """
+    count = sum(len(each.demonstrations) for each in converted)
+    if not count:
+        raise UsageError(
+            "training.episodes-too-long",
+            f"{what} are longer than model.max_context {settings.model.max_context:,}, or have a turn that is longer "
+            f"than rollouts.max_tokens {settings.rollouts.max_tokens:,}; raise the limit, or give shorter episodes",
+        )
+    return BatchPlan.of(settings, count)
 
 
 def _is_possible(demonstration: Demonstration, settings: TrainSettings) -> bool:
