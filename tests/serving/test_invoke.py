@@ -9,6 +9,7 @@ import socket
 import threading
 from collections import Counter, deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,9 @@ from typing import Any
 import httpx
 import pytest
 
+from gumshoe.serving.ask import LocalModel
 from tests.conftest import find_free_port
+from tests.errors import raises
 from tests.http_server import run_faulty_server
 from tests.inference.fake_vllm import (
     Act,
@@ -661,6 +664,19 @@ def test_gumshoe_ask_reports_the_server_s_error_code(
     assert (ran.status, ran.code) == (status_of, code), ran.err
     for value in (url, str(answered), "Title 1", "Detail 2"):
         assert value in ran.err
+
+
+def test_the_base_model_of_an_adapter_is_that_of_its_record_or_else_of_its_run(tmp_path: Path) -> None:
+    def find() -> str:
+        with ExitStack() as stack:
+            return LocalModel(str(tmp_path), None, None).resolve(stack).model
+
+    with raises("serving.base-model-unknown", tmp_path):
+        find()
+    (tmp_path / "metadata.json").write_text('{"settings": {"model": {"name": "acme/run"}}}')
+    assert find() == "acme/run"
+    (tmp_path / "base_model.json").write_text('{"name": "acme/record"}')
+    assert find() == "acme/record"
 
 
 @pytest.mark.parametrize(

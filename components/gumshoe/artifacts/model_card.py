@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,8 @@ from typing import Any
 from gumshoe.artifacts.storage import write_atomically
 
 CARD = "README.md"
+BASE_RECORD = "base_model.json"
+"""File in an adapter's directory with its base model. See `gumshoe.training.models.base_model.AdapterBase`."""
 _SHORT = 12  # characters of a digest
 
 
@@ -17,8 +19,8 @@ def write_model_card(directory: Path, metadata: dict[str, Any] | None = None) ->
     """Write `README.md` into the directory of an adapter, from the files beside it.
 
     These are `adapter_config.json` of peft, and those of the following that exist: `metadata.json` (the run),
-    `scenarios.json` (the questions it has seen) and `gate.json` (the comparison with its base model or another
-    adapter). `metadata` is the content of `metadata.json`, if that file is written later.
+    `base_model.json`, `scenarios.json` (the questions it has seen) and `gate.json` (the comparison with its base model
+    or another adapter). `metadata` is the content of `metadata.json`, if that file is written later.
     The front matter is that of the Hugging Face Hub (https://huggingface.co/docs/hub/model-cards).
     """
     text = "\n".join(_render_card(_CardFacts(directory, metadata)))
@@ -27,8 +29,23 @@ def write_model_card(directory: Path, metadata: dict[str, Any] | None = None) ->
 
 def find_base_revision(directory: Path) -> dict[str, str]:
     """Return the commit of an adapter's base model on the hub as a setting of its manifest, if it is known."""
-    revision = _read(directory / "base_model.json").get("revision")
+    revision = _read(directory / BASE_RECORD).get("revision")
     return {"base_model_revision": revision} if revision else {}
+
+
+def is_hub_model(base: str, record: Mapping[str, Any]) -> bool:
+    """Return True if a base model is on the Hugging Face Hub, as its name and its record in an adapter tell.
+
+    `record` is the content of `base_model.json`; it may be empty. Relative directories may have the form of a name on
+    the hub, but a model with a fingerprint and without a revision was in a directory of its own.
+
+    >>> is_hub_model("Qwen/Qwen3-4B", {}), is_hub_model("outputs/base", {"name": "outputs/base", "fingerprint": "4e2c"})
+    (True, False)
+    """
+    repository = base.partition(":")[0]
+    is_own = str(record.get("name")).partition(":")[0] == repository and bool(record.get("fingerprint"))
+    has_form = repository.count("/") == 1 and not repository.startswith((".", "/", "~"))
+    return has_form and not (is_own and not record.get("revision"))
 
 
 class _CardFacts:
@@ -41,7 +58,7 @@ class _CardFacts:
         self.gate = _read(directory / "gate.json")
         settings = self.run.get("settings", {})
         base = str(settings.get("model", {}).get("name") or self.config.get("base_model_name_or_path") or "unknown")
-        self.is_on_hub = base.count("/") == 1 and not base.startswith((".", "/", "~", "gguf:"))
+        self.is_on_hub = is_hub_model(base, _read(directory / BASE_RECORD))
         # The card does not tell the directory on this machine.
         self.base = base.partition(":")[0] if self.is_on_hub else Path(base).name
         self.algorithm = settings.get("optimizer", {}).get("algorithm", {}).get("name")

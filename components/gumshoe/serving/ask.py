@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from dataclasses import dataclass, replace
 from datetime import date
 from pathlib import Path
@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 
 from pydantic import TypeAdapter
 
+from gumshoe.artifacts.model_card import BASE_RECORD
 from gumshoe.artifacts.store import Store
 from gumshoe.client import AgentClient
 from gumshoe.environments.registry import EnvironmentSettings, open_env
@@ -157,8 +158,10 @@ def ask_server(url: str, key: str | None, question: str, inbox: str | None, day:
 
 
 def _read_base_model(adapter: Path) -> str:
-    """Return the base model that an adapter's metadata names."""
-    try:
+    """Return the base model that an adapter's record of it names, or else the metadata of its run."""
+    damaged = (OSError, ValueError, KeyError, TypeError)
+    with suppress(*damaged):
+        return str(json.loads((adapter / BASE_RECORD).read_bytes())["name"])
+    with suppress(*damaged):
         return str(json.loads((adapter / _METADATA).read_bytes())["settings"]["model"]["name"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UsageError("serving.base-model-unknown", f"{adapter} does not name its base model; set --model") from None
+    raise UsageError("serving.base-model-unknown", f"{adapter} does not name its base model; set --model")
