@@ -76,6 +76,24 @@ def test_a_new_adapter_has_no_results_and_does_not_tell_where_its_base_model_was
 
 
 @pytest.mark.parametrize(
+    ("base", "record", "is_on_hub"),
+    [
+        ("outputs/base", {"name": "outputs/base", "fingerprint": "4e2c"}, False),
+        ("acme/model", {"name": "acme/model", "fingerprint": "4e2c", "revision": "9f"}, True),
+        ("acme/model:v1", {"name": "acme/model:v1", "fingerprint": None, "revision": None}, True),
+        ("acme/model", {"name": "outputs/copy", "fingerprint": "4e2c"}, True),
+        ("outputs/a/base", {}, False),
+        ("~/base", {}, False),
+    ],
+)
+def test_a_relative_directory_is_not_taken_for_a_model_of_the_hub(
+    base: str, record: dict[str, Any], is_on_hub: bool, tmp_path: Path
+) -> None:
+    front, _ = write(tmp_path, base, base_model=record)
+    assert front.get("base_model") == (base.partition(":")[0] if is_on_hub else None)
+
+
+@pytest.mark.parametrize(
     ("agent", "option"),
     [
         (None, ""),

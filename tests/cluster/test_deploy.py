@@ -60,21 +60,27 @@ def store(s3_bucket: str, shared: dict[str, str], tmp_path: Path, monkeypatch: p
 
 @pytest.fixture
 def unservable(s3_bucket: str, shared: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Create a store with one adapter that can be served, and three that cannot."""
+    """Create a store with one adapter that can be served, and four that cannot."""
     made = Store(shared.setdefault("unservable", f"s3://{s3_bucket}/project"))
     monkeypatch.setenv("GUMSHOE_STORE", made.uri)
     if made.latest("adapters") is not None:
         return
     publish(made, tmp_path / "r1", "r1", {"base_model_name_or_path": BASE, "r": 8})
     publish(made, tmp_path / "nowhere", "nowhere", {"base_model_name_or_path": "/models/mine", "r": 8})
+    record = {"name": "outputs/base", "fingerprint": "4e2c", "revision": None}
+    publish(made, tmp_path / "here", "here", {"base_model_name_or_path": "outputs/base", "r": 8}, record)
     publish(made, tmp_path / "huge", "huge", {"base_model_name_or_path": BASE, "r": 8, "rank_pattern": {"q": 1024}})
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "notes").write_text("-")
     made.publish(tmp_path / "empty", "adapters", "empty")
 
 
-def publish(store: Store, directory: Path, version: str, shape: dict[str, Any]) -> None:
+def publish(
+    store: Store, directory: Path, version: str, shape: dict[str, Any], base: dict[str, Any] | None = None
+) -> None:
     directory.mkdir(parents=True)
+    if base is not None:
+        (directory / "base_model.json").write_text(json.dumps(base))
     (directory / "adapter_config.json").write_text(json.dumps(shape))
     (directory / "adapter_model.safetensors").write_bytes(version.encode())
     store.publish(directory, "adapters", version)
@@ -347,6 +353,7 @@ def test_a_dry_run_prints_the_values_and_changes_nothing(
         (["--adapter", "r1", *ACCESS, "--context", "prod"], "cluster.unknown-context", ["prod", "fake"]),
         (["--adapter", "r1", *ACCESS, "--chart", "none"], "deploy.chart-unreadable", []),
         (["--adapter", "nowhere", *ACCESS], "deploy.base-model-not-located", ["/models/mine", "--set model.uri="]),
+        (["--adapter", "here", *ACCESS], "deploy.base-model-not-located", ["outputs/base", "--set model.uri="]),
         (["--adapter", "huge", *ACCESS], "deploy.rank-too-high", ["1024", "512"]),
         (["--adapter", "empty", *ACCESS], "deploy.not-an-adapter", ["adapters/empty"]),
         (["--adapter", "r1", "--store", "own-disk", *ACCESS], "deploy.store-not-in-s3", ["own-disk"]),
@@ -900,6 +907,7 @@ def test_a_base_model_is_served_at_the_revision_that_was_trained(s3_bucket: str,
         (tmp_path / name / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": BASE, "r": 8}))
         store.publish(tmp_path / name, "adapters", name, settings={"base_model": base})
     assert find_adapter(store.uri, "pinned").base_model == f"{BASE}:4e2c1"
+    assert find_adapter(store.uri, "pinned").is_on_hub
     assert [find_adapter(store.uri, name).base_model for name in ("newest", "other")] == [BASE, BASE]
 
 

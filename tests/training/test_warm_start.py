@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gumshoe.inference.policy_names import TINY, load_tokenizer
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
-from gumshoe.training.models.base_model import CONFIG, identify_adapter_base
+from gumshoe.training.models.base_model import CONFIG, AdapterBase, identify_adapter_base
 from gumshoe.training.run_spec import ADAPTER_CONFIG, CHECKPOINT, METADATA, WARM_START_STATE, check_start
 from gumshoe.training.settings_sections import LoraSettings
 from gumshoe.training.sft.batch_plan import BatchPlan, order_demonstrations
@@ -27,8 +27,11 @@ from gumshoe.training.sft.warm_start import (
     LEARNED,
     TRAINED,
     VERDICTS,
+    WarmStartReport,
     WarmStartSpec,
+    _FinishedWarmStart,
     _install,
+    _write_records,
 )
 from tests.conftest import CommandResult
 from tests.errors import raises
@@ -528,6 +531,23 @@ def test_the_file_that_makes_a_warm_start_complete_is_installed_last(
     _install(tmp_path)
     assert (set(moved), moved[-1]) == (names, complete)
     assert {each.name for each in tmp_path.iterdir()} == names
+
+
+def test_the_card_of_a_warm_start_knows_its_base_model(tmp_path: Path) -> None:
+    known, name = settings_of(), "outputs/base"  # a directory that has the form of a name on the hub
+    spec = WarmStartSpec(
+        settings=known,
+        trajectories="",
+        scenarios="",
+        searched="",
+        base=AdapterBase(name=name, quantization="none", fingerprint="4e2c"),
+        start=None,
+        before=None,
+    )
+    report = WarmStartReport(episodes=1, right=1, too_long=0, tokens=9, steps=1, loss=1, seconds=1)
+    (tmp_path / ADAPTER_CONFIG).write_text(json.dumps({"base_model_name_or_path": name, "r": 4}))
+    _write_records(tmp_path, _FinishedWarmStart(spec=spec, report=report))
+    assert "base_model:" not in (tmp_path / "README.md").read_text()
 
 
 @pytest.mark.nightly

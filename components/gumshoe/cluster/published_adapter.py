@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gumshoe.artifacts.manifest import Manifest
+from gumshoe.artifacts.model_card import BASE_RECORD, is_hub_model
 from gumshoe.artifacts.storage import NotFoundError
 from gumshoe.artifacts.store import CorruptArtifactError, Store
 from gumshoe.cluster.serving_state import Values, get_section, merge_values
@@ -12,7 +13,6 @@ from gumshoe.errors import UsageError
 
 KIND = "adapters"
 _CONFIG = "adapter_config.json"  # PEFT's
-_BASE = "base_model.json"  # what the adapter was trained on
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for max_lora_rank
 
 
@@ -26,6 +26,8 @@ class PublishedAdapter:
     base_model: str
     """Base model: a name on the Hugging Face Hub, with the commit or the revision that was trained if it is known, e.g.
     `acme/model:COMMIT`; or a directory on the training machine."""
+    is_on_hub: bool
+    """The base model is on the Hugging Face Hub."""
     rank: int
     store: str
 
@@ -54,12 +56,13 @@ def find_adapter(store: str, version: str) -> PublishedAdapter:
     ranks = [config.get("r", 0), *(config.get("rank_pattern") or {}).values()]
     named, trained = config.get("base_model_name_or_path"), str(manifest.settings.get("base_model") or "")
     base = trained if not named or trained.startswith(f"{named}:") else str(named)  # the latter has no revision
-    known = _read_json(artifacts, manifest, _BASE) or {}
+    known = _read_json(artifacts, manifest, BASE_RECORD) or {}
+    is_on_hub = is_hub_model(base, known)
     repository, _ = _split_revision(base)
     if known.get("revision") and _split_revision(str(known.get("name")))[0] == repository:
         base = f"{repository}:{known['revision']}"
     uri = f"{artifacts.uri}/{manifest.reference}/{manifest.data}/"
-    return PublishedAdapter(manifest.version, uri, base, max(map(int, ranks)), artifacts.uri)
+    return PublishedAdapter(manifest.version, uri, base, is_on_hub, max(map(int, ranks)), artifacts.uri)
 
 
 def _read_json(store: Store, manifest: Manifest, name: str) -> dict[str, Any] | None:
@@ -93,9 +96,8 @@ def merge_adapter_values(adapter: PublishedAdapter, before: Values, given: Value
     """
     values = merge_values(before, given)
     model, own, agent = (values.setdefault(part, {}) for part in ("model", "adapter", "agent"))
-    is_on_hub = "/" in adapter.base_model and not adapter.base_model.startswith(("/", "."))
     uri, is_given = str(model.get("uri") or ""), bool(get_section(given, "model").get("uri"))
-    if not uri and not is_on_hub:
+    if not uri and not adapter.is_on_hub:
         base = adapter.base_model or "its configuration does not name one"
         raise UsageError(
             "deploy.base-model-not-located",
@@ -104,7 +106,7 @@ def merge_adapter_values(adapter: PublishedAdapter, before: Values, given: Value
         )
     if not uri:
         model["uri"] = f"hf://{adapter.base_model}"
-    elif is_on_hub and not is_given and uri.startswith("hf://") and not _is_same_base(uri, adapter.base_model):
+    elif adapter.is_on_hub and not is_given and uri.startswith("hf://") and not _is_same_base(uri, adapter.base_model):
         raise UsageError(
             "deploy.other-base-model",
             f"{adapter.version} is for {adapter.base_model}, but the deployment serves {uri}; to replace the base "

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict
 
 from gumshoe.artifacts.base_models.gguf_conversion import to_bfloat16
 from gumshoe.artifacts.hub import find_cached_directory
-from gumshoe.artifacts.model_card import CARD
+from gumshoe.artifacts.model_card import BASE_RECORD, CARD
 from gumshoe.artifacts.source_files import read_json_model
 from gumshoe.artifacts.storage import write_atomically
 from gumshoe.environments.recorded import ENVIRONMENT
@@ -27,12 +27,10 @@ from gumshoe.scenarios.lineage import LINEAGE_FILE
 from gumshoe.training.run_spec import ADAPTER_CONFIG, ADAPTER_WEIGHTS, METADATA, base_model
 from gumshoe.training.settings import TrainSettings
 
-BASE = "base_model.json"
-"""File in the directory of each adapter that Gumshoe trains or creates, beside the files of `peft`."""
 ADAPTER_FILES = {
     ADAPTER_WEIGHTS: "LoRA matrices, as `peft` and vLLM read them.",
     ADAPTER_CONFIG: "Rank, scale and target modules, as `peft` and vLLM read them.",
-    BASE: "The base model: its name, a fingerprint of its weights, and their quantization during training.",
+    BASE_RECORD: "The base model: its name, a fingerprint of its weights, and their quantization during training.",
     CHAT_SETTINGS: "Chat settings of the training. Evaluation and service use them, and reject others.",
     ENVIRONMENT: "Environment of the training, with its settings. Evaluation and service use it, and reject others.",
     METADATA: "The run: settings, index, scenarios, seed, step, versions of packages, and the last metrics.",
@@ -168,7 +166,7 @@ class AdapterBase(BaseModel):
 
     def write(self, directory: Path) -> None:
         """Write this into an adapter's directory."""
-        write_atomically(directory / BASE, io.BytesIO(self.model_dump_json(indent=2).encode() + b"\n"))
+        write_atomically(directory / BASE_RECORD, io.BytesIO(self.model_dump_json(indent=2).encode() + b"\n"))
 
     @classmethod
     def read(cls, directory: Path) -> "AdapterBase | None":
@@ -177,7 +175,7 @@ class AdapterBase(BaseModel):
         Raises:
             UsageError: the file cannot be read.
         """
-        return read_json_model(cls, directory / BASE, "a base model")
+        return read_json_model(cls, directory / BASE_RECORD, "a base model")
 
     def compare(self, other: "AdapterBase") -> tuple[bool | None, str]:
         """Return True if both have the same weights, or None if that is unknown, and what was compared."""

@@ -419,8 +419,8 @@ def _write_records(directory: Path, finished: _FinishedWarmStart) -> None:
     spec.settings.chat.write(directory)
     _write(directory / DONE, finished)
     if spec.settings.warm_start.weights == "lora":
-        write_model_card(directory)
         spec.base.write(directory)
+        write_model_card(directory)
         return
     name = spec.settings.model.name
     origin = describe_origin(name, fetch_model(name))
