@@ -152,6 +152,31 @@ def test_a_truncated_file_is_refused(share: float, tmp_path: Path) -> None:
         GGUFFile.open(file)
 
 
+@pytest.mark.parametrize(
+    ("kind", "code"),
+    [(31, "gguf.unsupported-quantization"), (99, "gguf.unsupported-quantization"), (1000, "gguf.damaged")],
+)
+def test_a_removed_or_newer_type_of_tensor_is_named(kind: int, code: str, tmp_path: Path) -> None:
+    file, name = write_gguf(tmp_path / "model.gguf"), b"token_embd.weight"
+    data = bytearray(file.read_bytes())
+    at = data.index(name) + len(name) + 4 + 2 * 8  # after the number of dimensions, and two of them
+    data[at : at + 4] = kind.to_bytes(4, "little")
+    file.write_bytes(data)
+    with raises(code, file, kind):
+        GGUFFile.open(file)
+
+
+@pytest.mark.parametrize(
+    ("version", "code"), [(1, "gguf.unsupported-version"), (9, "gguf.unsupported-version"), (0, "gguf.damaged")]
+)
+def test_another_version_of_the_format_is_named(version: int, code: str, tmp_path: Path) -> None:
+    file = write_gguf(tmp_path / "model.gguf")
+    data = file.read_bytes()
+    file.write_bytes(data[:4] + version.to_bytes(4, "little") + data[8:])
+    with raises(code, file, version):
+        GGUFFile.open(file)
+
+
 def test_other_files_are_refused(tmp_path: Path) -> None:
     other = tmp_path / "model.safetensors"
     other.write_bytes(bytes(range(256)) * 9)

@@ -1,5 +1,6 @@
 """Read GGUF files, the format of llama.cpp (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,10 @@ from gumshoe.errors import UsageError
 from gumshoe.installation import install_command
 
 _FULL_TYPES = {"F32", "F16", "BF16", "F64"}
+_OTHER_TYPE = "use a file with F32, F16, BF16, Q8_0 or a K quantization"
+_UNKNOWN_TYPE = re.compile(r"\b(\d+)\)? is not a valid GGMLQuantizationType")
+_UNKNOWN_VERSION = re.compile(r"\bversion (\d+) which we cannot handle")
+_MAX_NUMBER = 256  # of types and versions; higher ones are damage
 
 
 def check_installed() -> None:
@@ -42,7 +47,7 @@ class GGUFFile:
 
         Raises:
             UsageError: the package `gguf` is not installed; or the file does not exist, is not a GGUF file, is
-                damaged, or is one part of a model.
+                damaged, has a version or a type of tensor that the package does not read, or is one part of a model.
         """
         check_installed()
         from gguf import GGUFReader
@@ -54,10 +59,7 @@ class GGUFFile:
                 "gguf.not-readable", f"cannot read {path}: {error.strerror or error}; check the path"
             ) from None
         except (ValueError, LookupError, OverflowError, MemoryError) as error:  # numpy's, wherever the file ends
-            raise UsageError(
-                "gguf.damaged",
-                f"{path} is not a complete GGUF file: {' '.join(str(error).split())}; download it again",
-            ) from None
+            raise _explain(path, " ".join(str(error).split())) from None
         file = cls(path, reader.fields, {each.name: each for each in reader.tensors})
         parts = file.get("split.count", 1)
         if parts > 1:
@@ -122,10 +124,27 @@ class GGUFFile:
         except NotImplementedError:
             raise UsageError(
                 "gguf.unsupported-quantization",
-                f"{self.path}: cannot dequantize {name}, which is stored as {tensor.tensor_type.name}; use a file with "
-                "F32, F16, BF16, Q8_0 or a K quantization",
+                f"{self.path}: cannot dequantize {name}, which is stored as {tensor.tensor_type.name}; {_OTHER_TYPE}",
             ) from None
         found = np.asarray(values, np.float32).reshape(self.shapes()[name])
         if not np.isfinite(found).all():
             raise self.damage(f"{name} has values that are not finite")
         return found
+
+
+def _explain(path: Path, problem: str) -> UsageError:
+    """Return the error for a file that the package `gguf` cannot read, from what it says."""
+    kind, version = _UNKNOWN_TYPE.search(problem), _UNKNOWN_VERSION.search(problem)
+    if kind and int(kind[1]) < _MAX_NUMBER:
+        return UsageError(
+            "gguf.unsupported-quantization",
+            f"{path}: a tensor is stored as type {kind[1]}, which was removed from GGUF or is newer than the installed "
+            f"package gguf; {_OTHER_TYPE}",
+        )
+    if version and 0 < int(version[1]) < _MAX_NUMBER:
+        return UsageError(
+            "gguf.unsupported-version",
+            f"{path} is a file of GGUF version {version[1]}, which the installed package gguf does not read; use a "
+            "file of version 2 or 3",
+        )
+    return UsageError("gguf.damaged", f"{path} is not a complete GGUF file: {problem}; download it again")
