@@ -472,6 +472,9 @@ def test_the_command_only_writes_the_episodes(company: Path, tmp_path: Path, run
         ([file, "--demonstrations-only", file], "training.warm-start-input", "requires --from-gold"),
         (["--from-gold"], "training.warm-start-output", "--out"),
         (["--from-gold", "--out", tmp_path, "--demonstrations-only", file], "training.warm-start-output", "--out"),
+        (["--from-gold", "--out", tmp_path, "--judge", "exact"], "training.warm-start-unused", "--judge"),
+        (["--from-gold", "--demonstrations-only", file, "--full"], "training.warm-start-unused", "--full"),
+        (["--from-gold", "--demonstrations-only", file, "--resume"], "training.warm-start-unused", "--resume"),
     ):
         ended = run("warm-start", *wrong, *limited)
         assert (ended.status, ended.code) == (2, code)

@@ -225,6 +225,10 @@ def learn(
     named["warm_start.weights"] = "full" if full else None
     resolved = resolve(config, flags | {name: value for name, value in named.items() if value is not None}).settings
     _check_input(trajectories, from_gold, demonstrations_only, place)
+    if from_gold:
+        _check_unused({"--judge": judge}, "--from-gold asks no judge")
+    if demonstrations_only is not None:
+        _check_unused({"--full": full, "--resume": resume}, "--demonstrations-only trains nothing")
     if demonstrations_only is not None:
         _write_gold(resolved, index, scenarios, demonstrations_only, as_json=json)
         return
@@ -290,6 +294,17 @@ def _check_input(trajectories: Path | None, from_gold: bool, demonstrations_only
             "training.warm-start-output",
             "a warm start requires either --out or, to only write episodes, --demonstrations-only",
         )
+
+
+def _check_unused(options: dict[str, object], why: str) -> None:
+    """Check that options, by name, are not given. `why` says why they have no effect.
+
+    Raises:
+        UsageError: one is given.
+    """
+    given = [name for name, value in options.items() if value]
+    if given:
+        raise UsageError("training.warm-start-unused", f"{' and '.join(given)} has no effect: {why}; leave it out")
 
 
 def _write_gold(settings: "TrainSettings", index: Path, scenarios: str, path: Path, *, as_json: bool) -> None:
