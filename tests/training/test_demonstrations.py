@@ -144,6 +144,9 @@ def test_episodes_without_tokens_of_another_environment_are_warned_about_once(
     assert f"{len(episodes)} episodes" in warned
     assert "threads True (training: False), hits 3 (training: 10)" in warned
     assert """--environment '{"email": {"threads": true, "hits": 3}}'""" in warned
+    own = warn(as_chat, name="own:Mail")
+    assert "name own:Mail (training: email)" in own
+    assert '"own:Mail": {"threads": false' in own
     file = write_episodes(
         tmp_path / "t.jsonl", [replace(as_chat(each), settings={"environment": {"hits": 3}}) for each in episodes]
     )

@@ -81,8 +81,7 @@ def warn_if_other_environment(episodes: Iterable[Trajectory], env: EnvFactory) -
     Their turns are trained on after its prompt, with their own results. Episodes with token ids have their own prompts,
     which are compared with it.
     """
-    own = EnvironmentSettings(name=env.name, arguments=dict(env.arguments)).model_dump(mode="json")
-    here = {"name": env.name, **own["arguments"]}
+    here = env.provenance["environment"]
     others = list[dict[str, Any]]()
     for each in episodes:
         recorded = each.settings.get("environment")
@@ -90,12 +89,13 @@ def warn_if_other_environment(episodes: Iterable[Trajectory], env: EnvFactory) -
             others += [recorded] * any(here.get(name) != value for name, value in recorded.items())
     if not others:
         return
-    first = others[0]
-    differing = {name: value for name, value in first.items() if here.get(name) != value}
+    name, arguments = str(others[0].get("name", env.name)), {**others[0]}
+    differing = {name: value for name, value in arguments.items() if here.get(name) != value}
     shown = ", ".join(f"{name} {value} (training: {here.get(name)})" for name, value in differing.items())
-    given = dict(env.named.arguments) if env.named and "name" not in differing else {}
-    arguments = {**given, **{name: value for name, value in differing.items() if name != "name"}}
-    word = EnvironmentSettings(name=str(first.get("name", env.name)), arguments=arguments).word
+    if name == env.name:
+        arguments = {**(env.named.arguments if env.named else {}), **differing}
+    arguments.pop("name", None)
+    word = EnvironmentSettings(name=name, arguments=arguments).word
     err.print(
         f"[bold yellow]warning:[/] {len(others):,} episodes without token ids were recorded in another environment "
         f"than that of the training: {printable(shown)}; record them in the same one, or train in theirs with "
