@@ -18,7 +18,7 @@ from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.synthesis.mailboxes import synthesize_mail
-from gumshoe.training.run_spec import check_start
+from gumshoe.training.run_spec import WARM_START_STATE, check_start
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import LoraSettings
 from gumshoe.training.sft.demonstrations import to_demonstrations
@@ -506,7 +506,9 @@ def test_everything_else_is_checked_before_episodes_are_played(
     def begin(directory: Path, *, resume: bool = False, **more: Any) -> WarmStartReport:
         return start_warm_from_gold(settings_of(**more), company / "index", asked, directory, resume=resume)
 
+    (full / WARM_START_STATE).mkdir()  # left by a process that was killed at its end
     assert begin(full, resume=True) == finished
+    assert not (full / WARM_START_STATE).exists()
     quantized: dict[str, Any] = {"warm_start__weights": "full", "model__quantization": "nf4"}
     for code, directory, more in (
         ("training.directory-not-empty", full, {}),

@@ -210,7 +210,6 @@ def start_warm(
             spec = _spec(settings, file, inputs)
             done = _find_report(directory, spec, resume=resume)
         if done is not None:
-            shutil.rmtree(place, ignore_errors=True)  # left by a process that was killed before it could
             return done
         with _leave_usable(place):
             with exit_on_sigterm():
@@ -344,6 +343,7 @@ def _find_report(directory: Path, spec: WarmStartSpec, *, resume: bool) -> WarmS
         done = _read(_FinishedWarmStart, directory / DONE)
         _check_same(directory, done.spec, spec)
         err.print("This warm start has already finished.")
+        shutil.rmtree(place, ignore_errors=True)  # left by a process that was killed before it could
         return done.report
     if is_begun:
         _check_same(directory, _read(WarmStartSpec, place / SPEC), spec)
