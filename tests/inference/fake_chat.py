@@ -49,7 +49,7 @@ class FakeChatModel:
         is_over = self.stops_after is not None and turn >= self.stops_after
         calls = [] if is_over else self._next_calls(request)
         written = count_tokens(calls) if calls else 3
-        most = request.get("max_completion_tokens", request.get("max_tokens"))
+        most = _read_limit(request)
         is_cut_off = self.thinks + written > most
         if is_cut_off and self.raises_if_cut_off:
             raise RejectedError(
@@ -77,7 +77,7 @@ class FakeChatModel:
                     param=name,
                     code="unsupported_parameter",
                 )
-        most = request.get("max_completion_tokens", request.get("max_tokens"))
+        most = _read_limit(request)
         if self.most_tokens is not None and most > self.most_tokens:
             raise RejectedError(
                 f"max_tokens is too large: {most}. This model supports at most {self.most_tokens} completion tokens, "
@@ -140,3 +140,8 @@ def _check_results(messages: list[dict[str, Any]]) -> None:
                 raise RejectedError("the arguments of a call are not a JSON object", param="messages")
         if message["role"] == "assistant" and not calls and not message.get("content"):
             raise RejectedError("an assistant message must have content or tool_calls", param="messages")
+
+
+def _read_limit(request: dict[str, Any]) -> int:
+    """Return the maximum number of tokens of an answer, under its new or its old name."""
+    return int(request["max_completion_tokens"] if "max_completion_tokens" in request else request["max_tokens"])

@@ -25,10 +25,11 @@ from gumshoe.rollouts.episode_runners import open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from tests.errors import raises
-from tests.inference.fake_chat import FakeChatModel, RejectedError
+from tests.inference.fake_chat import FakeChatModel
 from tests.inference.fake_vllm import (
     Act,
     FakeVLLM,
+    RejectedError,
     altered,
     chat_turn,
     cut_body,
