@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from gumshoe.scenarios.command_output import print_next_step
+from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.scenarios.sources import load_scenarios
 from tests.conftest import CommandResult
 from tests.mail.mailbox import make_index, record
@@ -189,6 +191,7 @@ def test_drop_writes_a_clean_file_and_exits_with_0(run: Run, wrong: str, index: 
         ("a.jsonl.gz", "{}/a.jsonl.gz", "a.clean.jsonl"),
         ("a.jsonl", "jsonl:{}/a.jsonl", "a.clean.jsonl"),
         ("a.b.txt", "{}/a.b.txt", "a.b.txt.clean.jsonl"),
+        ("a.jsonl", "file://{}/a.jsonl", "a.clean.jsonl"),
     ],
 )
 def test_the_clean_file_is_named_after_the_source(
@@ -198,6 +201,22 @@ def test_the_clean_file_is_named_after_the_source(
     (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
     assert run("scenarios", "check", given.format(tmp_path), "--index", index, "--drop").status == 0
     assert ids(load_scenarios(str(tmp_path / clean))) == ["q1"]
+
+
+@pytest.mark.parametrize(
+    ("source", "out"),
+    [
+        ("s3://bucket/some/q.jsonl", "q.split.jsonl"),
+        ("hf:acme/questions", "questions.split.jsonl"),
+        ("file:///data/q.jsonl", "/data/q.split.jsonl"),
+        ("jsonl:made/q.jsonl", "made/q.split.jsonl"),
+    ],
+)
+def test_the_next_step_writes_to_a_file_on_this_machine(
+    source: str, out: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    print_next_step(ScenarioSet.of([]), source)
+    assert f" --out {out} " in " ".join(capsys.readouterr().err.split())
 
 
 def test_without_usable_scenarios_nothing_is_written(run: Run, index: Path, tmp_path: Path) -> None:

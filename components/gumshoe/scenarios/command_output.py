@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gumshoe.artifacts.storage import split_uri
 from gumshoe.errors import UsageError
 from gumshoe.terminal import err, out, print_next, printable
 
@@ -61,11 +62,24 @@ def format_counts(counts: Mapping[Any, int]) -> str:
     return ", ".join(f"{count:,} {name}" for name, count in counts.items())
 
 
+def local_path(source: str) -> Path | None:
+    """Return the file that a source names, or None if it is not a file on this machine.
+
+    >>> local_path("jsonl:/data/questions.jsonl"), local_path("s3://bucket/questions.jsonl")
+    (PosixPath('/data/questions.jsonl'), None)
+    """
+    place = source.removeprefix("jsonl:")
+    if place.startswith("hf:"):
+        return None
+    scheme, _, path = split_uri(place)
+    return Path(path) if scheme == "file" else None
+
+
 def print_next_step(scenarios: "ScenarioSet", path: Path | str, index: Path | None = None) -> None:
     """Print the command that continues: split; else check against an index; else evaluate on a checked file."""
     place = index or os.environ.get("GUMSHOE_INDEX") or "INDEX"
     if not scenarios.only("test"):
-        output = Path(str(path).removeprefix("jsonl:")).with_suffix(".split.jsonl")
+        output = (local_path(str(path)) or Path(Path(str(path)).name)).with_suffix(".split.jsonl")
         print_next("gumshoe", "scenarios", "split", path, "--out", output, "--seed", 1)
     elif index is None:
         print_next("gumshoe", "scenarios", "check", path, "--index", place)

@@ -15,6 +15,7 @@ from gumshoe.scenarios.command_output import (
     check_output,
     describe_set,
     format_counts,
+    local_path,
     print_next_step,
     print_summary,
     write_scenarios,
@@ -367,10 +368,10 @@ def _read_ids(path: Path) -> list[str]:
 
 def _clean_path(source: str) -> Path:
     """Return `questions.clean.jsonl` for `questions.jsonl` or `questions.jsonl.gz`."""
-    place = source.removeprefix("jsonl:")
-    if "://" in place or place.startswith("hf:"):
+    path = local_path(source)
+    if path is None:
         raise UsageError(
             "scenarios.no-output-path", f"{source} is not a local file, so --drop has no default path; use --out FILE"
         )
-    name = Path(place).name.removesuffix(".gz").removesuffix(".jsonl")
-    return Path(place).with_name(f"{name}.clean.jsonl")
+    name = path.name.removesuffix(".gz").removesuffix(".jsonl")
+    return path.with_name(f"{name}.clean.jsonl")
