@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gumshoe.errors import UsageError
-from gumshoe.rollouts.agent_code import digest_code
 from gumshoe.rollouts.agent_settings import AgentSettings
 
 if TYPE_CHECKING:
@@ -21,11 +20,6 @@ def normalize_agent(value: Any) -> Any:
         UsageError: if it is not an agent.
     """
     return AgentSettings.parse(value).word if value and isinstance(value, str | dict) else value
-
-
-def digest_agent(word: str) -> str:
-    """Return a digest of the code of an agent on this machine; empty without an agent, or if it is not known."""
-    return digest_code(AgentSettings.parse(word)) or "" if word else ""
 
 
 def find_agent(word: str, trained: "TrainSettings | None") -> AgentSettings | None:

@@ -108,25 +108,25 @@ def run(
 ) -> None:
     """Run a pipeline on this machine, step by step.
 
-    By default, artifacts go to DIR/store. With the parameters of the last run in DIR, and the same code of `agent`, it
-    continues that run; otherwise, it is a new run.
+    By default, artifacts go to DIR/store. With the parameters of the last run in DIR, the same training settings,
+    demonstrations and base model, and the same code of `agent`, it continues that run; otherwise, it is a new run.
     """
-    from gumshoe_pipelines.agent_arguments import digest_agent
+    from gumshoe_pipelines.local_inputs import digest_named_inputs
     from gumshoe_pipelines.local_runner import find_last_run, run_locally
     from gumshoe_pipelines.run_summary import print_summary
 
     place = directory.absolute()
     own = {"store": str(place / "store"), "worker_image": _NO_IMAGE, "trainer_image": _NO_IMAGE}
     graph, arguments = _prepare_run(name, parameters, params, own, is_local=True)
-    agent_code = digest_agent(arguments.get("agent", ""))
-    last = None if is_new or arguments.get("run") else find_last_run(place, graph, arguments, agent_code)
+    inputs = digest_named_inputs(arguments)
+    last = None if is_new or arguments.get("run") else find_last_run(place, graph, arguments, inputs)
     arguments = {**arguments, "run": arguments.get("run") or last or _create_run_id("local")}
     if last:
         err.print(
             f"Continuing run {printable(last)}, which has the same parameters; --new starts another", soft_wrap=True
         )
     err.print(f"Run {printable(arguments['run'])}, output in {printable(place)}", soft_wrap=True)
-    run_locally(graph, arguments, place, caching=caching, agent_code=agent_code)
+    run_locally(graph, arguments, place, caching=caching, inputs=inputs)
     print_summary(arguments, place)
 
 

@@ -11,6 +11,7 @@ from gumshoe.environments.component import ingest
 from gumshoe.evaluation.component import evaluate_policy
 from gumshoe.mail.imap_account import PASSWORD, TOKEN
 from gumshoe.scenarios.component import load_scenarios, look_at_sources
+from gumshoe.training.component import check_training
 from gumshoe_pipelines.agent_step import check_agent
 from gumshoe_pipelines.parameters import RunParameters, TrainingParameters
 from gumshoe_pipelines.placement import (
@@ -80,6 +81,13 @@ def check_agent_code(given: RunParameters, planned: PlannedRun, **training: Any)
     """Add the step that checks the agent, and return the digest of its code. `training` are its training settings."""
     task = add_agent_keys(check_agent(agent=given.agent, **training))
     return planned.checking.on_cpu(task, hours=0.25, secrets=MODEL_SECRETS).output
+
+
+def check_settings(given: TrainingParameters, **inputs: Any) -> Any:
+    """Add the step that checks the training settings, and return it. Its outputs are digests for the cache."""
+    task = check_training(**inputs, base_model=given.base_model, config=given.config, limits=given.limits)
+    where = replace(given.placement, worker_image=given.trainer_image)  # it has custom environments and base models
+    return where.on_cpu(task, secrets=MODEL_SECRETS)
 
 
 def ingest_and_split(given: RunParameters, *, current: Any = "", feedback: Any = None) -> dict[str, Any]:

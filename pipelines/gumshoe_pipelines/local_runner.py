@@ -93,12 +93,10 @@ _LABELS = {
 }
 
 
-def run_locally(
-    graph: Graph, arguments: dict[str, Any], directory: Path, *, caching: bool, agent_code: str = ""
-) -> None:
+def run_locally(graph: Graph, arguments: dict[str, Any], directory: Path, *, caching: bool, inputs: str = "") -> None:
     """Run a compiled pipeline on this machine. Step output goes to the terminal, the complete output to `run.log`.
 
-    `agent_code` is the digest of the agent's code, for `find_last_run`.
+    `inputs` is the digest of what the arguments only name, for `find_last_run`.
 
     Raises:
         GumshoeError: if a step failed; the message names the step and its error.
@@ -113,7 +111,7 @@ def run_locally(
         "root": str(directory),
         "arguments": arguments,
         "caching": caching,
-        "agent_code": agent_code,
+        "inputs": inputs,
     }
     spec.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     run = LocalRun()
@@ -137,11 +135,10 @@ def run_locally(
         )
 
 
-def find_last_run(directory: Path, graph: Graph, arguments: Mapping[str, Any], agent_code: str = "") -> str | None:
+def find_last_run(directory: Path, graph: Graph, arguments: Mapping[str, Any], inputs: str = "") -> str | None:
     """Return the ID of the last run in a directory if it was of this pipeline with the same arguments, else None.
 
-    The code of the agent must be the same too: an adapter that is half trained with it cannot be continued with other
-    code.
+    `inputs` must be the same too: an adapter that is half trained with them cannot be continued with others.
     """
     try:
         last = json.loads((directory / _SPEC).read_text(encoding="utf-8"))
@@ -152,8 +149,8 @@ def find_last_run(directory: Path, graph: Graph, arguments: Mapping[str, Any], a
     def compared(each: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in each.items() if key not in ("run", "code")}
 
-    before = last.get("name"), last.get("agent_code", ""), compared(found)
-    is_same = before == (graph.name, agent_code, compared(arguments))
+    before = last.get("name"), last.get("inputs", ""), compared(found)
+    is_same = before == (graph.name, inputs, compared(arguments))
     return str(found["run"]) if is_same and found.get("run") else None
 
 

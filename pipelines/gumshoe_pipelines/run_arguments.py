@@ -224,8 +224,8 @@ def _check_settings(arguments: Mapping[str, Any], is_local: bool) -> None:
 
     known = _read_settings(arguments, is_local)
     check_plugins(known or resolve(None, _training_flags(arguments), {}).settings, is_here=is_local)
-    if known is not None:
-        _check_evaluations(arguments, known)
+    if known is not None and "sweep" not in arguments:  # its entries are checked one by one
+        _check_evaluations({**arguments, "limits": _complete_limits(arguments, known)}, known)
 
 
 def _read_settings(arguments: Mapping[str, Any], is_local: bool) -> "TrainSettings | None":
@@ -259,6 +259,13 @@ def complete_arguments(arguments: Mapping[str, Any], *, is_local: bool) -> dict[
     known = _read_settings(arguments, is_local) if "config" in arguments else None
     if known is None:
         return {**arguments}
+    agent = find_agent(arguments.get("agent", ""), known)
+    named = {"agent": agent.word} if agent else {}
+    return {**arguments, **named, "limits": _complete_limits(arguments, known)}
+
+
+def _complete_limits(arguments: Mapping[str, Any], known: "TrainSettings") -> dict[str, Any]:
+    """Return the limits of evaluations: those given, and for all others those of training."""
     trained = {
         "max_turns": known.rollouts.max_turns,
         "max_tokens": known.rollouts.max_tokens,
@@ -269,33 +276,33 @@ def complete_arguments(arguments: Mapping[str, Any], *, is_local: bool) -> dict[
     implied = {name: value for name, value in trained.items() if value is not None}
     if known.mode == "simple":
         implied.pop("environment", None)
-    agent = find_agent(arguments.get("agent", ""), known)
-    named = {"agent": agent.word} if agent else {}
-    return {**arguments, **named, "limits": {**implied, **arguments.get("limits", {})}}
+    return {**implied, **arguments.get("limits", {})}
 
 
 def _check_evaluations(arguments: Mapping[str, Any], trained: "TrainSettings") -> None:
-    """Check that evaluations have the chat settings and environment of training, if `limits` sets them.
+    """Check that evaluations have the chat settings and environment of training.
 
     Raises:
         UsageError: if they differ, so that the base model could not be compared with the adapter.
     """
     from gumshoe.environments.registry import EnvironmentSettings
     from gumshoe.evaluation.evaluation_step import EvaluationLimits
+    from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 
-    limits = EvaluationLimits.from_mapping(arguments.get("limits", {}))
-    if limits.chat is not None and limits.chat != trained.chat:
+    limits = EvaluationLimits.from_mapping(arguments["limits"])
+    if (limits.chat or ChatSettings()) != trained.chat:
         raise UsageError(
             "pipelines.other-chat-settings",
             "evaluations have other chat settings than training; set limits.chat to the same as chat in the training "
             f"settings: {trained.chat.model_dump_json(exclude_defaults=True)}",
         )
-    wanted = trained.environment or EnvironmentSettings(name=arguments.get("environment", DEFAULT_ENVIRONMENT))
-    if trained.mode != "simple" and limits.environment is not None and limits.environment != wanted:
+    default = EnvironmentSettings(name=arguments.get("environment", DEFAULT_ENVIRONMENT))
+    wanted, found = trained.environment or default, limits.environment or default
+    if trained.mode != "simple" and found != wanted:
         raise UsageError(
             "pipelines.other-environment",
-            "evaluations have another environment than training; set limits.environment to the same as environment in "
-            f"the training settings: {wanted.word}",
+            f"evaluations have another environment than training: {found.word}; set limits.environment to the same as "
+            f"environment in the training settings: {wanted.word}",
         )
 
 
@@ -317,10 +324,15 @@ class _SweepEntry(ParameterModel):
 
 def _check_sweep(arguments: Mapping[str, Any], is_local: bool) -> None:
     names = []
+    known = _read_settings(arguments, is_local)
+    limits = arguments.get("limits", {}) if known is None else _complete_limits(arguments, known)
     for number, given in enumerate(arguments["sweep"], 1):
         entry = validate_model(_SweepEntry, given, "pipelines.invalid-sweep-entry", f"invalid entry {number}")
         names.append(entry.name)
-        _check_settings({**arguments, "settings": entry.settings}, is_local)
+        own = {**arguments, "settings": entry.settings}
+        _check_settings(own, is_local)
+        if (trained := _read_settings(own, is_local)) is not None:
+            _check_evaluations({**arguments, "limits": limits}, trained)
     if not names:
         raise UsageError("pipelines.empty-sweep", "the sweep has no entries; write e.g. [{name: slow, settings: {}}]")
     if repeated := [name for name, count in Counter(names).items() if count > 1]:

@@ -9,7 +9,14 @@ from typing import Annotated, Any
 from kfp import dsl
 
 from gumshoe.evaluation.component import choose
-from gumshoe_pipelines.common_steps import check_agent_code, evaluate, ingest_and_split, plan, publish_if_gate_passes
+from gumshoe_pipelines.common_steps import (
+    check_agent_code,
+    check_settings,
+    evaluate,
+    ingest_and_split,
+    plan,
+    publish_if_gate_passes,
+)
 from gumshoe_pipelines.grpo_step import train_with_grpo
 from gumshoe_pipelines.parameters import TrainingParameters, pipeline
 
@@ -30,7 +37,10 @@ def sweep_agent(given: SweepAgentParameters) -> None:
     planned = plan(given, given.nodes)
     inputs = ingest_and_split(given)
     agent = check_agent_code(given, planned, config=given.config, sweep=given.sweep)
-    before = evaluate(given, planned.evaluation, hours=6, cached=True, **inputs, agent_code=agent)
+    checked = check_settings(given, index=inputs["index"], sweep=given.sweep)
+    before = evaluate(
+        given, planned.evaluation, hours=6, cached=True, **inputs, agent_code=agent, model=checked.outputs["model"]
+    )
     before.set_display_name("baseline")
     learning = {**inputs, "base_model": given.base_model, "config": given.config}
     with dsl.ParallelFor(given.sweep, parallelism=AT_ONCE, name="each") as each:

@@ -13,6 +13,7 @@ from gumshoe.evaluation.component import gate
 from gumshoe.training.component import warm_start
 from gumshoe_pipelines.common_steps import (
     check_agent_code,
+    check_settings,
     create_notification,
     evaluate,
     ingest_and_split,
@@ -57,10 +58,25 @@ def train_agent(given: TrainAgentParameters) -> None:
         current = where.on_cpu(fetch_adapter(store=given.store, version=given.against, run=run)).outputs
         inputs = ingest_and_split(given, current=current["Output"], feedback=given.feedback)
         agent = check_agent_code(given, planned, config=given.config, settings=given.settings)
-        before = evaluate(given, evaluation, hours=6, cached=True, **inputs, agent_code=agent)
+        checked = check_settings(
+            given,
+            index=inputs["index"],
+            settings=given.settings,
+            demonstrations=given.demonstrations,
+            current=current["adapter"],
+        )
+        before = evaluate(
+            given, evaluation, hours=6, cached=True, **inputs, agent_code=agent, model=checked.outputs["model"]
+        )
         before.set_display_name("baseline")
         learning = {**inputs, "base_model": given.base_model, "config": given.config, "settings": given.settings}
-        warm = warm_start(**learning, demonstrations=given.demonstrations, judge=given.judge, code=given.code)
+        warm = warm_start(
+            **learning,
+            demonstrations=given.demonstrations,
+            judge=given.judge,
+            state=checked.outputs["training"],
+            code=given.code,
+        )
         planned.whole_node.on_gpu(warm, hours=12, cached=True).after(before)
         checkpoints = f"{given.store}/runs/{run}"
         trained = train_with_grpo(

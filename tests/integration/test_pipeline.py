@@ -140,6 +140,7 @@ def test_the_pipeline_from_mail_to_a_published_adapter(
             "fetch-adapter": "done",
             "look-at-sources": "done",
             "check-agent": "done",
+            "check-training": "done",
             "ingest": "done",
             "load-scenarios": "done",
             "evaluate-policy": "done",

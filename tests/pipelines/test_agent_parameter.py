@@ -129,14 +129,23 @@ def test_the_step_refuses_another_agent_in_settings_that_only_it_can_read(tmp_pa
         check_in_step("", str(config), sweep=[{"name": "a", "settings": {"agent": NAME}}])
 
 
-def test_a_run_is_not_continued_with_other_code_of_the_agent(tmp_path: Path) -> None:
-    from gumshoe_pipelines.local_runner import find_last_run
+def test_the_inputs_of_a_run_change_with_what_its_arguments_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe_pipelines.local_inputs import digest_named_inputs
 
-    graph, arguments = compile_graph("evaluate-agent"), {"agent": NAME, "run": "r1"}
-    last = {"name": graph.name, "arguments": arguments, "agent_code": "abc"}
-    (tmp_path / "run.json").write_text(json.dumps(last))
-    assert find_last_run(tmp_path, graph, arguments, "abc") == "r1"
-    assert find_last_run(tmp_path, graph, arguments, "def") is None
+    monkeypatch.chdir(tmp_path)
+    agent, config = write_agent(tmp_path, "None"), tmp_path / "config.yaml"
+    config.write_text("mode: masked\n")
+    given: dict[str, Any] = {"agent": agent, "base_model": "tiny", "config": str(config), "demonstrations": "gold"}
+    found = {digest_named_inputs(given), digest_named_inputs(given)}
+    write_agent(tmp_path, "'Friday'")
+    found.add(digest_named_inputs(given))
+    config.write_text("mode: rollout\n")
+    found.add(digest_named_inputs(given))
+    found.add(digest_named_inputs({**given, "sweep": [{"name": "a", "settings": {"optimizer.beta": 0.1}}]}))
+    assert len(found) == 4
+    assert digest_named_inputs({"base_model": "tiny"}), "a pipeline that does not train"
 
 
 def train_in_step(place: Path, agent: str, nodes: int = 1) -> None:

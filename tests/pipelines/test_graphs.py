@@ -108,9 +108,8 @@ SECRETS_OF_STEPS: dict[str, set[str]] = {
     "plan-run": set(),
     "notify": {"gumshoe-s3", "gumshoe-webhook"},
     "ingest": _MODELS | {"gumshoe-imap"},
-    **dict.fromkeys(
-        ["look-at-sources", "load-scenarios", "check-agent", "evaluate-policy", "warm-start", "train-grpo"], _MODELS
-    ),
+    **dict.fromkeys(["look-at-sources", "load-scenarios", "check-agent", "check-training"], _MODELS),
+    **dict.fromkeys(["evaluate-policy", "warm-start", "train-grpo"], _MODELS),
 }
 """Secrets of the steps that need others than those of the store."""
 
@@ -235,6 +234,9 @@ def test_steps_are_retried_and_only_pure_ones_are_cached(graph: Graph) -> None:
         assert "code" in steps[name]["inputs"]["parameters"], "changed code must not reuse results"
     for name in cached & {"evaluate-policy"}:
         assert "agent_code" in steps[name]["inputs"]["parameters"], "a changed agent must not reuse results"
+        assert "model" in steps[name]["inputs"]["parameters"], "a changed base model must not reuse results"
+    for name in cached & {"warm-start"}:
+        assert "state" in steps[name]["inputs"]["parameters"], "changed settings must not reuse results"
     for name in ("ingest", "load-scenarios"):
         assert "state" in steps[name]["inputs"]["parameters"], "changed sources must not reuse results"
 
@@ -527,6 +529,15 @@ def test_evaluations_cannot_have_another_environment_than_training() -> None:
             check_arguments({**given, "limits": {"environment": environment}}, is_local=False)
     check_arguments({**given, "limits": {"environment": {"email": {"hits": 4.0, "handles": True}}}}, is_local=False)
     check_arguments({**given, "settings": {"environment": "email"}, "limits": {}}, is_local=False)
+
+
+def test_evaluations_of_a_sweep_have_the_environment_and_the_chat_settings_of_each_entry() -> None:
+    for name, value in (("environment", {"email": {"handles": True}}), ("chat", {"thinking_budget": 64})):
+        sweep = [{"name": "a", "settings": {name: value}}]
+        given: dict[str, Any] = {"config": "", "sweep": sweep, "base_model": "tiny", "limits": {}}
+        with raises(f"pipelines.other-{'chat-settings' if name == 'chat' else name}", "sweep: ", f"limits.{name}"):
+            check_arguments(given, is_local=False)
+        check_arguments({**given, "limits": {name: value}}, is_local=False)
 
 
 def test_evaluations_have_what_training_has_unless_limits_say_otherwise() -> None:

@@ -14,7 +14,7 @@ from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.storage import explain_os_errors
 from gumshoe.artifacts.store import Store
 from gumshoe.corpus import SCENARIOS_FILE
-from gumshoe.environments.registry import NamedEnvironment
+from gumshoe.environments.registry import EnvFactory, NamedEnvironment
 from gumshoe.evaluation.canary_evaluation import CanarySettings
 from gumshoe.evaluation.evaluate import evaluate
 from gumshoe.evaluation.evaluation_request import EvaluationRequest, NamedPolicy
@@ -22,6 +22,7 @@ from gumshoe.evaluation.gate import Decision, GateSettings, decide_gate
 from gumshoe.evaluation.metrics import describe_metric, format_value
 from gumshoe.evaluation.report import write_report
 from gumshoe.evaluation.results import REPORT, EvaluationResult, PolicyResult, read_result
+from gumshoe.evaluation.trained_settings import find_chat_settings, open_trained_env
 from gumshoe.inference.policy import Sampling
 from gumshoe.model_validation import ParameterModel, validate_model
 from gumshoe.rewards.best_of_n import ChoiceSettings
@@ -121,6 +122,18 @@ def evaluate_policies(
     mark_private(directory, found.scenarios.inboxes, beside=[page.name])
     shutil.copyfile(directory / REPORT, page)
     return found.result.policies[-1]
+
+
+def find_baseline_settings(index: Path, base_model: str, limits: Mapping[str, Any]) -> tuple[ChatSettings, EnvFactory]:
+    """Return the chat settings and the environment in which `evaluate_policies` would evaluate the base model alone.
+
+    Raises:
+        UsageError: if they are not those that the base model was trained with.
+    """
+    given = EvaluationLimits.from_mapping(limits)
+    rollout = RolloutOptions(index, scenarios="", policy="", chat=given.chat, environment=given.environment)
+    request = EvaluationRequest(rollout, (NamedPolicy(BASE, f"local:{base_model}"),))
+    return find_chat_settings(request) or ChatSettings(), open_trained_env(request)
 
 
 def decide_and_write(directory: Path, settings: GateSettings) -> Decision:

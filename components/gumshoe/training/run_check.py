@@ -1,0 +1,106 @@
+"""Check the settings of a pipeline's run before its first expensive step, and digest what its cached steps read."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gumshoe.artifacts.source_files import digest_of_uris
+from gumshoe.environments.recorded import has_environment, read_environment
+from gumshoe.environments.registry import EnvFactory, EnvironmentSettings
+from gumshoe.errors import UsageError
+from gumshoe.evaluation.evaluation_step import find_baseline_settings
+from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS, resolve_chat_settings
+from gumshoe.training.run_spec import open_run_env
+from gumshoe.training.settings import TrainSettings
+from gumshoe.training.settings_sections import GOLD
+from gumshoe.training.settings_sources import resolve
+
+Settings = Mapping[str, Any]
+"""Training settings that override those of a file, by dotted name."""
+_GGUF = "gguf:"
+
+
+class InputDigests(NamedTuple):
+    """Digests of the inputs of cached steps that have only the names of these inputs as arguments."""
+
+    model: str
+    """The base model; empty if it is not a directory or a file on this machine."""
+    training: str
+    """The base model, all training settings, and the demonstrations."""
+
+
+def resolve_entries(base_model: str, config: str, entries: Sequence[Settings]) -> list[TrainSettings]:
+    """Return the training settings of a run, or of each entry of a sweep.
+
+    Raises:
+        UsageError: a value is invalid, or the file cannot be read.
+    """
+    return [resolve(config, {**each, "model.name": base_model}).settings for each in entries]
+
+
+def digest_inputs(base_model: str, trained: Sequence[TrainSettings], demonstrations: str) -> InputDigests:
+    """Return digests that change with the files of a base model, with training settings and with demonstrations.
+
+    Raises:
+        NotFoundError: the demonstrations do not exist.
+        GumshoeError: they cannot be listed.
+    """
+    path = Path(base_model.removeprefix(_GGUF)).expanduser()
+    model = digest_of_uris([str(path)]) if base_model != "tiny" and path.exists() else ""
+    episodes = "" if demonstrations in ("", GOLD) else digest_of_uris([demonstrations])
+    parts = [model, demonstrations, episodes, *(each.model_dump_json() for each in trained)]
+    return InputDigests(model, hashlib.sha256("\n".join(parts).encode()).hexdigest())
+
+
+def check_comparable(
+    index: Path, base_model: str, trained: TrainSettings, limits: Settings, current: Path | None
+) -> None:
+    """Check that evaluations can compare the base model, the adapter in service and the adapter of a training.
+
+    All of them must have the same chat settings and environment. `limits` are the limits of evaluations, and `current`
+    is the directory of the adapter in service, if any, which may be empty.
+
+    Raises:
+        UsageError: they differ.
+    """
+    chat, env = find_baseline_settings(index, base_model, limits)
+    if chat != trained.chat:
+        raise UsageError(
+            "training.other-chat-settings-in-evaluations",
+            f"evaluations of the base model have the chat settings {chat.model_dump_json(exclude_defaults=True)}, but "
+            f"training has {trained.chat.model_dump_json(exclude_defaults=True)}, so that they could not be compared; "
+            "set limits.chat to the latter",
+        )
+    if trained.mode != "simple" and (own := _describe(open_run_env(trained, index))) != _describe(env):
+        raise UsageError(
+            "training.other-environment-in-evaluations",
+            f"evaluations of the base model have the environment {_describe(env).word}, but training has {own.word}, "
+            "so that they could not be compared; set limits.environment to environment in the training settings",
+        )
+    if current is None:
+        return
+    if (current / CHAT_SETTINGS).exists() and (found := resolve_chat_settings(None, current)) != chat:
+        raise UsageError(
+            "training.other-chat-settings-in-service",
+            f"the adapter in service was trained with the chat settings {found.model_dump_json(exclude_defaults=True)},"
+            f" but this run has {chat.model_dump_json(exclude_defaults=True)}, so that they could not be compared; set "
+            "chat in the training settings to the former, or against to base",
+        )
+    if has_environment(current) and (served := _find_served(env, current)) != _describe(env):
+        raise UsageError(
+            "training.other-environment-in-service",
+            f"the adapter in service was trained in the environment {served.word}, but this run has "
+            f"{_describe(env).word}, so that they could not be compared; set environment in the training settings to "
+            "the former, or against to base",
+        )
+
+
+def _find_served(env: EnvFactory, current: Path) -> EnvironmentSettings:
+    """Return the environment that an adapter was trained in, with all settings if it has the name of `env`."""
+    recorded = read_environment(current)
+    return _describe(env.with_recorded(recorded.arguments)) if recorded.name == env.name else recorded
+
+
+def _describe(env: EnvFactory) -> EnvironmentSettings:
+    return EnvironmentSettings(name=env.name, arguments=dict(env.arguments))

@@ -1,0 +1,119 @@
+"""Check a pipeline's training before its first expensive step: comparable evaluations, and digests for the cache."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gumshoe.environments.registry import EnvironmentSettings
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
+from tests.errors import raises
+from tests.mail.mailbox import make_index, record
+
+MODEL = "Qwen/Qwen2.5-7B-Instruct"
+HANDLES = {"email": {"handles": True}}
+BUDGET = {"thinking_budget": 64}
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the directory of a mail index."""
+    place = tmp_path_factory.mktemp("mail")
+    make_index(place, [record(1)])
+    return place / "index"
+
+
+@pytest.fixture
+def current(tmp_path: Path) -> Path:
+    """Return the directory of the adapter in service."""
+    place = tmp_path / "current"
+    place.mkdir()
+    return place
+
+
+def write_env(place: Path, arguments: dict[str, Any], name: str = "email") -> None:
+    settings = EnvironmentSettings(name=name, arguments=arguments)
+    (place / "environment.json").write_text(settings.model_dump_json())
+
+
+def check(index: Path, **inputs: Any) -> tuple[str, str]:
+    """Run the step in this process, and return its digests."""
+    from gumshoe.training.component import check_training
+
+    given = {"base_model": MODEL, "config": "", "limits": {}, **inputs}
+    if "current" in given:
+        given["current"] = SimpleNamespace(path=str(given["current"]))
+    found: tuple[str, str] = check_training.python_func(SimpleNamespace(path=str(index)), **given)
+    return found
+
+
+def test_evaluations_must_have_the_environment_and_the_chat_settings_of_training(index: Path, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps({"environment": HANDLES, "chat": BUDGET}))
+    given = {"config": str(config)}
+    with raises("training.other-chat-settings-in-evaluations", "limits.chat", json.dumps(BUDGET).replace(" ", "")):
+        check(index, **given)
+    with raises("training.other-environment-in-evaluations", "limits.environment", '"handles": true'):
+        check(index, **given, limits={"chat": BUDGET})
+    check(index, **given, limits={"chat": BUDGET, "environment": HANDLES})
+    check(index, settings={"environment": "email"})
+
+
+def test_each_entry_of_a_sweep_is_checked(index: Path) -> None:
+    sweep = [{"name": "a", "settings": {}}, {"name": "b", "settings": {"environment": HANDLES}}]
+    with raises("training.other-environment-in-evaluations", '"handles": true'):
+        check(index, sweep=sweep)
+    check(index, sweep=sweep[:1])
+
+
+def test_the_adapter_in_service_must_have_the_environment_of_the_run(index: Path, current: Path) -> None:
+    check(index, current=current)
+    write_env(current, {"handles": True, "marks": True})
+    with raises("training.other-environment-in-service", '"handles": true', "against"):
+        check(index, current=current)
+    check(index, current=current, settings={"environment": HANDLES}, limits={"environment": HANDLES})
+
+
+def test_marks_that_are_not_recorded_are_off(index: Path, current: Path) -> None:
+    write_env(current, {})
+    with raises("training.other-environment-in-service", '"marks": false'):
+        check(index, current=current)
+    off = {"email": {"marks": False}}
+    check(index, current=current, settings={"environment": off}, limits={"environment": off})
+
+
+def test_an_adapter_of_another_environment_is_refused(index: Path, current: Path) -> None:
+    write_env(current, {}, "my_package.wiki:Wiki")
+    with raises("training.other-environment-in-service", "my_package.wiki:Wiki"):
+        check(index, current=current, settings={"mode": "simple"})
+
+
+def test_the_adapter_in_service_must_have_the_chat_settings_of_the_run(index: Path, current: Path) -> None:
+    ChatSettings.model_validate(BUDGET).write(current)
+    with raises("training.other-chat-settings-in-service", '"thinking_budget":64', "against"):
+        check(index, current=current)
+    check(index, current=current, settings={"chat": BUDGET}, limits={"chat": BUDGET})
+
+
+def test_the_digests_change_with_what_cached_steps_read(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, config, episodes = tmp_path / "model", tmp_path / "config.yaml", tmp_path / "episodes.jsonl"
+    model.mkdir()
+    (model / "model.safetensors").write_text("old")
+    config.write_text("optimizer: {learning_rate: 1e-4}")
+    episodes.write_text("old")
+    given = {"base_model": str(model), "config": str(config), "demonstrations": str(episodes)}
+    found = [check(index, **given)]
+    assert check(index, **given) == found[0]
+    for path, text in ((config, "optimizer: {learning_rate: 1e-5}"), (episodes, "better"), (model / "new", "")):
+        path.write_text(text)
+        found.append(check(index, **given))
+    monkeypatch.setenv("LEARNING_RATE", "1e-6")
+    found.append(check(index, **given))
+    models, trainings = zip(*found, strict=True)
+    assert len(set(trainings)) == len(found)
+    assert [each == models[0] for each in models] == [True, True, True, False, False]
+    assert check(index, base_model=MODEL)[0] == ""
