@@ -63,7 +63,8 @@ class LocalRun:
             self.step_started = time.monotonic()
             return f"[bold]{escape(found[1])}[/]"
         if found := _ENDED.search(text):
-            step = self.steps[-1]
+            running = (each for each in reversed(self.steps) if each.state == "running" and each.name == found[1])
+            step = next(running)
             step.state = "done" if found[2] == "SUCCESS" else "failed"
             return f"  {_LABELS[step.state]} after {time.monotonic() - self.step_started:,.1f} s"
         if found := _CACHED.search(text):
@@ -104,7 +105,7 @@ def run_locally(graph: Graph, arguments: dict[str, Any], directory: Path, *, cac
     directory.mkdir(parents=True, exist_ok=True)
     spec = directory / _SPEC
     compiled = directory / "pipeline.yaml"
-    compiled.write_text(_without_retries(graph.text), encoding="utf-8")
+    compiled.write_text(_fit_to_machine(graph.text), encoding="utf-8")
     content = {
         "name": graph.name,
         "pipeline": str(compiled),
@@ -201,13 +202,19 @@ def _start_child(spec: Path) -> Iterator[subprocess.Popen[str]]:
             child.stdout.close()
 
 
-def _without_retries(text: str) -> str:
-    """Return the pipeline without Kubeflow's retries, which are for lost pods. The step runner has its own."""
+def _fit_to_machine(text: str) -> str:
+    """Return the pipeline without Kubeflow's retries, and with loops that run one entry after another.
+
+    Retries are for lost pods; the step runner has its own. Entries of a loop would share the GPUs of the machine, and
+    `kfp.local` mixes the output of steps that run at once.
+    """
     spec, *platforms = read_documents(text)
     graphs = [spec["root"], *spec["components"].values()]
     for graph in graphs:
         for task in graph.get("dag", {}).get("tasks", {}).values():
             task.pop("retryPolicy", None)
+            if "parameterIterator" in task or "artifactIterator" in task:
+                task["iteratorPolicy"] = {"parallelismLimit": 1}
     return str(yaml.safe_dump_all([spec, *platforms]))
 
 

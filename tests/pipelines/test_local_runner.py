@@ -8,6 +8,7 @@ import pytest
 
 from gumshoe.artifacts.store import Store
 from gumshoe.evaluation.metrics import Estimate
+from tests.errors import raises
 from tests.evaluation.predictions import answers, evaluation, result
 
 if TYPE_CHECKING:
@@ -68,6 +69,56 @@ def test_a_stopped_run_ends_all_processes_and_says_how_to_continue(
     for other in ({"store": "elsewhere"}, {**arguments, "seed": 2}):
         assert local_runner.find_last_run(tmp_path / "out", graph, other) is None
     assert local_runner.find_last_run(tmp_path, graph, arguments) is None
+
+
+@pytest.mark.ci
+def test_entries_of_a_loop_run_one_after_another_and_the_first_failure_is_reported(tmp_path: Path) -> None:
+    from kfp import compiler, dsl
+
+    from gumshoe_pipelines.graphs import Graph
+    from gumshoe_pipelines.local_runner import run_locally
+
+    @dsl.component(base_image="x", install_kfp_package=False)
+    def work(name: str, log: str) -> None:
+        import time
+        from pathlib import Path
+
+        with Path(log).open("a") as file:
+            file.write(f"begin {name}\n")
+        time.sleep(0.2)
+        with Path(log).open("a") as file:
+            file.write(f"end {name}\n")
+        if name == "bad":
+            raise ValueError("the reason")
+
+    @dsl.pipeline(name="loops")
+    def loops(log: str) -> None:
+        with dsl.ParallelFor(["bad", "good"], parallelism=2) as each:
+            work(name=each, log=log)
+
+    path, log = tmp_path / "pipeline.yaml", tmp_path / "log"
+    compiler.Compiler().compile(loops, str(path))
+    with raises("pipelines.local-run-failed", "work", "the reason"):
+        run_locally(Graph("loops", path.read_text()), {"log": str(log)}, tmp_path / "out", caching=False)
+    assert log.read_text().split() == ["begin", "bad", "end", "bad", "begin", "good", "end", "good"]
+
+
+def test_a_step_that_ends_is_found_by_its_name() -> None:
+    from gumshoe_pipelines.local_runner import LocalRun
+
+    run = LocalRun()
+    for line in (
+        "Executing task 'a'",
+        "    ValueError: the reason",
+        "Executing task 'b'",
+        "Task 'a' finished with status FAILURE",
+        "Task 'b' finished with status SUCCESS",
+    ):
+        run.handle_line(line)
+    assert [(each.name, each.state, each.error) for each in run.steps] == [
+        ("a", "failed", "the reason"),
+        ("b", "done", ""),
+    ]
 
 
 @pytest.mark.parametrize(
