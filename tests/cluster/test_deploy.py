@@ -78,7 +78,7 @@ def unservable(s3_bucket: str, shared: dict[str, str], tmp_path: Path, monkeypat
 def publish(
     store: Store, directory: Path, version: str, shape: dict[str, Any], base: dict[str, Any] | None = None
 ) -> None:
-    directory.mkdir(parents=True)
+    directory.mkdir(parents=True, exist_ok=True)
     if base is not None:
         (directory / "base_model.json").write_text(json.dumps(base))
     (directory / "adapter_config.json").write_text(json.dumps(shape))
@@ -397,6 +397,38 @@ def test_a_canary_of_another_base_model_or_of_itself_is_refused(
     assert (itself.status, itself.code) == (2, "deploy.canary-already-in-service")
     without = run("deploy", deployed, "--canary", "10")
     assert (without.status, without.code) == (2, "deploy.canary-without-adapter")
+
+
+@pytest.mark.ci
+@pytest.mark.usefixtures("controllers")
+def test_a_canary_that_was_trained_differently_is_refused(
+    run: Callable[..., CommandResult], s3_bucket: str, tmp_path: Path
+) -> None:
+    store = Store(f"s3://{s3_bucket}/trained")
+    small = {"name": "email", "arguments": {"hits": 4}}
+    records: dict[str, dict[str, Any]] = {
+        "r1": {"environment.json": small, "chat_settings.json": {"thinking_budget": None}},
+        "other-hits": {"environment.json": {**small, "arguments": {"hits": 5}}},
+        "marks": {"environment.json": {**small, "arguments": {"hits": 4, "marks": True}}},
+        "chat": {"chat_settings.json": {"thinking_budget": 64}},
+        "same": {"environment.json": {**small, "arguments": {"hits": 4, "marks": False}}, "chat_settings.json": {}},
+    }
+    for name, files in records.items():
+        place = tmp_path / name
+        place.mkdir()
+        for file, content in files.items():
+            (place / file).write_text(json.dumps(content))
+        publish(store, place, name, {"base_model_name_or_path": BASE, "r": 8})
+    assert run("deploy", "mail", "--store", store.uri, "--adapter", "r1", *ACCESS).status == 0
+    for name, what in (
+        ("other-hits", "environment: hits"),
+        ("marks", "environment: marks"),
+        ("chat", "chat settings: thinking_budget"),
+    ):
+        done = run("deploy", "mail", "--store", store.uri, "--adapter", name, "--canary", "10")
+        assert (done.status, done.code) == (2, "deploy.canary-trained-differently"), done.err
+        assert what in done.err
+    assert run("deploy", "mail", "--store", store.uri, "--adapter", "same", "--canary", "10").status == 0
 
 
 def test_an_adapter_of_another_base_model_replaces_both(

@@ -88,6 +88,38 @@ def test_a_canary_has_its_own_inboxes(place: ServerFiles, model: FakeVLLM, adapt
         model.roots.clear()
 
 
+@pytest.mark.parametrize(
+    ("file", "record", "what"),
+    [
+        ("environment.json", {"name": "email", "arguments": {"hits": 4}}, "environment"),
+        ("environment.json", {"name": "email", "arguments": {"marks": True}}, None),
+        ("chat_settings.json", {"thinking_budget": 64}, "chat settings"),
+    ],
+)
+def test_a_canary_that_was_trained_differently_is_refused_at_the_start(
+    place: ServerFiles,
+    model: FakeVLLM,
+    adapter: Path,
+    tmp_path: Path,
+    file: str,
+    record: dict[str, Any],
+    what: str | None,
+) -> None:
+    canary = trained_on(tmp_path / "next", ANN)
+    (canary / file).write_text(json.dumps(record))
+
+    async def start() -> None:
+        own = {"canary": "next", "canary_adapter": canary}
+        async with open_test_service(place, model.address, {}, tokenizer=str(adapter), **own):
+            pass
+
+    if what is None:
+        asyncio.run(start())
+        return
+    with raises("serving.canary-trained-differently", "next", what):
+        asyncio.run(start())
+
+
 class _Policy:
     """A policy in service, as far as binding needs it."""
 

@@ -9,7 +9,7 @@ import shlex
 from dataclasses import dataclass
 
 from gumshoe.cluster.helm import Release
-from gumshoe.cluster.published_adapter import PublishedAdapter, merge_adapter_values
+from gumshoe.cluster.published_adapter import PublishedAdapter, find_training_differences, merge_adapter_values
 from gumshoe.cluster.readiness import DeploymentFailedError, DeploymentNotReadyError, wait_until_ready
 from gumshoe.cluster.releases import Releases, StoredRelease
 from gumshoe.cluster.serving_state import (
@@ -108,7 +108,8 @@ class Deployments:
         """Return the chart values that `deploy` would apply, after the chart has accepted them.
 
         Raises:
-            UsageError: if a canary has no adapter beside it, or its adapter is already in service.
+            UsageError: if a canary has no adapter beside it, its adapter is already in service, or both were trained in
+                different environments or with different chat settings.
             UsageError: if the chart rejects the values; the message names the key.
         """
         was = ServingState.of(stored.values) if stored else ServingState("")
@@ -144,6 +145,14 @@ class Deployments:
                         "deploy.canary-of-other-base-model",
                         f"the canary {adapter.version} needs the base model and serving.mode of {was.adapter}, which "
                         "is in service; deploy it without --canary",
+                    )
+                served = str(get_section(before, "adapter").get("uri") or "")
+                if differing := find_training_differences(served, adapter.uri):
+                    raise UsageError(
+                        "deploy.canary-trained-differently",
+                        f"the canary {adapter.version} and {was.adapter}, which is in service, were trained with "
+                        f"different settings, but one agent server has them once: {', '.join(differing)}; deploy it "
+                        "without --canary (in a pipeline, `deploy: full`)",
                     )
                 values |= {"canary": {**own, "percent": percent}, "previous": {}}
             elif was.adapter != adapter.version:

@@ -6,13 +6,15 @@ from typing import Any
 
 from gumshoe.artifacts.manifest import Manifest
 from gumshoe.artifacts.model_card import BASE_RECORD, is_hub_model
-from gumshoe.artifacts.storage import NotFoundError
+from gumshoe.artifacts.storage import NotFoundError, open_uri
 from gumshoe.artifacts.store import CorruptArtifactError, Store
 from gumshoe.cluster.serving_state import Values, get_section, merge_values
 from gumshoe.errors import UsageError
 
 KIND = "adapters"
 _CONFIG = "adapter_config.json"  # PEFT's
+_TRAINED_WITH = {"environment": "environment.json", "chat settings": "chat_settings.json"}
+"""Files of an adapter with what it was trained with, which the agent server takes from them."""
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for max_lora_rank
 
 
@@ -84,6 +86,42 @@ def _read_json(store: Store, manifest: Manifest, name: str) -> dict[str, Any] | 
             f"{name} of {store.uri}/{manifest.reference} is missing or not valid JSON; publish the adapter again",
         )
     return found
+
+
+def find_training_differences(served: str, canary: str) -> list[str]:
+    """Return in which settings the trainings of two adapters differ that one agent server can have only once.
+
+    Both are URIs of the adapters' files. An adapter without a record is not compared. A setting that is not recorded
+    did not exist then, and was off.
+
+    Raises:
+        CorruptArtifactError: if a record is not valid JSON.
+        StorageError, UnavailableError: if a record cannot be read.
+    """
+    if not (served.startswith("s3://") and canary.startswith("s3://")):
+        return []  # e.g. a volume, which only the pods can read
+    found = []
+    for what, name in _TRAINED_WITH.items():
+        one, other = (_read_record(f"{uri.rstrip('/')}/{name}") for uri in (served, canary))
+        if one is not None and other is not None:
+            names = sorted(one.keys() | other.keys())
+            found += [f"{what}: {each}" for each in names if (one.get(each) or None) != (other.get(each) or None)]
+    return found
+
+
+def _read_record(uri: str) -> dict[str, Any] | None:
+    """Return the settings in a record, those of `arguments` by their own names, or None if it does not exist."""
+    try:
+        with open_uri(uri) as file:
+            found = json.loads(file.read())
+        arguments = found.pop("arguments", {})
+        return {**found, **arguments}
+    except NotFoundError:
+        return None
+    except (ValueError, TypeError, AttributeError):
+        raise CorruptArtifactError(
+            "deploy.adapter-config-corrupt", f"{uri} is not valid JSON; publish the adapter again"
+        ) from None
 
 
 def merge_adapter_values(adapter: PublishedAdapter, before: Values, given: Values, known: Values) -> Values:

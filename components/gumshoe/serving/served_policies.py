@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from gumshoe.endpoint import openai_client
-from gumshoe.environments.recorded import use_recorded
+from gumshoe.environments.recorded import has_environment, use_recorded
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.policy import Sampling
@@ -19,7 +19,7 @@ from gumshoe.inference.policy_names import PolicyName, is_tiny, load_tokenizer, 
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
 from gumshoe.inference.vllm_server import BASE
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
-from gumshoe.rollouts.chat_format.chat_settings import resolve_chat_settings
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
 from gumshoe.rollouts.chat_model import check_chat_server
 from gumshoe.rollouts.episode import EpisodeLimits, EpisodeRunner, EpisodeStart
 from gumshoe.rollouts.episode_runners import open_policy
@@ -75,6 +75,29 @@ def fit_environment(env_factory: EnvFactory, main: PolicySource) -> EnvFactory:
     """
     env_factory = use_recorded(env_factory, *main.directories)
     return env_factory.for_tiny() if main.tokenizer is not None and is_tiny(main.tokenizer) else env_factory
+
+
+def check_canary(env_factory: EnvFactory, main: PolicySource, canary: PolicySource, chat: ChatSettings | None) -> None:
+    """Check that the canary was trained in the environment and with the chat settings of the main policy.
+
+    Both have the same ones. `env_factory` and `chat` are those that the user has set. A canary without a record of its
+    environment has that of the main policy.
+
+    Raises:
+        UsageError: if it was trained differently.
+    """
+    chats = [resolve_chat_settings(chat, *each.directories) for each in (main, canary)]
+    what = ["the chat settings"] * (chats[0] != chats[1])
+    if any(map(has_environment, canary.directories)):
+        fitted = [fit_environment(env_factory, each) for each in (main, canary)]
+        if (fitted[0].name, fitted[0].arguments) != (fitted[1].name, fitted[1].arguments):
+            what.append("the environment")
+    if what:
+        raise UsageError(
+            "serving.canary-trained-differently",
+            f"the canary {canary.name.version} was not trained with {' and '.join(what)} of {main.name.version}, but "
+            "both are served with the same; leave the canary out, and serve its adapter alone",
+        )
 
 
 def choose_policy(

@@ -35,6 +35,7 @@ from gumshoe.serving.policy_metrics import AskedQuestion
 from gumshoe.serving.served_index import check_served_index
 from gumshoe.serving.served_policies import (
     ServedPolicy,
+    check_canary,
     choose_policy,
     episode_limits,
     fit_environment,
@@ -346,6 +347,8 @@ async def open_service(
     await asyncio.to_thread(check_served_index, env_factory)
     async with open_policies(settings) as opened, ToolThreads() as threads, AsyncExitStack() as stack:
         policies, fallback = opened
+        for canary in policies[1:]:
+            check_canary(env_factory, policies[0].source, canary.source, settings.model.chat)
         given, env_factory = env_factory, fit_environment(env_factory, policies[0].source)
         served = (*policies, *([fallback] if fallback else ()))
         metrics.policies.open(
