@@ -108,7 +108,12 @@ class ModelValues(ValuesSection):
     token_secret: str = Field(
         "", description="Secret with HF_TOKEN, for gated and private models of the Hugging Face hub."
     )
-    max_context: Any = from_setting("model.max_context")
+    max_context: Any = from_setting(
+        "model.max_context",
+        default=8192,
+        description="Maximum number of tokens per episode, for vLLM and the agent server. `gumshoe deploy` sets it to "
+        "that of the adapter's training.",
+    )
 
 
 class AdapterValues(ValuesSection):

@@ -15,12 +15,12 @@ _with_value: set[str] = set()
 """Settings that have a chart value of their own, added by `from_setting`."""
 
 
-def from_setting(path: str, *, description: str | None = None, **limits: Any) -> Any:
+def from_setting(path: str, *, default: Any = None, description: str | None = None, **limits: Any) -> Any:
     """Return the field of a chart value that the templates pass to the server as a setting, e.g. `model.max_context`.
 
-    Type, limits, default and description are the setting's; `description` replaces it, and `limits` (JSON Schema
-    keywords, e.g. `pattern`) are added. A string that is None by default is "" in the chart. The setting can then no
-    longer be given in `agent.settings`.
+    Type, limits, default and description are the setting's; `default` and `description` replace them, and `limits`
+    (JSON Schema keywords, e.g. `pattern`) are added. A string that is None by default is "" in the chart. The setting
+    can then no longer be given in `agent.settings`.
     """
     _with_value.add(path)
     *sections, name = path.split(".")
@@ -30,7 +30,8 @@ def from_setting(path: str, *, description: str | None = None, **limits: Any) ->
         settings, schema = settings.model_fields[section].annotation, schema["properties"][section]
     field, schema = settings.model_fields[name], schema["properties"][name]
     kinds = schema.get("type")
-    default = "" if field.default is None and "string" in (kinds or ()) else field.default
+    if default is None:
+        default = "" if field.default is None and "string" in (kinds or ()) else field.default
     if isinstance(kinds, list) and default is not None:
         kinds = [kind for kind in kinds if kind != "null"]
         schema["type"] = kinds if len(kinds) > 1 else kinds[0]

@@ -966,6 +966,27 @@ def test_a_base_model_is_served_at_the_commit_that_the_adapter_recorded(
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("cluster")
+def test_a_deployment_has_the_context_of_the_adapter_s_training(s3_bucket: str, tmp_path: Path) -> None:
+    from gumshoe.cluster.published_adapter import find_adapter, merge_adapter_values
+
+    store = Store(f"s3://{s3_bucket}/contexts")
+    for name, context in (("long", 16384), ("short", 4096), ("unknown", None)):
+        (tmp_path / name).mkdir()
+        recorded = {"settings": {"model": {"max_context": context}}} if context else {}
+        (tmp_path / name / "metadata.json").write_text(json.dumps(recorded))
+        publish(store, tmp_path / name, name, {"base_model_name_or_path": BASE, "r": 8})
+
+    def plan(name: str, before: dict[str, Any], given: dict[str, Any]) -> Any:
+        known = {"adapter": {"maxRank": 32}, "model": {"maxContext": 8192}}
+        return merge_adapter_values(find_adapter(store.uri, name), before, given, known)["model"].get("maxContext")
+
+    assert [plan(name, {}, {}) for name in ("long", "short", "unknown")] == [16384, 4096, None]
+    before: dict[str, Any] = {"adapter": {"name": "r1"}}
+    assert [plan(name, before, {}) for name in ("long", "short", "unknown")] == [16384, None, None]
+    assert plan("long", before, {"model": {"maxContext": 1024}}) == 1024
+
+
 @pytest.mark.usefixtures("controllers")
 def test_adapters_of_one_commit_share_a_deployment(
     run: Callable[..., CommandResult], cluster: FakeKubernetes, s3_bucket: str, tmp_path: Path

@@ -17,8 +17,6 @@ from gumshoe.environments.documents import DocumentsEnvironment, make_excerpt
 from gumshoe.environments.ingest import ingest_sources
 from gumshoe.environments.registry import open_env
 from gumshoe.environments.tools import Call, ToolError
-from gumshoe.inference.policy import Sampling
-from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.serving.ask import LocalModel, Question, answer_locally
 from tests.documents.collection import write_jsonl
@@ -300,7 +298,7 @@ def test_ask_embeds_queries_with_an_endpoint(tmp_path: Path) -> None:
         asked = Question(tmp_path / "index", None, None, "How long does marsh fever last?")
         model = LocalModel(None, None, str(tmp_path / "no-model"))
         with raises("sources.no-such-model-directory", tmp_path / "no-model"):
-            asyncio.run(answer_locally(asked, model, Sampling(0.0), EpisodeLimits(3)))
+            asyncio.run(answer_locally(asked, model, 0.0))
     assert "What is there?" in embedded
 
 

@@ -72,7 +72,7 @@ def serve_in_thread(settings: "ServeSettings", *, key: str | None = None, ready:
         servers: list[GuardedServer] = []
 
         async def serve() -> None:
-            async with open_server(settings, open_env(Path(settings.index), settings.environment)) as config:
+            async with open_server(settings, open_env(Path(settings.index), settings.environment)) as (config, _):
                 servers.append(GuardedServer(config))
                 await servers[0].serve(sockets=[listening])
 

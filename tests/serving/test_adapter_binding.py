@@ -236,7 +236,7 @@ def test_a_local_policy_opens_its_base_model_beside_the_adapter(
 
     async def versions() -> list[str]:
         settings = make_settings(place, model={"policy": f"tiny#{tmp_path / 'adapter'}", "bound": "base"})
-        async with open_policies(settings) as (policies, fallback):
+        async with open_policies(settings) as (policies, fallback, _):
             asked = [make_scenario().model_copy(update={"inbox_address": each}) for each in (ANN, BOB)]
             chosen = [choose_policy(policies, None, each, fallback) for each in asked]
             assert all(each.run for each in chosen)

@@ -13,6 +13,7 @@ from gumshoe.errors import UsageError
 
 KIND = "adapters"
 _CONFIG = "adapter_config.json"  # PEFT's
+_METADATA = "metadata.json"  # with the settings of its training
 _TRAINED_WITH = {"environment": "environment.json", "chat settings": "chat_settings.json"}
 """Files of an adapter with what it was trained with, which the agent server takes from them."""
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # values that vLLM accepts for max_lora_rank
@@ -32,6 +33,8 @@ class PublishedAdapter:
     """The base model is on the Hugging Face Hub."""
     rank: int
     store: str
+    max_context: int | None = None
+    """Maximum number of tokens per episode of its training, if it is recorded."""
 
 
 def find_adapter(store: str, version: str) -> PublishedAdapter:
@@ -64,7 +67,9 @@ def find_adapter(store: str, version: str) -> PublishedAdapter:
     if known.get("revision") and _split_revision(str(known.get("name")))[0] == repository:
         base = f"{repository}:{known['revision']}"
     uri = f"{artifacts.uri}/{manifest.reference}/{manifest.data}/"
-    return PublishedAdapter(manifest.version, uri, base, is_on_hub, max(map(int, ranks)), artifacts.uri)
+    trained_with = _read_json(artifacts, manifest, _METADATA) or {}
+    context = get_section(get_section(trained_with, "settings"), "model").get("max_context")
+    return PublishedAdapter(manifest.version, uri, base, is_on_hub, max(map(int, ranks)), artifacts.uri, context)
 
 
 def _read_json(store: Store, manifest: Manifest, name: str) -> dict[str, Any] | None:
@@ -165,6 +170,11 @@ def merge_adapter_values(adapter: PublishedAdapter, before: Values, given: Value
         )
     if rank > own.get("maxRank", known["adapter"]["maxRank"]):
         own["maxRank"] = rank
+    context = adapter.max_context
+    if context and "maxContext" not in get_section(given, "model"):
+        served = model.get("maxContext", known["model"]["maxContext"])
+        if not before or context > served:  # a smaller one would restart vLLM, below adapters that it has loaded
+            model["maxContext"] = context
     return values
 
 

@@ -23,14 +23,13 @@ from gumshoe.rewards.best_of_n import ChoiceSettings
 from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.answer import Answer, Answerer
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
-from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.episode_runners import open_policy
 from gumshoe.rollouts.sessions import env_for_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
+from gumshoe.serving.trained_limits import METADATA, ServedLimits
 
-_METADATA = "metadata.json"  # the training settings of an adapter
 _TIMEOUT = 300.0  # seconds for an agent server's answer
 _ANSWER = TypeAdapter(Answer)
 
@@ -50,6 +49,10 @@ class LocalModel:
     """None for the settings that the adapter was trained with, or else the defaults."""
     agent: AgentSettings | None = None
     """The agent that runs the episodes; None for Gumshoe's own loop."""
+    max_turns: int | None = None
+    """Maximum number of turns; None for that of the adapter's training, or else the default."""
+    max_tokens: int | None = None
+    """Maximum number of tokens per turn; None as above."""
 
     def resolve(self, stack: ExitStack) -> PolicyName:
         """Return the policy. A fetched adapter exists until the stack is closed.
@@ -92,8 +95,7 @@ class Question:
 async def answer_locally(
     question: Question,
     model: LocalModel,
-    sampling: Sampling,
-    limits: EpisodeLimits,
+    temperature: float,
     choice: ChoiceSettings | None = None,
 ) -> Answer:
     """Run one episode, or several from which `choice` selects one, at the temperature of that choice.
@@ -103,8 +105,6 @@ async def answer_locally(
         NotFoundError: if the store has no such adapter.
         UnavailableError: if the model does not answer, or the agent fails in a way that says nothing about the model.
     """
-    if choice is not None:
-        sampling = replace(sampling, temperature=choice.temperature)
     with ExitStack() as stack:
         env_factory = open_env(question.index, question.environment)
         if env_factory.has_inboxes and question.inbox is None:
@@ -117,9 +117,13 @@ async def answer_locally(
             )
         day = env_factory.default_query_date(question.day)
         scenario = Scenario.from_question(question.text, question.inbox, day, question.collections)
-        env_factory.check([scenario], limits.max_turns)  # before a model is fetched or started
+        env_factory.check(
+            [scenario], model.max_turns or ServedLimits().max_turns
+        )  # before a model is fetched or started
         policy = model.resolve(stack)
         chat = resolve_chat_settings(model.chat, *policy.directories)
+        limits = ServedLimits.of(policy.directories, max_turns=model.max_turns, max_tokens=model.max_tokens)
+        sampling = Sampling(choice.temperature if choice else temperature, max_tokens=limits.max_tokens)
         env_factory = env_for_policy(env_factory, policy)
         await asyncio.to_thread(env_factory.get_ready)
         async with AsyncExitStack() as async_stack:
@@ -127,10 +131,10 @@ async def answer_locally(
             if selector is not None:
                 async_stack.push_async_callback(selector.aclose)
             runner = await async_stack.enter_async_context(
-                open_policy(policy, None, sampling, limits, chat_settings=chat, agent=model.agent)
+                open_policy(policy, None, sampling, limits.episode, chat_settings=chat, agent=model.agent)
             )
             threads = await async_stack.enter_async_context(ToolThreads())
-            answerer = Answerer(env_factory, limits, threads)
+            answerer = Answerer(env_factory, limits.episode, threads)
 
             async def run(sample: int) -> tuple[Answer, Trajectory]:
                 return await answerer.answer(scenario, runner, sample=sample)
@@ -163,5 +167,5 @@ def _read_base_model(adapter: Path) -> str:
     with suppress(*damaged):
         return str(json.loads((adapter / BASE_RECORD).read_bytes())["name"])
     with suppress(*damaged):
-        return str(json.loads((adapter / _METADATA).read_bytes())["settings"]["model"]["name"])
+        return str(json.loads((adapter / METADATA).read_bytes())["settings"]["model"]["name"])
     raise UsageError("serving.base-model-unknown", f"{adapter} does not name its base model; set --model")

@@ -165,10 +165,10 @@ def run(
         return
     settings = read_settings(config, flags)
     if sys.stderr.isatty():
-        run_server(settings, lambda url: err.print(f"Serving at [bold]{escape(url)}[/]"))
+        run_server(settings, lambda url, limits: err.print(f"Serving at [bold]{escape(url)}[/]; per episode: {limits}"))
     else:
         log_as_json()
-        run_server(settings, lambda url: log_event(f"Serving at {url}"))
+        run_server(settings, lambda url, limits: log_event(f"Serving at {url}; per episode: {limits}"))
 
 
 @serve_key.command(epilog="gumshoe serve-key keys.yaml ann --inbox ann@example.com")
@@ -296,8 +296,13 @@ def run_question(
         datetime | None,
         typer.Option("--date", formats=["%Y-%m-%d"], help="Ignore later messages (default for mail: today)."),
     ] = None,
-    max_turns: Annotated[int, typer.Option(min=1, help="Maximum number of turns.")] = 10,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of tokens per turn.")] = 512,
+    max_turns: Annotated[
+        int | None, typer.Option(min=1, help="Maximum number of turns (default: as the adapter was trained, or 10).")
+    ] = None,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(min=1, help="Maximum number of tokens per turn (default: as the adapter was trained, or 512)."),
+    ] = None,
     samples: Annotated[
         int, typer.Option(min=1, help="Number of episodes, from which one answer is chosen (at most 64).")
     ] = 1,
@@ -372,18 +377,15 @@ def run_question(
     if index is None or url is not None:
         found = ask_server(str(url), key, question, inbox, query_date)
     else:
-        from gumshoe.inference.policy import Sampling
         from gumshoe.rewards.best_of_n import parse_choice_options
         from gumshoe.rollouts.agent_settings import AgentSettings
         from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
-        from gumshoe.rollouts.episode import EpisodeLimits
 
         choice = parse_choice_options(samples, choose or ("majority" if samples > 1 else None), choose_by, temperature)
         local_question = Question(index, inbox, query_date, question, parse_environment(environment), readable)
-        local = LocalModel(adapter, store, model, ChatSettings.parse(chat), AgentSettings.parse_option(agent))
-        limits = EpisodeLimits(max_turns)
-        sampling = Sampling(temperature or 0.0, max_tokens=max_tokens)
-        found = asyncio.run(answer_locally(local_question, local, sampling, limits, choice))
+        parsed = ChatSettings.parse(chat), AgentSettings.parse_option(agent)
+        local = LocalModel(adapter, store, model, *parsed, max_turns, max_tokens)
+        found = asyncio.run(answer_locally(local_question, local, temperature or 0.0, choice))
     if json:
         from pydantic import TypeAdapter
 

@@ -22,7 +22,7 @@ from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.serving.audit_log import AuditLog, audit_environments, record_policy
 from gumshoe.serving.garbage_collection import prepare_garbage_collection
-from gumshoe.serving.served_policies import episode_limits, fit_environment, open_served_policy
+from gumshoe.serving.served_policies import fit_environment, open_served_policy
 from gumshoe.serving.telemetry import log_as_json
 from gumshoe.serving.usage_budgets import UsageBudgets, meter_usage
 from gumshoe.serving.worker_messages import (
@@ -91,7 +91,7 @@ class EpisodeWorker:
             record_policy(job.policy)
         run, meter = (
             await self._open_runner(job.policy),
-            meter_usage(self._budgets, job.caller, self._start.model.max_tokens),
+            meter_usage(self._budgets, job.caller, self._start.model.limits.max_tokens),
         )
 
         def report(step: AnswerStep) -> None:  # also called by tools' threads
@@ -145,7 +145,7 @@ async def _work(end: socket.socket) -> None:
         finally:
             await channel.flush()
         stack.callback(budgets.close)
-        answerer = Answerer(audit_environments(env_factory), episode_limits(start.model), threads)
+        answerer = Answerer(audit_environments(env_factory), start.model.limits.episode, threads)
         worker = EpisodeWorker(channel, start, answerer, budgets, stack)
         prepare_garbage_collection()
         channel.send(WorkerReady())

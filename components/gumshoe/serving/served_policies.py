@@ -6,7 +6,7 @@ import logging
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from gumshoe.inference.vllm_server import BASE
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings, resolve_chat_settings
 from gumshoe.rollouts.chat_model import check_chat_server
-from gumshoe.rollouts.episode import EpisodeLimits, EpisodeRunner, EpisodeStart
+from gumshoe.rollouts.episode import EpisodeRunner, EpisodeStart
 from gumshoe.rollouts.episode_runners import open_policy
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.lineage import Lineage
@@ -121,11 +121,6 @@ def _fraction(session: str) -> float:
     return int.from_bytes(hashlib.sha256(session.encode(errors="replace")).digest()[:8]) / 2**64
 
 
-def episode_limits(model: ServedModelSettings) -> EpisodeLimits:
-    """Return the limits of one episode."""
-    return EpisodeLimits(model.max_turns, model.max_context)
-
-
 class ServedPolicies(NamedTuple):
     """The policies in service."""
 
@@ -133,6 +128,8 @@ class ServedPolicies(NamedTuple):
     """The main policy, and the canary if there is one."""
     fallback: ServedPolicy | None
     """The base model, for questions about inboxes that the others are not bound to."""
+    settings: ServeSettings
+    """Settings with the limits of the main policy's training, as far as the user has set none."""
 
 
 @asynccontextmanager
@@ -145,9 +142,11 @@ async def open_policies(settings: ServeSettings) -> AsyncIterator[ServedPolicies
         UsageError: if a setting is invalid.
         UnavailableError: if a local policy does not start.
     """
-    model = settings.model
     async with AsyncExitStack() as stack:
         main = await _resolve_model(settings, stack)
+        limits = settings.model.find_limits(main.directories)
+        model = settings.model.model_copy(update=asdict(limits))
+        settings = settings.model_copy(update={"model": model})
         if settings.workers and main.name.kind == "transformers":
             raise UsageError(
                 "serving.workers-need-model-server",
@@ -171,7 +170,7 @@ async def open_policies(settings: ServeSettings) -> AsyncIterator[ServedPolicies
                 each.problem = ""
         checks = [asyncio.create_task(_keep_open(each, settings, stack)) for each in opened]
         try:
-            yield ServedPolicies(policies, fallback)
+            yield ServedPolicies(policies, fallback, settings)
         finally:
             for check in checks:
                 check.cancel()
@@ -186,7 +185,8 @@ async def _resolve_model(settings: ServeSettings, stack: AsyncExitStack) -> Serv
     else:
         name = LocalModel(model.adapter, settings.store, model.base).resolve(stack.enter_context(ExitStack()))
     if name.kind == "local":
-        started = await stack.enter_async_context(start_local_policy(name, episode_limits(model).max_context))
+        limits = model.find_limits(name.directories)
+        started = await stack.enter_async_context(start_local_policy(name, limits.max_context))
         return ServedPolicy(started, 1, tokenizer=name.base, directories=name.directories)
     if name.kind == "vllm":
         if model.tokenizer is None:
@@ -226,9 +226,9 @@ def open_served_policy(
 ) -> AbstractAsyncContextManager[EpisodeRunner]:
     """Return a context that runs episodes with a policy in service. `deadline` of a request is in seconds."""
     requests = RequestLimits(deadline=deadline, connect=_CHECK_TIMEOUT, attempts=2, backoff=1, patience=_CHECK_TIMEOUT)
-    sampling = Sampling(model.temperature, max_tokens=model.max_tokens)
+    sampling = Sampling(model.temperature, max_tokens=model.limits.max_tokens)
     chat = resolve_chat_settings(model.chat, *policy.directories, policy.tokenizer)
-    return open_policy(policy.name, policy.tokenizer, sampling, episode_limits(model), requests, chat, model.agent)
+    return open_policy(policy.name, policy.tokenizer, sampling, model.limits.episode, requests, chat, model.agent)
 
 
 async def _open_runner(policy: ServedPolicy, settings: ServeSettings, stack: AsyncExitStack) -> EpisodeRunner:
@@ -274,7 +274,7 @@ async def _open_check(name: PolicyName, settings: ServeSettings) -> AsyncIterato
     if name.kind == "vllm":
         quick = RequestLimits(deadline=_CHECK_TIMEOUT, connect=_CHECK_TIMEOUT, attempts=1, patience=0)
         async with VLLMPolicy(name.urls, name.model, quick) as policy:
-            yield lambda: policy.check(settings.model.max_context)
+            yield lambda: policy.check(settings.model.limits.max_context)
     elif name.kind == "chat":
         async with openai_client(name.urls[0] if name.urls else None, timeout=_CHECK_TIMEOUT, retries=0) as client:
             yield lambda: check_chat_server(client, name.model)

@@ -28,12 +28,15 @@ from gumshoe.serving.middleware import Middleware, add_request_ids
 from gumshoe.serving.service import AnswerService, open_service
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, create_tracer
+from gumshoe.serving.trained_limits import ServedLimits
 
 _log = logging.getLogger(__name__)
 
 
-def serve(settings: ServeSettings, announce: Callable[[str], object]) -> None:
-    """Serve until the process is asked to stop and running requests have ended. `announce` is called with the URL.
+def serve(settings: ServeSettings, announce: Callable[[str, ServedLimits], object]) -> None:
+    """Serve until the process is asked to stop and running requests have ended.
+
+    `announce` is called with the URL, and with the limits of episodes.
 
     Raises:
         UsageError: if the settings cannot be used.
@@ -43,22 +46,24 @@ def serve(settings: ServeSettings, announce: Callable[[str], object]) -> None:
         runner.run(_serve(settings, announce))
 
 
-async def _serve(settings: ServeSettings, announce: Callable[[str], object]) -> None:
+async def _serve(settings: ServeSettings, announce: Callable[[str, ServedLimits], object]) -> None:
     with ExitStack() as stack:
         listening = stack.enter_context(_open_socket(settings.host, settings.port))
         index = stack.enter_context(fetch_directory(settings.index, settings.store, verify=True))
         env_factory = open_env(index, settings.environment)
         await asyncio.to_thread(env_factory.get_ready)  # it may embed a text, which runs its own event loop
-        async with open_server(settings, env_factory) as config:
+        async with open_server(settings, env_factory) as (config, limits):
             server = _SignalledServer(config)
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
-            announce(f"http://{host}:{listening.getsockname()[1]}")
+            announce(f"http://{host}:{listening.getsockname()[1]}", limits)
             await server.serve(sockets=[listening])
 
 
 @asynccontextmanager
-async def open_server(settings: ServeSettings, env_factory: EnvFactory) -> AsyncIterator[ServerConfig]:
-    """Open what the server needs while the block runs, and yield the configuration of its HTTP server.
+async def open_server(
+    settings: ServeSettings, env_factory: EnvFactory
+) -> AsyncIterator[tuple[ServerConfig, ServedLimits]]:
+    """Open what the server needs while the block runs. Yield the configuration of its HTTP server, and its limits.
 
     Raises:
         UsageError: if the key file or a setting is invalid.
@@ -78,7 +83,7 @@ async def open_server(settings: ServeSettings, env_factory: EnvFactory) -> Async
             open_service(settings, env_factory, metrics, create_tracer(), recorder.record_episode) as service,
             open_routes(service, access, recorder, audit) as app,
         ):
-            yield configure_server(app, settings, service.metrics)
+            yield configure_server(app, settings, service.metrics), service.settings.model.limits
 
 
 @asynccontextmanager

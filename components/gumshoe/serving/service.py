@@ -37,7 +37,6 @@ from gumshoe.serving.served_policies import (
     ServedPolicy,
     check_canary,
     choose_policy,
-    episode_limits,
     fit_environment,
     open_policies,
 )
@@ -317,8 +316,8 @@ class AnswerService:
                 job = EpisodeJob(policy.name.version, scenario, seed, sample, caller, reader, request)
                 answer, trajectory = await self.workers.answer(job, record_step)
             elif policy.run is not None:
-                answerer = Answerer(self.env_factory, episode_limits(self.settings.model), self.threads)
-                meter = meter_usage(self._budgets, caller, self.settings.model.max_tokens)
+                answerer = Answerer(self.env_factory, self.settings.model.limits.episode, self.threads)
+                meter = meter_usage(self._budgets, caller, self.settings.model.limits.max_tokens)
                 answer, trajectory = await answerer.answer(scenario, policy.run, seed, record_step, sample, meter)
             else:
                 raise ModelNotReadyError(policy.problem)
@@ -346,7 +345,7 @@ async def open_service(
     """
     await asyncio.to_thread(check_served_index, env_factory)
     async with open_policies(settings) as opened, ToolThreads() as threads, AsyncExitStack() as stack:
-        policies, fallback = opened
+        policies, fallback, settings = opened
         for canary in policies[1:]:
             check_canary(env_factory, policies[0].source, canary.source, settings.model.chat)
         given, env_factory = env_factory, fit_environment(env_factory, policies[0].source)

@@ -5,6 +5,7 @@ in this order: flags, environment, file.
 """
 
 import re
+from collections.abc import Iterable
 from importlib.resources.abc import Traversable
 from ipaddress import ip_network
 from pathlib import Path
@@ -29,6 +30,7 @@ from gumshoe.rollouts.agent_settings import NamedAgent
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.scenarios.scenario import Consent
 from gumshoe.serving.access_settings import AccessSettings, check_open_to_network, is_loopback
+from gumshoe.serving.trained_limits import ServedLimits
 from gumshoe.trusted_files import check_trusted
 from gumshoe.yaml_text import load_yaml
 
@@ -70,9 +72,17 @@ class ServedModelSettings(BaseModel):
         "adapter; base: from the base model; refuse: status 403.",
     )
     temperature: float = Field(0, ge=0, le=MAX_TEMPERATURE, description="Sampling temperature. 0 is greedy.")
-    max_turns: int = Field(10, ge=1, description="Maximum number of turns per episode.")
-    max_tokens: int = Field(512, ge=1, description="Maximum number of tokens per turn.")
-    max_context: int = Field(8192, ge=64, description="Maximum number of tokens per episode.")
+    max_turns: int | None = Field(
+        None, ge=1, description="Maximum number of turns per episode. Default: that of the adapter's training, or 10."
+    )
+    max_tokens: int | None = Field(
+        None, ge=1, description="Maximum number of tokens per turn. Default: that of the adapter's training, or 512."
+    )
+    max_context: int | None = Field(
+        None,
+        ge=64,
+        description="Maximum number of tokens per episode. Default: that of the adapter's training, or 8192.",
+    )
     samples: int = Field(
         1, ge=1, le=MAX_SAMPLES, description="Number of concurrent episodes per question, from which one is chosen."
     )
@@ -82,6 +92,19 @@ class ServedModelSettings(BaseModel):
     choose_by: str | dict[str, Any] | None = Field(
         None, description="Judge: for majority, compares answers (default: heuristic); for best, ruler:MODEL@URL."
     )
+
+    @property
+    def limits(self) -> ServedLimits:
+        """Limits of episodes: those that are set, and the defaults."""
+        return self.find_limits(())
+
+    def find_limits(self, directories: Iterable[Path]) -> ServedLimits:
+        """Return the limits of a policy's episodes: those that are set, and for all others those of its training.
+
+        `directories` are those of its adapter and model.
+        """
+        given = {"max_turns": self.max_turns, "max_tokens": self.max_tokens, "max_context": self.max_context}
+        return ServedLimits.of(directories, **given)
 
     @property
     def choice(self) -> ChoiceSettings | None:

@@ -116,7 +116,7 @@ async def _open_app(place: ServerFiles, address: str, access: dict[str, Any]) ->
     from gumshoe.serving.server import open_server
 
     settings = make_settings(place, model=model_settings(place, address), limits=_LIMITS, access=access)
-    async with open_server(settings, open_env(place.index)) as config:
+    async with open_server(settings, open_env(place.index)) as (config, _):
         transport = httpx.ASGITransport(cast(Any, config.app), client=("127.0.0.1", 50_000))
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as client:
             while (await client.get("/readyz")).status_code != 200:  # the model is looked for in the background

@@ -1,0 +1,57 @@
+"""Take the limits of episodes from the training of an adapter, so that it is served as it was trained and measured."""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gumshoe.rollouts.episode import EpisodeLimits
+
+METADATA = "metadata.json"
+"""File in an adapter's directory with the settings that it was trained with."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedLimits:
+    """Limits of the episodes of a policy in service. The defaults are for policies whose training is not known."""
+
+    max_turns: int = 10
+    max_tokens: int = 512
+    """Maximum number of tokens per turn."""
+    max_context: int = 8192
+    """Maximum number of tokens per episode."""
+
+    @classmethod
+    def of(
+        cls,
+        directories: Iterable[Path],
+        *,
+        max_turns: int | None = None,
+        max_tokens: int | None = None,
+        max_context: int | None = None,
+    ) -> "ServedLimits":
+        """Return the given limits, and for all others those that a policy was trained with, or the defaults.
+
+        `directories` are those of the policy's adapter and model. The first one with a record counts.
+        """
+        known = next(filter(None, map(_read_trained, directories)), cls())
+        return cls(max_turns or known.max_turns, max_tokens or known.max_tokens, max_context or known.max_context)
+
+    @property
+    def episode(self) -> EpisodeLimits:
+        """The limits as an episode takes them."""
+        return EpisodeLimits(self.max_turns, self.max_context)
+
+    def __str__(self) -> str:
+        return f"{self.max_turns} turns of {self.max_tokens:,} tokens, {self.max_context:,} tokens in all"
+
+
+def _read_trained(directory: Path) -> ServedLimits | None:
+    """Return the limits in the record of a training; None without one."""
+    try:
+        settings: Any = json.loads((directory / METADATA).read_bytes())["settings"]
+        rollouts, model = settings["rollouts"], settings["model"]
+        return ServedLimits(int(rollouts["max_turns"]), int(rollouts["max_tokens"]), int(model["max_context"]))
+    except (OSError, ValueError, LookupError, TypeError):
+        return None  # e.g. metadata that another program wrote
