@@ -12,6 +12,7 @@ from rich.table import Table
 
 from gumshoe.artifacts.store import Store
 from gumshoe.cluster.canary_decision import find_canary_decision
+from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.evaluation.evaluation_step import DECISION
 from gumshoe.evaluation.gate import Decision
 from gumshoe.evaluation.metrics import Estimate, describe_metric, format_value
@@ -61,9 +62,13 @@ def print_summary(arguments: dict[str, Any], directory: Path) -> None:
         if text:
             out.print(f"{label + ':':9}{escape(text)}", soft_wrap=True)
     index = _link(directory / "index", _find_newest(directory, "ingest/index"))
+    split = _find_newest(directory, f"load-scenarios/scenarios/{SCENARIOS_FILE}")  # the source may have no splits
+    asked = _link(directory / SCENARIOS_FILE, split) or _shorten(arguments["scenarios"])
     agent = found.settings.get("agent", "") if found else ""
     out.print("\nTry next:")
-    for command, purpose in _suggest_commands(arguments, str(places["Report"]), index, run if found else None, agent):
+    for command, purpose in _suggest_commands(
+        arguments, str(places["Report"]), index, asked, run if found else None, agent
+    ):
         out.print(f"  {escape(command)}  [dim]# {purpose}[/]", soft_wrap=True)
 
 
@@ -115,18 +120,19 @@ def _shorten(place: Path | str) -> str:
 
 
 def _suggest_commands(
-    arguments: dict[str, Any], page: str, index: str | None, version: str | None, agent: str
+    arguments: dict[str, Any], page: str, index: str | None, asked: str, version: str | None, agent: str
 ) -> Iterator[tuple[str, str]]:
     """Yield commands to try next, with their purpose.
 
-    `version` is that of the published adapter, if any, and `agent` the one that it was trained with, if any.
+    `asked` are scenarios with a test split, `version` is that of the published adapter, if any, and `agent` the one
+    that it was trained with, if any.
     """
     opener = "open" if sys.platform == "darwin" else "xdg-open"
     yield shlex.join([opener, page]), "read the report, question by question"
     if version and index:
         own = ["--adapter", version, "--store", _shorten(arguments["store"]), "--index", index]
         own += ["--agent", agent] if agent else []
-        ask = ["gumshoe", "ask", "--scenarios", _shorten(arguments["scenarios"]), *own]
+        ask = ["gumshoe", "ask", "--scenarios", asked, *own]
         yield shlex.join(ask), "ask one of the questions"
         yield shlex.join(["gumshoe", "serve", *own, "--open"]), "HTTP, MCP and a web page"
         return

@@ -149,6 +149,9 @@ def test_the_summary_has_the_comparison_the_verdict_and_what_to_do_next(
         store.publish(measured, "adapters", "r1", settings={"agent": agent})
     index = tmp_path / "out" / "steps" / "train-agent-1" / "ingest" / "index"
     index.mkdir(parents=True)
+    split = index.parents[1] / "load-scenarios" / "scenarios" / "scenarios.jsonl"
+    split.parent.mkdir(parents=True)
+    split.touch()
     arguments = {"store": store.uri, "run": "r1", "scenarios": "questions.jsonl"}
     print_summary(arguments, tmp_path / "out")
     printed = capsys.readouterr().out
@@ -166,7 +169,9 @@ def test_the_summary_has_the_comparison_the_verdict_and_what_to_do_next(
     assert len(commands) == 3
     options = f"--adapter r1 --store {store.uri} --index {tmp_path / 'out' / 'index'}"
     options += f" --agent {agent}" if agent else ""
-    assert (f"gumshoe ask --scenarios questions.jsonl {options}" in printed) == is_published
+    asked = tmp_path / "out" / "scenarios.jsonl"
+    assert asked.resolve() == split
+    assert (f"gumshoe ask --scenarios {asked} {options}" in printed) == is_published
     assert (f"gumshoe serve {options} --open" in printed) == is_published
 
 

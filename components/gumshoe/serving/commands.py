@@ -2,9 +2,10 @@
 
 import asyncio
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.markup import escape
@@ -19,6 +20,9 @@ from gumshoe.yaml_text import InvalidYamlError, load_yaml
 
 if TYPE_CHECKING:
     from gumshoe.rollouts.answer import Answer, AnswerStep
+    from gumshoe.scenarios.scenario import Scenario
+
+T = TypeVar("T")
 
 serve = typer.Typer(add_completion=False)
 serve_key = typer.Typer(add_completion=False)
@@ -360,18 +364,16 @@ def run_question(
             )
     elif index is None:
         raise UsageError("serving.no-index-or-url", "set --index to ask here, or --url to ask an agent server")
+    query_date, readable = day.date() if day else None, tuple(collections) if collections else None
     known = None
-    if scenarios is not None and question is None and inbox is None:
-        from gumshoe.scenarios.sources import load_scenarios
-
-        known = next(iter(load_scenarios(scenarios).only("test")), None)
-    if known is not None:
+    if scenarios is not None:
+        known = _read_test_question(scenarios, {"QUESTION": question, "--inbox": inbox})
         question, inbox = known.question, known.inbox_address
+        query_date = _choose_one(known.query_date, query_date, "--date", known)
+        readable = _choose_one(known.collections, readable, "--collections", known)
         err.print(f"{printable(inbox)} asks: {printable(question)}" if inbox else printable(question), soft_wrap=True)
     if question is None:
         raise UsageError("serving.no-question", "no question given: write QUESTION, or use --scenarios FILE")
-    readable = known.collections if known else tuple(collections) if collections else None
-    query_date = known.query_date if known and known.query_date else day.date() if day else None
     from gumshoe.serving.ask import LocalModel, Question, answer_locally, ask_server
 
     if index is None or url is not None:
@@ -400,6 +402,46 @@ def run_question(
         is_tiny = url is None and adapter is None and model in (None, "tiny")
         hint = "; the tiny policy reads only synthetic mail: use --adapter or --model" if is_tiny else ""
         raise RefusedError("serving.no-answer", f"{found.reason}{hint}")
+
+
+def _read_test_question(file: str, others: Mapping[str, object]) -> "Scenario":
+    """Return the first test question of a file. `others` are options that this question replaces.
+
+    Raises:
+        UsageError: if one of them is given, or the file has no test question.
+    """
+    from gumshoe.scenarios.sources import load_scenarios
+
+    if given := [name for name, value in others.items() if value is not None]:
+        raise UsageError(
+            "serving.option-conflict",
+            f"{given[0]} cannot be used with --scenarios, whose question is asked in its own inbox; leave one of them "
+            "out",
+        )
+    loaded = load_scenarios(file)
+    known = next(iter(loaded.only("test")), None)
+    if known is None:
+        found = sorted({each.split or "no split" for each in loaded})
+        raise UsageError(
+            "serving.no-test-question",
+            f"{file} has no question of the split test, only of: {', '.join(found)}; split it with "
+            "`gumshoe scenarios split`, or write QUESTION",
+        )
+    return known
+
+
+def _choose_one(own: T | None, given: T | None, option: str, known: "Scenario") -> T | None:
+    """Return the value that a scenario has, or else that of an option.
+
+    Raises:
+        UsageError: if both have one.
+    """
+    if own is not None and given is not None:
+        raise UsageError(
+            "serving.option-conflict",
+            f"{option} cannot be used with this question: scenario {known.id} has its own, {own}; leave the option out",
+        )
+    return given if own is None else own
 
 
 def _print_answer(found: "Answer") -> None:
