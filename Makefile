@@ -99,8 +99,8 @@ endif
 	$(BIN)/gumshoe pipeline run train-agent $(if $(NEW),--new) --out $(DEMO) -p 'sources=[$(DEMO_MAIL)]' -p scenarios=$(DEMO_SCENARIOS) \
 		-p base_model=$(MODEL) $(DEMO_TRAINING)
 	@if $(BIN)/gumshoe artifacts show adapters/latest --store $(DEMO)/store >/dev/null 2>&1; then \
-		$(BIN)/gumshoe ask --scenarios $(DEMO_SCENARIOS) --adapter latest --store $(DEMO)/store --index $(DEMO)/index \
-			--max-turns 6 --max-tokens 120 || test $$? -eq 3; \
+		$(BIN)/gumshoe ask --scenarios $(DEMO)/scenarios.jsonl --adapter latest --store $(DEMO)/store \
+			--index $(DEMO)/index || test $$? -eq 3; \
 	else echo "No adapter was published, so none is asked."; fi
 
 pipelines: $(VENV)/installed ## compile the pipelines again, as they are committed
