@@ -10,11 +10,13 @@ from gumshoe.training.run_check import digest_inputs, resolve_entries
 
 
 def digest_named_inputs(arguments: Mapping[str, Any]) -> str:
-    """Return a digest that changes with the agent's code, the base model, the training settings and demonstrations."""
+    """Return a digest that changes with the code, files and settings that arguments name: see `digest_inputs`."""
     agent = arguments.get("agent")
     code = digest_code(AgentSettings.parse(agent)) if agent else None
     sweep = [each["settings"] for each in arguments.get("sweep", ())]
     entries = sweep or [arguments.get("settings", {})]
     trained = resolve_entries(arguments["base_model"], arguments.get("config", ""), entries)
-    found = digest_inputs(arguments["base_model"], trained, arguments.get("demonstrations", ""))
+    found = digest_inputs(
+        arguments["base_model"], arguments.get("limits", {}), trained, arguments.get("demonstrations", "")
+    )
     return hashlib.sha256(f"{code}\n{found.training}".encode()).hexdigest()

@@ -39,7 +39,7 @@ def sweep_agent(given: SweepAgentParameters) -> None:
     agent = check_agent_code(given, planned, config=given.config, sweep=given.sweep)
     checked = check_settings(given, index=inputs["index"], sweep=given.sweep)
     before = evaluate(
-        given, planned.evaluation, hours=6, cached=True, **inputs, agent_code=agent, model=checked.outputs["model"]
+        given, planned.evaluation, hours=6, cached=True, **inputs, agent_code=agent, state=checked.outputs["baseline"]
     )
     before.set_display_name("baseline")
     learning = {**inputs, "base_model": given.base_model, "config": given.config}

@@ -66,7 +66,7 @@ def train_agent(given: TrainAgentParameters) -> None:
             current=current["adapter"],
         )
         before = evaluate(
-            given, evaluation, hours=6, cached=True, **inputs, agent_code=agent, model=checked.outputs["model"]
+            given, evaluation, hours=6, cached=True, **inputs, agent_code=agent, state=checked.outputs["baseline"]
         )
         before.set_display_name("baseline")
         learning = {**inputs, "base_model": given.base_model, "config": given.config, "settings": given.settings}

@@ -113,7 +113,19 @@ def test_the_digests_change_with_what_cached_steps_read(
         found.append(check(index, **given))
     monkeypatch.setenv("LEARNING_RATE", "1e-6")
     found.append(check(index, **given))
-    models, trainings = zip(*found, strict=True)
+    baselines, trainings = zip(*found, strict=True)
     assert len(set(trainings)) == len(found)
-    assert [each == models[0] for each in models] == [True, True, True, False, False]
-    assert check(index, base_model=MODEL)[0] == ""
+    assert [each == baselines[0] for each in baselines] == [True, True, True, False, False]
+
+
+def test_the_digests_change_with_the_code_of_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gumshoe.training.run_check import digest_inputs
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for text in ("HITS = 3", "HITS = 4"):
+        (tmp_path / "wiki_of_a_user.py").write_text(text)
+        found.append(digest_inputs(MODEL, {"environment": "wiki_of_a_user:Wiki"}, [], ""))
+    assert found[0].baseline != found[1].baseline
+    assert found[0].training != found[1].training

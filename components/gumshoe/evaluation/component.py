@@ -21,7 +21,7 @@ def evaluate_policy(
     canaries: str = "",
     agent: str = "",
     agent_code: str = "",  # noqa: ARG001 - part of the cache key
-    model: str = "",  # noqa: ARG001
+    state: str = "",  # noqa: ARG001
 ) -> float:
     """Evaluate the base model and the given adapters on the test split, and return the accuracy of the last one.
 
@@ -42,7 +42,7 @@ def evaluate_policy(
         canaries: Path or URI of the record of canaries in the training mail; empty to measure no memorization.
         agent: Agent that runs the episodes; empty for Gumshoe's own loop.
         agent_code: Digest of the agent's code. If it changes, the step is not taken from the cache.
-        model: Digest of the base model. If it changes, the step is not taken from the cache.
+        state: Digest of base model and environment. If it changes, the step is not taken from the cache.
     """
     import json
     import shutil

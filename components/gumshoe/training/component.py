@@ -15,10 +15,10 @@ def check_training(  # as Kubeflow has several outputs
     sweep: list = [],  # noqa: B006
     demonstrations: str = "",
     current: dsl.Input[dsl.Model] = None,
-) -> NamedTuple("Digests", [("model", str), ("training", str)]):  # type: ignore[valid-type]
+) -> NamedTuple("Digests", [("baseline", str), ("training", str)]):  # type: ignore[valid-type]
     """Check that evaluations can compare the policies of a run, and digest the inputs of its cached steps.
 
-    The first digest is that of the base model, and the second that of all that a warm start is trained on.
+    The first digest is that of what the baseline depends on, and the second that of what a warm start depends on.
 
     Args:
         index: Index of mail or documents.
@@ -37,7 +37,7 @@ def check_training(  # as Kubeflow has several outputs
     trained = resolve_entries(base_model, config, [each["settings"] for each in sweep] or [settings])
     for each in trained:
         check_comparable(Path(index.path), base_model, each, limits, current and Path(current.path))
-    return digest_inputs(base_model, trained, demonstrations)
+    return digest_inputs(base_model, limits, trained, demonstrations)
 
 
 @dsl.component(base_image="gumshoe-trainer", install_kfp_package=False)

@@ -9,7 +9,9 @@ from gumshoe.artifacts.source_files import digest_of_uris
 from gumshoe.environments.recorded import has_environment, read_environment
 from gumshoe.environments.registry import EnvFactory, EnvironmentSettings
 from gumshoe.errors import UsageError
-from gumshoe.evaluation.evaluation_step import find_baseline_settings
+from gumshoe.evaluation.evaluation_step import EvaluationLimits, find_baseline_settings
+from gumshoe.rollouts.agent_code import digest_code
+from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS, resolve_chat_settings
 from gumshoe.training.run_spec import open_run_env
 from gumshoe.training.settings import TrainSettings
@@ -24,10 +26,10 @@ _GGUF = "gguf:"
 class InputDigests(NamedTuple):
     """Digests of the inputs of cached steps that have only the names of these inputs as arguments."""
 
-    model: str
-    """The base model; empty if it is not a directory or a file on this machine."""
+    baseline: str
+    """The base model, as far as its files are on this machine, and the code of environments of one's own."""
     training: str
-    """The base model, all training settings, and the demonstrations."""
+    """The same, all training settings, and the demonstrations."""
 
 
 def resolve_entries(base_model: str, config: str, entries: Sequence[Settings]) -> list[TrainSettings]:
@@ -39,8 +41,12 @@ def resolve_entries(base_model: str, config: str, entries: Sequence[Settings]) -
     return [resolve(config, {**each, "model.name": base_model}).settings for each in entries]
 
 
-def digest_inputs(base_model: str, trained: Sequence[TrainSettings], demonstrations: str) -> InputDigests:
-    """Return digests that change with the files of a base model, with training settings and with demonstrations.
+def digest_inputs(
+    base_model: str, limits: Settings, trained: Sequence[TrainSettings], demonstrations: str
+) -> InputDigests:
+    """Return digests that change with the files of a base model, environments, training settings and demonstrations.
+
+    `limits` are those of evaluations. Built-in environments change only with the code of Gumshoe.
 
     Raises:
         NotFoundError: the demonstrations do not exist.
@@ -48,9 +54,13 @@ def digest_inputs(base_model: str, trained: Sequence[TrainSettings], demonstrati
     """
     path = Path(base_model.removeprefix(_GGUF)).expanduser()
     model = digest_of_uris([str(path)]) if base_model != "tiny" and path.exists() else ""
+    environments = [EvaluationLimits.from_mapping(limits).environment, *(each.environment for each in trained)]
+    own = [each.name for each in environments if each is not None and ":" in each.name]
+    codes = [digest_code(AgentSettings(name=each)) or "" for each in own]
     episodes = "" if demonstrations in ("", GOLD) else digest_of_uris([demonstrations])
-    parts = [model, demonstrations, episodes, *(each.model_dump_json() for each in trained)]
-    return InputDigests(model, hashlib.sha256("\n".join(parts).encode()).hexdigest())
+    baseline = _digest(model, *codes)
+    settings = (each.model_dump_json() for each in trained)
+    return InputDigests(baseline, _digest(baseline, demonstrations, episodes, *settings))
 
 
 def check_comparable(
@@ -76,7 +86,8 @@ def check_comparable(
         raise UsageError(
             "training.other-environment-in-evaluations",
             f"evaluations of the base model have the environment {_describe(env).word}, but training has {own.word}, "
-            "so that they could not be compared; set limits.environment to environment in the training settings",
+            "so that they could not be compared; set limits.environment, and environment in the training settings, to "
+            "the latter",
         )
     if current is None:
         return
@@ -91,9 +102,13 @@ def check_comparable(
         raise UsageError(
             "training.other-environment-in-service",
             f"the adapter in service was trained in the environment {served.word}, but this run has "
-            f"{_describe(env).word}, so that they could not be compared; set environment in the training settings to "
-            "the former, or against to base",
+            f"{_describe(env).word}, so that they could not be compared; set environment in the training settings, and "
+            "limits.environment if it is set, to the former, or against to base",
         )
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _find_served(env: EnvFactory, current: Path) -> EnvironmentSettings:
