@@ -226,13 +226,13 @@ def test_a_killed_trainer_is_resumed_on_another_machine(place: Path, tmp_path: P
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_a_failing_step_is_retried_and_reported(place: Path, tmp_path: Path) -> None:
+def test_a_failing_step_is_reported(place: Path, tmp_path: Path) -> None:
     lacking = {**QUICK, "data.train_size": 1, "optimizer.per_device_train_batch_size": 8}  # two groups of four
     bad = parameters(place, "r3", tmp_path / "p.json", settings=lacking)
     done = run_pipeline(bad, tmp_path / "out")
     assert (done.status, done.code) == (1, "pipelines.local-run-failed")
     assert states(done.err)["train-grpo"] == "failed"
-    assert done.err.count("\ntrain-grpo\n") == 4, "three retries"
+    assert done.err.count("\ntrain-grpo\n") == 1, "it would fail again"
     last = done.err[done.err.rindex("error: ") :]
     assert "train-grpo" in last
     assert "[settings.too-few-scenarios]" in last
