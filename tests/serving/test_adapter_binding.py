@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from gumshoe.errors import UsageError
+from gumshoe.inference.policy_names import PolicyName
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.serving.adapter_binding import AdapterBoundError, bind_policies, check_fallback
@@ -243,6 +244,36 @@ def test_a_local_policy_opens_its_base_model_beside_the_adapter(
             return [each.name.version for each in chosen]
 
     assert asyncio.run(versions()) == [f"tiny#{tmp_path / 'adapter'}", "tiny"]
+
+
+@pytest.mark.parametrize(
+    ("share", "problem", "fallback", "expected"),
+    [
+        (1.0, "", True, "canary"),
+        (0.0, "", True, "base"),
+        (0.0, "", False, None),
+        (1.0, "not loaded", True, "base"),
+        (1.0, "not loaded", False, None),
+    ],
+)
+def test_questions_that_only_a_canary_may_answer_come_to_it_by_its_share(
+    share: float, problem: str, fallback: bool, expected: str | None
+) -> None:
+    from gumshoe.serving.served_policies import ServedPolicy, choose_policy
+
+    def bound(inbox: str) -> tuple[Lineage, ...]:
+        return (Lineage.of(ScenarioSet.of([scenario(1, inbox_address=inbox)])),)
+
+    def served(name: str, share: float = 1.0, **more: Any) -> ServedPolicy:
+        return ServedPolicy(PolicyName.parse(f"chat:{name}"), share, **more)
+
+    policies = [served("main", bound_to=bound(ANN)), served("canary", share, bound_to=bound(BOB), problem=problem)]
+    asked = make_scenario().model_copy(update={"inbox_address": BOB})
+    if expected is None:
+        with pytest.raises(AdapterBoundError):
+            choose_policy(policies, "s", asked, None)
+        return
+    assert choose_policy(policies, "s", asked, served("base") if fallback else None).name.model == expected
 
 
 # Canaries of the training.

@@ -219,6 +219,17 @@ def test_a_response_of_another_server_is_an_error(answered: int, code: str) -> N
         client.ask(QUESTION)
 
 
+@pytest.mark.parametrize("kind", ["text/html", "text/event-stream"])
+def test_a_stream_of_another_server_is_an_error(kind: str) -> None:
+    page = b"<!doctype html>\n\n<html>data</html>\n\ndata:{}\n\n"
+    with (
+        run_faulty_server(deque(), lambda *_: (200, kind, page)) as url,
+        AgentClient(url) as client,
+        raises("serving.not-an-agent-server", url),
+    ):
+        list(client.ask_stream(QUESTION))
+
+
 def test_the_client_needs_only_the_base_installation() -> None:
     """It also imports quickly: neither the server nor a model is loaded."""
     code = "import sys, gumshoe.client; print({'fastapi', 'mcp', 'transformers', 'torch'} & set(sys.modules))"

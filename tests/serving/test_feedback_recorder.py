@@ -11,6 +11,7 @@ import pytest
 from gumshoe.artifacts.store import Store
 from tests.conftest import CommandResult
 from tests.inference.fake_vllm import FakeVLLM
+from tests.scenarios.questions import scenario
 from tests.serving.agent_server import (
     ANN,
     BOB,
@@ -340,3 +341,20 @@ def test_the_index_is_fetched_from_the_store_and_verified(
     ran = run("serve", "--index", local, "--policy", "chat:x", "--open", "--port", 0)
     assert (ran.status, ran.code) == (1, "artifacts.damaged-directory"), ran.err
     assert "messages.sqlite" in ran.err
+
+
+def test_feedback_that_finds_no_room_is_not_said_to_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gumshoe.serving import feedback_recorder
+    from gumshoe.serving.settings import RecordingSettings
+
+    monkeypatch.setattr(feedback_recorder, "_MAX_LINES", 1)
+    recorder = feedback_recorder.FeedbackRecorder(RecordingSettings(), None)
+    first, other = (scenario(number, given_by="a") for number in (1, 2))
+    assert [recorder.record_feedback(each) for each in (first, other, first)] == [True, False, True]
+
+
+def test_feedback_takes_every_answer_that_a_server_can_give() -> None:
+    from gumshoe.serving.api_models import FeedbackBody
+
+    long = {"answer": "a" * 100_000, "source_ids": [f"<{number}@example.com>" for number in range(500)]}
+    assert len(FeedbackBody.model_validate(feedback_body(**long)).source_ids) == 500

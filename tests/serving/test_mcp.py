@@ -130,6 +130,20 @@ def test_only_post_requests_are_accepted(server_with_key: AgentProcess) -> None:
         assert code_of(response) == "serving.method-not-allowed"
 
 
+def test_a_stream_of_changes_cannot_be_opened(server_with_key: AgentProcess) -> None:
+    """It would hold its connection without end, and never send anything."""
+    from mcp import MCPError
+
+    async def listen() -> None:
+        async with open_client(server_with_key) as client:
+            assert not client.server_capabilities.tools.list_changed
+            with pytest.raises(MCPError, match="Method not found"):
+                async with asyncio.timeout(30), client.listen(tools_list_changed=True):
+                    raise AssertionError("it was opened")
+
+    asyncio.run(listen())
+
+
 @pytest.mark.ci
 def test_a_disconnected_client_frees_its_slot(server_with_key: AgentProcess, model: FakeVLLM) -> None:
     model.inject(stall, times=None)

@@ -160,7 +160,11 @@ def test_html_in_mail_is_shown_as_text(page: "Page") -> None:
 
 def test_a_key_is_asked_for_once_and_its_inbox_is_filled_in(browser: "Browser", protected_server: AgentProcess) -> None:
     for page in open_page(browser, protected_server.url, "401", "403"):
-        page.get_by_label("Key").fill("gum_wrong")
+        for broken in ("gum_wrong\u2026", "gum wr\u00fcng"):
+            page.get_by_label("Key").fill(broken)
+            page.get_by_role("button", name="Sign in").click()
+            expect(page.locator("#problem .problem-title")).to_have_text("This is not a key")
+        page.get_by_label("Key").fill(" gum_wrong ")
         page.get_by_role("button", name="Sign in").click()
         expect(page.locator("#problem code")).to_have_text("serving.unknown-key")
         page.get_by_label("Key").fill(str(protected_server.key))

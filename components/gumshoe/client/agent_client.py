@@ -168,6 +168,8 @@ class AgentClient:
         response = self._send("/invoke/stream", _question_body(question, inbox, date, session), stream=True)
         try:
             with self._translate_errors():
+                if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                    raise self._not_a_server_error()
                 for name, data in _read_events(response.iter_bytes()):
                     if name == "problem":
                         raise self._describe_problem(data, None)
@@ -333,6 +335,7 @@ def _read_events(parts: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
     for part in parts:
         *events, buffer = (buffer + part).split(b"\n\n")
         for event in events:
-            fields = dict(line.split(b": ", 1) for line in event.split(b"\n") if not line.startswith(b":"))
+            pairs = (line.partition(b":") for line in event.split(b"\n") if not line.startswith(b":"))
+            fields = {name: value.removeprefix(b" ") for name, _, value in pairs}
             if b"data" in fields:
                 yield fields.get(b"event", b"message").decode(), fields[b"data"]

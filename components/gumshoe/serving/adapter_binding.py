@@ -69,22 +69,9 @@ def check_fallback(directories: Iterable[Path]) -> None:
         )
 
 
-def find_admitting(
-    policies: Sequence["ServedPolicy"], fallback: "ServedPolicy | None", scenario: Scenario
-) -> Sequence["ServedPolicy"]:
-    """Return the policies that may answer a question: those that are bound to its inbox or not at all.
-
-    Without one, it is the fallback.
-
-    Raises:
-        AdapterBoundError: if there is no fallback either.
-    """
-    found = [each for each in policies if all(lineage.admits(scenario) for lineage in each.bound_to)]
-    if found:
-        return found
-    if fallback is None:
-        raise AdapterBoundError
-    return [fallback]
+def admits(policy: "ServedPolicy", scenario: Scenario) -> bool:
+    """Return True if a policy may answer a question: it is bound to its inbox, or not at all."""
+    return all(lineage.admits(scenario) for lineage in policy.bound_to)
 
 
 def _warn_if_unbound(version: str, lineages: Iterable[Lineage]) -> None:

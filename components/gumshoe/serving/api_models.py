@@ -27,6 +27,7 @@ _QUESTION, _INBOX, _DAY, _ANSWER = "When is the invoice due?", "ann@example.com"
 _SOURCES = ["<1@example.com>"]
 _MOST_SHOWN = 60  # characters of a field's name in a message
 _OTHER_NAMES = {"inbox": "inbox_address", "date": "query_date", "asked_on": "query_date"}
+_MAX_ANSWER, _MAX_SOURCES = 200_000, 1000  # of an answer that a server has given
 Id = Annotated[str, Field(min_length=1, max_length=1000)]
 
 
@@ -89,10 +90,10 @@ class FeedbackBody(RequestBody):
     query_date: date | None = Field(
         None, description="The query_date in the answer. Required for mail.", examples=[_DAY]
     )
-    answer: str = Field(max_length=10_000, description="The answer returned by /invoke.", examples=[_ANSWER])
+    answer: str = Field(max_length=_MAX_ANSWER, description="The answer returned by /invoke.", examples=[_ANSWER])
     source_ids: list[Id] = Field(
         default_factory=list,
-        max_length=20,
+        max_length=_MAX_SOURCES,
         description="The source_ids in the answer.",
         examples=[_SOURCES],
     )

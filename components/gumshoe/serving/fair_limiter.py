@@ -59,8 +59,8 @@ class FairLimiter:
 
     @property
     def waiting(self) -> int:
-        """Number of waiting tasks."""
-        return sum(len(each.waiting) for each in self._shares.values())
+        """Number of waiting tasks. Metrics are collected in a thread of their own, so the shares are copied at once."""
+        return sum(len(each.waiting) for each in list(self._shares.values()))
 
     @asynccontextmanager
     async def acquire(self, caller: str, count: int = 1) -> AsyncIterator[Callable[[], None]]:

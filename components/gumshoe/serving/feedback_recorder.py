@@ -68,7 +68,7 @@ class FeedbackRecorder:
             self._publish()
 
     def record_feedback(self, scenario: Scenario) -> bool:
-        """Record a question with its correct answer. Return False if redaction leaves nothing that can be used.
+        """Record a question with its correct answer. Return False if redaction leaves nothing, or there is no room.
 
         A caller's feedback replaces only its own feedback on the same question.
         """
@@ -76,8 +76,7 @@ class FeedbackRecorder:
         if redacted is None:
             return False
         key = f"{scenario.given_by} {scenario.digest}"
-        self._add(SCENARIOS, key, scenario.inbox_address, redacted.to_json(), scenario.given_by)
-        return True
+        return self._add(SCENARIOS, key, scenario.inbox_address, redacted.to_json(), scenario.given_by)
 
     def record_episode(self, scenario: Scenario, trajectory: Trajectory) -> None:
         """Record an episode, if it is selected for the sample."""
@@ -85,12 +84,14 @@ class FeedbackRecorder:
             line = self._redactor.write_trajectory(trajectory)
             self._add(TRAJECTORIES, secrets.token_hex(8), scenario.inbox_address, line)
 
-    def _add(self, file: str, key: str, inbox: str | None, line: str, given_by: str | None = None) -> None:
+    def _add(self, file: str, key: str, inbox: str | None, line: str, given_by: str | None = None) -> bool:
+        """Add a line to the next publication. Return False if too many wait for it already."""
         with self._lock:
             if len(self._lines[file]) >= _MAX_LINES and key not in self._lines[file]:
                 _log.warning("%s lines of %s are unpublished; a new one is dropped", _MAX_LINES, file)
-                return
+                return False
             self._lines[file][key] = _Line(inbox, line, given_by)
+            return True
 
     def _run(self) -> None:
         while not self._ended.wait(self.settings.every):

@@ -156,6 +156,7 @@ def create_mcp_server(service: AnswerService) -> MCPServer[Any]:
         instructions=_write_instructions(service, tools),
         tools=[*reading, asking],
         log_level="WARNING",
+        subscriptions=False,  # a stream of changes that never come would hold its connection without end
     )
 
 

@@ -26,7 +26,7 @@ from gumshoe.rollouts.episode_runners import open_policy
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.serving.adapter_binding import bind_policies, check_fallback, find_admitting
+from gumshoe.serving.adapter_binding import AdapterBoundError, admits, bind_policies, check_fallback
 from gumshoe.serving.ask import LocalModel
 from gumshoe.serving.settings import ServedModelSettings, ServeSettings
 
@@ -105,15 +105,21 @@ def choose_policy(
 ) -> ServedPolicy:
     """Choose a policy at random by its share. A session always gets the same one, as long as it is available.
 
-    Policies that are bound to other inboxes are not chosen. Without another, it is the fallback.
+    Policies that are bound to other inboxes are not chosen. If the main policy is, the fallback answers in its place.
 
     Raises:
         AdapterBoundError: if no policy may answer.
     """
-    policies = find_admitting(policies, fallback, scenario)
+    main, *others = policies
     drawn = random.random() if session is None else _fraction(session)  # noqa: S311 - nothing secret
-    first, *others = policies
-    return next((each for each in others if drawn < each.share and not each.problem), first)
+    for each in others:
+        if drawn < each.share and not each.problem and admits(each, scenario):
+            return each
+    if admits(main, scenario):
+        return main
+    if fallback is None:
+        raise AdapterBoundError
+    return fallback
 
 
 def _fraction(session: str) -> float:

@@ -68,7 +68,7 @@ async function loadCaller() {
     caller = await (await send("principal")).json();
   } catch (error) {
     const isRefused = error instanceof ProblemError && error.problem.status === 401;
-    at("key-form").hidden = !isRefused;
+    at("key-form").hidden = !isRefused && !sessionStorage.getItem(KEY); // another key may help
     at("ask").hidden = true;
     showProblem(isRefused && !sessionStorage.getItem(KEY) ? null : error);
     if (!isRefused) return;
@@ -384,8 +384,13 @@ async function ask(event) {
 
 at("key-form").addEventListener("submit", (event) => {
   event.preventDefault();
+  const key = at("key").value.trim();
+  if (!/^[\x21-\x7e]+$/.test(key)) { // such a key could not even be sent
+    showProblem(new ProblemError({ title: "This is not a key", detail: "A key has only ASCII letters, digits and signs. Copy it again." }));
+    return;
+  }
   forgetRecent(); // they may be another caller's
-  sessionStorage.setItem(KEY, at("key").value);
+  sessionStorage.setItem(KEY, key);
   at("key").value = "";
   loadCaller();
 });
