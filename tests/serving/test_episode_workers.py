@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+import logging
 import os
 import signal
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import AsyncMock, Mock
 
 import psutil
 import pytest
@@ -310,3 +313,30 @@ class TwoPartsError(Exception):
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(first + second)
+
+
+def test_audit_lines_of_tool_calls_that_end_after_their_question_was_cancelled_are_written(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe.serving import episode_workers
+    from gumshoe.serving.access import Principal
+    from gumshoe.serving.audit_log import AuditLog
+    from gumshoe.serving.worker_messages import JobAudit
+
+    monkeypatch.setattr(episode_workers, "_MAX_CANCELLED", 2)
+    events = [JobAudit(number, {"event": "read", "number": number}) for number in (1, 2, 3)]
+    channel = Mock(receive=AsyncMock(side_effect=[*events, EOFError]))
+    worker = episode_workers._WorkerProcess(Mock(), channel)
+
+    async def cancel_all() -> None:
+        AuditLog(logging.getLogger("audit")).start_trail(Principal("ann", (ANN,)))
+        for number in (1, 2, 3):
+            end = asyncio.get_running_loop().create_future()
+            worker.pending[number] = episode_workers._Pending(end, print, copy_context())
+            worker.cancel(number)
+            del worker.pending[number]
+        await worker.read()
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(cancel_all())
+    assert [each.__dict__["fields"]["number"] for each in caplog.records if each.name == "audit"] == [2, 3]

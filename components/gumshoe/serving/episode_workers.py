@@ -38,6 +38,7 @@ _START_DEADLINE = 300.0  # seconds for a worker to open the index and its embedd
 _END_DEADLINE = 5.0  # seconds for a worker to end
 _PAUSES = (0.5, 30.0)  # shortest and longest pause before a worker that ended is started again, in seconds
 _SILENCE = 6  # pulses without a message, after which a worker is stuck
+_MAX_CANCELLED = 1000  # episodes whose contexts are kept
 _LONG = 60.0  # seconds after which a worker counts as stable
 
 _log = logging.getLogger(__name__)
@@ -64,6 +65,8 @@ class _WorkerProcess:
     """Number of messages."""
     silent: int = 0
     """Number of pulses without a message."""
+    cancelled: dict[int, Context] = field(default_factory=dict)
+    """Contexts of the last episodes that were cancelled: their tool calls go on, and then write audit lines."""
 
     async def read(self) -> None:
         """Handle messages until the process ends."""
@@ -74,17 +77,25 @@ class _WorkerProcess:
                 if isinstance(message, WorkerAlive):
                     continue
                 found = self.pending.get(message.number)
-                if found is None:
+                if isinstance(message, JobAudit):
+                    if context := found.context if found else self.cancelled.get(message.number):
+                        context.run(write_line, message.fields)
+                elif found is None:
                     continue
-                if isinstance(message, JobStep):
+                elif isinstance(message, JobStep):
                     found.on_step(message.step)
-                elif isinstance(message, JobAudit):
-                    found.context.run(write_line, message.fields)
                 elif isinstance(message, JobEnd) and not found.end.done():
                     if message.result is not None:
                         found.end.set_result(message.result)
                     else:
                         found.end.set_exception(message.error or AssertionError("an end without result"))
+
+    def cancel(self, number: int) -> None:
+        """Cancel an episode."""
+        self.channel.send(CancelJob(number))
+        self.cancelled[number] = self.pending[number].context
+        if len(self.cancelled) > _MAX_CANCELLED:
+            del self.cancelled[next(iter(self.cancelled))]
 
     async def watch(self, pulse: float) -> None:
         """Kill the process if it is stuck, so that its questions fail at once and new ones go to another one."""
@@ -159,7 +170,7 @@ class EpisodeWorkers:
         try:
             return await pending.end
         except asyncio.CancelledError:
-            worker.channel.send(CancelJob(number))
+            worker.cancel(number)
             raise
         finally:
             del worker.pending[number]
