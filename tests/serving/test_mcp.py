@@ -136,7 +136,9 @@ def test_a_stream_of_changes_cannot_be_opened(server_with_key: AgentProcess) -> 
 
     async def listen() -> None:
         async with open_client(server_with_key) as client:
-            assert not client.server_capabilities.tools.list_changed
+            offered = client.server_capabilities.tools
+            assert offered is not None
+            assert not offered.list_changed
             with pytest.raises(MCPError, match="Method not found"):
                 async with asyncio.timeout(30), client.listen(tools_list_changed=True):
                     raise AssertionError("it was opened")
