@@ -15,6 +15,8 @@ from gumshoe.rewards.exact_match import is_exact
         ("\uff11\uff12 weeks", "12 weeks"),
         ("Yes", "Yes. Ann Lee has agreed to a free bar."),
         ("no, Bob refused it", "No. Bob Ray has said no to it."),
+        ("No, but Ann may", "No we cannot"),
+        ("no later than 15 may", "No later than 15 May"),
     ],
 )
 def test_case_spaces_and_outer_punctuation_are_ignored(answer: str, reference: str) -> None:
@@ -35,6 +37,9 @@ def test_case_spaces_and_outer_punctuation_are_ignored(answer: str, reference: s
         ("Nobody", "No. Bob Ray has said no to it."),
         ("yesterday", "Yes."),
         ("5", "-5"),
+        ("No later than 16 May", "No later than 15 May"),
+        ("No", "No one"),
+        ("No. 14 Mill Lane", "No. 12 Mill Lane"),
     ],
 )
 def test_all_other_differences_count(answer: str | None, reference: str) -> None:

@@ -4,20 +4,31 @@ import re
 import unicodedata
 
 _YES_OR_NO = re.compile(r"(yes|no)\b", re.I)
+_VERDICT = re.compile(
+    r"(?:yes|yeah|yep|nope)\b|no\b(?:\W*$|\s*[,;:!?()\u2013\u2014]|\s+-|\.(?!\s*\d)|\s+(?:i|we|you|he|she|it|they|"
+    r"this|that|these|those|there|the|an?|my|our|your|his|her|its|their|not|never|because|since|as|but|although|though|"
+    r"unless|and|sorry|thanks|thank|actually|unfortunately)\b)",
+    re.I,
+)
 
 
 def is_exact(answer: str | None, reference: str) -> bool:
     """Return True if an answer equals the reference, ignoring case, spaces and punctuation at its ends.
 
-    If the reference begins with yes or no, only that is compared.
+    If the reference begins with the verdict yes or no, only that is compared.
     """
     if answer is None:
         return False
     verdict = _YES_OR_NO.match(_normalize(reference))
-    if verdict:
+    if verdict and begins_with_verdict(_normalize(reference)):
         own = _YES_OR_NO.match(_normalize(answer))
         return own is not None and own[0] == verdict[0]
     return _normalize(answer) == _normalize(reference)
+
+
+def begins_with_verdict(text: str) -> bool:
+    """Return True if a text begins with a verdict: "No, Bob refused it", but not "No later than 15 May"."""
+    return _VERDICT.match(text) is not None
 
 
 def _normalize(text: str) -> str:

@@ -129,6 +129,57 @@ def test_the_rule_that_decides(question: str, reference: str, answer: str, corre
     assert verdict.why
 
 
+DUE, BY = "When must the form be in?", "No later than 15 May"
+GUESTS, MOST = "How many people may come?", "No more than 20 people"
+WHO_AGREED, COST = "Who approved it?", "What does the visit cost?"
+MILL, LANE = "Where is the mill?", "No. 12 Mill Lane"
+MEET, LUNCH = "When do we meet?", "Right after lunch"
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "correct", "wrong"),
+    [
+        (DUE, BY, ["By 15 May", "15 May at the latest", BY], ["No.", "By 16 May", "after 15 May", "from 15 May"]),
+        ("When didn't he attend?", "No earlier than 15 May", ["no earlier than 15 May"], ["No.", "By 15 May"]),
+        (DUE, "It is no later than 15 May", ["By 15 May"], ["No.", "By 16 May"]),
+        ("Do you know when it is due?", BY, ["By 15 May"], ["No.", "By 16 May"]),
+        (GUESTS, MOST, ["at most 20", "up to 20 people", MOST], ["No", "more than 20", "no more than 30"]),
+        (WHO_AGREED, "No one", ["Nobody", "No one approved it."], ["No", KIM, "Nobody but Kim Nguyen", "Nobody knows"]),
+        (COST, "No charge", ["There is no charge."], ["No", "There is a charge", "$5"]),
+        (COST, "There is no charge", ["No charge"], ["There is a charge"]),
+        (MILL, LANE, ["12 Mill Lane"], ["No", "No. 14 Mill Lane"]),
+        (MEET, LUNCH, ["We meet right after lunch."], ["Yes", "Right before lunch"]),
+        ("Where was the job posted?", "Indeed", ["On Indeed."], ["Yes", "LinkedIn"]),
+    ],
+)
+def test_no_and_right_are_not_always_verdicts(
+    question: str, reference: str, correct: list[str], wrong: list[str]
+) -> None:
+    accepted = {each: judge_answer(question, reference, each, date(2001, 5, 4)).correct for each in correct + wrong}
+    assert accepted == dict.fromkeys(correct, True) | dict.fromkeys(wrong, False)
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "is_yes"),
+    [
+        ("Is there a charge?", "No charge", False),
+        ("Was it approved?", "Indeed", True),
+        ("Kim approved it, didn't she?", "Right", True),
+        ("What did Kim say about video?", "No, she turned it down", False),
+        ("What did Kim say about video?", "No because it costs too much", False),
+        ("Has anyone approved it?", "Yes", True),
+    ],
+)
+def test_a_verdict_is_compared_only_with_a_verdict(question: str, reference: str, is_yes: bool) -> None:
+    verdicts = {each: judge_answer(question, reference, each) for each in ("Yes", "No")}
+    assert {each: verdict.correct for each, verdict in verdicts.items()} == {"Yes": is_yes, "No": not is_yes}
+
+
+def test_nobody_says_no() -> None:
+    for said in ("No one has.", "Nobody has."):
+        assert [judge_answer("Has anyone approved it?", each, said).correct for each in ("Yes", "No")] == [False, True]
+
+
 def calibrate_heuristic(answers: list[LabelledAnswer]) -> Calibration:
     return asyncio.run(calibrate(answers, HeuristicJudge(), lambda *_, **__: None))
 

@@ -118,7 +118,7 @@ def _hedge(case: JudgeCase) -> Decision:
     text = case.answer.text
     first, last = case.answer.sentence(case.span[0]) if case.span else (0, len(text))
     ends = [last] if case.span else []
-    if phrases.YES_OR_NO.match(case.reference.text):
+    if case.has_verdict:
         ends.append(len(text))
     if any(text[:end].rstrip().endswith("?") for end in ends) and "?" not in case.reference.text:
         return False, "it asks"
@@ -152,7 +152,7 @@ def _flatly_denied(case: JudgeCase) -> Decision:
     """Reject the words of the reference with a denial directly before or after them, e.g. "X? No."."""
     if case.whole_reference is None:
         return None
-    if NEGATOR.search(case.reference.text) and not phrases.YES_OR_NO.match(case.reference.text):
+    if NEGATOR.search(case.reference.text) and not case.has_verdict:
         return None
     text, (start, end) = case.answer.text, case.whole_reference
     is_asked = phrases.DENIED_BEFORE.match(case.question.text) or "reject" in case.question.text.casefold()
@@ -162,7 +162,7 @@ def _flatly_denied(case: JudgeCase) -> Decision:
 
 
 def _same_text(case: JudgeCase) -> Decision:
-    if not phrases.YES_OR_NO.search(case.reference.text) and is_exact(case.answer.text, case.reference.text):
+    if not case.has_verdict and is_exact(case.answer.text, case.reference.text):
         return True, "it is the reference answer"
     return None
 
@@ -205,9 +205,13 @@ def _words(case: JudgeCase) -> Decision:
     """Require most of the reference's words, or enough overlap of both texts."""
     needed = [(each, found) for each, found in case.matches if isinstance(each, Word) and not _is_implied(case, each)]
     if not needed:
-        if not any(isinstance(each, Value) and found for each, found in case.matches):
-            return False, "it is not the reference answer, which has no word to look for"
-        return True, "the values are those of the reference"
+        if any(isinstance(each, Value) and found for each, found in case.matches):
+            return True, "the values are those of the reference"
+        if any(found for _, found in case.matches) and all(
+            is_negator(case.answer, each) for each in case.answer.words if case.is_new(each)
+        ):
+            return True, "it denies the same"
+        return False, "it is not the reference answer, which has no word to look for"
     missing = [each for each, found in needed if not found and not _is_said_otherwise(case, each)]
     there = len(needed) - len(missing)
     names = [each for each in missing if each.is_name]
@@ -320,6 +324,10 @@ def _is_implied(case: JudgeCase, word: Word) -> bool:
         return True
     if word.is_name:
         return False
+    if not phrases.EARLIEST.search(case.answer.text) and any(
+        word.start in (match.start(1), match.start(2)) for match in phrases.LATEST.finditer(case.reference.text)
+    ):
+        return True
     numbers = [each for each in case.reference.values if each.kind == "number"]
     if numbers and is_quantity_word(word.key):
         return True

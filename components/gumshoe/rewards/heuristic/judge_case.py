@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 
+from gumshoe.rewards.exact_match import begins_with_verdict
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.normalized_text import Item, NormalizedText, Word
 from gumshoe.rewards.heuristic.value import Value
@@ -22,6 +23,15 @@ class JudgeCase:
     reference: NormalizedText
     answer: NormalizedText
     as_written: str
+
+    @cached_property
+    def has_verdict(self) -> bool:
+        """True if the reference begins with yes or no as a verdict, which "No later than 15 May" does not."""
+        word = phrases.YES_OR_NO.match(self.reference.text)
+        return word is not None and (
+            begins_with_verdict(self.reference.text[word.start(1) :])
+            or phrases.ASKS_YES_OR_NO.match(self.question.text) is not None
+        )
 
     @cached_property
     def required(self) -> list[Item]:

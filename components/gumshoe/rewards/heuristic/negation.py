@@ -119,4 +119,4 @@ def find_denied(reference: NormalizedText, answer: NormalizedText, words: list[W
 def _is_denied(text: NormalizedText, word: Word) -> bool:
     """Return True if an odd number of negations before the word, in the same clause, deny it."""
     first = max((match.end() for match in _CLAUSE.finditer(text.text, 0, word.start)), default=0)
-    return sum(1 for match in NEGATOR.finditer(text.text, first, word.start)) % 2 == 1
+    return sum(match.end() <= word.start for match in NEGATOR.finditer(text.text, first)) % 2 == 1

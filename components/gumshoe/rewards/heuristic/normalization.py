@@ -72,6 +72,7 @@ def normalize(text: str) -> str:
     plain = _BOX.sub("PO Box", _POINT.sub(lambda match: f"{_POINTS[match[1]]} ", plain))
     plain = _STATE.sub(lambda match: _STATES[(match["zip"] or match["end"]).upper()], plain)
     plain = re.sub(r"\bhalf a dozen\b", "6", plain, flags=re.I)
+    plain = re.sub(r"\bno[ -]one\b", "nobody", plain, flags=re.I)
     digits: str = alpha2digit(plain, "en", 0)
     for pattern, written in _REWRITES:
         digits = pattern.sub(written, digits)

@@ -44,8 +44,8 @@ AGREED = _pattern(
 """A request was approved."""
 NEGATED = re.compile(r"(?:\b(?:not|never|no|nobody|without|nor|cannot)|n't)\s+(?:\w+\s+){0,3}$", re.I)
 """Negates the text after it."""
-SAYS_NOT = re.compile(r"(?:\b(?:not|never|cannot)|n't)\b", re.I)
-"""Contains "not", anywhere."""
+SAYS_NOT = re.compile(r"(?:\b(?:not|never|cannot|nobody)|n't)\b", re.I)
+"""Contains "not" or "nobody", anywhere."""
 DENIED = re.compile(
     r"(?:\b(?:not|never|no longer|(?:anyone|anything|1) but|except|other than|instead of|rather than)|n't)\b", re.I
 )
@@ -98,6 +98,10 @@ BOUND = re.compile(
 """The value after it is a bound."""
 BOUNDED = re.compile(r"-|\b(?:least|most|than|over|under|up to|between|to|through|until|till)\b", re.I)
 """Words of bounds or ranges, anywhere."""
+LATEST = re.compile(r"(?:no|not) (later) than|at the (latest)", re.I)
+"""A deadline; the groups are words that a date alone, or "by" and a date, need not have."""
+EARLIEST = re.compile(r"\b(?:earli\w+|from|since|starting|onwards?|after|past)\b", re.I)
+"""Words of a start, which contradict a deadline."""
 RANGE = re.compile(r"\s?(?:-|to|through|until)\s?\d", re.I)
 """The value before it is the start of a range."""
 NAMES = re.compile(r"\s*(?:,\s*(?:and|or|&)\b|[,;|&\u2022\n]|\b(?:and|or)\b)\s*", re.I)
@@ -120,6 +124,14 @@ YES_OR_NO = re.compile(
     re.I,
 )
 """Yes or no, at the start of a sentence."""
+ASKS_YES_OR_NO = re.compile(
+    r"\W*(?:(?:and|so|but|then)\b\W*)?(?!\w+ (?:you|anyone|someone|anybody|somebody)\b.{0,40}\b"
+    r"(?:who\w*|what|which|when|where|why|how)\b)(?:is|are|am|was|were|do|does|did|has|have|had|can|could|will|would|"
+    r"shall|should|may|might|must|need|ought)(?:n't|not)?\b|.*(?:\btrue or false\b|"
+    r",\s*(?:right|correct|yes|no|[\w']+ (?:i|we|you|he|she|it|they|there))\?)",
+    re.I | re.S,
+)
+"""A question of yes or no: it begins with an auxiliary verb, or ends with a tag such as "didn't she?"."""
 NO = frozenset({"no", "nope", "n", "false", "negative", "incorrect"})
 """Words of `YES_OR_NO` that say no."""
 BOTH = re.compile(

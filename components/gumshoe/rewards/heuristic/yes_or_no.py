@@ -12,9 +12,9 @@ _MAX_SHORT_WORDS = 4  # maximum content words of an answer that says yes or no w
 
 
 def yes_or_no(case: JudgeCase) -> Decision:
-    """Compare yes or no only, if the reference begins with one of them."""
+    """Compare yes or no only, if the reference begins with one of them as a verdict."""
     wanted, own = _polarity(case.reference.text), _polarity(_without_question(case))
-    if not phrases.YES_OR_NO.match(case.reference.text) or wanted is None:
+    if not case.has_verdict or wanted is None:
         return None
     beside = not any(case.question.find(each) or case.reference.find(each) for each in case.answer.words)
     if own is None and not phrases.YES_OR_NO.search(case.answer.text) and _affirms(case):
