@@ -228,6 +228,24 @@ def test_invalid_settings_are_rejected(given_settings: dict[str, Any], code: str
         ChoiceSettings.from_mapping(given_settings)
 
 
+@pytest.mark.parametrize(
+    ("choose", "choose_by", "name"),
+    [
+        ("majority", None, "heuristic"),
+        ("majority", '{heuristic: {undecided: "openai:m"}}', "heuristic, undecided by openai:m"),
+        ("majority", "{embedding: {model: n, threshold: 0.9}}", "embedding:n over 0.9"),
+        ("best", "ruler:m@http://a/v1", "ruler:m"),
+        ("best", "{ruler: {model: {model: m, deadline: 9}, shuffles: 1}}", "ruler:m"),
+        ("best", "{ruler: {model: m, shuffles: 3, rubric: short}}", "ruler:m rubric=f9b0078b shuffles=3"),
+    ],
+)
+def test_the_name_of_a_choice_has_the_settings_that_change_it(choose: str, choose_by: Any, name: str) -> None:
+    given = {"samples": 4, "choose": choose, "choose_by": choose_by}
+    made = ChoiceSettings.from_mapping(given)
+    assert made is not None
+    assert made.judge_name == name
+
+
 def test_conflicting_options_are_rejected() -> None:
     assert parse_choice_options(4, None, None) is None
     assert parse_choice_options(4, "majority", None) == ChoiceSettings(samples=4)

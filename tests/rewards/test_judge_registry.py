@@ -12,7 +12,15 @@ from gumshoe.embeddings.embedder import EndpointEmbedder
 from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings
 from gumshoe.rewards.heuristic.heuristic_judge import HeuristicJudge
 from gumshoe.rewards.judge import JudgeError, Verdict
-from gumshoe.rewards.judge_registry import EmbeddingJudge, ExactJudge, OpenAIJudge, model_of, open_judge, with_own_usage
+from gumshoe.rewards.judge_registry import (
+    EmbeddingJudge,
+    ExactJudge,
+    OpenAIJudge,
+    describe_judge,
+    model_of,
+    open_judge,
+    with_own_usage,
+)
 from tests.errors import check_error, raises
 from tests.inference import fake_vllm
 from tests.inference.fake_vllm import Act, FakeVLLM, altered, chat_turn, choice, raw, status, together
@@ -47,6 +55,22 @@ def test_judges_by_name() -> None:
     assert isinstance(made, OpenAIJudge)
     assert made.model.settings.model == "judge-1"
     assert open_judge(made) is made
+
+
+@pytest.mark.parametrize(
+    ("named", "name"),
+    [
+        ("heuristic", "heuristic"),
+        ("{heuristic: {undecided: wrong}}", "heuristic"),
+        ('{heuristic: {undecided: "openai:m@http://a/v1"}}', "heuristic, undecided by openai:m"),
+        ({"heuristic": {"undecided": {"embedding": {"threshold": 0.9}}}}, "heuristic, undecided by embedding over 0.9"),
+        ("openai:m@http://a/v1", "openai:m"),
+        ({"openai": {"model": "m", "attempts": 9}}, "openai:m"),
+        ({"embedding": {"model": "n", "threshold": 0.7}}, "embedding:n over 0.7"),
+    ],
+)
+def test_the_name_has_the_settings_that_change_verdicts(named: Any, name: str) -> None:
+    assert describe_judge(named) == name
 
 
 @pytest.mark.parametrize(

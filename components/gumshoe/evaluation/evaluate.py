@@ -49,7 +49,7 @@ from gumshoe.redaction import redact
 from gumshoe.rewards.best_of_n import Choice
 from gumshoe.rewards.builtin_rewards import rubric
 from gumshoe.rewards.judge import Judge, JudgedQuestion, Verdict
-from gumshoe.rewards.judge_registry import model_of, open_judge, parse_judge
+from gumshoe.rewards.judge_registry import describe_judge, model_of, open_judge
 from gumshoe.rewards.scoring import JudgedTrajectory, judge_trajectory, map_concurrently
 from gumshoe.rollouts.episode_runners import check_policy
 from gumshoe.rollouts.trajectory import AGENT_FAILURES, Trajectory
@@ -93,7 +93,7 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
         for each in settings.judges:
             judge = open_judge(each)
             open_judges.push_async_callback(judge.aclose)
-            judges.append((_describe_judge(each), judge))
+            judges.append((describe_judge(each), judge))
         selector = settings.choice.open_selector() if settings.choice else None
         if selector is not None:
             open_judges.push_async_callback(selector.aclose)
@@ -416,9 +416,3 @@ def _agreement(predictions: Sequence[Prediction], judges: tuple[str, ...]) -> Ag
         kappa=cohens_kappa(one, other) if judged else None,
         disagreements=tuple(f"{each.scenario}/{each.sample}" for each in differing),
     )
-
-
-def _describe_judge(judge: Any) -> str:
-    name, settings = parse_judge(judge)
-    model = f":{settings['model']}" if "model" in settings else ""
-    return f"{name}{model}" + (f" over {settings['threshold']:g}" if "threshold" in settings else "")

@@ -5,6 +5,7 @@ question and on what the episodes said and did.
 """
 
 import asyncio
+import hashlib
 import statistics
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,7 +23,7 @@ from gumshoe.rewards.chat_judge import JudgeModelSettings, Usage, parse_model_na
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.values import normalize
 from gumshoe.rewards.judge import Judge, JudgeError
-from gumshoe.rewards.judge_registry import model_of, open_judge, parse_judge, with_own_usage
+from gumshoe.rewards.judge_registry import describe_judge, model_of, open_judge, parse_judge, with_own_usage
 from gumshoe.rewards.ruler import Ruler, RulerSettings
 from gumshoe.rollouts.answer import Answer, Cost
 from gumshoe.rollouts.trajectory import Trajectory
@@ -69,11 +70,15 @@ class ChoiceSettings(BaseModel):
 
     @property
     def judge_name(self) -> str:
-        """Name of the judge that compares or chooses, for display."""
+        """Name of the judge that compares or chooses, with the settings that change what it chooses."""
         name, settings = _resolve_judge(self)
-        model = settings.get("model")
-        model = model.get("model") if isinstance(model, Mapping) else model
-        return f"{name}:{model}" if model else name
+        described = describe_judge({name: settings})
+        if name != _RULER:
+            return described
+        changed = RulerSettings.model_validate(settings).model_dump(exclude={"model"}, exclude_defaults=True)
+        if "rubric" in changed:
+            changed["rubric"] = hashlib.sha256(changed["rubric"].encode()).hexdigest()[:8]
+        return " ".join([described, *(f"{setting}={value}" for setting, value in changed.items())])
 
     def open_selector(self) -> "Selector":
         """Create the selector.

@@ -183,6 +183,17 @@ def with_own_usage(judge: Judge) -> Judge:
     return judge.with_own_usage() if isinstance(judge, OpenAIJudge) else judge
 
 
+def describe_judge(named: Any) -> str:
+    """Return the name of a judge with the settings that change its verdicts: judges of the same name judge alike."""
+    name, settings = parse_judge(named)
+    model, second = settings.get("model"), settings.get("undecided", "wrong")
+    model = model.get("model") if isinstance(model, Mapping) else model
+    described = f"{name}:{model}" if model else name
+    if "threshold" in settings:
+        described += f" over {settings['threshold']:g}"
+    return described if second == "wrong" else f"{described}, undecided by {describe_judge(second)}"
+
+
 def parse_judge(named: Any) -> tuple[str, dict[str, Any]]:
     """Return the name and the settings of a judge, given a word, a mapping, or a mapping as YAML text.
 
