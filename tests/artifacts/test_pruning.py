@@ -137,6 +137,8 @@ def test_old_leftovers_are_removed_from_a_disk(tmp_path: Path) -> None:
     for path in (tmp_path / "store").rglob("*"):
         os.utime(path, (old, old))
     assert prune_store(store, keep=1, older_than=timedelta(days=3)).leftovers == 0
+    assert prune_store(store, keep=1, older_than=DAY, expired_only=True).leftovers == 0
+    assert (tmp_path / "store" / LEFTOVER).exists()
     assert prune_store(store, keep=1, older_than=DAY).leftovers == 1
     assert {path.split("/")[0] for path in read_files(tmp_path / "store")} == {
         "adapters",
@@ -162,6 +164,9 @@ def test_old_leftovers_are_removed_from_a_bucket(
     s3.create_multipart_upload(Bucket=s3_bucket, Key=f"project/artifacts/{LEFTOVER}")  # from 2010, says moto
     s3.create_multipart_upload(Bucket=s3_bucket, Key="elsewhere")
     proxy.inject(edit(_dated_2020), "GET", query="list-type=2", times=None)
+    assert prune_store(proxied, keep=1, older_than=DAY, expired_only=True).leftovers == 0
+    assert [entry.key for entry in proxied.storage.entries("adapters/9")] == [LEFTOVER]
+    assert len(s3.list_multipart_uploads(Bucket=s3_bucket)["Uploads"]) == 2
     assert prune_store(proxied, keep=1, older_than=DAY).leftovers == 1
     assert [entry.key for entry in proxied.storage.entries("adapters/9")] == []
     uploads = s3.list_multipart_uploads(Bucket=s3_bucket)["Uploads"]

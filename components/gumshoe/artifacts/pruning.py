@@ -43,8 +43,8 @@ def prune_store(
     artifact is never used again.
 
     `retention` limits how long artifacts may be kept at all, by the last segment of their kind. Older ones are removed
-    even if one of the rules above would keep them. With `expired_only`, only those are removed. If the latest version
-    of a kind is removed, `latest` names the newest that is left.
+    even if one of the rules above would keep them. With `expired_only`, only those are removed, and no unfinished
+    publications. If the latest version of a kind is removed, `latest` names the newest that is left.
 
     Raises:
         InvalidNameError: if the kind does not have the allowed form.
@@ -63,7 +63,7 @@ def prune_store(
     kept = {reference: reason for reference, reason in kept.items() if reference not in expired}
     removed = [manifest for manifest in manifests if manifest.reference not in kept]
     unfinished = now() - max(older_than, ABANDONED_AFTER)
-    leftovers = _find_leftovers(store, manifests, unfinished, kind)
+    leftovers = [] if expired_only else _find_leftovers(store, manifests, unfinished, kind)
     if not dry_run:
         for manifest in removed:
             remove_artifact(store, manifest)
@@ -72,7 +72,8 @@ def prune_store(
             store.storage.delete(
                 _find_leftovers(store, [published] if published else [], unfinished, kind, f"{folder}/")
             )
-        store.storage.abandon_uploads(f"{kind}/" if kind else "", unfinished, _PUBLICATION)
+        if not expired_only:
+            store.storage.abandon_uploads(f"{kind}/" if kind else "", unfinished, _PUBLICATION)
         for each in {manifest.kind for manifest in removed}:
             store.repoint_latest(each)
     return PruneResult(removed, kept, len(leftovers))
