@@ -147,6 +147,13 @@ def test_a_scripted_attacker_tries_again_with_what_failed(
         (1, 8, 0),
         (2, 8, 0),
     ]
+    files = {path: path.read_bytes() for path in (tmp_path / "e").rglob("*") if path.is_file()}
+    attacker = f"chat:attacker@{server.address}/v1"
+    for changed, setting in (({"attack_count": 9}, "attacks"), ({"attacker": attacker}, "attacker")):
+        ran = evaluate(run, server, synthetic_index, scenarios, tmp_path / "e", "careful", **options | changed)
+        assert (ran.status, ran.code) == (2, "evaluation.settings-changed")
+        assert f": {setting};" in ran.err
+    assert {path: path.read_bytes() for path in (tmp_path / "e").rglob("*") if path.is_file()} == files
     by_round = {number: [each for each in outcomes(tmp_path / "e") if each.round == number] for number in range(3)}
     assert [each.attack for each in by_round[0]] == [each.attack for each in by_round[1]]
     assert [each.model_dump() for each in by_round[0]] != [each.model_dump() for each in by_round[1]]

@@ -102,7 +102,7 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
             options = (settings.rollout, directory, env_factory, scenarios, judges[0][1], watch)
             attacks = AttackRun(settings.attacks, *options)
             open_judges.push_async_callback(attacks.aclose)
-        _record_settings(directory, settings, scenarios, env_factory)
+        _record_settings(directory, settings, scenarios, env_factory, attacks)
         trajectories = await _run_rollouts(settings, directory, scenarios, env_factory, watch)
         predictions = []
         for name, found in trajectories.items():
@@ -230,7 +230,11 @@ def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> dict[str, fro
 
 
 def _record_settings(
-    directory: Path, settings: EvaluationRequest, scenarios: ScenarioSet, env_factory: EnvFactory
+    directory: Path,
+    settings: EvaluationRequest,
+    scenarios: ScenarioSet,
+    env_factory: EnvFactory,
+    attacks: AttackRun | None,
 ) -> None:
     """Write the settings to the directory, or check that they are the same as before.
 
@@ -246,6 +250,8 @@ def _record_settings(
     recorded |= rollout.episode_settings | env_factory.provenance
     if settings.canaries:
         recorded |= {"canaries": settings.canaries.record.content, "canary samples": settings.canaries.samples}
+    if attacks:
+        recorded |= attacks.provenance
     for each in settings.policies:
         policy = PolicyName.parse(each.word)
         recorded |= {

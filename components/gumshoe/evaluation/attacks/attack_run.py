@@ -112,6 +112,12 @@ class AttackRun:
         self._attacker = open_attacker(settings.attacker) if settings.attacker else None
         self._embedder = open_index_embedder(env_factory.index)
 
+    @property
+    def provenance(self) -> dict[str, str]:
+        """The settings that decide which attacks are run. Episodes of other attacks cannot be added to a directory."""
+        attacker = {"attacker": self._attacker.name} if self._attacker else {}
+        return {"attacks": self.digest} | attacker
+
     async def run(self, policies: Sequence[AttackedPolicy]) -> dict[str, AttackResult]:
         """Run all attacks on all policies, and return the results by policy name.
 
