@@ -1,6 +1,7 @@
 """The commands of `gumshoe judge`."""
 
 import asyncio
+import errno
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -140,6 +141,40 @@ def test_score_rejects_arguments_that_do_not_belong_together(run: Run, trajector
     assert "'wise'" in ran.err
     ran = run("judge", "score", trajectories, "--scenarios", others, "--cache", "c", "--no-cache")
     assert (ran.status, ran.code) == (2, "judges.cache-conflict")
+
+
+def test_results_that_cannot_be_written_are_refused_before_any_request(
+    run: Run, trajectories: Path, questions: str, tmp_path: Path
+) -> None:
+    with FakeVLLM(chat=says(verdict)) as server:
+        words: list[tuple[object, ...]] = [
+            ("score", trajectories, "--scenarios", questions, "--judge", f"openai:base@{server.address}/v1"),
+            ("ruler", trajectories, "--judge", f"base@{server.address}/v1"),
+        ]
+        for each in words:
+            for place, code in (
+                (tmp_path / "no" / "v.jsonl", "store.not-found"),
+                (tmp_path, "store.is-a-directory"),
+                (trajectories / "v.jsonl", "store.not-a-directory"),
+            ):
+                ran = run("judge", *each, "--no-cache", "--out", place)
+                assert (ran.status != 0, ran.code) == (True, code)
+    assert server.requests == []
+
+
+def test_results_replace_a_file_only_as_a_whole(
+    run: Run, trajectories: Path, questions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "v.jsonl"
+    path.write_text("before")
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.fsync", fail)
+    ran = run("judge", "score", trajectories, "--scenarios", questions, "--out", path)
+    assert (ran.status != 0, ran.code) == (True, "store.disk-full")
+    assert path.read_text() == "before"
 
 
 def test_rewards_are_computed_for_each_episode_and_group(run: Run, questions: str, tmp_path: Path) -> None:

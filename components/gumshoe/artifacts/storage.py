@@ -433,6 +433,20 @@ def make_writable_directory(place: str) -> Path:
     return directory
 
 
+def check_output_file(path: Path) -> None:
+    """Check that a file can be created or replaced, before long work starts.
+
+    Raises:
+        NotFoundError: if its directory does not exist.
+        StorageError: if it is a directory, or its directory is not writable.
+    """
+    with explain_os_errors(path):
+        if path.is_dir():
+            raise IsADirectoryError
+    with explain_os_errors(path.parent):
+        tempfile.TemporaryFile(dir=path.parent).close()
+
+
 @contextmanager
 def explain_os_errors(path: Path) -> Iterator[None]:
     """Turn the operating system's errors about a file into errors that say what to do."""

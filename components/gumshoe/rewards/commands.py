@@ -1,6 +1,7 @@
 """`gumshoe judge`: score trajectories with judges and rewards, and calibrate a judge on labelled answers."""
 
 import asyncio
+import io
 import json as json_lines
 from collections import Counter
 from collections.abc import Coroutine
@@ -75,6 +76,7 @@ def score(
     """Judge each answer as correct or wrong. Exits with 75 if some answers have no verdict."""
     from gumshoe.rewards.scoring import judge_trajectories
 
+    _check_results(results)
     model = _model_settings(prompt_price, completion_price, concurrency, deadline, cache, no_cache)
     opened = _open_judge(judge, threshold, model)
     with progress("Judging") as advance:
@@ -162,6 +164,7 @@ def ruler(
     from gumshoe.rewards.ruler import open_ruler
     from gumshoe.rewards.scoring import score_groups
 
+    _check_results(results)
     model = _model_settings(prompt_price, completion_price, concurrency, deadline, cache, no_cache)
     settings: dict[str, Any] = {"model": parse_model_name(judge) | model, "shuffles": shuffles, "seed": seed}
     settings["max_characters"] = max_characters
@@ -340,14 +343,21 @@ def _print_usage(judge: object) -> None:
         )
 
 
-def _write_results(path: Path | None, results: list[dict[str, Any]]) -> None:
-    from gumshoe.artifacts.storage import explain_os_errors
+def _check_results(path: Path | None) -> None:
+    """Check that the results can be written, before any request is made."""
+    from gumshoe.artifacts.storage import check_output_file
 
     if path is not None:
+        check_output_file(path)
+
+
+def _write_results(path: Path | None, results: list[dict[str, Any]]) -> None:
+    from gumshoe.artifacts.storage import explain_os_errors, write_atomically
+
+    if path is not None:
+        lines = "".join(f"{json_lines.dumps(each, ensure_ascii=False)}\n" for each in results)
         with explain_os_errors(path):
-            path.write_text(
-                "".join(f"{json_lines.dumps(each, ensure_ascii=False)}\n" for each in results), encoding="utf-8"
-            )
+            write_atomically(path, io.BytesIO(lines.encode()))
 
 
 def _read_rubric(path: Path) -> str:
