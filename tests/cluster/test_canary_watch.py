@@ -16,7 +16,8 @@ from gumshoe.cluster.deploy import Deployments, WaitOptions
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.metrics_sources import open_source
 from gumshoe.cluster.releases import Releases
-from tests.cluster.fake_kubernetes import FakeKubernetes
+from gumshoe.cluster.serving_state import ServingState
+from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
 from tests.cluster.measured_server import MeasuredServer, run_measured_server
 from tests.cluster.test_deploy import (  # noqa: F401 - fixtures
     AGENT,
@@ -236,6 +237,21 @@ def test_a_watch_survives_failures_of_the_metrics_and_of_the_cluster(
 
     result = make_watch(Timeline(events=[(60, fail), (500, recover)])).run(on_trial)
     assert result.outcome == "rolled back"
+
+
+@pytest.mark.ci
+def test_a_stopped_canary_gets_no_questions_again_if_the_pods_are_not_ready(
+    cluster: FakeKubernetes,  # noqa: F811
+    on_trial: str,
+) -> None:
+    cluster.settle = Controllers(cluster, broken="agent").settle
+    changes = Deployments(Releases(Cluster.of(None, None)), WaitOptions(0.5, rollback_on_failure=True))
+    with raises("deploy.not-ready"):
+        changes.stop_canary(on_trial, ServingState("r1", "r2", 10))
+    assert get_traffic(cluster) == STOPPED
+    with raises("deploy.not-ready"):
+        changes.rollback(on_trial, None)
+    assert get_traffic(cluster) == ("r1", None, None), "a stopped canary is not loaded again"
 
 
 @pytest.mark.ci

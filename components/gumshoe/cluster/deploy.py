@@ -229,7 +229,8 @@ class Deployments:
     def rollback(self, name: str, revision: int | None) -> Release:
         """Undo the last step: stop the canary, or remove a stopped canary, or return to the previous adapter.
 
-        With `revision`, restore that revision completely.
+        With `revision`, restore that revision completely. A rollback is kept even if it is not ready in time, so that a
+        bad adapter gets no questions again.
 
         Raises:
             UsageError: if there is nothing to go back to, or the release uses another version of the chart.
@@ -252,7 +253,8 @@ class Deployments:
                 f"{name} has no adapter besides {was.adapter}; deploy another, or use `gumshoe rollback {name} "
                 f"--revision N` with a revision from `gumshoe deployments show {name}`",
             )
-        return self._apply_and_wait(name, values, describe_release(ServingState.of(values)))
+        self._apply(name, stored, values, describe_release(ServingState.of(values)))
+        return self._finish(name)
 
     def _get_same_chart(self, name: str) -> StoredRelease:
         """Return a release of this chart version, so that a change affects only adapters."""
