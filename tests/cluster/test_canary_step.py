@@ -5,10 +5,11 @@ from collections.abc import Callable
 import pytest
 
 from gumshoe.artifacts.store import Store
+from gumshoe.cluster import canary_step
 from gumshoe.cluster.canary_step import watch_published
 from gumshoe.cluster.notify import Outcome
 from gumshoe.cluster.pipeline_deployment import DeployTarget
-from tests.cluster.fake_kubernetes import FakeKubernetes
+from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
 from tests.cluster.measured_server import MeasuredServer
 from tests.cluster.test_canary_watch import (  # noqa: F401 - fixtures
     ON_TRIAL,
@@ -74,6 +75,24 @@ def test_the_step_rolls_back_and_the_run_does_not_fail(
         assert part in text
     assert "rolled back before" in watch(store, promote_when="default")
     assert get_traffic(cluster) == STOPPED
+
+
+@pytest.mark.ci
+def test_a_promotion_that_was_rolled_back_is_not_repeated(
+    cluster: FakeKubernetes,  # noqa: F811
+    on_trial: str,  # noqa: F811
+    store: Store,  # noqa: F811
+    asked: MeasuredServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert on_trial == "mail"
+    asked.ask("r2", 2000, failed=5)
+    monkeypatch.setattr(canary_step, "PIPELINE_SECONDS", 0.5)
+    cluster.settle = Controllers(cluster, broken="agent").settle
+    with raises("deploy.rolled-back") as caught:
+        watch(store, promote_when="errors <= baseline")
+    assert caught.value.exit_status == 1
+    assert get_traffic(cluster) == ON_TRIAL
 
 
 def test_the_time_of_a_watch_begins_with_the_deployment(

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from gumshoe.artifacts.store import Store
-from gumshoe.cluster import helm_program, readiness
+from gumshoe.cluster import helm_program, pipeline_deployment, readiness
 from gumshoe.cluster.pipeline_deployment import DeployTarget, deploy_published
 from gumshoe.cluster.releases import find_chart
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes, write_kubeconfig
@@ -855,6 +855,24 @@ def test_a_pipeline_deploys_its_adapter(cluster: FakeKubernetes, store: Store) -
         deploy_published("adapters/r2", store.uri, mode, target)
         assert get_traffic(cluster) == ("r2", None, None)
         assert list_loaded(cluster) == ["r1", "r2"]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("part", ["agent", "model"])
+def test_a_deployment_of_a_pipeline_that_was_rolled_back_is_not_repeated(
+    cluster: FakeKubernetes,
+    controllers: Controllers,
+    deployed: str,
+    store: Store,
+    part: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(pipeline_deployment, "PIPELINE_SECONDS", 0.5)
+    controllers.broken = part
+    with raises("deploy.rolled-back", "revision 1") as caught:
+        deploy_published("adapters/r2", store.uri, "full", DeployTarget.of({"name": deployed}))
+    assert caught.value.exit_status == 1
+    assert get_traffic(cluster) == ("r1", None, None)
 
 
 def get_agent(cluster: FakeKubernetes) -> Any:

@@ -8,7 +8,7 @@ from gumshoe.cluster.canary_watch import CanaryWatch
 from gumshoe.cluster.deploy import CanaryChangedError, Deployments, WaitOptions
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.metrics_sources import open_source
-from gumshoe.cluster.pipeline_deployment import PIPELINE_SECONDS, DeployTarget
+from gumshoe.cluster.pipeline_deployment import PIPELINE_SECONDS, DeployTarget, fail_after_rollback
 from gumshoe.cluster.published_adapter import KIND
 from gumshoe.cluster.releases import Releases, StoredRelease
 from gumshoe.cluster.serving_state import ServingState, describe_release
@@ -36,7 +36,8 @@ def watch_published(published: str, store: str, mode: str, target: DeployTarget)
         return record_canary_decision(settled, {"outcome": "settled"}, version, store)
     watch = CanaryWatch(changes, open_source(list(target.metrics), releases.cluster), plan.since(_age(stored)))
     try:
-        result = watch.run(target.name)
+        with fail_after_rollback():
+            result = watch.run(target.name)
     except CanaryChangedError as error:
         return record_canary_decision(error.message, {"outcome": "changed"}, version, store)
     return record_canary_decision(result.text, asdict(result), version, store)

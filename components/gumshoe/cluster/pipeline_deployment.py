@@ -1,6 +1,7 @@
 """Deploy what a pipeline has published, from a step inside the cluster."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import Field, field_validator
@@ -9,6 +10,7 @@ from gumshoe.cluster.canary_plan import CONFIDENCE, MIN_EPISODES, WatchPlan
 from gumshoe.cluster.deploy import Deployments, WaitOptions
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.published_adapter import KIND, find_adapter
+from gumshoe.cluster.readiness import DeploymentFailedError, DeploymentNotReadyError
 from gumshoe.cluster.releases import Releases, check_name
 from gumshoe.cluster.serving_state import ServingState, Values, describe_release, merge_values
 from gumshoe.errors import UsageError
@@ -104,8 +106,24 @@ def deploy_published(published: str, store: str, mode: str, target: DeployTarget
     stored = releases.find(target.name)
     is_canary = mode == "canary" and stored is not None and ServingState.of(stored.values).adapter != adapter.version
     given = _serve_agent(agent, stored.values if stored else {}, target.values, is_canary=is_canary)
-    changes.deploy(target.name, adapter, given, target.percent if is_canary else None)
+    with fail_after_rollback():
+        changes.deploy(target.name, adapter, given, target.percent if is_canary else None)
     return f"{target.name}: {describe_release(ServingState.of(releases.get(target.name).values))}"
+
+
+@contextmanager
+def fail_after_rollback() -> Iterator[None]:
+    """Make a rollback a lasting failure. Otherwise the step would be repeated, and its pod killed during the change.
+
+    Raises:
+        DeploymentFailedError: if the deployment was rolled back because it was not ready in time.
+    """
+    try:
+        yield
+    except DeploymentNotReadyError as error:
+        if error.code != "deploy.rolled-back":
+            raise
+        raise DeploymentFailedError("deploy.rolled-back", error.message) from None
 
 
 def _serve_agent(agent: str, before: Values, given: Values, *, is_canary: bool) -> Values:
