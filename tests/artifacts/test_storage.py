@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+from collections import deque
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests.artifacts.conftest import LIMITS
 from tests.artifacts.fault_proxy import FaultProxy, small_pages
 from tests.artifacts.files import noise, run_concurrently, write_files
 from tests.errors import raises
+from tests.http_server import ReceivedRequest, run_faulty_server
 
 
 @pytest.fixture
@@ -307,3 +309,23 @@ def test_a_file_that_was_replaced_before_it_was_locked_is_in_use(
     with raises("store.file-in-use", path), open_locked_file(path):
         pass
     assert path.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize(
+    ("own", "default", "used"), [("eu-west-1", "us-east-1", "eu-west-1"), ("", "eu-west-3", "eu-west-3")]
+)
+def test_requests_are_signed_for_the_region_of_the_environment(
+    aws_environment: pytest.MonkeyPatch, own: str, default: str, used: str
+) -> None:
+    signed: list[str] = []
+
+    def answer(request: ReceivedRequest, _: str) -> tuple[int, str, bytes]:
+        signed.append(request.authorization or "")
+        return 200, "application/xml", b"<ListBucketResult/>"
+
+    aws_environment.setenv("AWS_REGION", own)
+    aws_environment.setenv("AWS_DEFAULT_REGION", default)
+    with run_faulty_server(deque(), answer) as address:
+        aws_environment.setenv("AWS_ENDPOINT_URL", address)
+        assert list(open_storage("s3://bucket/project", LIMITS).entries()) == []
+    assert f"/{used}/s3/aws4_request" in signed[0]

@@ -1,6 +1,7 @@
 """S3 as a `Storage`, through boto3: any S3 API, at AWS_ENDPOINT_URL if it is set."""
 
 import io
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
@@ -192,6 +193,7 @@ class S3Storage:
             with self._explain_errors(""):
                 self._client: S3Client = boto3.client(
                     "s3",
+                    region_name=os.environ.get("AWS_REGION") or None,  # boto3 itself reads only AWS_DEFAULT_REGION
                     verify=_find_certificates(),
                     config=Config(
                         connect_timeout=min(limits.connect_timeout, limits.deadline),
