@@ -379,6 +379,7 @@ def test_two_releases_in_one_namespace_do_not_conflict() -> None:
         ({"serving": {"gpuMemory": 1.5}}, "/serving/gpuMemory", ""),
         ({"serving": {"sharedMemory": "8 GB"}}, "/serving/sharedMemory", ""),
         ({"serving": {"replicas": {"min": 3, "max": 2}}}, "serving.replicas.max: ", "min"),
+        ({"agent": {"autoscaling": {"enabled": True, "min": 12}}}, "agent.autoscaling.max: ", "min"),
         (
             {"serving": {"replicas": {"max": 3}, "runtimeCanary": {"percent": 5}}},
             "serving.runtimeCanary: ",

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from copy import deepcopy
 from datetime import UTC, datetime, timedelta
@@ -17,6 +18,7 @@ from gumshoe.cluster.helm import find_helm
 from gumshoe.cluster.helm_library import HelmLibrary
 from gumshoe.cluster.helm_program import HelmProgram
 from gumshoe.cluster.kubernetes_api import Cluster
+from gumshoe.cluster.release_check import ReleaseCheck
 from gumshoe.cluster.releases import Releases, check_keys, find_chart
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
 from tests.cluster.helm_programs import put_first_on_path, real_helm, run_kubectl, write_program
@@ -212,6 +214,45 @@ def test_nothing_is_changed_without_all_permissions(releases: Releases, cluster:
     cluster.denied_deletion = None
     releases.remove("mail")
     assert releases.find("mail") is None
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("way", ["library"], indirect=True)
+def test_nothing_is_changed_if_the_cluster_rejects_an_object(releases: Releases, cluster: FakeKubernetes) -> None:
+    releases.apply("mail", VALUES, "-")
+    before = deepcopy(cluster.objects)
+    scaled = {**VALUES, "agent": {**VALUES["agent"], "autoscaling": {"enabled": True}}}
+    for status in ("400", "403", "422"):
+        for request in ("patch horizontalpodautoscalers", "patch deployments"):
+            cluster.request_faults[request] = deque([status])
+            with raises("cluster.request-rejected", f"{status}: because", "agents"):
+                releases.apply("mail", scaled, "-")
+    for request, status in (("update secrets", "400"), ("delete services", "422")):
+        cluster.request_faults[request] = deque([status])
+        with raises("cluster.request-rejected", f"{status}: because"):
+            releases.remove("mail")
+    assert cluster.objects == before
+    cluster.request_faults["patch horizontalpodautoscalers"] = deque(["404"])
+    releases.apply("mail", scaled, "-")
+
+
+def test_a_dry_run_that_keeps_the_fields_of_another_manager_rejects_nothing(cluster: FakeKubernetes) -> None:
+    """Helm 3 and a Helm of another name remove these fields, so what they send is valid."""
+    wanted = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}}
+    for live_manager, manager, rejected in (
+        (None, None, 1),
+        ("helm", "helm", 1),
+        ("kubectl", None, 0),
+        ("python3", "helm", 0),
+    ):
+        cluster.objects.clear()
+        if live_manager:
+            entry = {"manager": live_manager, "operation": "Apply", "fieldsV1": {}}
+            cluster.put({**wanted, "metadata": {"name": "settings", "namespace": "agents", "managedFields": [entry]}})
+        cluster.request_faults["patch configmaps"] = deque(["422"])
+        check = ReleaseCheck(Cluster.of(None, None), "mail", manager)
+        check.try_change([wanted], [])
+        assert len(check.rejections) == rejected, (live_manager, manager)
 
 
 @pytest.mark.usefixtures("way")

@@ -183,6 +183,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- if not (or .agent.access.existingSecret .agent.access.jwksUrl (dig "access" "open" false .agent.settings)) -}}{{ fail "agent.access: required; set existingSecret (keys) or jwksUrl (tokens)" }}{{- end -}}
 {{- if and (dig "access" "open" false .agent.settings) (not (and (dig "access" "open_to_network" false .agent.settings) (dig "access" "allowed_hosts" list .agent.settings))) -}}{{ fail "agent.settings.access.open: lets everybody who can reach the Service read everything; set agent.access instead, or also set open_to_network: true and allowed_hosts" }}{{- end -}}
 {{- if and .agent.access.jwksUrl (not (and .agent.access.issuer .agent.access.audience)) -}}{{ fail "agent.access: jwksUrl needs issuer and audience" }}{{- end -}}
+{{- if and .agent.autoscaling.enabled (lt (.agent.autoscaling.max | int) (.agent.autoscaling.min | int)) -}}{{ fail "agent.autoscaling.max: must be at least agent.autoscaling.min" }}{{- end -}}
 {{- if and .ingress.enabled (not .ingress.host) -}}{{ fail "ingress.host: required with ingress.enabled; set it to the public host name" }}{{- end -}}
 {{- if and .httpRoute.enabled (not .httpRoute.parentRefs) -}}{{ fail "httpRoute.parentRefs: required with httpRoute.enabled; name the gateway" }}{{- end -}}
 {{- end -}}

@@ -216,7 +216,8 @@ class Cluster:
             if error.status == 403:
                 raise ClusterError(
                     "cluster.access-denied",
-                    f"Kubernetes denies access: 403{detail}; use a context or a service account that has this right",
+                    f"Kubernetes denies access: 403{detail}; use a context or a service account that has this right, "
+                    "or correct what the message names",
                     403,
                 ) from None
             if error.status == 404:

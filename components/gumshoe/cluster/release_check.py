@@ -68,6 +68,8 @@ class ReleaseCheck:
     manager: str | None
     """Name under which Helm manages fields; None if it overwrites the fields of others anyway."""
     denials: list[ClusterError] = field(default_factory=list)
+    rejections: list[ClusterError] = field(default_factory=list)
+    """Answers of the API server to requests that it rejects for other reasons than permissions and conflicts."""
     conflicts: list[FieldConflict] = field(default_factory=list)
     _conflicting: list[Object] = field(default_factory=list)
     _renamed: list[str] = field(default_factory=list)
@@ -79,7 +81,6 @@ class ReleaseCheck:
         """Try to apply the wanted objects, to delete the others, and to store the release.
 
         Raises:
-            ClusterError: if the cluster rejects a request for another reason than permissions and conflicts.
             ClusterUnavailableError: if the cluster does not answer or fails.
         """
         self._try_to_store("POST", "PUT")
@@ -158,6 +159,10 @@ class ReleaseCheck:
                 self.denials.append(error)
             elif error.status == 409:
                 self._note_conflicts(error, wanted, live or {})
+            elif error.status == 422 and live and (self.manager is None or path in self._renamed):
+                pass  # fields that Helm removes are still in the dry run, because another name manages them
+            elif error.status != 404:
+                self.rejections.append(error)
 
     def _note_conflicts(self, error: ClusterError, wanted: Object, live: Object) -> None:
         found = []
@@ -189,12 +194,14 @@ class ReleaseCheck:
             self._try(method, place if method == "POST" else f"{place}/{name}", body)
 
     def _try(self, method: str, path: str, body: Object) -> None:
-        """Send a dry run, and note if it is denied. Other errors are Helm's to report."""
+        """Send a dry run, and note if it is denied or rejected. An object that does not exist is no problem."""
         try:
             self.cluster.request(method, path, _DRY, body)
         except ClusterError as error:
             if error.status == 403:
                 self.denials.append(error)
+            elif error.status not in (404, 409):
+                self.rejections.append(error)
 
     def _apply(self, wanted: Object, query: Mapping[str, str]) -> None:
         path = self._find_path(wanted)
@@ -251,6 +258,11 @@ def describe_denials(denials: list[ClusterError]) -> str:
         missing.setdefault(user, []).append(f"{verb} {resource}{f'.{group}' if group else ''}")
     listed = [f'"{user}" may not {", ".join(dict.fromkeys(each))}' for user, each in missing.items()]
     return "; ".join(dict.fromkeys([*listed, *others]))
+
+
+def describe_rejections(rejections: list[ClusterError]) -> str:
+    """Describe rejected requests in one line."""
+    return "; ".join(dict.fromkeys(each.message for each in rejections))
 
 
 def describe_conflicts(conflicts: list[FieldConflict]) -> str:

@@ -13,7 +13,7 @@ import yaml
 import gumshoe
 from gumshoe.cluster.helm import TIMEOUT, Helm, HelmChart, HelmFailure, Release, find_helm, open_helm, translate_failure
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterError
-from gumshoe.cluster.release_check import ReleaseCheck, describe_conflicts, describe_denials
+from gumshoe.cluster.release_check import ReleaseCheck, describe_conflicts, describe_denials, describe_rejections
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 
 T = TypeVar("T")
@@ -130,7 +130,7 @@ class Releases:
         Raises:
             UsageError: if the chart rejects them.
             UnavailableError: if another change is in progress.
-            ClusterError: if a permission is missing; nothing was changed.
+            ClusterError: if a permission is missing, or the cluster rejects an object; nothing was changed.
             GumshoeError: if the cluster or Helm rejects the change. If another program changed a field, nothing was
                 changed.
         """
@@ -168,7 +168,7 @@ class Releases:
 
         Raises:
             UsageError: if the release or the revision does not exist.
-            ClusterError: if a permission is missing; nothing was changed.
+            ClusterError: if a permission is missing, or the cluster rejects an object; nothing was changed.
             GumshoeError: if the cluster or Helm rejects the change. If another program changed a field, nothing was
                 changed.
         """
@@ -193,7 +193,7 @@ class Releases:
         """
         check = ReleaseCheck(self.cluster, name, None)
         check.try_removal(self.get(name).objects)
-        self._reject_denials(check, f"{name} cannot be removed", _REMOVE_ROLE)
+        self._raise_if_refused(check, f"{name} cannot be removed", _REMOVE_ROLE)
         self._call(lambda helm: helm.uninstall(name))
 
     def try_apply(self, stored: StoredRelease, values: dict[str, Any], *, is_forced: bool = False) -> None:
@@ -201,7 +201,7 @@ class Releases:
 
         Raises:
             UsageError: if the chart rejects the values.
-            ClusterError: if a permission is missing.
+            ClusterError: if a permission is missing, or the cluster rejects an object.
             GumshoeError: if another program changed a field, unless forced.
         """
         name = stored.release.name
@@ -222,12 +222,12 @@ class Releases:
         """Try a change with dry runs.
 
         Raises:
-            ClusterError: if a permission is missing.
+            ClusterError: if a permission is missing, or the cluster rejects an object.
             GumshoeError: if another program changed a field, unless forced.
         """
         check = ReleaseCheck(self.cluster, name, stored.field_manager if stored else None)
         check.try_change(wanted, stored.objects if stored else [])
-        self._reject_denials(check, f"{name} cannot be changed", _CHANGE_ROLE)
+        self._raise_if_refused(check, f"{name} cannot be changed", _CHANGE_ROLE)
         if check.conflicts and not is_forced:
             raise GumshoeError(
                 "deploy.conflict",
@@ -237,13 +237,20 @@ class Releases:
             )
         return check
 
-    def _reject_denials(self, check: ReleaseCheck, what: str, role: str) -> None:
+    def _raise_if_refused(self, check: ReleaseCheck, what: str, role: str) -> None:
         if check.denials:
             raise ClusterError(
                 "cluster.access-denied",
                 f"{what} in namespace {self.cluster.namespace}: {describe_denials(check.denials)}; nothing was "
                 f"changed; use an account that may, e.g. one with the Role {role} of Gumshoe's manifests",
                 403,
+            )
+        if check.rejections:
+            raise ClusterError(
+                "cluster.request-rejected",
+                f"{what} in namespace {self.cluster.namespace}: {describe_rejections(check.rejections)}; nothing was "
+                "changed; correct the values or the cluster's policy that this names",
+                check.rejections[0].status,
             )
 
     @property
