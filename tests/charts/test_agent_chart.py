@@ -250,16 +250,18 @@ def test_kserve_s_sdk_reads_the_objects(mode: str) -> None:
     assert canary["predictor"]["model"]["image"].endswith(":v0.32.0")
 
 
+def find_model_digest(mode: str, changes: dict[str, Any]) -> str:
+    """Return the digest of vLLM's configuration. Another one restarts its pods."""
+    objects = render(merge(values_of(mode), changes))
+    if mode == "standard":
+        env = of_kind(objects, "InferenceService")["spec"]["predictor"]["model"]["env"]
+    else:
+        env = of_kind(objects, "LLMInferenceService")["spec"]["template"]["containers"][0]["env"]
+    return str(next(each["value"] for each in env if each["name"] == "GUMSHOE_MODEL"))
+
+
 @pytest.mark.parametrize("mode", ["standard", "llmisvc"])
 def test_the_model_digest_depends_on_all_vllm_settings(mode: str) -> None:
-    def digest(changes: dict[str, Any]) -> str:
-        objects = render(merge(values_of(mode), changes))
-        if mode == "standard":
-            env = of_kind(objects, "InferenceService")["spec"]["predictor"]["model"]["env"]
-        else:
-            env = of_kind(objects, "LLMInferenceService")["spec"]["template"]["containers"][0]["env"]
-        return str(next(each["value"] for each in env if each["name"] == "GUMSHOE_MODEL"))
-
     changes: list[dict[str, Any]] = [
         {"adapter": {"maxRank": 64}},
         {"model": {"maxContext": 4096}},
@@ -268,9 +270,25 @@ def test_the_model_digest_depends_on_all_vllm_settings(mode: str) -> None:
         {"serving": {"extraArgs": ["--max-num-seqs=8"]}},
         {"previous": {"name": "r6", "uri": "s3://a/r6"}},
     ]
-    digests = [digest({}), *map(digest, changes)]
+    digests = [find_model_digest(mode, each) for each in ({}, *changes)]
     assert len(set(digests)) == len(digests)
-    assert digest({"agent": {"replicas": 3}}) == digests[0]
+    assert find_model_digest(mode, {"agent": {"replicas": 3}}) == digests[0]
+
+
+@pytest.mark.parametrize(
+    ("mode", "changes"),
+    [
+        ("standard", {"replicas": {"min": 2, "max": 4}}),
+        ("standard", {"autoscaling": {"waiting": 8}}),
+        ("standard", {"disruption": {"maxUnavailable": "50%"}}),
+        ("standard", {"runtimeCanary": {"percent": 20, "tag": "v0.32.0"}}),
+        ("standard", {"strategy": "Recreate"}),
+        ("standard", {"external": {"urls": ["http://vllm:8000"]}}),
+        ("llmisvc", {"replicas": {"min": 2, "max": 4}}),
+    ],
+)
+def test_vllm_is_not_restarted_by_values_that_do_not_change_its_pods(mode: str, changes: dict[str, Any]) -> None:
+    assert find_model_digest(mode, {"serving": changes}) == find_model_digest(mode, {})
 
 
 def test_documents_have_an_index_of_their_own() -> None:

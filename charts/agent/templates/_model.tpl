@@ -290,13 +290,14 @@ model:
     {{- include "gumshoe.loraModules" $root | nindent 4 }}
 {{- end -}}
 
-{{/* Environment of vLLM's container. The digest of its configuration shows if KServe has processed a change. */}}
+{{/* Environment of vLLM's container. The digest of its configuration shows if KServe has processed a change. A value
+that does not change the pods is left out, because another digest restarts them. */}}
 {{- define "gumshoe.modelEnv" -}}
 {{- include "gumshoe.mergeEnv" (dict "own" (include "gumshoe.ownModelEnv" .) "extra" .Values.serving.extraEnv) -}}
 {{- end -}}
 
 {{- define "gumshoe.ownModelEnv" -}}
-{{- $parts := list (include "gumshoe.image" .Values.serving.image) (include "gumshoe.vllmArgs" .) (include "gumshoe.modelFiles" .) (toJson .Values.serving) (include "gumshoe.modelPodMetadata" .) (include "gumshoe.modelPod" .) (include "gumshoe.modelContainer" .) -}}
+{{- $parts := list (include "gumshoe.image" .Values.serving.image) (include "gumshoe.vllmArgs" .) (include "gumshoe.modelFiles" .) (omit .Values.serving "external" "strategy" "replicas" "autoscaling" "disruption" "runtimeCanary" | toJson) (include "gumshoe.modelPodMetadata" .) (include "gumshoe.modelPod" .) (include "gumshoe.modelContainer" .) -}}
 - name: GUMSHOE_MODEL
   value: {{ join "\n" $parts | sha256sum | trunc 16 | quote }}
 # vLLM reports each start to its makers otherwise.
