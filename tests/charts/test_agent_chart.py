@@ -322,6 +322,14 @@ def test_the_agent_server_may_access_the_ports_of_its_urls(mode: str, ports: set
     assert {port["port"] for rule in rules for port in rule["ports"]} == ports | {53, 5353}
 
 
+@pytest.mark.parametrize(("environment", "has_hub"), [("email", False), ("documents", True)])
+def test_the_agent_server_may_download_the_embedding_model_of_documents(environment: str, has_hub: bool) -> None:
+    given = {"environment": environment, "storage": {"existingSecret": "s3", "endpoint": "http://minio:9000"}}
+    rules = render(merge(values_of("standard"), {"agent": given}))["NetworkPolicy", "mail-gumshoe-agent-agent"]
+    ports = {port["port"] for rule in rules["spec"]["egress"] for port in rule["ports"]}
+    assert (443 in ports, 9000 in ports) == (has_hub, True)
+
+
 def test_a_bound_canary_has_the_record_of_its_own_training() -> None:
     canary = {"canary": {"name": "r8a1-1", "uri": "s3://bucket/project/adapters/r8a1-1/sha256-01/", "percent": 25}}
     plain = merge(values_of("standard"), canary)

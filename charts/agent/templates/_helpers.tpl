@@ -246,6 +246,7 @@ seccompProfile: {type: RuntimeDefault}
 {{- define "gumshoe.ports" -}}
 {{- $urls := list .Values.agent.storage.endpoint .Values.agent.access.jwksUrl .Values.monitoring.otlpEndpoint .Values.proxy.http .Values.proxy.https -}}
 {{- with .Values.agent.tokenizer -}}{{- if not (hasPrefix "/" .) -}}{{- $urls = append $urls "https://hub" -}}{{- end -}}{{- end -}}
+{{- if eq .Values.agent.environment "documents" -}}{{- $urls = append $urls "https://hub" -}}{{- end -}}{{/* embedding model */}}
 {{- if or (not .Values.agent.storage.endpoint) .Values.agent.serviceAccount.annotations -}}{{- $urls = append $urls "https://aws" -}}{{- end -}}
 {{- include "gumshoe.portsOf" $urls -}}
 {{- end -}}
