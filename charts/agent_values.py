@@ -423,8 +423,8 @@ class NetworkPolicyValues(ValuesSection):
     from_: list[KubernetesObject] = Field(
         [],
         alias="from",
-        description="Peers that may access the agent server, as in a NetworkPolicy. Default: all pods of the "
-        "namespace.",
+        description="Peers that may access the agent server, as in a NetworkPolicy, e.g. the pods of an ingress "
+        "controller. Default: all pods of the namespace.",
     )
     prometheus: list[KubernetesObject] = Field(
         [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}],

@@ -330,6 +330,26 @@ def test_the_agent_server_may_download_the_embedding_model_of_documents(environm
     assert (443 in ports, 9000 in ports) == (has_hub, True)
 
 
+@pytest.mark.parametrize(
+    ("changes", "is_warned"),
+    [
+        ({"ingress": {"enabled": True, "host": "mail.example.com"}}, True),
+        ({"httpRoute": {"enabled": True, "parentRefs": [{"name": "gateway"}]}}, True),
+        ({"route": {"enabled": True}}, False),
+        ({}, False),
+    ],
+)
+def test_the_notes_warn_if_the_network_policy_blocks_public_requests(changes: dict[str, Any], is_warned: bool) -> None:
+    def warns(policy: dict[str, Any]) -> bool:
+        values = merge(values_of("standard"), {**changes, "networkPolicy": policy})
+        notes = chart().render(values, name="mail", namespace="agents")["gumshoe-agent/templates/NOTES.txt"]
+        return "networkPolicy.from" in notes
+
+    assert warns({}) == is_warned
+    assert not warns({"from": [{"namespaceSelector": {}}]})
+    assert not warns({"enabled": False})
+
+
 def test_a_bound_canary_has_the_record_of_its_own_training() -> None:
     canary = {"canary": {"name": "r8a1-1", "uri": "s3://bucket/project/adapters/r8a1-1/sha256-01/", "percent": 25}}
     plain = merge(values_of("standard"), canary)
