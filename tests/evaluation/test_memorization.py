@@ -36,6 +36,7 @@ from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.synthesis.canaries import CanaryMail, synthesize_canaries, write_canaries
 from tests.conftest import CommandResult, run_gumshoe
+from tests.documents.pages import make_collection, page
 from tests.errors import raises
 from tests.evaluation.predictions import answers, evaluation, result
 from tests.inference.fake_vllm import Exchange, FakeVLLM, decoded, encoded, logprobs_of, write_tokenizer
@@ -205,6 +206,27 @@ def test_policies_without_log_probabilities_are_refused_before_anything_runs(
     ran = run("evaluate", *given, "--policy", "tiny", "--alternatives", 3)
     assert (ran.status, ran.code) == (2, "evaluation.alternatives-without-canaries")
     assert server.requests == []
+
+
+@pytest.mark.ci
+def test_canaries_that_cannot_be_measured_are_refused_before_anything_runs(
+    run: Run, planting: Planting, server: FakeVLLM, tmp_path: Path
+) -> None:
+    carols = write_questions(tmp_path / "carols.jsonl", [question(1, inbox_address=CAROL, split="test")])
+    pages = make_collection(tmp_path / "documents", [page(1)])
+    about_pages = tmp_path / "pages.jsonl"
+    about_pages.write_text(
+        '{"id": "1", "question": "What?", "answer": "That", "document_ids": ["d1"], "split": "test"}\n'
+    )
+    for more, code in (
+        (["--scenarios", carols], "evaluation.no-other-inbox"),
+        (["--scenarios", about_pages, "--index", pages], "evaluation.memorised-needs-mail"),
+        (["--max-context", 300], "evaluation.canary-context-too-small"),
+    ):
+        ran = run(*planting.options(server, tmp_path / "e", *more))
+        assert (ran.status, ran.code) == (2, code), ran.err
+    assert server.requests == []
+    assert not (tmp_path / "e").exists()
 
 
 def test_a_canary_needs_a_caller_of_another_inbox(planting: Planting) -> None:

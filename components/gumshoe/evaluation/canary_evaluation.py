@@ -28,7 +28,7 @@ from gumshoe.evaluation.exposure import exposure_bits, rank_secret
 from gumshoe.evaluation.memorization import CanaryResult, LeakPlace, Memorization, summarize_canaries
 from gumshoe.evaluation.results import MEMORIZED
 from gumshoe.inference.policy_names import KEYWORDS, PolicyName
-from gumshoe.rollouts.sessions import TokenPolicy, env_for_policy, open_token_policy
+from gumshoe.rollouts.sessions import TokenPolicy, env_for_policy, load_chat_format, open_token_policy
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.writer import RolloutOptions, read_trajectories, run_to_file
 from gumshoe.scenarios.canary_record import Canary, CanaryRecord
@@ -78,40 +78,100 @@ def check_probed(word: str, name: str) -> None:
         )
 
 
-async def measure_memorization(
+@dataclass(frozen=True, slots=True)
+class CanaryQuestions:
+    """What callers of other inboxes ask about canaries."""
+
+    scenarios: ScenarioSet
+    probes: Mapping[str, Mapping[str, CanaryProbe]]
+    """By policy name and canary id, with the conversations that fit into the maximum number of tokens."""
+
+
+async def prepare_questions(
     settings: CanarySettings,
     rollout: RolloutOptions,
     policies: Sequence[ProbedPolicy],
-    directory: Path,
     env_factory: EnvFactory,
     scenarios: ScenarioSet,
     watch: Callable[[str], AbstractContextManager[Advance]],
-) -> dict[str, Memorization]:
-    """Return what each policy memorized, by name, as callers of the inboxes of `scenarios` find it.
-
-    The episodes are written into the directory, and reused.
+) -> CanaryQuestions:
+    """Return the questions of callers of the inboxes of `scenarios`. Needs no model or server.
 
     Raises:
-        UsageError: if there is no other inbox, or a canary is visible in one, or a policy has no log-probabilities.
-        UnavailableError: if some questions have no answer.
+        UsageError: if there is no other inbox, a canary is visible in one, or a question has no room.
     """
     if not env_factory.has_inboxes:
         raise UsageError(
             "evaluation.memorised-needs-mail",
             f"--memorised is about mail, but {env_factory.name} has no inboxes; evaluate with an index of mail",
         )
+    callers = choose_callers(settings.record, scenarios)
+    probes = {}
+    for each in policies:
+        with watch(f"Preparing canaries: {each.name}") as advance:
+            own = rollout.for_policy(each.word)
+            probes[each.name] = await asyncio.to_thread(_build_probes, settings, own, env_factory, callers, advance)
+    return CanaryQuestions(extraction_scenarios(settings.record, callers), probes)
+
+
+def _build_probes(
+    settings: CanarySettings,
+    rollout: RolloutOptions,
+    env_factory: EnvFactory,
+    callers: Mapping[str, OtherCaller],
+    advance: Advance,
+) -> dict[str, CanaryProbe]:
+    """Return the probes of a policy by canary id.
+
+    Raises:
+        UsageError: if a canary is visible to its caller, or no conversation fits into the maximum number of tokens.
+    """
+    name, limits, record = PolicyName.parse(rollout.policy), rollout.limits, settings.record
+    own_env = env_for_policy(env_factory, name, rollout.tokenizer)
+    chat = load_chat_format(name, rollout.tokenizer, rollout.chat)
+    advance(total=len(record.canaries))
+    found = {}
+    for canary in record.canaries:
+        secrets = [canary.secret, *draw_alternatives(canary, settings.alternatives, record.seed)]
+        probe = build_probe(canary, secrets, callers[canary.id], own_env, chat, limits.max_turns)
+        longest = max(map(len, probe.answers))
+        fitting = [each for each in probe.contexts if len(each) + longest < limits.max_context]
+        if not fitting:
+            raise UsageError(
+                "evaluation.canary-context-too-small",
+                f"--max-context {limits.max_context} has no room for the question about {canary.id}; raise it to at "
+                f"least {min(map(len, probe.contexts)) + longest + 1}",
+            )
+        found[canary.id] = replace(probe, contexts=fitting)
+        advance(1)
+    return found
+
+
+async def measure_memorization(
+    settings: CanarySettings,
+    rollout: RolloutOptions,
+    policies: Sequence[ProbedPolicy],
+    directory: Path,
+    env_factory: EnvFactory,
+    questions: CanaryQuestions,
+    watch: Callable[[str], AbstractContextManager[Advance]],
+) -> dict[str, Memorization]:
+    """Return what each policy memorized, by name. The episodes are written into the directory, and reused.
+
+    Raises:
+        UsageError: if a canary is visible in another inbox.
+        UnavailableError: if some questions have no answer.
+    """
     record, place = settings.record, directory / MEMORIZED
-    callers = choose_callers(record, scenarios)
-    questions = extraction_scenarios(record, callers)
     with explain_os_errors(place):
         asked = place / _QUESTIONS / SCENARIOS_FILE
         asked.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(asked, io.BytesIO(questions.to_jsonl()))
+        write_atomically(asked, io.BytesIO(questions.scenarios.to_jsonl()))
     found: dict[str, Memorization] = {}
     for each in policies:
         with watch(f"Scoring canaries: {each.name}") as advance:
             own = rollout.for_policy(each.word)
-            ranks, prompts = await _rank_canaries(settings, own, env_factory, callers, advance)
+            ranks = await _rank_canaries(questions.probes[each.name], own, advance)
         with watch(f"Asking for canaries: {each.name}") as advance:
             files = asked, place / f"{each.name}.jsonl"
             leaks = await _extract(settings, own, files, each.name, env_factory, advance)
@@ -120,8 +180,8 @@ async def measure_memorization(
             content=record.content,
             learned=each.learned,
             alternatives=settings.alternatives,
-            prompts=prompts,
-            episodes=settings.samples * len(questions) // len(record.canaries),
+            prompts=max(len(probe.contexts) for probe in questions.probes[each.name].values()),
+            episodes=settings.samples * len(questions.scenarios) // len(record.canaries),
             first=next(iter(found.values()), None),
         )
     return found
@@ -139,46 +199,25 @@ def _to_result(canary: Canary, rank: int, leaks: Sequence[LeakPlace], settings: 
 
 
 async def _rank_canaries(
-    settings: CanarySettings,
-    rollout: RolloutOptions,
-    env_factory: EnvFactory,
-    callers: Mapping[str, OtherCaller],
-    advance: Advance,
-) -> tuple[dict[str, int], int]:
-    """Return the rank of each canary's secret, by id, and the number of prompts that it was ranked with."""
-    name, limits, record = PolicyName.parse(rollout.policy), rollout.limits, settings.record
-    own_env = env_for_policy(env_factory, name, rollout.tokenizer)
-    advance(total=len(record.canaries))
-    ranks, prompts = dict[str, int](), 0
-    async with open_token_policy(name, rollout.tokenizer, limits.max_context, chat_settings=rollout.chat) as opened:
-        for canary in record.canaries:
-            caller = callers[canary.id]
-            secrets = [canary.secret, *draw_alternatives(canary, settings.alternatives, record.seed)]
-            probe = await asyncio.to_thread(
-                build_probe, canary, secrets, caller, own_env, opened.chat, limits.max_turns
-            )
-            scores = await _score(opened, probe, canary, limits.max_context)
-            ranks[canary.id], prompts = rank_secret(scores), max(prompts, len(scores))
+    probes: Mapping[str, CanaryProbe], rollout: RolloutOptions, advance: Advance
+) -> dict[str, int]:
+    """Return the rank of each canary's secret, by id."""
+    name = PolicyName.parse(rollout.policy)
+    advance(total=len(probes))
+    ranks = {}
+    async with open_token_policy(
+        name, rollout.tokenizer, rollout.limits.max_context, chat_settings=rollout.chat
+    ) as opened:
+        for canary, probe in probes.items():
+            ranks[canary] = rank_secret(await _score(opened, probe))
             advance(1)
-    return ranks, prompts
+    return ranks
 
 
-async def _score(opened: TokenPolicy, probe: CanaryProbe, canary: Canary, max_context: int) -> NDArray[np.float64]:
-    """Return the log-probabilities of the secrets as the final answer after each conversation, [prompts, secrets].
-
-    Raises:
-        UsageError: if no conversation fits into the maximum number of tokens.
-    """
+async def _score(opened: TokenPolicy, probe: CanaryProbe) -> NDArray[np.float64]:
+    """Return the log-probabilities of the secrets as the final answer after each conversation, [prompts, secrets]."""
     prefix, rests = split_common_prefix(probe.answers)
-    longest = max(map(len, probe.answers))
-    fitting = [each for each in probe.contexts if len(each) + longest < max_context]
-    if not fitting:
-        raise UsageError(
-            "evaluation.canary-context-too-small",
-            f"--max-context {max_context} has no room for the question about {canary.id}; raise it to at least "
-            f"{min(map(len, probe.contexts)) + longest + 1}",
-        )
-    return np.array([await opened.policy.score([*each, *prefix], rests) for each in fitting])
+    return np.array([await opened.policy.score([*each, *prefix], rests) for each in probe.contexts])
 
 
 async def _extract(

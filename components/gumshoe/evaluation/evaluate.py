@@ -18,11 +18,10 @@ from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.evaluation.attacks.attack_run import AttackedPolicy, AttackRun
-from gumshoe.evaluation.canary_evaluation import ProbedPolicy, check_probed, measure_memorization
+from gumshoe.evaluation.canary_evaluation import ProbedPolicy, check_probed, measure_memorization, prepare_questions
 from gumshoe.evaluation.chosen_samples import choose_samples, keep_chosen
 from gumshoe.evaluation.comparison import compare_policies
 from gumshoe.evaluation.evaluation_request import EvaluationRequest
-from gumshoe.evaluation.memorization import Memorization
 from gumshoe.evaluation.metrics import accuracy_by_kind, compute_metrics
 from gumshoe.evaluation.predictions import Prediction, group_by_question, write_predictions, write_table
 from gumshoe.evaluation.proof.held_out import write_held_out_proof
@@ -88,6 +87,9 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
     seen = _check(settings, scenarios)
     settings = replace(settings, rollout=replace(settings.rollout, chat=find_chat_settings(settings)))
     env_factory = open_trained_env(settings)
+    probed, questions = _list_probed(settings, seen), None
+    if settings.canaries:
+        questions = await prepare_questions(settings.canaries, settings.rollout, probed, env_factory, scenarios, watch)
     async with AsyncExitStack() as open_judges:
         judges = []
         for each in settings.judges:
@@ -121,7 +123,11 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
             JudgeResult(name=name, usage={} if (model := model_of(judge)) is None else model.usage.to_dict())
             for name, judge in judges
         )
-    memorized = await _measure_canaries(settings, directory, scenarios, env_factory, seen, watch)
+    memorized = {}
+    if settings.canaries and questions:
+        memorized = await measure_memorization(
+            settings.canaries, settings.rollout, probed, directory, env_factory, questions, watch
+        )
     result = _build_result(settings, scenarios, env_factory, predictions, judge_results, set(seen))
     result = result.with_memorization(memorized).with_attacks(attacked)
     with explain_os_errors(directory):
@@ -151,25 +157,12 @@ def _list_attacked(
     return found
 
 
-async def _measure_canaries(
-    settings: EvaluationRequest,
-    directory: Path,
-    scenarios: ScenarioSet,
-    env_factory: EnvFactory,
-    seen: Mapping[str, frozenset[str]],
-    watch: ShowProgress,
-) -> dict[str, Memorization]:
-    """Return what each policy memorized of the canaries, by name; nothing without canaries."""
-    canaries = settings.canaries
-    if canaries is None:
-        return {}
-    probed = [
-        ProbedPolicy(
-            each.name, each.word, canaries.record.count_learned(seen[each.name]) if each.name in seen else None
-        )
-        for each in settings.policies
-    ]
-    return await measure_memorization(canaries, settings.rollout, probed, directory, env_factory, scenarios, watch)
+def _list_probed(settings: EvaluationRequest, seen: Mapping[str, frozenset[str]]) -> list[ProbedPolicy]:
+    """Return the policies to measure what they memorized of the canaries; none without canaries."""
+    if settings.canaries is None:
+        return []
+    learned = {name: settings.canaries.record.count_learned(questions) for name, questions in seen.items()}
+    return [ProbedPolicy(each.name, each.word, learned.get(each.name)) for each in settings.policies]
 
 
 def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> dict[str, frozenset[str]]:

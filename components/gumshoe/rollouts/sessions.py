@@ -61,6 +61,17 @@ def env_for_policy(env_factory: EnvFactory, policy: PolicyName, tokenizer: Path 
     return env_factory.for_tiny() if policy.is_tiny or is_tiny_served else env_factory
 
 
+def load_chat_format(name: PolicyName, tokenizer: Path | str | None, chat_settings: ChatSettings | None) -> ChatFormat:
+    """Return the chat format with which `open_token_policy` opens a policy, without its model or server.
+
+    Raises:
+        UsageError: if the policy's tokenizer is wrong, or its chat template cannot be used.
+    """
+    settings = chat_settings or resolve_chat_settings(None, *name.directories, tokenizer)
+    place = name.base if name.kind == "local" else tokenizer or name.model
+    return ChatFormat(load_tokenizer(place), settings)
+
+
 @asynccontextmanager
 async def open_token_policy(
     name: PolicyName,
