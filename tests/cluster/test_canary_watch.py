@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -252,6 +252,22 @@ def test_a_stopped_canary_gets_no_questions_again_if_the_pods_are_not_ready(
     with raises("deploy.not-ready"):
         changes.rollback(on_trial, None)
     assert get_traffic(cluster) == ("r1", None, None), "a stopped canary is not loaded again"
+
+
+@pytest.mark.ci
+def test_a_canary_counts_as_rolled_back_if_the_pods_are_not_ready_in_time(
+    cluster: FakeKubernetes,  # noqa: F811
+    on_trial: str,
+    server: MeasuredServer,
+) -> None:
+    server.ask("r1", 100)
+    server.ask("r2", 100, failed=100)
+    cluster.settle = Controllers(cluster, broken="agent").settle
+    watch = make_watch(Timeline())
+    watch.changes = replace(watch.changes, waiting=WaitOptions(0.5, rollback_on_failure=True))
+    result = watch.run(on_trial)
+    assert (result.outcome, get_traffic(cluster)) == ("rolled back", STOPPED)
+    assert f"{AGENT}: 0 of 2 pods are ready" in result.text
 
 
 @pytest.mark.ci

@@ -6,7 +6,7 @@ asked for. If another command changes the canary, this one changes nothing.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Literal
 
@@ -17,6 +17,7 @@ from gumshoe.cluster.deploy import Deployments
 from gumshoe.cluster.kubernetes_api import ClusterUnavailableError
 from gumshoe.cluster.metrics_sources import MetricsSource, MetricsUnreachableError
 from gumshoe.cluster.pod_problems import ProblemLog
+from gumshoe.cluster.readiness import DeploymentFailedError, DeploymentNotReadyError
 from gumshoe.cluster.releases import StoredRelease
 from gumshoe.cluster.serving_state import ServingState
 from gumshoe.errors import RefusedError, UnavailableError, UsageError
@@ -115,7 +116,10 @@ class CanaryWatch:
             self.changes.promote(name, watched)
         elif outcome == "rolled back":
             err.print(f"Rolling back: {printable(result.reason)}", soft_wrap=True)
-            self.changes.stop_canary(name, watched)
+            try:
+                self.changes.stop_canary(name, watched)
+            except (DeploymentNotReadyError, DeploymentFailedError) as error:  # the change is kept
+                result = replace(result, reason=f"{result.reason}, but {error.message}")
         return result
 
     def _wait(self, name: str, watched: ServingState, look: _Look) -> tuple[Outcome, _Look]:
