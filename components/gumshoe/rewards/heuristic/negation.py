@@ -9,7 +9,7 @@ NEGATOR = re.compile(
     r"(?:\b(?:not|never|no longer|nobody|no one|nothing|none(?: of)?|neither|nor|without|cannot|hardly|rarely|seldom|"
     r"(?:fail|refus|declin|neglect|omit)\w* to|unable to|unwilling to|stopped|ceased to|lack(?:s|ed|ing)?|"
     r"(?:free|devoid|instead|short) of|rather than|except(?: for)?|exclud\w+|excluding|minus)|n't)\b"
-    r"|\bno\b(?! (?:later|earlier|more than|less than|fewer than)\b)(?=\s\w)",
+    r"|\bno\b(?! (?:later|earlier|more than|less than|fewer than)\b)(?=\s[^\W\d])",
     re.I,
 )
 """Denies the words after it, up to the end of the clause."""
