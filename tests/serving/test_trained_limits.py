@@ -29,6 +29,13 @@ def test_given_limits_come_before_those_of_the_training_and_the_defaults(tmp_pat
     assert ServedLimits.of([adapter], max_turns=8) == ServedLimits(8, 120, 4096)
 
 
+def test_the_record_of_a_warm_start_counts_too(tmp_path: Path) -> None:
+    (tmp_path / "warm_start.json").write_text(json.dumps({"spec": {"settings": TRAINED}, "report": {}}))
+    assert ServedLimits.of([tmp_path]) == ServedLimits(6, 120, 4096)
+    trained(tmp_path, {**TRAINED, "model": {"max_context": 2048}})
+    assert ServedLimits.of([tmp_path]) == ServedLimits(6, 120, 2048), "a later training"
+
+
 @pytest.mark.parametrize("settings", [None, {}, {"rollouts": {"max_turns": 6}}, {**TRAINED, "rollouts": "none"}])
 def test_metadata_of_other_programs_is_ignored(tmp_path: Path, settings: Any) -> None:
     assert ServedLimits.of([trained(tmp_path, settings)]) == ServedLimits()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from gumshoe.rollouts.episode import EpisodeLimits
 
 METADATA = "metadata.json"
 """File in an adapter's directory with the settings that it was trained with."""
+_WARM_START = "warm_start.json"  # the same of an adapter or a model after a warm start
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +51,10 @@ class ServedLimits:
 
 def _read_trained(directory: Path) -> ServedLimits | None:
     """Return the limits in the record of a training; None without one."""
-    try:
-        settings: Any = json.loads((directory / METADATA).read_bytes())["settings"]
-        rollouts, model = settings["rollouts"], settings["model"]
-        return ServedLimits(int(rollouts["max_turns"]), int(rollouts["max_tokens"]), int(model["max_context"]))
-    except (OSError, ValueError, LookupError, TypeError):
-        return None  # e.g. metadata that another program wrote
+    for name in (METADATA, _WARM_START):
+        with suppress(OSError, ValueError, LookupError, TypeError, AttributeError):  # e.g. that of another program
+            found: Any = json.loads((directory / name).read_bytes())
+            settings = found.get("spec", found)["settings"]
+            rollouts, model = settings["rollouts"], settings["model"]
+            return ServedLimits(int(rollouts["max_turns"]), int(rollouts["max_tokens"]), int(model["max_context"]))
+    return None
