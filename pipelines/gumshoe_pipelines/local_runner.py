@@ -64,7 +64,7 @@ class LocalRun:
             return f"[bold]{escape(found[1])}[/]"
         if found := _ENDED.search(text):
             running = (each for each in reversed(self.steps) if each.state == "running" and each.name == found[1])
-            step = next(running)
+            step = next(running, self.steps[-1])
             step.state = "done" if found[2] == "SUCCESS" else "failed"
             return f"  {_LABELS[step.state]} after {time.monotonic() - self.step_started:,.1f} s"
         if found := _CACHED.search(text):

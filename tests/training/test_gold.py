@@ -523,8 +523,9 @@ def test_everything_else_is_checked_before_episodes_are_played(
         monkeypatch.setenv(f"PET_{name}", value)
     with raises("training.warm-start-multi-node"):
         begin(new)
-    for file, code in ((tmp_path / "missing" / "x.jsonl", "store.not-found"), (new, "store.is-a-directory")):
-        with raises(code, file):
+    missing = tmp_path / "missing"
+    for file, code, named in ((missing / "x.jsonl", "store.not-found", missing), (new, "store.is-a-directory", new)):
+        with raises(code, f"{named} "):
             write_gold_episodes(settings_of(), company / "index", asked, file)
 
 

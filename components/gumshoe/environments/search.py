@@ -15,6 +15,8 @@ NOTHING_FOUND = "Nothing found."
 HIT_ID = re.compile(r"^(?:  chunk: .*\n)?  id: (.+?)(?: \(thread .+, \d+ messages\))?$", re.M)
 """End of each hit in the result of a search: its chunk, its id, which is the first group and may contain spaces, and
 its thread. Only some hits have a chunk or a thread."""
+HIT = re.compile(rf"^(.*)\n  (.*)\n{HIT_ID.pattern}", re.M)
+"""Hit in the result of a search of mail or documents: its title, its snippet and its id."""
 
 
 def bare_id(source_id: str) -> str:

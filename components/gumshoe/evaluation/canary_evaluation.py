@@ -80,7 +80,7 @@ def check_probed(word: str, name: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CanaryQuestions:
-    """What callers of other inboxes ask about canaries."""
+    """Questions that callers of other inboxes ask about canaries."""
 
     scenarios: ScenarioSet
     probes: Mapping[str, Mapping[str, CanaryProbe]]

@@ -14,7 +14,7 @@ from typing import Any
 from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.environments.base import DocumentSource
 from gumshoe.environments.registry import EnvFactory
-from gumshoe.environments.search import HIT_ID, bare_id
+from gumshoe.environments.search import HIT, bare_id
 from gumshoe.environments.tools import Call
 from gumshoe.evaluation.attacks.attack_rows import list_attack_rows
 from gumshoe.evaluation.evaluate import EvaluationRun
@@ -30,7 +30,6 @@ from gumshoe.rollouts.trajectory import Span, Trajectory
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 
 _ERROR = re.compile(r"(?:\A|<tool_response>\n)Error: ")
-_HIT = re.compile(rf"^.*\n  .*\n{HIT_ID.pattern}", re.M)
 _STEPS = ("found", "read", "source_accuracy", "accuracy")
 _ENDINGS = ("unusable", "truncated", "out_of_turns", "context_full", "does_not_know")
 
@@ -249,8 +248,8 @@ def _find_read_id(call: Call) -> str | None:
 def _mark_sources(text: str, gold: set[str]) -> Iterator[tuple[str, bool]]:
     """Yield the parts of a result, with True for those that list a correct source."""
     end = 0
-    for hit in _HIT.finditer(text):
-        if bare_id(hit[1]) in gold:
+    for hit in HIT.finditer(text):
+        if bare_id(hit[3]) in gold:
             if hit.start() > end:
                 yield text[end : hit.start()], False
             yield hit[0], True

@@ -117,9 +117,8 @@ async def answer_locally(
             )
         day = env_factory.default_query_date(question.day)
         scenario = Scenario.from_question(question.text, question.inbox, day, question.collections)
-        env_factory.check(
-            [scenario], model.max_turns or ServedLimits().max_turns
-        )  # before a model is fetched or started
+        # Before a model is fetched or started, so that the turns of its training are not known yet.
+        env_factory.check([scenario], model.max_turns or ServedLimits().max_turns)
         policy = model.resolve(stack)
         chat = resolve_chat_settings(model.chat, *policy.directories)
         limits = ServedLimits.of(policy.directories, max_turns=model.max_turns, max_tokens=model.max_tokens)

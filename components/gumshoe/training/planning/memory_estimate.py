@@ -5,6 +5,7 @@ dropout and without LoRA), for decoders such as Llama and Qwen2, with the `sdpa`
 of unequal lengths. `tests/training/test_memory_plan.py` compares the estimates with measurements.
 """
 
+import math
 from dataclasses import dataclass
 
 from gumshoe.training.models.model_shape import ModelShape
@@ -279,11 +280,10 @@ def sampling_parts(
     `first_turn` tokens with the prompt, and evaluations run episodes: the larger of the two counts. Keys and values
     exist twice while a batch copies them back to its sessions.
     """
-    at_once = settings.rollouts.concurrency  # reached in evaluations, even if a step has fewer episodes
-    if settings.mode == "simple" and (step := settings.groups * settings.rollouts.num_generations) * first_turn > (
-        at_once * context
-    ):
-        at_once, context = step, first_turn
+    sampled = [(settings.rollouts.concurrency, context)]  # in evaluations, even if a step has fewer episodes
+    if settings.mode == "simple":
+        sampled.append((settings.groups * settings.rollouts.num_generations, first_turn))
+    at_once, context = max(sampled, key=math.prod)
     new = min(context, TURN_TOKENS)
     dtype = place.dtype
     reading = new * (3 * shape.intermediate + 4 * shape.hidden) * dtype + 2 * context * shape.attention * dtype

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
-from gumshoe.artifacts.storage import explain_os_errors, write_atomically
+from gumshoe.artifacts.storage import check_output_file, explain_os_errors, write_atomically
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.environments.tools import ToolError
 from gumshoe.errors import UsageError
@@ -88,12 +88,9 @@ def write_gold_episodes(settings: TrainSettings, index: Path, scenarios: str, pa
 
     Raises:
         UsageError: no scenario has an episode, or as `make_gold_episodes`.
-        StorageError: the file cannot be written. This is checked first.
+        NotFoundError, StorageError: the file cannot be written. This is checked first.
     """
-    with explain_os_errors(path):
-        if path.is_dir():
-            raise IsADirectoryError
-        tempfile.TemporaryFile(dir=path.parent).close()
+    check_output_file(path)
     learned = load_training_scenarios(settings, scenarios)
     episodes, report = make_gold_episodes(open_run_env(settings, index), learned, settings)
     if not episodes:

@@ -9,7 +9,7 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gumshoe.environments.search import HIT_ID
+from gumshoe.environments.search import HIT
 from gumshoe.environments.tools import Call
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.unknown_answer import UNKNOWN
@@ -20,7 +20,6 @@ ErrorKind = Literal[
     "few keywords", "first hit unread", "wrong person", "older fact", "neighbouring field", "gave up early"
 ]
 
-_HIT = re.compile(rf"^(.*)\n  (.*)\n{HIT_ID.pattern}", re.M)
 _WORD = re.compile(r"[^\W_]+(?:['\u2019-][^\W_]+)*")
 _STOP_WORDS = frozenset(
     {"a", "an", "and", "at", "by", "for", "from", "in", "of", "on", "or", "that", "the", "to", "with"}
@@ -121,7 +120,7 @@ class SearchHit:
 
 def parse_hits(result: str) -> list[SearchHit]:
     """Parse the hits in a search result."""
-    return [SearchHit(*found) for found in _HIT.findall(result)]
+    return [SearchHit(*found) for found in HIT.findall(result)]
 
 
 @dataclass(slots=True)
