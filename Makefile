@@ -15,14 +15,16 @@ OWN_MAIL = $(if $(filter command,$(firstword $(origin MAIL))),$(MAIL))
 DEMO_MAIL = $(or $(OWN_MAIL),jsonl:$(abspath $(DEMO))/made/mail.jsonl)
 DEMO_SCENARIOS = $(or $(SCENARIOS),$(abspath $(DEMO))/made/scenarios.jsonl)
 MODEL ?= tiny
+# vLLM's CPU build exists for Linux only.
+DEMO_ENGINE := $(if $(filter Darwin,$(shell uname)),transformers,vllm)
 ifeq ($(MODEL),tiny)
 DEMO_TIME = "This takes 4 to 6 minutes on two cores."
-DEMO_TRAINING = -p config=tiny -p 'settings={optimizer.max_steps: 6, evaluation.eval_steps: 6}'
+DEMO_TRAINING = -p config=tiny -p 'settings={optimizer.max_steps: 6, evaluation.eval_steps: 6, rollouts.engine: $(DEMO_ENGINE)}'
 else
 DEMO_TIME = "With a real model, this takes an hour or more on two cores. Stopped, it continues if you run it again."
 # Processors that multiply in bfloat16 train a real model faster in it.
 DEMO_DTYPE := $(if $(shell grep -oEm 1 'amx_bf16|avx512_bf16' /proc/cpuinfo 2>/dev/null),bfloat16,float32)
-DEMO_TRAINING = -p config=smollm2-cpu -p demonstrations=gold -p 'settings={data.train_size: 200, model.dtype: $(DEMO_DTYPE)}'
+DEMO_TRAINING = -p config=smollm2-cpu -p demonstrations=gold -p 'settings={data.train_size: 200, model.dtype: $(DEMO_DTYPE), rollouts.engine: $(DEMO_ENGINE)}'
 endif
 # torch for the CPU: on Linux PyTorch's own index has it, and PyPI has one with CUDA; elsewhere PyPI has it.
 TORCH ?= $(if $(filter Darwin,$(shell uname)),torch==2.13.0,torch==2.13.0+cpu --extra-index-url https://download.pytorch.org/whl/cpu)

@@ -15,7 +15,7 @@ start=$PWD
 cd "$(dirname "$0")/.."
 
 if [[ ${1:-} == --help || ${1:-} == -h ]]; then
-    sed -n '2,/^set /{/^# /s/^# //p}' "images/build.sh"
+    sed -n '2,/^set /{/^# /s/^# //p;}' "images/build.sh"
     exit 0
 fi
 
@@ -90,7 +90,7 @@ for image in "$@"; do
     file=images/$folder/Dockerfile
     [[ -f $file && $image =~ ^(trainer|worker|agent|agent-documents)$ ]] ||
         fail "unknown image $image; use trainer, worker, agent or agent-documents"
-    own=${folder^^}_BASE
+    own=$(tr "[:lower:]" "[:upper:]" <<<"$folder")_BASE
     base=$(pinned "${!own:-$(sed -n 's/^ARG BASE_IMAGE=//p' "$file")}")
     echo "Building $registry/$image:$tag on $base"
     "$BUILDER" build --file "$file" --tag "$registry/$image:$tag" --build-arg "BASE_IMAGE=$base" \

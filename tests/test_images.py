@@ -163,6 +163,7 @@ def test_the_agent_image_contains_the_imports_of_the_server(image: str) -> None:
         "opentelemetry.exporter.otlp.proto.http.trace_exporter",
         "gumshoe.artifacts.s3",
         "openai",
+        "gumshoe.mail.index",
     ]
     run = import_in_image(image, *names, *lazy_imports)
     assert run.returncode == 0, run.stderr[-2000:]

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from gumshoe.errors import UsageError
-from gumshoe.installation import install_command
+import quotequail
+
 from gumshoe.mail.search_results import Message
 from gumshoe.mail.thread_subjects import is_reply
 
@@ -88,9 +88,6 @@ def fold_message(thread: Sequence[Message], number: int) -> Message:
     """Return one message of a thread, oldest first, with its text as `fold_quotes` returns it if it is a reply.
 
     The oldest one stays whole: what it quotes is in no other message of the thread.
-
-    Raises:
-        UsageError: see `fold_quotes`.
     """
     message = thread[number]
     return replace(message, body=fold_quotes(message.body)) if number and is_reply(message.subject) else message
@@ -102,9 +99,6 @@ def fold_quotes(body: str) -> str:
     Quoted lines that it answers one by one stay, cut to the last three before each answer. Forwarded messages stay, and
     so does a message without text of its own, or of more than 200,000 characters. Do not call it for messages that do
     not answer another one: mail programs introduce forwarded messages in the same way as quoted ones.
-
-    Raises:
-        UsageError: if the package quotequail is missing.
     """
     if len(body) > _MAX_LENGTH:
         return body
@@ -169,13 +163,6 @@ def _find_introduction(lines: list[str], last: int) -> tuple[int, _Kind]:
 
 def _classify(text: str) -> _Kind:
     """Return what a line introduces, by its words."""
-    try:
-        import quotequail
-    except ImportError:
-        raise UsageError(
-            "mail.not-installed", f"reading threads requires quotequail: {install_command(extra='mail')}"
-        ) from None
-
     if _ORIGINAL.match(text) and text.endswith((":", "-")):
         return "reply"
     # With more addresses, a pattern of quotequail takes cubic time.
