@@ -5,12 +5,14 @@ from typing import Annotated
 
 import pytest
 import typer
-from rich.table import Table
+from rich.console import Console
+from rich.table import Column, Table
 from typer.testing import CliRunner
 
 from gumshoe.terminal import (
     PRINT_INTERVAL,
     ProgressLines,
+    create_table,
     err,
     hide_progress,
     out,
@@ -95,6 +97,17 @@ def test_a_command_is_repeated_with_changed_parameters() -> None:
     words = ["index", "--policy", "a=x", "--limit", "3", "--policy", "b", "-o", "x", "--quiet"]
     CliRunner().invoke(app, words, prog_name="measure")
     assert repeated == ["measure", "--policy", "a=x", "--policy", "b", "--out", "there", "--quiet", "index"]
+
+
+def test_a_narrow_table_cuts_no_word(capsys: pytest.CaptureFixture[str]) -> None:
+    digest, reference = "0123456789abcdef" * 4, "adapters/local-20261128-025337"
+    table = create_table(Column("artifact", no_wrap=True), "digest", "made from", box=None)
+    table.add_row(reference, digest, "runs/r1/reports/latest")
+    Console(width=60).print(table)
+    printed = capsys.readouterr().out
+    assert reference in printed
+    assert "…" not in printed
+    assert sorted(set("".join(printed.split())) & set(digest)) == sorted(set(digest))
 
 
 @pytest.mark.parametrize("text", ["maildir:M: is read", ":smile: [red]", "a:+1:b", "[bold]:warning:[/]"])

@@ -31,6 +31,7 @@ from gumshoe.redaction import redact
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
+    from rich.table import Column, Table
 
 
 class _MessageConsole(Console):
@@ -107,6 +108,16 @@ def repeat_command(context: typer.Context, **changes: object) -> list[str]:
         else:
             words += [word for each in values for word in (parameter.opts[0], str(each))]
     return [*words, *arguments]
+
+
+def create_table(*headers: "Column | str", **options: Any) -> "Table":
+    """Return a table without rows (see `rich.table.Table`). Words longer than a column are folded, not cut off."""
+    from rich.table import Column, Table
+
+    columns = [each if isinstance(each, Column) else Column(each) for each in headers]
+    for each in columns:
+        each.overflow = "fold"
+    return Table(*columns, **options)
 
 
 def print_counts(title: str, counts: Mapping[str, int]) -> None:

@@ -17,7 +17,7 @@ from gumshoe.evaluation.evaluation_step import DECISION
 from gumshoe.evaluation.gate import Decision
 from gumshoe.evaluation.metrics import Estimate, describe_metric, format_value
 from gumshoe.evaluation.results import REPORT, PolicyResult, read_result
-from gumshoe.terminal import out, printable
+from gumshoe.terminal import create_table, out, printable
 
 _METRICS = ("accuracy", "source_accuracy", "found", "unusable", "turns")
 _BAR = 40  # characters
@@ -74,7 +74,7 @@ def print_summary(arguments: dict[str, Any], directory: Path) -> None:
 
 def _build_table(before: PolicyResult, after: PolicyResult) -> Table:
     """Return the metrics of both policies with their 95 % intervals."""
-    table = Table("", f"before ({before.name})", f"after ({after.name})", box=None)
+    table = create_table("", f"before ({before.name})", f"after ({after.name})", box=None)
     for name in _METRICS:
         if name in before.metrics and name in after.metrics:
             table.add_row(

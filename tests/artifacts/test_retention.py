@@ -74,6 +74,14 @@ def test_only_what_has_expired_is_removed_on_request(store: Store, tmp_path: Pat
     assert pruned.kept["a/1"] == "not expired"
 
 
+def test_only_the_expired_of_the_named_kind_are_removed(store: Store, tmp_path: Path) -> None:
+    publish(store, tmp_path, "a/1", "b/1")
+    limits = {"a": timedelta(0), "b": timedelta(0)}
+    pruned = prune_store(store, keep=5, older_than=DAY, kind="a", retention=limits)
+    assert [each.reference for each in pruned.removed] == ["a/1"]
+    assert list(pruned.kept) == ["b/1"]
+
+
 def test_the_latest_is_the_newest_that_is_left(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     publish(store, tmp_path, "a/1", "a/2")
     store.publish(write_files(tmp_path / "third", {"name": b"3"}), "a", "3", latest=False)
@@ -137,6 +145,8 @@ def test_expired_outputs_are_removed_with_yes(outputs: Path, run: Run, monkeypat
     before = sorted(outputs.rglob("*"))
     listed = json.loads(run(*words, "--json").out)
     assert {Path(each["path"]).name for each in listed["outputs"]} == {"run", "audit.log.1"}
+    runs = json.loads(run(*words, "--json", "--kind", "runs").out)
+    assert [Path(each["path"]).name for each in runs["outputs"]] == ["run"]
     assert sorted(outputs.rglob("*")) == before
     assert run(*words, "--yes").status == 0
     assert not (outputs / "run").exists()

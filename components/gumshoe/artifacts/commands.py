@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gumshoe.errors import RefusedError, UsageError
-from gumshoe.terminal import JsonFlag, err, out, print_json, printable
+from gumshoe.terminal import JsonFlag, create_table, err, out, print_json, printable
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -152,7 +152,7 @@ def list_(
     json: JsonFlag = False,
 ) -> None:
     """List published artifacts, oldest first."""
-    from rich.table import Table
+    from rich.table import Column
 
     opened = _store(store)
     manifests = opened.list(kind)
@@ -163,7 +163,7 @@ def list_(
         err.print(f"{printable(opened.uri)} contains no {kind or 'artifacts'}.", soft_wrap=True)
         return
     newest = {each: opened.latest(each) for each in {manifest.kind for manifest in manifests}}
-    table = Table("artifact", "created (UTC)", "files", "size", "made from", box=None)
+    table = create_table(Column("artifact", no_wrap=True), "created (UTC)", "files", "size", "made from", box=None)
     for manifest in manifests:
         mark = " [green](latest)[/]" if newest[manifest.kind] == manifest.version else ""
         table.add_row(
@@ -179,22 +179,20 @@ def list_(
 @app.command()
 def show(reference: Reference, store: StoreUri, json: JsonFlag = False) -> None:
     """Show an artifact: its files, its settings, and a tree of the artifacts that it was made from."""
-    from rich.table import Column, Table
-
     opened = _store(store)
     manifest = opened.manifest(reference)
     lineage = opened.lineage(manifest.reference)
     if json:
         print_json({"manifest": manifest.model_dump(mode="json"), "lineage": _lineage_to_json(lineage)})
         return
-    facts = Table("", Column(overflow="fold"), box=None, show_header=False)
+    facts = create_table("", "", box=None, show_header=False)
     facts.add_row("created", f"{manifest.created:%Y-%m-%d %H:%M:%S} UTC")
     facts.add_row("content", manifest.content)
     facts.add_row("code", printable(manifest.code or "unknown"))
     facts.add_row("image", printable(manifest.image or "none"))
     for name, value in manifest.settings.items():
         facts.add_row(f"setting {printable(name)}", printable(value))
-    files = Table(Column("file", overflow="fold"), "size", Column("sha256", overflow="fold"), box=None)
+    files = create_table("file", "size", "sha256", box=None)
     for entry in manifest.files:
         files.add_row(printable(entry.path), _format_size(entry.size), entry.sha256)
     out.print(f"[bold]{manifest.reference}[/]", facts, sep="\n")
@@ -296,7 +294,8 @@ def prune(
     opened = _store(store) if store else None
     if opened is not None:
         limits = read_retention(opened.storage) | limits
-    expired = [each for place in outputs or () for each in find_expired_outputs(place, limits)]
+    found = [each for place in outputs or () for each in find_expired_outputs(place, limits)]
+    expired = [each for each in found if kind in {None, each.kind}]
     pruned = PruneResult()
     if opened is not None:
         pruned = prune_store(

@@ -55,7 +55,9 @@ def prune_store(
     expired = {
         each.reference
         for each in manifests
-        if (time := retention.get(each.kind.rpartition("/")[2])) is not None and now() - each.created > time
+        if kind in {None, each.kind}
+        and (time := retention.get(each.kind.rpartition("/")[2])) is not None
+        and now() - each.created > time
     }
     kept = _select_kept(store, manifests, keep, now() - older_than, kind)
     if expired_only:

@@ -14,7 +14,7 @@ from gumshoe.completion import complete_adapter
 from gumshoe.corpus import DEFAULT_ENVIRONMENT, find_corpus
 from gumshoe.errors import UsageError
 from gumshoe.installation import install_command
-from gumshoe.terminal import JsonFlag, err, out, print_json, printable
+from gumshoe.terminal import JsonFlag, create_table, err, out, print_json, printable
 from gumshoe.yaml_text import InvalidYamlError, load_yaml
 
 if TYPE_CHECKING:
@@ -184,11 +184,7 @@ def list_(
     if not described:
         err.print(f"Namespace {escape(releases.cluster.namespace)} has no deployments.")
         return
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for title in ("deployment", "adapters", "health", "since"):
-        table.add_column(title, overflow="fold")
+    table = create_table("deployment", "adapters", "health", "since", box=None, pad_edge=False)
     for each in described:
         table.add_row(*map(printable, (each["name"], each["said"], each["health"], each["since"])))
     out.print(table)

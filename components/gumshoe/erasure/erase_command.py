@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gumshoe.errors import RefusedError, UsageError
-from gumshoe.terminal import JsonFlag, err, out, print_json, printable
+from gumshoe.terminal import JsonFlag, create_table, err, out, print_json, printable
 
 if TYPE_CHECKING:
     from gumshoe.erasure.receipt import ErasedPlace
@@ -109,13 +109,11 @@ def _parse_target(
 def _print_result(
     erased: "list[ErasedPlace]", adapters: dict[str, str], remaining: list[str], *, json: bool, is_dry_run: bool
 ) -> None:
-    from rich.table import Column, Table
-
     if json:
         content: dict[str, Any] = {"dry_run": is_dry_run, "erased": [each.model_dump() for each in erased]}
         print_json({**content, "adapters": adapters, "remaining": remaining})
         return
-    table = Table(Column("would erase" if is_dry_run else "erased", overflow="fold"), "kind", "items", box=None)
+    table = create_table("would erase" if is_dry_run else "erased", "kind", "items", box=None)
     for each in erased:
         successor = f" -> {each.successor}" if each.successor else ""
         table.add_row(printable(each.place) + successor, each.kind, f"{each.count:,}")

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from gumshoe.completion import complete_choice, complete_judge, complete_policy, complete_selector, complete_words
 from gumshoe.errors import RefusedError, UsageError
@@ -20,7 +19,17 @@ from gumshoe.evaluation.attacks.attack_options import (
 )
 from gumshoe.inference.policy import MAX_TEMPERATURE
 from gumshoe.rollouts.commands import AgentOption, ChatOption, EnvironmentOption, IndexOption, parse_environment
-from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable, progress, repeat_command
+from gumshoe.terminal import (
+    JsonFlag,
+    create_table,
+    err,
+    out,
+    print_json,
+    print_next,
+    printable,
+    progress,
+    repeat_command,
+)
 
 if TYPE_CHECKING:
     from gumshoe.evaluation.canary_evaluation import CanarySettings
@@ -377,7 +386,7 @@ def _read_questions(place: str) -> dict[str, str]:
 def _print_result(found: "EvaluationResult") -> None:
     from gumshoe.evaluation.metrics import describe_metric
 
-    table = Table(f"{len(found.scenarios.ids):,} questions", *(escape(each.name) for each in found.policies))
+    table = create_table(f"{len(found.scenarios.ids):,} questions", *(escape(each.name) for each in found.policies))
     for name in _SHOWN_METRICS:
         if any(name in each.metrics for each in found.policies):
             cells = [

@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 
 from gumshoe.completion import complete_judge
 from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.terminal import JsonFlag, out, print_json, print_next, printable, progress
+from gumshoe.terminal import JsonFlag, create_table, out, print_json, print_next, printable, progress
 
 if TYPE_CHECKING:
     from gumshoe.rewards.chat_judge import JudgeModel
@@ -130,7 +129,7 @@ def reward(
         ]
         print_json({"episodes": len(found), "means": means, "results": episodes})
         return
-    shown = Table("episode", *(escape(name) for name in columns))
+    shown = create_table("episode", *(escape(name) for name in columns))
     for each in found:
         shown.add_row(f"{printable(each.scenario)}/{each.sample}", *map(_format_reward, each.rewards.values()))
     shown.add_section()
@@ -244,7 +243,7 @@ def calibrate(
         )
     else:
         out.print(f"[bold]{found.accuracy:.1%}[/] of {found.table.total():,} verdicts agree with the label")
-        shown = Table("", "judged right", "judged wrong")
+        shown = create_table("", "judged right", "judged wrong")
         for label, name in names.items():
             shown.add_row(name, str(table[label, True]), str(table[label, False]))
         out.print(shown)

@@ -9,7 +9,7 @@ import typer
 from gumshoe.completion import complete_words
 from gumshoe.errors import RefusedError, UsageError
 from gumshoe.scenarios.command_output import check_output, describe_set, format_counts, print_next_step, write_scenarios
-from gumshoe.terminal import JsonFlag, out, print_json, printable
+from gumshoe.terminal import JsonFlag, create_table, out, print_json, printable
 
 if TYPE_CHECKING:
     from gumshoe.scenarios.feedback import Contradiction, SelectedFeedback
@@ -170,9 +170,7 @@ def _print_result(
         print_json({**facts, **describe_set(found.scenarios)})
         return
     _print_contradictions(found.contradictions, json=False)
-    from rich.table import Table
-
-    table = Table("feedback", "records")
+    table = create_table("feedback", "records")
     table.add_row("read", f"{found.records:,}")
     for reason, count in found.left_out.most_common():
         table.add_row(f"left out: {printable(reason)}", f"{count:,}")

@@ -9,7 +9,7 @@ from rich.table import Table
 from gumshoe.completion import complete_model, complete_words
 from gumshoe.errors import RefusedError, UsageError
 from gumshoe.inference.policy_names import is_tiny
-from gumshoe.terminal import JsonFlag, out, print_json, printable
+from gumshoe.terminal import JsonFlag, create_table, out, print_json, printable
 from gumshoe.training.commands.train import ConfigOption, SettingsOption, setting_of
 from gumshoe.training.models.model_shape import ModelShape, read_shape
 from gumshoe.training.planning.context_budget import ContextPlan, plan_context
@@ -207,7 +207,7 @@ def _show(memory_plan: MemoryPlan, shape: ModelShape, better: MemoryPlan | None,
 
 def _table(parts: Any, memory: int, name: str) -> Table:
     total = sum(part.bytes for _, part in parts)
-    table = Table("owner", "part", "GiB", "", title=f"{name}: {total / GIB:,.1f} of {memory / GIB:,.1f} GiB")
+    table = create_table("owner", "part", "GiB", "", title=f"{name}: {total / GIB:,.1f} of {memory / GIB:,.1f} GiB")
     table.columns[2].justify = "right"
     previous = None
     for owner, part in parts:

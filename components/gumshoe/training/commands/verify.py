@@ -7,11 +7,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.table import Column, Table
+from rich.table import Column
 
 from gumshoe.errors import RefusedError, UsageError
 from gumshoe.json_text import load_json
-from gumshoe.terminal import JsonFlag, err, out, print_json, printable
+from gumshoe.terminal import JsonFlag, create_table, err, out, print_json, printable
 
 if TYPE_CHECKING:
     from gumshoe.training.proof_check import ProofCheck
@@ -124,7 +124,7 @@ def _to_json(found: "ProofCheck") -> dict[str, Any]:
 def _print_claims(found: "ProofCheck") -> None:
     from gumshoe.evaluation.proof.proof_page import list_claims
 
-    table = Table("claim", Column("value"), Column("file", style="dim"), box=None, pad_edge=False)
+    table = create_table("claim", "value", Column("file", style="dim"), box=None, pad_edge=False)
     for each in list_claims(found.proof):
         mark = " [bold red](must not be so)[/]" if each.holds is False else ""
         table.add_row(printable(each.claim), printable(each.value) + mark, printable(each.file))
@@ -143,7 +143,7 @@ def _print_claims(found: "ProofCheck") -> None:
 
 
 def _print_differences(found: "ProofCheck") -> None:
-    table = Table("claim", "recorded", "computed", box=None, pad_edge=False)
+    table = create_table("claim", "recorded", "computed", box=None, pad_edge=False)
     for each in found.differences[:_SHOWN]:
         table.add_row(*(printable(value) for value in (each.claim, each.recorded, each.computed)))
     out.print(table)
