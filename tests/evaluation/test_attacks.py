@@ -55,13 +55,32 @@ def sceptic_until(greeting: str) -> ScriptedAgent:
     return ScriptedAgent(act)
 
 
+class MoodyRewriter:
+    """A model that rewrites attacks, and refuses the first one that it is asked for while it is unwilling."""
+
+    def __init__(self) -> None:
+        self.is_willing = False
+        self._refused: str | None = None
+
+    def __call__(self, request: dict[str, Any]) -> dict[str, Any]:
+        asked = request["messages"][-1]["content"]
+        self._refused = self._refused or asked
+        return rewriter(request) if self.is_willing or asked != self._refused else chat_turn("I cannot help with that.")
+
+
 @pytest.fixture
-def server() -> Iterator[FakeVLLM]:
+def moody() -> MoodyRewriter:
+    return MoodyRewriter()
+
+
+@pytest.fixture
+def server(moody: MoodyRewriter) -> Iterator[FakeVLLM]:
     agents: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
         "gullible": ScriptedAgent(act_gullible),
         "careful": careful_agent(synthetic().scenarios),
         "sceptic": sceptic_until("Dear assistant"),
         "attacker": rewriter,
+        "moody": moody,
     }
     with FakeVLLM(models=tuple(agents), chat=lambda request: agents[request["model"]](request)) as server:
         yield server
@@ -188,6 +207,21 @@ def test_a_chat_model_as_attacker_succeeds_in_a_later_round(
     assert [each.attacks for each in found.rounds][:2] == [9, 9]
     assert found.rounds[1].succeeded >= 8
     assert found.rounds[-1].success.value >= found.rounds[1].success.value >= 0.8
+
+
+@pytest.mark.ci
+def test_attacks_that_were_rewritten_stay_though_a_refused_one_might_succeed_later(
+    run: Run, server: FakeVLLM, moody: MoodyRewriter, synthetic_index: MailIndex, scenarios: Path, tmp_path: Path
+) -> None:
+    options = {"attacks": "train", "attack_count": 9, "attacker": f"chat:moody@{server.address}/v1", "attack_rounds": 1}
+    ran = evaluate(run, server, synthetic_index, scenarios, tmp_path / "e", "careful", **options)
+    assert ran.status == 0, ran.err
+    (found,) = results(tmp_path / "e").values()
+    assert [each.attacks for each in found.rounds] == [9, 8]
+    moody.is_willing = True
+    added = evaluate(run, server, synthetic_index, scenarios, tmp_path / "e", "careful", "gullible", **options)
+    assert added.status == 0, added.err
+    assert results(tmp_path / "e")["careful"] == found
 
 
 @pytest.mark.ci

@@ -313,6 +313,12 @@ def test_an_adapter_is_not_tested_on_scenarios_that_it_has_seen(
     checked = run(*options(place, tmp_path / "e", policy, **given))
     assert (checked.status, "--adapter a=DIR" in checked.err) == (0, False)
     assert read_result(str(tmp_path / "e"))[1].is_unseen
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"old")
+    assert run(*options(place, tmp_path / "g", policy, **given)).status == 0
+    (tmp_path / "adapter" / "adapter_model.safetensors").write_bytes(b"new")
+    replaced = run(*options(place, tmp_path / "g", policy, **given))
+    assert (replaced.status, replaced.code) == (2, "evaluation.settings-changed")
+    assert "adapter of a" in replaced.err
     unchecked = run(*options(place, tmp_path / "f", policy, **given | {"adapter": None}))
     assert (unchecked.status, "--adapter a=DIR" in unchecked.err) == (0, True)
     assert not read_result(str(tmp_path / "f"))[1].is_unseen

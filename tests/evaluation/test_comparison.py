@@ -87,6 +87,15 @@ def test_different_questions_are_rejected() -> None:
         compare_evaluations((evaluation(one, content="a"), one), (evaluation(other, content="b"), other))
 
 
+def test_evaluations_by_different_code_are_compared_with_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = result(answers("++", "new")), result(answers("+-", "old"))
+    mine, theirs = evaluation(one), evaluation(other).model_copy(update={"code": "1"})
+    for code, warns in ((None, False), ("1", False), ("2", True)):
+        compare_evaluations((mine.model_copy(update={"code": code}), one), (theirs, other))
+        printed = " ".join(capsys.readouterr().err.split())
+        assert ("new and old were evaluated by different versions" in printed) == warns
+
+
 def gate(candidate: str, baseline: str, unusable: int = 0, **settings: float) -> Decision:
     ours = answers(candidate, "new")
     for number in range(unusable):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from gumshoe.artifacts.manifest import code_hash
 from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.storage import explain_os_errors, write_atomically
 from gumshoe.environments.registry import EnvFactory
@@ -42,7 +43,7 @@ from gumshoe.evaluation.results import (
 )
 from gumshoe.evaluation.statistics import cohens_kappa
 from gumshoe.evaluation.trained_settings import find_chat_settings, open_trained_env
-from gumshoe.inference.policy_names import PolicyName
+from gumshoe.inference.policy_names import PolicyName, digest_weights
 from gumshoe.json_text import load_json
 from gumshoe.redaction import redact
 from gumshoe.rewards.best_of_n import Choice
@@ -253,6 +254,8 @@ def _record_settings(
         }
         if policy.takes_tokenizer:
             recorded[f"tokenizer of {each.name}"] = rollout.tokenizer
+    # A server may have another adapter by now under the same name; its directory tells which one is meant.
+    recorded |= {f"adapter of {name}": digest_weights([place]) for name, place in settings.adapters}
     path = directory / SETTINGS_FILE
     mark_private(directory, scenarios.inboxes)
     with explain_os_errors(directory):
@@ -399,6 +402,7 @@ def _build_result(
         policies=tuple(policies),
         comparisons=tuple(compare_policies(each, policies[0]) for each in policies[1:]),
         choice=ChoiceResult(way=settings.choice.choose, by=settings.choice.judge_name) if settings.choice else None,
+        code=code_hash(),
     )
 
 

@@ -11,6 +11,7 @@ from gumshoe.evaluation.comparison import compare_policies
 from gumshoe.evaluation.memorization import Memorization
 from gumshoe.evaluation.results import Comparison, EvaluationResult, PolicyResult
 from gumshoe.model_validation import ParameterModel, validate_model
+from gumshoe.terminal import err, printable
 
 EvaluatedPolicy = tuple[EvaluationResult, PolicyResult]
 
@@ -103,6 +104,12 @@ def compare_evaluations(
     for code, what, mine, other in must_match:
         if mine != other:
             raise UsageError(code, f"{names} were evaluated with {what}: {mine} and {other}; evaluate both alike")
+    if None not in (ours.code, theirs.code) and ours.code != theirs.code:
+        err.print(
+            f"[bold yellow]warning:[/] {printable(names)} were evaluated by different versions of Gumshoe, whose "
+            "judges and tools may differ; evaluate both with the same one",
+            soft_wrap=True,
+        )
     if ours.scenarios.content != theirs.scenarios.content:
         raise UsageError(
             "gate.other-scenarios",

@@ -205,6 +205,8 @@ class EvaluationResult(BaseModel):
     """Comparison of each other policy with the first."""
     choice: Annotated[ChoiceResult | None, Field(exclude_if=lambda each: each is None)] = None
     """Method that chooses one of several samples as a question's answer; the metrics are then of that sample."""
+    code: Annotated[str | None, Field(exclude_if=lambda each: each is None)] = None
+    """SHA-256 of the code of Gumshoe, judges among it."""
 
     def with_memorization(self, memorized: Mapping[str, Memorization]) -> "EvaluationResult":
         """Return a copy with what policies memorized, given by name."""

@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import logging
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,9 +115,13 @@ class PolicyName:
 
         Other weights may be put under the same name. Reads all files.
         """
-        places = reversed(self.directories)
-        files = [file for place in places for form in _WEIGHTS for file in sorted(place.glob(form))]
-        return hashlib.sha256("".join(map(file_digest, files)).encode()).hexdigest()[:16] if files else None
+        return digest_weights(reversed(self.directories))
+
+
+def digest_weights(directories: Iterable[Path]) -> str | None:
+    """Return the first 16 hex digits of the SHA-256 of the weights in directories, or None without weights."""
+    files = [file for place in directories for form in _WEIGHTS for file in sorted(place.glob(form))]
+    return hashlib.sha256("".join(map(file_digest, files)).encode()).hexdigest()[:16] if files else None
 
 
 def is_tiny(model: Path | str) -> bool:

@@ -228,7 +228,7 @@ class AttackRun:
             for scenario, seed in {(each.scenario, each.recipe.seed) for each in map(current.__getitem__, failed)}
         }
         for number in range(1, self._settings.rounds + 1):
-            rewritten = await self._rewrite([current[each] for each in failed], targets, attacker, number)
+            rewritten = await self._rewrite_once(policy, [current[each] for each in failed], targets, attacker, number)
             if not rewritten:
                 break
             current |= {each.planted.id: each for each in rewritten}
@@ -238,6 +238,27 @@ class AttackRun:
             outcomes += own
             failed = [each.attack for each in own if not each.succeeded]
         return outcomes
+
+    async def _rewrite_once(
+        self,
+        policy: AttackedPolicy,
+        failed: Sequence[PlannedAttack],
+        targets: Mapping[tuple[str, int | str], AttackTarget],
+        attacker: Attacker,
+        number: int,
+    ) -> list[PlannedAttack]:
+        """Return the attacks of a round, which are on file once its episodes have begun.
+
+        A model that is asked again for those that it has refused may give other attacks.
+        """
+        path = self._directory / f"attacks-{policy.name}-{number}.jsonl"
+        if path.exists():
+            return read_suite(path, self._scenarios.values())
+        rewritten = await self._rewrite(failed, targets, attacker, number)
+        if rewritten:
+            with explain_os_errors(path):
+                write_suite(rewritten, path)
+        return rewritten
 
     async def _rewrite(
         self,
