@@ -1,5 +1,6 @@
 """Provide `gumshoe pipeline`: compile, run, submit, watch and list."""
 
+import secrets
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -10,10 +11,12 @@ from rich.markup import escape
 
 from gumshoe.errors import UsageError
 from gumshoe.redaction import redact
-from gumshoe.terminal import JsonFlag, err, out, print_json, printable
+from gumshoe.terminal import JsonFlag, create_table, err, out, print_json, printable
 from gumshoe_pipelines.completion import complete_parameter, complete_pipeline
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from gumshoe.cluster.pod_problems import ProblemLog
     from gumshoe_pipelines.graphs import Graph
     from gumshoe_pipelines.kubeflow_client import KubeflowClient
@@ -108,22 +111,35 @@ def run(
 ) -> None:
     """Run a pipeline on this machine, step by step.
 
-    By default, artifacts go to DIR/store. With the parameters of the last run in DIR, the same training settings,
-    demonstrations and base model, and the same code of `agent`, it continues that run; otherwise, it is a new run.
+    By default, artifacts go to DIR/store. With the parameters of the last run in DIR, it continues that run, unless
+    files or code that the parameters name have changed since; otherwise, it is a new run.
     """
     from gumshoe_pipelines.local_inputs import digest_named_inputs
-    from gumshoe_pipelines.local_runner import find_last_run, run_locally
+    from gumshoe_pipelines.local_runner import find_last_run, prepare_directory, run_locally
     from gumshoe_pipelines.run_summary import print_summary
 
     place = directory.absolute()
     own = {"store": str(place / "store"), "worker_image": _NO_IMAGE, "trainer_image": _NO_IMAGE}
     graph, arguments = _prepare_run(name, parameters, params, own, is_local=True)
+    if is_new and arguments.get("run"):
+        raise UsageError(
+            "pipelines.new-with-run",
+            f"--new starts a new run, and run names one: {arguments['run']}; leave one of them out",
+        )
+    prepare_directory(place)
     inputs = digest_named_inputs(arguments)
     last = None if is_new or arguments.get("run") else find_last_run(place, graph, arguments, inputs)
+    other = None if is_new or arguments.get("run") or last else find_last_run(place, graph, arguments)
     arguments = {**arguments, "run": arguments.get("run") or last or _create_run_id("local")}
     if last:
         err.print(
             f"Continuing run {printable(last)}, which has the same parameters; --new starts another", soft_wrap=True
+        )
+    elif other:
+        err.print(
+            f"Run {printable(other)} has the same parameters, but code, files or settings that they name have changed, "
+            f"so this is a new run; -p run={printable(other)} continues that one",
+            soft_wrap=True,
         )
     err.print(f"Run {printable(arguments['run'])}, output in {printable(place)}", soft_wrap=True)
     run_locally(graph, arguments, place, caching=caching, inputs=inputs)
@@ -196,7 +212,7 @@ def submit(
         out.print(f"[bold]{escape(arguments.get('run', name))}[/] {submitted.run_id}", soft_wrap=True)
         out.print(escape(address), soft_wrap=True)
     if watch:
-        _follow(server, submitted.run_id)
+        _follow(server, submitted.run_id, result=err if json else out)  # the JSON document stays the only one
 
 
 @app.command("watch")
@@ -229,7 +245,7 @@ def list_(
     json: JsonFlag = False,
 ) -> None:
     """List runs, newest first."""
-    from rich.table import Table
+    from rich.table import Column
 
     from gumshoe_pipelines.kubeflow_client import KubeflowClient, ServerAddress
 
@@ -237,7 +253,7 @@ def list_(
     if json:
         print_json([{"run_id": each.run_id, "name": each.display_name, "state": each.state} for each in runs])
         return
-    table = Table("run", "state", "created (UTC)", "id", box=None)
+    table = create_table("run", "state", "created (UTC)", Column("id", no_wrap=True), box=None)
     for each in runs:
         created = f"{each.created_at:%Y-%m-%d %H:%M}" if each.created_at else ""
         table.add_row(printable(each.display_name), _format_state(each.state or "PENDING"), created, each.run_id)
@@ -245,7 +261,8 @@ def list_(
 
 
 def _create_run_id(kind: str) -> str:
-    return f"{kind}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    # Several runs may be submitted in one second.
+    return f"{kind}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def _use_present_name(name: str) -> tuple[str, dict[str, Any]]:
@@ -262,7 +279,7 @@ def _use_present_name(name: str) -> tuple[str, dict[str, Any]]:
 def _prepare_run(
     name: str, parameters: list[str] | None, params: Path | None, own: dict[str, Any], *, is_local: bool
 ) -> "tuple[Graph, dict[str, Any]]":
-    """Compile a pipeline, and check and complete its parameters: those given, the default of `code`, and `own`."""
+    """Compile a pipeline, and check and complete its parameters: those given, defaults, and `own`."""
     from gumshoe.artifacts.manifest import code_hash
     from gumshoe_pipelines.graphs import compile_graph, read_values, split_parameters
     from gumshoe_pipelines.run_arguments import check_arguments, complete_arguments
@@ -270,7 +287,9 @@ def _prepare_run(
     present, implied = _use_present_name(name)
     compiled, given = split_parameters(present, read_values(parameters or [], params))
     graph = compile_graph(present, {} if is_local else compiled)  # there are no pods on this machine
-    defaults = {"code": code_hash(), **own, **implied}
+    # The base model is filled in, since it decides what its settings and its files are.
+    base_model = graph.parameters.get("base_model", {}).get("defaultValue")
+    defaults = {"code": code_hash(), "base_model": base_model, **own, **implied}
     arguments = graph.check({**{key: value for key, value in defaults.items() if key in graph.parameters}, **given})
     check_arguments({**compiled, **arguments}, is_local=is_local)
     return graph, complete_arguments(arguments, is_local=is_local)
@@ -280,7 +299,7 @@ def _warn(message: str) -> None:
     err.print(f"[bold yellow]warning:[/] {printable(message)}", soft_wrap=True)
 
 
-def _follow(server: "KubeflowClient", run_id: str, *, once: bool = False) -> None:
+def _follow(server: "KubeflowClient", run_id: str, *, once: bool = False, result: "Console" = out) -> None:
     from rich.live import Live
 
     from gumshoe.cluster.kubernetes_api import Cluster
@@ -303,7 +322,7 @@ def _follow(server: "KubeflowClient", run_id: str, *, once: bool = False) -> Non
                 break
     if view is None:
         return
-    out.print(_build_table(view))
+    result.print(_build_table(view))
     if view.state not in ("SUCCEEDED", "RUNNING", "PENDING"):
         why = f": {view.error}" if view.error else "; see the errors of its steps above"
         raise GumshoeError("pipelines.run-failed", f"run {view.name} ended with state {view.state}{why}")
@@ -321,9 +340,7 @@ def _print_news(view: "PipelineRunView", printed: set[str], problems: "ProblemLo
 
 
 def _build_table(view: "PipelineRunView") -> Any:
-    from rich.table import Table
-
-    table = Table("step", "state", "time", "", title=f"{printable(view.name)}: {view.state}", box=None)
+    table = create_table("step", "state", "time", "", title=f"{printable(view.name)}: {view.state}", box=None)
     for step in view.steps:
         time = "" if step.seconds is None else f"{step.seconds // 60:.0f}:{step.seconds % 60:02.0f}"
         note = step.problem or step.error or step.progress

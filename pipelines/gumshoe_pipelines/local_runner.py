@@ -17,8 +17,9 @@ from typing import Any
 import yaml
 from rich.markup import escape
 
+from gumshoe.artifacts.storage import make_writable_directory
 from gumshoe.artifacts.store import Store
-from gumshoe.errors import GumshoeError
+from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.signals import handle_signals
 from gumshoe.terminal import err, printable
 from gumshoe_pipelines.graphs import Graph, read_documents
@@ -136,10 +137,24 @@ def run_locally(graph: Graph, arguments: dict[str, Any], directory: Path, *, cac
         )
 
 
-def find_last_run(directory: Path, graph: Graph, arguments: Mapping[str, Any], inputs: str = "") -> str | None:
+def prepare_directory(directory: Path) -> None:
+    """Create the directory of a run, and check that it can be written to and belongs to no training.
+
+    Raises:
+        UsageError: if it cannot, or does.
+    """
+    make_writable_directory(str(directory))
+    with suppress(FileNotFoundError, ValueError, UnicodeError):
+        if "pipeline" not in json.loads((directory / _SPEC).read_text(encoding="utf-8")):
+            raise UsageError(
+                "pipelines.directory-in-use", f"{directory} contains a run of `gumshoe train`; choose another --out"
+            )
+
+
+def find_last_run(directory: Path, graph: Graph, arguments: Mapping[str, Any], inputs: str | None = None) -> str | None:
     """Return the ID of the last run in a directory if it was of this pipeline with the same arguments, else None.
 
-    `inputs` must be the same too: an adapter that is half trained with them cannot be continued with others.
+    `inputs`, if given, must be the same too: an adapter that is half trained with them cannot be continued with others.
     """
     try:
         last = json.loads((directory / _SPEC).read_text(encoding="utf-8"))
@@ -150,8 +165,8 @@ def find_last_run(directory: Path, graph: Graph, arguments: Mapping[str, Any], i
     def compared(each: Mapping[str, Any]) -> dict[str, Any]:
         return {key: value for key, value in each.items() if key not in ("run", "code")}
 
-    before = last.get("name"), last.get("inputs", ""), compared(found)
-    is_same = before == (graph.name, inputs, compared(arguments))
+    is_same = (last.get("name"), compared(found)) == (graph.name, compared(arguments))
+    is_same = is_same and inputs in (None, last.get("inputs", ""))
     return str(found["run"]) if is_same and found.get("run") else None
 
 

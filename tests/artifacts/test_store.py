@@ -100,6 +100,17 @@ def test_a_version_cannot_be_used_twice(store: Store, source: Path, out: Path) -
     assert read_files(out) == SMALL
 
 
+def test_files_that_may_differ_stay_as_they_were_published_first(store: Store, source: Path, out: Path) -> None:
+    first = store.publish(source, "adapters", "1")
+    write_files(source, {"notes.txt": b"Something else."})
+    again = store.publish(source, "adapters", "1", may_differ=["notes.txt"])
+    assert again == PublishResult(first.manifest, created=False)
+    store.fetch("adapters/1", out)
+    assert read_files(out) == SMALL
+    with raises("artifacts.version-taken", "adapters/1"):
+        store.publish(source, "adapters", "1", may_differ=["other.txt"])
+
+
 def test_a_fetched_directory_can_be_published_under_a_new_version(store: Store, source: Path, out: Path) -> None:
     store.publish(source, "adapters", "1")
     store.fetch("adapters/1", out)

@@ -129,6 +129,20 @@ def test_the_step_refuses_another_agent_in_settings_that_only_it_can_read(tmp_pa
         check_in_step("", str(config), sweep=[{"name": "a", "settings": {"agent": NAME}}])
 
 
+def test_a_run_without_a_base_model_has_that_of_the_pipeline(tmp_path: Path) -> None:
+    from gumshoe_pipelines.commands import _prepare_run
+    from gumshoe_pipelines.local_inputs import digest_named_inputs
+
+    mail, asked = tmp_path / "mail.jsonl", tmp_path / "asked.jsonl"
+    mail.touch()
+    asked.write_text("{}\n")
+    given = [f"sources=[jsonl:{mail}]", f"scenarios={asked}"]
+    own = {"store": "store", "worker_image": "none", "trainer_image": "none"}
+    _, arguments = _prepare_run("train-agent", given, None, own, is_local=True)
+    assert arguments["base_model"] == "Qwen/Qwen2.5-7B-Instruct"
+    assert digest_named_inputs(arguments)
+
+
 def test_the_inputs_of_a_run_change_with_what_its_arguments_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +158,15 @@ def test_the_inputs_of_a_run_change_with_what_its_arguments_name(
     config.write_text("mode: rollout\n")
     found.add(digest_named_inputs(given))
     found.add(digest_named_inputs({**given, "sweep": [{"name": "a", "settings": {"optimizer.beta": 0.1}}]}))
-    assert len(found) == 4
+    mail, asked = tmp_path / "mail.jsonl", tmp_path / "asked.jsonl"
+    mail.write_text("one")
+    asked.write_text("one")
+    given |= {"sources": [f"jsonl:{mail}", "imap://ann@127.0.0.1:9"], "scenarios": str(asked)}
+    found.add(digest_named_inputs(given))
+    for path in (mail, asked):
+        path.write_text("another")
+        found |= {digest_named_inputs(given), digest_named_inputs(given)}
+    assert len(found) == 7
     assert digest_named_inputs({"base_model": "tiny"}), "a pipeline that does not train"
 
 

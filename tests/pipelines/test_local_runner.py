@@ -71,6 +71,19 @@ def test_a_stopped_run_ends_all_processes_and_says_how_to_continue(
     assert local_runner.find_last_run(tmp_path, graph, arguments) is None
 
 
+def test_the_directory_of_a_training_is_refused(tmp_path: Path) -> None:
+    from gumshoe_pipelines.local_runner import prepare_directory
+
+    prepare_directory(tmp_path / "new")
+    (tmp_path / "run.json").write_text('{"pipeline": "pipeline.yaml"}')
+    prepare_directory(tmp_path)
+    (tmp_path / "run.json").write_text('{"run": "r1", "settings": {}}')
+    with raises("pipelines.directory-in-use", tmp_path, "--out"):
+        prepare_directory(tmp_path)
+    with raises("store.not-a-directory"):
+        prepare_directory(tmp_path / "run.json")
+
+
 @pytest.mark.ci
 def test_entries_of_a_loop_run_one_after_another_and_the_first_failure_is_reported(tmp_path: Path) -> None:
     from kfp import compiler, dsl

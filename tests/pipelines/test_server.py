@@ -122,6 +122,23 @@ def test_the_address_of_a_run_is_printed_without_credentials(kubeflow: FakeKubef
         assert "planted" not in done.out + done.err
 
 
+def test_a_run_that_is_watched_is_printed_as_one_json_document(
+    kubeflow: FakeKubeflow, run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    kubeflow.states.append("SUCCEEDED")
+    done = run("pipeline", "submit", "train-agent", *INPUTS, *STORE, "--json", "--watch", "--host", kubeflow.url)
+    assert done.status == 0, done.err
+    assert json.loads(done.out)["run_id"] == "run-0"
+    assert "SUCCEEDED" in done.err
+
+
+def test_runs_of_one_second_have_ids_of_their_own(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
+    words = ["pipeline", "submit", "train-agent", *INPUTS, *STORE, "--json", "--host", kubeflow.url]
+    ids = {json.loads(run(*words).out)["run"] for _ in range(3)}
+    assert len(ids) == 3
+
+
 def test_a_run_in_progress_is_not_submitted_again(server: "KubeflowClient", kubeflow: FakeKubeflow) -> None:
     """Both runs would use the same checkpoints. A run that has ended can be continued."""
     submit_run(server)

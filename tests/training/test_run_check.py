@@ -118,6 +118,22 @@ def test_the_digests_change_with_what_cached_steps_read(
     assert [each == baselines[0] for each in baselines] == [True, True, True, False, False]
 
 
+def test_the_digest_of_training_changes_with_the_code_of_a_reward_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe.training.run_check import digest_inputs, resolve_entries
+
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reward_of_a_user.py").write_text("LONGEST = 3")
+    rewards = {"rewards.functions": [{"name": "reward_of_a_user:brevity"}]}
+    found = [digest_inputs(MODEL, {}, resolve_entries(MODEL, "", [rewards]), "")]
+    (tmp_path / "reward_of_a_user.py").write_text("LONGEST = 4")
+    found.append(digest_inputs(MODEL, {}, resolve_entries(MODEL, "", [rewards]), ""))
+    assert found[0].baseline == found[1].baseline
+    assert found[0].training != found[1].training
+
+
 def test_the_digests_change_with_the_code_of_an_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gumshoe.training.run_check import digest_inputs
 

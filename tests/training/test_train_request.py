@@ -51,6 +51,16 @@ def test_inputs_are_published_once_and_fetched_elsewhere(request_of_step: TrainR
     assert Path(here.start, "adapter_config.json").read_text() == "start"
 
 
+def test_a_changed_file_of_settings_has_no_result_yet(request_of_step: TrainRequest, tmp_path: Path) -> None:
+    config = tmp_path / "train.yaml"
+    request = request_of_step.model_copy(update={"config": str(config)})
+    found = []
+    for text in ("seed: 1", "seed: 2"):
+        config.write_text(f"data: {{{text}}}")
+        found += [request.publish().result, request.publish().result]
+    assert found[0] == found[1] != found[2] == found[3]
+
+
 def test_a_wrong_setting_is_named(request_of_step: TrainRequest) -> None:
     with raises("settings.unknown-name", "optimizer.speed"):
         request_of_step.with_settings({"optimizer.speed": 1}).resolve()

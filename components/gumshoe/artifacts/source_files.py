@@ -115,6 +115,11 @@ def open_source(uri: str, openers: Mapping[str, Callable[[str, str], Opened]], o
         raise UsageError(error.code, f"{uri}: {error}") from None
 
 
+def is_on_server(uri: str) -> bool:
+    """Return True if the content at a URI can be compared only by reading it from a server (`imap://`, `imaps://`)."""
+    return uri.startswith(_SERVERS)
+
+
 def digest_of_uris(uris: Iterable[str]) -> str:
     """Return a digest that changes with the content at URIs, without reading it.
 
@@ -128,7 +133,7 @@ def digest_of_uris(uris: Iterable[str]) -> str:
     """
     digest = hashlib.sha256()
     for uri in uris:
-        if uri.startswith(_SERVERS):
+        if is_on_server(uri):
             digest.update(f"{time.time_ns()}\0".encode())
             continue
         directory = find_local_dataset(uri) if uri.startswith("hf:") else None

@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -118,11 +118,13 @@ class Store:
         settings: dict[str, Any] | None = None,
         image: str | None = None,
         latest: bool = True,
+        may_differ: Collection[str] = (),
     ) -> PublishResult:
         """Publish a directory's files as `kind/version`, completely or not at all.
 
         Publishing the same content under the same version again changes nothing. An interrupted publication is resumed.
-        With `latest`, the version becomes the newest of its kind.
+        With `latest`, the version becomes the newest of its kind. Files at the paths `may_differ` are not compared with
+        those that were published before under this version, which stay.
 
         Raises:
             UsageError: if the name or the directory is invalid; nothing was sent.
@@ -161,7 +163,8 @@ class Store:
             finally:  # a changed file may be why the upload failed
                 self._refuse_changed(manifest, files, before, directory)
             existing = self._make_visible(manifest)
-        if existing.content != manifest.content:
+        ours, theirs = ([file for file in each.files if file.path not in may_differ] for each in (manifest, existing))
+        if content_digest(ours) != content_digest(theirs):
             raise VersionTakenError(
                 "artifacts.version-taken",
                 f"{self.uri}: {reference} was published before with other content; a version is used once, so choose "

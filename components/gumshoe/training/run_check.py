@@ -1,7 +1,7 @@
 """Check the settings of a pipeline's run before its first expensive step, and digest what its cached steps read."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +29,7 @@ class InputDigests(NamedTuple):
     baseline: str
     """The base model, as far as its files are on this machine, and the code of environments of one's own."""
     training: str
-    """The same, all training settings, and the demonstrations."""
+    """The same, all training settings, the demonstrations, and the code of reward functions and algorithms."""
 
 
 def resolve_entries(base_model: str, config: str, entries: Sequence[Settings]) -> list[TrainSettings]:
@@ -44,9 +44,10 @@ def resolve_entries(base_model: str, config: str, entries: Sequence[Settings]) -
 def digest_inputs(
     base_model: str, limits: Settings, trained: Sequence[TrainSettings], demonstrations: str
 ) -> InputDigests:
-    """Return digests that change with the files of a base model, environments, training settings and demonstrations.
+    """Return digests that change with the files of a base model, training settings, demonstrations and one's own code.
 
-    `limits` are those of evaluations. Built-in environments change only with the code of Gumshoe.
+    Code is that of environments, and for training of reward functions and the algorithm. `limits` are those of
+    evaluations.
 
     Raises:
         NotFoundError: the demonstrations do not exist.
@@ -55,12 +56,12 @@ def digest_inputs(
     path = Path(base_model.removeprefix(_GGUF)).expanduser()
     model = digest_of_uris([str(path)]) if base_model != "tiny" and path.exists() else ""
     environments = [EvaluationLimits.from_mapping(limits).environment, *(each.environment for each in trained)]
-    own = [each.name for each in environments if each is not None and ":" in each.name]
-    codes = [digest_code(AgentSettings(name=each)) or "" for each in own]
+    codes = _digest_own_code(each.name for each in environments if each is not None)
+    learned = (each.name for one in trained for each in (*one.rewards.functions, one.optimizer.algorithm))
     episodes = "" if demonstrations in ("", GOLD) else digest_of_uris([demonstrations])
     baseline = _digest(model, *codes)
     settings = (each.model_dump_json() for each in trained)
-    return InputDigests(baseline, _digest(baseline, demonstrations, episodes, *settings))
+    return InputDigests(baseline, _digest(baseline, demonstrations, episodes, *_digest_own_code(learned), *settings))
 
 
 def check_comparable(
@@ -105,6 +106,11 @@ def check_comparable(
             f"{_describe(env).word}, so that they could not be compared; set environment in the training settings, and "
             "limits.environment if it is set, to the former, or against to base",
         )
+
+
+def _digest_own_code(names: Iterable[str]) -> list[str]:
+    """Return the digest of each name of the form `module:name`. What is built in changes with the code of Gumshoe."""
+    return [digest_code(AgentSettings(name=each)) or "" for each in names if ":" in each]
 
 
 def _digest(*parts: str) -> str:

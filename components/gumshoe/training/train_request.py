@@ -39,6 +39,8 @@ class TrainRequest(BaseModel):
     """The adapter to start from; empty for none."""
     agent_code: str = ""
     """Digest of the agent's code, after `publish`; empty without an agent, or if its code is not known."""
+    resolved: str = ""
+    """Digest of all settings, those of the file `config` too, after `publish`."""
 
     @classmethod
     def of_step(
@@ -95,8 +97,10 @@ class TrainRequest(BaseModel):
         }
         if self.start:
             inputs["start"] = _publish(store, _START, Path(self.start))
-        if agent := self.resolve().agent:
-            inputs["agent_code"] = digest_code(agent) or ""
+        settings = self.resolve()
+        inputs["resolved"] = hashlib.sha256(settings.model_dump_json().encode()).hexdigest()
+        if settings.agent:
+            inputs["agent_code"] = digest_code(settings.agent) or ""
         return self.model_copy(update=inputs)
 
     def fetch(self, directory: Path) -> "TrainRequest":

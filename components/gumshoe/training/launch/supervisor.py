@@ -95,7 +95,7 @@ _CHANGEABLE = (  # settings that may change when a run is resumed
     "optimizer.max_steps",
     "optimizer.num_train_epochs",
 )
-_NEW_RUN = "start a new run with another --out; in a pipeline, with another run or none"
+_NEW_RUN = "start a new run with another --out; in a pipeline, with another `run` or none (`--new`)"
 _EXTENDS_RUN = {
     "evaluation.target_accuracy",
     "evaluation.patience",
