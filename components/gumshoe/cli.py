@@ -1,6 +1,7 @@
 """Command line of Gumshoe: `gumshoe`. A package is imported only when its command runs.
 
-Exit status: 0 success, 1 failure, 2 usage error, 3 negative result (e.g. a gate that fails), 75 temporary failure.
+Exit status: 0 success, 1 failure, 2 usage error, 3 negative result (e.g. a gate that fails), 75 temporary failure, 130
+or 143 if a signal interrupted the command.
 """
 
 import atexit
@@ -21,6 +22,7 @@ from gumshoe.help_pages import print_help
 from gumshoe.redaction import print_traceback, redact
 from gumshoe.terminal import err, has_printed_json, print_json, printable, reset_printed_json
 
+_INTERRUPTED = 130
 _GROUPS = {
     "Data": {
         "mail": ("gumshoe.mail.commands", "Index, search and read mail, one inbox at a time."),
@@ -216,6 +218,8 @@ def main(argv: list[str] | None = None) -> None:
         _read_dotenv()
         _check_encoding(arguments)
         status = app(arguments, prog_name="gumshoe", standalone_mode=False)
+        if status == _INTERRUPTED:
+            err.print("[red]Interrupted.[/]")
     except GumshoeError as error:
         err.print(f"[bold red]error:[/] {printable(error.message_with_code)}", soft_wrap=True)
         status = _fail(error, arguments)

@@ -31,7 +31,7 @@ READ = {
     },
     "Agents": {
         "PATH": "Directories in which the programs of agents (`--agent '{command: [node, agent.js]}'`) are looked for. "
-        "The programs inherit it, and no other variable.",
+        "The programs inherit it, unless their setting `inherit` names other variables.",
     },
     "Files": {
         "GUMSHOE_CACHE": "Directory of cached answers of judges, cached pages and converted base models. Default: "

@@ -90,6 +90,8 @@ def test_collections_are_named_by_sources_and_searches(run: Run, tmp_path: Path)
     assert other.code == "documents.document-not-found"
     conflict = run("documents", "index", "--out", tmp_path / "no", "--collection", "hr")
     assert conflict.code == "documents.option-conflict"
+    whole = run("documents", "read", "--index", place, "--collections", "hr", "flu", "--neighbours", 2)
+    assert (whole.code, "--around" in whole.err) == ("documents.option-conflict", True)
 
 
 def test_search_prints_hits(run: Run, index: str) -> None:

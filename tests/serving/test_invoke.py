@@ -683,6 +683,7 @@ def test_the_base_model_of_an_adapter_is_that_of_its_record_or_else_of_its_run(t
     ("words", "code", "value"),
     [
         (["ask", "What?"], "serving.no-index-or-url", "--index"),
+        (["ask", "What?", "--index", "mailbox", "--key", "k"], "serving.option-conflict", "--key"),
         (["ask", "--index", "{index}"], "serving.no-question", "--scenarios"),
         (
             ["ask", "What?", "--inbox", ANN, "--index", "{index}", "--adapter", "latest"],

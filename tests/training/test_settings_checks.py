@@ -191,6 +191,11 @@ def test_the_defaults_work() -> None:
     check_settings(TrainSettings(), 20)
 
 
+def test_a_run_is_not_continued_and_replaced(run: Callable[..., CommandResult]) -> None:
+    ran = run("train", "--resume", "--replace")
+    assert (ran.status, ran.code) == (2, "training.option-conflict")
+
+
 def test_what_settings_name_is_checked_before_anything_is_opened(
     run: Callable[..., CommandResult], tmp_path: Path
 ) -> None:

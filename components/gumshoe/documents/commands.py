@@ -208,14 +208,20 @@ def read(
         int | None,
         typer.Option(min=0, metavar="N", help="Read only chunk N and its neighbours; a search shows N behind #."),
     ] = None,
-    neighbours: Annotated[int, typer.Option(min=0, help="Chunks to read before and after that of --around.")] = 1,
+    neighbours: Annotated[
+        int | None, typer.Option(min=0, help="Chunks to read before and after that of --around (default: 1).")
+    ] = None,
     json: JsonFlag = False,
 ) -> None:
     """Read one document, or a part of it."""
     from gumshoe.documents.index import open_index
 
+    if neighbours is not None and around is None:
+        raise UsageError(
+            "documents.option-conflict", "--neighbours cannot be used without --around; name the chunk to read"
+        )
     with open_index(index, store) as opened:
-        document = opened.open_view(collections).read(document_id, around, neighbours)
+        document = opened.open_view(collections).read(document_id, around, 1 if neighbours is None else neighbours)
     if json:
         print_json(asdict(document))
         return

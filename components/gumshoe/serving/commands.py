@@ -364,6 +364,8 @@ def run_question(
             )
     elif index is None:
         raise UsageError("serving.no-index-or-url", "set --index to ask here, or --url to ask an agent server")
+    elif (source := context.get_parameter_source("key")) is not None and source.name == "COMMANDLINE":
+        raise UsageError("serving.option-conflict", "--key cannot be used without --url: only an agent server has keys")
     query_date, readable = day.date() if day else None, tuple(collections) if collections else None
     known = None
     if scenarios is not None:

@@ -117,6 +117,10 @@ def run(
     from gumshoe.training.settings_checks import check_plugins
     from gumshoe.training.settings_sources import resolve
 
+    if resume and replace:
+        raise UsageError(
+            "training.option-conflict", "--resume continues a run and --replace overwrites it; leave one of them out"
+        )
     flags: dict[str, Any] = dict(map(setting_of, settings or []))
     named = {"model.name": model, "rollouts.engine": engine, "mode": mode, "output.directory": out and str(out)}
     named |= {"environment": environment, "agent": agent}
