@@ -124,7 +124,8 @@ audit: ## look for known vulnerabilities of the pinned packages; needs PyPI
 	outputs/audit/bin/pip-audit --disable-pip --require-hashes --progress-spinner off $(AUDITED:%=--requirement %)
 
 # TRL imports wandb wherever it is installed, which takes three seconds of each process.
-lock: $(VENV)/installed ## compile the pinned requirements from pyproject.toml again
+lock: ## compile the pinned requirements from pyproject.toml again
+	@test -x $(BIN)/uv || $(MAKE) --no-print-directory install # not if only pyproject.toml is newer: the pins are old then
 	$(LOCK) --all-extras --no-emit-package wandb pyproject.toml -o requirements-dev.txt
 	$(LOCK) -c requirements-dev.txt --extra serve pyproject.toml -o requirements.txt
 	$(LOCK) -c requirements-dev.txt --extra serve --extra embeddings pyproject.toml -o requirements-documents.txt

@@ -72,6 +72,15 @@ def test_a_usage_error_exits_with_2_and_suggests_a_command(run: Run) -> None:
     assert "artifacts" in ran.err
 
 
+def test_an_interrupted_command_says_so_and_exits_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gumshoe.artifacts.commands._store", interrupt)
+    ran = run("artifacts", "list", "--store", "here")
+    assert (ran.status, ran.err) == (130, "Interrupted.\n")
+
+
 def test_explain_lists_the_codes_with_a_prefix(run: Run) -> None:
     listed = [each["code"] for each in json.loads(run("explain", "mail", "--json").out)]
     assert "mail.no-index" in listed

@@ -35,7 +35,8 @@ _CODE = re.compile(r"\[[a-z-]+\.[a-z0-9-]+\]")
 _NOISE = re.compile(r"\[KFP Executor |^\S*/site-packages/|^\s*(?:warnings\.warn|import kfp)|^\s*[{}\]\[\"]")
 _RETRY_PAUSE = 2  # seconds, because there is no cluster that needs time to recover
 _SPEC = "run.json"
-_GRACE = 6.0  # seconds for steps to end when the run is stopped
+_GRACE = 30.0  # seconds for steps to end when the run is stopped; the trainer of one may take 25
+_QUIET = 2.0  # seconds before it is said that they have them
 
 
 @dataclass(slots=True)
@@ -205,16 +206,36 @@ def _start_child(spec: Path) -> Iterator[subprocess.Popen[str]]:
         with handle_signals(end, signal.SIGTERM, signal.SIGINT):
             yield child
     finally:
+        _end_group(child)
+        if child.stdout:
+            child.stdout.close()
+
+
+def _end_group(child: subprocess.Popen[str]) -> None:
+    """End a process and its group. If it still runs, the group has some seconds, e.g. for a training to be saved."""
+    try:
         if child.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGTERM)
-            with suppress(subprocess.TimeoutExpired):
-                child.wait(_GRACE)
+            os.killpg(child.pid, signal.SIGTERM)
+            started, is_announced = time.monotonic(), False
+            while _is_group_running(child) and (waited := time.monotonic() - started) < _GRACE:
+                if waited > _QUIET and not is_announced:
+                    is_announced = True
+                    err.print(f"Stopping, within {_GRACE:.0f} seconds; Ctrl-C again stops at once", soft_wrap=True)
+                time.sleep(0.05)
+    finally:
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-        if child.stdout:
-            child.stdout.close()
+
+
+def _is_group_running(child: subprocess.Popen[str]) -> bool:
+    """Return True if a process of the group runs. Those that a step has started may outlive the first one."""
+    child.poll()  # until then, its group exists
+    try:
+        os.killpg(child.pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 def _fit_to_machine(text: str) -> str:

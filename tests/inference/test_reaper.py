@@ -56,6 +56,13 @@ def test_the_program_ends_with_its_parent(end: "Callable[[subprocess.Popen[bytes
         assert not is_running(program)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a program that its parent was killed")
+def test_the_program_is_killed_if_the_reaper_is_killed() -> None:
+    with run_reaper() as (reaper, program):
+        reaper.kill()
+        wait_until(lambda: not is_running(program))
+
+
 def test_sigquit_kills_a_program_at_once() -> None:
     deaf = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(os.getpid(), flush=True); "
     with run_reaper(f"{deaf}time.sleep(600)") as (reaper, program):

@@ -1,5 +1,7 @@
 """Run small pipelines on this machine: stopping, continuing, and the summary at the end."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +12,7 @@ from gumshoe.artifacts.store import Store
 from gumshoe.evaluation.metrics import Estimate
 from tests.errors import raises
 from tests.evaluation.predictions import answers, evaluation, result
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
     from gumshoe_pipelines.graphs import Graph
@@ -69,6 +72,28 @@ def test_a_stopped_run_ends_all_processes_and_says_how_to_continue(
     for other in ({"store": "elsewhere"}, {**arguments, "seed": 2}):
         assert local_runner.find_last_run(tmp_path / "out", graph, other) is None
     assert local_runner.find_last_run(tmp_path, graph, arguments) is None
+
+
+def test_a_step_that_saves_its_state_has_time_for_it_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first process of the group ends at once, and what the step has started saves its state or does not end."""
+    from gumshoe_pipelines import local_runner
+
+    program = (
+        "import os, signal, time; from pathlib import Path; "
+        "signal.signal(signal.SIGTERM, lambda *_: Path('saved').touch()); "
+        "Path('started').write_text(str(os.getpid())); time.sleep(600); time.sleep(600)"
+    )
+    step = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-m', 'gumshoe.inference.reaper', "
+    step += f"'--patience', '600', sys.executable, '-c', {program!r}], stdin=subprocess.PIPE); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", step], start_new_session=True, cwd=tmp_path, text=True)
+    started = tmp_path / "started"
+    wait_until(lambda: started.exists() and started.read_text())
+    monkeypatch.setattr(local_runner, "_GRACE", 2.0)
+    local_runner._end_group(child)
+    assert (tmp_path / "saved").exists()
+    wait_until(lambda: not psutil.pid_exists(int(started.read_text())))
 
 
 def test_the_directory_of_a_training_is_refused(tmp_path: Path) -> None:

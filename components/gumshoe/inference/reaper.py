@@ -2,7 +2,8 @@
 
 `python -m gumshoe.inference.reaper [OPTION...] PROGRAM ARGUMENT...` reads a pipe on its standard input. The pipe closes
 when the parent closes it, exits, or is killed, which no handler in the parent could detect. The program has some
-seconds to exit by itself, and none after a SIGQUIT. Options, before the program:
+seconds to exit by itself, and none after a SIGQUIT. On Linux, it is also killed if this process is. Options, before
+the program:
 
     --patience SECONDS  time between SIGTERM and SIGKILL
     --input FD          standard input of the program; without it, the program has none
@@ -89,7 +90,7 @@ def _start(options: _Options) -> "subprocess.Popen[bytes]":
         stdin=options.input,
         start_new_session=True,
         env=_read_own_environment() if options.is_contained else None,
-        preexec_fn=_yield_to_others if options.is_contained else None,
+        preexec_fn=_prepare_contained if options.is_contained else _die_with_reaper,
     )
 
 
@@ -135,9 +136,14 @@ def _adopt_orphans() -> None:
     _set_process_option(_SUBREAPER, 1)
 
 
-def _yield_to_others() -> None:
-    """Let this process be killed if its parent, the reaper, is killed; and before others if memory is used up."""
+def _die_with_reaper() -> None:
+    """Let this process be killed if its parent, the reaper, is killed."""
     _set_process_option(_DEATH_SIGNAL, signal.SIGKILL)
+
+
+def _prepare_contained() -> None:
+    """Let this process be killed with the reaper, and before others if memory is used up."""
+    _die_with_reaper()
     with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:  # noqa: PTH123
         file.write(_OOM_SCORE)
 
