@@ -16,6 +16,7 @@ from gumshoe.rewards.exact_match import is_exact
         ("Yes", "Yes. Ann Lee has agreed to a free bar."),
         ("no, Bob refused it", "No. Bob Ray has said no to it."),
         ("No, but Ann may", "No we cannot"),
+        ("No - Bob refused", "No"),
         ("no later than 15 may", "No later than 15 May"),
     ],
 )
@@ -39,6 +40,9 @@ def test_case_spaces_and_outer_punctuation_are_ignored(answer: str, reference: s
         ("5", "-5"),
         ("No later than 16 May", "No later than 15 May"),
         ("No", "No one"),
+        ("No information about that was found", "No"),
+        ("No later than 15 May", "No. Bob Ray has said no to it."),
+        ("No-one knows", "No"),
         ("No. 14 Mill Lane", "No. 12 Mill Lane"),
     ],
 )

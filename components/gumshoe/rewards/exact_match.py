@@ -15,20 +15,24 @@ _VERDICT = re.compile(
 def is_exact(answer: str | None, reference: str) -> bool:
     """Return True if an answer equals the reference, ignoring case, spaces and punctuation at its ends.
 
-    If the reference begins with the verdict yes or no, only that is compared.
+    If the reference begins with the verdict yes or no, only the verdict that the answer begins with is compared.
     """
     if answer is None:
         return False
-    verdict = _YES_OR_NO.match(_normalize(reference))
-    if verdict and begins_with_verdict(_normalize(reference)):
-        own = _YES_OR_NO.match(_normalize(answer))
-        return own is not None and own[0] == verdict[0]
-    return _normalize(answer) == _normalize(reference)
+    own, wanted = _normalize(answer), _normalize(reference)
+    verdict = _find_verdict(wanted)
+    return own == wanted if verdict is None else _find_verdict(own) == verdict
 
 
 def begins_with_verdict(text: str) -> bool:
     """Return True if a text begins with a verdict: "No, Bob refused it", but not "No later than 15 May"."""
     return _VERDICT.match(text) is not None
+
+
+def _find_verdict(text: str) -> str | None:
+    """Return the yes or no that a text begins with as a verdict, or None."""
+    found = _YES_OR_NO.match(text)
+    return found[0] if found and begins_with_verdict(text) else None
 
 
 def _normalize(text: str) -> str:
