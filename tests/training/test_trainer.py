@@ -5,7 +5,8 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -524,6 +525,28 @@ def test_a_step_without_groups_changes_no_weight(tmp_path: Path) -> None:
     first, skipped, third = seen
     assert all(torch.equal(first[name], skipped[name]) for name in first)
     assert not any(torch.equal(skipped[name], third[name]) for name in first)
+
+
+def test_a_step_without_a_finite_gradient_ends_the_run_before_it_is_saved(tmp_path: Path) -> None:
+    from gumshoe.training.grpo.run import Run
+    from gumshoe.training.launch.lifecycle import EventsCallback
+
+    broken = step()
+    broken.groups[0] = replace(broken.groups[0], rewards=(math.inf, 0.0))
+    bench = make_bench(tmp_path, [step(), broken], learning_rate=0.01, save_strategy="steps", save_steps=1)
+
+    class Events:
+        def __getattr__(self, name: str) -> Any:
+            return lambda *_, **__: None
+
+        def on_metrics(self, logs: dict[str, float], control: Any) -> None:
+            if (number := bench.trainer.state.global_step) > 1:
+                Run.on_metrics(cast(Any, SimpleNamespace(_lifecycle=SimpleNamespace(step=number))), logs, control)
+
+    bench.trainer.add_callback(EventsCallback(Events()))
+    with raises("training.not-finite", "nan"):
+        bench.trainer.train()
+    assert [each.name for each in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
 
 
 def test_episodes_of_a_chat_model_are_rejected() -> None:

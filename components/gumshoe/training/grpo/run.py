@@ -20,6 +20,7 @@ from gumshoe.rollouts.engine import EpisodePool
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.terminal import err
 from gumshoe.training.algorithms.turn_level import TurnLevel
+from gumshoe.training.finite_check import check_is_finite
 from gumshoe.training.grpo.adapter_writer import AdapterWriter
 from gumshoe.training.grpo.reporter import RunReporter, warn
 from gumshoe.training.grpo.rollout_collector import Accuracy, RolloutBatch, RolloutCollector, Rubric, measure_accuracy
@@ -124,6 +125,7 @@ class Run:
 
         Raises:
             UsageError: the model cannot be loaded.
+            GumshoeError: the gradient of a step is not finite.
             UnavailableError: the process was asked to stop, a server is lost, or a server samples from another policy.
         """
         spec, lifecycle = self._spec, self._lifecycle
@@ -259,7 +261,12 @@ class Run:
         control.should_save |= is_last
 
     def on_metrics(self, logs: dict[str, float], control: TrainerControl) -> None:
-        """Record a step, evaluate if it is due, and stop if that ends the run."""
+        """Record a step, evaluate if it is due, and stop if that ends the run.
+
+        Raises:
+            GumshoeError: the step has destroyed the weights.
+        """
+        check_is_finite(self._lifecycle.step, logs)
         self._random = random_state()  # for a checkpoint of this step
         if self._lifecycle.is_main:
             self._record_step(logs)

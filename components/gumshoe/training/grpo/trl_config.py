@@ -34,6 +34,7 @@ def grpo_config(settings: TrainSettings, directory: Path, steps: int) -> GRPOCon
         vllm_importance_sampling_mode="token_truncate",
         bf16=dtype_of(settings.model) is torch.bfloat16,
         logging_steps=1,
+        logging_nan_inf_filter=False,  # it would hide that the weights are lost
         save_strategy="steps",
         save_steps=settings.output.save_steps,
         report_to=list(settings.output.report_to) or "none",

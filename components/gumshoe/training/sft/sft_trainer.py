@@ -23,6 +23,7 @@ from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UnavailableError
 from gumshoe.inference.policy_names import load_tokenizer
 from gumshoe.terminal import Advance, err, progress
+from gumshoe.training.finite_check import check_is_finite
 from gumshoe.training.launch.lifecycle import EventsCallback, Lifecycle
 from gumshoe.training.launch.rendezvous import join_run
 from gumshoe.training.launch.sharding import sharding_config
@@ -148,7 +149,12 @@ class SftRun:
         control.should_save |= should_stop or is_last
 
     def on_metrics(self, logs: dict[str, float], control: TrainerControl) -> None:  # noqa: ARG002
-        """Show the loss of a step on the progress bar."""
+        """Show the loss of a step on the progress bar.
+
+        Raises:
+            GumshoeError: the step has destroyed the weights.
+        """
+        check_is_finite(self._lifecycle.step, logs)
         self._advance(1, note=f"loss {logs['loss']:.3f}")
 
     def on_checkpoint(self) -> None:
