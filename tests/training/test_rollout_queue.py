@@ -1,8 +1,10 @@
 """Episodes that run ahead of the trainer: which step gets which groups, and from which policies."""
 
 import asyncio
+import random
 from collections.abc import Callable, Coroutine
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -13,11 +15,14 @@ from gumshoe.rollouts.engine import EpisodePool
 from gumshoe.rollouts.episode import EpisodeLimits
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
-from gumshoe.training.grpo.rollout_collector import RolloutBatch, RolloutCollector, Rubric
+from gumshoe.training.grpo.rollout_collector import RolloutBatch, RolloutCollector, Rubric, ScoredGroup
 from gumshoe.training.grpo.schedule import Schedule
 from tests.mail.mailbox import make_index
 from tests.rollouts.conversations import QWEN2_5, call, make_tokenizer, synthetic
 from tests.training.scripted_sampler import ScriptedSampler
+
+if TYPE_CHECKING:
+    from gumshoe.training.grpo.rollout_queue import Lead
 
 SCENARIOS = synthetic().scenarios.scenarios[:12]
 GROUPS, GENERATIONS, LAST = 2, 2, 5
@@ -204,6 +209,70 @@ def test_a_step_waits_for_a_group_that_would_become_too_old(env: EnvFactory, tok
         assert slow.id in names(await second)
 
     run(ahead, work)
+
+
+@pytest.mark.parametrize(("lag", "most"), [(0, 0), (1, 1), (2, 2), (2, 3), (3, 3)])
+def test_no_group_becomes_too_old_in_whatever_order_they_end(lag: int, most: int) -> None:
+    from gumshoe.training.grpo.rollout_queue import Lead
+
+    full = 0  # steps that waited for all groups
+    for seed in range(200):
+        model = QueueModel(Lead(lag, most), random.Random(seed))
+        for number in range(8):
+            found = model.take(number)
+            assert len(found.groups) == GROUPS
+            assert max(each.staleness for each in found.groups) <= most
+        full += model.full
+    assert (full == 200 * 8) == (lag == 0), full
+
+
+class QueueModel:
+    """A queue whose groups start and end in a random order, without episodes."""
+
+    def __init__(self, lead: "Lead", rng: random.Random) -> None:
+        from gumshoe.training.grpo.rollout_queue import RolloutQueue
+
+        collector = SimpleNamespace(schedule=SimpleNamespace(groups=GROUPS))
+        self.lead, self.rng, self.number, self.full = lead, rng, 0, 0
+        self.queue = RolloutQueue(cast(Any, collector), cast(Any, None), lead, 100)
+
+    @property
+    def running(self) -> list[Any]:
+        return [each for each in self.queue._groups if not each.ended]
+
+    def start(self, step: int) -> None:
+        """Add a group of a batch, whose episodes wait for a place."""
+        from gumshoe.training.grpo.rollout_queue import _Group
+
+        place = self.queue._next.get(step, 0)
+        self.queue._next[step] = place + 1
+        self.queue._groups.append(_Group(step, place, SCENARIOS[0]))
+
+    def advance(self) -> None:
+        """Start or end a group, and replace it if it ended in vain."""
+        group = self.rng.choice(self.running)
+        if group.oldest is None:
+            group.oldest = self.number
+            return
+        group.ended, group.is_useful = 1.0, self.rng.random() < 0.8
+        group.scored = ScoredGroup(group.scenario, (), ())
+        if not group.is_useful:
+            self.start(group.step)
+
+    def take(self, number: int) -> RolloutBatch:
+        """Take the groups of a step as soon as the queue allows it; some go on while it is trained on."""
+        self.number = number
+        for step in range(number + self.lead.lag + 1):
+            while self.queue._next.get(step, 0) < GROUPS:
+                self.start(step)
+        while not self.queue._is_ready(number):
+            self.advance()
+        self.full += not self.running
+        found = self.queue._collect(number)
+        for _ in range(self.rng.randrange(8)):
+            if self.running:
+                self.advance()
+        return found
 
 
 def test_flat_groups_are_replaced_and_end_with_a_step(env: EnvFactory, tokenizer: Any) -> None:

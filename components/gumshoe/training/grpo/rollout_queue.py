@@ -62,8 +62,9 @@ class RolloutQueue:
     """Run groups in the event loop, and give each step those that it trains on.
 
     A group that is flat or dropped is replaced at once by the next scenario of the batch that it was drawn for. A step
-    takes the useful groups that were drawn first. It waits while it has too few and one of its own runs, or while one
-    runs that would be too old for the next step; so with a lag, slow groups are trained on later.
+    takes the useful groups with the oldest policies, and of these the ones that were drawn first. It waits while it has
+    too few and one of its own runs, or while groups run that would be too old for the later steps that can take them;
+    so with a lag, slow groups are trained on later.
 
     - `last`: number of the last batch.
     - `find_resting`: returns the ids of the scenarios that a batch uses last.
@@ -224,20 +225,18 @@ class RolloutQueue:
 
     def _is_ready(self, number: int) -> bool:
         running = [each for each in self._groups if not each.ended]
-        if any(self._is_due(each, number) for each in running):
+        oldest = sorted(each.oldest for each in running if each.oldest is not None)
+        # Each later step takes only `wanted` groups, so the last of many that run has to wait for several steps.
+        if any(number - each + rank // self._wanted >= self._lead.most_staleness for rank, each in enumerate(oldest)):
             return False
         useful = sum(each.is_useful for each in self._groups)
         return useful >= self._wanted or not any(each.step <= number for each in running)
 
-    def _is_due(self, group: _Group, number: int) -> bool:
-        """Return True if a group would be too old for the step after this one."""
-        return group.oldest is not None and number - group.oldest >= self._lead.most_staleness
-
     def _collect(self, number: int) -> RolloutBatch:
         """Return the batch of a step, made of groups that have ended, and forget these."""
 
-        def priority(group: _Group) -> tuple[bool, int, int]:
-            return not self._is_due(group, number), group.step, group.place
+        def priority(group: _Group) -> tuple[int, int, int]:
+            return number if group.oldest is None else group.oldest, group.step, group.place
 
         useful = sorted((each for each in self._groups if each.is_useful), key=priority)[: self._wanted]
         taken = [each for each in self._groups if each in useful or (each.ended and not each.is_useful)]
