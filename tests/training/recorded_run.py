@@ -1,6 +1,7 @@
 """Record a small run with the functions that a trainer uses, without a model: two steps in two attempts."""
 
 from collections import Counter
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
@@ -113,8 +114,11 @@ def record_step(directory: Path, step: int, attempt: int, groups: list[list[Traj
     write_record(directory / METRICS, record)
 
 
-def make_run(directory: Path, **settings: Any) -> Path:
-    """Write the directory of a finished run. Its first attempt was killed after step 2, and lost that step."""
+def make_run(directory: Path, numbers: Sequence[int] = (1, 2, 3), **settings: Any) -> Path:
+    """Write the directory of a finished run. Its first attempt was killed after step 2, and lost that step.
+
+    `numbers` are those of the scenarios of step 1.
+    """
     directory.mkdir(parents=True)
     flags = {**SETTINGS, "output.directory": str(directory), **settings}
     spec = RunSpec(
@@ -134,7 +138,7 @@ def make_run(directory: Path, **settings: Any) -> Path:
         (directory / name / "adapter_config.json").write_text("{}")
     write_record(directory / METRICS, evaluation(0))
     first, second = "rr7-1-policy-0", "rr7-2-policy-1"
-    groups = [[episode(number, sample, first) for sample in range(GENERATIONS)] for number in (1, 2, 3)]
+    groups = [[episode(number, sample, first) for sample in range(GENERATIONS)] for number in numbers]
     record_step(directory, 1, 1, groups, retry_causes={"inference.server-gone": 2})
     groups = [
         [episode(number, sample, second, split=number == 4) for sample in range(GENERATIONS)] for number in (4, 5)

@@ -312,6 +312,12 @@ def test_episodes_that_contradict_their_step_are_found_even_with_a_new_proof(fie
     assert any(each.startswith(f"{METRICS}: step 1: {field}") for each in claims), claims
 
 
+def test_a_step_may_use_a_scenario_twice(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", numbers=(1, 2, 1))
+    write_run_proof(run)
+    assert verify_proof(run).differences == ()
+
+
 def test_attempts_that_are_shorter_than_their_steps_are_found(directory: Path) -> None:
     path = directory / ATTEMPTS
     path.write_text(re.sub(r'"time":[\d.]+', '"time":1.0', path.read_text()))

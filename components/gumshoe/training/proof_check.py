@@ -189,7 +189,8 @@ def _summarize(episodes: Sequence[EpisodeRecord]) -> dict[str, Any]:
         "split_episodes": statistics.fmean(bool(each.splits) for each in episodes),
         "split_reasons": share_of_reasons([each.splits for each in episodes]),
         "segments": 1 + statistics.fmean(len(each.splits) for each in episodes),
-        "scenarios": tuple(dict.fromkeys(each.scenario for each in episodes)),
+        # Each group has one episode of number 0; a step may have several groups of a scenario.
+        "scenarios": tuple(each.scenario for each in episodes if each.sample == 0),
     }
     if tokens:
         found["importance_ratio"] = math.fsum(each.mean_ratio * each.tokens for each in compared) / tokens
