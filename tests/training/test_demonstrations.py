@@ -287,6 +287,18 @@ def test_training_starts_from_the_weights_of_an_adapter(tmp_path: Path) -> None:
     ):
         with raises("adapters.other-lora-settings", *said):
             check_start(shape.model_copy(update={"start": tmp_path, name: value}))
+    config = json.loads((tmp_path / "adapter_config.json").read_bytes())
+    for field in (
+        {"use_rslora": True},
+        {"use_dora": True},
+        {"alpha_pattern": {"q_proj": 8}},
+        {"rank_pattern": {"q_proj": 4}},
+        {"init_lora_weights": "pissa_niter_4"},
+    ):
+        (tmp_path / "changed").mkdir(exist_ok=True)
+        (tmp_path / "changed" / "adapter_config.json").write_text(json.dumps(config | field))
+        with raises("adapters.start-not-plain", tmp_path / "changed", *field, *field.values()):
+            check_start(shape.model_copy(update={"start": tmp_path / "changed"}))
     keys = load_file(tmp_path / "adapter_model.safetensors")
     for name, weights, said in (
         ("others", {f"other.{key}": value for key, value in keys.items()}, (f"{2 * len(keys)} weights", "missing")),

@@ -1,7 +1,7 @@
 """The specification of a run and the layout of its directory; nothing here loads a model."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ REFERENCE = "reference.safetensors"
 """File of a checkpoint: weights of the adapter that the run began with, if they are the reference of the KL term."""
 WARM_START_STATE = ".warm-start"
 """Subdirectory of the output of an unfinished warm start, with everything that it has done so far."""
+_SAME_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
+"""Values of `init_lora_weights` in `ADAPTER_CONFIG` that leave the weights of the base model as they are."""
 RUN_FILES = {
     f"{FINAL}/": "Adapter after the last step.",
     f"{BEST}/": "Adapter with the best evaluation on the split `validation`.",
@@ -191,8 +193,8 @@ def check_start(settings: LoraSettings) -> None:
     """Check the adapter that training starts from, if one is set.
 
     Raises:
-        UsageError: the adapter does not exist, or has another rank, alpha, number of layers or targets than the
-            settings.
+        UsageError: the adapter does not exist, has another rank, alpha, number of layers or targets than the settings,
+            or is not plain LoRA.
 
     What `all-linear` stands for depends on the model, so `load_adapter_weights` compares it.
     """
@@ -217,6 +219,7 @@ def check_start(settings: LoraSettings) -> None:
         raise UsageError(
             "adapters.not-an-adapter", f"lora.start: {settings.start} is not an adapter: {error}"
         ) from None
+    _check_plain_lora(settings.start, shape)
     is_open = settings.target_modules == ALL_LINEAR
     wanted = {
         "rank": settings.rank,
@@ -231,6 +234,24 @@ def check_start(settings: LoraSettings) -> None:
                 "adapters.other-lora-settings",
                 f"lora.start has {name} {value}, but lora.{name} is {wanted[name]}; set lora.{name} to the same value",
             )
+
+
+def _check_plain_lora(start: Path, shape: Mapping[str, Any]) -> None:
+    """Check that the weights of an adapter mean the same in the adapter that is trained, which is plain LoRA.
+
+    Raises:
+        UsageError: they are scaled in another way, or belong to changed weights of the base model.
+    """
+    found = [name for name in ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern") if shape.get(name)]
+    if shape.get("init_lora_weights") not in _SAME_BASE:
+        found.append("init_lora_weights")
+    if found:
+        values = ", ".join(f"{name} {shape[name]}" for name in found)
+        raise UsageError(
+            "adapters.start-not-plain",
+            f"lora.start: {start} is not plain LoRA with one rank and one alpha: {ADAPTER_CONFIG} has {values}; merge "
+            "it into its base model with the program that made it, and set model.name to the result",
+        )
 
 
 def check_start_chat(settings: TrainSettings) -> None:
