@@ -61,6 +61,7 @@ def of(**flags: Any) -> TrainSettings:
         ({"rollouts__handover": "s3://bucket/p"}, "settings.handover-without-servers", "s3://bucket/p"),
         ({"rollouts__servers": ["http://a:8000"], "mode": "simple"}, "settings.servers-without-vllm", "simple"),
         ({"agent": "my_package:agent", "mode": "simple"}, "settings.agent-in-simple-mode", "my_package:agent"),
+        ({"optimizer__num_iterations": 2, "mode": "simple"}, "settings.iterations-in-simple-mode", "num_iterations 2"),
         (
             {"rollouts__handover": "s3://bucket/p", "rollouts__servers": ["https://a:8000"]},
             "settings.handover-server-address",

@@ -192,6 +192,11 @@ def _find_algorithm_errors(settings: TrainSettings) -> Iterator[UsageError]:
             f"optimizer.algorithm {choice.name} requires mode masked or rollout, got simple; use e.g. grpo or dapo",
         )
     iterations = optimizer.num_iterations
+    if settings.mode == "simple" and iterations > 1:
+        yield UsageError(
+            "settings.iterations-in-simple-mode",
+            f"optimizer.num_iterations {iterations} requires mode masked or rollout, got simple; set it to 1",
+        )
     if iterations == 1 and algorithm.equal_if_used_once:
         yield UsageError(
             "settings.algorithm-without-effect",
