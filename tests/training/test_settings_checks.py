@@ -63,6 +63,11 @@ def of(**flags: Any) -> TrainSettings:
         ({"agent": "my_package:agent", "mode": "simple"}, "settings.agent-in-simple-mode", "my_package:agent"),
         ({"optimizer__num_iterations": 2, "mode": "simple"}, "settings.iterations-in-simple-mode", "num_iterations 2"),
         (
+            {"agent": "my_package:agent", "optimizer__router_loss": 0.1},
+            "settings.router-loss-with-agent",
+            "my_package:agent",
+        ),
+        (
             {"rollouts__handover": "s3://bucket/p", "rollouts__servers": ["https://a:8000"]},
             "settings.handover-server-address",
             "https://a:8000",

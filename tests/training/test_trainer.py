@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from gumshoe.environments.base import EpisodeState
-from gumshoe.rollouts.trajectory import Span, Trajectory
+from gumshoe.rollouts.trajectory import Segment, Span, Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.training.algorithms.lookup import find_algorithm
 from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
@@ -86,7 +86,7 @@ class TrainerBench:
                     own = logps[start - 1 : start - 1 + len(span.ids)] if start else logps[:0]
                     if span.origin == "sampled":
                         shifted = own + self.shift + (self.first_shift if place == 0 else 0.0)
-                        trajectory.spans[number] = Span("sampled", span.text, span.ids, tuple(shifted.tolist()))
+                        trajectory.spans[number] = replace(span, logprobs=tuple(shifted.tolist()))
                     start += len(span.ids)
         return found
 
@@ -490,6 +490,25 @@ def test_dropout_does_not_affect_importance_ratios(tmp_path: Path) -> None:
     assert bench.hooks.latest.difference == pytest.approx(0, abs=1e-5)
     assert bench.hooks.latest.ratio == pytest.approx(1, abs=1e-5)
     assert any(each.abs().sum() > 0 for each in bench.gradients[0].values())
+
+
+def test_sharded_segments_of_a_model_that_reads_no_trees_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe.training.grpo.trainer import AgentTrainer
+
+    found = step()
+    member = found.groups[0].trajectories[1]
+    *_, last = member.spans
+    member.spans[-1] = replace(last, segment=1)
+    member.segments.append(Segment(0, 2, (), "history edited"))
+    bench = make_bench(tmp_path, [found, step()])
+    monkeypatch.setattr(AgentTrainer, "_is_sharded", True)
+    bench.trainer._tree_reader = None
+    with raises("training.segments-not-supported", "step 1"):
+        bench.trainer._roll_out(["0"] * 4)
+    bench.trainer.state.global_step = 1
+    assert len(bench.trainer._roll_out(["0"] * 4)["reward"]) == 4, "without segments"
 
 
 def test_a_step_with_only_off_policy_groups_fails(tmp_path: Path) -> None:

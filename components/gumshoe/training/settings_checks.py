@@ -122,6 +122,12 @@ def _find_errors(settings: TrainSettings, scenarios: int) -> Iterator[UsageError
             "chat.reasoning_history drop splits episodes into segments, which sharded weights (optimizer.distribution) "
             "and optimizer.router_loss do not support; set it to keep",
         )
+    if settings.agent is not None and optimizer.router_loss:
+        yield UsageError(
+            "settings.router-loss-with-agent",
+            f"the agent {settings.agent.word} may rewrite its history, which splits episodes into segments, and "
+            f"optimizer.router_loss {optimizer.router_loss:g} does not support these; set it to 0",
+        )
     yield from _find_server_errors(settings)
     yield from _find_handover_errors(settings)
     yield from _find_lag_errors(settings)

@@ -33,6 +33,12 @@ class TrainingSample:
     staleness: int = 0
     """As `ScoredGroup.staleness`."""
 
+    @property
+    def is_split(self) -> bool:
+        """True if the tokens are not one sequence, but the segments of an episode."""
+        start = len(self.prompt_ids) - 1
+        return self.previous != list(range(start, start + len(self.previous)))
+
 
 def to_sample(
     trajectory: Trajectory,

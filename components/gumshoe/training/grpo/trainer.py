@@ -14,7 +14,7 @@ import torch
 import trl.import_utils as trl_imports
 from torch.nn.utils.rnn import pad_sequence
 
-from gumshoe.errors import UnavailableError
+from gumshoe.errors import GumshoeError, UnavailableError
 from gumshoe.training.algorithms.algorithm import Algorithm, TokenBatch
 from gumshoe.training.grpo.logprobs import compute_logprobs, compute_tree_logprobs, read_beginning
 from gumshoe.training.grpo.passes import (
@@ -125,6 +125,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
     def _roll_out(self, prompts: Sequence[Any]) -> Rows:
         self._hooks.latest = StepMetrics()
         every = run_in_main(self.accelerator, self._collect_samples)
+        self._check_segments(every)
         first = self.accelerator.process_index * len(prompts)
         rows = every[first : first + len(prompts)]
         if len(every) != self.accelerator.num_processes * len(prompts):
@@ -155,6 +156,21 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             weighting=self._hooks.segments,
             mask_truncated=self._hooks.mask_truncated,
         )
+
+    def _check_segments(self, samples: Sequence[TrainingSample]) -> None:
+        """Check that all processes call a sharded model equally often. Call it in all of them with all samples.
+
+        Raises:
+            GumshoeError: there are segments, and the model reads these as sequences, so that it would be called more
+                often for some episodes than for others.
+        """
+        if self._is_sharded and any(each.is_split for each in samples) and self._tree_reader is None:
+            raise GumshoeError(
+                "training.segments-not-supported",
+                f"episodes of step {self.state.global_step + 1} are split into segments, because the agent rewrote its "
+                f"history, and {type(self.accelerator.unwrap_model(self.model)).__name__} does not support that with "
+                "sharded weights; set optimizer.distribution to ddp, or let the agent keep its history",
+            )
 
     @cached_property
     def _checks_in_loss(self) -> bool:
