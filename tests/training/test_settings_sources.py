@@ -28,12 +28,17 @@ NAMES = (
 def test_the_suggested_evaluation_has_the_environment_and_limits_of_the_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    given = {"model.name": "tiny", "environment": "{documents: {hits: 2}}", "rollouts.max_turns": 6}
+    given = {
+        "model.name": "tiny",
+        "model.max_context": 4096,
+        "environment": "{documents: {hits: 2}}",
+        "rollouts.max_turns": 6,
+    }
     _print_evaluation(resolve(None, given, {}).settings, tmp_path / "run", Path("index"), "q.jsonl")
     words = shlex.split(capsys.readouterr().err)
     options = dict(pairwise(words))
     assert words[:3] == ["Next:", "gumshoe", "evaluate"]
-    assert (options["--max-turns"], options["--max-tokens"]) == ("6", "512")
+    assert (options["--max-turns"], options["--max-tokens"], options["--max-context"]) == ("6", "512", "4096")
     assert EnvironmentSettings.parse(options["--environment"]).arguments == {"hits": 2}
 
 

@@ -156,7 +156,8 @@ def _print_evaluation(settings: "TrainSettings", run: Path, index: Path, scenari
     policies = ("--policy", f"base={base}", "--policy", f"trained={base}#{adapter}")
     place = ("--out", run.with_name(f"{run.name}-evaluation"))
     agent = ("--agent", settings.agent.word) if settings.agent else ()
-    limits = ("--max-turns", settings.rollouts.max_turns, "--max-tokens", settings.rollouts.max_tokens)
+    rollouts, context = settings.rollouts, settings.model.max_context
+    limits = ("--max-turns", rollouts.max_turns, "--max-tokens", rollouts.max_tokens, "--max-context", context)
     data = ("--index", index, "--scenarios", scenarios, *_environment_option(settings), *agent, *limits)
     print_next("gumshoe", "evaluate", *data, *policies, *place)
 
