@@ -294,10 +294,24 @@ def test_logged_numbers_do_not_depend_on_passes(tmp_path: Path) -> None:
         for size, passes in ((4, 1), (2, 2), (1, 4)):
             bench = make_bench_with_passes(tmp_path, step(groups), size, passes)
             bench.trainer.train()
-            logged.append([bench.trainer.state.log_history[0][name] for name in ("kl", "entropy", "loss")])
+            logged.append(
+                [bench.trainer.state.log_history[0][name] for name in ("kl", "entropy", "loss", "policy_loss")]
+            )
         assert logged[0][0] > 0
         assert logged[1] == pytest.approx(logged[0], rel=1e-3)
         assert logged[2] == pytest.approx(logged[0], rel=1e-3)
+
+
+def test_the_policy_loss_is_the_loss_without_the_kl_term(tmp_path: Path) -> None:
+    """Also if the loss is not a mean over tokens."""
+    logs = []
+    for beta in (BETA, 0.0):
+        bench = make_bench_with_passes(tmp_path, step(), 2, 2, algorithm="dr_grpo", beta=beta)
+        bench.trainer.train()
+        logs.append(bench.trainer.state.log_history[0])
+    assert logs[0]["loss"] > logs[0]["policy_loss"] + 1e-6
+    assert logs[0]["policy_loss"] == pytest.approx(logs[1]["loss"], rel=1e-3)
+    assert logs[1]["policy_loss"] == pytest.approx(logs[1]["loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize("reads_trees", [True, False])

@@ -45,7 +45,8 @@ def step_record(
     return StepRecord(
         step=step,
         loss=loss,
-        policy_loss=loss - beta * (kl or 0.0),
+        # Mode `simple` does not log it; there, this is exact if the loss is a mean over tokens.
+        policy_loss=logs.get("policy_loss", loss - beta * (kl or 0.0)),
         kl=kl,
         entropy=logs.get("entropy"),
         grad_norm=logs.get("grad_norm"),

@@ -38,7 +38,8 @@ trl_imports.is_vllm_available = lambda min_version=None: False  # noqa: ARG005 -
 from trl import GRPOTrainer  # noqa: E402
 from trl.models.utils import disable_gradient_checkpointing  # noqa: E402
 
-_LOGGED = ("entropy", "clip_ratio", "kl")  # means over the trained tokens of a step
+_MEANS = ("entropy", "clip_ratio", "kl")  # over the trained tokens of a step
+_POLICY_LOSS = "policy_loss"
 Rows = dict[str, list[Any]]
 """A batch as TRL takes it: each list has one entry per episode."""
 
@@ -347,8 +348,8 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         algorithm = self._hooks.algorithm
         self._set_rows(inputs)
         if not len(self._groups):
-            names = _LOGGED if self.beta else _LOGGED[:-1]
-            self._log_means(dict.fromkeys(names, self._loss_mask), inputs["num_items_in_batch"])
+            names = _MEANS if self.beta else _MEANS[:-1]
+            self._log(self._loss_mask.sum(), dict.fromkeys(names, self._loss_mask), inputs["num_items_in_batch"])
             nothing: torch.Tensor = next(each for each in model.parameters() if each.requires_grad).sum() * 0
             return nothing
         ids, attended = whole_rows(inputs)
@@ -382,28 +383,37 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         weights = weights.clamp(self.vllm_importance_sampling_clip_min, self.vllm_importance_sampling_clip_max)
         losses = algorithm.token_loss(batch) * weights
         values = {"entropy": cast(torch.Tensor, entropies), "clip_ratio": algorithm.clipped(batch).float()}
+        policy_loss = loss = algorithm.reduce(losses, batch)
         if self.beta:
             difference = inputs["ref_per_token_logps"] - logprobs
             # The unbiased estimate of the KL divergence (https://arxiv.org/abs/2512.02556).
             kl = (difference.exp() - difference - 1) * algorithm.ratio(batch)
-            losses = losses + self.beta * kl
+            loss = algorithm.reduce(losses + self.beta * kl, batch)
             values["kl"] = kl
-        self._log_means(values, inputs["num_items_in_batch"])
-        loss = algorithm.reduce(losses, batch)
         if self.aux_loss_enabled:
-            loss = loss + self.router_aux_loss_coef * aux_loss / passes
+            router_loss = self.router_aux_loss_coef * aux_loss / passes
+            loss, policy_loss = loss + router_loss, policy_loss + router_loss
+        self._log(policy_loss, values, inputs["num_items_in_batch"])
         self._losses += float(loss.detach())
         return loss
 
-    def _log_means(self, values: Mapping[str, torch.Tensor], step_tokens: torch.Tensor) -> None:
-        """Log means over the trained tokens of a step. TRL averages what passes log, so each logs its share.
+    def _log(self, policy_loss: torch.Tensor, values: Mapping[str, torch.Tensor], step_tokens: torch.Tensor) -> None:
+        """Log a pass's share of the loss without the KL term, and of means over the trained tokens of the step.
 
-        `values` are [episodes, tokens], or [episodes, 1] if all tokens of an episode share one.
+        `values` are [episodes, tokens], or [episodes, 1] if all tokens of an episode share one. The loss of a step is
+        the sum over its passes, averaged over processes.
         """
-        weight = float(self.args.steps_per_generation / step_tokens.clamp(min=1))
-        sums = torch.stack([(each.detach() * self._loss_mask).sum().float() for each in values.values()])
-        for name, value in zip(values, self.accelerator.reduce(sums, reduction="sum").tolist(), strict=True):
-            self._metrics["train"][name].append(value * weight)
+        shares = {
+            _POLICY_LOSS: policy_loss.detach().float() / self.accelerator.num_processes,
+            **{
+                name: (each.detach() * self._loss_mask).sum().float() / step_tokens.clamp(min=1)
+                for name, each in values.items()
+            },
+        }
+        sums = self.accelerator.reduce(torch.stack([*shares.values()]), reduction="sum").tolist()
+        for name, value in zip(shares, sums, strict=True):
+            # TRL averages what the passes log.
+            self._metrics["train"][name].append(value * self.args.steps_per_generation)
 
     @property
     def _is_last_pass(self) -> bool:
@@ -421,7 +431,7 @@ class AgentTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             self.accelerator.backward(nothing)
         model.zero_grad()
         passes = self._buffered_inputs or [last]
-        for name in _LOGGED:
+        for name in (_POLICY_LOSS, *_MEANS):
             values = self._metrics["train"].get(name, [])
             del values[len(values) - len(passes) + 1 :]
         before, self._losses = self._losses, 0.0
