@@ -290,6 +290,17 @@ def test_flat_groups_are_replaced_and_end_with_a_step(env: EnvFactory, tokenizer
     run(ahead, work)
 
 
+def test_each_dropped_group_of_a_scenario_counts() -> None:
+    from gumshoe.training.grpo.rollout_queue import Lead
+
+    model = QueueModel(Lead(), random.Random(1))
+    for _ in range(2):
+        model.start(0)
+    for each in model.running:
+        each.ended, each.dropped = 1.0, "no answer [judges.timeout]"
+    assert list(model.queue._collect(0).dropped) == [SCENARIOS[0].id, f"{SCENARIOS[0].id} (0/1)"]
+
+
 def test_a_resumed_run_continues_with_the_groups_of_no_step(env: EnvFactory, tokenizer: Any) -> None:
     """None is lost, and none is used twice, whatever ran when the process was killed."""
     flat = SCHEDULE.draw(1)[1]

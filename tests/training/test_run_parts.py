@@ -202,7 +202,11 @@ def test_a_run_that_changed_no_weight_is_warned_about(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], skipped: tuple[bool, ...], warnings: int
 ) -> None:
     made = reporter(tmp_path)
-    made.records = [step(number, skipped=each, groups_flat=2) for number, each in enumerate(skipped, 1)]
+    made.records = [
+        step(2 * number + use, skipped=each, groups_flat=2, use=use)
+        for number, each in enumerate(skipped)
+        for use in (1, 2)
+    ]
     made.warn_if_all_skipped()
     printed = capsys.readouterr().err
     assert printed.count("warning") == warnings

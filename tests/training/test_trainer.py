@@ -450,7 +450,7 @@ def test_one_off_policy_episode_drops_its_group(difference: float) -> None:
     logprobs[1] += difference
     metrics = StepMetrics()
     assert metrics.record(compare_episodes(batch, logprobs).tolist(), GENERATIONS, [0.5] * 4) == [0]
-    assert (metrics.off_policy, metrics.trainable, metrics.tokens, metrics.is_skipped) == (1, 6, 24, False)
+    assert (metrics.off_policy, metrics.trainable, metrics.tokens, metrics.is_skipped) == (1, 6, 12, False)
     assert [each.rejected for each in metrics.comparisons] == [True, True, False, False]
 
 

@@ -63,7 +63,9 @@ class StepRecord(_BaseRecord):
     retried: int = Field(description="episodes that were run again after infrastructure failed")
     retry_causes: dict[str, int] = Field(default_factory=dict, description="number of these by error code")
     dropped: dict[str, str] = Field(
-        default_factory=dict, description="error code of each dropped group, by the id of its scenario"
+        default_factory=dict,
+        description="error code of each dropped group, by the id of its scenario; a further group of it has its "
+        "batch/place of the schedule too, e.g. id (3/1)",
     )
     skipped: bool = Field(description="true if no group was left, so that no weight changed")
     importance_ratio: float = Field(

@@ -133,9 +133,10 @@ class RunReporter:
         """Warn if no step of the run changed the weights, with the reasons."""
         steps = self.steps
         if steps and all(each.skipped for each in steps):
-            flat = sum(each.groups_flat for each in steps)
-            dropped = sum(each.groups_dropped for each in steps)
-            refused = sum(each.groups_refused for each in steps)
+            batches = [each for each in steps if each.use == 1]  # each may be used for several steps
+            flat = sum(each.groups_flat for each in batches)
+            dropped = sum(each.groups_dropped for each in batches)
+            refused = sum(each.groups_refused for each in batches)
             warn(
                 f"no step changed the weights: the rewards of {flat:,} groups hardly differed, {dropped:,} groups were "
                 f"dropped, {refused:,} were off-policy"

@@ -65,7 +65,8 @@ class RolloutBatch:
     scored: list[ScoredGroup] = field(default_factory=list)
     """All groups with rewards, including flat ones: rewards and accuracy are reported for these."""
     dropped: dict[str, str] = field(default_factory=dict)
-    """Why a group is missing (infrastructure or judge), by the id of its scenario."""
+    """Why a group is missing (infrastructure or judge), by the id of its scenario; a further group of it has its batch
+    and place too, e.g. `id (3/1)`."""
     draws: int = 0
     retried: int = 0
     retry_causes: Counter[str] = field(default_factory=Counter)

@@ -244,7 +244,8 @@ class RolloutQueue:
         found = RolloutBatch(self._wanted, draws=-(-self._next[number] // self._wanted))
         for each in sorted(taken, key=lambda each: (each.step, each.place)):
             if each.dropped:
-                found.dropped[each.scenario.id] = each.dropped
+                name = each.scenario.id  # a scenario may have several groups in a step
+                found.dropped[f"{name} ({each.key})" if name in found.dropped else name] = each.dropped
             if each.scored is not None:
                 staleness = number - (each.oldest if each.oldest is not None else number)
                 scored = replace(each.scored, staleness=staleness)

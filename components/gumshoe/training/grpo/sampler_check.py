@@ -19,7 +19,7 @@ class StepMetrics:
     trainable: int = 0
     """Number of tokens that are trained on."""
     tokens: int = 0
-    """Number of tokens of the episodes that have some to train on, with their prompts."""
+    """Number of tokens of the episodes that are trained on, with their prompts."""
     off_policy: int = 0
     """Number of groups with an episode that another policy sampled."""
     ratio: float = 1.0
@@ -48,7 +48,8 @@ class StepMetrics:
         ]
         total = sum(counts)
         self.off_policy = len(off_policy)
-        self.tokens = round(sum(each[-1] for each in compared if each[0]))
+        kept = [each for number, each in enumerate(compared) if each[0] and number // generations not in off_policy]
+        self.tokens = round(sum(each[-1] for each in kept))
         self.ratio = sum(map(math.prod, zip(counts, ratios, strict=True))) / total if total else 1.0
         self.difference = sum(map(math.prod, zip(counts, differences, strict=True))) / max(1, total)
         self.comparisons = []
