@@ -114,7 +114,7 @@ def record_step(directory: Path, step: int, attempt: int, groups: list[list[Traj
     write_record(directory / METRICS, record)
 
 
-def make_run(directory: Path, numbers: Sequence[int] = (1, 2, 3), **settings: Any) -> Path:
+def make_run(directory: Path, numbers: Sequence[int] = (1, 2, 3), /, **settings: Any) -> Path:
     """Write the directory of a finished run. Its first attempt was killed after step 2, and lost that step.
 
     `numbers` are those of the scenarios of step 1.

@@ -313,7 +313,7 @@ def test_episodes_that_contradict_their_step_are_found_even_with_a_new_proof(fie
 
 
 def test_a_step_may_use_a_scenario_twice(tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", numbers=(1, 2, 1))
+    run = make_run(tmp_path / "run", (1, 2, 1))
     write_run_proof(run)
     assert verify_proof(run).differences == ()
 

@@ -576,7 +576,7 @@ def test_a_step_without_a_finite_gradient_ends_the_run_before_it_is_saved(tmp_pa
             if (number := bench.trainer.state.global_step) > 1:
                 Run.on_metrics(cast(Any, SimpleNamespace(_lifecycle=SimpleNamespace(step=number))), logs, control)
 
-    bench.trainer.add_callback(EventsCallback(Events()))
+    bench.trainer.add_callback(EventsCallback(cast(Any, Events())))
     with raises("training.not-finite", "nan"):
         bench.trainer.train()
     assert [each.name for each in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
