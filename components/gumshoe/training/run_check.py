@@ -57,7 +57,11 @@ def digest_inputs(
     model = digest_of_uris([str(path)]) if base_model != "tiny" and path.exists() else ""
     environments = [EvaluationLimits.from_mapping(limits).environment, *(each.environment for each in trained)]
     codes = _digest_own_code(each.name for each in environments if each is not None)
-    learned = (each.name for one in trained for each in (*one.rewards.functions, one.optimizer.algorithm))
+    learned = [
+        name
+        for each in trained
+        for name in (*(one.name for one in each.rewards.functions), each.optimizer.algorithm.name)
+    ]
     episodes = "" if demonstrations in ("", GOLD) else digest_of_uris([demonstrations])
     baseline = _digest(model, *codes)
     settings = (each.model_dump_json() for each in trained)
