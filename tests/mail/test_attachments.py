@@ -1,6 +1,7 @@
 """Text of attached files, and the reasons why files are not read."""
 
 import io
+import itertools
 import os
 import time
 import zipfile
@@ -221,6 +222,16 @@ def test_the_number_of_files_of_a_message_is_limited() -> None:
     with AttachmentReader(AttachmentLimits(max_per_message=1)) as reader:
         found = reader.read_all([AttachedFile("a", "text/plain", b"x"), AttachedFile("b", "text/plain", b"y")])
     assert found == [Attachment("a", "x"), Attachment("b", problem="too many")]
+
+
+def test_the_time_for_the_files_of_a_message_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(step=20)  # two calls for the first file, one for each other file
+    monkeypatch.setattr(attachments, "monotonic", lambda: next(clock))
+    files = [AttachedFile(str(number), "text/plain", b"x") for number in range(5)]
+    files.append(AttachedFile("image", "image/png", b"", problem="unknown type"))
+    with AttachmentReader(AttachmentLimits(seconds_per_message=80)) as reader:
+        found = reader.read_all(files)
+    assert [each.problem for each in found] == ["", "", "", "timeout", "timeout", "unknown type"]
 
 
 @pytest.mark.ci

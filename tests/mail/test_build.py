@@ -5,10 +5,12 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import pytest
 from gumshoe.artifacts.private_data import MARK
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.artifacts.storage import lock_directory
-from gumshoe.mail import index_build, segment_rewriter, source_batches
+from gumshoe.mail import index_build, message_preparer, segment_rewriter, source_batches
 from gumshoe.mail.build import build_mail_index, extend_mail_index
 from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport
 from gumshoe.mail.index import MailIndex
@@ -338,6 +340,22 @@ def test_a_build_does_not_hold_the_batches_that_were_prepared(monkeypatch: pytes
             held.append(sum(each() is not None for each in made))
     assert len(held) == 30
     assert held[-1] == 1
+
+
+def test_a_process_shows_that_it_is_at_work_on_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_preparer, "_HEARTBEAT_SECONDS", 0)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # not possible in a thread
+    here, there = Pipe()
+    worker = threading.Thread(target=message_preparer._prepare_batches, args=(there, MailBuildOptions().to_limits()))
+    worker.start()
+    batch: list[RawItem] = [RawRecord("place", record(number)) for number in range(3)]
+    here.send(batch)
+    answers = [here.recv() for _ in range(4)]
+    shared = list(message_preparer._share_out([here], iter([batch, batch])))
+    here.close()
+    worker.join()
+    assert [answer is None for answer in answers] == [True, True, True, False]
+    assert [len(each.items) for each in shared] == [3, 3]
 
 
 _UNGUARDED = """

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import PurePosixPath
+from time import monotonic
 from types import TracebackType
 from typing import Literal, Self
 
@@ -65,6 +66,8 @@ class AttachmentLimits:
     """Number of files of one message. Further ones are not read."""
     seconds: float = 30.0
     """Time to extract the text of one file."""
+    seconds_per_message: float = 120.0
+    """Time after which no further file of a message is read."""
 
 
 class AttachmentReader:
@@ -89,13 +92,20 @@ class AttachmentReader:
         self._stack.close()
 
     def read_all(self, files: Iterable[AttachedFile]) -> list[Attachment]:
-        """Read the files of one message. The problem of those beyond the limit is `too many`."""
-        return [
-            self.read(file)
-            if number < self._limits.max_per_message
-            else Attachment(clean_line(file.name), problem="too many")
-            for number, file in enumerate(files)
-        ]
+        """Read the files of one message.
+
+        The problem of those beyond the limit on their number is `too many`, and beyond the limit on time `timeout`.
+        """
+        end = monotonic() + self._limits.seconds_per_message
+        found: list[Attachment] = []
+        for number, file in enumerate(files):
+            if number >= self._limits.max_per_message:
+                found.append(Attachment(clean_line(file.name), problem="too many"))
+            elif monotonic() >= end:
+                found.append(Attachment(clean_line(file.name), problem=file.problem or "timeout"))
+            else:
+                found.append(self.read(file))
+        return found
 
     def read(self, file: AttachedFile) -> Attachment:
         """Return a file's text, or why it was not read.

@@ -8,12 +8,13 @@ import itertools
 import os
 import signal
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
+from time import monotonic
 from typing import Any, Self
 
 from gumshoe.artifacts.source_files import UnreadableItem
@@ -28,7 +29,8 @@ from gumshoe.mail.words import MailAnalyzer
 
 _MIN_BATCHES = 12  # with fewer, starting processes takes longer than it saves
 _AHEAD = 2  # batches waiting for each process
-_MAX_SECONDS = 600  # for one batch
+_MAX_SECONDS = 600  # without a sign of life of any process; one message takes less
+_HEARTBEAT_SECONDS = 10.0  # at least, between two signs of life of a process
 _GARBAGE_THRESHOLDS = (5_000, 20, 100)  # see gc.set_threshold
 _END_SECONDS = 5  # for processes to end by themselves
 
@@ -57,9 +59,12 @@ class _Preparer:
         """End the process that reads attachments, if there is one."""
         self._reader.__exit__(None, None, None)
 
-    def prepare(self, batch: Iterable[RawItem]) -> PreparedBatch:
-        """Parse items of a source and find their words."""
-        items = [self._prepare_item(item) for item in batch]
+    def prepare(self, batch: Iterable[RawItem], finish_item: Callable[[], None] = lambda: None) -> PreparedBatch:
+        """Parse items of a source and find their words. `finish_item` is called after each."""
+        items: list[PreparedItem] = []
+        for item in batch:
+            items.append(self._prepare_item(item))
+            finish_item()
         return PreparedBatch(items, self._collector.finish())
 
     def _prepare_item(self, item: RawItem) -> PreparedItem:
@@ -147,7 +152,7 @@ class BatchPreparer:
         """Yield the prepared items of each batch, in the order of the batches.
 
         Raises:
-            UnavailableError: if a process ended, or did nothing for ten minutes.
+            UnavailableError: if a process ended, or none finished a message for ten minutes.
         """
         first = deque(itertools.islice(batches, _MIN_BATCHES))
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -185,8 +190,10 @@ def _share_out(connections: list["Connection[Any, Any]"], batches: Iterator[list
             raise _worker_error(f"did nothing for {_MAX_SECONDS} seconds")
         for each in ready:
             with _explain_lost_process(is_first=not yielded):
-                results[busy.pop(each)] = each.recv()
-            idle.append(each)
+                result = each.recv()
+            if result is not None:  # otherwise it is a sign of life
+                results[busy.pop(each)] = result
+                idle.append(each)
 
 
 @contextmanager
@@ -223,13 +230,31 @@ class _Worker:
         other.close()
 
 
+class _Heartbeat:
+    """Shows the parent that a process is at work on a batch, by sending None now and then.
+
+    A batch of hundreds of messages whose attachments reach their limits takes hours.
+    """
+
+    def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self._connection = connection
+        self._last = monotonic()
+
+    def beat(self) -> None:
+        """Send a sign of life if the last one was some time ago. It is called after each message."""
+        now = monotonic()
+        if now >= self._last + _HEARTBEAT_SECONDS:
+            self._connection.send(None)
+            self._last = now
+
+
 def _prepare_batches(connection: "Connection[Any, Any]", limits: MessageLimits) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
     preparer = _Preparer(limits)
     try:
         with _collect_garbage_rarely():
             while True:
-                connection.send(preparer.prepare(connection.recv()))
+                connection.send(preparer.prepare(connection.recv(), _Heartbeat(connection).beat))
     except (EOFError, OSError):  # the parent closed the connection, or has ended
         return
     finally:
