@@ -95,7 +95,8 @@ _STANDARD_TIMES = {
 """Minutes east of UTC of zones in words, as Windows and browsers write them, without `time`."""
 
 _USUAL = re.compile(
-    r"(?:[A-Z][a-z]{2}, )?(\d{1,2}) ([A-Z][a-z]{2}) (\d{4}) (\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)"
+    rf"(?:[A-Z][a-z]{{2}}, )?(\d{{1,2}}) ({'|'.join(_ABBREVIATED)}) (\d{{4}}) "
+    r"(\d\d):(\d\d):(\d\d) ([+-])(\d\d)(\d\d)"
     r"(?: \([A-Za-z ]{1,40}\))?"
 )
 _ISO = re.compile(r"\d{4}-|\d{4}W|\d{8}T")
@@ -164,7 +165,7 @@ def _read_usual(usual: re.Match[str]) -> tuple[int | None, int | None]:
     offset: int | None = int(zone_hours) * 60 + int(zone_minutes)
     if sign == "-":
         offset = -offset or None if offset else None
-    return _to_seconds((int(year), _ABBREVIATED.get(month, 0), int(day)), (int(hour), int(minute), int(second)), offset)
+    return _to_seconds((int(year), _ABBREVIATED[month], int(day)), (int(hour), int(minute), int(second)), offset)
 
 
 def _read_digits(text: str) -> tuple[int | None, int | None]:
@@ -270,8 +271,9 @@ class _DateReader:
         return self._day is not None or (self._month > 0 and has_year)
 
     def _take_word(self, word: str) -> None:
-        month = next((number for number, names in enumerate(_ALL_MONTHS, 1) if _begins_one(word, names)), 0)
-        if month:
+        months = [number for number, names in enumerate(_ALL_MONTHS, 1) if _begins_one(word, names)]
+        if len(months) == 1:  # "jui" begins two
+            month = months[0]
             self._has_two |= self._month > 0 and not self._may_be_tuesday
             self._may_be_tuesday = word == _MARCH_OR_TUESDAY and not self._month and not self._numbers
             self._month = month
