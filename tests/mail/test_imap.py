@@ -537,7 +537,62 @@ def test_a_message_that_the_server_cannot_send(fake: FakeImapServer, action: Cal
     (unreadable,) = [each for each in items if isinstance(each, UnreadableItem)]
     assert unreadable.reason == "cannot be downloaded"
     assert unreadable.where.endswith(";UID=3")
-    assert source.position["INBOX"] == (1, 6)
+    assert source.position["INBOX"] == (1, 6, 3)
+    position = dict(source.position)
+    assert list(source.read_after(position, lambda _: None)) == []  # it is counted once
+    assert source.position == position
+    fake.append("INBOX", mail(7))
+    fake.misbehave = lambda *_: False
+    items = list(source.read_after(position, lambda _: None))
+    assert [each.raw for each in items if isinstance(each, RawMessage)] == [mail(3), mail(7)]
+    assert source.position["INBOX"] == (1, 7)
+
+
+def test_messages_that_are_refused_for_ever_do_not_keep_others_out(fake: FakeImapServer) -> None:
+    for number in range(1, 20):
+        fake.append("INBOX", mail(number))
+    fake.misbehave = once(refuse_for_good, "BODY.PEEK", times=1_000)
+    source = open_mail(fake.uri("INBOX"))
+    assert len(list(source.read_after({"INBOX": (1, 19, *range(1, 12))}, lambda _: None))) == 0
+    assert source.position["INBOX"] == (1, 19, 5, 6, 7, 8, 9, 10, 11, 1, 2, 3, 4)
+    fake.folders["INBOX"].messages = [each for each in fake.folders["INBOX"].messages if each.uid != 6]
+    fake.append("INBOX", mail(20))
+    fake.misbehave = once(refuse_for_good, "UID FETCH 5 (UID BODY.PEEK", times=1_000)
+    items = list(source.read_after(dict(source.position), lambda _: None))
+    assert [each.raw for each in items if isinstance(each, RawMessage)] == [
+        mail(number) for number in (7, 8, 9, 10, 11, 1, 2, 3, 4, 20)
+    ]
+    assert source.position["INBOX"] == (1, 20, 5)
+
+
+def refuse_for_good(visit: Visit, tag: str, _: str) -> None:
+    visit.send(f"{tag} NO The message is damaged")
+
+
+@pytest.mark.parametrize("word", ["BODY.PEEK", "FLAGS", "SEARCH", "EXAMINE"])
+def test_what_is_refused_for_a_while_is_tried_again(fake: FakeImapServer, word: str) -> None:
+    fake.append("INBOX", mail(1))
+    source = open_mail(fake.uri())
+    fake.misbehave = once(refuse, word, times=2)
+    assert contents(source) == [mail(1)]
+    assert fake.visits == 2
+
+
+def test_a_folder_that_is_refused_for_a_while_was_not_replaced(fake: FakeImapServer) -> None:
+    for number in range(2):
+        fake.append("INBOX", mail(number))
+    source = open_mail(fake.uri())
+    lose, refuse_folder = once(say_bye, "BODY.PEEK"), once(refuse, "EXAMINE")
+    lost: list[bool] = []
+
+    def misbehave(visit: Visit, tag: str, command: str) -> bool:
+        if lose(visit, tag, command):
+            lost.append(True)
+            return True
+        return bool(lost) and refuse_folder(visit, tag, command)
+
+    fake.misbehave = misbehave
+    assert contents(source) == [mail(0), mail(1)]
 
 
 @pytest.mark.parametrize("action", [drop_in_literal, say_bye, refuse])

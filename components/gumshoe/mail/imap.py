@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import format_datetime
 from typing import TYPE_CHECKING, TypeVar
@@ -10,7 +9,13 @@ from typing import TYPE_CHECKING, TypeVar
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.installation import install_command
-from gumshoe.mail.imap_account import CommandRefusedError, ConnectionLostError, ImapAccount, parse_imap_uri
+from gumshoe.mail.imap_account import (
+    CommandRefusedError,
+    ConnectionLostError,
+    ImapAccount,
+    TemporaryRefusalError,
+    parse_imap_uri,
+)
 from gumshoe.mail.imap_folders import ImapFolder, choose_folders
 from gumshoe.mail.items import MailSource, RawMessage
 from gumshoe.mail.message_files import MAX_MESSAGE_SIZE
@@ -19,15 +24,16 @@ if TYPE_CHECKING:
     from gumshoe.mail.imap_session import ImapSession, MessageFacts
 
 Result = TypeVar("Result")
-Position = Mapping[str, tuple[int, int]]
-"""UIDVALIDITY and last UID that was read, by folder."""
+Position = Mapping[str, tuple[int, ...]]
+"""UIDVALIDITY, last UID that was read, and UIDs up to it that the server did not deliver, by folder."""
 
 _DESCRIBED_AT_ONCE = 500  # messages; their UIDs fit a command of 8,192 bytes
 _FETCHED_AT_ONCE = 8 << 20  # bytes, unless a message is larger
 _TRIES = 5  # of connecting
-_TRIES_OF_ONE = 3  # of downloading a message on which the connection was lost
+_TRIES_OF_ONE = 3  # of a command on which the connection was lost, or that was refused for a while
 _MAX_FAILURES = 3  # messages in a row that cannot be downloaded
 _FIRST_PAUSE = 1.0  # seconds; doubled from try to try
+_UNDELIVERED = "cannot be downloaded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +42,8 @@ class ImapMail(MailSource):
 
     account: ImapAccount
     folders: list[ImapFolder]
-    position: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """See `MailSource.read_after`: UIDVALIDITY and UID of the last message that was read, by folder."""
+    position: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """See `Position` and `MailSource.read_after`."""
 
     @classmethod
     def open(cls, uri: str, _: str) -> "ImapMail":
@@ -71,9 +77,10 @@ class ImapMail(MailSource):
     def read_after(
         self, position: Position | None, advance: Callable[[int], object]
     ) -> Iterator[RawMessage | UnreadableItem]:
-        """Yield the messages after a position. Errors are those of `read_raw`.
+        """Yield the messages after a position, and before them those that were not delivered and now are.
 
-        Folders that are not in the position, or whose UIDVALIDITY has changed, are read from their start.
+        Errors are those of `read_raw`. Folders that are not in the position, or whose UIDVALIDITY has changed, are
+        read from their start.
         """
         self.position.clear()
         connection = _Connection(self.account, tries=_TRIES)
@@ -96,20 +103,49 @@ class ImapMail(MailSource):
             where = self.account.folder_uri(folder.title)
             yield UnreadableItem(where, "folder cannot be opened", str(error))
             return
-        old_validity, last = old.get(folder.title, (0, 0))
+        old_validity, last, *undelivered = old.get(folder.title, (0, 0))
         if uidvalidity == 0 or uidvalidity != old_validity:
-            last = 0
+            last, undelivered = 0, []
         # The range includes the last message even if its UID is lower.
         found = connection.run(lambda session: session.search("UID", f"{last + 1}:*"))
         uids = [uid for uid in found if uid > last]
-        self.position[folder.title] = uidvalidity, last
+        self.position[folder.title] = uidvalidity, last, *undelivered
+        for item in self._read_undelivered(connection, folder, uidvalidity, undelivered):
+            advance(len(item.raw) if isinstance(item, RawMessage) else 0)
+            yield item
+            self.position[folder.title] = uidvalidity, last, *undelivered
+        self.position[folder.title] = uidvalidity, last, *undelivered
         for start in range(0, len(uids), _DESCRIBED_AT_ONCE):
             window = uids[start : start + _DESCRIBED_AT_ONCE]
             for uid, item in self._read_window(connection, folder, uidvalidity, window):
                 advance(len(item.raw) if isinstance(item, RawMessage) else 0)
                 yield item
-                self.position[folder.title] = uidvalidity, uid
-            self.position[folder.title] = uidvalidity, window[-1]
+                if _is_undelivered(item):
+                    undelivered.append(uid)
+                self.position[folder.title] = uidvalidity, uid, *undelivered
+            self.position[folder.title] = uidvalidity, window[-1], *undelivered
+
+    def _read_undelivered(
+        self, connection: "_Connection", folder: ImapFolder, uidvalidity: int, uids: list[int]
+    ) -> Iterator[RawMessage | UnreadableItem]:
+        """Yield the messages that an earlier reading did not get, if the server delivers them now.
+
+        `uids` is changed to those that are still not delivered. Those that failed now are at its end: if several fail
+        in a row, the others are not tried before the next reading, since the server may refuse some for ever.
+        """
+        for uid in list(uids):
+            uids.remove(uid)
+            try:
+                items = [item for _, item in self._read_window(connection, folder, uidvalidity, [uid])]
+            except (ConnectionLostError, CommandRefusedError):
+                uids.append(uid)
+                break
+            if any(map(_is_undelivered, items)):
+                uids.append(uid)
+            else:
+                yield from items
+        if uids:
+            connection.forget_failures()  # they say nothing about new messages
 
     def _read_window(
         self, connection: "_Connection", folder: ImapFolder, uidvalidity: int, uids: Sequence[int]
@@ -129,9 +165,7 @@ class ImapMail(MailSource):
             missing -= {*contents, *(set(batch) - sizes.keys())}
         for uid in connection.find_existing(sorted(missing)):  # the others were deleted meanwhile
             where = self.account.item_uri(folder.title, uidvalidity, uid)
-            item: RawMessage | UnreadableItem = UnreadableItem(
-                where, "cannot be downloaded", "the server leaves it out"
-            )
+            item: RawMessage | UnreadableItem = UnreadableItem(where, _UNDELIVERED, "the server leaves it out")
             for _, content in connection.download({uid: facts[uid].size}) if uid in facts else ():
                 item = _to_item(where, content, facts[uid], folder)
             yield uid, item
@@ -156,9 +190,13 @@ def _to_item(
     where: str, content: bytes | str, facts: "MessageFacts", folder: ImapFolder
 ) -> RawMessage | UnreadableItem:
     if isinstance(content, str):
-        return UnreadableItem(where, "cannot be downloaded", content)
+        return UnreadableItem(where, _UNDELIVERED, content)
     date = format_datetime(facts.received) if facts.received else ""
     return RawMessage(where, content, date, "deleted" if facts.is_deleted else folder.state, folder.is_sent)
+
+
+def _is_undelivered(item: RawMessage | UnreadableItem) -> bool:
+    return isinstance(item, UnreadableItem) and item.reason == _UNDELIVERED
 
 
 class _Connection:
@@ -200,11 +238,13 @@ class _Connection:
         return self._uidvalidity
 
     def run(self, command: "Callable[[ImapSession], Result]", tries: int = _TRIES_OF_ONE) -> Result:
-        """Return the result of a command, which is repeated in a new session if the connection is lost.
+        """Return the result of a command.
+
+        It is repeated in a new session if the connection is lost, and after a pause if it is refused for a while.
 
         Raises:
             ConnectionLostError: if it is lost in each try.
-            CommandRefusedError: if the server refuses the command.
+            CommandRefusedError: if the server refuses the command, for a while in each try.
         """
         number = 0
         while True:
@@ -216,6 +256,10 @@ class _Connection:
                 self._drop()
                 if number >= tries:
                     raise
+            except TemporaryRefusalError:
+                if number >= tries:
+                    raise
+                time.sleep(_FIRST_PAUSE * 2 ** (number - 1))
 
     def download(self, sizes: Mapping[int, int]) -> Iterator[tuple[int, bytes | str]]:
         """Yield the content of messages by UID, or the reason why one cannot be downloaded.
@@ -246,6 +290,10 @@ class _Connection:
         self._failures = 0
         yield from ((uid, "no content" if content is None else content) for uid, content in found.items())
 
+    def forget_failures(self) -> None:
+        """Count failures in a row from 0."""
+        self._failures = 0
+
     def find_existing(self, uids: Sequence[int]) -> list[int]:
         """Return those UIDs whose messages exist."""
         return self.run(lambda session: session.search("UID", ",".join(map(str, uids)))) if uids else []
@@ -264,9 +312,13 @@ class _Connection:
     def _reopen_folder(self, session: "ImapSession") -> None:
         if self._folder is None:
             return
-        with suppress(CommandRefusedError):
+        try:
             if session.examine(self._folder.name) == self._uidvalidity:
                 return
+        except TemporaryRefusalError as error:
+            raise ConnectionLostError(str(error)) from None
+        except CommandRefusedError:  # it no longer exists
+            pass
         raise UnavailableError(
             "mail.imap-unavailable",
             f"{self._account.uri}: the folder {self._folder.title!r} was replaced while reading; run this again",

@@ -24,6 +24,10 @@ class CommandRefusedError(Exception):
     """The server refused a command, or its answer cannot be parsed. The session can still be used."""
 
 
+class TemporaryRefusalError(CommandRefusedError):
+    """The server refused a command and said that it may succeed later (RFC 5530)."""
+
+
 @dataclass(frozen=True, slots=True)
 class ImapAccount:
     """A user of an IMAP server."""

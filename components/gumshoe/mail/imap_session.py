@@ -17,7 +17,14 @@ from imapclient.imap_utf7 import decode as decode_utf7
 from imapclient.response_parser import parse_response
 
 from gumshoe.errors import UsageError
-from gumshoe.mail.imap_account import CommandRefusedError, ConnectionLostError, ImapAccount, ImapSecret, find_secret
+from gumshoe.mail.imap_account import (
+    CommandRefusedError,
+    ConnectionLostError,
+    ImapAccount,
+    ImapSecret,
+    TemporaryRefusalError,
+    find_secret,
+)
 from gumshoe.mail.imap_folders import ListedFolder
 
 _IDLE_SECONDS = 60.0  # maximum wait for the next bytes
@@ -165,7 +172,7 @@ class ImapSession:
         except (imaplib.IMAP4.abort, OSError, *_MALFORMED) as error:
             raise ConnectionLostError(describe_error(error)) from None
         except imaplib.IMAP4.error as error:
-            raise CommandRefusedError(describe_error(error)) from None
+            raise _refusal(error) from None
 
 
 class _BoundedClient(IMAPClient):  # type: ignore[misc]
@@ -309,17 +316,15 @@ def _explain_login(account: ImapAccount, secret: ImapSecret) -> Iterator[None]:
     """Raise a refused login with an explanation that does not contain the secret."""
     try:
         yield
+    except (ConnectionLostError, TemporaryRefusalError) as error:
+        raise ConnectionLostError(_hide(str(error), secret.value)) from None
     except CommandRefusedError as error:
         reason = _hide(str(error), secret.value)
-        if any(each in reason.upper() for each in _TEMPORARY):
-            raise ConnectionLostError(reason) from None
         raise UsageError(
             "mail.imap-login",
             f"{account.uri}: the server refused the login with {secret.variable}: {reason}; check the user and the "
             "variable",
         ) from None
-    except ConnectionLostError as error:
-        raise ConnectionLostError(_hide(str(error), secret.value)) from None
 
 
 def _hide(text: str, secret: str) -> str:
@@ -361,5 +366,12 @@ def _parse_facts(fields: dict[bytes, Any]) -> MessageFacts:
 def _check(status: str, data: list[Any]) -> list[Any]:
     """Return the answer to a command, or raise CommandRefusedError if it was refused."""
     if status != "OK":
-        raise CommandRefusedError(describe_error(imaplib.IMAP4.error(data[-1])))
+        raise _refusal(imaplib.IMAP4.error(data[-1]))
     return data
+
+
+def _refusal(error: imaplib.IMAP4.error) -> CommandRefusedError:
+    """Return the error for a command that was refused."""
+    reason = describe_error(error)
+    is_temporary = any(each in reason.upper() for each in _TEMPORARY)
+    return (TemporaryRefusalError if is_temporary else CommandRefusedError)(reason)
