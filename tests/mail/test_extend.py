@@ -1,21 +1,26 @@
 """Add to an index and remove from it: the result equals one build of the same mail, and open readers keep theirs."""
 
+import errno
 import random
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import apsw
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gumshoe.mail import index_build, segment_writer
+from gumshoe.embeddings.embedder import Use, Vectors
+from gumshoe.mail import index_build, message_preparer, segment_writer
 from gumshoe.mail.build import build_mail_index, extend_mail_index
 from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from gumshoe.mail.segment import IndexSegments, StoredCopy
+from tests.embeddings.word_vectors import WordVectors
 from tests.errors import raises
 from tests.mail.mailbox import make_index, record, write_jsonl
 from tests.mail.small_mailboxes import BOB, IDS, PEOPLE, WORDS, mailboxes, observe
@@ -222,3 +227,52 @@ def test_a_segment_is_completed_if_a_message_has_many_copies(tmp_path: Path, mon
     records = [record(number, subject="s", body="gas", sender="", to=[]) for number in range(40)]
     index = make_index(tmp_path, records)
     assert (index.stats()["segments"], index.stats()["copies"], index.stats()["messages"]) == (4, 40, 1)
+
+
+class _BrokenModel(WordVectors):
+    """A model that fails when it embeds new messages."""
+
+    def embed(self, texts: Sequence[str], use: Use) -> Vectors:
+        if any("new" in text for text in texts):
+            raise RuntimeError("CUDA error")
+        return super().embed(texts, use)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_faults_of_models_and_sources_are_no_damage_of_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sync: bool
+) -> None:
+    directory = make_index(tmp_path, [record(1)], MailBuildOptions(embedding="test"), WordVectors()).directory
+    more = write_jsonl(tmp_path / "more.jsonl", [record(1), record(2, body="new")])
+    with pytest.raises(RuntimeError, match="CUDA"):
+        extend_mail_index([more], directory, sync=sync, allow_missing=True, embedder=_BrokenModel())
+    for error in (MemoryError(), ValueError("a fault of a parser")):
+        monkeypatch.setattr(message_preparer, "parse_item", _raise(error))
+        with pytest.raises(type(error)):
+            extend_mail_index([more], directory, sync=sync, embedder=WordVectors())
+    monkeypatch.setattr(message_preparer, "parse_item", _raise(OSError(errno.ENOSPC, "No space left on device")))
+    with raises("mail.sources-not-read", "No space"):
+        extend_mail_index([more], directory, sync=sync, embedder=WordVectors())
+
+
+def _raise(error: Exception) -> Any:
+    def fail(_: object) -> None:
+        raise error
+
+    return fail
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_an_extension_of_a_damaged_index_names_the_index(tmp_path: Path, sync: bool) -> None:
+    directory = make_index(tmp_path, [record(1), record(2)]).directory
+    (segment,) = directory.glob("segment-*/*.sqlite")
+    database = apsw.Connection(str(segment))
+    database.execute("UPDATE copies SET recipients = 'x'; UPDATE messages SET attachments = 'x'")
+    database.close()
+    more = write_jsonl(tmp_path / "more.jsonl", [record(1), record(2, to=["carol@example.com"])])
+    with raises("store.index-damaged", directory):
+        extend_mail_index([more], directory, sync=sync)
+    with raises("store.index-damaged", directory):
+        extend_mail_index([], directory, remove=["1@example.com"])
+    with raises("store.index-damaged", directory):
+        extend_mail_index([], directory, remove=["1@example.com"], compact=True)

@@ -98,13 +98,14 @@ def _run(
         raise UsageError("mail.no-sources", "no source was given; name one or more sources to index")
     if how == "extend":
         check_exists(directory)
-    with explain_damage(directory, content=how == "extend"), change_index(directory):
+    with explain_damage(directory), change_index(directory):
         if how == "create":
             check_is_new(directory)
         old = read_state(directory) if how == "extend" else None
         if how != "replace":  # otherwise the old index stays until the new one is complete
             remove_leftovers(directory, old.segments if old else (), at_once=how == "create")
-        kept = MailBuildOptions.from_dict(old.facts["options"] if old else {})
+        with explain_damage(directory, content=old is not None):
+            kept = MailBuildOptions.from_dict(old.facts["options"] if old else {})
         options = options or kept
         if options.embedding == NO_EMBEDDING or not opened:
             embedder = None
@@ -112,6 +113,8 @@ def _run(
             check_splitter()
             embedder = embedder or open_embedder(options.embedding)
         kind = SyncBuild if changes.sync else IndexBuild
-        report = kind(directory, owned, opened, options, old, started, embedder, changes).run()
+        with explain_damage(directory, content=old is not None):
+            build = kind(directory, owned, opened, options, old, started, embedder, changes)
+        report = build.run()
     report.seconds = time.monotonic() - started
     return report

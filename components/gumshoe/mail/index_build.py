@@ -5,7 +5,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import asdict, astuple, dataclass, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
@@ -17,6 +17,7 @@ import orjson
 from gumshoe.artifacts.hub import get_read_commits
 from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.source_files import UnreadableItem, digest_of_uris
+from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.embeddings.embedder import Embedder
 from gumshoe.errors import UsageError
 from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport, count_attachments
@@ -29,7 +30,7 @@ from gumshoe.mail.inboxes import (
     is_genuine,
     judge_sender,
 )
-from gumshoe.mail.index_directory import PARTIAL, digest_content, remove_leftovers
+from gumshoe.mail.index_directory import PARTIAL, digest_content, explain_write_errors, remove_leftovers
 from gumshoe.mail.items import MailSource
 from gumshoe.mail.meaning import MeaningSearch
 from gumshoe.mail.message import list_texts, normalize_address
@@ -113,7 +114,8 @@ class IndexBuild:
         self._writer = self._start_segment()
         try:
             if remove and not self._done:  # the first segment of an interrupted build has the removals
-                self._remove(remove)
+                with self._explain_damage():
+                    self._remove(remove)
                 self._begin_segment()  # so that what was removed can be added again
             self._add_sources()
             self._finish_segment()
@@ -126,10 +128,20 @@ class IndexBuild:
         if self._embedder:
             embed_segments([IndexSegment(path) for path in self._done], self._embedder)
         try:
-            return self._publish(self._merge())
+            with self._explain_damage():
+                return self._publish(self._merge())
         except BaseException:
             self._remove_merged()
             raise
+
+    @contextmanager
+    def _explain_damage(self) -> Iterator[None]:
+        """Explain the errors of damaged values. Only for what reads the index: sources and models fail too."""
+        with (
+            explain_damage(self._directory, content=self._old is not None),
+            explain_write_errors(self._directory),  # of merges, which also write
+        ):
+            yield
 
     def _describe_build(self) -> str:
         """Return a digest of everything that decides what this build writes. IMAP sources give a new one each time."""
@@ -235,8 +247,10 @@ class IndexBuild:
         items = batch.items
         self._writer.begin_batch(batch.terms)
         new = [each for each in items if isinstance(each, PreparedMessage) and not each.skipped]
-        digests = self._segments.find_digests([self._identify(each) for each in new])
-        ids = self._segments.find_ids([each.message_id for each in new])
+        wanted = [self._identify(each) for each in new]
+        with self._explain_damage():
+            digests = self._segments.find_digests(wanted)
+            ids = self._segments.find_ids([each.message_id for each in new])
         for item, (number, _) in zip(items, numbered, strict=True):
             if isinstance(item, UnreadableItem):
                 self._report.unreadable[item.reason] += 1
@@ -263,12 +277,14 @@ class IndexBuild:
             return
         digest = self._identify(message)
         number = self._writer.find_digest(digest) or digests.get(digest)
-        is_new = number is None or (self._report.removed > 0 and not self._is_alive(number))
+        with self._explain_damage():
+            is_new = number is None or (self._report.removed > 0 and not self._is_alive(number))
         if number is None:
             number = self._writer.add_message(message, digest)
         self._count_indexed((problem for _, _, problem in message.attachments), inboxes, is_new)
         used_by = {*self._writer.find_id(message.message_id), *ids.get(message.message_id, ())} - {number}
-        self._writer.add_copy(number, message, digest, inboxes, sorted(used_by))
+        with self._explain_damage():  # it compares the message with what the index has
+            self._writer.add_copy(number, message, digest, inboxes, sorted(used_by))
 
     def _find_inboxes(self, message: PreparedMessage, source: int) -> Inboxes | None:
         """Return the inboxes that hold a message, or None if it is skipped."""

@@ -85,12 +85,19 @@ def change_index(directory: Path) -> Iterator[None]:
                 "mail.index-busy",
                 f"another process is building an index in {directory}; wait for it, or choose another directory",
             )
-        try:
+        with explain_write_errors(directory):
             yield
-        except (apsw.FullError, apsw.IOError, apsw.CantOpenError) as error:
-            raise GumshoeError(
-                "mail.index-not-written", f"cannot write {directory}: {error}; free space on its disk, then try again"
-            ) from None
+
+
+@contextmanager
+def explain_write_errors(directory: Path) -> Iterator[None]:
+    """Turn SQLite's errors about a disk that is full or fails into GumshoeError."""
+    try:
+        yield
+    except (apsw.FullError, apsw.IOError, apsw.CantOpenError) as error:
+        raise GumshoeError(
+            "mail.index-not-written", f"cannot write {directory}: {error}; free space on its disk, then try again"
+        ) from None
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.embeddings.chunking import add_context
 from gumshoe.embeddings.embedder import Embedder, QueryEmbedder, Vectors, open_embedder
 from gumshoe.embeddings.fusion import Numbers, RetrieverScores, find_ranks, fuse
@@ -96,7 +97,8 @@ class MeaningSearch:
         first = self._vectors.find_first() if self._vectors else None
         if self._vectors is None or first is None:
             return
-        text = add_context(*cut_chunk(self._segments.read_text(first.message), first))
+        with explain_damage(self._segments.segments[0].directory.parent, content=True):
+            text = add_context(*cut_chunk(self._segments.read_text(first.message), first))
         (vector,) = embedder.embed([text], "passage")
         if not self._vectors.is_from_model(vector):
             raise UsageError(

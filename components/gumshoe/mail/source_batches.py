@@ -1,8 +1,10 @@
 """Read the items of sources in batches, and prepare them."""
 
+import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 
 from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.artifacts.storage import StorageError
 from gumshoe.mail.items import RawItem, RawRecord
 from gumshoe.mail.message_preparer import BatchPreparer, MessageLimits
 from gumshoe.mail.prepared_messages import PreparedBatch
@@ -25,6 +27,9 @@ def prepare_items(
 
     Close the generator, e.g. with `closing`, since it may have started processes.
 
+    Raises:
+        StorageError: if the operating system refuses to read the sources, or to write temporary files of them.
+
     Args:
         read: is called with a function that takes the number of bytes read.
         total: size of all items in bytes, if known.
@@ -40,10 +45,22 @@ def prepare_items(
             yield [item for _, item in batch]
 
     with progress("Indexing", total=total, in_bytes=measured) as advance, BatchPreparer(limits) as preparer:
-        for prepared in preparer.prepare(read_batches()):
+        for prepared in _explain_os_errors(preparer.prepare(read_batches())):
             items = waiting.pop(0)
             yield prepared, items
             advance(0 if measured else len(items), note=describe())
+
+
+def _explain_os_errors(batches: Iterator[PreparedBatch]) -> Iterator[PreparedBatch]:
+    """Yield prepared batches. Without this, errors of sources would be taken for errors of the index and its disk."""
+    try:
+        yield from batches
+    except OSError as error:
+        raise StorageError(
+            "mail.sources-not-read",
+            f"the sources cannot be read: {error}; check their files, and the space for temporary files in "
+            f"{tempfile.gettempdir()}, then try again",
+        ) from error
 
 
 def _split_batches(items: Iterable[NumberedItem]) -> Iterator[list[NumberedItem]]:

@@ -40,7 +40,8 @@ class SyncBuild(IndexBuild):
             limits, compare = self._options.to_limits(), partial(self._compare_batch, comparison)
             only_compares = replace(limits, only_compares=True)
             self._handle_items(self._read_sources, self._measure_sources(), only_compares, compare)
-            self._remove_missing(comparison)
+            with self._explain_damage():
+                self._remove_missing(comparison)
             self._handle_items(comparison.read_new, None, limits, self._add_batch)
 
     def _compare_batch(self, comparison: SourceComparison, batch: PreparedBatch, numbered: list[NumberedItem]) -> None:
@@ -54,7 +55,8 @@ class SyncBuild(IndexBuild):
             inboxes = self._find_inboxes(item, each[0])
             digest = b"" if inboxes is None else digest_copy(self._identify(item), to_copy(item, inboxes))
             found.append((item, each, inboxes, digest))
-        known = self._segments.find_copies([digest for *_, digest in found if digest])
+        with self._explain_damage():
+            known = self._segments.find_copies([digest for *_, digest in found if digest])
         for item, each, inboxes, digest in found:
             source, _ = each
             comparison.messages[source] += 1
@@ -65,7 +67,9 @@ class SyncBuild(IndexBuild):
             if inboxes is not None:
                 message, copy = known[digest]
                 is_first = comparison.mark(message, copy)
-                self._count_indexed(self._list_problems(message), inboxes, is_new=is_first)
+                with self._explain_damage():
+                    problems = list(self._list_problems(message))
+                self._count_indexed(problems, inboxes, is_new=is_first)
 
     def _list_problems(self, message: int) -> Iterator[str]:
         """Yield the problem of each attachment of a message of the index."""
