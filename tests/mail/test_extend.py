@@ -187,6 +187,25 @@ def test_an_id_with_a_suffix_is_not_one_that_the_index_has(tmp_path: Path) -> No
     assert observe(MailIndex(index.directory)) == observe(make_index(tmp_path / "whole", records))
 
 
+def test_a_message_is_removed_by_the_id_that_a_search_shows(tmp_path: Path) -> None:
+    records = [record(1), record(1, body="used id"), record(3, message_id="<3#a@example.com>")]
+    directory = make_index(tmp_path, records).directory
+    (second,) = [each for each, _ in MailIndex(directory).list_messages(BOB) if each.startswith("<1@example.com>#")]
+    extend_mail_index([], directory, remove=[second])
+    assert {each for each, _ in MailIndex(directory).list_messages(BOB)} == {"<1@example.com>", "<3#a@example.com>"}
+    for name in (second, "<1@example.com>#abc"):
+        with raises("mail.nothing-to-remove", name):
+            extend_mail_index([], directory, remove=[name])
+    extend_mail_index([], directory, remove=["3#a@example.com"])
+    assert [each for each, _ in MailIndex(directory).list_messages(BOB)] == ["<1@example.com>"]
+
+
+def test_an_id_stands_for_all_messages_that_have_it(tmp_path: Path) -> None:
+    directory = make_index(tmp_path, [record(1), record(1, body="used id"), record(2)]).directory
+    assert extend_mail_index([], directory, remove=["<1@example.com>"]).just_removed == 2
+    assert [each for each, _ in MailIndex(directory).list_messages(BOB)] == ["<2@example.com>"]
+
+
 def test_a_source_that_is_added_again_is_listed_once(tmp_path: Path) -> None:
     index, more = make_index(tmp_path, [record(1)]), write_jsonl(tmp_path / "more.jsonl", [record(2)])
     for _ in range(2):

@@ -49,6 +49,17 @@ def test_a_message_is_erased_from_all_inboxes(directory: Path) -> None:
     assert [hit.message_id for hit in index.search(BOB, ["zircon"])] == ["<1@example.com>"]
 
 
+def test_a_message_with_a_used_id_is_erased_alone(tmp_path: Path) -> None:
+    directory = make_index(tmp_path, [record(1, body="zircon"), record(1, body="quartz")]).directory
+    (hit,) = MailIndex(directory).search(BOB, ["quartz"])
+    for name in (hit.message_id, hit.message_id.removeprefix("<")):
+        assert find_message_ids(directory, name) == [hit.message_id]
+    erase_messages(directory, [hit.message_id])
+    assert find_message_ids(directory, hit.message_id) == []
+    assert find_bytes(directory, "quartz", hit.message_id) == set()
+    assert [each.message_id for each in MailIndex(directory).search(BOB, ["zircon"])] == ["<1@example.com>"]
+
+
 def test_an_inbox_is_erased_with_what_only_it_may_see(directory: Path) -> None:
     before = MailIndex(directory).search(BOB, ["quartz"])
     assert has_inbox(directory, CAROL)

@@ -32,18 +32,16 @@ def has_inbox(directory: Path, inbox: str) -> bool:
 
 
 def find_message_ids(directory: Path, message_id: str) -> list[str]:
-    """Return the ids of the messages with an id, as the index stores them: with or without brackets.
+    """Return the ids of the messages with an id, as the index stores or shows them: with or without brackets.
 
     Raises:
         UsageError, GumshoeError: if there is no index, or it is damaged.
     """
     check_exists(directory)
-    bare = bare_id(message_id)
-    names = {message_id, bare, f"<{bare}>"}
     with explain_damage(directory, content=True):
         _, segments = IndexSegments.open_present(directory)
-        numbers = {number for each in segments.find_ids(sorted(names)).values() for number in each}
-        return sorted({copy.message_id for number in numbers for copy in segments.read_copies(number)} & names)
+        copies = [each for found in segments.find_named_copies(message_id).values() for each in found]
+        return sorted({each for copy in copies for each in copy.list_ids() if bare_id(each) == bare_id(message_id)})
 
 
 def find_messages_of(directory: Path, address: str) -> list[str]:

@@ -43,7 +43,6 @@ from gumshoe.mail.segment_rewriter import SegmentRewriter, choose_merge
 from gumshoe.mail.segment_writer import SegmentWriter
 from gumshoe.mail.source_batches import NumberedItem, prepare_items
 from gumshoe.mail.term_collector import TermCollector
-from gumshoe.mail.terms import bare_id
 from gumshoe.mail.vector_writer import embed_segments
 from gumshoe.mail.words import MailAnalyzer
 
@@ -318,23 +317,17 @@ class IndexBuild:
         return self._writer.has_copies(number) or self._segments.has_copies(number)
 
     def _remove(self, ids: Sequence[str]) -> None:
-        """Remove all copies of messages with some ids."""
+        """Remove all copies of messages with some ids. See `IndexSegments.find_named_copies`."""
         copies: dict[int, set[int]] = {}
         for given in ids:
-            bare = bare_id(given)
-            names = {given, bare, f"<{bare}>"}
-            messages = {number for found in self._segments.find_ids(sorted(names)).values() for number in found}
-            matching = {
-                number: {each.copy for each in self._segments.read_copies(number) if each.message_id in names}
-                for number in messages
-            }
+            matching = self._segments.find_named_copies(given)
             if not any(matching.values()):
                 raise UsageError(
                     "mail.nothing-to-remove", f"no message of the index has the id {given!r}; check the id"
                 )
-            for number, found in matching.items():
-                if found:  # otherwise they were removed before
-                    copies.setdefault(number, set()).update(found)
+            for number, named in matching.items():
+                if named:  # otherwise they were removed before
+                    copies.setdefault(number, set()).update(each.copy for each in named)
         for number, found in sorted(copies.items()):
             self._writer.remove_copies(number, found, self._analyze_again)
             self._count_removed(found)

@@ -21,6 +21,7 @@ from gumshoe.errors import GumshoeError
 from gumshoe.mail.message import Attachment
 from gumshoe.mail.postings_reader import InboxPostings, PostingsReader
 from gumshoe.mail.schema import DATABASE, POSTINGS, IndexState, read_state
+from gumshoe.mail.terms import bare_id
 
 _INBOXES_CACHED = 10_000
 _HEAD = "SELECT sender, subject FROM messages WHERE message = ?"
@@ -84,6 +85,10 @@ class StoredCopy(MessageCopy):
     def find_entry(self, inbox: str) -> InboxEntry | None:
         """Return the entry of an inbox, or None if it does not hold the copy."""
         return next((each for each in self.inboxes if each.address == inbox), None)
+
+    def list_ids(self) -> list[str]:
+        """Return its id, and those under which inboxes list it."""
+        return list(dict.fromkeys([self.message_id, *(each.shown_id for each in self.inboxes)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -345,6 +350,20 @@ class IndexSegments:
         for message_id, message in self._lookup(query, orjson.dumps(ids).decode()):
             found.setdefault(message_id, []).append(message)
         return found
+
+    def find_named_copies(self, message_id: str) -> dict[int, list[StoredCopy]]:
+        """Return the copies of messages that have an id, or that an inbox lists under it, by message.
+
+        Angle brackets may be left out. Removed copies are not returned, so that lists may be empty.
+        """
+        bare = bare_id(message_id)
+        used = bare_id(bare.rpartition("#")[0])  # the id itself if it is that of a second message with an id, `ID#…`
+        names = [name for each in (bare, used) if each for name in (each, f"<{each}>")]
+        numbers = {number for found in self.find_ids([message_id, *names]).values() for number in found}
+        return {
+            number: [each for each in self.read_copies(number) if bare in map(bare_id, each.list_ids())]
+            for number in sorted(numbers)
+        }
 
     def find_id_prefix(self, prefix: str) -> set[int]:
         """Return the messages of which a copy has an id that begins with `prefix`."""
