@@ -7,11 +7,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from gumshoe.artifacts.storage import lock_directory
+from gumshoe.documents import index, schema
 from gumshoe.documents.build import DocumentBuildOptions, build_document_index
 from gumshoe.documents.index import DocumentIndex
 from gumshoe.documents.schema import VERSION, is_document_index, read_facts
@@ -409,3 +411,39 @@ def test_a_full_disk_is_reported_and_leaves_no_index(small_disk: Path, tmp_path:
     with raises("documents.index-not-written", small_disk):
         build_document_index([source], small_disk / "index", LEXICAL)
     assert not is_document_index(small_disk / "index")
+
+
+def test_an_index_that_is_replaced_while_it_is_opened_is_opened_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = tmp_path / "index"
+
+    def build(text: str) -> None:
+        source = write_jsonl(tmp_path / f"{text}.jsonl", [{"id": "1", "text": f"Some {text} text."}])
+        build_document_index([source], directory, LEXICAL, replace=True)
+
+    def replace_before(module: ModuleType, name: str, text: str) -> None:
+        """Replace the index once, before a function is called."""
+        original, waiting = getattr(module, name), [text]
+
+        def call(*arguments: Any) -> Any:
+            if waiting:
+                build(waiting.pop())
+            return original(*arguments)
+
+        monkeypatch.setattr(module, name, call)
+
+    build("old")
+    replace_before(schema, "file_digest", "new")
+    assert DocumentIndex(directory).read("1").text == "Some new text."
+    replace_before(index, "ReadOnlyDatabase", "newer")
+    assert DocumentIndex(directory).read("1").text == "Some newer text."
+    replace_before(index, "IndexArrays", "newest")
+    assert DocumentIndex(directory).read("1").text == "Some newest text."
+
+
+def test_the_model_of_a_replaced_index_is_not_compared(tmp_path: Path) -> None:
+    opened = make_index(tmp_path, plain_records(3), DENSE, WordVectors())
+    shutil.rmtree(opened.path.parent)
+    with raises("documents.index-replaced", opened.path):
+        opened.search("thing")

@@ -2,13 +2,13 @@
 
 import threading
 from collections.abc import Iterable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from gumshoe.artifacts.sqlite import ReadOnlyDatabase, explain_damage, open_read_only
+from gumshoe.artifacts.sqlite import ReadOnlyDatabase, explain_damage
 from gumshoe.artifacts.store import fetch_directory
 from gumshoe.documents.collection_names import ALL_COLLECTIONS, check_collection_patterns, matches_collection
 from gumshoe.documents.document import Document
@@ -21,7 +21,7 @@ from gumshoe.documents.document_view import (
 )
 from gumshoe.documents.lexical import Analyzer
 from gumshoe.documents.ranking import IndexArrays
-from gumshoe.documents.schema import DATABASE, chunk_texts, open_index_files
+from gumshoe.documents.schema import DATABASE, IndexFiles, chunk_texts, open_present
 from gumshoe.embeddings.embedder import Embedder, QueryEmbedder, Vectors, open_embedder
 from gumshoe.errors import GumshoeError, UsageError
 
@@ -46,19 +46,12 @@ class DocumentIndex:
     """
 
     def __init__(self, directory: Path | str, embedder: Embedder | None = None) -> None:
-        self._files = open_index_files(Path(directory))
+        self._files, self._arrays, self._database = open_present(Path(directory), _open_parts)
         self.path = self._files.folder / DATABASE
         self._options: dict[str, Any] = self._files.facts.options
-        self._arrays = IndexArrays(self._files)
         self._embedder = embedder
         self._queries: QueryEmbedder | None = None
         self._opening = threading.Lock()
-        self._database = ReadOnlyDatabase(
-            self.path,
-            lambda: GumshoeError(
-                "documents.index-replaced", f"{self.path} was replaced since it was opened; open the index again"
-            ),
-        )
         self._parts = ViewParts(
             self.path,
             self._database,
@@ -184,8 +177,9 @@ class DocumentIndex:
 
     def _check_same_model(self, embedder: Embedder) -> None:
         """Raise an error if the model is not the one that built the index: its results would be meaningless."""
-        with closing(open_read_only(self.path)) as database:
-            (vector,) = embedder.embed(list(islice(chunk_texts(database, 0), 1)), "passage")
+        with explain_damage(self.path):
+            texts = list(islice(chunk_texts(self._database, 0), 1))
+        (vector,) = embedder.embed(texts, "passage")
         dense = self._arrays.dense
         if dense is None or not dense.is_from_model(vector, 0):
             raise UsageError(
@@ -193,6 +187,17 @@ class DocumentIndex:
                 f"{embedder.name} is not the model that built this index ({self._options['embedding']}); restore that "
                 "model under its name, or build the index again with --replace",
             )
+
+
+def _open_parts(files: IndexFiles) -> tuple[IndexFiles, IndexArrays, ReadOnlyDatabase]:
+    path = files.folder / DATABASE
+    database = ReadOnlyDatabase(
+        path,
+        lambda: GumshoeError(
+            "documents.index-replaced", f"{path} was replaced since it was opened; open the index again"
+        ),
+    )
+    return files, IndexArrays(files), database
 
 
 @contextmanager

@@ -4,10 +4,10 @@ In that folder, `documents.sqlite` contains documents, chunks and words. The oth
 in `index.json`. `index.json` is written last, atomically.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import apsw
 import numpy as np
@@ -15,11 +15,14 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gumshoe.artifacts.manifest import file_digest
+from gumshoe.artifacts.sqlite import ReadOnlyDatabase
 from gumshoe.embeddings.chunking import add_context
 from gumshoe.embeddings.vectors import CENTER, SIGNS, VECTORS
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.json_text import load_json
 from gumshoe.model_validation import describe_validation_error
+
+Opened = TypeVar("Opened")
 
 FACTS = "index.json"
 DATABASE = "documents.sqlite"
@@ -165,7 +168,30 @@ def open_index_files(directory: Path) -> IndexFiles:
         GumshoeError: if the index is damaged, or another version of Gumshoe built it.
         UnavailableError: if the disk does not answer.
     """
-    facts = read_facts(directory)
+    return open_present(directory, lambda files: files)
+
+
+def open_present(directory: Path, open_files: Callable[[IndexFiles], Opened]) -> Opened:
+    """Return what `open_files` returns for the verified files of an index.
+
+    If the index is replaced meanwhile, which deletes these files, the files of the new one are opened.
+
+    Raises:
+        UsageError, GumshoeError, UnavailableError: as in `open_index_files`.
+    """
+    while True:
+        facts = read_facts(directory)
+        try:
+            opened = open_files(_verify_files(directory, facts))
+        except (GumshoeError, OSError):
+            if read_facts(directory) == facts:
+                raise
+            continue
+        if read_facts(directory) == facts:
+            return opened
+
+
+def _verify_files(directory: Path, facts: IndexFacts) -> IndexFiles:
     folder = directory / facts.folder
     try:
         for name, expected in facts.files.items():
@@ -211,7 +237,7 @@ def read_facts(directory: Path) -> IndexFacts:
         ) from None
 
 
-def chunk_texts(database: apsw.Connection, first: int) -> Iterator[str]:
+def chunk_texts(database: apsw.Connection | ReadOnlyDatabase, first: int) -> Iterator[str]:
     """Yield the text to embed of each chunk, from a number on: its context line and its text."""
     rows = database.execute(f"{CHUNK} WHERE chunk >= ? ORDER BY chunk", (first,))
     return (add_context(context, text[start:stop]) for context, text, start, stop in rows)
