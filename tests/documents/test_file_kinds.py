@@ -284,6 +284,10 @@ def test_too_much_text_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         found = extract_file_text(data, kind, None)  # type: ignore[arg-type]
         assert isinstance(found, FileProblem)
         assert found.reason == "too large"
+    for name in ("a.txt", "a.md"):
+        item = parse_text(b"x" * 101, name, name)
+        assert isinstance(item, UnreadableItem)
+        assert item.reason == "too large"
 
 
 # Reported cases

@@ -101,9 +101,16 @@ def _extract(body: bytes, kind: PageKind, charset: str | None, scope: Scope) -> 
     return _limit(named if isinstance(named, str) and named else find_markdown_title(text), text)
 
 
-def _limit(title: str, text: str) -> FileText | FileProblem:
+def check_length(text: str) -> FileProblem | None:
+    """Return the problem of a file whose text is longer than `MAX_CHARACTERS`, otherwise None."""
     if len(text) > MAX_CHARACTERS:
         return FileProblem("too large", f"more than {MAX_CHARACTERS:,} characters of text; split it")
+    return None
+
+
+def _limit(title: str, text: str) -> FileText | FileProblem:
+    if problem := check_length(text):
+        return problem
     return FileText(clean_line(title), remove_invisible(clean(text)).strip())
 
 

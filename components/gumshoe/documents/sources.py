@@ -19,7 +19,7 @@ from gumshoe.artifacts.source_files import UnreadableItem, list_files, read_file
 from gumshoe.artifacts.storage import Entry, Storage
 from gumshoe.documents.document import Document, canonicalize_url, make_document, page_id
 from gumshoe.documents.file_kinds import SUFFIXES, PageKind, find_page_kind
-from gumshoe.documents.file_text import choose_charset
+from gumshoe.documents.file_text import check_length, choose_charset
 from gumshoe.documents.markdown_titles import find_markdown_title, find_underlined_title, split_front_matter
 from gumshoe.documents.scraping.extraction import Extractor, open_extractor
 from gumshoe.documents.scraping.failure import PageFailure
@@ -301,7 +301,10 @@ def _read_page(
 
 def parse_text(raw: bytes, key: str, where: str) -> Document | UnreadableItem:
     """Return the document in a text or Markdown file. Its id is `key`, its path below the source."""
-    text = remove_invisible(clean(decode(raw, choose_charset(raw, None)))).lstrip("\ufeff")
+    text = clean(decode(raw, choose_charset(raw, None)))
+    if problem := check_length(text):
+        return UnreadableItem(where, problem.reason, problem.detail)
+    text = remove_invisible(text).lstrip("\ufeff")
     metadata: dict[str, Any] = {}
     if SUFFIXES.get(PurePosixPath(key).suffix.lower()) == "markdown":
         metadata, text = split_front_matter(text)
