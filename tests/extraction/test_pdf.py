@@ -1,7 +1,9 @@
 """Text of PDF files: reading order, divided words, and pages that are damaged or scanned."""
 
+import io
 import zlib
 
+import pypdf
 import pytest
 
 from gumshoe.extraction.pdf import extract_pdf, render_page
@@ -80,6 +82,25 @@ def test_a_damaged_page_does_not_lose_the_others() -> None:
 def test_a_blank_page_is_no_problem() -> None:
     found = extract_pdf(placed_pdf([[(72, 700, "first")], b""]))
     assert (found.pages, found.problems) == (["first", ""], [])
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_a_file_with_many_blank_pages_is_parsed_once(monkeypatch: pytest.MonkeyPatch, is_damaged: bool) -> None:
+    parsed: list[object] = []
+    original = pypdf.PdfReader
+
+    def parse(file: io.BytesIO) -> pypdf.PdfReader:
+        parsed.append(file)
+        if is_damaged:
+            raise ValueError("no xref table")
+        return original(file)
+
+    monkeypatch.setattr(pypdf, "PdfReader", parse)
+    found = extract_pdf(placed_pdf([[(72, 700, "first")], *[b""] * 20]))
+    assert [each.detail for each in found.problems] == ["no xref table"] * 20 * is_damaged
+    assert len(parsed) == 1
+    extract_pdf(placed_pdf([[(72, 700, "first")]]))
+    assert len(parsed) == 1
 
 
 @pytest.mark.parametrize("content", [SCAN, b"0 0 m 100 100 l S", SCAN + b" BT /F1 9 Tf 50 50 Td (page 7) Tj ET"])

@@ -4,6 +4,7 @@ import io
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from gumshoe.extraction.page_layout import Character, join_hyphenated, order_lines
@@ -53,9 +54,10 @@ def extract_pdf(data: bytes, max_characters: int | None = None) -> PdfText:
     """
     with _open(data) as document:
         found, length = PdfText(_read_title(document)), 0
+        faults = _FaultFinder(data)
         pages: list[str] = []
         for number in range(1, min(len(document), _MAX_PAGES) + 1):
-            text, problem = _read_page(document, data, number)
+            text, problem = _read_page(document, faults, number)
             pages.append(text)
             if problem:
                 found.problems.append(problem)
@@ -83,7 +85,7 @@ def _read_title(document: Any) -> str:
     return " ".join((document.get_metadata_value("Title") or "").split())
 
 
-def _read_page(document: Any, data: bytes, number: int) -> tuple[str, PageProblem | None]:
+def _read_page(document: Any, faults: "_FaultFinder", number: int) -> tuple[str, PageProblem | None]:
     import pypdfium2
 
     try:
@@ -94,7 +96,7 @@ def _read_page(document: Any, data: bytes, number: int) -> tuple[str, PageProble
         return "", PageProblem(number, "damaged", str(error))
     if is_image:
         return text, PageProblem(number, "scanned", "the page is an image")
-    if not text and (fault := _find_fault(data, number)):
+    if not text and (fault := faults.find(number)):
         return "", PageProblem(number, "damaged", fault)
     return text, None
 
@@ -142,18 +144,40 @@ def _is_image(page: Any) -> bool:
         return covered >= _MIN_IMAGE_SHARE * area or int(text.count_chars()) == 0
 
 
-def _find_fault(data: bytes, number: int) -> str:
-    """Return why nothing of a page is shown, or "" if it is blank. PDFium does not tell."""
-    from pypdf import PdfReader
+class _FaultFinder:
+    """Finds out why nothing of a page is shown, which PDFium does not tell. The file is parsed once, if needed."""
 
-    try:
-        page = PdfReader(io.BytesIO(data)).pages[number - 1]
-        contents = page.get_contents()
-        if contents is not None and not _draws(contents.get_data()) and _count_raw_bytes(page) > _MIN_STREAM:
-            return "its content cannot be decoded"
-    except Exception as error:  # noqa: BLE001 - pypdf raises errors of any kind for damaged pages
-        return str(error) or type(error).__name__
-    return ""
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @cached_property
+    def _pages(self) -> Any:
+        """The pages as pypdf reads them, or why it cannot read the file."""
+        from pypdf import PdfReader
+
+        try:
+            pages = PdfReader(io.BytesIO(self._data)).pages
+            len(pages)  # reads the list of pages
+        except Exception as error:  # noqa: BLE001 - pypdf raises errors of any kind for damaged files
+            return _describe(error)
+        return pages
+
+    def find(self, number: int) -> str:
+        """Return why nothing of a page is shown, or "" if it is blank."""
+        if isinstance(self._pages, str):
+            return self._pages
+        try:
+            page = self._pages[number - 1]
+            contents = page.get_contents()
+            if contents is not None and not _draws(contents.get_data()) and _count_raw_bytes(page) > _MIN_STREAM:
+                return "its content cannot be decoded"
+        except Exception as error:  # noqa: BLE001 - as above, for damaged pages
+            return _describe(error)
+        return ""
+
+
+def _describe(error: Exception) -> str:
+    return str(error) or type(error).__name__
 
 
 def _draws(content: bytes) -> bool:
