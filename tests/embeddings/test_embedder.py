@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gumshoe.embeddings.chunking import make_token_counter, split_text
 from gumshoe.embeddings.embedder import (
     OFFLINE_MODEL,
     CachedEmbedder,
@@ -98,6 +99,48 @@ def test_a_missing_model_is_reported(tmp_path: Path) -> None:
 def test_a_directory_without_a_model_is_reported(tmp_path: Path) -> None:
     with raises("embeddings.model-not-loaded", tmp_path):
         open_embedder(str(tmp_path))
+
+
+@pytest.fixture
+def static_model(tmp_path: Path) -> Path:
+    """Make a static model, whose tokenizer cuts texts after three tokens."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import StaticEmbedding
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
+
+    words = ["[UNK]", "the", "invoice", "is", "due", "penguins", "live", "in", "south"]
+    tokenizer = Tokenizer(WordLevel({word: number for number, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = Whitespace()
+    tokenizer.enable_truncation(3)
+    SentenceTransformer(modules=[StaticEmbedding(tokenizer, embedding_dim=8)]).save(str(tmp_path / "static"))
+    return tmp_path / "static"
+
+
+@pytest.mark.ci
+def test_a_static_model_reads_texts_of_any_length(static_model: Path) -> None:
+    embedder = SentenceEmbedder(static_model)
+    texts = ["the invoice is due", "the invoice is", ""]
+    assert embedder.count_tokens(texts, "passage") == [4, 3, 0]
+    assert embedder.max_tokens > 1_000_000
+    found = embedder.embed(texts, "passage")
+    assert found.shape == (3, 8)
+    assert not np.allclose(found[0], found[1])
+    chunks = split_text("the invoice is due. penguins live in the south.", [], 6, make_token_counter(embedder)).chunks
+    assert [each.tokens for each in chunks] == [5, 6]
+
+
+@pytest.mark.ci
+def test_a_model_whose_tokens_cannot_be_counted_is_refused(tmp_path: Path) -> None:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Pooling, WordEmbeddings
+    from sentence_transformers.sentence_transformer.modules.tokenizer import WhitespaceTokenizer
+
+    words = WordEmbeddings(WhitespaceTokenizer(["invoice"]), np.ones((1, 4)))
+    SentenceTransformer(modules=[words, Pooling(4)]).save(str(tmp_path / "words"))
+    with raises("embeddings.unknown-tokenizer", tmp_path / "words", "WhitespaceTokenizer"):
+        SentenceEmbedder(tmp_path / "words")
 
 
 def embed(server: FakeVLLM, *texts: str, model: str = "base", use: Use = "query", **options: Any) -> Vectors:

@@ -5,7 +5,7 @@ import math
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from importlib.util import find_spec
 from pathlib import Path
@@ -39,6 +39,7 @@ _TOKENS_PER_BATCH = {"cpu": 1 << 14}  # by device
 _TOKENS_PER_GPU_BATCH = 1 << 17
 _MAX_BATCH = 512  # texts
 _MIN_CHARACTERS_PER_TOKEN = 3  # on average
+_UNLIMITED_TOKENS = 1 << 30  # of a text for a model that reads all of it
 _CACHED_QUERIES = 20_000  # 60 MB with 768 dimensions
 
 
@@ -87,7 +88,8 @@ class SentenceEmbedder:
     prompts that their own files define, if any.
 
     Raises:
-        UsageError: if the model does not exist, or sentence-transformers is not installed.
+        UsageError: if the model does not exist, its tokens cannot be counted, or sentence-transformers is not
+            installed.
     """
 
     def __init__(self, model: Path | str, device: str | None = None) -> None:
@@ -111,13 +113,15 @@ class SentenceEmbedder:
                 "embeddings.model-not-loaded",
                 f"cannot load the embedding model {model}: {' '.join(str(error).split())}; name another model",
             ) from None
+        self._count = _make_counter(getattr(self._model, "tokenizer", None), str(model))
         self._lock = threading.Lock()
         self._room = _TOKENS_PER_BATCH.get(self._model.device.type, _TOKENS_PER_GPU_BATCH)
 
     @property
     def max_tokens(self) -> int:
         """See `TokenCounter.max_tokens`."""
-        return int(self._model.max_seq_length)
+        limit = self._model.max_seq_length
+        return _UNLIMITED_TOKENS if limit is None or math.isinf(limit) else int(limit)
 
     def count_tokens(self, texts: Sequence[str], use: Use) -> list[int]:
         """See `TokenCounter.count_tokens`."""
@@ -125,8 +129,7 @@ class SentenceEmbedder:
             return []
         prefix = self._prefix(use)
         with self._lock:
-            found = self._model.tokenizer([prefix + text for text in texts], return_attention_mask=False, verbose=False)
-        return [len(each) for each in found["input_ids"]]
+            return self._count([prefix + text for text in texts])
 
     def embed(self, texts: Sequence[str], use: Use) -> Vectors:
         """See `Embedder.embed`. Batches that do not fit into the device's memory are split."""
@@ -172,6 +175,26 @@ class SentenceEmbedder:
             or (prompts.get("document") if use == "passage" else "")
             or ""
         )
+
+
+def _make_counter(tokenizer: Any, model: str) -> Callable[[list[str]], list[int]]:
+    """Return the function that counts the tokens of texts with the tokenizer of a model.
+
+    Raises:
+        UsageError: if it is of an unknown kind.
+    """
+    from tokenizers import Tokenizer
+
+    if isinstance(tokenizer, Tokenizer):  # of a static model, which reads texts of any length
+        tokenizer.no_truncation()
+        return lambda texts: [len(each.ids) for each in tokenizer.encode_batch(texts, add_special_tokens=False)]
+    if callable(tokenizer):  # one of transformers
+        return lambda texts: list(map(len, tokenizer(texts, return_attention_mask=False, verbose=False)["input_ids"]))
+    raise UsageError(
+        "embeddings.unknown-tokenizer",
+        f"the embedding model {model} cannot be used: its tokenizer must be one of transformers or tokenizers, got "
+        f"{type(tokenizer).__name__}; name another model",
+    )
 
 
 class EndpointEmbedder:
