@@ -20,6 +20,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from functools import cache
+from hashlib import sha256
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
@@ -1060,6 +1061,21 @@ def test_records_give_urls_ids_and_metadata(tmp_path: Path) -> None:
     assert first.metadata == {"source": ["NIH", "CDC"], "names": ["Elbow", "Arm"]}
     assert second.fault is not None
     assert second.fault.reason == "address"
+
+
+def test_pages_whose_ids_collide_get_different_ones(tmp_path: Path) -> None:
+    first, second = (f"https://a.example/list?page={number}" for number in (51595, 79736))
+    assert page_id(first) == page_id(second) == "list-64d154e2"
+    path = tmp_path / "list.txt"
+    path.write_text(f"{first}\n{second}\nftp://a.example/x\nftp://A.example/x\n")
+    ids = [each.document_id for each in list_wanted_pages(str(path), RecordFields())]
+    assert ids == ["list-64d154e2", "list-64d154e2d0cd9345", page_id("ftp://a.example/x"), ids[3]]
+    assert len(set(ids)) == 4
+    assert [each.document_id for each in list_wanted_pages(str(path), RecordFields())] == ids
+    records = [{"url": first}, {"url": "http://a.example/other", "doc": "list-64d154e2"}]
+    path.write_text("\n".join(map(json.dumps, records)))
+    ids = [each.document_id for each in list_wanted_pages(f"jsonl:{path}", RecordFields(document_id="doc"))]
+    assert ids == ["list-" + sha256(first.encode()).hexdigest()[:16], "list-64d154e2"]
 
 
 def test_invalid_sources_are_reported(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """A document, and the normalization of its text, id and metadata."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date
 from hashlib import sha256
@@ -19,6 +19,7 @@ Metadata = dict[str, str | list[str]]
 CONTEXT_FIELDS = ("category", "synonyms")
 """Metadata in the context line of a chunk, after the title."""
 _DIGEST_DIGITS = 8  # in a generated id: short enough for a model to write, with 2**32 values
+_LONGER_DIGITS = (16, 32, 64)
 _MAX_SLUG = 48
 _AROUND_PATH = re.compile(r"^[a-z]+://|[?#].*$")
 _UNINFORMATIVE = {"default", "home", "index", "main", "page", "pages", "toc"}  # parts of a URL without meaning
@@ -84,10 +85,22 @@ def generate_id(url: str, title: str, text: str) -> str:
 
 def page_id(url: str) -> str:
     """Return the id of the page at a URL, e.g. `leukemia-adult-all-treatment-pdq-1f0c3a9b`."""
-    url = canonicalize_url(url)
+    return next(list_page_ids(url))
+
+
+def list_page_ids(url: str) -> Iterator[str]:
+    """Yield ids for the page at a URL: that of `page_id`, and longer ones for a page whose id another page has."""
+    canonical = canonicalize_url(url)
+    name = _name_page(canonical)
+    yield _readable_id(name, canonical)
+    yield from (_readable_id(name, url, digits) for digits in _LONGER_DIGITS)  # canonical forms may be equal
+
+
+def _name_page(url: str) -> str:
+    """Return the part of a canonical URL that says what is on the page."""
     host, *parts = [part for part in unquote(_AROUND_PATH.sub("", url.lower())).split("/") if part] or [""]
     meaningful = [name for part in parts if (name := PurePosixPath(part).stem) not in _UNINFORMATIVE]
-    return _readable_id(" ".join(dict.fromkeys(meaningful[-2:])) or host or "page", url)
+    return " ".join(dict.fromkeys(meaningful[-2:])) or host or "page"
 
 
 def canonicalize_url(url: str) -> str:
@@ -102,9 +115,9 @@ def canonicalize_url(url: str) -> str:
     return str(found.copy_with(fragment=None, raw_path=found.raw_path or b"/")) if found.host else url
 
 
-def _readable_id(name: str, content: str) -> str:
+def _readable_id(name: str, content: str, digits: int = _DIGEST_DIGITS) -> str:
     readable = _NOT_IN_ID.sub("-", name.lower())[:_MAX_SLUG].strip("-")
-    digest = sha256(content.encode()).hexdigest()[:_DIGEST_DIGITS]
+    digest = sha256(content.encode()).hexdigest()[:digits]
     return f"{readable}-{digest}" if readable else digest
 
 

@@ -9,7 +9,7 @@ import orjson
 
 from gumshoe.artifacts.hub import explain_dataset_errors, open_dataset
 from gumshoe.artifacts.lines import GZIP_ERRORS, read_lines
-from gumshoe.documents.document import page_id
+from gumshoe.documents.document import list_page_ids
 from gumshoe.documents.scraping.failure import PageFailure
 from gumshoe.documents.scraping.guard import normalize_url
 from gumshoe.errors import UsageError
@@ -44,6 +44,8 @@ class RecordFields:
 def list_wanted_pages(source: str, fields: RecordFields) -> list[WantedPage]:
     """Return the pages that a source lists, each once, in order of first occurrence.
 
+    Ids that the source does not give are made from URLs. If an earlier page has the id of a page, it gets a longer one.
+
     Raises:
         UsageError: if the source contains no URL, has another format, or gives two pages one id.
         NotFoundError, StorageError, UnavailableError: if the source cannot be read.
@@ -69,9 +71,9 @@ def list_wanted_pages(source: str, fields: RecordFields) -> list[WantedPage]:
             url, fault = address, failure
         page = pages.get(url)
         if page is None:
-            named = fields.document_id and _text(record.get(fields.document_id))
-            page = pages[url] = WantedPage(url, named or page_id(url), fault=fault)
-            other = owners.setdefault(page.document_id, url)
+            named = _text(record.get(fields.document_id)) if fields.document_id else ""
+            page = pages[url] = WantedPage(url, named, fault=fault)
+            other = owners.setdefault(named, url) if named else url
             if other != url:
                 raise UsageError(
                     "scraping.duplicate-id",
@@ -89,7 +91,17 @@ def list_wanted_pages(source: str, fields: RecordFields) -> list[WantedPage]:
             "scraping.no-addresses",
             f"{source} holds no page addresses; check it, or name the field that holds them with --field",
         )
+    _add_ids(pages.values(), owners)
     return list(pages.values())
+
+
+def _add_ids(pages: Iterable[WantedPage], used: Iterable[str]) -> None:
+    """Give each page without an id one that no earlier page has, and that is not in `used`."""
+    known = set(used)
+    for page in pages:
+        if not page.document_id:
+            page.document_id = next(each for each in list_page_ids(page.url) if each not in known)
+            known.add(page.document_id)
 
 
 def _read_records(source: str) -> Iterator[dict[str, Any]]:
