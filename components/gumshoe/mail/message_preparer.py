@@ -255,7 +255,7 @@ def _prepare_batches(connection: "Connection[Any, Any]", limits: MessageLimits) 
         with _collect_garbage_rarely():
             while True:
                 connection.send(preparer.prepare(connection.recv(), _Heartbeat(connection).beat))
-    except (EOFError, OSError):  # the parent closed the connection, or has ended
+    except (EOFError, ConnectionError):  # the parent closed the connection, or has ended
         return
     finally:
         preparer.close()
