@@ -366,6 +366,18 @@ def test_a_bound_canary_has_the_record_of_its_own_training() -> None:
         assert "/data/canary" not in json.dumps(objects["Deployment", "mail-gumshoe-agent-agent"])
 
 
+@pytest.mark.parametrize("bound", ["off", "base"])
+def test_a_canary_without_questions_is_only_loaded_by_vllm(bound: str) -> None:
+    """It may have been trained differently, which the agent server refuses."""
+    values = merge(values_of("standard"), {"agent": {"settings": {"model": {"bound": bound}}}})
+    canary = {"name": "r8a1-1", "uri": "s3://bucket/project/adapters/r8a1-1/sha256-01/", "percent": 0}
+    before, after = render(values), render(merge(values, {"canary": canary}))
+    changed = {kind for kind, name in before if before[kind, name] != after[kind, name]}
+    assert changed == {"InferenceService", "ServingRuntime", "Pod"}
+    small = settings_of(render(merge(values, {"canary": {**canary, "percent": 0.5}})))["model"]
+    assert (small["canary"], small["canary_percent"]) == ("r8a1-1", 0.5)
+
+
 def test_a_canary_changes_no_immutable_field() -> None:
     before = render(values_of("standard"))
     canary = {"canary": {"name": "r8a1-1", "uri": "s3://bucket/project/adapters/r8a1-1/sha256-01/", "percent": 25}}

@@ -34,7 +34,7 @@ from tests.http_server import ReceivedRequest, run_faulty_server
 
 Traffic = tuple[str, str | None, float | None]
 ON_TRIAL: Traffic = ("r1", "r2", 10)
-STOPPED: Traffic = ("r1", "r2", 0)
+STOPPED: Traffic = ("r1", None, None)
 PROMOTED: Traffic = ("r2", None, None)
 POD = f"{AGENT}-0"
 

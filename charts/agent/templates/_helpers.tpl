@@ -190,17 +190,23 @@ seccompProfile: {type: RuntimeDefault}
 {{- include "gumshoe.checkModel" . -}}
 {{- end -}}
 
+{{/* Set if the agent server has a canary: one that gets questions. One without is only loaded by vLLM, and may have been
+trained differently, which the agent server would refuse. */}}
+{{- define "gumshoe.hasCanary" -}}
+{{- if and .Values.canary.name (gt (.Values.canary.percent | float64) 0.0) -}}yes{{- end -}}
+{{- end -}}
+
 {{/* Set if the agent server must know what the canary was trained on, because it binds adapters to inboxes. */}}
 {{- define "gumshoe.bindsCanary" -}}
 {{- $model := .Values.agent.settings.model | default dict -}}
-{{- if and .Values.canary.name (ne ($model.bound | default "off") "off") -}}yes{{- end -}}
+{{- if and (include "gumshoe.hasCanary" .) (ne ($model.bound | default "off") "off") -}}yes{{- end -}}
 {{- end -}}
 
 {{/* Settings of the agent server: `agent.settings`, overridden by the settings that follow from other values. */}}
 {{- define "gumshoe.agentSettings" -}}
 {{- $agent := .Values.agent -}}
 {{- $model := dict "policy" (printf "vllm:%s#%s" (include "gumshoe.modelUrls" .) .Values.adapter.name) "tokenizer" ($agent.tokenizer | default "/data/adapter") "max_context" (.Values.model.maxContext | int) -}}
-{{- if .Values.canary.name -}}
+{{- if include "gumshoe.hasCanary" . -}}
 {{- $model = merge $model (dict "canary" .Values.canary.name "canary_percent" .Values.canary.percent) -}}
 {{- if include "gumshoe.bindsCanary" . -}}{{- $model = merge $model (dict "canary_adapter" "/data/canary") -}}{{- end -}}
 {{- end -}}
