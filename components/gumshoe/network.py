@@ -28,6 +28,15 @@ _PROXIES = ("HTTPS_PROXY", "HTTP_PROXY")
 _MAX_IDLE = 4.0  # seconds; uvicorn closes idle connections after 5, maybe just when a request is sent
 _CREDENTIAL = re.compile(r"[\x21-\x7e]+")  # ASCII without white space
 _CLUSTER_DOMAINS = (".svc", ".cluster.local", ".localhost")
+_SERVICE_PROTOCOLS = ("tcp://", "udp://", "sctp://")
+
+
+def is_service_link(name: str, value: str) -> bool:
+    """Return True if Kubernetes set an environment variable for a Service, e.g. VLLM_PORT=tcp://10.0.0.1:80 for `vllm`.
+
+    A program that reads a variable of this name as the number of a port would fail.
+    """
+    return name.endswith("_PORT") and value.startswith(_SERVICE_PROTOCOLS)
 
 
 def open_session(certificates: "ssl.SSLContext | bool", **options: Any) -> "ClientSession":

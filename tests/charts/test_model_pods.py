@@ -330,6 +330,12 @@ def test_vllm_may_have_a_priority_a_runtime_class_and_a_scheduler(mode: str) -> 
 
 
 @pytest.mark.parametrize("mode", ["standard", "llmisvc"])
+def test_services_set_no_variables_of_vllm(mode: str) -> None:
+    """vLLM does not start if a Service named `vllm` sets VLLM_PORT."""
+    assert pod_of(mode)["enableServiceLinks"] is False
+
+
+@pytest.mark.parametrize("mode", ["standard", "llmisvc"])
 def test_vllm_s_pods_have_labels_for_istio_and_their_own(mode: str) -> None:
     kind = {"standard": "InferenceService", "llmisvc": "LLMInferenceService"}[mode]
     own = {"podLabels": {"team": "search"}, "podAnnotations": {"note": "x"}}

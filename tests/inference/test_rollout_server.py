@@ -75,6 +75,14 @@ def test_a_key_is_used_without_its_line_break(monkeypatch: pytest.MonkeyPatch) -
     assert build_launch(["--model", "tiny"]).environment["VLLM_API_KEY"] == "k" * 32
 
 
+def test_variables_of_services_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM does not start if VLLM_PORT is not a number."""
+    monkeypatch.setenv("VLLM_PORT", "tcp://10.96.0.7:8000")
+    monkeypatch.setenv("VLLM_DP_MASTER_PORT", "29500")
+    found = build_launch(["--model", "tiny"]).environment
+    assert ("VLLM_PORT" in found, found["VLLM_DP_MASTER_PORT"]) == (False, "29500")
+
+
 def test_adapters_cannot_come_from_resolvers_of_vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_LORA_RESOLVER_HF_REPO_LIST", "somebody/adapters")
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")

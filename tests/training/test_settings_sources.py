@@ -86,6 +86,12 @@ def test_environment_variables_are_read() -> None:
     assert resolve(None, {"lora.start": "null"}, {}).settings.lora.start is None
 
 
+def test_variables_of_kubernetes_services_are_no_settings() -> None:
+    """A Service named `metrics` sets METRICS_PORT in all pods of its namespace."""
+    assert resolve(None, {}, {"METRICS_PORT": "tcp://10.96.0.7:9090"}).settings.output.metrics_port is None
+    assert resolve(None, {}, {"METRICS_PORT": "9090"}).settings.output.metrics_port == 9090
+
+
 @pytest.mark.parametrize(
     ("variable", "text", "name", "value"),
     [

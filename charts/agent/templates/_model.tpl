@@ -215,6 +215,7 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- define "gumshoe.modelPod" -}}
 {{- with .Values.serving -}}
 automountServiceAccountToken: false
+enableServiceLinks: false  # a Service named `vllm` would set VLLM_PORT, which vLLM reads
 serviceAccountName: {{ include "gumshoe.modelAccount" $ | quote }}
 terminationGracePeriodSeconds: {{ .terminationSeconds | int }}
 {{- if .restricted }}

@@ -22,7 +22,7 @@ from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.inference import vllm_access, vllm_plugin
 from gumshoe.inference.http_options import http_options, raise_if_denied
 from gumshoe.installation import install_command
-from gumshoe.network import raise_if_untrusted
+from gumshoe.network import is_service_link, raise_if_untrusted
 
 BASE = "base"
 """Default served name of the base model."""
@@ -270,7 +270,11 @@ def build_launch_command(model: ModelLocation, options: ServerOptions, host: str
         arguments |= {"--revision": model.revision, "--tokenizer-revision": model.revision}
     switches = ["--enable-lora", "--disable-uvicorn-access-log"]
     own = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", vllm_plugin.ENABLE_VARIABLE: "1"}
-    inherited = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
+    inherited = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _NOT_INHERITED and not is_service_link(name, value)
+    }
     if vllm_access.KEY_VARIABLE in inherited:  # clients send it without white space around it, e.g. a last line break
         inherited[vllm_access.KEY_VARIABLE] = inherited[vllm_access.KEY_VARIABLE].strip()
     if _is_cpu_build():

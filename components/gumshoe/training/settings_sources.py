@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from gumshoe.artifacts.storage import NotFoundError, open_uri
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import describe_validation_error
+from gumshoe.network import is_service_link
 from gumshoe.terminal import err, printable
 from gumshoe.text_checks import InvalidTextError, check_text
 from gumshoe.training.settings import SECTIONS, TrainSettings, walk_fields
@@ -187,7 +188,7 @@ def _read_config(config: str | None) -> dict[str, Any]:
 def _read_environment(environ: Mapping[str, str]) -> Iterator[tuple[str, _Value]]:
     """Yield the values of environment variables; a later one replaces an earlier one for the same setting."""
     for name, variable in list_env_vars():
-        if variable in environ:
+        if variable in environ and not is_service_link(variable, environ[variable]):
             yield from _flatten({name: environ[variable]}, f"${variable}")
     for variable in sorted(environ):  # a section comes before its settings
         if variable.upper().startswith(PREFIX):
