@@ -264,7 +264,9 @@ class ServingValues(ValuesSection):
     )
     startup_minutes: Count = Field(30, description="Minutes allowed for downloading and loading the model.")
     termination_seconds: Seconds = Field(
-        300, description="Seconds for running requests to finish when a replica is stopped."
+        300,
+        description="Seconds after which a stopped replica is killed. Running requests may take 15 seconds less, which "
+        "vLLM needs to leave the Service and to end.",
     )
     restricted: bool = Field(
         False,

@@ -329,6 +329,18 @@ def test_vllm_may_have_a_priority_a_runtime_class_and_a_scheduler(mode: str) -> 
     assert not chosen.keys() & pod_of(mode).keys()
 
 
+@pytest.mark.parametrize(("seconds", "running"), [(300, 285), (15, 0), (14, 0), (0, 0)])
+@pytest.mark.parametrize("mode", ["standard", "llmisvc"])
+def test_running_requests_may_finish_before_vllm_is_killed(mode: str, seconds: int, running: int) -> None:
+    """An API server refuses a pod whose hook takes longer than its termination."""
+    pod = pod_of(mode, {"serving": {"terminationSeconds": seconds}})
+    container = main_container(pod)
+    assert f"--shutdown-timeout={running}" in container["args"]
+    hook = container.get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+    assert hook + running <= pod["terminationGracePeriodSeconds"] == seconds
+    assert bool(hook) == (seconds >= 15)
+
+
 @pytest.mark.parametrize("mode", ["standard", "llmisvc"])
 def test_services_set_no_variables_of_vllm(mode: str) -> None:
     """vLLM does not start if a Service named `vllm` sets VLLM_PORT."""

@@ -202,6 +202,14 @@ def test_the_notes_name_the_address_of_the_route(host: str, value: str) -> None:
     assert value in notes
 
 
+@pytest.mark.parametrize("seconds", [0, 4, 5])
+def test_the_agent_server_is_killed_no_sooner_than_its_hook_ends(seconds: int) -> None:
+    values = merge(values_of("standard"), {"agent": {"terminationSeconds": seconds}})
+    pod = of_kind(render(values), "Deployment")["spec"]["template"]["spec"]
+    hook = pod["containers"][0].get("lifecycle", {}).get("preStop", {}).get("sleep", {}).get("seconds", 0)
+    assert hook <= pod["terminationGracePeriodSeconds"] == seconds
+
+
 def test_the_agent_server_can_be_scheduled_by_class() -> None:
     given = {"priorityClassName": "high", "runtimeClassName": "gvisor", "schedulerName": "volcano"}
     pod = render(merge(values_of("standard"), {"agent": given}))[AGENT]["spec"]["template"]["spec"]

@@ -25,7 +25,7 @@ def test_a_rollout_server_has_the_arguments_of_a_local_server() -> None:
         max_model_len=2048,
         max_lora_rank=16,  # rounded up to a rank that vLLM accepts
         dtype="bfloat16",
-        arguments=("--max-num-seqs", "64", "--no-enable-prefix-caching"),
+        arguments=("--shutdown-timeout", "15", "--max-num-seqs", "64", "--no-enable-prefix-caching"),
     )
     assert found == build_launch_command(ModelLocation(str(TINY), local_files_only=True), options, "127.0.0.1", 8123)
     assert found.command[found.command.index("--served-model-name") + 1] == "base"

@@ -2,11 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from gumshoe.inference.server_client import ServerAnswer, ServerClient
+from gumshoe.inference.server_client import ServerAnswer, ServerClient, ServerRequestError
 from tests.waiting import async_wait_until
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
@@ -59,6 +59,33 @@ def test_a_connection_is_used_again_unless_the_server_closed_it(closes: bool) ->
 
     asyncio.run(run())
     assert len(opened) == (3 if closes else 1)
+
+
+def test_no_connection_is_used_again_after_an_abort() -> None:
+    """The server behind it stops, and a new one may lead to another server of the same Service."""
+    opened = list[asyncio.StreamWriter]()
+    body = b'{"choices": [{"finish_reason": "abort"}]}'
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        opened.append(writer)
+        number = len(opened)
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                await read_request(reader)
+                aborted = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body)
+                writer.write(aborted if number < 3 else OK)
+        writer.close()
+
+    async def run() -> None:
+        async with open_client(serve) as client:
+            both = (client.post("/v1/completions", {}) for _ in range(2))
+            found = await asyncio.gather(*both, return_exceptions=True)
+            assert [each.kind for each in found if isinstance(each, ServerRequestError)] == ["aborted", "aborted"]
+            for _ in range(2):
+                assert (await client.post("/v1/completions", {})).status == 200
+
+    asyncio.run(run())
+    assert len(opened) == 3
 
 
 def test_a_redirect_is_an_answer_that_is_not_followed() -> None:

@@ -172,6 +172,7 @@ PASSING: dict[str, tuple[Act, str, str]] = {
     "502": (status(502), "inference.server-unavailable", "502"),
     "503": (status(503), "inference.server-unavailable", "503"),
     "504": (status(504), "inference.server-error", "504"),
+    "abort": (choice(finish_reason="abort", logprobs=None), "inference.server-stopping", "stopping"),
     "truncated JSON": (cut_json, "inference.invalid-answer", "JSON"),
     "truncated body": (cut_body, "inference.server-unreachable", "ClientPayloadError"),
     "a page": (raw(b"<html>proxy</html>", "text/html"), "inference.invalid-answer", "JSON"),
@@ -242,7 +243,6 @@ UNUSABLE: dict[str, tuple[Act, str, str]] = {
     "a number for a prompt": (choice(prompt_token_ids=7), LACKING, "adapter"),
     "another prompt": (choice(prompt_token_ids=[1, 2]), ODD, "prompt_token_ids"),
     "nothing": (choice(token_ids=[], logprobs={"token_logprobs": []}), ODD, "token_ids is empty"),
-    "an abort": (choice(finish_reason="abort"), ODD, "finish_reason is 'abort'"),
     "an odd ending": (choice(finish_reason=["stop"]), ODD, "finish_reason is ['stop']"),
     "an end without the stop token": (
         choice(token_ids=[1, 2], logprobs={"token_logprobs": [0, 0]}),
@@ -326,7 +326,7 @@ def test_pauses_between_attempts_are_random_and_limited(server: FakeVLLM, monkey
     assert min(pauses) < 0.2 < max(pauses) <= 0.4
 
 
-GONE: dict[str, Act] = {"502": status(502), "503": status(503)}
+GONE: dict[str, Act] = {"502": status(502), "503": status(503), "abort": choice(finish_reason="abort")}
 
 
 @pytest.mark.parametrize("fault", GONE.values(), ids=GONE.keys())

@@ -174,6 +174,8 @@ images of mode `llmisvc`, which KServe mounts. */}}
 - --generation-config=vllm
 - --logprobs-mode=processed_logprobs
 - --disable-uvicorn-access-log
+# Otherwise vLLM aborts running requests when it is stopped. The rest is for the preStop hook and its own end.
+- --shutdown-timeout={{ max 0 (sub (.Values.serving.terminationSeconds | int) 15) }}
 {{- end -}}
 
 {{- define "gumshoe.modelPort" -}}
@@ -351,6 +353,11 @@ livenessProbe:
   httpGet: {path: /health, port: {{ $port }}}
   periodSeconds: 20
   failureThreshold: 6
+{{- if ge (.Values.serving.terminationSeconds | int) 15 }}
+lifecycle:
+  preStop:
+    sleep: {seconds: 5}  # until the Service sends no more requests
+{{- end }}
 volumeMounts:
   - name: shm
     mountPath: /dev/shm

@@ -19,6 +19,7 @@ from gumshoe.inference.vllm_access import KEY_VARIABLE
 from gumshoe.inference.vllm_server import LaunchCommand, ServerOptions, build_launch_command, round_up_lora_rank
 
 _LOOPBACK = "127.0.0.1"
+_SHUTDOWN_SECONDS = 15  # its pod is killed 30 seconds after it is stopped, 5 of which pass before vLLM is told
 
 
 def build_launch(arguments: Sequence[str]) -> LaunchCommand:
@@ -38,6 +39,12 @@ def build_launch(arguments: Sequence[str]) -> LaunchCommand:
     parser.add_argument(
         "--adapters", type=Path, help="directory that the adapters are loaded from, each with a manifest"
     )
+    parser.add_argument(
+        "--shutdown-timeout",
+        type=int,
+        default=_SHUTDOWN_SECONDS,
+        help="seconds for running requests to finish when the server is stopped",
+    )
     parser.add_argument("--dtype", default=defaults.dtype, help="data type of the weights, e.g. bfloat16")
     known, others = parser.parse_known_args(arguments)
     _check_key(known.host)
@@ -45,7 +52,7 @@ def build_launch(arguments: Sequence[str]) -> LaunchCommand:
         max_model_len=known.max_model_len,
         max_lora_rank=round_up_lora_rank(known.max_lora_rank),
         dtype=known.dtype,
-        arguments=tuple(others),
+        arguments=("--shutdown-timeout", str(known.shutdown_timeout), *others),
         adapter_directories=None if known.adapters is None else (known.adapters,),
         verify_adapters=known.adapters is not None,
     )

@@ -6,6 +6,7 @@ It is aiohttp: choosing a connection takes httpx longer than all else if hundred
 import asyncio
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,16 +18,18 @@ from gumshoe.inference.http_options import http_options
 from gumshoe.network import find_proxy, open_session, raise_if_untrusted
 
 _HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+_ABORTED = re.compile(rb'"finish_reason": ?"abort"')  # not in a string of JSON, which has no bare quotes
 
 
 class ServerRequestError(Exception):
     """Report a request without a usable answer.
 
-    `kind` is `unreachable` if no connection could be opened, `broken` if it failed later, and `unreadable` if the
-    answer is encoded in another way than was asked for.
+    `kind` is `unreachable` if no connection could be opened, `broken` if it failed later, `unreadable` if the answer is
+    encoded in another way than was asked for, and `aborted` if the server aborted the request, as vLLM does when it is
+    stopped.
     """
 
-    def __init__(self, kind: Literal["unreachable", "broken", "unreadable"], message: str) -> None:
+    def __init__(self, kind: Literal["unreachable", "broken", "unreadable", "aborted"], message: str) -> None:
         super().__init__(message)
         self.kind = kind
 
@@ -79,11 +82,13 @@ class ServerClient:
         self._proxy = find_proxy(url) if options["trust_env"] else None
         self._timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect)
         self._session: aiohttp.ClientSession | None = None
+        self._abandoned: list[aiohttp.ClientSession] = []
 
     async def aclose(self) -> None:
         """Close every connection."""
-        if self._session is not None:
-            await self._session.close()
+        for session in (self._session, *self._abandoned):
+            if session is not None:
+                await session.close()
 
     async def get(self, path: str) -> ServerAnswer:
         """Send a GET request. See `post`."""
@@ -99,17 +104,28 @@ class ServerClient:
         return await self._send("POST", path, orjson.dumps(body))
 
     async def _send(self, method: str, path: str, body: bytes | None) -> ServerAnswer:
+        session = self._open_session()
         try:
-            async with self._open_session().request(
+            async with session.request(
                 method, f"{self.url}{path}", data=body, proxy=self._proxy, allow_redirects=False
             ) as response:
                 encoding = response.headers.get("Content-Encoding", "identity")
                 if encoding != "identity":
                     raise ServerRequestError("unreadable", f"its content encoding is {encoding[:40]!r}")
-                return ServerAnswer(response.status, await response.read())
+                answer = ServerAnswer(response.status, await response.read())
         except (aiohttp.ClientError, OSError, asyncio.IncompleteReadError) as error:
             raise_if_untrusted(error, self.url)
             raise _describe(error) from None
+        if _ABORTED.search(answer.body):
+            self._abandon(session)
+            raise ServerRequestError("aborted", "it aborted the request, as vLLM does when it is stopped")
+        return answer
+
+    def _abandon(self, session: aiohttp.ClientSession) -> None:
+        """Send no more requests over the open connections: another server may have the address, e.g. of a Service."""
+        if session is self._session:
+            self._session = None
+            self._abandoned.append(session)
 
     def _open_session(self) -> aiohttp.ClientSession:
         """Return the session, which belongs to the event loop that sends the first request."""

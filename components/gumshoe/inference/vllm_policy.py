@@ -41,7 +41,7 @@ class _RetryableError(Exception):
 
 
 class _ServerGoneError(_RetryableError):
-    """Report that the server is not reachable or does not have the model. A restart may fix both."""
+    """Report that the server is not reachable, is stopping, or does not have the model. A restart may fix each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,6 +394,8 @@ class VLLMPolicy:
                 raise _RetryableError(
                     "inference.invalid-answer", f"cannot read the answer of {client.url}: {failure}"
                 ) from None
+            if failure.kind == "aborted":
+                raise _ServerGoneError("inference.server-stopping", f"{client.url} is stopping: {failure}") from None
             kind = _ServerGoneError if failure.kind == "unreachable" else _RetryableError
             raise kind("inference.server-unreachable", f"{client.url} does not answer: {failure}") from None
         code = response.status
