@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from gumshoe.cluster.canary_plan import WatchPlan
 from gumshoe.cluster.canary_watch import CanaryWatch
@@ -17,6 +18,7 @@ from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.metrics_sources import open_source
 from gumshoe.cluster.releases import Releases
 from gumshoe.cluster.serving_state import ServingState
+from gumshoe.serving.policy_metrics import PolicyMetrics
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
 from tests.cluster.measured_server import MeasuredServer, run_measured_server
 from tests.cluster.test_deploy import (  # noqa: F401 - fixtures
@@ -336,6 +338,36 @@ def test_metrics_come_from_addresses_and_from_prometheus(on_trial: str, server: 
             result = make_watch(Timeline(), *urls, seconds=1).run(on_trial)
             assert (result.canary_questions, result.baseline_questions) == (20, 200), urls
     assert f'namespace="agents",service="{AGENT}"' in queries[0]
+
+
+def test_servers_that_are_still_starting_are_left_out(on_trial: str, server: MeasuredServer) -> None:
+    server.ask("r1", 200)
+    registry = CollectorRegistry()
+    PolicyMetrics(registry)  # without policies, as before a server has opened them
+
+    def list_samples(registry: CollectorRegistry, pod: str) -> list[dict[str, Any]]:
+        labels = {"instance": f"{pod}:8001", "pod": pod}
+        samples = [each for family in registry.collect() for each in family.samples]
+        return [
+            {"metric": {"__name__": each.name, **each.labels, **labels}, "value": [0, str(each.value)]}
+            for each in samples
+        ]
+
+    pods = {"new": registry}
+
+    def answer(request: ReceivedRequest, _: str) -> tuple[int, str, bytes]:
+        if request.path == "/metrics":
+            return 200, "text/plain", generate_latest(registry)
+        result = [sample for pod, each in pods.items() for sample in list_samples(each, pod)]
+        return 200, "application/json", json.dumps({"data": {"result": result}}).encode()
+
+    with run_faulty_server(deque(), answer) as url:
+        for urls in ([url], [f"{url}/metrics"]):
+            with raises("deploy.metrics-unreachable", "gumshoe_policy_share"):
+                make_watch(Timeline(), *urls, seconds=1).run(on_trial)
+        pods["old"] = server.metrics.registry
+        for urls in ([url], [f"{url}/metrics", server.url], [server.url, f"{url}/metrics"]):
+            assert make_watch(Timeline(), *urls, seconds=1).run(on_trial).baseline_questions == 200, urls
 
 
 @pytest.mark.parametrize(

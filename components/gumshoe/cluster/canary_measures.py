@@ -24,7 +24,8 @@ from gumshoe.cluster.canary_statistics import (
 from gumshoe.errors import UsageError
 
 PREFIX = "gumshoe_"
-NAMES = ("start_time_seconds", "policy_share", "policy_available", "questions_total", "answer_seconds_bucket")
+_STARTED = "start_time_seconds"
+NAMES = (_STARTED, "policy_share", "policy_available", "questions_total", "answer_seconds_bucket")
 FEEDBACK_NAMES = ("feedback_total", "feedback_per_caller")
 _DAY = 86_400.0  # seconds in which the agent server limits the verdicts of a caller
 _SAME = 1e-6  # difference of two shares that are equal
@@ -36,6 +37,12 @@ class Sample(NamedTuple):
     name: str
     labels: Mapping[str, str]
     value: float
+
+
+def is_starting(samples: Iterable[Sample]) -> bool:
+    """Return True if these are the metrics of an agent server that has not opened its policies yet."""
+    found = {each.name.removeprefix(PREFIX) for each in samples}
+    return _STARTED in found and not found.issuperset(NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +110,7 @@ class ServerMetrics:
         shares = {each.labels["policy"]: each.value for each in found["policy_share"]}
         return cls(
             name,
-            found["start_time_seconds"][0].value,
+            found[_STARTED][0].value,
             shares,
             frozenset(each.labels["policy"] for each in found["policy_available"] if each.value == 0),
             found["feedback_per_caller"][0].value if found["feedback_per_caller"] else 0,

@@ -4,13 +4,13 @@ import json
 import os
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 import httpx
 
-from gumshoe.cluster.canary_measures import FEEDBACK_NAMES, NAMES, PREFIX, Sample, ServerMetrics
+from gumshoe.cluster.canary_measures import FEEDBACK_NAMES, NAMES, PREFIX, Sample, ServerMetrics, is_starting
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterError, ClusterUnavailableError, shorten
 from gumshoe.cluster.readiness import find_selector
 from gumshoe.cluster.releases import StoredRelease
@@ -34,13 +34,18 @@ class MetricsUnreachableError(UnavailableError):
     """Report that the metrics of a deployment cannot be read now."""
 
 
+class ServersStartingError(MetricsUnreachableError):
+    """Report that all agent servers are still starting, so that they have not measured anything."""
+
+
 class MetricsSource(Protocol):
     """A place to read the metrics of a deployment's agent servers."""
 
     def read(self, stored: StoredRelease) -> list[ServerMetrics]:
-        """Return the metrics of each agent server of a release.
+        """Return the metrics of each agent server of a release, without those that are still starting.
 
         Raises:
+            ServersStartingError: if all are.
             MetricsUnreachableError: if none can be read now.
             UsageError: if the source does not have them.
             ClusterError: if the cluster rejects the request.
@@ -62,7 +67,8 @@ class PodMetrics:
         """Return the metrics of each ready pod that answers. See `MetricsSource`."""
         labels = ",".join(f"{name}={value}" for name, value in find_selector(stored, "agent").items())
         pods = self.cluster.call(self.cluster.core.list_namespaced_pod, self.cluster.namespace, label_selector=labels)
-        found, problems = [], []
+        found: dict[str, list[Sample]] = {}
+        problems = []
         for pod in pods.items:
             if not _is_ready(pod):
                 continue
@@ -71,11 +77,11 @@ class PodMetrics:
             except MetricsUnreachableError as problem:
                 problems.append(problem.message)
                 continue
-            found.append(ServerMetrics.of(f"pod {pod.metadata.name}", parse_text(text)))
+            found[f"pod {pod.metadata.name}"] = list(parse_text(text))
         if not found:
             why = problems[0] if problems else f"no pod of the agent server is ready; {_NOT_PUBLISHED}"
             raise MetricsUnreachableError("deploy.metrics-unreachable", why)
-        return found
+        return _measure(found)
 
     def _read_pod(self, name: str, port: int) -> str:
         """Request the metrics over a WebSocket. Each message begins with a channel: 0 for data, 1 for errors.
@@ -140,7 +146,7 @@ class AddressMetrics:
 
     def read(self, stored: StoredRelease) -> list[ServerMetrics]:  # noqa: ARG002 - the address says whose they are
         """Return its metrics. See `MetricsSource`."""
-        return [ServerMetrics.of(self.url, parse_text(_get(self.url, {}).decode(errors="replace")))]
+        return _measure({self.url: list(parse_text(_get(self.url, {}).decode(errors="replace")))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +179,7 @@ class PrometheusMetrics:
                 f"{self.url} has no metrics of service {service} in namespace {namespace}; set monitoring.enabled in "
                 "the chart, and check that Prometheus scrapes it",
             )
-        return [ServerMetrics.of(f"pod {name}", samples) for name, samples in sorted(servers.items())]
+        return _measure({f"pod {name}": samples for name, samples in sorted(servers.items())})
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +190,33 @@ class SeveralSources:
 
     def read(self, stored: StoredRelease) -> list[ServerMetrics]:
         """Return the metrics of all sources. See `MetricsSource`."""
-        return [found for each in self.sources for found in each.read(stored)]
+        found: list[ServerMetrics] = []
+        starting: ServersStartingError | None = None
+        for each in self.sources:
+            try:
+                found += each.read(stored)
+            except ServersStartingError as error:
+                starting = error
+        if starting is not None and not found:
+            raise starting
+        return found
+
+
+def _measure(servers: Mapping[str, Sequence[Sample]]) -> list[ServerMetrics]:
+    """Return the metrics of servers by name, without those that are still starting.
+
+    Raises:
+        ServersStartingError: if all are.
+        UsageError: if they are not those of an agent server that measures its policies.
+    """
+    ready = {name: samples for name, samples in servers.items() if not is_starting(samples)}
+    if not ready:
+        raise ServersStartingError(
+            "deploy.metrics-unreachable",
+            f"{', '.join(servers)} does not have the metric {PREFIX}{NAMES[1]} yet; wait until the agent server has "
+            "started, or update it to this version of Gumshoe",
+        )
+    return [ServerMetrics.of(name, samples) for name, samples in ready.items()]
 
 
 def open_source(urls: list[str], cluster: Cluster) -> MetricsSource:
