@@ -8,7 +8,7 @@ from gumshoe.artifacts.store import Store
 from gumshoe.cluster import canary_step
 from gumshoe.cluster.canary_step import watch_published
 from gumshoe.cluster.notify import Outcome
-from gumshoe.cluster.pipeline_deployment import DeployTarget
+from gumshoe.cluster.pipeline_deployment import DeployTarget, deploy_published
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes
 from tests.cluster.measured_server import MeasuredServer
 from tests.cluster.test_canary_watch import (  # noqa: F401 - fixtures
@@ -24,6 +24,7 @@ from tests.cluster.test_deploy import (  # noqa: F401 - fixtures
     cluster,
     deployed,
     get_traffic,
+    list_loaded,
     shared,
     store,
 )
@@ -75,6 +76,25 @@ def test_the_step_rolls_back_and_the_run_does_not_fail(
         assert part in text
     assert "rolled back before" in watch(store, promote_when="default")
     assert get_traffic(cluster) == STOPPED
+
+
+@pytest.mark.ci
+def test_a_run_that_is_submitted_again_does_not_start_a_canary_again_that_was_rolled_back(
+    run: Callable[..., CommandResult],
+    cluster: FakeKubernetes,  # noqa: F811
+    on_trial: str,  # noqa: F811
+    store: Store,  # noqa: F811
+    asked: MeasuredServer,
+) -> None:
+    asked.ask("r2", 100, failed=30)
+    watch(store, promote_when="default")
+    target = DeployTarget.of({"name": on_trial})
+    stopped = deploy_published("adapters/r2", store.uri, "canary", target)
+    assert (stopped, get_traffic(cluster)) == ("mail: r1 takes 100 %, r2 is loaded", STOPPED)
+    assert run("rollback", on_trial).status == 0
+    removed = deploy_published("adapters/r2", store.uri, "canary", target)
+    assert (removed, list_loaded(cluster)) == ("mail: r1 takes 100 %", ["r1"])
+    assert deploy_published("adapters/r2", store.uri, "full", target) == "mail: r2 takes 100 %, r1 is loaded"
 
 
 @pytest.mark.ci

@@ -533,6 +533,20 @@ def test_a_failed_deployment_is_rolled_back_on_request(
     assert list_loaded(cluster) == ["r1"]
 
 
+@pytest.mark.ci
+def test_a_stopped_canary_gets_no_questions_again_if_its_deployment_fails(
+    run: Callable[..., CommandResult], cluster: FakeKubernetes, controllers: Controllers, deployed: str
+) -> None:
+    """It was loaded before the command, so the revision without questions is the one to go back to."""
+    assert run("deploy", deployed, "--adapter", "r2", "--canary", "10").status == 0
+    assert run("rollback", deployed).status == 0
+    controllers.broken = "agent"
+    done = run("deploy", deployed, "--adapter", "r2", *SHORT_TIMEOUT, "--rollback-on-failure")
+    assert (done.status, done.code) == (75, "deploy.rolled-back")
+    assert "revision 4" in done.err
+    assert (get_traffic(cluster), list_loaded(cluster)) == (("r1", None, None), ["r1", "r2"])
+
+
 @pytest.mark.usefixtures("store")
 def test_an_idle_kserve_is_reported(run: Callable[..., CommandResult], controllers: Controllers) -> None:
     controllers.broken = "kserve"

@@ -76,6 +76,7 @@ class Deployments:
         """
         stored = self.releases.find(name)
         values = self.plan_values(name, stored, adapter, given, percent)
+        back = self._find_revision_before(stored, adapter.version if adapter else None) if stored else None
         if (
             stored
             and not self.can_share_vllm(stored, values)
@@ -92,10 +93,16 @@ class Deployments:
             and self.can_share_vllm(stored, values)
             and ServingState.of(stored.values).adapter != adapter.version
         ):
-            self._preload(stored, add_idle_canary(stored.values, values, adapter.version, adapter.uri), adapter.version)
-        return self._apply_and_wait(
-            name, values, describe_release(ServingState.of(values)), create_namespace=create_namespace
+            idle = add_idle_canary(stored.values, values, adapter.version, adapter.uri)
+            self._preload(stored, idle, adapter.version, back)
+        self._apply(
+            name,
+            self.releases.find(name),
+            values,
+            describe_release(ServingState.of(values)),
+            create_namespace=create_namespace,
         )
+        return self._finish(name, back)
 
     def plan_values(
         self,
@@ -180,9 +187,11 @@ class Deployments:
             CanaryChangedError: if another canary is on trial than `expected`, or beside another adapter.
         """
         stored, was = self.find_canary(name, expected)
-        self._preload(stored, stored.values, was.canary, model_alone=True)
+        back = self._find_revision_before(stored, was.canary)
+        self._preload(stored, stored.values, was.canary, back, model_alone=True)
         values = promote_canary(stored.values)
-        return self._apply_and_wait(name, values, describe_release(ServingState.of(values)))
+        self._apply(name, self.releases.get(name), values, describe_release(ServingState.of(values)))
+        return self._finish(name, back)
 
     def find_canary(self, name: str, expected: ServingState | None = None) -> tuple[StoredRelease, ServingState]:
         """Return a release that has a canary, and its adapters.
@@ -268,33 +277,37 @@ class Deployments:
             )
         return stored
 
-    def _preload(self, stored: StoredRelease, values: Values, adapter: str, *, model_alone: bool = False) -> None:
-        """Make vLLM load an adapter without sending it any new questions.
+    def _preload(
+        self, stored: StoredRelease, values: Values, adapter: str, back: int | None, *, model_alone: bool = False
+    ) -> None:
+        """Make vLLM load an adapter without sending it any new questions. If it fails, roll back to revision `back`.
 
         With `model_alone`, ignore the readiness of everything but vLLM.
         """
         before = ServingState.of(stored.values)
         if adapter not in before.names or stored.release.status != "deployed":
             self._apply(stored.release.name, stored, values, f"load {adapter} beside {before.adapter}")
-        self._wait(stored.release.name, self._find_rollback_revision(stored, adapter), model_alone=model_alone)
+        self._wait(stored.release.name, back, model_alone=model_alone)
 
-    def _find_rollback_revision(self, stored: StoredRelease, adapter: str) -> int | None:
-        """Return the last revision before an adapter was preloaded, or None if Helm has none."""
-        for each in self.releases.list_history(stored.release.name):
-            if each.status in ("deployed", "superseded"):
-                was = ServingState.of(self.releases.get_values(stored.release.name, each.revision))
-                if was.canary != adapter or was.percent:
-                    return each.revision
-        return None
+    def was_stopped(self, stored: StoredRelease, adapter: str) -> bool:
+        """Return True if an adapter is loaded without questions because it was stopped, not to be deployed."""
+        serving = ServingState.of(stored.values)
+        is_idle = serving.canary == adapter and not serving.percent
+        return is_idle and self._find_revision_before(stored, adapter) == stored.release.revision
 
-    def _apply_and_wait(
-        self, name: str, values: Values, description: str, *, create_namespace: bool = False
-    ) -> Release:
-        """Change a release and wait until it is ready."""
-        stored = self.releases.find(name)
-        back = self._find_rollback_revision(stored, ServingState.of(values).adapter) if stored else None
-        self._apply(name, stored, values, description, create_namespace=create_namespace)
-        return self._finish(name, back)
+    def _find_revision_before(self, stored: StoredRelease, adapter: str | None) -> int | None:
+        """Return the revision before a command that deploys an adapter, or None if Helm has none.
+
+        That is the last one, unless it only loaded the adapter: then the same command made it, and was interrupted.
+        """
+        name = stored.release.name
+        history = self.releases.list_history(name)
+        complete = [each.revision for each in history if each.status in ("deployed", "superseded")]
+        if adapter and len(complete) > 1:
+            last, earlier = (ServingState.of(self.releases.get_values(name, each)) for each in complete[:2])
+            if last.canary == adapter and not last.percent and adapter not in earlier.names:
+                return complete[1]
+        return complete[0] if complete else None
 
     def _apply(
         self,

@@ -6,12 +6,14 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
+from gumshoe.artifacts.store import Store
+from gumshoe.cluster.canary_decision import has_canary_decision
 from gumshoe.cluster.canary_plan import CONFIDENCE, MIN_EPISODES, WatchPlan
 from gumshoe.cluster.deploy import Deployments, WaitOptions
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.published_adapter import KIND, find_adapter
 from gumshoe.cluster.readiness import DeploymentFailedError, DeploymentNotReadyError
-from gumshoe.cluster.releases import Releases, check_name
+from gumshoe.cluster.releases import Releases, StoredRelease, check_name
 from gumshoe.cluster.serving_state import ServingState, Values, describe_release, merge_values
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import ParameterModel, validate_model
@@ -92,7 +94,8 @@ def deploy_published(published: str, store: str, mode: str, target: DeployTarget
     """Deploy a published adapter from a pipeline step inside the cluster, and return what is in service.
 
     A deployment that is not ready within an hour is rolled back. The first adapter of a deployment serves all
-    questions, even in mode `canary`. `agent` answers, which the adapter was trained with; if empty, Gumshoe's own loop.
+    questions, even in mode `canary`. A canary that was stopped, or that a watch has decided about, gets no questions
+    again. `agent` answers, which the adapter was trained with; if empty, Gumshoe's own loop.
 
     Raises:
         UsageError: if the adapter cannot be deployed this way.
@@ -105,10 +108,19 @@ def deploy_published(published: str, store: str, mode: str, target: DeployTarget
     adapter = find_adapter(store, published.removeprefix(f"{KIND}/"))
     stored = releases.find(target.name)
     is_canary = mode == "canary" and stored is not None and ServingState.of(stored.values).adapter != adapter.version
+    if is_canary and stored and _is_settled(changes, stored, adapter.version, store):
+        return f"{target.name}: {describe_release(ServingState.of(stored.values))}"
     given = _serve_agent(agent, stored.values if stored else {}, target.values, is_canary=is_canary)
     with fail_after_rollback():
         changes.deploy(target.name, adapter, given, target.percent if is_canary else None)
     return f"{target.name}: {describe_release(ServingState.of(releases.get(target.name).values))}"
+
+
+def _is_settled(changes: Deployments, stored: StoredRelease, version: str, store: str) -> bool:
+    """Return True if a canary was on trial before, and is no more. The same run may be submitted again."""
+    if ServingState.of(stored.values).canary == version:
+        return changes.was_stopped(stored, version)
+    return has_canary_decision(Store(store), version)
 
 
 @contextmanager
