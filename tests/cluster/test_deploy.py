@@ -16,8 +16,9 @@ import yaml
 
 from gumshoe.artifacts.store import Store
 from gumshoe.cluster import helm_program, pipeline_deployment, readiness
+from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.pipeline_deployment import DeployTarget, deploy_published
-from gumshoe.cluster.releases import find_chart
+from gumshoe.cluster.releases import Releases, find_chart
 from tests.cluster.fake_kubernetes import Controllers, FakeKubernetes, write_kubeconfig
 from tests.cluster.helm_programs import run_kubectl
 from tests.conftest import CommandResult
@@ -835,6 +836,22 @@ def test_a_missing_kubeconfig_is_reported(
     done = run("deploy", "mail", "--adapter", "r1")
     assert (done.status, done.code) == (2, "cluster.no-kubeconfig")
     assert str(tmp_path / "none") in done.err
+
+
+@pytest.mark.ci
+@pytest.mark.usefixtures("store")
+def test_external_servers_may_have_a_canary(run: Callable[..., CommandResult], cluster: FakeKubernetes) -> None:
+    """The chart loads nothing there, so the canary gets questions at once."""
+    more = ["--set", "serving.mode=external", "--set", "serving.external.urls=[http://vllm:8000]"]
+    assert run("deploy", "mail", "--adapter", "r1", *ACCESS, *more).status == 0
+    done = run("deploy", "mail", "--adapter", "r2", "--canary", "10")
+    assert done.status == 0, done.err
+    assert get_traffic(cluster) == ("r1", "r2", 10)
+    assert len(Releases(Cluster.of(None, None)).list_history("mail")) == 2, "it was not loaded in a step before"
+    assert run("promote", "mail").status == 0
+    assert get_traffic(cluster) == ("r2", None, None)
+    assert run("rollback", "mail").status == 0
+    assert get_traffic(cluster) == ("r1", None, None)
 
 
 @pytest.mark.nightly

@@ -1,8 +1,8 @@
 """Deploy published adapters: replace the adapter in service, run a canary beside it, and roll back.
 
-Invariants, as long as the base model and `serving.mode` stay the same: an adapter is loaded beside the one in service
-before it receives questions, so no episode finds a server without its adapter; the old adapter serves until then. When
-two adapters swap roles, vLLM keeps running and only the agent server restarts.
+Invariants, as long as base model and `serving.mode` stay the same, and vLLM is not external: an adapter is loaded
+beside the one in service before it receives questions, so no episode finds a server without its adapter; the old
+adapter serves until then. When two adapters swap roles, vLLM keeps running and only the agent server restarts.
 """
 
 import shlex
@@ -77,11 +77,8 @@ class Deployments:
         stored = self.releases.find(name)
         values = self.plan_values(name, stored, adapter, given, percent)
         back = self._find_revision_before(stored, adapter.version if adapter else None) if stored else None
-        if (
-            stored
-            and not self.can_share_vllm(stored, values)
-            and get_section(values, "serving").get("mode") != "external"
-        ):
+        is_external = self._find_model(values)[0] == "external"
+        if stored and not is_external and not self.has_same_model(stored, values):
             err.print(
                 "[bold yellow]warning:[/] the base model or serving.mode changes: questions fail until the new model "
                 "has started",
@@ -90,7 +87,7 @@ class Deployments:
         elif (
             adapter
             and stored
-            and self.can_share_vllm(stored, values)
+            and not is_external  # those servers load adapters without the chart
             and ServingState.of(stored.values).adapter != adapter.version
         ):
             idle = add_idle_canary(stored.values, values, adapter.version, adapter.uri)
@@ -147,7 +144,7 @@ class Deployments:
             values = merge_adapter_values(adapter, before, given, self.releases.defaults)
             own = {"name": adapter.version, "uri": adapter.uri}
             if percent is not None:
-                if stored and not self.can_share_vllm(stored, values):
+                if stored and not self.has_same_model(stored, values):
                     raise UsageError(
                         "deploy.canary-of-other-base-model",
                         f"the canary {adapter.version} needs the base model and serving.mode of {was.adapter}, which "
@@ -163,21 +160,21 @@ class Deployments:
                     )
                 values |= {"canary": {**own, "percent": percent}, "previous": {}}
             elif was.adapter != adapter.version:
-                is_shared = stored is not None and self.can_share_vllm(stored, values)
-                former = select_name_and_uri(get_section(before, "adapter")) if is_shared else {}
+                stays = stored and self._find_model(values)[0] != "external" and self.has_same_model(stored, values)
+                former = select_name_and_uri(get_section(before, "adapter")) if stays else {}
                 values |= {"adapter": {**values["adapter"], **own}, "canary": {}, "previous": former}
         self.releases.check_values(name, values)
         return values
 
-    def can_share_vllm(self, stored: StoredRelease, values: Values) -> bool:
+    def has_same_model(self, stored: StoredRelease, values: Values) -> bool:
         """Return True if a change keeps the same vLLM, so that it can serve the old and the new adapter at once."""
+        return self._find_model(stored.values) == self._find_model(values)
+
+    def _find_model(self, values: Values) -> tuple[str, str]:
+        """Return `serving.mode` and the URI of the base model."""
         known = self.releases.defaults
-
-        def shape(each: Values) -> tuple[str, str]:
-            mode = str(get_section(each, "serving").get("mode") or known["serving"]["mode"])
-            return mode, str(get_section(each, "model").get("uri") or known["model"]["uri"])
-
-        return shape(stored.values) == shape(values) and shape(values)[0] != "external"
+        mode = str(get_section(values, "serving").get("mode") or known["serving"]["mode"])
+        return mode, str(get_section(values, "model").get("uri") or known["model"]["uri"])
 
     def promote(self, name: str, expected: ServingState | None = None) -> Release:
         """Route all questions to the canary. The adapter that was in service stays loaded.
