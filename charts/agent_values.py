@@ -397,6 +397,11 @@ class AgentValues(ValuesSection):
         Resources(requests={"cpu": "1", "memory": "1Gi"}, limits={"memory": "2Gi"}), description="Resources per pod."
     )
     index_space: Quantity = Field("20Gi", description="Disk space for the index, on the node.")
+    startup_minutes: Count = Field(
+        10,
+        description="Minutes allowed for verifying the index and loading its embedding model, after the init container "
+        "has fetched it.",
+    )
     termination_seconds: Seconds = Field(
         150, description="Seconds for running requests to finish when a pod is stopped."
     )

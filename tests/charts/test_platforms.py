@@ -202,6 +202,13 @@ def test_the_notes_name_the_address_of_the_route(host: str, value: str) -> None:
     assert value in notes
 
 
+@pytest.mark.parametrize(("given", "seconds"), [({}, 600), ({"startupMinutes": 45}, 2700)])
+def test_the_agent_server_has_time_to_verify_and_open_its_index(given: dict[str, Any], seconds: int) -> None:
+    pod = of_kind(render(merge(values_of("standard"), {"agent": given})), "Deployment")["spec"]["template"]["spec"]
+    probe = pod["containers"][0]["startupProbe"]
+    assert probe["periodSeconds"] * probe["failureThreshold"] == seconds
+
+
 @pytest.mark.parametrize("seconds", [0, 4, 5])
 def test_the_agent_server_is_killed_no_sooner_than_its_hook_ends(seconds: int) -> None:
     values = merge(values_of("standard"), {"agent": {"terminationSeconds": seconds}})
