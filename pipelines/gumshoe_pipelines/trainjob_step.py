@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ _STEP = "train-grpo"
 _PYTHON = "python"  # in the image
 _SERVER_KEYS = ("HF_TOKEN",)  # to load a base model that is not public
 _EARLIER = 1800  # seconds before the step's own timeout, for deleting the objects
+_LATER = 600  # seconds for a training without progress to end itself
 
 
 class TrainJobOptions(ParameterModel):
@@ -126,9 +128,8 @@ def train_on_cluster(
     directory = Path(tempfile.mkdtemp(prefix="gumshoe-trained-"))
     found = fetch_result(request, directory)
     if found is None:
-        run_trainjob(
-            build_training_job(name, request, known, options), cluster or Cluster.of(None, None), _print, timeouts
-        )
+        job = build_training_job(name, request, known, options)
+        run_trainjob(job, cluster or Cluster.of(None, None), _print, timeouts or build_timeouts(known))
         found = fetch_result(request, directory)
     if found is None:
         raise GumshoeError(
@@ -137,6 +138,12 @@ def train_on_cluster(
             "writes to the same store, then try again",
         )
     return found
+
+
+def build_timeouts(known: TrainSettings) -> Timeouts:
+    """Return the timeouts of a training, which ends itself first if it makes no progress."""
+    usual = Timeouts()
+    return replace(usual, stall=max(usual.stall, known.output.stall_seconds + _LATER))
 
 
 def check_servers(known: TrainSettings) -> None:

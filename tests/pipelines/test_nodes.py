@@ -26,6 +26,14 @@ def test_nodes_and_servers_use_the_same_addresses() -> None:
     }
 
 
+@pytest.mark.parametrize(("own", "waits"), [(1800, 3600), (7200, 7800)])
+def test_a_training_without_progress_ends_itself_before_the_step_ends_it(own: float, waits: float) -> None:
+    from gumshoe.training.settings_sources import resolve
+    from gumshoe_pipelines.trainjob_step import build_timeouts
+
+    assert build_timeouts(resolve("tiny", {"output.stall_seconds": own}).settings).stall == waits
+
+
 @pytest.mark.parametrize(
     ("gpus", "job", "expected"),
     [
