@@ -366,6 +366,15 @@ def test_a_bound_canary_has_the_record_of_its_own_training() -> None:
         assert "/data/canary" not in json.dumps(objects["Deployment", "mail-gumshoe-agent-agent"])
 
 
+def test_external_urls_may_end_with_a_slash() -> None:
+    """Helm's test appends paths to them."""
+    values = merge(values_of("external"), {"serving": {"external": {"urls": ["http://a.svc:8000/", "http://b.svc"]}}})
+    objects = render(values)
+    assert settings_of(objects)["model"]["policy"] == "vllm:http://a.svc:8000,http://b.svc#r7f3-2"
+    (container,) = of_kind(objects, "Pod")["spec"]["containers"]
+    assert {"name": "MODELS", "value": "http://a.svc:8000,http://b.svc"} in container["env"]
+
+
 @pytest.mark.parametrize("bound", ["off", "base"])
 def test_a_canary_without_questions_is_only_loaded_by_vllm(bound: str) -> None:
     """It may have been trained differently, which the agent server refuses."""

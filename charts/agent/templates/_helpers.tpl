@@ -144,10 +144,12 @@ sidecar.istio.io/rewriteAppHTTPProbers: "true"
 {{- end -}}
 {{- end -}}
 
-{{/* URLs of vLLM for the agent server. */}}
+{{/* URLs of vLLM for the agent server and `helm test`, without a slash at the end. */}}
 {{- define "gumshoe.modelUrls" -}}
 {{- if eq .Values.serving.mode "external" -}}
-{{- join "," .Values.serving.external.urls -}}
+{{- $urls := list -}}
+{{- range .Values.serving.external.urls -}}{{- $urls = append $urls (trimSuffix "/" .) -}}{{- end -}}
+{{- join "," $urls -}}
 {{- else -}}
 {{- printf "http://%s-model.%s.svc:8080" (include "gumshoe.fullname" .) .Release.Namespace -}}
 {{- end -}}
