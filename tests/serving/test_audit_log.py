@@ -209,6 +209,33 @@ def test_a_file_is_private_appended_to_and_opened_again_after_rotation(
     assert {json.loads(line)["principal_kind"] for line in file.read_text().splitlines()} == {"anybody"}
 
 
+def test_a_file_that_cannot_be_opened_again_stops_no_request(
+    place: ServerFiles, model: FakeVLLM, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    file = tmp_path / "audit.jsonl"
+    settings = make_settings(place, model=model_settings(place, model.address), audit=str(file))
+    with serve_in_thread(settings) as server:
+        file.rename(tmp_path / "old.jsonl")
+        file.mkdir()
+        assert server.ask().is_success
+        assert sum(str(file) in each.message for each in caplog.records if each.levelname == "ERROR") == 3
+        file.rmdir()
+        assert server.ask().is_success
+        assert len(file.read_text().splitlines()) == 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the full device of Linux")
+def test_a_full_disk_stops_neither_a_line_nor_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    from gumshoe.serving.access import Principal
+    from gumshoe.serving.audit_log import open_audit_log, record_access
+    from tests.serving.in_process import make_scenario
+
+    with open_audit_log("/dev/full") as log:
+        log.start_trail(Principal("x", ()))
+        record_access("read", make_scenario())
+    assert ["/dev/full" in each.message for each in caplog.records] == [True, True]
+
+
 def test_nothing_is_recorded_with_none(place: ServerFiles, model: FakeVLLM, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     for audit, count in (("none", 0), ("log", 3)):

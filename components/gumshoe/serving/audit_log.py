@@ -7,6 +7,7 @@ the call ends, so that it is there whatever happens to the answer.
 
 import logging
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
@@ -27,6 +28,8 @@ AuditEvent = Literal["search", "read", "source", "question", "feedback", "refuse
 LOG, NONE = "log", "none"
 _MAX_IDS = 100  # ids in a line
 _MAX_LENGTH = 200  # characters of an id
+
+_log = logging.getLogger(__name__)
 
 _trail: ContextVar["AuditTrail | None"] = ContextVar("audit_trail", default=None)
 
@@ -120,11 +123,23 @@ def open_audit_log(target: str) -> Iterator[AuditLog]:
     try:
         yield AuditLog(logger)
     finally:
-        handler.close()
+        try:
+            handler.close()
+        except OSError as error:  # a line that could not be written is tried again here
+            _log.error("cannot close the audit log %s: %s", target, error)
 
 
 class _PrivateFileHandler(WatchedFileHandler):
-    """Handler that creates its file with the mode 0600, also after a rotation."""
+    """Handler that creates its file with the mode 0600, also after a rotation. A failure to write is only logged."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            super().emit(record)
+        except Exception:  # noqa: BLE001 - the base class handles failures of writing, and not those of opening again
+            self.handleError(record)
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: ARG002, N802 - of the base class
+        _log.error("cannot write an audit line to %s: %s", self.baseFilename, sys.exception())
 
     def _open(self) -> TextIOWrapper:
         def open_private(path: str, flags: int) -> int:
