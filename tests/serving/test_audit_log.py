@@ -227,12 +227,11 @@ def test_a_file_that_cannot_be_opened_again_stops_no_request(
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the full device of Linux")
 def test_a_full_disk_stops_neither_a_line_nor_the_end(caplog: pytest.LogCaptureFixture) -> None:
     from gumshoe.serving.access import Principal
-    from gumshoe.serving.audit_log import open_audit_log, record_access
+    from gumshoe.serving.audit_log import AuditTrail, open_audit_log
     from tests.serving.in_process import make_scenario
 
     with open_audit_log("/dev/full") as log:
-        log.start_trail(Principal("x", ()))
-        record_access("read", make_scenario())
+        AuditTrail(log.logger, Principal("x", ())).write("read", make_scenario())
     assert ["/dev/full" in each.message for each in caplog.records] == [True, True]
 
 
@@ -252,6 +251,31 @@ def test_a_file_that_cannot_be_written_is_named(
     ran = run("serve", "--index", place.index, "--policy", "chat:x", "--open", "--port", 0, "--set", f"audit={file}")
     assert (ran.status, ran.code) == (2, "serving.audit-log-unwritable"), ran.err
     assert str(file) in ran.err
+
+
+def test_an_audited_toolbox_is_like_the_original(place: ServerFiles) -> None:
+    import logging
+    from contextvars import copy_context
+
+    from gumshoe.environments.registry import open_env
+    from gumshoe.environments.tools import Toolbox
+    from gumshoe.serving.access import Principal
+    from gumshoe.serving.audit_log import AuditLog, audit_environments
+    from tests.serving.in_process import make_scenario
+
+    env_factory = open_env(place.index)
+    request = copy_context()
+    request.run(AuditLog(logging.getLogger("gumshoe.audit")).start_trail, Principal("x", ()))
+    original, audited = (
+        request.run(each.new_environment, make_scenario(), 3).toolbox
+        for each in (env_factory, audit_environments(env_factory))
+    )
+    public = {name for name in vars(Toolbox) if not name.startswith("_")}
+    assert public <= vars(type(audited)).keys()
+    assert type(audited) is not type(original)
+    assert audited.has_marks == original.has_marks
+    assert audited.schemas() == original.schemas()
+    assert [each.__name__ for each in audited.tools] == [each.__name__ for each in original.tools]
 
 
 def test_many_ids_and_long_ones_are_cut(caplog: pytest.LogCaptureFixture) -> None:

@@ -167,7 +167,10 @@ def audit_environments(env_factory: EnvFactory) -> EnvFactory:
 
 
 class _AuditedToolbox(Toolbox):
-    """A toolbox that writes an audit line after each call, with the ids of the sources that the call showed."""
+    """A toolbox that writes an audit line after each call, with the ids of the sources that the call showed.
+
+    It has every public member of its class itself, because the inherited ones would miss the state of a toolbox.
+    """
 
     def __init__(self, environment: Environment, trail: AuditTrail) -> None:
         self._inner, self._environment, self._trail = environment.toolbox, environment, trail
@@ -176,6 +179,10 @@ class _AuditedToolbox(Toolbox):
     @property
     def tools(self) -> list[ToolFunction]:
         return self._inner.tools
+
+    @property
+    def has_marks(self) -> bool:
+        return self._inner.has_marks
 
     def schemas(self) -> list[dict[str, Any]]:
         return self._inner.schemas()
