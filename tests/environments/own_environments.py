@@ -4,12 +4,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gumshoe.environments.base import DocumentSource
+from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.search import SearchEnvironment
 from gumshoe.environments.tools import Toolbox
 from gumshoe.scenarios.scenario import Scenario
 
 if TYPE_CHECKING:
     from datetime import date
+
+    from gumshoe.mail.index import MailIndex
 
 
 class Notes:
@@ -83,3 +86,13 @@ class FiledEnvironment(NotesEnvironment):
     def __init__(self, index: Notes, scenario: Scenario, max_turns: int, *, folder: Path = Path()) -> None:
         self.folder = folder
         super().__init__(index, scenario, max_turns)
+
+
+class OwnMailEnvironment(EmailEnvironment):
+    """Extends a built-in environment, and notes what was made ready."""
+
+    made_ready: ClassVar[list[Path]] = []
+
+    @staticmethod
+    def get_ready(index: "MailIndex") -> None:
+        OwnMailEnvironment.made_ready.append(index.directory)

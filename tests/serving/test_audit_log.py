@@ -1,6 +1,7 @@
 """Test the audit log: who read whose mail, with ids and without contents, for each way to read."""
 
 import json
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -189,6 +190,24 @@ def test_all_samples_are_recorded(place: ServerFiles, model: FakeVLLM, tmp_path:
         assert server.ask().is_success
     events = [each["event"] for each in map(json.loads, file.read_text().splitlines())]
     assert sorted(events) == ["question", *["read"] * 3, *["search"] * 3]
+
+
+def test_a_policy_of_a_custom_environment_is_recorded_too(
+    place: ServerFiles, model: FakeVLLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe.environments.recorded import write_environment
+    from gumshoe.environments.registry import EnvironmentSettings, open_env
+    from tests.environments.own_environments import OwnMailEnvironment
+
+    own = EnvironmentSettings(name="tests.environments.own_environments:OwnMailEnvironment")
+    trained, file = shutil.copytree(place.tokenizer, tmp_path / "trained"), tmp_path / "audit.jsonl"
+    write_environment(open_env(place.index, own), trained)
+    monkeypatch.setattr(OwnMailEnvironment, "made_ready", [])
+    changes = model_settings(place, model.address, tokenizer=str(trained))
+    with serve_in_thread(make_settings(place, model=changes, audit=str(file))) as server:
+        assert OwnMailEnvironment.made_ready == [place.index]
+        assert server.ask().is_success
+    assert [json.loads(line)["event"] for line in file.read_text().splitlines()] == ["search", "read", "question"]
 
 
 def test_a_file_is_private_appended_to_and_opened_again_after_rotation(

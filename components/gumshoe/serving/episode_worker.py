@@ -20,9 +20,9 @@ from gumshoe.rollouts.answer import Answer, Answerer, AnswerStep
 from gumshoe.rollouts.episode import EpisodeRunner
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
-from gumshoe.serving.audit_log import AuditLog, audit_environments, record_policy
+from gumshoe.serving.audit_log import AuditLog, record_policy
 from gumshoe.serving.garbage_collection import prepare_garbage_collection
-from gumshoe.serving.served_policies import fit_environment, open_served_policy
+from gumshoe.serving.served_policies import open_served_policy, prepare_environment
 from gumshoe.serving.telemetry import log_as_json
 from gumshoe.serving.usage_budgets import UsageBudgets, meter_usage
 from gumshoe.serving.worker_messages import (
@@ -136,8 +136,7 @@ async def _work(end: socket.socket) -> None:
     limits = start.limits
     async with ToolThreads() as threads, AsyncExitStack() as stack:
         try:
-            env_factory = fit_environment(open_env(start.index, start.environment), start.policies[0])
-            await asyncio.to_thread(env_factory.get_ready)
+            env_factory = await prepare_environment(open_env(start.index, start.environment), start.policies[0])
             budgets = UsageBudgets(limits.tokens_per_day, limits.calls_per_day, limits.usage_file)
         except GumshoeError as error:
             channel.send(WorkerReady(to_portable(error)))
@@ -145,7 +144,7 @@ async def _work(end: socket.socket) -> None:
         finally:
             await channel.flush()
         stack.callback(budgets.close)
-        answerer = Answerer(audit_environments(env_factory), start.model.limits.episode, threads)
+        answerer = Answerer(env_factory, start.model.limits.episode, threads)
         worker = EpisodeWorker(channel, start, answerer, budgets, stack)
         prepare_garbage_collection()
         channel.send(WorkerReady())

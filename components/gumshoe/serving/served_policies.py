@@ -28,6 +28,7 @@ from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.serving.adapter_binding import AdapterBoundError, admits, bind_policies, check_fallback
 from gumshoe.serving.ask import LocalModel
+from gumshoe.serving.audit_log import audit_environments
 from gumshoe.serving.settings import ServedModelSettings, ServeSettings
 
 _CHECK_INTERVAL = 5.0  # seconds between two checks of a model
@@ -75,6 +76,18 @@ def fit_environment(env_factory: EnvFactory, main: PolicySource) -> EnvFactory:
     """
     env_factory = use_recorded(env_factory, *main.directories)
     return env_factory.for_tiny() if main.tokenizer is not None and is_tiny(main.tokenizer) else env_factory
+
+
+async def prepare_environment(env_factory: EnvFactory, main: PolicySource) -> EnvFactory:
+    """Return the environment of `fit_environment`, ready for questions, whose tool calls write audit lines.
+
+    Raises:
+        UsageError: if the user has named another environment than the recorded one.
+        GumshoeError: if it does not get ready.
+    """
+    fitted = fit_environment(env_factory, main)
+    await asyncio.to_thread(fitted.get_ready)  # it may embed a text, which runs its own event loop
+    return audit_environments(fitted)
 
 
 def check_canary(env_factory: EnvFactory, main: PolicySource, canary: PolicySource, chat: ChatSettings | None) -> None:

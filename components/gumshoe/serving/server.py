@@ -17,7 +17,7 @@ from gumshoe.errors import UsageError
 from gumshoe.serving.access import Access
 from gumshoe.serving.access_control import open_access
 from gumshoe.serving.app import create_app
-from gumshoe.serving.audit_log import AuditLog, audit_environments, open_audit_log
+from gumshoe.serving.audit_log import AuditLog, open_audit_log
 from gumshoe.serving.browser_checks import allow_origins, transport_security
 from gumshoe.serving.connections import ConnectionGuard, find_capacity
 from gumshoe.serving.feedback_recorder import FeedbackRecorder
@@ -51,7 +51,7 @@ async def _serve(settings: ServeSettings, announce: Callable[[str, ServedLimits]
         listening = stack.enter_context(_open_socket(settings.host, settings.port))
         index = stack.enter_context(fetch_directory(settings.index, settings.store, verify=True))
         env_factory = open_env(index, settings.environment)
-        await asyncio.to_thread(env_factory.get_ready)  # it may embed a text, which runs its own event loop
+        await asyncio.to_thread(env_factory.get_ready)  # also before a model starts, which takes minutes and memory
         async with open_server(settings, env_factory) as (config, limits):
             server = _SignalledServer(config)
             host = f"[{settings.host}]" if ":" in settings.host else settings.host
@@ -78,7 +78,6 @@ async def open_server(
         open_audit_log(settings.audit) as audit,
         serve_metrics(settings, metrics),
     ):
-        env_factory = audit_environments(env_factory)
         async with (
             open_service(settings, env_factory, metrics, create_tracer(), recorder.record_episode) as service,
             open_routes(service, access, recorder, audit) as app,

@@ -37,8 +37,8 @@ from gumshoe.serving.served_policies import (
     ServedPolicy,
     check_canary,
     choose_policy,
-    fit_environment,
     open_policies,
+    prepare_environment,
 )
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import JsonFormatter, Metrics, start_span
@@ -342,13 +342,14 @@ async def open_service(
     Raises:
         UsageError: if a setting is invalid.
         UnavailableError: if a local policy does not start.
+        GumshoeError: if the environment does not get ready.
     """
     await asyncio.to_thread(check_served_index, env_factory)
     async with open_policies(settings) as opened, ToolThreads() as threads, AsyncExitStack() as stack:
         policies, fallback, settings = opened
         for canary in policies[1:]:
             check_canary(env_factory, policies[0].source, canary.source, settings.model.chat)
-        given, env_factory = env_factory, fit_environment(env_factory, policies[0].source)
+        env_factory = await prepare_environment(env_factory, policies[0].source)
         served = (*policies, *([fallback] if fallback else ()))
         metrics.policies.open(
             ((each.name.version, each.share, partial(_is_available, each)) for each in served),
@@ -361,7 +362,7 @@ async def open_service(
         workers = None
         if settings.workers:
             settings = _share_usage(settings, stack)
-            start = _describe_start(settings, given, served)
+            start = _describe_start(settings, env_factory, served)
             workers = await stack.enter_async_context(open_workers(settings.workers, start, metrics))
         yield AnswerService(
             settings, env_factory, metrics, tracer, threads, on_episode, policies, selector, fallback, workers
