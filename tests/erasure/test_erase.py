@@ -2,6 +2,8 @@
 
 import gzip
 import json
+import os
+import socket
 import sqlite3
 from pathlib import Path
 
@@ -279,6 +281,46 @@ def test_a_damaged_compressed_file_is_listed(run: Run, place: Path, tmp_path: Pa
     assert "cut.jsonl.gz" in ran.err
     assert "damaged.jsonl.gz" in ran.err
     assert find_bytes(place, "zircon") == set()
+
+
+def test_what_is_not_a_file_is_not_read(run: Run, place: Path, tmp_path: Path) -> None:
+    """A link to nothing, one to itself, a pipe, which would never end, and a socket."""
+    (place / "gone.txt").symlink_to(tmp_path / "gone")
+    (place / "loop.jsonl").symlink_to(place / "loop.jsonl")
+    os.mkfifo(place / "pipe")
+    os.mkfifo(place / "pipe.jsonl")
+    options = ["--inbox", ANN, "--everywhere", "--receipt", tmp_path / "receipt.json", "--yes"]
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(os.path.relpath(place / "socket"))  # the whole path may be too long
+        ran = run("erase", place, *options)
+    assert (ran.status, ran.code) == (0, None), ran.err
+
+
+def test_a_file_that_cannot_be_read_is_listed(run: Run, place: Path, tmp_path: Path) -> None:
+    (place / "memory").symlink_to("/proc/self/mem")  # which nobody can read from its start
+    options = ["--inbox", ANN, "--everywhere", "--receipt", tmp_path / "receipt.json", "--yes"]
+    for places in ([place], [place, Path("/proc/self/mem")]):
+        ran = run("erase", *places, *options)
+        assert (ran.status, ran.code) == (3, "erasure.incomplete")
+        receipt = Receipt.model_validate_json((tmp_path / "receipt.json").read_text())
+        assert [Path(each).name for each in receipt.remaining] == ["mem", "memory"][-len(places) :]
+        assert find_bytes(place / "questions.jsonl", ANN) == set()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")
+def test_places_without_permission_are_listed(run: Run, place: Path, tmp_path: Path) -> None:
+    hidden, listed, file = place / "hidden", place / "listed", place / "evaluation" / "private.json"
+    for directory, mode in ((hidden, 0), (listed, 0o600)):
+        write_lines(directory / "q.jsonl", ABOUT_ANN)
+        directory.chmod(mode)
+    file.chmod(0)
+    options = ["--inbox", ANN, "--everywhere", "--receipt", tmp_path / "receipt.json", "--yes"]
+    assert run("erase", place, *options).code == "erasure.incomplete"
+    receipt = Receipt.model_validate_json((tmp_path / "receipt.json").read_text())
+    assert [Path(each).name for each in receipt.remaining] == ["private.json", "hidden", "listed"]
+    for each in (hidden, listed, file):
+        each.chmod(0o700)
+    assert run("erase", place, *options).status == 0
 
 
 def test_the_receipt_does_not_name_the_target_in_paths(run: Run, place: Path, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -47,7 +47,7 @@ class ErasurePlan:
         return {target.hide(str(path)): reason for path, reason in self.places.adapters.items()} | self.store.adapters
 
     def list_remaining(self, target: EraseTarget) -> list[str]:
-        """Return the places that name the target and cannot be changed."""
+        """Return the places that name the target and cannot be changed, and those that cannot be read."""
         return [target.hide(str(each)) for each in self.places.remaining] + self.store.remaining
 
 
@@ -67,12 +67,14 @@ class Erasure:
 
         Raises:
             UsageError: if there is no place, or one does not exist.
+            StorageError: if the user may not see if a place exists.
         """
         if not places and store is None:
             raise UsageError("erasure.no-places", "nowhere to erase from; name directories or files, or --store")
         for each in places:
-            if not each.exists():
-                raise UsageError("erasure.no-such-place", f"{each} does not exist; check the path")
+            with explain_os_errors(each):
+                if not each.exists():
+                    raise UsageError("erasure.no-such-place", f"{each} does not exist; check the path")
         self._target, self._places, self._links = target, _drop_nested(places), Links(target)
         self._caches = [] if keep_caches else [cache_directory() / name for name in _CACHES]
         self._store = StoreErasure(store, target, self._links, scratch or Path()) if store else None
@@ -139,7 +141,7 @@ class Erasure:
         return ErasedPlace(place=change.reference, kind="artifact", count=change.count, successor=successor)
 
     def verify(self) -> list[str]:
-        """Look for the target again, and return the places that still contain it.
+        """Look for the target again, and return the places that still contain it, or cannot be read.
 
         For a message, or a person everywhere, the bytes of all files are searched for the name.
 
@@ -168,17 +170,18 @@ def open_scratch() -> Iterator[Path]:
 
     Raises:
         UnavailableError: if another erasure is in progress.
+        StorageError: if the directory cannot be written.
     """
     directory = cache_directory() / _SCRATCH
-    with explain_os_errors(directory):
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with lock_directory(directory, wait=None) as lock:
-            if lock is None:
+    scratch = directory / "copies"
+    with ExitStack() as stack:
+        with explain_os_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if stack.enter_context(lock_directory(directory, wait=None)) is None:
                 raise UnavailableError("erasure.busy", "another erasure is in progress; wait until it has ended")
-            scratch = directory / "copies"
             shutil.rmtree(scratch, ignore_errors=True)
             scratch.mkdir(mode=0o700)
-            try:
-                yield scratch
-            finally:
-                shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            yield scratch
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)

@@ -89,7 +89,9 @@ def erase(
         out.print(f"Receipt: {printable(receipt)}", soft_wrap=True)
     if remaining:
         raise RefusedError(
-            "erasure.incomplete", f"{len(remaining)} places still contain it, e.g. {remaining[0]}; delete them by hand"
+            "erasure.incomplete",
+            f"{len(remaining)} places still contain it or cannot be read, e.g. {remaining[0]}; delete them by hand, or "
+            "make them readable, and run the command again",
         )
 
 
@@ -128,6 +130,6 @@ def _print_result(
             soft_wrap=True,
         )
     for name in remaining:
-        err.print(f"[red]{printable(name)}[/] contains it and cannot be changed.", soft_wrap=True)
+        err.print(f"[red]{printable(name)}[/] contains it and cannot be changed, or cannot be read.", soft_wrap=True)
     if is_dry_run and erased:
         out.print("Nothing was erased yet; add --yes to erase it.")

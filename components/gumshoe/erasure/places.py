@@ -63,7 +63,8 @@ class PlacePlan:
     adapters: dict[Path, str] = field(default_factory=dict)
     """Reason why each adapter may have learned erased content."""
     remaining: list[Path] = field(default_factory=list)
-    """Files that name the target, or may name it, and that cannot be changed."""
+    """Files that name the target, or may name it, and that cannot be changed; files and directories that cannot be
+    read."""
 
     def extend(self, other: "PlacePlan") -> None:
         """Add another plan."""
@@ -75,16 +76,14 @@ class PlacePlan:
 def collect_questions(root: Path, links: Links) -> Links:
     """Add the questions below a directory. Do this for all places before `plan_place`.
 
-    Return the links of this place: ids of scenarios have a meaning within one place only.
-
-    Raises:
-        StorageError: if a file cannot be read.
+    Return the links of this place: ids of scenarios have a meaning within one place only. Files that cannot be read are
+    left out; `plan_place` names them.
     """
     local = links.within(str(root.resolve()))
-    for _, files in _walk(root):
+    for _, files in _walk(root, []):
         for path in files:
             if is_structured(path):
-                with explain_os_errors(path), suppress(*GZIP_ERRORS):
+                with suppress(OSError, *GZIP_ERRORS):
                     collect_links(path, local)
     return local
 
@@ -93,12 +92,11 @@ def plan_place(root: Path, target: EraseTarget, links: Links) -> PlacePlan:
     """Plan the changes below a directory, or in a file, without changing anything.
 
     Raises:
-        StorageError: if a file cannot be read.
         GumshoeError: if an index is damaged.
     """
     plan = PlacePlan()
     local = collect_questions(root, links)
-    for directory, files in _walk(root):
+    for directory, files in _walk(root, plan.remaining):
         if (index := _find_index(directory)) is not None:
             if (change := _plan_index(directory, index, target)) is not None:
                 plan.changes.append(change)
@@ -134,34 +132,38 @@ def _plan_files(directory: Path, files: list[Path], target: EraseTarget, links: 
     for path in files:
         if not is_structured(path):
             continue
-        with explain_os_errors(path):
-            try:
-                _, count = redact_file(path, target, links)
-            except GZIP_ERRORS:
-                plan.remaining.append(path)
-                continue
+        try:
+            _, count = redact_file(path, target, links)
+        except (OSError, *GZIP_ERRORS):
+            plan.remaining.append(path)
+            continue
         if count:
             plan.changes.append(PlaceChange(path, "records", count, links))
     quotes = bool(plan.changes)
     if quotes:
         plan.changes += [PlaceChange(each, "page", 1) for each in _list_pages_beside(directory)]
     for path in files:
-        if path.suffix.lower() in (".html", ".htm"):
-            if quotes or target.is_mentioned(read_text(path)):
-                plan.changes.append(PlaceChange(path, "page", 1))
-        elif not is_structured(path) and _contains_name(path, target):
-            if _is_cache(path):
-                plan.changes.append(PlaceChange(path, "cache", 1))
-            else:
-                plan.remaining.append(path)
+        try:
+            if path.suffix.lower() in (".html", ".htm"):
+                if quotes or target.is_mentioned(read_text(path)):
+                    plan.changes.append(PlaceChange(path, "page", 1))
+            elif not is_structured(path) and _contains_name(path, target):
+                if _is_cache(path):
+                    plan.changes.append(PlaceChange(path, "cache", 1))
+                else:
+                    plan.remaining.append(path)
+        except OSError:
+            plan.remaining.append(path)
     return plan
 
 
 def _list_pages_beside(directory: Path) -> list[Path]:
     """Return the files beside a directory that quote the same mail, according to its mark."""
-    if not (directory / MARK).is_file():
+    try:
+        mark = (directory / MARK).read_bytes()
+    except OSError:  # there is none, or it cannot be read and is listed
         return []
-    _, names = read_mark((directory / MARK).read_bytes())
+    _, names = read_mark(mark)
     return [path for each in names if (path := directory.parent / Path(each).name).is_file() and not path.is_symlink()]
 
 
@@ -240,15 +242,31 @@ def _erase_from_mail(directory: Path, target: EraseTarget) -> None:
 
 
 def find_mentions(root: Path, target: EraseTarget) -> Iterator[Path]:
-    """Yield the files below a directory whose bytes contain the target. Adapters are left out."""
-    for directory, folders, names in os.walk(root if root.is_dir() else root.parent):
+    """Yield the files below a directory whose bytes contain the target, and what cannot be read there.
+
+    Adapters are left out.
+    """
+    if root.is_file():
+        if not is_adapter(root.parent) and _may_contain_name(root, target):
+            yield root
+        return
+    unread: list[Path] = []
+    for directory, folders, names in _walk_readable(root, unread):
         folders.sort()
-        if is_adapter(Path(directory)):
+        if is_adapter(directory):
             continue
-        for name in sorted(names):
-            path = Path(directory, name)
-            if (root.is_dir() or path == root) and _contains_name(path, target):
+        for path in (directory / name for name in sorted(names)):
+            if path.is_file() and _may_contain_name(path, target):
                 yield path
+    yield from unread
+
+
+def _may_contain_name(path: Path, target: EraseTarget) -> bool:
+    """Return True if the bytes of a file contain the target's name, or cannot be read."""
+    try:
+        return _contains_name(path, target)
+    except OSError:
+        return True
 
 
 def _contains_name(path: Path, target: EraseTarget) -> bool:
@@ -282,16 +300,15 @@ def _is_cache(path: Path) -> bool:
     return False
 
 
-def _walk(root: Path) -> Iterator[tuple[Path, list[Path]]]:
-    """Yield directories and their files.
+def _walk(root: Path, unread: list[Path]) -> Iterator[tuple[Path, list[Path]]]:
+    """Yield directories and their regular files. Directories that cannot be read are added to `unread`.
 
-    Published artifacts, which only a store changes, and the folders of indexes are left out.
+    Published artifacts, which only a store changes, the folders of indexes, and links are left out.
     """
     if root.is_file():
         yield root.parent, [root]
         return
-    for directory, folders, names in os.walk(root):
-        place = Path(directory)
+    for place, folders, names in _walk_readable(root, unread):
         is_published = any(each.startswith(DATA_PREFIX) for each in folders) and MANIFEST in names
         if is_published:
             folders.clear()
@@ -299,4 +316,15 @@ def _walk(root: Path) -> Iterator[tuple[Path, list[Path]]]:
         index = _find_index(place)
         folders[:] = [each for each in sorted(folders) if index is None or not _belongs_to_index(place / each, index)]
         files = [place / name for name in sorted(names) if not is_partial(name)]
-        yield place, [each for each in files if not each.is_symlink()]
+        yield place, [each for each in files if each.is_file() and not each.is_symlink()]
+
+
+def _walk_readable(root: Path, unread: list[Path]) -> Iterator[tuple[Path, list[str], list[str]]]:
+    """Yield what `os.walk` does. Directories that cannot be read are added to `unread`."""
+    for directory, folders, names in os.walk(root, onerror=lambda error: unread.append(Path(error.filename))):
+        place = Path(directory)
+        if os.access(place, os.X_OK):
+            yield place, folders, names
+        else:  # its names can be read, but not its files
+            folders.clear()
+            unread.append(place)
