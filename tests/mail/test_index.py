@@ -4,6 +4,7 @@ import contextlib
 import json
 import sqlite3
 import threading
+import tracemalloc
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, date, datetime, timedelta
@@ -360,6 +361,22 @@ def test_cached_results_are_not_shared_between_inboxes(tmp_path: Path) -> None:
         assert index.search("eve@example.com", ["gas"]) == []
         with raises("mail.message-not-found", "'<1@example.com>'"):
             index.read("eve@example.com", "<1@example.com>")
+
+
+def test_large_messages_are_not_kept_in_memory(tmp_path: Path) -> None:
+    """Callers choose the date of a question, and a message is another one for each date."""
+    index = make_index(tmp_path, [record(1, body="gas " * 20_000), record(2, body="Oil.")], KEEP_ALL)
+    large, small = ([index.read(BOB, f"<{number}@example.com>") for _ in range(2)] for number in (1, 2))
+    assert small[0] is small[1]
+    assert large[0] == large[1]
+    tracemalloc.start()
+    try:
+        for days in range(20):
+            index.read(BOB, "<1@example.com>", visible_before=LATER + timedelta(days))
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert kept < 5 * len(large[0].body)
 
 
 def test_a_missing_index_is_reported(tmp_path: Path) -> None:

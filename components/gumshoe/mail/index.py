@@ -5,6 +5,7 @@ find them, are therefore the same as if the inbox were alone in the index.
 """
 
 import itertools
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -42,6 +43,8 @@ from gumshoe.mail.snippets import SNIPPET_WORDS
 from gumshoe.mail.terms import bare_id, thread_terms
 
 _RESULT_CACHE_SIZE = 1_000  # search results, and messages, in memory
+_MAX_CACHED = 1 << 16  # bytes of a message that is kept in memory; texts of attachments may have megabytes
+_RECIPIENT = 512  # bytes of a recipient in memory, and of an attachment without its text
 _LOOKUP_CACHE_SIZE = 10_000  # ids
 _INBOX_CACHE_SIZE = 1_000
 _MAX_QUERY_TERMS = 64  # words of a query by meaning that are compared
@@ -93,7 +96,7 @@ class MailIndex:
         self._hits = lru_cache(_RESULT_CACHE_SIZE)(self._find_hits)
         self._meant = lru_cache(_RESULT_CACHE_SIZE)(self._find_meant)
         self._partial = lru_cache(_RESULT_CACHE_SIZE)(self._find_partial)
-        self._message = lru_cache(_RESULT_CACHE_SIZE)(self._read_message)
+        self._small_message = lru_cache(_RESULT_CACHE_SIZE)(self._read_small_message)
         self._number = lru_cache(_LOOKUP_CACHE_SIZE)(self._find_number)
         self._view = lru_cache(_INBOX_CACHE_SIZE)(self._open_view)
 
@@ -305,6 +308,14 @@ class MailIndex:
         until = _to_seconds(visible_before)
         return owner, until, self._number(owner, until, clean(message_id).strip())
 
+    def _message(self, inbox: str, until: int | None, number: int) -> Message:
+        return self._small_message(inbox, until, number) or self._read_message(inbox, until, number)
+
+    def _read_small_message(self, inbox: str, until: int | None, number: int) -> Message | None:
+        """Return a message, or None if it is too large to be kept in memory."""
+        message = self._read_message(inbox, until, number)
+        return message if _measure(message) <= _MAX_CACHED else None
+
     def _read_message(self, inbox: str, until: int | None, number: int) -> Message:
         copies = self._reader.read_copies(self._view(inbox, until), [number])[number]
         text = self._segments.read_text(number)
@@ -399,6 +410,12 @@ class MailIndex:
 
     def _explain_damage(self) -> AbstractContextManager[None]:
         return explain_damage(self.directory, content=True)
+
+
+def _measure(message: Message) -> int:
+    """Return about how many bytes a message takes in memory."""
+    texts = sum(map(sys.getsizeof, (message.body, *(each.text for each in message.attachments))))
+    return texts + _RECIPIENT * (len(message.recipients) + len(message.attachments))
 
 
 def _to_seconds(moment: datetime | None) -> int | None:
