@@ -1,6 +1,7 @@
 """Test spans as an OpenTelemetry collector receives them."""
 
 import socket
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -61,6 +62,38 @@ def test_metrics_may_have_a_port_of_their_own(place: ServerFiles, model: FakeVLL
         assert [line for line in other.text.splitlines() if line.startswith("#")] == described, "nothing else is there"
     with pytest.raises(httpx.ConnectError):
         httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False)
+
+
+def test_slow_clients_do_not_keep_the_port_of_metrics_busy(place: ServerFiles) -> None:
+    from gumshoe.metrics_port import MAX_CONNECTIONS
+    from gumshoe.serving.server import serve_metrics
+    from gumshoe.serving.telemetry import Metrics
+
+    port = find_free_port()
+    with serve_metrics(make_settings(place, metrics_port=port), Metrics()), ExitStack() as stack:
+        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(MAX_CONNECTIONS + 2)]
+        for each in slow:
+            each.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert "gumshoe_ready" in httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
+        for each in slow[:3]:  # closed for the newest ones
+            with suppress(ConnectionResetError):
+                assert each.recv(1) == b""
+        slow[-1].sendall(b"\r\n")
+        assert slow[-1].recv(1)
+
+
+def test_slow_requests_for_metrics_end(place: ServerFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gumshoe.serving.server import serve_metrics
+    from gumshoe.serving.telemetry import Metrics
+
+    monkeypatch.setattr("gumshoe.metrics_port._MetricsHandler.timeout", 0.05)
+    port = find_free_port()
+    with (
+        serve_metrics(make_settings(place, metrics_port=port), Metrics()),
+        socket.create_connection(("127.0.0.1", port)) as slow,
+    ):
+        slow.sendall(b"GET /metrics HTTP/1.1\r\n")
+        assert slow.recv(1) == b""
 
 
 def test_the_port_of_metrics_must_be_another_one_and_free(place: ServerFiles, model: FakeVLLM) -> None:

@@ -8,12 +8,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
 
 import uvloop
-from prometheus_client import start_http_server
 from starlette.types import ASGIApp
 
 from gumshoe.artifacts.store import Store, fetch_directory
 from gumshoe.environments.registry import EnvFactory, open_env
 from gumshoe.errors import UsageError
+from gumshoe.metrics_port import serve_registry
 from gumshoe.serving.access import Access
 from gumshoe.serving.access_control import open_access
 from gumshoe.serving.app import create_app
@@ -140,19 +140,16 @@ def serve_metrics(settings: ServeSettings, metrics: Metrics) -> Iterator[None]:
     if settings.metrics_port is None:
         yield
         return
-    try:
-        server, thread = start_http_server(settings.metrics_port, settings.host, metrics.registry)
-    except OSError as error:
-        raise UsageError(
-            "serving.port-unavailable",
-            f"cannot listen on {settings.host}:{settings.metrics_port}: {error.strerror}; choose another metrics_port",
-        ) from None
-    try:
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(serve_registry(metrics.registry, settings.host, settings.metrics_port))
+        except OSError as error:
+            raise UsageError(
+                "serving.port-unavailable",
+                f"cannot listen on {settings.host}:{settings.metrics_port}: {error.strerror}; choose another "
+                "metrics_port",
+            ) from None
         yield
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 def configure_server(app: ASGIApp, settings: ServeSettings, metrics: Metrics) -> ServerConfig:

@@ -2,14 +2,16 @@
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gumshoe.errors import UsageError
+from gumshoe.metrics_port import serve_registry
 from gumshoe.training.records import EvaluationRecord, StepRecord
 
 PREFIXES = {"step": "gumshoe_training_", "evaluation": "gumshoe_evaluation_"}
@@ -39,14 +41,14 @@ class MetricsExporter(Collector):
         self._progress = time.time()
         registry = CollectorRegistry()
         registry.register(self)
+        self._stack = ExitStack()
         try:
-            self._server, self._thread = start_http_server(port, registry=registry)
+            self.port = self._stack.enter_context(serve_registry(registry, "0.0.0.0", port))  # noqa: S104 - to be scraped
         except OSError as error:
             raise UsageError(
                 "training.metrics-port-unavailable",
                 f"output.metrics_port: cannot listen on port {port}: {error.strerror}; choose another",
             ) from None
-        self.port = int(self._server.server_port)
 
     def __enter__(self) -> "MetricsExporter":
         return self
@@ -54,9 +56,7 @@ class MetricsExporter(Collector):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._stack.close()
 
     def record(self, record: StepRecord | EvaluationRecord) -> None:
         """Export this record from now on."""
