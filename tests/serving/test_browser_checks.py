@@ -175,7 +175,7 @@ def test_an_allowed_page_can_use_the_server(place: ServerFiles, model: FakeVLLM)
         asked = {
             "Origin": page,
             "Access-Control-Request-Method": "POST",
-            "Access-Control-Request-Headers": "authorization,content-type,mcp-protocol-version",
+            "Access-Control-Request-Headers": "authorization,content-type,mcp-method,mcp-name,mcp-protocol-version",
         }
         preflight = server.client.options("/mcp", headers=asked)
         assert (preflight.status_code, preflight.headers["access-control-allow-origin"]) == (200, page)

@@ -26,7 +26,10 @@ _PORT = re.compile(r":(\d*)$")
 _FOREIGN_SITES = ("same-site", "cross-site")
 _READING = ("GET", "HEAD")
 _SHOWN = 100  # characters of a header in a message
-_ALLOWED_HEADERS = ("authorization", "content-type", "mcp-protocol-version", "mcp-session-id", "x-request-id")
+_ALLOWED_HEADERS = (
+    *("authorization", "content-type", "x-request-id"),
+    *("mcp-method", "mcp-name", "mcp-protocol-version", "mcp-session-id"),
+)
 _EXPOSED_HEADERS = ("retry-after", "www-authenticate", "x-request-id")
 
 
