@@ -64,6 +64,30 @@ def test_a_token_can_read_the_inboxes_in_its_claim(ask: Ask, provider: tuple[Pro
     assert ask(made.token(email=[ANN, BOB]), inbox_address=BOB).status_code == 200
 
 
+def test_a_key_without_an_algorithm_verifies_all_of_its_kind(provider: tuple[Provider, str]) -> None:
+    from gumshoe.serving.access import UnauthenticatedError
+
+    made, address = provider
+    names = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512")
+    opened = make_access(f"{address}/keys", algorithms=(*names, "ES256"))
+    tokens = [made.token(made.keys["verify"], each, "verify") for each in names]
+    others = [made.token(algorithm="RS384"), made.token(algorithm="PS256"), made.token(made.other, kid="ec")]
+
+    async def authenticate_all() -> None:
+        for token in (*tokens, made.token(made.ec, "ES256", "ec")):
+            assert (await opened.authenticate(token)).name == "ann"
+        for token in (*others, made.token(made.other, "PS256", "verify")):
+            with pytest.raises(UnauthenticatedError) as raised:
+                await opened.authenticate(token)
+            assert raised.value.code == "serving.invalid-token"
+
+    asyncio.run(authenticate_all())
+    strict = make_access(f"{address}/keys")
+    with pytest.raises(UnauthenticatedError) as raised:
+        asyncio.run(strict.authenticate(tokens[1]))
+    assert raised.value.code == "serving.unsupported-algorithm"
+
+
 EVE_SPELLINGS = (
     f"'{EVE}'",
     f"'{EVE}",

@@ -21,9 +21,34 @@ _PAUSE = 5.0  # seconds between two fetches, however many tokens name unknown ke
 _LEEWAY = 30  # seconds that clocks may differ
 _TIMEOUT = 5.0  # seconds for fetching the signing keys
 _LARGEST = 1 << 20  # maximum size of the signing keys in bytes
+_OF_RSA = frozenset(f"{padding}{bits}" for padding in ("RS", "PS") for bits in (256, 384, 512))
 _REQUIRED = ["exp", "iat", "iss", "aud", "sub"]
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SigningKey:
+    """A published key."""
+
+    name: str | None
+    key: Any
+    """Public key, as the `cryptography` package represents it."""
+    algorithms: frozenset[str]
+    """Algorithms whose signatures it may verify."""
+
+    @classmethod
+    def parse(cls, published: dict[str, Any]) -> "SigningKey":
+        """Return the key of a JWK. If it names no algorithm, an RSA key verifies any of RSA (RFC 7517, section 4.4).
+
+        The curve of other keys decides on their algorithm.
+
+        Raises:
+            jwt.PyJWTError: if the key cannot be used.
+        """
+        found = jwt.PyJWK.from_dict(published)
+        is_open = found.key_type == "RSA" and not published.get("alg")
+        return cls(found.key_id, found.key, _OF_RSA if is_open else frozenset({str(found.algorithm_name)}))
 
 
 @dataclass(slots=True)
@@ -31,12 +56,12 @@ class SigningKeys:
     """Fetch and cache the signing keys of a JWKS URL."""
 
     url: str
-    _keys: dict[str | None, jwt.PyJWK] = field(default_factory=dict)
+    _keys: dict[str | None, SigningKey] = field(default_factory=dict)
     _fetched: float = field(default=-_STALE)
     _tried: float = field(default=-_STALE)
     _fetching: "asyncio.Task[None] | None" = None
 
-    async def get(self, name: str | None) -> jwt.PyJWK:
+    async def get(self, name: str | None) -> SigningKey:
         """Return a signing key. None is the name of a key without one.
 
         A key that is known is used while the keys are fetched again. For an unknown one, the caller waits for them.
@@ -85,7 +110,7 @@ class SigningKeys:
                     content += part
                     if len(content) > _LARGEST:
                         raise ValueError("too large")
-            found = {each.key_id: each for each in _read_keys(json.loads(content))}
+            found = {each.name: each for each in _read_keys(json.loads(content))}
             if not found:
                 raise ValueError("it has no key for signatures")
         except (httpx.HTTPError, OSError, ValueError, AttributeError, TypeError, KeyError, RecursionError) as error:
@@ -94,7 +119,7 @@ class SigningKeys:
         self._keys, self._fetched = found, time.monotonic()
 
 
-def _read_keys(document: Any) -> Iterator[jwt.PyJWK]:
+def _read_keys(document: Any) -> Iterator[SigningKey]:
     """Yield the keys of a JWKS that may verify signatures. Others are left out (RFC 7517, sections 4.2, 4.3 and 5)."""
     for each in document["keys"]:
         use, operations = each.get("use"), each.get("key_ops")
@@ -102,7 +127,7 @@ def _read_keys(document: Any) -> Iterator[jwt.PyJWK]:
         if not is_for_signatures or each.get("kty") == "oct" or not isinstance(each.get("kid"), str | None):
             continue
         try:
-            yield jwt.PyJWK.from_dict(each)
+            yield SigningKey.parse(each)
         except jwt.PyJWTError as error:
             _log.warning("a published signing key cannot be used: %s", type(error).__name__)
 
@@ -136,14 +161,18 @@ class TokenAccess:
         """Return the claims of a valid token."""
         settings = self._settings
         header = jwt.get_unverified_header(token)
-        if header.get("alg") not in settings.algorithms:  # do not trust the algorithm in the header
+        algorithm = header.get("alg")
+        if algorithm not in settings.algorithms:  # do not trust the algorithm in the header
             raise UnauthenticatedError(
                 "serving.unsupported-algorithm", "The token is signed with an algorithm that is not allowed."
             )
+        published = await self._published.get(header.get("kid"))
+        if algorithm not in published.algorithms:
+            raise jwt.InvalidAlgorithmError("its key is for another algorithm")
         claims: dict[str, Any] = jwt.decode(
             token,
-            key=await self._published.get(header.get("kid")),
-            algorithms=list(settings.algorithms),
+            key=published.key,
+            algorithms=[algorithm],
             issuer=settings.issuer,
             audience=settings.audience,
             leeway=_LEEWAY,
