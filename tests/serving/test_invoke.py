@@ -497,6 +497,50 @@ def test_the_environment_that_a_model_was_trained_in_is_used(
     assert answer["source_ids"] == ["<7@example.com>"]
 
 
+def test_callers_do_not_see_the_output_of_an_agent_that_failed(
+    place: ServerFiles, model: FakeVLLM, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may quote keys and mail. It is logged only if questions are, and shown to users of the command line."""
+    from gumshoe.errors import UnavailableError
+    from gumshoe.rollouts.answer import Answerer
+    from gumshoe.rollouts.episode import EpisodeRunner, EpisodeStart
+    from gumshoe.rollouts.trajectory import Trajectory
+
+    def fail(run: EpisodeRunner) -> EpisodeRunner:
+        async def run_and_fail(start: EpisodeStart) -> Trajectory:
+            done = await run(start)
+            done.ending, done.detail = "agent failed", "it exited with status 1: secret words"
+            return done
+
+        return run_and_fail
+
+    async def fail_early(_: EpisodeStart) -> Trajectory:
+        raise UnavailableError("gateway.agent-failed", "the agent failed: secret words")
+
+    async def ask_all() -> None:
+        async with open_test_service(place, model.address, {}) as service:
+            policy = service.candidates[0]
+            reasons: set[str] = set()
+            assert policy.run is not None
+            failing = fail(policy.run)
+            for logs_questions in (False, True):
+                service.settings = service.settings.model_copy(update={"log_questions": logs_questions})
+                policy.run = failing
+                reasons.add((await service.answer(make_scenario(), None, lambda _: None, "ann")).reason)
+                policy.run = fail_early
+                with raises("gateway.agent-failed"):
+                    await service.answer(make_scenario(), None, lambda _: None, "ann")
+                assert caplog.text.count("secret words") == (2 if logs_questions else 0)
+                assert len([each for each in caplog.messages if "failed: " in each]) == (4 if logs_questions else 2)
+            assert reasons == {"the agent came to no answer: agent failed"}
+            limits = service.settings.model.limits.episode
+            shown = Answerer(service.env_factory, limits, service.threads, shows_agent_errors=True)
+            answer, _ = await shown.answer(make_scenario(), failing)
+            assert "secret words" in answer.reason
+
+    asyncio.run(ask_all())
+
+
 def test_a_canary_gets_its_share_and_sessions_keep_their_policy(
     place: ServerFiles, model: FakeVLLM, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -121,6 +121,8 @@ class Answerer:
     env_factory: EnvFactory
     limits: EpisodeLimits
     threads: ToolThreads
+    shows_agent_errors: bool = False
+    """True if reasons quote the error of an agent that failed, e.g. the last lines of a program's standard error."""
 
     async def answer(
         self,
@@ -160,7 +162,7 @@ class Answerer:
             source_ids=tuple(sources),
             sources=tuple(sources.values()),
             success=success,
-            reason="" if success else _failure_reason(trajectory),
+            reason="" if success else self._explain_failure(trajectory),
             steps=tuple(reporter.steps),
             policy=trajectory.policy,
             turns=trajectory.turns,
@@ -168,6 +170,13 @@ class Answerer:
             cost=Cost.from_episodes([trajectory]),
         )
         return answer, trajectory
+
+    def _explain_failure(self, trajectory: Trajectory) -> str:
+        if trajectory.ending == "answer":
+            return "the agent found no answer"
+        is_quoted = trajectory.ending != "agent failed" or self.shows_agent_errors
+        parts = [trajectory.ending, *([trajectory.detail] if trajectory.detail and is_quoted else ())]
+        return f"the agent came to no answer: {', '.join(parts)}"
 
 
 @dataclass(slots=True)
@@ -216,9 +225,3 @@ def _to_steps(turn: int, parsed: ParsedTurn) -> list[AnswerStep]:
     steps = [AnswerStep(turn, each.name, each.arguments, "", call=at) for at, each in enumerate(parsed.calls, 1)]
     first, *others = steps or [AnswerStep(turn, "", {}, "")]
     return [replace(first, text=parsed.text, reasoning=parsed.reasoning), *others]
-
-
-def _failure_reason(trajectory: Trajectory) -> str:
-    if trajectory.ending == "answer":
-        return "the agent found no answer"
-    return f"the agent came to no answer: {trajectory.ending}" + (f", {trajectory.detail}" if trajectory.detail else "")

@@ -133,7 +133,7 @@ async def answer_locally(
                 open_policy(policy, None, sampling, limits.episode, chat_settings=chat, agent=model.agent)
             )
             threads = await async_stack.enter_async_context(ToolThreads())
-            answerer = Answerer(env_factory, limits.episode, threads)
+            answerer = Answerer(env_factory, limits.episode, threads, shows_agent_errors=True)
 
             async def run(sample: int) -> tuple[Answer, Trajectory]:
                 return await answerer.answer(scenario, runner, sample=sample)

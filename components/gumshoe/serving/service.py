@@ -18,7 +18,7 @@ from opentelemetry.trace import Tracer
 from gumshoe.environments.base import SourceText
 from gumshoe.environments.registry import EnvFactory
 from gumshoe.environments.tools import Call
-from gumshoe.errors import UsageError
+from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.inference.policy import PolicyError
 from gumshoe.rewards import best_of_n
 from gumshoe.rewards.best_of_n import ChoiceSettings, SampleTimeoutError, Selector
@@ -122,6 +122,7 @@ class AnswerService:
             ModelNotReadyError: if the model is not available.
             PolicyError: if the model fails.
             ToolFailedError: if a tool fails.
+            UnavailableError: if something else is not available, e.g. an agent that fails before its first turn.
         """
         asked, measured = AskedQuestion(), self.metrics.policies
         try:
@@ -146,6 +147,10 @@ class AnswerService:
             message = failure.message if self.settings.log_questions else failure.public_message
             _log.warning("the model failed: %s [%s]", message, failure.code)
             raise failure from None
+        except UnavailableError as error:  # e.g. an agent that fails before its first turn
+            measured.count_question(asked, "failed", is_timed=False)
+            _log.warning("a question failed: %s [%s]", self._if_logged(error.message), error.code)
+            raise
         measured.count_question(asked, "answered" if answer.success else "unanswered")
         return answer
 
@@ -290,9 +295,13 @@ class AnswerService:
             failed = len(found.failures)
             _log.warning("%s of %s samples failed: %s [%s]", failed, choice.samples, message, first.code)
         if found.judge_error:
-            reason = found.judge_error if self.settings.log_questions else "the reason is not logged"
+            reason = self._if_logged(found.judge_error)
             _log.warning("%s chose no sample; using the first one: %s", choice.judge_name, reason)
         return found.answer
+
+    def _if_logged(self, reason: str) -> str:
+        """Return a reason that may quote questions and mail, if the operator lets these be logged."""
+        return reason if self.settings.log_questions else "the reason is not logged"
 
     async def _run_episode(
         self,
@@ -322,6 +331,8 @@ class AnswerService:
             else:
                 raise ModelNotReadyError(policy.problem)
             span.set_attributes({"policy": answer.policy, "turns": answer.turns, "success": answer.success})
+        if trajectory.ending == "agent failed":
+            _log.warning("the agent failed: %s", self._if_logged(trajectory.detail))
         self.metrics.count_episode(answer, trajectory)
         self.on_episode(scenario, trajectory)
         return answer, trajectory
