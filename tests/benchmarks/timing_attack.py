@@ -153,7 +153,7 @@ def list_attacks(directory: Path, corpus: Corpus) -> list[tuple[str, Attack, lis
 
     def forget(call: Callable[[], object]) -> object:
         """Call a method without the results of earlier calls, which the attacker would avoid by other arguments."""
-        for cache in (index._hits, index._partial, index._number, index._message):
+        for cache in (index._hits, index._partial, index._number, index._small_message):
             cache.cache_clear()
         return call()
 

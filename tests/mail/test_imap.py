@@ -537,7 +537,7 @@ def test_a_message_that_the_server_cannot_send(fake: FakeImapServer, action: Cal
     (unreadable,) = [each for each in items if isinstance(each, UnreadableItem)]
     assert unreadable.reason == "cannot be downloaded"
     assert unreadable.where.endswith(";UID=3")
-    assert source.position["INBOX"] == (1, 6, 3)
+    assert source.position == {"INBOX": (1, 6, 3), "Sent": (2, 0)}
     position = dict(source.position)
     assert list(source.read_after(position, lambda _: None)) == []  # it is counted once
     assert source.position == position
@@ -545,7 +545,7 @@ def test_a_message_that_the_server_cannot_send(fake: FakeImapServer, action: Cal
     fake.misbehave = lambda *_: False
     items = list(source.read_after(position, lambda _: None))
     assert [each.raw for each in items if isinstance(each, RawMessage)] == [mail(3), mail(7)]
-    assert source.position["INBOX"] == (1, 7)
+    assert source.position == {"INBOX": (1, 7), "Sent": (2, 0)}
 
 
 def test_messages_that_are_refused_for_ever_do_not_keep_others_out(fake: FakeImapServer) -> None:
@@ -554,7 +554,7 @@ def test_messages_that_are_refused_for_ever_do_not_keep_others_out(fake: FakeIma
     fake.misbehave = once(refuse_for_good, "BODY.PEEK", times=1_000)
     source = open_mail(fake.uri("INBOX"))
     assert len(list(source.read_after({"INBOX": (1, 19, *range(1, 12))}, lambda _: None))) == 0
-    assert source.position["INBOX"] == (1, 19, 5, 6, 7, 8, 9, 10, 11, 1, 2, 3, 4)
+    assert source.position == {"INBOX": (1, 19, 5, 6, 7, 8, 9, 10, 11, 1, 2, 3, 4)}
     fake.folders["INBOX"].messages = [each for each in fake.folders["INBOX"].messages if each.uid != 6]
     fake.append("INBOX", mail(20))
     fake.misbehave = once(refuse_for_good, "UID FETCH 5 (UID BODY.PEEK", times=1_000)
@@ -562,7 +562,7 @@ def test_messages_that_are_refused_for_ever_do_not_keep_others_out(fake: FakeIma
     assert [each.raw for each in items if isinstance(each, RawMessage)] == [
         mail(number) for number in (7, 8, 9, 10, 11, 1, 2, 3, 4, 20)
     ]
-    assert source.position["INBOX"] == (1, 20, 5)
+    assert source.position == {"INBOX": (1, 20, 5)}
 
 
 def refuse_for_good(visit: Visit, tag: str, _: str) -> None:

@@ -514,7 +514,7 @@ def test_callers_do_not_see_the_output_of_an_agent_that_failed(
 
         return run_and_fail
 
-    async def fail_early(_: EpisodeStart) -> Trajectory:
+    async def fail_early(start: EpisodeStart) -> Trajectory:  # noqa: ARG001 - as the protocol has it
         raise UnavailableError("gateway.agent-failed", "the agent failed: secret words")
 
     async def ask_all() -> None:
