@@ -120,6 +120,12 @@ def create_table(*headers: "Column | str", **options: Any) -> "Table":
     return Table(*columns, **options)
 
 
+def print_list(table: "Table") -> None:
+    """Print a table with one line for each row, for `grep` and for copying, even if the terminal is narrower."""
+    width = out.measure(table, options=out.options.update(width=10_000)).maximum
+    Console(width=max(width, out.width), highlight=False, emoji=False).print(table)
+
+
 def print_counts(title: str, counts: Mapping[str, int]) -> None:
     """Print counts by reason on one line, or nothing without counts."""
     if counts:

@@ -11,7 +11,7 @@ from rich.markup import escape
 
 from gumshoe.errors import UsageError
 from gumshoe.redaction import redact
-from gumshoe.terminal import JsonFlag, create_table, err, out, print_json, printable
+from gumshoe.terminal import JsonFlag, create_table, err, out, print_json, print_list, printable
 from gumshoe_pipelines.completion import complete_parameter, complete_pipeline
 
 if TYPE_CHECKING:
@@ -245,24 +245,22 @@ def list_(
     json: JsonFlag = False,
 ) -> None:
     """List runs, newest first."""
-    from rich.table import Column
-
     from gumshoe_pipelines.kubeflow_client import KubeflowClient, ServerAddress
 
     runs = KubeflowClient(ServerAddress.of(host, namespace, token, cookie, in_cluster=in_cluster)).list_runs(most)
     if json:
         print_json([{"run_id": each.run_id, "name": each.display_name, "state": each.state} for each in runs])
         return
-    table = create_table("run", "state", "created (UTC)", Column("id", no_wrap=True), box=None)
+    table = create_table("run", "state", "created (UTC)", "id", box=None)
     for each in runs:
         created = f"{each.created_at:%Y-%m-%d %H:%M}" if each.created_at else ""
         table.add_row(printable(each.display_name), _format_state(each.state or "PENDING"), created, each.run_id)
-    out.print(table)
+    print_list(table)
 
 
 def _create_run_id(kind: str) -> str:
     # Several runs may be submitted in one second.
-    return f"{kind}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    return f"{kind}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
 
 
 def _use_present_name(name: str) -> tuple[str, dict[str, Any]]:

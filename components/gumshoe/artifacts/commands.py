@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gumshoe.errors import RefusedError, UsageError
-from gumshoe.terminal import JsonFlag, create_table, err, out, print_json, printable
+from gumshoe.terminal import JsonFlag, create_table, err, out, print_json, print_list, printable
 
 if TYPE_CHECKING:
     from rich.tree import Tree
@@ -152,8 +152,6 @@ def list_(
     json: JsonFlag = False,
 ) -> None:
     """List published artifacts, oldest first."""
-    from rich.table import Column
-
     opened = _store(store)
     manifests = opened.list(kind)
     if json:
@@ -163,7 +161,7 @@ def list_(
         err.print(f"{printable(opened.uri)} contains no {kind or 'artifacts'}.", soft_wrap=True)
         return
     newest = {each: opened.latest(each) for each in {manifest.kind for manifest in manifests}}
-    table = create_table(Column("artifact", no_wrap=True), "created (UTC)", "files", "size", "made from", box=None)
+    table = create_table("artifact", "created (UTC)", "files", "size", "made from", box=None)
     for manifest in manifests:
         mark = " [green](latest)[/]" if newest[manifest.kind] == manifest.version else ""
         table.add_row(
@@ -173,7 +171,7 @@ def list_(
             _format_size(manifest.size),
             ", ".join(manifest.made_from),
         )
-    out.print(table)
+    print_list(table)
 
 
 @app.command()
