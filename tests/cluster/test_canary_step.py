@@ -1,11 +1,13 @@
 """Test the pipeline step that watches a canary, and what the notification says about it."""
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from gumshoe.artifacts.store import Store
 from gumshoe.cluster import canary_step
+from gumshoe.cluster.canary_decision import has_canary_decision
 from gumshoe.cluster.canary_step import watch_published
 from gumshoe.cluster.notify import Outcome
 from gumshoe.cluster.pipeline_deployment import DeployTarget, deploy_published
@@ -58,6 +60,7 @@ def test_the_step_promotes_and_a_second_attempt_changes_nothing(
     assert text in Outcome.of("r2", store.uri, "SUCCEEDED", "").text
     again = watch(store, promote_when="errors <= baseline")
     assert "r2 is no canary but in service" in again
+    assert has_canary_decision(store, "r2")
     assert get_traffic(cluster) == PROMOTED
 
 
@@ -95,6 +98,18 @@ def test_a_run_that_is_submitted_again_does_not_start_a_canary_again_that_was_ro
     removed = deploy_published("adapters/r2", store.uri, "canary", target)
     assert (removed, list_loaded(cluster)) == ("mail: r1 takes 100 %", ["r1"])
     assert deploy_published("adapters/r2", store.uri, "full", target) == "mail: r2 takes 100 %, r1 is loaded"
+
+
+@pytest.mark.ci
+def test_an_adapter_in_service_that_was_no_canary_may_become_one_later(
+    on_trial: str,  # noqa: F811
+    store: Store,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    deploy_published("adapters/r2", store.uri, "full", DeployTarget.of({"name": on_trial}))
+    decisions = Store(str(tmp_path))
+    assert "r2 is no canary but in service" in watch(decisions, promote_when="default")
+    assert not has_canary_decision(decisions, "r2")
 
 
 @pytest.mark.ci

@@ -9,6 +9,9 @@ from tempfile import TemporaryDirectory
 from gumshoe.artifacts.store import Store
 from gumshoe.terminal import hide_progress
 
+IN_SERVICE = "in-service"
+"""Outcome for an adapter that answers all questions without having been a canary, e.g. the first one."""
+
 
 def _kind(run: str) -> str:
     return f"runs/{run}/canary"
@@ -21,7 +24,7 @@ def find_canary_decision(store: Store, run: str) -> str:
 
 def has_canary_decision(store: Store, run: str) -> bool:
     """Return True if the canary of a run was watched, and that ended with a decision."""
-    return _find_settings(store, run).get("outcome", "undecided") != "undecided"
+    return _find_settings(store, run).get("outcome", "undecided") not in ("undecided", IN_SERVICE)
 
 
 def _find_settings(store: Store, run: str) -> Mapping[str, object]:
