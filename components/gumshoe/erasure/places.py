@@ -256,7 +256,7 @@ def find_mentions(root: Path, target: EraseTarget) -> Iterator[Path]:
         if is_adapter(directory):
             continue
         for path in (directory / name for name in sorted(names)):
-            if path.is_file() and _may_contain_name(path, target):
+            if _is_file(path) and _may_contain_name(path, target):
                 yield path
     yield from unread
 
@@ -316,7 +316,12 @@ def _walk(root: Path, unread: list[Path]) -> Iterator[tuple[Path, list[Path]]]:
         index = _find_index(place)
         folders[:] = [each for each in sorted(folders) if index is None or not _belongs_to_index(place / each, index)]
         files = [place / name for name in sorted(names) if not is_partial(name)]
-        yield place, [each for each in files if each.is_file() and not each.is_symlink()]
+        yield place, [each for each in files if _is_file(each)]
+
+
+def _is_file(path: Path) -> bool:
+    """Return True for a file that is no link, pipe, socket or device."""
+    return not path.is_symlink() and os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises without permission
 
 
 def _walk_readable(root: Path, unread: list[Path]) -> Iterator[tuple[Path, list[str], list[str]]]:
