@@ -1,11 +1,12 @@
 """Serve metrics on a port of their own, with limits on what slow and many clients take."""
 
+import io
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from socketserver import ThreadingMixIn
 from threading import Lock, Thread
-from typing import Any
+from typing import Any, TextIO
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
@@ -38,6 +39,9 @@ class _MetricsHandler(WSGIRequestHandler):
     """Answer one request of a connection, and log nothing."""
 
     timeout = _TIMEOUT
+
+    def get_stderr(self) -> TextIO:
+        return io.StringIO()  # where a traceback is written if the client does not read
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the names of the base class
         pass

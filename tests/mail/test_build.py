@@ -1,5 +1,6 @@
 """Building an index: what is skipped and counted, and that the index appears only when complete."""
 
+import errno
 import os
 import random
 import signal
@@ -345,6 +346,10 @@ def test_a_build_does_not_hold_the_batches_that_were_prepared(monkeypatch: pytes
 def test_a_process_shows_that_it_is_at_work_on_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_preparer, "_HEARTBEAT_SECONDS", 0)
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # not possible in a thread
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
     here, there = Pipe()
     worker = threading.Thread(target=message_preparer._prepare_batches, args=(there, MailBuildOptions().to_limits()))
     worker.start()
@@ -352,6 +357,10 @@ def test_a_process_shows_that_it_is_at_work_on_a_batch(monkeypatch: pytest.Monke
     here.send(batch)
     answers = [here.recv() for _ in range(4)]
     shared = list(message_preparer._share_out([here], iter([batch, batch])))
+    monkeypatch.setattr(message_preparer, "_HEARTBEAT_SECONDS", 3600)
+    monkeypatch.setattr(message_preparer, "parse_item", refuse)
+    with pytest.raises(OSError, match="No space"):
+        next(message_preparer._share_out([here], iter([batch])))
     here.close()
     worker.join()
     assert [answer is None for answer in answers] == [True, True, True, False]

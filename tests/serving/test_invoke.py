@@ -501,10 +501,13 @@ def test_callers_do_not_see_the_output_of_an_agent_that_failed(
     place: ServerFiles, model: FakeVLLM, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It may quote keys and mail. It is logged only if questions are, and shown to users of the command line."""
+    from prometheus_client import generate_latest
+
     from gumshoe.errors import UnavailableError
     from gumshoe.rollouts.answer import Answerer
     from gumshoe.rollouts.episode import EpisodeRunner, EpisodeStart
     from gumshoe.rollouts.trajectory import Trajectory
+    from gumshoe.serving.usage_budgets import BudgetExhaustedError
 
     def fail(run: EpisodeRunner) -> EpisodeRunner:
         async def run_and_fail(start: EpisodeStart) -> Trajectory:
@@ -516,6 +519,9 @@ def test_callers_do_not_see_the_output_of_an_agent_that_failed(
 
     async def fail_early(start: EpisodeStart) -> Trajectory:  # noqa: ARG001 - as the protocol has it
         raise UnavailableError("gateway.agent-failed", "the agent failed: secret words")
+
+    async def run_out(start: EpisodeStart) -> Trajectory:  # noqa: ARG001
+        raise BudgetExhaustedError("serving.budget-exhausted", "no more today", 60)
 
     async def ask_all() -> None:
         async with open_test_service(place, model.address, {}) as service:
@@ -533,6 +539,14 @@ def test_callers_do_not_see_the_output_of_an_agent_that_failed(
                 assert caplog.text.count("secret words") == (2 if logs_questions else 0)
                 assert len([each for each in caplog.messages if "failed: " in each]) == (4 if logs_questions else 2)
             assert reasons == {"the agent came to no answer: agent failed"}
+            measured = generate_latest(service.metrics.registry).decode()
+            policy.run = run_out
+            with raises("serving.budget-exhausted"):
+                await service.answer(make_scenario(), None, lambda _: None, "ann")
+            questions = [line for line in measured.splitlines() if line.startswith("gumshoe_questions_total")]
+            now = generate_latest(service.metrics.registry).decode().splitlines()
+            assert questions == [line for line in now if line.startswith("gumshoe_questions_total")] != []
+            assert len([each for each in caplog.messages if "failed: " in each]) == 4
             limits = service.settings.model.limits.episode
             shown = Answerer(service.env_factory, limits, service.threads, shows_agent_errors=True)
             answer, _ = await shown.answer(make_scenario(), failing)

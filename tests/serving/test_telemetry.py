@@ -1,8 +1,10 @@
 """Test spans as an OpenTelemetry collector receives them."""
 
 import socket
+import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -94,6 +96,35 @@ def test_slow_requests_for_metrics_end(place: ServerFiles, monkeypatch: pytest.M
     ):
         slow.sendall(b"GET /metrics HTTP/1.1\r\n")
         assert slow.recv(1) == b""
+
+
+def test_a_client_that_does_not_read_metrics_leaves_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from prometheus_client import CollectorRegistry, Counter
+
+    from gumshoe import metrics_port
+
+    monkeypatch.setattr(metrics_port._MetricsHandler, "timeout", 0.05)
+    ended = threading.Event()
+    end = metrics_port._MetricsServer.shutdown_request
+
+    def notice(server: metrics_port._MetricsServer, request: Any) -> None:
+        end(server, request)
+        ended.set()
+
+    monkeypatch.setattr(metrics_port._MetricsServer, "shutdown_request", notice)
+    registry = CollectorRegistry()
+    many = Counter("many", "More than the buffers of sockets hold.", ["name"], registry=registry)
+    for number in range(2_000):
+        many.labels(f"{number}{'x' * 8_000}").inc()
+    with (
+        metrics_port.serve_registry(registry, "127.0.0.1", 0) as port,
+        socket.create_connection(("127.0.0.1", port)) as idle,
+    ):
+        idle.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert ended.wait(60)
+    assert capfd.readouterr().err == ""
 
 
 def test_the_port_of_metrics_must_be_another_one_and_free(place: ServerFiles, model: FakeVLLM) -> None:

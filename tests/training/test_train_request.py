@@ -1,5 +1,6 @@
 """Training requests: resolved to settings, published to a store, and fetched on other machines."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -57,7 +58,9 @@ def test_a_changed_file_of_settings_has_no_result_yet(request_of_step: TrainRequ
     found = []
     for text in ("seed: 1", "seed: 2"):
         config.write_text(f"data: {{{text}}}")
-        found += [request.publish().result, request.publish().result]
+        found.append(request.publish().result)
+        again = shutil.copytree(request.start, tmp_path / f"again-{len(found)}")
+        found.append(request.model_copy(update={"start": str(again)}).publish().result)
     assert found[0] == found[1] != found[2] == found[3]
 
 

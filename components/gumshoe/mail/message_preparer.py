@@ -168,7 +168,12 @@ class BatchPreparer:
 
 
 def _share_out(connections: list["Connection[Any, Any]"], batches: Iterator[list[RawItem]]) -> Iterator[PreparedBatch]:
-    """Give each process one batch at a time, and yield the results in the order of the batches."""
+    """Give each process one batch at a time, and yield the results in the order of the batches.
+
+    Raises:
+        OSError: the operating system refused something to a process, e.g. because a disk is full.
+        UnavailableError: a process ended, or did nothing for too long.
+    """
     idle, busy = list(connections), dict[Any, int]()
     results: dict[int, PreparedBatch] = {}
     sent = yielded = 0
@@ -191,6 +196,8 @@ def _share_out(connections: list["Connection[Any, Any]"], batches: Iterator[list
         for each in ready:
             with _explain_lost_process(is_first=not yielded):
                 result = each.recv()
+            if isinstance(result, OSError):
+                raise result
             if result is not None:  # otherwise it is a sign of life
                 results[busy.pop(each)] = result
                 idle.append(each)
@@ -254,7 +261,15 @@ def _prepare_batches(connection: "Connection[Any, Any]", limits: MessageLimits) 
     try:
         with _collect_garbage_rarely():
             while True:
-                connection.send(preparer.prepare(connection.recv(), _Heartbeat(connection).beat))
+                batch, heartbeat = connection.recv(), _Heartbeat(connection)
+                result: PreparedBatch | OSError
+                try:
+                    result = preparer.prepare(batch, heartbeat.beat)
+                except ConnectionError:
+                    raise
+                except OSError as error:  # e.g. a full disk for temporary files
+                    result = error
+                connection.send(result)
     except (EOFError, ConnectionError):  # the parent closed the connection, or has ended
         return
     finally:

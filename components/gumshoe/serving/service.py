@@ -42,7 +42,7 @@ from gumshoe.serving.served_policies import (
 )
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import JsonFormatter, Metrics, start_span
-from gumshoe.serving.usage_budgets import BudgetExhaustedError, UsageBudgets, meter_usage
+from gumshoe.serving.usage_budgets import BudgetExhaustedError, UsageBudgets, UsageUnavailableError, meter_usage
 from gumshoe.serving.worker_messages import EpisodeJob, WorkerStart
 
 _SAMPLING, _CHOOSING = 0.75, 0.9  # fractions of the deadline after which unfinished samples and judges are cancelled
@@ -147,6 +147,8 @@ class AnswerService:
             message = failure.message if self.settings.log_questions else failure.public_message
             _log.warning("the model failed: %s [%s]", message, failure.code)
             raise failure from None
+        except (BudgetExhaustedError, UsageUnavailableError):  # which say nothing about the policy
+            raise
         except UnavailableError as error:  # e.g. an agent that fails before its first turn
             measured.count_question(asked, "failed", is_timed=False)
             _log.warning("a question failed: %s [%s]", self._if_logged(error.message), error.code)

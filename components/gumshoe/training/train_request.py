@@ -97,7 +97,7 @@ class TrainRequest(BaseModel):
         }
         if self.start:
             inputs["start"] = _publish(store, _START, Path(self.start))
-        settings = self.resolve()
+        settings = self.model_copy(update={"start": ""}).resolve()  # whose path says nothing about its content
         inputs["resolved"] = hashlib.sha256(settings.model_dump_json().encode()).hexdigest()
         if settings.agent:
             inputs["agent_code"] = digest_code(settings.agent) or ""
