@@ -5,14 +5,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_OF_TERMINAL = (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def stays_ignored(number: int) -> bool:
+    """Return True if a signal of the terminal is ignored, e.g. SIGHUP under nohup, or SIGINT in a script's background.
+
+    Such a signal must not be handled: it would end what was started to outlive the terminal.
+    """
+    return number in _OF_TERMINAL and signal.getsignal(number) == signal.SIG_IGN
+
 
 @contextmanager
 def handle_signals(handler: Callable[[int, FrameType | None], object], *numbers: int) -> Iterator[None]:
     """Install a handler for signals while the block runs, and restore the previous handlers at its end.
 
-    Use it in the main thread. Example: `with handle_signals(stop, signal.SIGTERM, signal.SIGINT): ...`
+    Signals of the terminal that are ignored stay ignored (see `stays_ignored`). Use it in the main thread. Example:
+    `with handle_signals(stop, signal.SIGTERM, signal.SIGINT): ...`
     """
-    before = {number: signal.signal(number, handler) for number in numbers}
+    before = {number: signal.signal(number, handler) for number in numbers if not stays_ignored(number)}
     try:
         yield
     finally:

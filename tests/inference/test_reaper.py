@@ -18,10 +18,10 @@ PROGRAM = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
 @contextmanager
-def run_reaper(program: str = PROGRAM) -> "Iterator[tuple[subprocess.Popen[bytes], int]]":
-    """Yield a reaper and the process id that its program prints."""
+def run_reaper(program: str = PROGRAM, *before: str) -> "Iterator[tuple[subprocess.Popen[bytes], int]]":
+    """Yield a reaper and the process id that its program prints. `before` is a program that starts the reaper."""
     options = ["--patience", str(PATIENCE)]
-    command = [sys.executable, "-m", "gumshoe.inference.reaper", *options, sys.executable, "-c", program]
+    command = [*before, sys.executable, "-m", "gumshoe.inference.reaper", *options, sys.executable, "-c", program]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reaper:
         assert reaper.stdout is not None
         yield reaper, int(reaper.stdout.readline())
@@ -71,12 +71,17 @@ def test_sigquit_kills_a_program_at_once() -> None:
         assert not is_running(program)
 
 
-def test_an_interrupt_does_not_end_the_program() -> None:
-    """The program ignores SIGINT and exits later with its own status, not with 143."""
+@pytest.mark.parametrize(
+    ("number", "before"), [(signal.SIGINT, ()), (signal.SIGHUP, ("nohup",))], ids=["interrupt", "nohup"]
+)
+def test_a_signal_that_is_not_for_the_reaper_does_not_end_the_program(
+    number: signal.Signals, before: tuple[str, ...]
+) -> None:
+    """The program exits later with its own status, not with 143."""
     waits = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); "
     waits += "print(os.getpid(), flush=True); signal.sigwait([signal.SIGUSR1]); sys.exit(7)"
-    with run_reaper(waits) as (reaper, program):
-        reaper.send_signal(signal.SIGINT)
+    with run_reaper(waits, *before) as (reaper, program):
+        reaper.send_signal(number)
         os.kill(program, signal.SIGUSR1)
         assert reaper.wait() == 7
 

@@ -2,8 +2,8 @@
 
 `python -m gumshoe.inference.reaper [OPTION...] PROGRAM ARGUMENT...` reads a pipe on its standard input. The pipe closes
 when the parent closes it, exits, or is killed, which no handler in the parent could detect. The program has some
-seconds to exit by itself, and none after a SIGQUIT. On Linux, it is also killed if this process is. Options, before
-the program:
+seconds to exit by itself, and none after a SIGQUIT. A SIGHUP that is ignored at the start, as under nohup, stays
+ignored. On Linux, the program is also killed if this process is. Options, before the program:
 
     --patience SECONDS  time between SIGTERM and SIGKILL
     --input FD          standard input of the program; without it, the program has none
@@ -46,8 +46,11 @@ def main(arguments: list[str]) -> int:
     """Run the command until it exits or the pipe closes. Return its exit status, or 143 if it was terminated."""
     options = _parse(arguments)
     signals: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, lambda number, _: signals.append(number))
+    handled = [signal.SIGTERM, signal.SIGQUIT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
+        handled.append(signal.SIGHUP)
+    for each in handled:
+        signal.signal(each, lambda number, _: signals.append(number))
     signal.signal(signal.SIGINT, lambda *_: None)  # the parent process decides
     if options.is_contained:
         _adopt_orphans()

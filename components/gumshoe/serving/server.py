@@ -29,6 +29,7 @@ from gumshoe.serving.service import AnswerService, open_service
 from gumshoe.serving.settings import ServeSettings
 from gumshoe.serving.telemetry import Metrics, create_tracer
 from gumshoe.serving.trained_limits import ServedLimits
+from gumshoe.signals import stays_ignored
 
 _log = logging.getLogger(__name__)
 
@@ -164,10 +165,11 @@ class _SignalledServer(GuardedServer):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        handled = [each for each in (signal.SIGINT, signal.SIGTERM) if not stays_ignored(each)]
+        for number in handled:
             loop.add_signal_handler(number, self.handle_exit, number, None)
         try:
             yield
         finally:
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in handled:
                 loop.remove_signal_handler(number)
