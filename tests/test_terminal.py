@@ -1,5 +1,8 @@
 """Progress of long work where there is no terminal: a line now and then."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -123,3 +126,14 @@ def test_text_is_printed_as_it_is(text: str, capsys: pytest.CaptureFixture[str])
         console.print(table)
     for printed in capsys.readouterr():
         assert printed.count(text) == 3
+
+
+@pytest.mark.parametrize("is_terminal", [False, True], ids=["pipe", "terminal"])
+def test_messages_that_nobody_reads_end_neither_the_command_nor_its_results(is_terminal: bool) -> None:
+    """The reader of a pipe has ended, e.g. `tee` after Ctrl-C, or the terminal of the messages was closed."""
+    code = "from gumshoe.terminal import err, out; err.print('one'); err.print('two'); out.print('result')"
+    reader, writer = os.openpty() if is_terminal else os.pipe()
+    os.close(reader)
+    ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=writer, check=False)
+    os.close(writer)
+    assert (ended.returncode, ended.stdout) == (0, b"result\n")

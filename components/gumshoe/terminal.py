@@ -1,12 +1,14 @@
 """Print results on standard output, and everything else on standard error."""
 
 import json
+import os
 import shlex
 import time
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
@@ -35,11 +37,28 @@ if TYPE_CHECKING:
 
 
 class _MessageConsole(Console):
-    """Console for messages: credentials in text are masked. Results, e.g. mail, are printed on `out` as they are."""
+    """Console for messages: credentials in text are masked. Results, e.g. mail, are printed on `out` as they are.
+
+    A message that cannot be written does not end the work that it is about: from then on, the console is silent.
+    """
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print text with credentials masked."""
         super().print(*(redact(each) if isinstance(each, str) else each for each in objects), **options)
+
+    def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
+        """Write what was printed in the block; each `print` is one."""
+        try:
+            super().__exit__(exc_type, exc_value, traceback)
+        except OSError:  # e.g. of a terminal that was closed
+            self.on_broken_pipe()
+
+    def on_broken_pipe(self) -> None:
+        """Be silent from now on, because nobody reads messages. Rich would exit, and silence the results instead."""
+        self.quiet = True
+        # What is still buffered must go somewhere: if it cannot be written at exit, the exit status is 120.
+        with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
+            os.dup2(nowhere.fileno(), self.file.fileno())
 
 
 # Names such as `maildir:M:` contain no emoji.
