@@ -187,15 +187,16 @@ def _print_what_is_kept(run: LocalRun, arguments: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _start_child(spec: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start the process that runs a pipeline. It ends with this process, and so do its own children."""
-    child = subprocess.Popen(  # noqa: S603 - our own interpreter and module
-        [sys.executable, "-m", "gumshoe_pipelines.local_runner", str(spec)],
-        stdin=subprocess.DEVNULL,
+    """Start the process that runs a pipeline, under a reaper, which ends it and its steps with this process."""
+    reaper = [sys.executable, "-m", "gumshoe.inference.reaper", "--patience", str(_GRACE), "--group"]
+    child = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
+        [*reaper, sys.executable, "-m", "gumshoe_pipelines.local_runner", str(spec)],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        start_new_session=True,
+        start_new_session=True,  # signals of the terminal do not reach it
         env={PAUSE_VARIABLE: str(_RETRY_PAUSE), **os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"},
     )
 
@@ -203,39 +204,28 @@ def _start_child(spec: Path) -> Iterator[subprocess.Popen[str]]:
         raise KeyboardInterrupt
 
     try:
-        with handle_signals(end, signal.SIGTERM, signal.SIGINT):
+        with handle_signals(end, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             yield child
     finally:
-        _end_group(child)
+        _end_child(child)
         if child.stdout:
             child.stdout.close()
 
 
-def _end_group(child: subprocess.Popen[str]) -> None:
-    """End a process and its group. If it still runs, the group has some seconds, e.g. for a training to be saved."""
+def _end_child(child: subprocess.Popen[str]) -> None:
+    """Let the reaper end the run. Its steps have some seconds, e.g. for a training to be saved."""
+    if child.stdin:
+        child.stdin.close()
     try:
-        if child.poll() is None:
-            os.killpg(child.pid, signal.SIGTERM)
-            started, is_announced = time.monotonic(), False
-            while _is_group_running(child) and (waited := time.monotonic() - started) < _GRACE:
-                if waited > _QUIET and not is_announced:
-                    is_announced = True
-                    err.print(f"Stopping, within {_GRACE:.0f} seconds; Ctrl-C again stops at once", soft_wrap=True)
-                time.sleep(0.05)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
+        try:
+            child.wait(_QUIET)
+        except subprocess.TimeoutExpired:
+            err.print(f"Stopping, within {_GRACE:.0f} seconds; Ctrl-C again stops at once", soft_wrap=True)
+            child.wait()
+    except KeyboardInterrupt:
+        child.send_signal(signal.SIGQUIT)
         child.wait()
-
-
-def _is_group_running(child: subprocess.Popen[str]) -> bool:
-    """Return True if a process of the group runs. Those that a step has started may outlive the first one."""
-    child.poll()  # until then, its group exists
-    try:
-        os.killpg(child.pid, 0)
-    except OSError:
-        return False
-    return True
+        raise
 
 
 def _fit_to_machine(text: str) -> str:

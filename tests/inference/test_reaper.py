@@ -18,10 +18,12 @@ PROGRAM = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
 
 
 @contextmanager
-def run_reaper(program: str = PROGRAM, *before: str) -> "Iterator[tuple[subprocess.Popen[bytes], int]]":
+def run_reaper(
+    program: str = PROGRAM, *options: str, before: tuple[str, ...] = ()
+) -> "Iterator[tuple[subprocess.Popen[bytes], int]]":
     """Yield a reaper and the process id that its program prints. `before` is a program that starts the reaper."""
-    options = ["--patience", str(PATIENCE)]
-    command = [*before, sys.executable, "-m", "gumshoe.inference.reaper", *options, sys.executable, "-c", program]
+    reaper_command = [sys.executable, "-m", "gumshoe.inference.reaper", "--patience", str(PATIENCE), *options]
+    command = [*before, *reaper_command, sys.executable, "-c", program]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as reaper:
         assert reaper.stdout is not None
         yield reaper, int(reaper.stdout.readline())
@@ -71,6 +73,30 @@ def test_sigquit_kills_a_program_at_once() -> None:
         assert not is_running(program)
 
 
+def test_sigquit_ends_the_time_that_a_program_has() -> None:
+    deaf = "import os, signal, time; signal.signal(signal.SIGTERM, lambda *_: print('asked', flush=True)); "
+    with run_reaper(f"{deaf} print(os.getpid(), flush=True); time.sleep(600); time.sleep(600)") as (reaper, program):
+        leave(reaper)
+        assert reaper.stdout is not None
+        assert reaper.stdout.readline() == b"asked\n"
+        reaper.send_signal(signal.SIGQUIT)
+        assert reaper.wait() == 143
+        assert not is_running(program)
+
+
+def test_child_processes_that_outlive_the_program_have_time_to_end() -> None:
+    """The program ends at once on SIGTERM, and its child only after it has printed that it saves its state."""
+    saving = "import os, signal, time; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); "
+    saving += "print(os.getpid(), flush=True); signal.sigwait([signal.SIGTERM]); time.sleep(0.2); print('saved')"
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {saving!r}])"
+    with run_reaper(program, "--group") as (reaper, child):
+        leave(reaper)
+        assert reaper.stdout is not None
+        assert reaper.stdout.read() == b"saved\n"
+        assert reaper.wait() == 143
+        assert not is_running(child)
+
+
 @pytest.mark.parametrize(
     ("number", "before"), [(signal.SIGINT, ()), (signal.SIGHUP, ("nohup",))], ids=["interrupt", "nohup"]
 )
@@ -80,7 +106,7 @@ def test_a_signal_that_is_not_for_the_reaper_does_not_end_the_program(
     """The program exits later with its own status, not with 143."""
     waits = "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1]); "
     waits += "print(os.getpid(), flush=True); signal.sigwait([signal.SIGUSR1]); sys.exit(7)"
-    with run_reaper(waits, *before) as (reaper, program):
+    with run_reaper(waits, before=before) as (reaper, program):
         reaper.send_signal(number)
         os.kill(program, signal.SIGUSR1)
         assert reaper.wait() == 7

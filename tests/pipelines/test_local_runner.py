@@ -1,5 +1,6 @@
 """Run small pipelines on this machine: stopping, continuing, and the summary at the end."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -74,26 +75,31 @@ def test_a_stopped_run_ends_all_processes_and_says_how_to_continue(
     assert local_runner.find_last_run(tmp_path, graph, arguments) is None
 
 
-def test_a_step_that_saves_its_state_has_time_for_it_and_leaves_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first process of the group ends at once, and what the step has started saves its state or does not end."""
-    from gumshoe_pipelines import local_runner
+@pytest.mark.skipif(sys.platform != "linux", reason="command lines of other processes are read")
+@pytest.mark.ci
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=["killed", "terminal closed"])
+def test_a_run_whose_command_ends_leaves_no_process(graph: "Graph", tmp_path: Path, number: signal.Signals) -> None:
+    code = f"""
+import os
+from pathlib import Path
+from gumshoe_pipelines import local_runner
+from gumshoe_pipelines.graphs import Graph
 
-    program = (
-        "import os, signal, time; from pathlib import Path; "
-        "signal.signal(signal.SIGTERM, lambda *_: Path('saved').touch()); "
-        "Path('started').write_text(str(os.getpid())); time.sleep(600); time.sleep(600)"
-    )
-    step = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-m', 'gumshoe.inference.reaper', "
-    step += f"'--patience', '600', sys.executable, '-c', {program!r}], stdin=subprocess.PIPE); time.sleep(600)"
-    child = subprocess.Popen([sys.executable, "-c", step], start_new_session=True, cwd=tmp_path, text=True)
-    started = tmp_path / "started"
-    wait_until(lambda: started.exists() and started.read_text())
-    monkeypatch.setattr(local_runner, "_GRACE", 2.0)
-    local_runner._end_group(child)
-    assert (tmp_path / "saved").exists()
-    wait_until(lambda: not psutil.pid_exists(int(started.read_text())))
+def end(run, line):
+    if "waiting after done" in line:
+        os.kill(os.getpid(), {int(number)})
+
+local_runner.LocalRun.handle_line = end
+graph = Graph("waits", Path({str(tmp_path / "graph.yaml")!r}).read_text())
+local_runner.run_locally(graph, {{}}, Path({str(tmp_path / "out")!r}), caching=False)
+"""
+    (tmp_path / "graph.yaml").write_text(graph.text)
+    assert subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False).returncode
+
+    def is_running(each: psutil.Process) -> bool:
+        return str(tmp_path) in " ".join(each.info["cmdline"] or ())
+
+    wait_until(lambda: not any(map(is_running, psutil.process_iter(["cmdline"]))))
 
 
 def test_the_directory_of_a_training_is_refused(tmp_path: Path) -> None:

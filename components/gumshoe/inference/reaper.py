@@ -6,6 +6,7 @@ seconds to exit by itself, and none after a SIGQUIT. A SIGHUP that is ignored at
 ignored. On Linux, the program is also killed if this process is. Options, before the program:
 
     --patience SECONDS  time between SIGTERM and SIGKILL
+    --group             give that time to the program's child processes too, not only until the program has ended
     --input FD          standard input of the program; without it, the program has none
     --report FD         write there how the program ended: `exit STATUS`, `signal NUMBER`, or `error TEXT` if it could
                         not be started
@@ -37,6 +38,7 @@ _DEATH_SIGNAL, _SUBREAPER = 1, 36  # PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER
 class _Options:
     command: list[str]
     patience: float = _PATIENCE
+    is_group_awaited: bool = False
     input: int = subprocess.DEVNULL
     report: int | None = None
     is_contained: bool = False
@@ -75,6 +77,8 @@ def _parse(arguments: list[str]) -> _Options:
         match options.command:
             case ["--patience", seconds, *rest]:
                 options.patience = float(seconds)
+            case ["--group", *rest]:
+                options.is_group_awaited = True
             case ["--input", descriptor, *rest]:
                 options.input = int(descriptor)
             case ["--report", descriptor, *rest]:
@@ -114,19 +118,34 @@ def _wait(program: "subprocess.Popen[bytes]", options: _Options, signals: list[i
     while program.poll() is None:
         readable, _, _ = select.select(watched, [], [], _POLL_INTERVAL)
         if signals or (sys.stdin in readable and not os.read(sys.stdin.fileno(), 1024)):
-            return _terminate(program, 0.0 if signal.SIGQUIT in signals else options.patience)
+            return _terminate(program, options, signals)
     _signal_group(program, signal.SIGKILL)  # remaining child processes
     return program.returncode
 
 
-def _terminate(program: "subprocess.Popen[bytes]", patience: float) -> int:
+def _terminate(program: "subprocess.Popen[bytes]", options: _Options, signals: list[int]) -> int:
+    """End the program and its group. A SIGQUIT ends the time that they have for it."""
     _signal_group(program, signal.SIGTERM)
     started = time.monotonic()
-    while program.poll() is None and time.monotonic() - started < patience:
+    while _is_running(program, options) and time.monotonic() - started < options.patience:
+        if signal.SIGQUIT in signals:
+            break
         time.sleep(0.05)
     _signal_group(program, signal.SIGKILL)
     program.wait()
     return 128 + signal.SIGTERM
+
+
+def _is_running(program: "subprocess.Popen[bytes]", options: _Options) -> bool:
+    if program.poll() is None:
+        return True
+    if not options.is_group_awaited:
+        return False
+    try:
+        os.killpg(program.pid, 0)
+    except OSError:
+        return False
+    return True
 
 
 def _signal_group(program: "subprocess.Popen[bytes]", number: signal.Signals) -> None:
