@@ -115,7 +115,7 @@ def run(
     files or code that the parameters name have changed since; otherwise, it is a new run.
     """
     from gumshoe_pipelines.local_inputs import digest_named_inputs
-    from gumshoe_pipelines.local_runner import find_last_run, prepare_directory, run_locally
+    from gumshoe_pipelines.local_runner import lock_run, prepare_directory, run_locally
     from gumshoe_pipelines.run_summary import print_summary
 
     place = directory.absolute()
@@ -127,23 +127,32 @@ def run(
             f"--new starts a new run, and run names one: {arguments['run']}; leave one of them out",
         )
     prepare_directory(place)
-    inputs = digest_named_inputs(arguments)
-    last = None if is_new or arguments.get("run") else find_last_run(place, graph, arguments, inputs)
-    other = None if is_new or arguments.get("run") or last else find_last_run(place, graph, arguments)
-    arguments = {**arguments, "run": arguments.get("run") or last or _create_run_id("local")}
+    with lock_run(place) as lock:
+        inputs = digest_named_inputs(arguments)
+        arguments["run"] = arguments.get("run") or _choose_run(place, graph, arguments, inputs, is_new=is_new)
+        err.print(f"Run {printable(arguments['run'])}, output in {printable(place)}", soft_wrap=True)
+        run_locally(graph, arguments, place, caching=caching, inputs=inputs, lock=lock)
+        print_summary(arguments, place)
+
+
+def _choose_run(place: Path, graph: "Graph", arguments: dict[str, Any], inputs: str, *, is_new: bool) -> str:
+    """Return the ID of the last run in a directory if it can be continued, else a new one, and say why."""
+    from gumshoe_pipelines.local_runner import find_last_run
+
+    last = None if is_new else find_last_run(place, graph, arguments, inputs)
     if last:
         err.print(
             f"Continuing run {printable(last)}, which has the same parameters; --new starts another", soft_wrap=True
         )
-    elif other:
+        return last
+    other = None if is_new else find_last_run(place, graph, arguments)
+    if other:
         err.print(
             f"Run {printable(other)} has the same parameters, but code, files or settings that they name have changed, "
             f"so this is a new run; -p run={printable(other)} continues that one",
             soft_wrap=True,
         )
-    err.print(f"Run {printable(arguments['run'])}, output in {printable(place)}", soft_wrap=True)
-    run_locally(graph, arguments, place, caching=caching, inputs=inputs)
-    print_summary(arguments, place)
+    return _create_run_id("local")
 
 
 @app.command()

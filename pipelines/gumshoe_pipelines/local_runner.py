@@ -17,9 +17,9 @@ from typing import Any
 import yaml
 from rich.markup import escape
 
-from gumshoe.artifacts.storage import make_writable_directory
+from gumshoe.artifacts.storage import lock_directory, make_writable_directory
 from gumshoe.artifacts.store import Store
-from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.signals import handle_signals
 from gumshoe.terminal import err, printable
 from gumshoe_pipelines.graphs import Graph, read_documents
@@ -96,10 +96,19 @@ _LABELS = {
 }
 
 
-def run_locally(graph: Graph, arguments: dict[str, Any], directory: Path, *, caching: bool, inputs: str = "") -> None:
+def run_locally(
+    graph: Graph,
+    arguments: dict[str, Any],
+    directory: Path,
+    *,
+    caching: bool,
+    inputs: str = "",
+    lock: int | None = None,
+) -> None:
     """Run a compiled pipeline on this machine. Step output goes to the terminal, the complete output to `run.log`.
 
-    `inputs` is the digest of what the arguments only name, for `find_last_run`.
+    `inputs` is the digest of what the arguments only name, for `find_last_run`. `lock` is the descriptor of
+    `lock_run`; the processes of the run keep it until all of them have ended.
 
     Raises:
         GumshoeError: if a step failed; the message names the step and its error.
@@ -119,7 +128,7 @@ def run_locally(graph: Graph, arguments: dict[str, Any], directory: Path, *, cac
     spec.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     run = LocalRun()
     try:
-        with (directory / "run.log").open("a", encoding="utf-8") as log, _start_child(spec) as child:
+        with (directory / "run.log").open("a", encoding="utf-8") as log, _start_child(spec, lock) as child:
             for line in child.stdout or ():
                 log.write(line)
                 shown = run.handle_line(line)
@@ -150,6 +159,22 @@ def prepare_directory(directory: Path) -> None:
             raise UsageError(
                 "pipelines.directory-in-use", f"{directory} contains a run of `gumshoe train`; choose another --out"
             )
+
+
+@contextmanager
+def lock_run(directory: Path) -> Iterator[int]:
+    """Hold the lock of a run's directory while the block runs, and yield its file descriptor.
+
+    Raises:
+        UnavailableError: if another run is at work in the directory.
+    """
+    with lock_directory(directory, None) as lock:
+        if lock is None:
+            raise UnavailableError(
+                "pipelines.directory-busy",
+                f"another run is at work in {directory}, or ending; wait until it has ended, or choose another --out",
+            )
+        yield lock
 
 
 def find_last_run(directory: Path, graph: Graph, arguments: Mapping[str, Any], inputs: str | None = None) -> str | None:
@@ -186,7 +211,7 @@ def _print_what_is_kept(run: LocalRun, arguments: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _start_child(spec: Path) -> Iterator[subprocess.Popen[str]]:
+def _start_child(spec: Path, lock: int | None) -> Iterator[subprocess.Popen[str]]:
     """Start the process that runs a pipeline, under a reaper, which ends it and its steps with this process."""
     reaper = [sys.executable, "-m", "gumshoe.inference.reaper", "--patience", str(_GRACE), "--group"]
     child = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
@@ -198,6 +223,7 @@ def _start_child(spec: Path) -> Iterator[subprocess.Popen[str]]:
         errors="replace",
         start_new_session=True,  # signals of the terminal do not reach it
         env={PAUSE_VARIABLE: str(_RETRY_PAUSE), **os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"},
+        pass_fds=() if lock is None else (lock,),
     )
 
     def end(*_: object) -> None:

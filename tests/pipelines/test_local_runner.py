@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from gumshoe.artifacts.storage import lock_directory
 from gumshoe.artifacts.store import Store
 from gumshoe.evaluation.metrics import Estimate
 from tests.errors import raises
@@ -79,6 +80,7 @@ def test_a_stopped_run_ends_all_processes_and_says_how_to_continue(
 @pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=["killed", "terminal closed"])
 def test_a_run_whose_command_ends_leaves_no_process(graph: "Graph", tmp_path: Path, number: signal.Signals) -> None:
+    """Its directory is locked until then."""
     code = f"""
 import os
 from pathlib import Path
@@ -90,8 +92,9 @@ def end(run, line):
         os.kill(os.getpid(), {int(number)})
 
 local_runner.LocalRun.handle_line = end
-graph = Graph("waits", Path({str(tmp_path / "graph.yaml")!r}).read_text())
-local_runner.run_locally(graph, {{}}, Path({str(tmp_path / "out")!r}), caching=False)
+graph, place = Graph("waits", Path({str(tmp_path / "graph.yaml")!r}).read_text()), Path({str(tmp_path / "out")!r})
+with local_runner.lock_run(place) as lock:
+    local_runner.run_locally(graph, {{}}, place, caching=False, lock=lock)
 """
     (tmp_path / "graph.yaml").write_text(graph.text)
     assert subprocess.run([sys.executable, "-c", code], stderr=subprocess.DEVNULL, check=False).returncode
@@ -99,7 +102,21 @@ local_runner.run_locally(graph, {{}}, Path({str(tmp_path / "out")!r}), caching=F
     def is_running(each: psutil.Process) -> bool:
         return str(tmp_path) in " ".join(each.info["cmdline"] or ())
 
-    wait_until(lambda: not any(map(is_running, psutil.process_iter(["cmdline"]))))
+    def is_free() -> bool:
+        with lock_directory(tmp_path / "out", None) as lock:
+            return lock is not None
+
+    wait_until(is_free)
+    assert not any(map(is_running, psutil.process_iter(["cmdline"])))
+
+
+def test_a_second_run_in_a_directory_is_refused(tmp_path: Path) -> None:
+    from gumshoe_pipelines.local_runner import lock_run
+
+    with lock_run(tmp_path), raises("pipelines.directory-busy", tmp_path, "--out"), lock_run(tmp_path):
+        pass
+    with lock_run(tmp_path):
+        pass
 
 
 def test_the_directory_of_a_training_is_refused(tmp_path: Path) -> None:
