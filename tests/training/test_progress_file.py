@@ -3,7 +3,9 @@
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from gumshoe.artifacts.storage import lock_directory
 from gumshoe.environments.base import EpisodeState
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.terminal import ProgressLines
+from gumshoe.training.commands import watch
 from gumshoe.training.curves import draw_curve, find_range
 from gumshoe.training.progress_file import ProgressFile, read_progress
 from gumshoe.training.records import write_record
@@ -108,6 +111,35 @@ def test_a_run_of_a_pipeline_is_found_by_its_index(tmp_path: Path, monkeypatch: 
     own = make_run(tmp_path / "temporary" / "gumshoe-train-2", index=pipeline / "steps" / "ingest" / "index")
     assert find_run(pipeline) == own
     assert find_run(own) == own
+    with lock_directory(pipeline, None):
+        assert find_run(pipeline) is None  # another attempt follows
+        with lock_directory(own, None):
+            assert find_run(pipeline) == own
+
+
+def test_watch_ends_with_the_pipeline_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The step removes the directory of its training, and the evaluation follows."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    pipeline = tmp_path / "pipeline"
+    pipeline.mkdir()
+    (pipeline / SPEC).write_text(json.dumps({"pipeline": "pipeline.yaml"}))
+    locks = ExitStack()
+    locks.enter_context(lock_directory(pipeline, None))
+    assert run("watch", pipeline).code == "training.not-started"
+    place = make_run(tmp_path / "temporary" / "gumshoe-train-1", index=pipeline / "index")
+    training = ExitStack()
+    training.enter_context(lock_directory(place, None))
+
+    def remove() -> None:
+        training.close()
+        shutil.rmtree(place)
+
+    changes = [remove, locks.close]
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=lambda _: changes.pop(0)()))
+    last = watch._follow(pipeline)
+    assert last is not None
+    assert (last.state, last.step, changes) == ("ended", 2, [])
+    assert run("watch", pipeline).status == 0
 
 
 def test_a_directory_without_a_run_is_an_error(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ from gumshoe.training.progress_file import RunProgress, read_progress
 from gumshoe.training.records import EvaluationRecord, Record, StepRecord
 from gumshoe.training.run_spec import FINAL, METADATA, METRICS, PROGRESS, SPEC, STALLED
 
-State = Literal["running", "finished", "stopped"]
+State = Literal["running", "finished", "stopped", "ended"]
+"""`ended`: a pipeline has removed the directory of its training since."""
 
 _RECORD: TypeAdapter[StepRecord | EvaluationRecord] = TypeAdapter(Record)
 _RECENT = 20  # steps that the time left is estimated from
@@ -87,7 +88,8 @@ def read_run(directory: Path) -> RunView:
 def find_run(directory: Path) -> Path | None:
     """Return the directory of a training run: the given one, or that of the newest training of a pipeline run in it.
 
-    Returns None if the directory belongs to a pipeline run that has not started to train.
+    Returns None if the directory belongs to a pipeline run that does not train. While that is at work, a training that
+    stopped is left out, because another attempt follows.
 
     Raises:
         UsageError: the directory contains neither.
@@ -108,7 +110,16 @@ def find_run(directory: Path) -> Path | None:
         for each in Path(tempfile.gettempdir()).glob(f"gumshoe-train-*/{SPEC}")
         if Path(str(_read_json(each).get("index", ""))).resolve().is_relative_to(inside)
     ]
-    return max(found, key=lambda each: (each / SPEC).stat().st_mtime, default=None)
+    if is_locked(directory):
+        found = [each for each in found if _find_state(each, read_progress(each / PROGRESS)) != "stopped"]
+    return max(found, key=_find_start, default=None)
+
+
+def _find_start(directory: Path) -> float:
+    try:
+        return (directory / SPEC).stat().st_mtime
+    except FileNotFoundError:  # the step has removed it
+        return 0.0
 
 
 def _describe(settings: dict[str, Any], spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
@@ -143,7 +154,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _find_state(directory: Path, progress: RunProgress | None) -> State:
-    is_held = _is_locked(directory)
+    is_held = is_locked(directory)
     if is_held is None:
         is_held = progress is not None and time.time() - progress.updated < _ALIVE
     if is_held:
@@ -151,9 +162,12 @@ def _find_state(directory: Path, progress: RunProgress | None) -> State:
     return "finished" if (directory / FINAL / METADATA).exists() else "stopped"
 
 
-def _is_locked(directory: Path) -> bool | None:
-    """Return True if a run holds the lock of its directory, or None if the file system has no locks."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def is_locked(directory: Path) -> bool | None:
+    """Return True if a training or a pipeline run is at work in its directory; None if the file system has no locks."""
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:  # a step has removed it
+        return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,7 +26,7 @@ _INTERVAL = 1.0  # seconds
 _CURVE_WIDTH, _CURVE_HEIGHT = 29, 4  # characters, without the labels
 _LABEL_WIDTH, _GAP = 9, 2
 _TEXT_HEIGHT = 12  # lines of everything but curves and episodes
-_STATES = {"running": "cyan", "finished": "green", "stopped": "red"}
+_STATES = {"running": "cyan", "finished": "green", "stopped": "red", "ended": "dim"}
 
 
 @watch.command(
@@ -50,12 +51,15 @@ def run(
     """
     if once or not out.is_terminal:
         view = _read(directory)
-        if view is None:
-            raise UsageError("training.not-started", f"the pipeline run in {directory} has not started to train yet")
-        out.print(render_run(view, out.width))
+        if view is not None:
+            out.print(render_run(view, out.width))
+        elif not _is_over(directory):
+            raise UsageError("training.not-started", f"the pipeline run in {directory} does not train yet, or any more")
     else:
         view = _follow(directory)
-    if view.state == "stopped":
+    if view is None or view.state == "ended":
+        out.print(f"The pipeline run in {printable(directory)} has ended.", soft_wrap=True)
+    elif view.state == "stopped":
         where = f"step {view.step}" + ("" if view.length is None else f" of {view.length}")
         raise GumshoeError(
             "training.run-stopped",
@@ -63,26 +67,45 @@ def run(
         )
 
 
-def _follow(directory: Path) -> "RunView":
-    """Show a run until it ends, and return its last view."""
+def _follow(directory: Path) -> "RunView | None":
+    """Show a run until it ends, and return its last view; None if it is a pipeline run that ended without one."""
     from rich.live import Live
 
+    last: RunView | None = None
     with Live(console=out, auto_refresh=False, vertical_overflow="crop") as live:
         while True:
             view = _read(directory)
+            is_over = _is_over(directory) if view is None else view.state != "running"
+            if view is None and last is not None:  # the step has removed the directory of its training
+                view = replace(last, state="ended")
+            last = view
             waiting = Text("Waiting for the training to start …")
             live.update(waiting if view is None else render_run(view, out.width, out.height))
             live.refresh()
-            if view is not None and view.state != "running":
+            if is_over:
                 return view
             time.sleep(_INTERVAL)
+
+
+def _is_over(directory: Path) -> bool:
+    """Return True if no pipeline run is at work in its directory."""
+    from gumshoe.training.run_view import is_locked
+
+    return is_locked(directory) is False
 
 
 def _read(directory: Path) -> "RunView | None":
     from gumshoe.training.run_view import find_run, read_run
 
     place = find_run(directory)
-    return None if place is None else read_run(place)
+    if place is None:
+        return None
+    try:
+        return read_run(place)
+    except UsageError:
+        if place == directory:
+            raise
+        return None  # the step has removed it since
 
 
 def render_run(view: "RunView", width: int, height: int | None = None) -> RenderableType:
