@@ -22,6 +22,7 @@ INTERNAL = {
     "GUMSHOE_STEP_ENDS": "set by the steps of pipelines",
     "GUMSHOE_STEP_QUEUED": "set by the pipeline",
     "GUMSHOE_STEP_SECONDS": "set by the pipeline",
+    "GUMSHOE_TRAININGS": "set by pipeline runs on this machine",
     "KFP_POD_NAME": "set by Kubeflow Pipelines",
     "KFP_POD_UID": "set by Kubeflow Pipelines",
     "LOCAL_RANK": "set by accelerate",

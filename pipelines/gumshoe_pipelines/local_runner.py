@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.signals import handle_signals
 from gumshoe.terminal import err, printable
+from gumshoe.training.run_directory import TRAININGS, TRAININGS_VARIABLE
 from gumshoe_pipelines.graphs import Graph, read_documents
 from gumshoe_pipelines.step_runner import PAUSE_VARIABLE
 
@@ -128,7 +130,11 @@ def run_locally(
     spec.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     run = LocalRun()
     try:
-        with (directory / "run.log").open("a", encoding="utf-8") as log, _start_child(spec, lock) as child:
+        with (
+            (directory / "run.log").open("a", encoding="utf-8") as log,
+            _open_trainings(directory) as trainings,
+            _start_child(spec, trainings, lock) as child,
+        ):
             for line in child.stdout or ():
                 log.write(line)
                 shown = run.handle_line(line)
@@ -211,7 +217,22 @@ def _print_what_is_kept(run: LocalRun, arguments: Mapping[str, Any]) -> None:
 
 
 @contextmanager
-def _start_child(spec: Path, lock: int | None) -> Iterator[subprocess.Popen[str]]:
+def _open_trainings(directory: Path) -> Iterator[Path]:
+    """Yield an empty directory for the trainings of a run. What they leave there is removed at the end.
+
+    A training that is continued starts from its checkpoints in the store.
+    """
+    trainings = directory / TRAININGS
+    shutil.rmtree(trainings, ignore_errors=True)  # of a command that was killed
+    trainings.mkdir(exist_ok=True)
+    try:
+        yield trainings
+    finally:
+        shutil.rmtree(trainings, ignore_errors=True)
+
+
+@contextmanager
+def _start_child(spec: Path, trainings: Path, lock: int | None) -> Iterator[subprocess.Popen[str]]:
     """Start the process that runs a pipeline, under a reaper, which ends it and its steps with this process."""
     reaper = [sys.executable, "-m", "gumshoe.inference.reaper", "--patience", str(_GRACE), "--group"]
     child = subprocess.Popen(  # noqa: S603 - our own interpreter and modules
@@ -222,7 +243,13 @@ def _start_child(spec: Path, lock: int | None) -> Iterator[subprocess.Popen[str]
         text=True,
         errors="replace",
         start_new_session=True,  # signals of the terminal do not reach it
-        env={PAUSE_VARIABLE: str(_RETRY_PAUSE), **os.environ, "COLUMNS": "200", "PYTHONUNBUFFERED": "1"},
+        env={
+            PAUSE_VARIABLE: str(_RETRY_PAUSE),
+            **os.environ,
+            TRAININGS_VARIABLE: str(trainings),
+            "COLUMNS": "200",
+            "PYTHONUNBUFFERED": "1",
+        },
         pass_fds=() if lock is None else (lock,),
     )
 

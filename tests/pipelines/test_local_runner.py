@@ -54,9 +54,12 @@ def test_a_stopped_run_ends_all_processes_and_says_how_to_continue(
 
     arguments = {"store": str(tmp_path / "store"), "run": "r1"}
     handle_line = local_runner.LocalRun.handle_line
+    trainings = tmp_path / "out" / "trainings"
+    (trainings / "of a command that was killed").mkdir(parents=True)
 
     def interrupt(run: Any, line: str) -> str | None:
         if "waiting after done" in line:
+            assert list(trainings.iterdir()) == []
             raise KeyboardInterrupt
         return handle_line(run, line)
 
@@ -64,6 +67,7 @@ def test_a_stopped_run_ends_all_processes_and_says_how_to_continue(
     monkeypatch.setattr("sys.argv", ["gumshoe", "pipeline", "run", "waits", "--new", "-p", "seed=2"])
     with pytest.raises(KeyboardInterrupt):
         local_runner.run_locally(graph, arguments, tmp_path / "out", caching=True)
+    assert not trainings.exists()
     printed = capsys.readouterr().err
     assert "Kept: the results of quick." in printed
     assert "Continue with: gumshoe pipeline run waits -p seed=2\n" in printed

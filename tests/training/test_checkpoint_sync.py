@@ -221,6 +221,32 @@ def test_a_failed_last_upload_is_reported_and_keeps_the_checkpoint(run: Path, tm
     assert files(run)["checkpoint-1/adapter_model.safetensors"] == "step 1"
 
 
+def test_a_training_of_a_step_leaves_no_directory_if_the_store_has_its_last_checkpoint(
+    uri: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gumshoe.training import training_step
+    from gumshoe.training.train_request import TrainRequest
+
+    def fail(request: TrainRequest, **_: object) -> Path:
+        directory = Path(request.settings["output.directory"])
+        assert directory.parent == tmp_path / "trainings"
+        save(directory, f"checkpoint-{steps.pop()}", "weights")
+        raise UnavailableError("training.interrupted", "stopped")
+
+    (tmp_path / "trainings").mkdir()
+    monkeypatch.setenv("GUMSHOE_TRAININGS", str(tmp_path / "trainings"))
+    monkeypatch.setattr(training_step, "train", fail)
+    save(run, "checkpoint-1", "step 1")
+    with CheckpointStore(uri, 2).uploading(run, attempt=1):
+        pass
+    request = TrainRequest(index="index", scenarios="scenarios", config="tiny", settings={"output.checkpoints": uri})
+    steps = [2, 1]
+    for left in (0, 1):
+        with raises("training.interrupted"):
+            training_step.run_training(request)
+        assert len(list((tmp_path / "trainings").iterdir())) == left
+
+
 def test_attempt_numbers_are_unique(uri: str) -> None:
     assert [CheckpointStore(uri, 2).claim_attempt(each) for each in (1, 1, 2, 7)] == [1, 2, 3, 7]
     CheckpointStore(uri, 2).check_free()

@@ -1,6 +1,7 @@
 """What a run tells about its progress, and the view of a run's directory."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -18,6 +19,7 @@ from gumshoe.training.commands import watch
 from gumshoe.training.curves import draw_curve, find_range
 from gumshoe.training.progress_file import ProgressFile, read_progress
 from gumshoe.training.records import write_record
+from gumshoe.training.run_directory import TRAININGS
 from gumshoe.training.run_spec import FINAL, METADATA, METRICS, PROGRESS, SPEC, RunSpec
 from gumshoe.training.run_view import find_run, read_run
 from gumshoe.training.settings_sources import resolve
@@ -101,14 +103,14 @@ def test_a_run_is_viewed_while_it_writes(tmp_path: Path) -> None:
     assert view.seconds_left == pytest.approx(8 * (each.rollout_seconds + each.train_seconds))
 
 
-def test_a_run_of_a_pipeline_is_found_by_its_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+def test_the_newest_training_of_a_pipeline_run_is_found(tmp_path: Path) -> None:
     pipeline = tmp_path / "pipeline"
     pipeline.mkdir()
     (pipeline / SPEC).write_text(json.dumps({"pipeline": "pipeline.yaml"}))
     assert find_run(pipeline) is None
-    make_run(tmp_path / "temporary" / "gumshoe-train-1", index=tmp_path / "other" / "index")
-    own = make_run(tmp_path / "temporary" / "gumshoe-train-2", index=pipeline / "steps" / "ingest" / "index")
+    older = make_run(pipeline / TRAININGS / "gumshoe-train-1")
+    os.utime(older / SPEC, (0, 0))
+    own = make_run(pipeline / TRAININGS / "gumshoe-train-2")
     assert find_run(pipeline) == own
     assert find_run(own) == own
     with lock_directory(pipeline, None):
@@ -119,14 +121,13 @@ def test_a_run_of_a_pipeline_is_found_by_its_index(tmp_path: Path, monkeypatch: 
 
 def test_watch_ends_with_the_pipeline_run(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The step removes the directory of its training, and the evaluation follows."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
     pipeline = tmp_path / "pipeline"
     pipeline.mkdir()
     (pipeline / SPEC).write_text(json.dumps({"pipeline": "pipeline.yaml"}))
     locks = ExitStack()
     locks.enter_context(lock_directory(pipeline, None))
     assert run("watch", pipeline).code == "training.not-started"
-    place = make_run(tmp_path / "temporary" / "gumshoe-train-1", index=pipeline / "index")
+    place = make_run(pipeline / TRAININGS / "gumshoe-train-1")
     training = ExitStack()
     training.enter_context(lock_directory(place, None))
 

@@ -4,7 +4,6 @@ import fcntl
 import json
 import os
 import statistics
-import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 from gumshoe.errors import UsageError
 from gumshoe.training.progress_file import RunProgress, read_progress
 from gumshoe.training.records import EvaluationRecord, Record, StepRecord
+from gumshoe.training.run_directory import TRAININGS
 from gumshoe.training.run_spec import FINAL, METADATA, METRICS, PROGRESS, SPEC, STALLED
 
 State = Literal["running", "finished", "stopped", "ended"]
@@ -103,13 +103,7 @@ def find_run(directory: Path) -> Path | None:
             f"{directory} contains no training run; name the --out directory of `gumshoe train` or "
             "`gumshoe pipeline run`",
         )
-    # The step trains in a temporary directory, with an index from an earlier step in the pipeline's directory.
-    inside = directory.resolve()
-    found = [
-        each.parent
-        for each in Path(tempfile.gettempdir()).glob(f"gumshoe-train-*/{SPEC}")
-        if Path(str(_read_json(each).get("index", ""))).resolve().is_relative_to(inside)
-    ]
+    found = [each.parent for each in (directory / TRAININGS).glob(f"*/{SPEC}")]
     if is_locked(directory):
         found = [each for each in found if _find_state(each, read_progress(each / PROGRESS)) != "stopped"]
     return max(found, key=_find_start, default=None)

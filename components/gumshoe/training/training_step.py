@@ -3,18 +3,21 @@
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gumshoe.artifacts.storage import open_uri
 from gumshoe.corpus import SCENARIOS_FILE
-from gumshoe.errors import UsageError
+from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.evaluation.proof.held_out import copy_run_evidence
 from gumshoe.evaluation.proof.proof_models import TRAINING
+from gumshoe.training.launch.checkpoint_sync import CheckpointStore
 from gumshoe.training.launch.supervisor import train
 from gumshoe.training.plots import write_plots
 from gumshoe.training.records import read_records
+from gumshoe.training.run_directory import create_run_directory
 from gumshoe.training.run_spec import BEST, FINAL, METADATA, METRICS, PAGE, Metadata
 from gumshoe.training.settings_sections import GOLD
 from gumshoe.training.settings_sources import resolve
@@ -92,11 +95,20 @@ def train_adapter(request: TrainRequest) -> TrainResult:
 def run_training(request: TrainRequest) -> Path:
     """Train as `train_adapter`, and return the run's directory; of several nodes, that of this one.
 
+    After an error, the directory is removed if the store has what another attempt continues from.
+
     Raises:
         UsageError, UnavailableError: as `train_adapter`.
     """
-    here = {"output.directory": tempfile.mkdtemp(prefix="gumshoe-train-")}
-    return train(request.with_settings(here), resume=True, replace_run=False)
+    directory = create_run_directory()
+    here = {"output.directory": str(directory)}
+    try:
+        return train(request.with_settings(here), resume=True, replace_run=False)
+    except BaseException:
+        with suppress(GumshoeError, OSError):
+            if CheckpointStore(request.checkpoints, 1).has_last(directory):
+                shutil.rmtree(directory)
+        raise
 
 
 def load_result(directory: Path) -> TrainResult:

@@ -91,6 +91,15 @@ class CheckpointStore:
         self._uploaded = step, is_over
         err.print(f"Restored {found.reference} from {printable(self._store.uri)}", soft_wrap=True)
 
+    def has_last(self, directory: Path) -> bool:
+        """Return True if the store has the last checkpoint of a run's directory, or the directory has none.
+
+        Raises:
+            StorageError, UnavailableError: the store failed.
+        """
+        newest = next(reversed(find_checkpoints(directory)), None)
+        return newest is None or step_of(newest) in {_parse_version(each)[1] for each in self._store.list(CHECKPOINTS)}
+
     def claim_attempt(self, attempt: int) -> int:
         """Reserve the first unused attempt number from `attempt` on, and return it; names of policies contain it.
 
