@@ -1,11 +1,14 @@
 """The records of a run: lines, reading, truncation, and early stopping."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gumshoe.errors import UnavailableError
+from gumshoe.training.attempts import record_attempt
 from gumshoe.training.records import (
     EvaluationRecord,
     StepRecord,
@@ -191,3 +194,11 @@ def test_a_run_ends_without_patience(
 def test_the_target_is_checked_before_patience() -> None:
     assert end_message([], 0.5, 1) is None
     assert "80.0%" in (end_message(evaluations(0.9, 0.8), 0.8, 1) or "")
+
+
+def test_an_end_that_cannot_be_recorded_does_not_hide_what_ended_the_attempt(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "attempts.jsonl"
+    path.parent.mkdir()
+    with raises("training.interrupted"), record_attempt(path, 1, 1, 1):
+        shutil.rmtree(path.parent)
+        raise UnavailableError("training.interrupted", "stopped")

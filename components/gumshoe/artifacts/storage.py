@@ -281,7 +281,8 @@ def open_locked_file(path: Path) -> Iterator[BinaryIO]:
     Raises:
         UsageError: if another process holds the lock.
     """
-    with path.open("a+b") as file:
+    file = path.open("a+b")
+    try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The previous holder may have replaced the file since it was opened.
@@ -293,6 +294,11 @@ def open_locked_file(path: Path) -> Iterator[BinaryIO]:
                 "store.file-in-use", f"another process is writing {path}; wait until it ends, or choose another file"
             )
         yield file
+    except BaseException:
+        with suppress(OSError):  # on a full disk, what the block could not write fails again
+            file.close()
+        raise
+    file.close()
 
 
 def write_atomically(

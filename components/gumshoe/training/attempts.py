@@ -5,7 +5,7 @@ Nothing is ever removed from the file, so that steps that were lost and trained 
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -98,12 +98,11 @@ def read_attempt_events(path: Path) -> list[AttemptStart | AttemptProgress | Att
 def record_attempt(path: Path, attempt: int, gpus: int, cpus: int, clock: Clock = time.time) -> Iterator[None]:
     """Record the start of an attempt, and its end when the block ends, with the code of the error that ended it."""
     write_attempt_event(path, AttemptStart(attempt=attempt, time=clock(), gpus=gpus, cpus=cpus))
-    outcome = _FAILED
     try:
         yield
-        outcome = FINISHED
-    except GumshoeError as error:
-        outcome = error.code
+    except BaseException as error:
+        outcome = error.code if isinstance(error, GumshoeError) else _FAILED
+        with suppress(OSError):  # e.g. if a full disk ended the attempt, which is the error to report
+            write_attempt_event(path, AttemptEnd(attempt=attempt, time=clock(), outcome=outcome))
         raise
-    finally:
-        write_attempt_event(path, AttemptEnd(attempt=attempt, time=clock(), outcome=outcome))
+    write_attempt_event(path, AttemptEnd(attempt=attempt, time=clock(), outcome=FINISHED))
