@@ -12,6 +12,7 @@ import pytest
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.registry import EnvFactory, EnvironmentSettings, open_env
 from gumshoe.environments.tools import Call, Toolbox
+from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.inference.policy_names import TINY, load_tokenizer
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.trajectory import Trajectory
@@ -527,6 +528,26 @@ def test_everything_else_is_checked_before_episodes_are_played(
     for file, code, named in ((missing / "x.jsonl", "store.not-found", missing), (new, "store.is-a-directory", new)):
         with raises(code, f"{named} "):
             write_gold_episodes(settings_of(), company / "index", asked, file)
+
+
+def test_episodes_are_kept_with_the_state_of_their_warm_start(
+    company: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in the directory of temporary files, where a killed process would leave them for ever."""
+
+    def stop(*arguments: Any, **_: Any) -> None:
+        assert len(list(read_trajectories(arguments[3]))) == 2
+        raise errors.pop()
+
+    errors: list[Exception] = [UsageError("training.episodes-too-long", ""), UnavailableError("training.killed", "")]
+    monkeypatch.setattr("gumshoe.training.sft.warm_start.start_warm", stop)
+    settings, asked = settings_of(data__train_size=2), str(company / "scenarios.jsonl")
+    with raises("training.killed"):
+        start_warm_from_gold(settings, company / "index", asked, tmp_path)
+    assert [each.name for each in (tmp_path / WARM_START_STATE).iterdir()] == ["gold.jsonl"]
+    with raises("training.episodes-too-long"):
+        start_warm_from_gold(settings, company / "index", asked, tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_no_episodes_are_an_error(company: Path, tmp_path: Path, run: Callable[..., CommandResult]) -> None:

@@ -1,9 +1,9 @@
 """Make demonstrations from scenarios and their sources, without a model."""
 
 import io
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +16,14 @@ from gumshoe.errors import UsageError
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.terminal import progress
-from gumshoe.training.run_spec import load_training_scenarios, open_run_env
+from gumshoe.training.run_spec import WARM_START_STATE, load_training_scenarios, open_run_env
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.sft.gold_expert import GoldEpisode, GoldExpert, NoEpisodeError
 
 if TYPE_CHECKING:
     from gumshoe.training.sft.warm_start import WarmStartReport
+
+_GOLD = "gold.jsonl"  # the episodes of an unfinished warm start
 
 
 class GoldReport(BaseModel):
@@ -127,9 +129,17 @@ def start_warm_from_gold(
     done = check_before_episodes(settings, index, scenarios, directory, resume=resume)
     if done is not None:
         return done
-    with tempfile.TemporaryDirectory(prefix="gumshoe-gold-") as scratch:
-        file = Path(scratch, "gold.jsonl")
+    place = directory / WARM_START_STATE  # they quote mail, and are deleted with it
+    file = place / _GOLD
+    with explain_os_errors(place):
+        place.mkdir(exist_ok=True)
+    try:
         report = write_gold_episodes(settings, index, scenarios, file)
         if on_written is not None:
             on_written(report)
         return start_warm(settings, index, scenarios, file, directory, resume=resume, are_correct=True)
+    except UsageError:  # other arguments may be tried in the same directory
+        file.unlink(missing_ok=True)
+        with suppress(OSError):  # it has checkpoints, or is gone
+            place.rmdir()
+        raise
