@@ -1,13 +1,16 @@
 """The `gumshoe` command as a whole: fast start and clear errors."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
+from gumshoe.cli import main
 from tests.conftest import CommandResult
 
 Run = Callable[..., CommandResult]
@@ -79,6 +82,28 @@ def test_an_interrupted_command_says_so_and_exits_with_130(run: Run, monkeypatch
     monkeypatch.setattr("gumshoe.artifacts.commands._store", interrupt)
     ran = run("artifacts", "list", "--store", "here")
     assert (ran.status, ran.err) == (130, "Interrupted.\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_command_leaves_no_temporary_files(
+    number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second signal does not interrupt what removes them."""
+    before = signal.getsignal(number)
+
+    def work(*_: object, **__: object) -> None:
+        with TemporaryDirectory(dir=tmp_path):
+            try:
+                signal.raise_signal(number)
+            finally:
+                signal.raise_signal(number)
+
+    monkeypatch.setattr("gumshoe.cli.app", work)
+    with pytest.raises(SystemExit) as ended:
+        main([])
+    assert ended.value.code == 128 + number
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(number) == before
 
 
 def test_explain_lists_the_codes_with_a_prefix(run: Run) -> None:

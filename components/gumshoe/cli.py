@@ -1,7 +1,7 @@
 """Command line of Gumshoe: `gumshoe`. A package is imported only when its command runs.
 
-Exit status: 0 success, 1 failure, 2 usage error, 3 negative result (e.g. a gate that fails), 75 temporary failure, 130
-or 143 if a signal interrupted the command.
+Exit status: 0 success, 1 failure, 2 usage error, 3 negative result (e.g. a gate that fails), 75 temporary failure, 129,
+130 or 143 if a signal interrupted the command.
 """
 
 import atexit
@@ -20,6 +20,7 @@ from typer.core import TyperGroup
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.help_pages import print_help
 from gumshoe.redaction import print_traceback, redact
+from gumshoe.signals import exit_on_signals
 from gumshoe.terminal import err, has_printed_json, print_json, printable, reset_printed_json
 
 _INTERRUPTED = 130
@@ -217,7 +218,8 @@ def main(argv: list[str] | None = None) -> None:
     try:
         _read_dotenv()
         _check_encoding(arguments)
-        status = app(arguments, prog_name="gumshoe", standalone_mode=False)
+        with exit_on_signals():
+            status = app(arguments, prog_name="gumshoe", standalone_mode=False)
         if status == _INTERRUPTED:
             err.print("[red]Interrupted.[/]")
     except GumshoeError as error:

@@ -1,6 +1,7 @@
 """Handle signals while a block runs."""
 
 import signal
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -29,3 +30,25 @@ def handle_signals(handler: Callable[[int, FrameType | None], object], *numbers:
     finally:
         for number, previous in before.items():
             signal.signal(number, previous)
+
+
+@contextmanager
+def exit_on_signals() -> Iterator[None]:
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that what it made for its own use is removed.
+
+    Only the first one counts, because a terminal that is closed sends several. In a thread other than the main one,
+    which gets no signals, this does nothing.
+
+    Raises:
+        SystemExit: with status 128 plus the number of the signal that was received.
+    """
+
+    def end(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    with handle_signals(end, signal.SIGTERM, signal.SIGHUP):
+        yield

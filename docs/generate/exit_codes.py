@@ -25,9 +25,8 @@ def render_exit_codes() -> str:
     """Return the page."""
     rows = [("0", "The command succeeded.", "")]
     rows += [(str(kind.exit_status), *texts) for kind, texts in _STATUSES.items()]
-    rows.append(
-        ("130, 143", "SIGINT (Ctrl-C) or SIGTERM interrupted the command.", "Many continue if they are run again.")
-    )
+    stopped = "SIGHUP (a closed terminal), SIGINT (Ctrl-C) or SIGTERM interrupted the command."
+    rows.append(("129, 130, 143", stopped, "Many continue if they are run again."))
     return page(
         "Exit codes",
         "Every command ends with one of these. The error itself ends with a code in brackets: see "

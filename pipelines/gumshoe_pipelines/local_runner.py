@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import yaml
@@ -253,16 +254,20 @@ def _start_child(spec: Path, trainings: Path, lock: int | None) -> Iterator[subp
         pass_fds=() if lock is None else (lock,),
     )
 
-    def end(*_: object) -> None:
-        raise KeyboardInterrupt
+    stopped: list[int] = []
 
-    try:
-        with handle_signals(end, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    def stop(number: int, _: FrameType | None) -> None:
+        if number == signal.SIGINT or not stopped:  # a terminal that is closed sends several
+            stopped.append(number)
+            raise KeyboardInterrupt
+
+    with handle_signals(stop, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        try:
             yield child
-    finally:
-        _end_child(child)
-        if child.stdout:
-            child.stdout.close()
+        finally:
+            _end_child(child)
+            if child.stdout:
+                child.stdout.close()
 
 
 def _end_child(child: subprocess.Popen[str]) -> None:

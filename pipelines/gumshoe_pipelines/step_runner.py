@@ -18,7 +18,7 @@ from gumshoe.cluster.pod_environment import CA_VARIABLES, find_ca_file, set_agen
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.network import share_ca_bundle
 from gumshoe.redaction import print_traceback
-from gumshoe.signals import handle_signals
+from gumshoe.signals import exit_on_signals, handle_signals
 
 ATTEMPTS = 4
 """Maximum number of attempts in a pod."""
@@ -107,7 +107,8 @@ def run_once() -> None:
     """Run the module that `sys.argv` names. Exit with the exit status of the error that it raises, if it has one."""
     sys.argv = sys.argv[1:]
     try:
-        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+        with exit_on_signals():
+            runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     except GumshoeError as error:
         print_traceback(type(error), error, error.__traceback__)
         sys.exit(error.exit_status)

@@ -3,14 +3,11 @@
 import fcntl
 import os
 import shutil
-import signal
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from heapq import merge
 from pathlib import Path
-from types import FrameType
 
 import apsw
 
@@ -19,7 +16,7 @@ from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.schema import SEGMENT_PREFIX, VERSION, index_path
 from gumshoe.mail.segment import IndexSegments
-from gumshoe.signals import handle_signals
+from gumshoe.signals import exit_on_signals
 
 PARTIAL = ".partial"
 """Directory of the segments that are being written."""
@@ -73,13 +70,13 @@ def _is_held(directory: Path) -> bool:
 
 @contextmanager
 def change_index(directory: Path) -> Iterator[None]:
-    """Hold the lock of an index while the block writes to its directory. SIGTERM ends the block as Ctrl-C does.
+    """Hold the lock of an index while the block writes to its directory. SIGTERM and SIGHUP end it as Ctrl-C does.
 
     Raises:
         UnavailableError: if another process holds the lock.
         GumshoeError: if the directory cannot be written.
     """
-    with explain_os_errors(directory), lock_directory(directory, wait=None) as lock, _exit_on_sigterm():
+    with explain_os_errors(directory), lock_directory(directory, wait=None) as lock, exit_on_signals():
         if lock is None:
             raise UnavailableError(
                 "mail.index-busy",
@@ -98,20 +95,6 @@ def explain_write_errors(directory: Path) -> Iterator[None]:
         raise GumshoeError(
             "mail.index-not-written", f"cannot write {directory}: {error}; free space on its disk, then try again"
         ) from None
-
-
-@contextmanager
-def _exit_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end the block like Ctrl-C does, so that unfinished files and other processes are removed."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    with handle_signals(end, signal.SIGTERM):
-        yield
 
 
 def digest_content(segments: IndexSegments, options: MailBuildOptions) -> str:
