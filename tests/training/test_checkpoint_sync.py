@@ -1,17 +1,19 @@
 """Checkpoints in a store: uploaded during a run, and restored into an empty directory."""
 
 import errno
+import io
 from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 
 from gumshoe.artifacts.pruning import remove_artifact
+from gumshoe.artifacts.storage import FileStorage
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.evaluation.proof.proof_models import PROOF
 from gumshoe.training.launch import checkpoint_sync
-from gumshoe.training.launch.checkpoint_sync import CHECKPOINTS, CheckpointStore
+from gumshoe.training.launch.checkpoint_sync import CHECKPOINTS, INCOMING, CheckpointStore
 from gumshoe.training.run_spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC, find_checkpoints
 from tests.errors import raises
 from tests.waiting import wait_until
@@ -282,6 +284,39 @@ def test_a_restored_directory_has_a_run_once_it_is_complete(
     monkeypatch.setattr(Path, "replace", replace_and_note)
     CheckpointStore(uri, 2).restore(other)
     assert (set(moved), moved[-1]) == ({each.name for each in run.iterdir()}, SPEC)
+
+
+def test_a_killed_restore_is_continued_and_leaves_no_copy(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save(run, "checkpoint-1", "step 1")
+    uri = (tmp_path / "store").as_uri()
+    with CheckpointStore(uri, 2).uploading(run, 1):
+        pass
+    (other := tmp_path / "other").mkdir()
+    replace, fetched, open_object = Path.replace, list[str](), FileStorage.open
+
+    def stop_at_end(source: Path, target: Path) -> Path:
+        if target == other / SPEC:
+            raise KeyboardInterrupt
+        return replace(source, target)
+
+    def open_and_note(storage: FileStorage, key: str, offset: int = 0) -> io.BufferedReader:
+        fetched.append(key)
+        return open_object(storage, key, offset)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", stop_at_end)
+        with pytest.raises(KeyboardInterrupt):
+            CheckpointStore(uri, 2).restore(other)
+    monkeypatch.setattr(FileStorage, "open", open_and_note)
+    CheckpointStore(uri, 2).restore(other)
+    assert files(other) == files(run)
+    assert [each for each in other.iterdir() if each.name.startswith(".")] == []
+    assert [each for each in fetched if each.endswith(f"/{SPEC}")] == []
+    (other / INCOMING).mkdir()
+    CheckpointStore(uri, 2).restore(other)
+    assert not (other / INCOMING).exists()
 
 
 def test_a_pruned_end_is_not_uploaded_again(uri: str, run: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.training.launch import supervisor
+from gumshoe.training.launch.checkpoint_sync import INCOMING
 from gumshoe.training.launch.servers import Servers, create_servers
 from gumshoe.training.launch.supervisor import (
     _prepare_new_run,
@@ -242,13 +243,14 @@ def test_a_full_disk_keeps_the_previous_specification(small_disk: Path) -> None:
 
 @pytest.mark.parametrize("name", ["checkpoint-500", "runs", "best_model"])
 def test_foreign_files_are_not_overwritten(name: str, tmp_path: Path) -> None:
-    (tmp_path / name).mkdir()
+    for each in (name, INCOMING):
+        (tmp_path / each).mkdir()
     wanted: Any = SimpleNamespace(directory=tmp_path)
     with raises("training.foreign-files", tmp_path, f" {name},"):
         _prepare_new_run(wanted, replace_run=False)
     assert (tmp_path / name).exists()
     _prepare_new_run(wanted, replace_run=True)
-    assert not (tmp_path / name).exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def make_spec(directory: Path, **changes: Any) -> RunSpec:

@@ -10,9 +10,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-from gumshoe.artifacts.manifest import Manifest
+from gumshoe.artifacts.manifest import MANIFEST, Manifest
 from gumshoe.artifacts.pruning import remove_artifact
 from gumshoe.artifacts.store import PRUNED, Store, VersionTakenError
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
@@ -33,7 +32,8 @@ from gumshoe.training.run_spec import (
 
 CHECKPOINTS = "checkpoints"
 _ATTEMPTS = "attempts"  # prefix of an empty object per attempt
-_OUTGOING = ".outgoing"  # in the run's directory, so that its files can be hard-linked
+INCOMING, OUTGOING = ".incoming", ".outgoing"
+"""Copies in the run's directory: of a checkpoint that is restored, and with hard links of one that is uploaded."""
 _POLL = 2.0  # seconds
 _RETRY_DELAY = 30.0  # seconds after a failed upload
 _END = "end"
@@ -63,12 +63,16 @@ class CheckpointStore:
     def restore(self, directory: Path) -> None:
         """Fetch the run's last checkpoint into a directory without a run; do nothing if the store has no checkpoint.
 
+        Call it with the lock of the directory. A fetch that was interrupted is continued.
+
         Raises:
             UsageError: the run's checkpoints were pruned.
             StorageError, UnavailableError, CorruptArtifactError: the checkpoint cannot be fetched.
         """
         found = max(self._store.list(CHECKPOINTS), key=_parse_version, default=None)
+        incoming = directory / INCOMING
         if (directory / SPEC).exists():
+            shutil.rmtree(incoming, ignore_errors=True)  # left by a restore that was killed at its end
             return
         if found is None:
             if any(each.key.endswith(f"/{PRUNED}") for each in self._store.storage.entries(f"{CHECKPOINTS}/")):
@@ -78,15 +82,17 @@ class CheckpointStore:
                     "start a run with another id",
                 )
             return
-        with TemporaryDirectory(prefix=".incoming-", dir=directory) as incoming:
-            place = Path(incoming) / "files"
-            self._store.fetch(found.reference, place)
-            (place / "manifest.json").unlink()
-            names = sorted((each.name for each in place.iterdir()), key=lambda name: name == SPEC)
-            for name in names:  # the specification last: without it, the directory has no run
-                if (directory / name).is_dir():  # left by a restore that was killed
-                    shutil.rmtree(directory / name)
-                (place / name).replace(directory / name)
+        incoming.mkdir(exist_ok=True)
+        place = incoming / found.version
+        self._store.fetch(found.reference, place)
+        names = sorted((each.name for each in place.iterdir()), key=lambda name: name == SPEC)
+        for name in names:  # the specification last: without it, the directory has no run
+            if name == MANIFEST:  # with it, a restore that is killed here fetches only what is missing
+                continue
+            if (directory / name).is_dir():  # left by a restore that was killed
+                shutil.rmtree(directory / name)
+            (place / name).replace(directory / name)
+        shutil.rmtree(incoming)
         _, step, is_over = _parse_version(found)
         self._uploaded = step, is_over
         err.print(f"Restored {found.reference} from {printable(self._store.uri)}", soft_wrap=True)
@@ -156,7 +162,7 @@ class CheckpointStore:
         is_over = (directory / FINAL / METADATA).exists() and (is_last or (directory / PROOF).exists())
         if (step_of(newest), is_over) == self._uploaded:
             return
-        outgoing = directory / _OUTGOING
+        outgoing = directory / OUTGOING
         shutil.rmtree(outgoing, ignore_errors=True)
         outgoing.mkdir()
         try:

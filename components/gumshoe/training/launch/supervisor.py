@@ -28,7 +28,7 @@ from gumshoe.signals import handle_signals
 from gumshoe.terminal import err, printable
 from gumshoe.training.attempts import record_attempt
 from gumshoe.training.launch.adapter_transfer import check_adapter_transfer
-from gumshoe.training.launch.checkpoint_sync import CheckpointStore
+from gumshoe.training.launch.checkpoint_sync import INCOMING, OUTGOING, CheckpointStore
 from gumshoe.training.launch.distributed_env import DistributedEnv
 from gumshoe.training.launch.servers import Servers, create_servers, find_server_logs
 from gumshoe.training.models.base_model import check_same_base, check_served_experts
@@ -397,7 +397,8 @@ def _prepare_new_run(wanted: RunSpec, *, replace_run: bool) -> RunSpec:
         )
     shown = (PAGE, TIMELINE, PROOF, PROOF_PAGE)
     logs = [each.name for each in find_server_logs(directory)]
-    _remove(directory, SPEC, BASELINE, SERVED, METRICS, EPISODES, ATTEMPTS, STALLED, PROGRESS, *shown, *logs, *own)
+    records = (SPEC, BASELINE, SERVED, METRICS, EPISODES, ATTEMPTS, STALLED, PROGRESS)
+    _remove(directory, *records, *shown, *logs, INCOMING, OUTGOING, *own)
     return wanted
 
 
