@@ -3,9 +3,12 @@
 import logging
 import os
 import resource
+import subprocess
+import sys
 import time
 import warnings
 
+import psutil
 import pytest
 
 from gumshoe.extraction import processes as processes_module
@@ -54,3 +57,16 @@ def test_processes_that_cannot_be_started_are_no_fault_of_the_file(monkeypatch: 
     monkeypatch.setattr(processes_module, "_start_process", os.abort)
     with open_processes(1, 20) as processes, raises("extraction.processes-not-started"):
         processes.run(abs, -1)
+
+
+@pytest.mark.ci
+def test_a_process_ends_with_its_parent_even_if_it_is_busy() -> None:
+    code = "import os, time\nfrom gumshoe.extraction.processes import open_processes\n"
+    code += "with open_processes(1, 600) as processes:\n print(processes.run(os.getpid), flush=True)\n"
+    code += " processes.run(time.sleep, 600)"
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
+        assert parent.stdout is not None
+        worker = psutil.Process(int(parent.stdout.readline()))
+        parent.kill()
+    psutil.wait_procs([worker])
+    assert not worker.is_running()

@@ -6,7 +6,9 @@ Hostile files can keep a parser busy for hours, fill the memory or crash the int
 import asyncio
 import logging
 import multiprocessing
+import os
 import resource
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -100,6 +102,23 @@ def open_processes(count: int, seconds: float, preload: tuple[str, ...] = ()) ->
         yield BoundedProcesses(pool, seconds)
 
 
+def end_with_parent() -> None:
+    """End this process, which `multiprocessing` has started, as soon as the process that started it is gone.
+
+    A parser would go on otherwise, without a limit of time, if that process was killed. One that never lets other
+    threads of Python run ends only after its file.
+    """
+    parent = multiprocessing.parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, name="end with parent", daemon=True).start()
+
+
 def _start_process() -> None:
     """Limit the memory of this process, and let parsers be quiet: what is wrong with a file is in its result."""
     _, hard_limit = resource.getrlimit(resource.RLIMIT_AS)
@@ -107,3 +126,4 @@ def _start_process() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, hard_limit))
     logging.disable()
     warnings.simplefilter("ignore")
+    end_with_parent()

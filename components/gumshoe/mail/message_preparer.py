@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.errors import UnavailableError
+from gumshoe.extraction.processes import end_with_parent
 from gumshoe.mail.attachments import AttachmentLimits, AttachmentReader
 from gumshoe.mail.inboxes import list_people
 from gumshoe.mail.items import RawItem, parse_item
@@ -226,7 +227,7 @@ def _worker_error(what: str) -> UnavailableError:
 
 
 class _Worker:
-    """A process that prepares batches. It ends when its connection is closed, and so with its parent."""
+    """A process that prepares batches. It ends when its connection is closed, and with its parent."""
 
     def __init__(self, limits: MessageLimits) -> None:
         context = get_context("forkserver")  # a fork would copy threads and locks of this process
@@ -257,6 +258,7 @@ class _Heartbeat:
 
 def _prepare_batches(connection: "Connection[Any, Any]", limits: MessageLimits) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends this one
+    end_with_parent()
     preparer = _Preparer(limits)
     try:
         with _collect_garbage_rarely():
