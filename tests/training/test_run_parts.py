@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sqlite3
 import sys
 import threading
@@ -10,7 +9,9 @@ from contextlib import nullcontext
 from datetime import date
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -246,7 +247,8 @@ def test_work_that_waits_is_stopped_and_no_more_is_accepted(*, in_thread: bool) 
 def test_a_run_without_progress_is_ended_after_its_state_is_written(
     clock: Clock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from gumshoe.training.launch.lifecycle import Watchdog
+    """Even if nobody reads its message any more."""
+    from gumshoe.training.launch import lifecycle
 
     path, seen, looked, ended = tmp_path / "stalled.txt", [0], threading.Event(), threading.Event()
     statuses: list[int] = []
@@ -264,8 +266,9 @@ def test_a_run_without_progress_is_ended_after_its_state_is_written(
             looked.clear()
             looked.wait()
 
-    monkeypatch.setattr(os, "_exit", leave)
-    watchdog = Watchdog(HOUR, look, lambda: "after step 3", path)
+    broken = Mock(side_effect=BrokenPipeError)
+    monkeypatch.setattr(lifecycle, "os", SimpleNamespace(_exit=leave, write=broken))
+    watchdog = lifecycle.Watchdog(HOUR, look, lambda: "after step 3", path)
     wait = watchdog._over.wait
     monkeypatch.setattr(watchdog._over, "wait", lambda seconds: wait(min(seconds, 0.01)))
     with watchdog:
@@ -277,6 +280,7 @@ def test_a_run_without_progress_is_ended_after_its_state_is_written(
         clock.advance(HOUR + 60)
         ended.wait()
     assert set(statuses) == {75}
+    broken.assert_called()
     text = path.read_text()
     first, second, *_ = text.splitlines()
     assert ("3600 seconds" in first, second) == (True, "after step 3")

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent import futures
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -143,7 +143,8 @@ class Watchdog:
 
     def _end(self) -> None:
         error = UnavailableError("training.stalled", f"no progress for {self._seconds:g} seconds; see {self._path}")
-        os.write(2, f"error: {error.message_with_code}\n".encode())
+        with suppress(OSError):  # nobody reads it, e.g. after a terminal was closed
+            os.write(2, f"error: {error.message_with_code}\n".encode())
         last = threading.Timer(_DUMP, os._exit, [UnavailableError.exit_status])
         last.daemon = True
         last.start()  # in case the disk hangs
