@@ -166,6 +166,16 @@ def test_processes_that_leave_the_group_of_the_program_end_with_it(tmp_path: Pat
     assert [each for each in map(int, output.split()) if is_running(each)] == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux can adopt orphans")
+def test_processes_that_leave_the_group_end_after_the_time_of_the_group() -> None:
+    program = "import subprocess, time; p = subprocess.Popen(['sleep', '600'], start_new_session=True); "
+    program += "print(p.pid, flush=True); time.sleep(600)"
+    with run_reaper(program, "--group") as (reaper, left):
+        leave(reaper)
+        assert reaper.wait() == 143
+        assert not is_running(left)
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux can kill processes whose parent ends")
 def test_the_program_is_killed_if_it_kills_the_reaper(tmp_path: Path) -> None:
     output, end = run_contained(tmp_path, "/bin/sh", "-c", "echo $$; kill -9 $PPID; exec sleep 600")

@@ -6,7 +6,8 @@ seconds to exit by itself, and none after a SIGQUIT. A SIGHUP that is ignored at
 ignored. On Linux, the program is also killed if this process is. Options, before the program:
 
     --patience SECONDS  time between SIGTERM and SIGKILL
-    --group             give that time to the program's child processes too, not only until the program has ended
+    --group             give that time to the program's child processes too, not only until the program has ended, and
+                        end also those that have left its process group (Linux)
     --input FD          standard input of the program; without it, the program has none
     --report FD         write there how the program ended: `exit STATUS`, `signal NUMBER`, or `error TEXT` if it could
                         not be started
@@ -54,7 +55,7 @@ def main(arguments: list[str]) -> int:
     for each in handled:
         signal.signal(each, lambda number, _: signals.append(number))
     signal.signal(signal.SIGINT, lambda *_: None)  # the parent process decides
-    if options.is_contained:
+    if options.is_contained or options.is_group_awaited:
         _adopt_orphans()
     try:
         program = _start(options)
@@ -66,7 +67,7 @@ def main(arguments: list[str]) -> int:
     try:
         return _wait(program, options, signals)
     finally:
-        if options.is_contained:
+        if options.is_contained or options.is_group_awaited:
             _kill_orphans()
         _write_report(options, _describe_end(program.returncode))
 
@@ -141,6 +142,9 @@ def _is_running(program: "subprocess.Popen[bytes]", options: _Options) -> bool:
         return True
     if not options.is_group_awaited:
         return False
+    with suppress(ChildProcessError):  # an adopted process that has ended is in the group until then
+        while os.waitpid(-program.pid, os.WNOHANG)[0]:
+            pass
     try:
         os.killpg(program.pid, 0)
     except OSError:
