@@ -14,7 +14,7 @@ from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.evaluation.proof.proof_models import PROOF
 from gumshoe.training.launch import checkpoint_sync
 from gumshoe.training.launch.checkpoint_sync import CHECKPOINTS, INCOMING, CheckpointStore
-from gumshoe.training.run_spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC, find_checkpoints
+from gumshoe.training.run_spec import BASELINE, BEST, FINAL, METADATA, METRICS, SPEC, STALLED, find_checkpoints
 from tests.errors import raises
 from tests.waiting import wait_until
 
@@ -224,7 +224,7 @@ def test_a_failed_last_upload_is_reported_and_keeps_the_checkpoint(run: Path, tm
 
 
 def test_a_training_of_a_step_leaves_no_directory_if_the_store_has_its_last_checkpoint(
-    uri: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    uri: str, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from gumshoe.training import training_step
     from gumshoe.training.train_request import TrainRequest
@@ -233,6 +233,7 @@ def test_a_training_of_a_step_leaves_no_directory_if_the_store_has_its_last_chec
         directory = Path(request.settings["output.directory"])
         assert directory.parent == tmp_path / "trainings"
         save(directory, f"checkpoint-{steps.pop()}", "weights")
+        (directory / STALLED).write_text("in a dead lock")
         raise UnavailableError("training.interrupted", "stopped")
 
     (tmp_path / "trainings").mkdir()
@@ -247,6 +248,7 @@ def test_a_training_of_a_step_leaves_no_directory_if_the_store_has_its_last_chec
         with raises("training.interrupted"):
             training_step.run_training(request)
         assert len(list((tmp_path / "trainings").iterdir())) == left
+        assert capsys.readouterr().err.endswith("in a dead lock\n")
 
 
 def test_attempt_numbers_are_unique(uri: str) -> None:

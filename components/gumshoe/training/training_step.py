@@ -13,12 +13,13 @@ from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.evaluation.proof.held_out import copy_run_evidence
 from gumshoe.evaluation.proof.proof_models import TRAINING
+from gumshoe.terminal import err, printable
 from gumshoe.training.launch.checkpoint_sync import CheckpointStore
 from gumshoe.training.launch.supervisor import train
 from gumshoe.training.plots import write_plots
 from gumshoe.training.records import read_records
 from gumshoe.training.run_directory import create_run_directory
-from gumshoe.training.run_spec import BEST, FINAL, METADATA, METRICS, PAGE, Metadata
+from gumshoe.training.run_spec import BEST, FINAL, METADATA, METRICS, PAGE, STALLED, Metadata
 from gumshoe.training.settings_sections import GOLD
 from gumshoe.training.settings_sources import resolve
 from gumshoe.training.train_request import TrainRequest
@@ -95,7 +96,8 @@ def train_adapter(request: TrainRequest) -> TrainResult:
 def run_training(request: TrainRequest) -> Path:
     """Train as `train_adapter`, and return the run's directory; of several nodes, that of this one.
 
-    After an error, the directory is removed if the store has what another attempt continues from.
+    After an error, the directory is removed if the store has what another attempt continues from. What a run without
+    progress has written is printed before.
 
     Raises:
         UsageError, UnavailableError: as `train_adapter`.
@@ -106,6 +108,8 @@ def run_training(request: TrainRequest) -> Path:
         return train(request.with_settings(here), resume=True, replace_run=False)
     except BaseException:
         with suppress(GumshoeError, OSError):
+            if (directory / STALLED).exists():
+                err.print(printable((directory / STALLED).read_text(errors="replace")), soft_wrap=True)
             if CheckpointStore(request.checkpoints, 1).has_last(directory):
                 shutil.rmtree(directory)
         raise
