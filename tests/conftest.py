@@ -46,6 +46,9 @@ if TYPE_CHECKING:
 
 # A background job of a shell ignores SIGINT, and so would every command that tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+# Under nohup, all processes ignore SIGHUP. They do not inherit a handler, so commands that tests start get the signal.
+if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 # Write bytecode even if the machine disables it, so that modules are compiled once and not by every command.
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

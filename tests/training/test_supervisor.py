@@ -72,11 +72,12 @@ class _StoppedServer(EndingServer):
     """A server that ends when this process is asked to stop, once: another signal would kill a trainer that exits."""
 
     has_asked = False
+    number = signal.SIGTERM
 
     def is_running(self) -> bool:
         if not self.has_asked:
             self.has_asked = True
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), self.number)
         return False
 
 
@@ -211,7 +212,8 @@ def test_servers_on_one_gpu_start_in_turn(
     assert sorted(events[4:]) == ["stop 0", "stop 1"]
 
 
-def test_no_server_is_restarted_after_a_stop_request(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=["asked to stop", "terminal closed"])
+def test_no_server_is_restarted_after_a_stop_request(tmp_path: Path, number: signal.Signals) -> None:
     """All processes get the signal at once, and the trainer is still saving."""
     with subprocess.Popen(
         [sys.executable, "-c", SAVING_SCRIPT], stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -219,6 +221,7 @@ def test_no_server_is_restarted_after_a_stop_request(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdout.readline()
         server = _StoppedServer(lambda _: True)
+        server.number = number
         assert wait_for_trainer(tmp_path, process, server) == 75
     assert server.restarts == 0
 

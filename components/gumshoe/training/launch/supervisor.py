@@ -509,7 +509,7 @@ def _stop_trainers_on_exit(trainers: list[subprocess.Popen[bytes]]) -> Iterator[
     """Forward signals to the trainers while the block runs, and leave none of them running at its end."""
     signals = _StopSignals(trainers)
     try:
-        with handle_signals(signals.stop, signal.SIGTERM, signal.SIGINT):
+        with handle_signals(signals.stop, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             yield signals
     finally:
         for each in trainers:
