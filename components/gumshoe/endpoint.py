@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 _TOO_LONG = re.compile("maximum context length|context length is only", re.I)  # vLLM sends no code for it
 _DENIED, _NOT_FOUND = {401, 403}, 404
+_CONNECT_TIMEOUT = 10.0  # seconds
 
 
 def api_key(url: str | None) -> str:
@@ -32,19 +33,23 @@ def api_key(url: str | None) -> str:
     return key
 
 
-def openai_client(url: str | None, *, timeout: float | None = 120, retries: int = 4) -> "AsyncOpenAI":
-    """Return a client for `url`, or for OpenAI if it is None. `timeout` is in seconds per read; None sets no limit.
+def openai_client(url: str | None, *, timeout: float | None = None, retries: int = 4) -> "AsyncOpenAI":
+    """Return a client for `url`, or for OpenAI if it is None.
+
+    `timeout` is in seconds per read; None sets no limit: a model may think for minutes before the first byte arrives,
+    and the server bills a request that is given up and sent again. A connection must be there in 10 seconds anyway.
 
     Raises:
         UsageError: if there is no API key (see `api_key`).
     """
-    from openai import AsyncOpenAI, DefaultAsyncHttpxClient
+    from openai import AsyncOpenAI, DefaultAsyncHttpxClient, Timeout
 
     from gumshoe.openai_transport import OpenAITransport
 
     key = api_key(url)
-    http = DefaultAsyncHttpxClient(transport=OpenAITransport(), timeout=timeout)
-    return AsyncOpenAI(base_url=url, api_key=key, timeout=timeout, max_retries=retries, http_client=http)
+    limits = Timeout(timeout, connect=min(timeout or _CONNECT_TIMEOUT, _CONNECT_TIMEOUT))
+    http = DefaultAsyncHttpxClient(transport=OpenAITransport(), timeout=limits)
+    return AsyncOpenAI(base_url=url, api_key=key, timeout=limits, max_retries=retries, http_client=http)
 
 
 def is_too_long(error: "APIStatusError") -> bool:

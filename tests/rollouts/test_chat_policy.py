@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,7 @@ from tests.inference.fake_vllm import (
     chat_turn,
     cut_body,
     cut_json,
+    held,
     raw,
     reset,
     stall,
@@ -95,7 +97,7 @@ def converse(
     async def run() -> Trajectory:
         environment = EmailEnvironment(index, scenario(3), 6)
         address = f"{server.address}/v1"
-        async with openai_client(address, timeout=HOUR, retries=retries) as client, ToolThreads() as threads:
+        async with openai_client(address, retries=retries) as client, ToolThreads() as threads:
             told = environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
             session = ApiChatSession(ApiChatModel(client, model, sampling, settings, deadline), *told)
             episode = run_episode(session, EpisodeStart(environment, "", EpisodeLimits(max_turns=6), threads))
@@ -464,7 +466,7 @@ def test_conversations_that_are_rejected_at_the_same_time_both_go_on(index: Mail
     model = FakeChatModel(thinks=2000, most_tokens=5000, rejects=("parallel_tool_calls",))
 
     async def run(address: str) -> list[str]:
-        async with openai_client(f"{address}/v1", timeout=HOUR, retries=0) as client, ToolThreads() as threads:
+        async with openai_client(f"{address}/v1", retries=0) as client, ToolThreads() as threads:
             shared, episodes = ApiChatModel(client, "chat", Sampling(), REFUSE), []
             for number in (3, 5):
                 environment = EmailEnvironment(index, scenario(number), 6)
@@ -514,11 +516,11 @@ def test_a_full_context_is_an_ending_not_a_failure(server: FakeVLLM, index: Mail
     assert (done.ending, done.turns) == ("context full", 2)
 
 
-@pytest.mark.parametrize("fault", [reset, stall, cut_body, status(500), status(429)])
+@pytest.mark.parametrize("fault", [reset, cut_body, status(500), status(429)])
 @pytest.mark.usefixtures("_no_pauses")
-def test_a_temporary_fault_is_retried(server: FakeVLLM, index: MailIndex, fault: Act, clock: Clock) -> None:
+def test_a_temporary_fault_is_retried(server: FakeVLLM, index: MailIndex, fault: Act) -> None:
     server.inject(fault, after=1)
-    assert converse(server, index, stuck=clock if fault is stall else None).ending == "answer"
+    assert converse(server, index).ending == "answer"
     assert len(server.requests) == 4
 
 
@@ -526,7 +528,6 @@ def test_a_temporary_fault_is_retried(server: FakeVLLM, index: MailIndex, fault:
     ("fault", "code", "says"),
     [
         (reset, "models.unreachable", "APIConnectionError"),
-        (stall, "models.unreachable", "APITimeoutError"),
         (cut_body, "models.unreachable", "APIConnectionError"),
         (cut_json, "models.invalid-answer", "JSONDecodeError"),
         (status(500), "models.request-failed", "500"),
@@ -549,19 +550,41 @@ def test_a_temporary_fault_is_retried(server: FakeVLLM, index: MailIndex, fault:
     ],
 )
 def test_a_missing_or_incomplete_answer_is_a_failure_of_infrastructure(
-    server: FakeVLLM, index: MailIndex, fault: Act, code: str, says: str, clock: Clock
+    server: FakeVLLM, index: MailIndex, fault: Act, code: str, says: str
 ) -> None:
     server.inject(fault, times=None, after=1)
     with raises(code, "chat", says) as failed:
-        converse(server, index, retries=0, stuck=clock if fault is stall else None)
+        converse(server, index, retries=0)
     assert isinstance(failed.value, PolicyError)
     assert len(server.requests) == 2
 
 
-def test_an_endless_answer_is_given_up(server: FakeVLLM, index: MailIndex, clock: Clock) -> None:
-    server.inject(trickle, after=1)
+@pytest.mark.parametrize("fault", [trickle, stall])
+def test_an_answer_that_does_not_end_is_given_up(server: FakeVLLM, index: MailIndex, fault: Act, clock: Clock) -> None:
+    server.inject(fault, after=1)
     with raises("models.timeout", "chat", 1800):
         converse(server, index, deadline=HOUR / 2, stuck=clock)
+    assert len(server.requests) == 2, "the server bills a request that is repeated"
+
+
+def test_an_answer_may_take_most_of_the_deadline(server: FakeVLLM, index: MailIndex, clock: Clock) -> None:
+    release = threading.Event()
+    server.inject(held(release))
+
+    async def run() -> Trajectory:
+        name, limits = PolicyName.parse(f"chat:chat@{server.address}/v1"), EpisodeLimits()
+        async with open_policy(name, None, Sampling(), limits) as run, ToolThreads() as threads:
+            environment = EmailEnvironment(index, scenario(5), 6)
+            talk = asyncio.create_task(run(EpisodeStart(environment, "1", limits, threads)))
+            await async_wait_until(lambda: server.requests)
+            clock.advance(850)
+            for _ in range(20):
+                await asyncio.sleep(0.01)  # timers that have elapsed run
+            release.set()
+            return await talk
+
+    assert asyncio.run(run()).ending == "answer"
+    assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize(

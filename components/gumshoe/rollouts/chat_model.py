@@ -121,7 +121,7 @@ class ApiChatModel:
             UsageError: if the model, the key or the address is wrong.
         """
         try:
-            async with asyncio.timeout(self._deadline):  # the client's timeout is per read
+            async with asyncio.timeout(self._deadline):  # the only limit; the client has none
                 budget = self._thinking_budget
                 answer = await self._request(messages, tools)
                 if answer is None or budget is not None or not _is_reasoning_cut_off(answer):
