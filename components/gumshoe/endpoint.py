@@ -1,5 +1,6 @@
 """Connect to OpenAI-compatible servers and translate their errors."""
 
+import json
 import os
 import re
 from typing import TYPE_CHECKING
@@ -10,7 +11,19 @@ from gumshoe.network import clean_credential
 if TYPE_CHECKING:
     from openai import APIStatusError, AsyncOpenAI
 
-_TOO_LONG = re.compile("maximum context length|context length is only", re.I)  # vLLM sends no code for it
+# How servers report a full context, if they send no code for it: vLLM and Mistral; SGLang; vLLM; llama.cpp; LM Studio;
+# Anthropic and Bedrock; Gemini; xAI; TGI; DashScope.
+_TOO_LONG = re.compile(
+    r"maximum context length|context length is only|longer than the model's context length"
+    r"|longer than the maximum model length|exceeds? the available context size|greater than the context length"
+    r"|(prompt|input) is too long|exceed context limit|input token count.{0,40}exceeds the maximum number of tokens"
+    r"|maximum prompt length is|`inputs` (tokens \+ `max_new_tokens` must be|must have less than)"
+    r"|range of input length should be",
+    re.I,
+)
+_TOO_LONG_CODES = {"context_length_exceeded", "exceed_context_size_error"}  # OpenAI and Groq; llama.cpp
+_SEARCH_LENGTH = 500  # characters of an error to search; a server may repeat the request after them
+_MAX_ERROR_LENGTH = 1000  # characters of an error to report
 _DENIED, _NOT_FOUND = {401, 403}, 404
 _CONNECT_TIMEOUT = 10.0  # seconds
 
@@ -54,7 +67,20 @@ def openai_client(url: str | None, *, timeout: float | None = None, retries: int
 
 def is_too_long(error: "APIStatusError") -> bool:
     """Return True if a request was rejected because it does not fit into the model's context."""
-    return error.code == "context_length_exceeded" or _TOO_LONG.search(str(error)) is not None
+    return bool({error.code, error.type} & _TOO_LONG_CODES or _TOO_LONG.search(error_text(error)[:_SEARCH_LENGTH]))
+
+
+def error_text(error: "APIStatusError") -> str:
+    """Return the status of an error, and what the server says about it.
+
+    OpenAI's client has the words only of errors in OpenAI's own form. Gemini sends a list, xAI and TGI a text, and
+    servers with FastAPI or pydantic the list of what is wrong.
+    """
+    text, body = str(error), error.body
+    if not body or (isinstance(body, dict) and isinstance(body.get("message"), str)):
+        return text
+    said = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
+    return text if said.startswith("<") else f"{text} - {said}"[:_MAX_ERROR_LENGTH]
 
 
 def raise_if_misconfigured(model: str, error: "APIStatusError") -> None:
@@ -64,6 +90,10 @@ def raise_if_misconfigured(model: str, error: "APIStatusError") -> None:
         UsageError: if the status is 401, 403 or 404.
     """
     if error.status_code in _DENIED:
-        raise UsageError("models.access-denied", f"access to {model} denied: {error}; check OPENAI_API_KEY") from None
+        raise UsageError(
+            "models.access-denied", f"access to {model} denied: {error_text(error)}; check OPENAI_API_KEY"
+        ) from None
     if error.status_code == _NOT_FOUND:
-        raise UsageError("models.not-found", f"{model} not found: {error}; check its name and the address") from None
+        raise UsageError(
+            "models.not-found", f"{model} not found: {error_text(error)}; check its name and the address"
+        ) from None

@@ -275,6 +275,7 @@ def test_concurrent_requests_share_the_unsupported_options() -> None:
     [
         ("The response was filtered: content policy", FAILED),
         ("'max_completion_tokens' is too large: maximum context length is 8192 tokens", "judges.context-full"),
+        ("prompt is too long: 208310 tokens > 200000 maximum, response_format unsupported", "judges.context-full"),
         ("bad request " + "x" * 400 + " unsupported response_format", FAILED),
     ],
 )

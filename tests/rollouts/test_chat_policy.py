@@ -422,6 +422,37 @@ def test_a_server_that_knows_only_the_old_limit_of_tokens_gets_it(index: MailInd
     )
 
 
+EXTRA = {
+    "type": "extra_forbidden",
+    "loc": ["body", "parallel_tool_calls"],
+    "msg": "Extra inputs are not permitted",
+    "input": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("code", "body"),
+    [
+        pytest.param(422, {"detail": [EXTRA]}, id="FastAPI"),
+        pytest.param(
+            422, {"object": "error", "message": {"detail": [EXTRA]}, "type": "invalid_request_error"}, id="Mistral"
+        ),
+        pytest.param(
+            400,
+            [{"error": {"code": 400, "message": 'Unknown name "parallel_tool_calls": Cannot find field.'}}],
+            id="Gemini",
+        ),
+        pytest.param(400, {"code": "Bad", "error": "Argument not supported: parallel_tool_calls"}, id="xAI"),
+    ],
+)
+def test_a_rejected_parameter_is_found_in_any_form_of_error(
+    server: FakeVLLM, index: MailIndex, code: int, body: Any
+) -> None:
+    server.inject(status(code, body))
+    assert converse(server, index, settings=REFUSE).ending == "answer"
+    assert ["parallel_tool_calls" in each for each in server.requests] == [True, False, False, False]
+
+
 @pytest.mark.parametrize(
     "says", ["temperature must be between 0 and 2", "invalid message: the temperature of the soup"]
 )
@@ -503,15 +534,99 @@ def test_conversations_share_what_was_learned_about_the_model(index: MailIndex) 
     ] * 6
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        {"message": "too long", "code": "context_length_exceeded"},
-        {"message": "This model's maximum context length is 64 tokens. However, you requested 99.", "code": 400},
+def vllm(message: str, code: int = 400) -> dict[str, Any]:
+    """Return an error as vLLM and SGLang send it."""
+    return {"object": "error", "message": message, "type": "BadRequestError", "param": None, "code": code}
+
+
+FULL_CONTEXTS: dict[str, Any] = {
+    "OpenAI": {"error": {"message": "too long", "type": "invalid_request_error", "code": "context_length_exceeded"}},
+    "vLLM": {
+        "error": vllm(
+            "This model's maximum context length is 64 tokens. However, you requested 99 tokens in the messages, "
+            "Please reduce the length of the messages."
+        )
+    },
+    "vLLM, the prompt alone": {
+        "error": vllm(
+            "The decoder prompt (length 5021) is longer than the maximum model length of 4096. Make sure that "
+            "`max_model_len` is no smaller than the number of text tokens."
+        )
+    },
+    "SGLang": vllm("The input (5021 tokens) is longer than the model's context length (4096 tokens)."),
+    "SGLang, with the answer": vllm(
+        "Requested token count exceeds the model's maximum context length of 4096 tokens. You requested a total of "
+        "4500 tokens: 3988 tokens from the input messages and 512 tokens for the completion."
+    ),
+    "llama.cpp": {
+        "error": {
+            "code": 400,
+            "message": "the request exceeds the available context size, try increasing it",
+            "type": "exceed_context_size_error",
+            "n_prompt_tokens": 5021,
+            "n_ctx": 4096,
+        }
+    },
+    "llama.cpp, later": {
+        "error": {
+            "code": 400,
+            "message": "request (5021 tokens) exceeds the available context size (4096 tokens), try increasing it",
+            "type": "exceed_context_size_error",
+        }
+    },
+    "Anthropic": {
+        "error": {
+            "code": "invalid_request_error",
+            "message": "prompt is too long: 208310 tokens > 200000 maximum",
+            "type": "invalid_request_error",
+        }
+    },
+    "Anthropic, with the answer": {
+        "error": {
+            "code": "invalid_request_error",
+            "message": "input length and `max_tokens` exceed context limit: 199000 + 8192 > 200000, decrease input "
+            "length or `max_tokens` and try again",
+        }
+    },
+    "Gemini": [
+        {
+            "error": {
+                "code": 400,
+                "message": "The input token count (1055768) exceeds the maximum number of tokens allowed (1048576).",
+                "status": "INVALID_ARGUMENT",
+            }
+        }
     ],
-)
-def test_a_full_context_is_an_ending_not_a_failure(server: FakeVLLM, index: MailIndex, error: dict[str, Any]) -> None:
-    server.inject(status(400, {"error": error}), after=2)
+    "Gemini, earlier": {
+        "error": {
+            "code": 400,
+            "message": "The input token count exceeds the maximum number of tokens allowed 1048576.",
+            "status": "INVALID_ARGUMENT",
+        }
+    },
+    "xAI": {
+        "code": "Client specified an invalid argument",
+        "error": "This model's maximum prompt length is 131072 but the request contains 150021 tokens.",
+    },
+    "TGI": {
+        "error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 3988 `inputs` "
+        "tokens and 512 `max_new_tokens`",
+        "error_type": "validation",
+    },
+    "Bedrock": {"error": {"message": "Input is too long for requested model.", "type": "invalid_request_error"}},
+    "DashScope": {
+        "error": {
+            "message": "<400> InternalError.Algo.InvalidParameter: Range of input length should be [1, 30720]",
+            "type": "invalid_request_error",
+            "code": "invalid_parameter_error",
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("says", FULL_CONTEXTS)
+def test_a_full_context_is_an_ending_not_a_failure(server: FakeVLLM, index: MailIndex, says: str) -> None:
+    server.inject(status(422 if says == "TGI" else 400, FULL_CONTEXTS[says]), after=2)
     done = converse(server, index)
     assert (done.ending, done.turns) == ("context full", 2)
 

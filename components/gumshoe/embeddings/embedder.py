@@ -17,7 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gumshoe.artifacts.hub import ModelLocation, find_model
 from gumshoe.artifacts.response_cache import Cache, cache_key, default_cache_path
-from gumshoe.endpoint import api_key, openai_client, raise_if_misconfigured
+from gumshoe.endpoint import api_key, error_text, openai_client, raise_if_misconfigured
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.installation import install_command
 from gumshoe.network import raise_if_untrusted
@@ -248,7 +248,8 @@ class EndpointEmbedder:
         except APIStatusError as error:
             raise_if_misconfigured(self.name, error)
             raise EmbeddingError(
-                "embeddings.endpoint-failed", f"{self.name} failed: {error}; see the server's log, or try again"
+                "embeddings.endpoint-failed",
+                f"{self.name} failed: {error_text(error)}; see the server's log, or try again",
             ) from None
         except APIConnectionError as error:
             raise_if_untrusted(error, self.name)

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, HttpUrl, ValidationError
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from gumshoe.artifacts.response_cache import Cache, cache_key, default_cache_path
-from gumshoe.endpoint import is_too_long, openai_client, raise_if_misconfigured
+from gumshoe.endpoint import error_text, is_too_long, openai_client, raise_if_misconfigured
 from gumshoe.json_text import load_json
 from gumshoe.model_validation import describe_validation_error
 from gumshoe.network import raise_if_untrusted
@@ -172,9 +172,13 @@ class JudgeModel:
         except APIStatusError as error:
             raise_if_misconfigured(name, error)
             if is_too_long(error):
-                failure = JudgeError("judges.context-full", f"the request is too long for the judge {name}: {error}")
+                failure = JudgeError(
+                    "judges.context-full", f"the request is too long for the judge {name}: {error_text(error)}"
+                )
             else:
-                failure = JudgeError("judges.request-failed", f"the request to the judge {name} failed: {error}")
+                failure = JudgeError(
+                    "judges.request-failed", f"the request to the judge {name} failed: {error_text(error)}"
+                )
         except APIError as error:
             failure = JudgeError("judges.request-failed", f"the request to the judge {name} failed: {error}")
         self.usage.failed += 1
@@ -297,7 +301,7 @@ def _find_unsupported(error: "APIStatusError") -> set[str]:
     """Return the options of a request that a server's error reports as not supported."""
     if error.status_code not in {400, 422} or is_too_long(error):
         return set()
-    text = str(error)[:_ERROR_LENGTH]
+    text = error_text(error)[:_ERROR_LENGTH]
     named = {name for name, words in _OPTIONS.items() if error.param == name or re.search(words, text)}
     return named if error.param in named or re.search(_UNSUPPORTED, text, re.I) else set()
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gumshoe.endpoint import is_too_long, raise_if_misconfigured
+from gumshoe.endpoint import error_text, is_too_long, raise_if_misconfigured
 from gumshoe.environments.tools import Call
 from gumshoe.inference.policy import PolicyError, Sampling
 from gumshoe.network import raise_if_untrusted
@@ -147,7 +147,7 @@ class ApiChatModel:
             try:
                 return self._read(await self._create(kept, tools, options), tools, len(messages))
             except APIStatusError as error:
-                if error.status_code in _INVALID and _OUT_OF_TOKENS.search(str(error)):
+                if error.status_code in _INVALID and _OUT_OF_TOKENS.search(error_text(error)):
                     nothing = ParsedTurn(problem="no call", detail=_NO_CALL)
                     return ApiAnswer("", "", (), nothing, None, is_cut_off=True, has_reasoning=True)
                 sent = {*options, *(name for each in kept for name in _REASONING_FIELDS if name in each)} - {_OLD_LIMIT}
@@ -192,7 +192,7 @@ class ApiChatModel:
             if rejected := _find_rejected(error, optional):
                 self._leave_out(rejected)
                 return thinking_budget
-            if thinking_budget and _TOO_MANY_TOKENS.search(str(error)):
+            if thinking_budget and _TOO_MANY_TOKENS.search(error_text(error)):
                 lower = _halve(thinking_budget)
                 self._thinking_budget = min(lower, self._thinking_budget or 0)
                 return lower
@@ -328,7 +328,7 @@ def _read_usage(answer: Any) -> tuple[TokenUsage | None, int]:
 
 def _find_rejected(error: "APIStatusError", optional: set[str]) -> set[str]:
     """Return those of the optional parameters that an error reports as not supported."""
-    text = str(error)
+    text = error_text(error)
     beginning = text[:_ERROR_LENGTH]
     named = {each for each in optional - _COMMON if re.search(rf"\b{each}\b", text)}
     if _UNSUPPORTED.search(beginning):
@@ -338,7 +338,7 @@ def _find_rejected(error: "APIStatusError", optional: set[str]) -> set[str]:
 
 def _status_error(name: str, error: "APIStatusError") -> PolicyError:
     """Return the error for a model or an address that answered with an error status."""
-    return PolicyError("models.request-failed", f"{name} answered {error.status_code}", str(error))
+    return PolicyError("models.request-failed", f"{name} answered {error.status_code}", error_text(error))
 
 
 def _connection_error(name: str, error: Exception) -> PolicyError:
