@@ -46,7 +46,7 @@ def api_key(url: str | None) -> str:
     return key
 
 
-def openai_client(url: str | None, *, timeout: float | None = None, retries: int = 4) -> "AsyncOpenAI":
+def openai_client(url: str | None, *, timeout: float | None = None, retries: int = 0) -> "AsyncOpenAI":
     """Return a client for `url`, or for OpenAI if it is None.
 
     `timeout` is in seconds per read; None sets no limit: a model may think for minutes before the first byte arrives,

@@ -19,8 +19,9 @@ from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.builtin_rewards import rubric
 from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
-from gumshoe.rollouts.chat_model import DEFAULT_THINKING_BUDGET, ApiChatModel
+from gumshoe.rollouts.chat_model import DEFAULT_THINKING_BUDGET, ApiAnswer, ApiChatModel
 from gumshoe.rollouts.chat_policy import ApiChatSession
+from gumshoe.rollouts.chat_retries import RequestRetries
 from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart, run_episode
 from gumshoe.rollouts.episode_runners import open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
@@ -29,6 +30,7 @@ from tests.errors import raises
 from tests.inference.fake_chat import FakeChatModel
 from tests.inference.fake_vllm import (
     Act,
+    Exchange,
     FakeVLLM,
     RejectedError,
     altered,
@@ -68,10 +70,16 @@ def _no_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
 
 
-@pytest.fixture
-def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the OpenAI client retry without pauses."""
-    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
+class Pauses:
+    """Pauses between requests, which move the clock forward and take no time."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.seconds, self._clock = list[float](), clock
+
+    async def sleep(self, seconds: float) -> None:
+        self.seconds.append(seconds)
+        self._clock.advance(seconds)
+        await asyncio.sleep(0)
 
 
 COOL = Sampling(0.3, 0.9, max_tokens=99)
@@ -87,6 +95,7 @@ def converse(
     settings: ChatSettings | None = None,
     deadline: float = 100 * HOUR,
     stuck: Clock | None = None,
+    pauses: Pauses | None = None,
 ) -> Trajectory:
     """Return one episode of a chat model, about message 3.
 
@@ -97,9 +106,10 @@ def converse(
     async def run() -> Trajectory:
         environment = EmailEnvironment(index, scenario(3), 6)
         address = f"{server.address}/v1"
-        async with openai_client(address, retries=retries) as client, ToolThreads() as threads:
+        async with openai_client(address) as client, ToolThreads() as threads:
             told = environment.system_prompt(), environment.user_prompt(), environment.toolbox.schemas()
-            session = ApiChatSession(ApiChatModel(client, model, sampling, settings, deadline), *told)
+            again = RequestRetries(retries + 1, pauses.sleep if pauses else asyncio.sleep)
+            session = ApiChatSession(ApiChatModel(client, model, sampling, settings, deadline, again), *told)
             episode = run_episode(session, EpisodeStart(environment, "", EpisodeLimits(max_turns=6), threads))
             talk = asyncio.create_task(episode)
             if stuck is not None:
@@ -497,7 +507,7 @@ def test_conversations_that_are_rejected_at_the_same_time_both_go_on(index: Mail
     model = FakeChatModel(thinks=2000, most_tokens=5000, rejects=("parallel_tool_calls",))
 
     async def run(address: str) -> list[str]:
-        async with openai_client(f"{address}/v1", retries=0) as client, ToolThreads() as threads:
+        async with openai_client(f"{address}/v1") as client, ToolThreads() as threads:
             shared, episodes = ApiChatModel(client, "chat", Sampling(), REFUSE), []
             for number in (3, 5):
                 environment = EmailEnvironment(index, scenario(number), 6)
@@ -631,12 +641,107 @@ def test_a_full_context_is_an_ending_not_a_failure(server: FakeVLLM, index: Mail
     assert (done.ending, done.turns) == ("context full", 2)
 
 
-@pytest.mark.parametrize("fault", [reset, cut_body, status(500), status(429)])
-@pytest.mark.usefixtures("_no_pauses")
-def test_a_temporary_fault_is_retried(server: FakeVLLM, index: MailIndex, fault: Act) -> None:
+@pytest.mark.parametrize("fault", [reset, cut_body, status(500), status(429), status(529)])
+def test_a_temporary_fault_is_retried(server: FakeVLLM, index: MailIndex, fault: Act, clock: Clock) -> None:
     server.inject(fault, after=1)
-    assert converse(server, index).ending == "answer"
+    assert converse(server, index, pauses=Pauses(clock)).ending == "answer"
     assert len(server.requests) == 4
+
+
+def busy(code: int = 429, **headers: str) -> Act:
+    """Reject a request because there are too many."""
+
+    def act(exchange: Exchange) -> None:
+        body = b'{"error": {"message": "Rate limit reached for requests", "code": "rate_limit_exceeded"}}'
+        exchange.start_reply(code, len(body), **headers)
+        exchange.send(body)
+
+    return act
+
+
+def test_a_busy_server_is_asked_again_more_and_more_slowly(server: FakeVLLM, index: MailIndex, clock: Clock) -> None:
+    server.inject(busy(), times=9, after=1)
+    pauses = Pauses(clock)
+    assert converse(server, index, retries=0, deadline=900, pauses=pauses).ending == "answer"
+    assert len(server.requests) == 3 + 9
+    shortest = [1, 2, 4, 8, 16, 32, 60, 60, 60]
+    assert all(least <= taken <= 2 * least for least, taken in zip(shortest, pauses.seconds, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("fault", "pause"),
+    [
+        (busy(**{"Retry-After": "7.5"}), 7.5),
+        (busy(503, **{"Retry-After": "7"}), 7),
+        (busy(**{"retry-after-ms": "2500"}), 2.5),
+        (busy(**{"Retry-After": "soon"}), 1),
+    ],
+)
+def test_a_busy_server_decides_the_pause(
+    server: FakeVLLM, index: MailIndex, clock: Clock, fault: Act, pause: float
+) -> None:
+    server.inject(fault)
+    pauses = Pauses(clock)
+    assert converse(server, index, retries=0, pauses=pauses).ending == "answer"
+    assert pauses.seconds == [pytest.approx(1.5 * pause, rel=0.34)]
+
+
+@pytest.mark.parametrize(
+    ("fault", "fewest", "most"),
+    [
+        pytest.param(busy(), 10, 40, id="busy"),
+        pytest.param(busy(**{"Retry-After": "3600"}), 1, 1, id="for an hour"),
+        pytest.param(busy(**{"x-should-retry": "false"}), 1, 1, id="not to be asked again"),
+        pytest.param(
+            status(429, {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}),
+            1,
+            1,
+            id="no money",
+        ),
+    ],
+)
+def test_a_server_that_is_busy_beyond_the_deadline_is_a_failure(
+    server: FakeVLLM, index: MailIndex, clock: Clock, fault: Act, fewest: int, most: int
+) -> None:
+    server.inject(fault, times=None)
+    pauses = Pauses(clock)
+    with raises("models.request-failed", "chat", 429) as failed:
+        converse(server, index, deadline=900, pauses=pauses)
+    assert isinstance(failed.value, PolicyError)
+    assert fewest <= len(server.requests) <= most
+    assert sum(pauses.seconds) < 900
+
+
+def test_all_conversations_of_a_model_leave_a_busy_server_alone(
+    server: FakeVLLM, index: MailIndex, clock: Clock
+) -> None:
+    server.inject(busy(**{"Retry-After": "30"}))
+    environment = EmailEnvironment(index, scenario(3), 6)
+    messages = [{"role": "user", "content": environment.user_prompt()}]
+    pauses = list[tuple[float, int]]()  # seconds, and the number of requests before
+
+    async def run() -> None:
+        async def sleep(seconds: float) -> None:
+            pauses.append((seconds, len(server.requests)))
+            if len(pauses) == 1:
+                others.append(asyncio.create_task(ask()))
+                await async_wait_until(lambda: len(pauses) > 1 or len(server.requests) > 1)
+            clock.advance(seconds)
+
+        async with openai_client(f"{server.address}/v1") as client:
+            model = ApiChatModel(client, "chat", Sampling(), retries=RequestRetries(sleep=sleep))
+
+            async def ask() -> ApiAnswer | None:
+                return await model.answer(messages, environment.toolbox.schemas())
+
+            others = list[asyncio.Task[ApiAnswer | None]]()
+            assert await ask()
+            assert await others[0]
+
+    asyncio.run(run())
+    assert [requests for _, requests in pauses[:2]] == [1, 1]
+    assert min(seconds for seconds, _ in pauses[:2]) > 29
+    assert len(server.requests) == 3
 
 
 @pytest.mark.parametrize(
@@ -646,7 +751,6 @@ def test_a_temporary_fault_is_retried(server: FakeVLLM, index: MailIndex, fault:
         (cut_body, "models.unreachable", "APIConnectionError"),
         (cut_json, "models.invalid-answer", "JSONDecodeError"),
         (status(500), "models.request-failed", "500"),
-        (status(429), "models.request-failed", "429"),
         (status(400), "models.request-failed", "400"),
         (raw(b"<html>proxy</html>", "text/html"), "models.invalid-answer", ""),
         (raw(b"{}"), "models.invalid-answer", ""),

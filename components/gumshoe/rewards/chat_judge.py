@@ -117,7 +117,7 @@ class JudgeModel:
         self.settings = settings
         self.usage = Usage()
         url = str(settings.url) if settings.url else None
-        self._client = openai_client(url, retries=0)  # `ask` limits each question as a whole
+        self._client = openai_client(url)  # `ask` limits each question as a whole
         self._cache = Cache(settings.cache) if settings.cache else None
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._unsupported: set[str] = set()

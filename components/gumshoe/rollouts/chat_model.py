@@ -5,6 +5,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gumshoe.endpoint import error_text, is_too_long, raise_if_misconfigured
@@ -16,6 +17,7 @@ from gumshoe.rollouts.call_forms.call_form import check_call
 from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.chat_format.reasoning import THINK
+from gumshoe.rollouts.chat_retries import RequestRetries
 from gumshoe.rollouts.trajectory import TokenUsage
 from gumshoe.terminal import err, printable
 
@@ -92,7 +94,8 @@ class ApiChatModel:
     """A chat model, with the settings of all its conversations and what its answers showed about it.
 
     Parameters that a server rejects are left out of all later requests: reasoning models take no temperature, and some
-    servers only know `max_tokens`. `deadline`, in seconds, is for one turn with all its requests.
+    servers only know `max_tokens`. `deadline`, in seconds, is for one turn with all its requests. `retries` repeats
+    those that fail, so `client` repeats none.
 
     Reasoning counts towards the maximum number of tokens of a request. If an answer was cut off because of it, and the
     settings have no thinking budget, all later requests have `DEFAULT_THINKING_BUDGET` in addition, or as much of it as
@@ -106,9 +109,10 @@ class ApiChatModel:
         sampling: Sampling,
         settings: ChatSettings | None = None,
         deadline: float = 900,
+        retries: RequestRetries | None = None,
     ) -> None:
         self._client, self.name, self._sampling = client, name, sampling
-        self._deadline = deadline
+        self._deadline, self._retries = deadline, retries or RequestRetries()
         self.settings = settings or ChatSettings()
         self._thinking_budget = self.settings.thinking_budget
         self._rejected = set[str]()
@@ -120,15 +124,16 @@ class ApiChatModel:
             PolicyError: if there is no usable answer.
             UsageError: if the model, the key or the address is wrong.
         """
+        deadline = asyncio.get_running_loop().time() + self._deadline
         try:
-            async with asyncio.timeout(self._deadline):  # the only limit; the client has none
+            async with asyncio.timeout_at(deadline):  # the only limit; the client has none
                 budget = self._thinking_budget
-                answer = await self._request(messages, tools)
+                answer = await self._request(messages, tools, deadline)
                 if answer is None or budget is not None or not _is_reasoning_cut_off(answer):
                     return answer
                 if self._thinking_budget is None:  # another conversation may have set it by now
                     self._thinking_budget = DEFAULT_THINKING_BUDGET
-                again = await self._request(messages, tools)
+                again = await self._request(messages, tools, deadline)
         except TimeoutError:
             message = f"{self.name} did not answer in {self._deadline:g} seconds"
             raise PolicyError("models.timeout", message) from None
@@ -136,7 +141,7 @@ class ApiChatModel:
             return answer
         return replace(again, usage=again.usage + answer.usage if again.usage and answer.usage else None)
 
-    async def _request(self, messages: Sequence[Any], tools: Sequence[Any]) -> ApiAnswer | None:
+    async def _request(self, messages: Sequence[Any], tools: Sequence[Any], deadline: float) -> ApiAnswer | None:
         """Return an answer, or None if the conversation does not fit. Repeat the request without what is rejected."""
         from openai import APIError, APIStatusError  # takes half a second to import
 
@@ -145,7 +150,8 @@ class ApiChatModel:
             options = self._options(budget)
             kept = [{name: value for name, value in each.items() if name not in self._rejected} for each in messages]
             try:
-                return self._read(await self._create(kept, tools, options), tools, len(messages))
+                answer = await self._retries.run(partial(self._create, kept, tools, options), deadline)
+                return self._read(answer, tools, len(messages))
             except APIStatusError as error:
                 if error.status_code in _INVALID and _OUT_OF_TOKENS.search(error_text(error)):
                     nothing = ParsedTurn(problem="no call", detail=_NO_CALL)
