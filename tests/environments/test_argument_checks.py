@@ -10,7 +10,7 @@ from gumshoe.environments.argument_checks import find_bad_values, join_faults
 from gumshoe.environments.tools import BadArgumentsError, Call, Toolbox, ToolError, UnknownToolError
 from gumshoe.mail.index import MailIndex
 from gumshoe.rollouts.call_forms import UnusableCallError
-from gumshoe.rollouts.chat_model import ApiCall
+from gumshoe.rollouts.chat_answers import ApiCall
 from tests.environments.test_base import environment, index  # noqa: F401 - a fixture
 
 HALF, NUL, LONG = "a\ud800", "a\0b", 2**63

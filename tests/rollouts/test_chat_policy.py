@@ -18,8 +18,9 @@ from gumshoe.inference.policy_names import TINY, PolicyName
 from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.builtin_rewards import rubric
 from gumshoe.rewards.judge_registry import open_judge
+from gumshoe.rollouts.chat_answers import ApiAnswer
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
-from gumshoe.rollouts.chat_model import DEFAULT_THINKING_BUDGET, ApiAnswer, ApiChatModel
+from gumshoe.rollouts.chat_model import DEFAULT_THINKING_BUDGET, ApiChatModel
 from gumshoe.rollouts.chat_policy import ApiChatSession
 from gumshoe.rollouts.chat_retries import RequestRetries
 from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart, run_episode
@@ -486,6 +487,50 @@ def test_reasoning_is_kept_in_the_history_or_dropped(index: MailIndex, shows: An
     assert all(each.has_reasoning and "delete_everything" not in each.text for each in sampled)
 
 
+PARTS = [
+    {"type": "thinking", "thinking": [{"type": "text", "text": "I know the word."}]},
+    {"type": "text", "text": "Let me see."},
+]
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        pytest.param(PARTS, id="Mistral"),
+        pytest.param([{"type": "thinking", "thinking": "I know the word."}, PARTS[1]], id="Anthropic"),
+        pytest.param(
+            [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "I know the word."}]}, PARTS[1]],
+            id="Databricks",
+        ),
+    ],
+)
+def test_content_may_be_a_list_of_parts(server: FakeVLLM, index: MailIndex, parts: Any, kept: bool) -> None:
+    server.inject(altered(lambda answer: answer["choices"][0]["message"].update(content=parts)))
+    done = converse(server, index, settings=ChatSettings(reasoning_history="keep" if kept else "drop"))
+    assert done.ending == "answer"
+    assert done.spans[1].text.startswith("Let me see.\n<tool_call>")
+    assert [each.has_reasoning for each in done.spans if each.origin == "sampled"] == [True, False, False]
+    assert server.requests[1]["messages"][2]["content"] == (parts if kept else "Let me see.")
+
+
+def test_calls_may_have_no_id_and_an_object_of_arguments(server: FakeVLLM, index: MailIndex) -> None:
+    def loosen(answer: dict[str, Any]) -> None:
+        (call,) = answer["choices"][0]["message"]["tool_calls"]
+        call["id"], call["function"]["arguments"] = None, json.loads(call["function"]["arguments"])
+
+    server.inject(altered(loosen), times=None)
+    done = converse(server, index)
+    assert (done.ending, done.record.answer) == ("answer", "Body of message 3")
+    _, _, first, found, second, read = server.requests[-1]["messages"]
+    assert [first["tool_calls"][0]["id"], second["tool_calls"][0]["id"]] == [
+        found["tool_call_id"],
+        read["tool_call_id"],
+    ]
+    assert found["tool_call_id"] != read["tool_call_id"]
+    assert json.loads(first["tool_calls"][0]["function"]["arguments"]) == {"keywords": ["body", "3"]}
+
+
 def test_hidden_reasoning_counts_as_reasoning(index: MailIndex) -> None:
     with FakeVLLM(models=("chat",), chat=FakeChatModel(thinks=20)) as server:
         done = converse(server, index)
@@ -760,6 +805,8 @@ def test_all_conversations_of_a_model_leave_a_busy_server_alone(
         (raw(b'{"choices": [{}]}'), "models.invalid-answer", ""),
         (raw(b'{"choices": [{"message": null}]}'), "models.invalid-answer", ""),
         (raw(b'{"choices": [{"message": {"content": 1}}]}'), "models.invalid-answer", ""),
+        (raw(b'{"choices": [{"message": {"content": {"type": "text"}}}]}'), "models.invalid-answer", ""),
+        (raw(b'{"choices": [{"message": {"content": [1]}}]}'), "models.invalid-answer", ""),
         (raw(b'{"choices": [{"message": {"tool_calls": [{}]}}]}'), "models.invalid-answer", ""),
         (
             raw(b'{"choices": [{"message": {"tool_calls": [{"id": "1", "function": {}}]}}]}'),

@@ -1,24 +1,19 @@
-"""Requests to a chat model on an OpenAI-compatible server, and the parts of its answers."""
+"""Requests to a chat model on an OpenAI-compatible server."""
 
 import asyncio
-import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gumshoe.endpoint import error_text, is_too_long, raise_if_misconfigured
-from gumshoe.environments.tools import Call
 from gumshoe.inference.policy import PolicyError, Sampling
 from gumshoe.network import raise_if_untrusted
-from gumshoe.rollouts.call_forms import NoCallError, UnusableCallError, find_form
-from gumshoe.rollouts.call_forms.call_form import check_call
+from gumshoe.rollouts.chat_answers import NO_CALL, REASONING_FIELDS, ApiAnswer, read_answer
 from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
-from gumshoe.rollouts.chat_format.reasoning import THINK
 from gumshoe.rollouts.chat_retries import RequestRetries
-from gumshoe.rollouts.trajectory import TokenUsage
 from gumshoe.terminal import err, printable
 
 if TYPE_CHECKING:
@@ -27,9 +22,6 @@ if TYPE_CHECKING:
 DEFAULT_THINKING_BUDGET = 16_384
 """Tokens of reasoning per turn, in addition to `max_tokens`, of a model that reasons, if the settings have none."""
 _MIN_THINKING_BUDGET = 256
-_REASONING_FIELDS = ("reasoning_content", "reasoning")  # DeepSeek and others; vLLM, Groq and others
-_HERMES = find_form("hermes")
-_NO_CALL = "there is no tool call in it"
 _NOT_FOUND, _INVALID = 404, {400, 422}
 # OpenAI's answer if reasoning used up all tokens.
 _OUT_OF_TOKENS = re.compile("could not finish the message because max_tokens", re.I)
@@ -42,52 +34,6 @@ _SAMPLING = {"temperature", "top_p"}
 _COMMON = {*_SAMPLING, "max_completion_tokens"}
 """Optional parameters that errors about other things may name too."""
 _TOO_MANY_TOKENS = re.compile(r"max_(completion_|output_)?tokens|(completion|output) tokens", re.I)
-
-
-@dataclass(frozen=True, slots=True)
-class ApiCall:
-    """A tool call as the API has it."""
-
-    id: str
-    name: str
-    arguments: str
-    """JSON, if the model made no mistake."""
-
-    def parse(self) -> Call:
-        """Return the call with its arguments.
-
-        Raises:
-            UnusableCallError: if they are not a JSON object.
-        """
-        try:
-            arguments = json.loads(self.arguments)
-        except (ValueError, RecursionError) as error:
-            raise UnusableCallError(f"the arguments of {self.name} are not JSON ({error})") from None
-        if not isinstance(arguments, dict):
-            raise UnusableCallError(f"the arguments of {self.name} are not a JSON object")
-        call = Call(self.name, arguments, self.id)
-        check_call(call)
-        return call
-
-
-@dataclass(frozen=True, slots=True)
-class ApiAnswer:
-    """A model's answer to a conversation."""
-
-    content: str
-    """Text, possibly with reasoning in `<think>` tags."""
-    text: str
-    """The same without reasoning. Servers without a parser of calls leave calls in it."""
-    calls: tuple[ApiCall, ...]
-    parsed: ParsedTurn
-    usage: TokenUsage | None
-    """None if the server does not report it."""
-    is_cut_off: bool
-    """True if it reached the maximum number of tokens."""
-    has_reasoning: bool
-    """True if there was reasoning before it, visible or not."""
-    reasoning_field: str = ""
-    """Field of the message in which the server returned the reasoning; empty if it did not."""
 
 
 class ApiChatModel:
@@ -151,12 +97,12 @@ class ApiChatModel:
             kept = [{name: value for name, value in each.items() if name not in self._rejected} for each in messages]
             try:
                 answer = await self._retries.run(partial(self._create, kept, tools, options), deadline)
-                return self._read(answer, tools, len(messages))
+                return read_answer(self.name, answer, tools, len(messages), self.settings)
             except APIStatusError as error:
                 if error.status_code in _INVALID and _OUT_OF_TOKENS.search(error_text(error)):
-                    nothing = ParsedTurn(problem="no call", detail=_NO_CALL)
+                    nothing = ParsedTurn(problem="no call", detail=NO_CALL)
                     return ApiAnswer("", "", (), nothing, None, is_cut_off=True, has_reasoning=True)
-                sent = {*options, *(name for each in kept for name in _REASONING_FIELDS if name in each)} - {_OLD_LIMIT}
+                sent = {*options, *(name for each in kept for name in REASONING_FIELDS if name in each)} - {_OLD_LIMIT}
                 budget = self._adapt(error, sent, budget)
             except (APIError, ValueError) as error:  # openai passes on errors of the JSON parser
                 raise _connection_error(self.name, error) from None
@@ -214,39 +160,6 @@ class ApiChatModel:
             )
         self._rejected |= rejected
 
-    def _read(self, answer: Any, tools: Sequence[Any], place: int) -> ApiAnswer:
-        """Return the parts of a chat completion. `place` is the number of messages before it.
-
-        Raises:
-            PolicyError: if it is not a chat completion.
-        """
-        try:
-            choice = answer.choices[0]
-            content = _clean(choice.message.content or "")
-            calls = tuple(
-                _read_call(call, f"{place:04}{number:05}")
-                for number, call in enumerate(choice.message.tool_calls or [])
-            )
-            field = next((name for name in _REASONING_FIELDS if getattr(choice.message, name, None)), "")
-            reasoning = _clean(getattr(choice.message, field)) if field else ""
-            is_cut_off = choice.finish_reason == "length"
-        except (AttributeError, IndexError, TypeError):
-            raise PolicyError("models.invalid-answer", f"{self.name}: the answer is not a chat completion") from None
-        thought, text, is_closed = _split_reasoning(content)
-        reasoning = "\n".join(filter(None, (reasoning, thought)))
-        parsed = _parse(text, calls, reasoning, tools, self.settings)
-        usage, reasoning_tokens = _read_usage(answer)
-        return ApiAnswer(
-            content,
-            text,
-            calls,
-            replace(parsed, is_in_reasoning=not is_closed),
-            usage,
-            is_cut_off,
-            has_reasoning=bool(reasoning) or not is_closed or reasoning_tokens > 0,
-            reasoning_field=field,
-        )
-
 
 async def check_chat_server(client: "AsyncOpenAI", model: str) -> None:
     """Check that a model's server answers and accepts the key.
@@ -268,68 +181,13 @@ async def check_chat_server(client: "AsyncOpenAI", model: str) -> None:
         raise _connection_error(str(client.base_url), error) from None
 
 
-def _split_reasoning(content: str) -> tuple[str, str, bool]:
-    """Return the reasoning in `<think>` tags, the rest of a text, and True if all reasoning is closed."""
-    before, closing, _ = content.partition(THINK.closing)
-    is_open = bool(closing) and THINK.opening not in before  # the opening tag is in the prompt
-    reasoning, rest, is_closed = THINK.split(content, is_open=is_open)
-    return reasoning, rest.strip(), is_closed
-
-
-def _parse(
-    text: str, calls: Sequence[ApiCall], reasoning: str, tools: Sequence[Any], settings: ChatSettings
-) -> ParsedTurn:
-    """Return the parts of a turn. If there are no calls of the API, those in its text count."""
-    outside = text if calls else _HERMES.outside(text)
-    try:
-        found = tuple(call.parse() for call in calls) or tuple(_HERMES.parse(text, tools))
-    except NoCallError:
-        return ParsedTurn((), outside, reasoning, "no call", _NO_CALL)
-    except UnusableCallError as error:
-        return ParsedTurn((), outside, reasoning, "unparseable call", str(error))
-    if len(found) > 1 and settings.parallel_calls == "refuse":
-        detail = f"there are {len(found)} calls in one turn"
-        return ParsedTurn((), outside, reasoning, "unparseable call", detail)
-    return ParsedTurn(found, outside, reasoning)
-
-
-def _read_call(call: Any, missing_id: str) -> ApiCall:
-    """Return a call of the API.
-
-    Raises:
-        AttributeError, TypeError: if it is not one.
-    """
-    name, arguments = call.function.name, call.function.arguments
-    return ApiCall(
-        _clean(call.id) or missing_id, _clean(name), "{}" if arguments is None else _clean(arguments) or "{}"
-    )
-
-
 def _is_reasoning_cut_off(answer: ApiAnswer) -> bool:
     """Return True if reasoning left no tokens for a usable call."""
-    return answer.is_cut_off and not answer.parsed.calls and (answer.has_reasoning or not answer.content.strip())
+    return answer.is_cut_off and not answer.parsed.calls and (answer.has_reasoning or not answer.text)
 
 
 def _halve(budget: int) -> int:
     return budget // 2 if budget >= 2 * _MIN_THINKING_BUDGET else 0
-
-
-def _clean(text: str) -> str:
-    """Return text without lone surrogates, which cannot be sent back.
-
-    Raises:
-        AttributeError, TypeError: if it is not text.
-    """
-    return text.encode(errors="replace").decode()
-
-
-def _read_usage(answer: Any) -> tuple[TokenUsage | None, int]:
-    """Return the tokens of a request, or None if they are unknown, and the number of those of reasoning."""
-    read, written = (getattr(answer.usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
-    details = getattr(answer.usage, "completion_tokens_details", None)
-    reasoning = getattr(details, "reasoning_tokens", None)
-    usage = TokenUsage(read, written) if isinstance(read, int) and isinstance(written, int) else None
-    return usage, reasoning if isinstance(reasoning, int) else 0
 
 
 def _find_rejected(error: "APIStatusError", optional: set[str]) -> set[str]:

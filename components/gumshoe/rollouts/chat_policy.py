@@ -6,7 +6,8 @@ from typing import Any
 
 from gumshoe.environments.tools import Call
 from gumshoe.rollouts.call_forms import UnusableCallError, find_form
-from gumshoe.rollouts.chat_model import ApiAnswer, ApiCall, ApiChatModel
+from gumshoe.rollouts.chat_answers import ApiAnswer, ApiCall
+from gumshoe.rollouts.chat_model import ApiChatModel
 from gumshoe.rollouts.control_tokens import break_control_tokens
 from gumshoe.rollouts.episode import Turn
 from gumshoe.rollouts.trajectory import Span

@@ -16,8 +16,8 @@ from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.heuristic import units
 from gumshoe.rewards.heuristic.heuristic_judge import judge_answer
 from gumshoe.rollouts.call_forms import FORMS, UnusableCallError
+from gumshoe.rollouts.chat_answers import ApiCall
 from gumshoe.rollouts.chat_format.reasoning import find_tags
-from gumshoe.rollouts.chat_model import ApiCall
 from tests.fuzzing.byte_inputs import damaged, joined, json_values, texts
 from tests.fuzzing.fuzz_target import Check, FuzzTarget, simple_target
 from tests.mail.mailbox import KEEP_ALL, make_index, record

@@ -1,0 +1,187 @@
+"""Read the answers of chat models on OpenAI-compatible servers."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gumshoe.environments.tools import Call
+from gumshoe.inference.policy import PolicyError
+from gumshoe.rollouts.call_forms import NoCallError, UnusableCallError, find_form
+from gumshoe.rollouts.call_forms.call_form import check_call
+from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
+from gumshoe.rollouts.chat_format.reasoning import THINK
+from gumshoe.rollouts.trajectory import TokenUsage
+
+REASONING_FIELDS = ("reasoning_content", "reasoning")  # DeepSeek and others; vLLM, Groq and others
+_HERMES = find_form("hermes")
+_TEXT_PARTS, _REASONING_PARTS = {"text", "output_text"}, {"thinking", "reasoning"}
+_TEXT_KEYS = ("text", "thinking", "reasoning", "summary")
+NO_CALL = "there is no tool call in it"
+
+
+@dataclass(frozen=True, slots=True)
+class ApiCall:
+    """A tool call as the API has it."""
+
+    id: str
+    name: str
+    arguments: str
+    """JSON, if the model made no mistake."""
+
+    def parse(self) -> Call:
+        """Return the call with its arguments.
+
+        Raises:
+            UnusableCallError: if they are not a JSON object.
+        """
+        try:
+            arguments = json.loads(self.arguments)
+        except (ValueError, RecursionError) as error:
+            raise UnusableCallError(f"the arguments of {self.name} are not JSON ({error})") from None
+        if not isinstance(arguments, dict):
+            raise UnusableCallError(f"the arguments of {self.name} are not a JSON object")
+        call = Call(self.name, arguments, self.id)
+        check_call(call)
+        return call
+
+
+@dataclass(frozen=True, slots=True)
+class ApiAnswer:
+    """A model's answer to a conversation."""
+
+    content: Any
+    """Text, possibly with reasoning in `<think>` tags, or the list of parts that Mistral and others return."""
+    text: str
+    """The same without reasoning. Servers without a parser of calls leave calls in it."""
+    calls: tuple[ApiCall, ...]
+    parsed: ParsedTurn
+    usage: TokenUsage | None
+    """None if the server does not report it."""
+    is_cut_off: bool
+    """True if it reached the maximum number of tokens."""
+    has_reasoning: bool
+    """True if there was reasoning before it, visible or not."""
+    reasoning_field: str = ""
+    """Field of the message in which the server returned the reasoning; empty if it did not."""
+
+
+def read_answer(name: str, answer: Any, tools: Sequence[Any], place: int, settings: ChatSettings) -> ApiAnswer:
+    """Return the parts of a chat completion of a model. `place` is the number of messages before it.
+
+    Raises:
+        PolicyError: if it is not a chat completion.
+    """
+    try:
+        choice = answer.choices[0]
+        content = _clean_json(choice.message.content or "")
+        whole, thought = _read_content(content)
+        calls = tuple(
+            _read_call(call, f"{place:04}{number:05}") for number, call in enumerate(choice.message.tool_calls or [])
+        )
+        field = next((each for each in REASONING_FIELDS if getattr(choice.message, each, None)), "")
+        reasoning = _clean(getattr(choice.message, field)) if field else ""
+        is_cut_off = choice.finish_reason == "length"
+    except (AttributeError, IndexError, TypeError, ValueError):
+        raise PolicyError("models.invalid-answer", f"{name}: the answer is not a chat completion") from None
+    tagged, text, is_closed = _split_reasoning(whole)
+    reasoning = "\n".join(filter(None, (reasoning, thought, tagged)))
+    parsed = _parse(text, calls, reasoning, tools, settings)
+    usage, reasoning_tokens = _read_usage(answer)
+    return ApiAnswer(
+        content,
+        text,
+        calls,
+        replace(parsed, is_in_reasoning=not is_closed),
+        usage,
+        is_cut_off,
+        has_reasoning=bool(reasoning) or not is_closed or reasoning_tokens > 0,
+        reasoning_field=field,
+    )
+
+
+def _read_content(content: Any) -> tuple[str, str]:
+    """Return the text of a message, and the reasoning in parts of it.
+
+    Raises:
+        AttributeError, TypeError: if it is neither a text nor a list of parts.
+    """
+    if isinstance(content, str):
+        return content, ""
+    texts = [(each.get("type"), _join_texts(each)) for each in content]
+    text = "".join(part for kind, part in texts if kind in _TEXT_PARTS)
+    return text, "\n".join(part for kind, part in texts if kind in _REASONING_PARTS and part)
+
+
+def _join_texts(part: Any) -> str:
+    """Return the text of a part of a message, e.g. `{"type": "thinking", "thinking": [{"type": "text", ...}]}`."""
+    if isinstance(part, list):
+        return "".join(map(_join_texts, part))
+    if isinstance(part, dict):
+        return next((_join_texts(part[key]) for key in _TEXT_KEYS if part.get(key)), "")
+    return part if isinstance(part, str) else ""
+
+
+def _split_reasoning(content: str) -> tuple[str, str, bool]:
+    """Return the reasoning in `<think>` tags, the rest of a text, and True if all reasoning is closed."""
+    before, closing, _ = content.partition(THINK.closing)
+    is_open = bool(closing) and THINK.opening not in before  # the opening tag is in the prompt
+    reasoning, rest, is_closed = THINK.split(content, is_open=is_open)
+    return reasoning, rest.strip(), is_closed
+
+
+def _parse(
+    text: str, calls: Sequence[ApiCall], reasoning: str, tools: Sequence[Any], settings: ChatSettings
+) -> ParsedTurn:
+    """Return the parts of a turn. If there are no calls of the API, those in its text count."""
+    outside = text if calls else _HERMES.outside(text)
+    try:
+        found = tuple(call.parse() for call in calls) or tuple(_HERMES.parse(text, tools))
+    except NoCallError:
+        return ParsedTurn((), outside, reasoning, "no call", NO_CALL)
+    except UnusableCallError as error:
+        return ParsedTurn((), outside, reasoning, "unparseable call", str(error))
+    if len(found) > 1 and settings.parallel_calls == "refuse":
+        detail = f"there are {len(found)} calls in one turn"
+        return ParsedTurn((), outside, reasoning, "unparseable call", detail)
+    return ParsedTurn(found, outside, reasoning)
+
+
+def _read_call(call: Any, missing_id: str) -> ApiCall:
+    """Return a call of the API.
+
+    Raises:
+        AttributeError, TypeError: if it is not one.
+    """
+    name, arguments = call.function.name, call.function.arguments
+    if not isinstance(arguments, str):  # some servers send the object itself, or nothing
+        arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
+    return ApiCall(_clean(call.id or "") or missing_id, _clean(name), _clean(arguments) or "{}")
+
+
+def _clean(text: str) -> str:
+    """Return text without lone surrogates, which cannot be sent back.
+
+    Raises:
+        AttributeError, TypeError: if it is not text.
+    """
+    return text.encode(errors="replace").decode()
+
+
+def _clean_json(value: Any) -> Any:
+    """Return a JSON value without lone surrogates.
+
+    Raises:
+        TypeError, ValueError: if it is not JSON.
+    """
+    return json.loads(_clean(json.dumps(value, ensure_ascii=False)))
+
+
+def _read_usage(answer: Any) -> tuple[TokenUsage | None, int]:
+    """Return the tokens of a request, or None if they are unknown, and the number of those of reasoning."""
+    read, written = (getattr(answer.usage, name, None) for name in ("prompt_tokens", "completion_tokens"))
+    details = getattr(answer.usage, "completion_tokens_details", None)
+    reasoning = getattr(details, "reasoning_tokens", None)
+    usage = TokenUsage(read, written) if isinstance(read, int) and isinstance(written, int) else None
+    return usage, reasoning if isinstance(reasoning, int) else 0
