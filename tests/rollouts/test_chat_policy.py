@@ -36,6 +36,7 @@ from tests.inference.fake_vllm import (
     RejectedError,
     altered,
     chat_turn,
+    choice,
     cut_body,
     cut_json,
     held,
@@ -802,6 +803,7 @@ def test_all_conversations_of_a_model_leave_a_busy_server_alone(
         (raw(b"[]"), "models.invalid-answer", ""),
         (raw(b"null"), "models.invalid-answer", ""),
         (raw(b'{"choices": []}'), "models.invalid-answer", ""),
+        (raw(b'{"choices": 1}'), "models.invalid-answer", ""),
         (raw(b'{"choices": [{}]}'), "models.invalid-answer", ""),
         (raw(b'{"choices": [{"message": null}]}'), "models.invalid-answer", ""),
         (raw(b'{"choices": [{"message": {"content": 1}}]}'), "models.invalid-answer", ""),
@@ -823,6 +825,49 @@ def test_a_missing_or_incomplete_answer_is_a_failure_of_infrastructure(
         converse(server, index, retries=0)
     assert isinstance(failed.value, PolicyError)
     assert len(server.requests) == 2
+
+
+BROKEN_OFF: dict[str, Act] = {
+    "vLLM, SGLang": choice(finish_reason="abort"),
+    "DeepSeek": choice(finish_reason="insufficient_system_resource"),
+    "OpenRouter": choice(finish_reason="error", error={"code": 502, "message": "Upstream error"}),
+    "OpenRouter, otherwise": choice(error={"code": 502, "message": "Network connection lost."}),
+    "OpenRouter, no choice": raw(b'{"error": {"code": 502, "message": "Provider returned error"}, "user_id": "u"}'),
+}
+
+
+@pytest.mark.parametrize("how", BROKEN_OFF)
+def test_an_answer_that_the_server_broke_off_is_not_the_model_s(
+    server: FakeVLLM, index: MailIndex, clock: Clock, how: str
+) -> None:
+    server.inject(BROKEN_OFF[how], after=1)
+    assert converse(server, index, pauses=Pauses(clock)).ending == "answer"
+    assert len(server.requests) == 4, "the request alone is repeated, not the episode"
+    server.inject(BROKEN_OFF[how], times=None)
+    with raises("models.answer-broken-off", "chat"):
+        converse(server, index, pauses=Pauses(clock))
+
+
+@pytest.mark.parametrize(
+    ("fields", "ending", "detail"),
+    [
+        ({"finish_reason": "content_filter"}, "no call", "content filter"),
+        ({"finish_reason": "content_filter: PROHIBITED_CONTENT"}, "no call", "content filter"),
+        ({"finish_reason": "function_call_filter: MALFORMED_FUNCTION_CALL"}, "unparseable call", "could not parse"),
+        (
+            {"finish_reason": "error", "native_finish_reason": "MALFORMED_FUNCTION_CALL"},
+            "unparseable call",
+            "could not parse",
+        ),
+    ],
+)
+def test_the_server_s_reason_for_an_answer_without_a_call_is_told(
+    server: FakeVLLM, index: MailIndex, fields: dict[str, Any], ending: str, detail: str
+) -> None:
+    server.inject(choice(message={"role": "assistant", "content": None}, **fields))
+    done = converse(server, index)
+    assert (done.ending, len(server.requests)) == (ending, 1)
+    assert detail in done.detail
 
 
 @pytest.mark.parametrize("fault", [trickle, stall])

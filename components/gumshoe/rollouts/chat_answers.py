@@ -1,6 +1,7 @@
 """Read the answers of chat models on OpenAI-compatible servers."""
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +20,12 @@ _HERMES = find_form("hermes")
 _TEXT_PARTS, _REASONING_PARTS = {"text", "output_text"}, {"thinking", "reasoning"}
 _TEXT_KEYS = ("text", "thinking", "reasoning", "summary")
 NO_CALL = "there is no tool call in it"
+_MAX_FAILURE_LENGTH = 1000  # characters of a server's error to report
+_BROKEN_OFF = {"abort", "error", "insufficient_system_resource", "network_error"}
+"""Reasons of vLLM and SGLang, OpenRouter, DeepSeek, and Z.AI for an end of an answer that is not the model's."""
+_FILTERED = re.compile("content_filter|safety|sensitive|prohibited_content|blocklist|recitation|spii", re.I)
+"""Reasons of OpenAI and others, Z.AI, and Gemini for an answer that the server withholds."""
+_MALFORMED_CALL = re.compile("malformed_function_call|malformed_tool_call", re.I)  # of Gemini, and OpenRouter for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,21 @@ class ApiAnswer:
     """Field of the message in which the server returned the reasoning; empty if it did not."""
 
 
+def check_not_broken_off(name: str, answer: Any) -> None:
+    """Check that a server has not broken an answer off, whose part says nothing about the model.
+
+    Raises:
+        PolicyError: if it has.
+    """
+    choices = getattr(answer, "choices", None)
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    failure = getattr(answer if choice is None else choice, "error", None)
+    finish, _ = reasons = _read_finish(choice)
+    if failure or (finish in _BROKEN_OFF and not any(map(_MALFORMED_CALL.search, reasons))):
+        server_message = json.dumps(failure, default=str)[:_MAX_FAILURE_LENGTH] if failure else ""
+        raise PolicyError("models.answer-broken-off", f"{name} broke its answer off ({finish})", server_message)
+
+
 def read_answer(name: str, answer: Any, tools: Sequence[Any], place: int, settings: ChatSettings) -> ApiAnswer:
     """Return the parts of a chat completion of a model. `place` is the number of messages before it.
 
@@ -82,12 +104,14 @@ def read_answer(name: str, answer: Any, tools: Sequence[Any], place: int, settin
         )
         field = next((each for each in REASONING_FIELDS if getattr(choice.message, each, None)), "")
         reasoning = _clean(getattr(choice.message, field)) if field else ""
-        is_cut_off = choice.finish_reason == "length"
+        reasons = _read_finish(choice)
     except (AttributeError, IndexError, TypeError, ValueError):
         raise PolicyError("models.invalid-answer", f"{name}: the answer is not a chat completion") from None
     tagged, text, is_closed = _split_reasoning(whole)
     reasoning = "\n".join(filter(None, (reasoning, thought, tagged)))
     parsed = _parse(text, calls, reasoning, tools, settings)
+    if not parsed.calls:
+        parsed = _explain(parsed, reasons)
     usage, reasoning_tokens = _read_usage(answer)
     return ApiAnswer(
         content,
@@ -95,10 +119,25 @@ def read_answer(name: str, answer: Any, tools: Sequence[Any], place: int, settin
         calls,
         replace(parsed, is_in_reasoning=not is_closed),
         usage,
-        is_cut_off,
+        is_cut_off=reasons[0] == "length",
         has_reasoning=bool(reasoning) or not is_closed or reasoning_tokens > 0,
         reasoning_field=field,
     )
+
+
+def _read_finish(choice: Any) -> tuple[str, str]:
+    """Return the reason for the end of an answer, and the one that OpenRouter has from the server behind it."""
+    finish, native = (getattr(choice, name, None) or "" for name in ("finish_reason", "native_finish_reason"))
+    return str(finish), str(native)
+
+
+def _explain(parsed: ParsedTurn, reasons: tuple[str, str]) -> ParsedTurn:
+    """Return a turn without a usable call, with the server's reason for that if it has one."""
+    if any(map(_MALFORMED_CALL.search, reasons)):
+        return replace(parsed, problem="unparseable call", detail="the server could not parse the call")
+    if any(map(_FILTERED.search, reasons)):
+        return replace(parsed, problem="no call", detail="a content filter of the server withheld the answer")
+    return parsed
 
 
 def _read_content(content: Any) -> tuple[str, str]:

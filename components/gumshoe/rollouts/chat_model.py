@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gumshoe.endpoint import error_text, is_too_long, raise_if_misconfigured
 from gumshoe.inference.policy import PolicyError, Sampling
 from gumshoe.network import raise_if_untrusted
-from gumshoe.rollouts.chat_answers import NO_CALL, REASONING_FIELDS, ApiAnswer, read_answer
+from gumshoe.rollouts.chat_answers import NO_CALL, REASONING_FIELDS, ApiAnswer, check_not_broken_off, read_answer
 from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.chat_retries import RequestRetries
@@ -112,7 +112,9 @@ class ApiChatModel:
         # openai converts its own parameters field by field, which takes milliseconds for a long conversation. These are
         # in the form of the API already, and `extra_body` is sent as it is.
         body: dict[str, Any] = {"messages": [*messages], "tools": [*tools], **options}
-        return await self._client.chat.completions.create(model=self.name, messages=[], extra_body=body)
+        answer = await self._client.chat.completions.create(model=self.name, messages=[], extra_body=body)
+        check_not_broken_off(self.name, answer)
+        return answer
 
     def _options(self, thinking_budget: int) -> dict[str, Any]:
         """Return the parameters that not all servers know, without those that this one has rejected."""

@@ -7,6 +7,8 @@ from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, TypeVar
 
+from gumshoe.inference.policy import PolicyError
+
 if TYPE_CHECKING:
     from openai import APIError, APIStatusError
 
@@ -39,7 +41,7 @@ class RequestRetries:
         """Return what `send` returns. `deadline` is a time of the event loop.
 
         Raises:
-            APIError: if it cannot be repeated, or fails each time, or the server is busy beyond the deadline.
+            APIError, PolicyError: if it cannot be repeated, fails each time, or is rejected until the deadline.
         """
         from openai import APIError, APIStatusError  # takes half a second to import
 
@@ -49,7 +51,7 @@ class RequestRetries:
             started = now()
             try:
                 answer = await send()
-            except APIError as error:
+            except (APIError, PolicyError) as error:
                 if isinstance(error, APIStatusError) and _is_busy(error):
                     self._pause(error, started)
                     continue
@@ -94,7 +96,7 @@ def _is_busy(error: "APIStatusError") -> bool:
     return code in {_TOO_MANY, _OVERLOADED} or (code == _UNAVAILABLE and _read_pause(error) is not None)
 
 
-def _may_pass(error: "APIError") -> bool:
+def _may_pass(error: "APIError | PolicyError") -> bool:
     """Return True if the same request may succeed another time."""
     from httpx2 import ConnectTimeout
     from openai import APIConnectionError, APIStatusError, APITimeoutError
@@ -104,7 +106,7 @@ def _may_pass(error: "APIError") -> bool:
         return told == "true" or (told != "false" and (code in _TEMPORARY or code >= _INTERNAL))
     if isinstance(error, APITimeoutError):
         return isinstance(error.__cause__, ConnectTimeout)
-    return isinstance(error, APIConnectionError)
+    return isinstance(error, APIConnectionError | PolicyError)
 
 
 def _read_pause(error: "APIStatusError") -> float | None:
