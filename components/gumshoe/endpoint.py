@@ -3,7 +3,7 @@
 import json
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gumshoe.errors import UsageError
 from gumshoe.network import clean_credential
@@ -81,6 +81,14 @@ def error_text(error: "APIStatusError") -> str:
         return text
     said = body if isinstance(body, str) else json.dumps(body, ensure_ascii=False)
     return text if said.startswith("<") else f"{text} - {said}"[:_MAX_ERROR_LENGTH]
+
+
+def error_fields(error: "APIStatusError") -> dict[str, Any]:
+    """Return the fields of the error object that a server sent; empty without one. Gemini sends a list of one."""
+    body = error.body
+    if isinstance(body, list) and body and isinstance(body[0], dict):
+        body = body[0].get("error", body[0])
+    return body if isinstance(body, dict) else {}
 
 
 def raise_if_misconfigured(model: str, error: "APIStatusError") -> None:

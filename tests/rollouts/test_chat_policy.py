@@ -870,6 +870,90 @@ def test_the_server_s_reason_for_an_answer_without_a_call_is_told(
     assert detail in done.detail
 
 
+FILTERED: dict[str, tuple[int, Any]] = {
+    "Azure": (
+        400,
+        {
+            "error": {
+                "message": "The response was filtered due to the prompt triggering Azure OpenAI's content management "
+                "policy. Please modify your prompt and retry.",
+                "type": None,
+                "param": "prompt",
+                "code": "content_filter",
+                "status": 400,
+                "innererror": {"code": "ResponsibleAIPolicyViolation"},
+            }
+        },
+    ),
+    "OpenRouter": (
+        403,
+        {
+            "error": {
+                "message": "deepinfra requires moderation. Your input was flagged",
+                "code": 403,
+                "metadata": {"reasons": ["violence"], "flagged_input": "Gas...", "provider_name": "DeepInfra"},
+            }
+        },
+    ),
+    "OpenRouter, a guardrail": (
+        403,
+        {"error": {"message": "Request blocked: prompt injection patterns detected", "code": 403}},
+    ),
+    "DeepSeek": (
+        400,
+        {"error": {"message": "Content Exists Risk", "type": "invalid_request_error", "code": "invalid_request_error"}},
+    ),
+    "DashScope": (
+        400,
+        {
+            "error": {
+                "code": "data_inspection_failed",
+                "message": "Input data may contain inappropriate content.",
+                "type": "data_inspection_failed",
+            }
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("who", FILTERED)
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_filtered_conversation_is_a_turn_of_that_model(
+    server: FakeVLLM, index: MailIndex, who: str, after: int
+) -> None:
+    server.inject(status(*FILTERED[who]), after=after)
+    done = converse(server, index)
+    assert (done.ending, done.turns) == ("no call", after + 1)
+    assert FILTERED[who][1]["error"]["message"] in done.detail
+
+
+@pytest.mark.parametrize("written", ['<function=search_inbox>{"keywords": ["body",}</function>', None])
+def test_a_call_that_the_server_cannot_parse_can_be_answered(
+    server: FakeVLLM, index: MailIndex, written: str | None
+) -> None:
+    error = {
+        "message": "Failed to call a function. Please adjust your prompt. See 'failed_generation' for more details.",
+        "type": "invalid_request_error",
+        "code": "tool_use_failed",
+        **({"failed_generation": written} if written else {}),
+    }
+    server.inject(status(400, {"error": error}))
+    done = converse(server, index, settings=ChatSettings(on_bad_call="reply"))
+    assert (done.ending, [each.kind for each in done.mistakes]) == ("answer", ["unparseable call"])
+    assert "Failed to call a function" in done.mistakes[0].detail
+    assert done.spans[1].text == (written or "")
+    told = server.requests[1]["messages"][2:]
+    assert [each["role"] for each in told] == (["assistant", "user"] if written else ["user"])
+
+
+@pytest.mark.parametrize("code", [401, 403, 404])
+def test_a_key_that_was_accepted_is_not_wrong(server: FakeVLLM, index: MailIndex, code: int) -> None:
+    server.inject(status(code), after=1)
+    with raises("models.request-failed", "chat", code) as failed:
+        converse(server, index)
+    assert isinstance(failed.value, PolicyError)
+
+
 @pytest.mark.parametrize("fault", [trickle, stall])
 def test_an_answer_that_does_not_end_is_given_up(server: FakeVLLM, index: MailIndex, fault: Act, clock: Clock) -> None:
     server.inject(fault, after=1)

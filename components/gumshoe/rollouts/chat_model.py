@@ -10,8 +10,13 @@ from typing import TYPE_CHECKING, Any
 from gumshoe.endpoint import error_text, is_too_long, raise_if_misconfigured
 from gumshoe.inference.policy import PolicyError, Sampling
 from gumshoe.network import raise_if_untrusted
-from gumshoe.rollouts.chat_answers import NO_CALL, REASONING_FIELDS, ApiAnswer, check_not_broken_off, read_answer
-from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
+from gumshoe.rollouts.chat_answers import (
+    REASONING_FIELDS,
+    ApiAnswer,
+    check_not_broken_off,
+    read_answer,
+    read_rejected_turn,
+)
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.chat_retries import RequestRetries
 from gumshoe.terminal import err, printable
@@ -23,8 +28,6 @@ DEFAULT_THINKING_BUDGET = 16_384
 """Tokens of reasoning per turn, in addition to `max_tokens`, of a model that reasons, if the settings have none."""
 _MIN_THINKING_BUDGET = 256
 _NOT_FOUND, _INVALID = 404, {400, 422}
-# OpenAI's answer if reasoning used up all tokens.
-_OUT_OF_TOKENS = re.compile("could not finish the message because max_tokens", re.I)
 _UNSUPPORTED = re.compile(
     r"unsupported|not support|unknown|unrecognized|unexpected|extra|not permitted|not allowed|only the default", re.I
 )
@@ -62,6 +65,7 @@ class ApiChatModel:
         self.settings = settings or ChatSettings()
         self._thinking_budget = self.settings.thinking_budget
         self._rejected = set[str]()
+        self._has_answered = False
 
     async def answer(self, messages: Sequence[Any], tools: Sequence[Any]) -> ApiAnswer | None:
         """Return the answer to a conversation, or None if it does not fit into the model's context.
@@ -97,11 +101,11 @@ class ApiChatModel:
             kept = [{name: value for name, value in each.items() if name not in self._rejected} for each in messages]
             try:
                 answer = await self._retries.run(partial(self._create, kept, tools, options), deadline)
+                self._has_answered = True
                 return read_answer(self.name, answer, tools, len(messages), self.settings)
             except APIStatusError as error:
-                if error.status_code in _INVALID and _OUT_OF_TOKENS.search(error_text(error)):
-                    nothing = ParsedTurn(problem="no call", detail=NO_CALL)
-                    return ApiAnswer("", "", (), nothing, None, is_cut_off=True, has_reasoning=True)
+                if rejected := read_rejected_turn(error):
+                    return rejected
                 sent = {*options, *(name for each in kept for name in REASONING_FIELDS if name in each)} - {_OLD_LIMIT}
                 budget = self._adapt(error, sent, budget)
             except (APIError, ValueError) as error:  # openai passes on errors of the JSON parser
@@ -150,7 +154,8 @@ class ApiChatModel:
                 lower = _halve(thinking_budget)
                 self._thinking_budget = min(lower, self._thinking_budget or 0)
                 return lower
-        raise_if_misconfigured(self.name, error)
+        if not self._has_answered:  # after that, name, key and address are right
+            raise_if_misconfigured(self.name, error)
         raise _status_error(self.name, error) from None
 
     def _leave_out(self, rejected: set[str]) -> None:
