@@ -23,8 +23,10 @@ class FakeChatModel:
     """Make two calls in each turn but the last one, if that is allowed."""
     thinks: int = 0
     """Tokens of reasoning in each turn."""
-    shows: Literal["nothing", "reasoning", "reasoning_content", "text"] = "nothing"
-    """Place of the reasoning: none, a field of the message, or its text. The reasoning mentions a call."""
+    shows: Literal["nothing", "reasoning", "reasoning_content", "reasoning_details", "text"] = "nothing"
+    """Place of the reasoning, which mentions a call: none, a field of the message, OpenRouter's two, or its text."""
+    signs: bool = False
+    """Sign each call, as Gemini does, and reject a history whose calls have lost their signatures."""
     stops_after: int | None = None
     """Number of turns after which it stops without an answer."""
     rejects: tuple[str, ...] = ()
@@ -45,6 +47,8 @@ class FakeChatModel:
         prompt = count_tokens(request["messages"])
         self._check(request, prompt)
         _check_results(request["messages"])
+        if self.signs:
+            _check_signatures(request["messages"])
         turn = sum(each["role"] == "assistant" for each in request["messages"])
         is_over = self.stops_after is not None and turn >= self.stops_after
         calls = [] if is_over else self._next_calls(request)
@@ -59,6 +63,9 @@ class FakeChatModel:
         content = None if calls or is_cut_off else "I leave it there."
         made = [] if is_cut_off else [(name, json.dumps(arguments)) for name, arguments in calls]
         answer = chat_turn(content, *made, call=f"call-{turn}")
+        if self.signs:
+            for each in answer["choices"][0]["message"].get("tool_calls", ()):
+                each["extra_content"] = {"google": {"thought_signature": _sign(each)}}
         answer["choices"][0]["finish_reason"] = "length" if is_cut_off else answer["choices"][0]["finish_reason"]
         self._add_reasoning(answer["choices"][0]["message"], is_closed=self.thinks < most)
         answer["usage"] = {
@@ -71,7 +78,8 @@ class FakeChatModel:
 
     def _check(self, request: dict[str, Any], prompt: int) -> None:
         for name in self.rejects:
-            if name in request or any(name in each for each in request["messages"]):
+            parts = [part for each in request["messages"] for part in (each, *each.get("tool_calls", ()))]
+            if name in request or any(name in each for each in parts):
                 raise RejectedError(
                     f"Unsupported parameter: '{name}' is not supported with this model.",
                     param=name,
@@ -115,7 +123,9 @@ class FakeChatModel:
                 f"\n</think>\n{message['content'] or ''}" if is_closed else ""
             )
         else:
-            message[self.shows] = thought
+            message["reasoning" if self.shows == "reasoning_details" else self.shows] = thought
+        if self.shows == "reasoning_details":
+            message[self.shows] = [{"type": "reasoning.text", "text": thought, "signature": "c2ln", "index": 0}]
 
 
 def count_tokens(value: Any) -> int:
@@ -140,6 +150,20 @@ def _check_results(messages: list[dict[str, Any]]) -> None:
                 raise RejectedError("the arguments of a call are not a JSON object", param="messages")
         if message["role"] == "assistant" and not calls and not message.get("content"):
             raise RejectedError("an assistant message must have content or tool_calls", param="messages")
+
+
+def _sign(call: dict[str, Any]) -> str:
+    return f"signature of {call['id']} {call['function']['name']}"
+
+
+def _check_signatures(messages: list[dict[str, Any]]) -> None:
+    for call in (call for message in messages for call in message.get("tool_calls") or []):
+        if call.get("extra_content") != {"google": {"thought_signature": _sign(call)}}:
+            raise RejectedError(
+                "Function call is missing a thought_signature in functionCall parts. This is required for tools to "
+                "work correctly, and missing thought_signature may lead to degraded model performance.",
+                code="400",
+            )
 
 
 def _read_limit(request: dict[str, Any]) -> int:

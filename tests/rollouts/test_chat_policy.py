@@ -351,6 +351,19 @@ LOST = DEFAULT_THINKING_BUDGET + Sampling().max_tokens + 1
             id="rejects parameters",
         ),
         pytest.param(FakeChatModel(thinks=20, shows="text"), None, Score("answer", 3, 3, RIGHT), id="thinks shortly"),
+        pytest.param(FakeChatModel(signs=True), None, Score("answer", 3, 3, RIGHT), id="signs its calls"),
+        pytest.param(
+            FakeChatModel(thinks=20, signs=True),
+            ChatSettings(reasoning_history="drop"),
+            Score("answer", 3, 3, RIGHT),
+            id="signs its calls, without reasoning",
+        ),
+        pytest.param(
+            FakeChatModel(thinks=20, shows="reasoning_details", rejects=("reasoning_details",)),
+            None,
+            Score("answer", 3, 4, RIGHT),
+            id="does not take its details back",
+        ),
         pytest.param(FakeChatModel(thinks=2000), None, Score("answer", 3, 4, RIGHT), id="thinks at length"),
         pytest.param(
             FakeChatModel(thinks=2000, shows="reasoning"),
@@ -476,7 +489,18 @@ def test_an_error_about_something_else_is_reported(index: MailIndex, says: str) 
         converse(server, index)
 
 
-@pytest.mark.parametrize("shows", ["reasoning", "reasoning_content", "text"])
+def test_signatures_that_another_server_rejects_are_left_out(server: FakeVLLM, index: MailIndex) -> None:
+    def sign(answer: dict[str, Any]) -> None:
+        answer["choices"][0]["message"]["tool_calls"][0]["extra_content"] = {"google": {"thought_signature": "\ud800"}}
+
+    unknown = "Invalid JSON payload received. Unknown name \"extra_content\" at 'messages[2].tool_calls[0]'"
+    server.inject(altered(sign))
+    server.inject(status(400, {"error": {"message": unknown, "code": 400}}))
+    assert converse(server, index).ending == "answer"
+    assert ["extra_content" in json.dumps(each["messages"]) for each in server.requests] == [False, True, False, False]
+
+
+@pytest.mark.parametrize("shows", ["reasoning", "reasoning_content", "reasoning_details", "text"])
 @pytest.mark.parametrize("kept", [True, False])
 def test_reasoning_is_kept_in_the_history_or_dropped(index: MailIndex, shows: Any, kept: bool) -> None:
     settings = ChatSettings(reasoning_history="keep" if kept else "drop")
@@ -484,6 +508,7 @@ def test_reasoning_is_kept_in_the_history_or_dropped(index: MailIndex, shows: An
         done = converse(server, index, settings=settings)
     turns = [each for each in server.requests[-1]["messages"] if each["role"] == "assistant"]
     assert ["delete_everything" in json.dumps(each) for each in turns] == [kept, kept]
+    assert ["reasoning_details" in each for each in turns] == [kept and shows == "reasoning_details"] * 2
     sampled = [each for each in done.spans if each.origin == "sampled"]
     assert all(each.has_reasoning and "delete_everything" not in each.text for each in sampled)
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from openai import APIStatusError
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")  # DeepSeek and others; vLLM, Groq and others
+REASONING_DETAILS = "reasoning_details"  # field of OpenRouter's messages with reasoning that it can check
+EXTRA_CONTENT = "extra_content"  # field of Gemini's calls with their signatures
 _HERMES = find_form("hermes")
 _TEXT_PARTS, _REASONING_PARTS = {"text", "output_text"}, {"thinking", "reasoning"}
 _TEXT_KEYS = ("text", "thinking", "reasoning", "summary")
@@ -52,6 +54,8 @@ class ApiCall:
     name: str
     arguments: str
     """JSON, if the model made no mistake."""
+    extra_content: Any = None
+    """Data of the server that it must get back with the call, e.g. the thought signature of Gemini."""
 
     def parse(self) -> Call:
         """Return the call with its arguments.
@@ -88,6 +92,8 @@ class ApiAnswer:
     """True if there was reasoning before it, visible or not."""
     reasoning_field: str = ""
     """Field of the message in which the server returned the reasoning; empty if it did not."""
+    reasoning_details: Any = None
+    """Reasoning in the form that the server can check, signed or encrypted. It goes with the visible reasoning."""
 
 
 def check_not_broken_off(name: str, answer: Any) -> None:
@@ -120,6 +126,7 @@ def read_answer(name: str, answer: Any, tools: Sequence[Any], place: int, settin
         )
         field = next((each for each in REASONING_FIELDS if getattr(choice.message, each, None)), "")
         reasoning = _clean(getattr(choice.message, field)) if field else ""
+        details = _clean_json(getattr(choice.message, REASONING_DETAILS, None))
         reasons = _read_finish(choice)
     except (AttributeError, IndexError, TypeError, ValueError):
         raise PolicyError("models.invalid-answer", f"{name}: the answer is not a chat completion") from None
@@ -136,8 +143,9 @@ def read_answer(name: str, answer: Any, tools: Sequence[Any], place: int, settin
         replace(parsed, is_in_reasoning=not is_closed),
         usage,
         is_cut_off=reasons[0] == "length",
-        has_reasoning=bool(reasoning) or not is_closed or reasoning_tokens > 0,
+        has_reasoning=bool(reasoning or details) or not is_closed or reasoning_tokens > 0,
         reasoning_field=field,
+        reasoning_details=details,
     )
 
 
@@ -235,12 +243,13 @@ def _read_call(call: Any, missing_id: str) -> ApiCall:
     """Return a call of the API.
 
     Raises:
-        AttributeError, TypeError: if it is not one.
+        AttributeError, TypeError, ValueError: if it is not one.
     """
     name, arguments = call.function.name, call.function.arguments
     if not isinstance(arguments, str):  # some servers send the object itself, or nothing
         arguments = json.dumps({} if arguments is None else arguments, ensure_ascii=False)
-    return ApiCall(_clean(call.id or "") or missing_id, _clean(name), _clean(arguments) or "{}")
+    extra = _clean_json(getattr(call, EXTRA_CONTENT, None))
+    return ApiCall(_clean(call.id or "") or missing_id, _clean(name), _clean(arguments) or "{}", extra)
 
 
 def _clean(text: str) -> str:

@@ -11,6 +11,8 @@ from gumshoe.endpoint import error_text, is_too_long, raise_if_misconfigured
 from gumshoe.inference.policy import PolicyError, Sampling
 from gumshoe.network import raise_if_untrusted
 from gumshoe.rollouts.chat_answers import (
+    EXTRA_CONTENT,
+    REASONING_DETAILS,
     REASONING_FIELDS,
     ApiAnswer,
     check_not_broken_off,
@@ -34,6 +36,8 @@ _UNSUPPORTED = re.compile(
 _ERROR_LENGTH = 300  # characters of an error to search for common words; a server may repeat the request after them
 _OLD_LIMIT = "max_tokens"  # name of max_completion_tokens on older servers
 _SAMPLING = {"temperature", "top_p"}
+_SENT_BACK = {*REASONING_FIELDS, REASONING_DETAILS, EXTRA_CONTENT}
+"""Fields of answers that are sent back in the history."""
 _COMMON = {*_SAMPLING, "max_completion_tokens"}
 """Optional parameters that errors about other things may name too."""
 _TOO_MANY_TOKENS = re.compile(r"max_(completion_|output_)?tokens|(completion|output) tokens", re.I)
@@ -98,7 +102,7 @@ class ApiChatModel:
         budget: int | None = self._thinking_budget or 0
         while budget is not None:
             options = self._options(budget)
-            kept = [{name: value for name, value in each.items() if name not in self._rejected} for each in messages]
+            kept = _leave_out_fields(messages, self._rejected & _SENT_BACK)
             try:
                 answer = await self._retries.run(partial(self._create, kept, tools, options), deadline)
                 self._has_answered = True
@@ -106,8 +110,7 @@ class ApiChatModel:
             except APIStatusError as error:
                 if rejected := read_rejected_turn(error):
                     return rejected
-                sent = {*options, *(name for each in kept for name in REASONING_FIELDS if name in each)} - {_OLD_LIMIT}
-                budget = self._adapt(error, sent, budget)
+                budget = self._adapt(error, {*options, *_find_fields(kept, _SENT_BACK)} - {_OLD_LIMIT}, budget)
             except (APIError, ValueError) as error:  # openai passes on errors of the JSON parser
                 raise _connection_error(self.name, error) from None
         return None
@@ -191,6 +194,22 @@ async def check_chat_server(client: "AsyncOpenAI", model: str) -> None:
 def _is_reasoning_cut_off(answer: ApiAnswer) -> bool:
     """Return True if reasoning left no tokens for a usable call."""
     return answer.is_cut_off and not answer.parsed.calls and (answer.has_reasoning or not answer.text)
+
+
+def _leave_out_fields(messages: Sequence[Any], names: set[str]) -> list[Any]:
+    """Return messages without fields of these names, in the messages and in their calls."""
+    if not names:
+        return [*messages]
+    kept = [{name: value for name, value in each.items() if name not in names} for each in messages]
+    return [
+        each | {"tool_calls": _leave_out_fields(each["tool_calls"], names)} if "tool_calls" in each else each
+        for each in kept
+    ]
+
+
+def _find_fields(messages: Sequence[Any], names: set[str]) -> set[str]:
+    """Return those of the names that are fields of messages or of their calls."""
+    return {name for each in messages for part in (each, *each.get("tool_calls", ())) for name in names & set(part)}
 
 
 def _halve(budget: int) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 
 from gumshoe.environments.tools import Call
 from gumshoe.rollouts.call_forms import UnusableCallError, find_form
-from gumshoe.rollouts.chat_answers import ApiAnswer, ApiCall
+from gumshoe.rollouts.chat_answers import EXTRA_CONTENT, REASONING_DETAILS, ApiAnswer, ApiCall
 from gumshoe.rollouts.chat_model import ApiChatModel
 from gumshoe.rollouts.control_tokens import break_control_tokens
 from gumshoe.rollouts.episode import Turn
@@ -77,6 +77,8 @@ class ApiChatSession:
             message["tool_calls"] = [_to_api(call) for call in answer.calls]
         if answer.reasoning_field and is_kept:
             message[answer.reasoning_field] = answer.parsed.reasoning
+        if answer.reasoning_details and is_kept:
+            message[REASONING_DETAILS] = answer.reasoning_details
         return message
 
 
@@ -95,4 +97,5 @@ def _to_api(call: ApiCall) -> dict[str, Any]:
         call.parse()
     except UnusableCallError:
         arguments = json.dumps({"unparseable": arguments})
-    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    made = {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+    return made | ({EXTRA_CONTENT: call.extra_content} if call.extra_content else {})
