@@ -35,6 +35,8 @@ class FakeChatModel:
     """Maximum of `max_completion_tokens`."""
     max_context: int = 1_000_000
     """Maximum number of tokens of prompt and answer together."""
+    cuts_prompts_to: int | None = None
+    """Tokens of a prompt that are read. As with Ollama, earlier messages are left out, and only the usage shows it."""
     raises_if_cut_off: bool = False
     """Answer with an error if reasoning uses up all tokens, as OpenAI does."""
 
@@ -68,6 +70,7 @@ class FakeChatModel:
                 each["extra_content"] = {"google": {"thought_signature": _sign(each)}}
         answer["choices"][0]["finish_reason"] = "length" if is_cut_off else answer["choices"][0]["finish_reason"]
         self._add_reasoning(answer["choices"][0]["message"], is_closed=self.thinks < most)
+        prompt = count_tokens(_cut(request["messages"], self.cuts_prompts_to))
         answer["usage"] = {
             "prompt_tokens": prompt,
             "completion_tokens": min(self.thinks + written, most),
@@ -150,6 +153,14 @@ def _check_results(messages: list[dict[str, Any]]) -> None:
                 raise RejectedError("the arguments of a call are not a JSON object", param="messages")
         if message["role"] == "assistant" and not calls and not message.get("content"):
             raise RejectedError("an assistant message must have content or tool_calls", param="messages")
+
+
+def _cut(messages: list[dict[str, Any]], most: int | None) -> list[dict[str, Any]]:
+    """Return the messages without the first ones after the system prompt, if they have too many tokens."""
+    system, rest = messages[:1], messages[1:]
+    while most is not None and len(rest) > 1 and count_tokens([*system, *rest]) > most:
+        rest = rest[1:]
+    return [*system, *rest]
 
 
 def _sign(call: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from gumshoe.rollouts.episode_runners import open_policy
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
 from tests.errors import raises
-from tests.inference.fake_chat import FakeChatModel
+from tests.inference.fake_chat import FakeChatModel, count_tokens
 from tests.inference.fake_vllm import (
     Act,
     Exchange,
@@ -433,6 +433,44 @@ def test_a_reasoning_model_samples_with_its_own_temperature(
     printed = " ".join(capsys.readouterr().err.split())
     assert printed.count("warning: chat does not accept temperature 0.3 and samples with its own") == 1
     assert printed.count("warning: chat does not accept top_p 0.9 and samples with its own") == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "settings", "says"),
+    [
+        (FakeChatModel(rejects=("parallel_tool_calls",)), REFUSE, "parallel_tool_calls false, which is left out"),
+        (
+            FakeChatModel(rejects=("chat_template_kwargs",)),
+            ChatSettings(template_kwargs={"enable_thinking": False}),
+            'chat_template_kwargs {"enable_thinking": false}, which is left out',
+        ),
+        (
+            FakeChatModel(rejects=("reasoning",), thinks=20, shows="reasoning"),
+            None,
+            "reasoning in the history, which is left out",
+        ),
+        (FakeChatModel(rejects=("max_completion_tokens",)), None, ""),
+    ],
+)
+def test_parameters_that_are_left_out_are_told(
+    index: MailIndex, capsys: pytest.CaptureFixture[str], model: FakeChatModel, settings: ChatSettings | None, says: str
+) -> None:
+    with FakeVLLM(models=("chat",), chat=model) as server:
+        assert converse(server, index, settings=settings, sampling=Sampling()).ending == "answer"
+    printed = " ".join(capsys.readouterr().err.split())
+    assert printed == (f"warning: chat does not accept {says}" if says else "")
+
+
+@pytest.mark.parametrize("cuts", [True, False])
+def test_a_server_that_cuts_prompts_silently_is_told(
+    index: MailIndex, capsys: pytest.CaptureFixture[str], cuts: bool
+) -> None:
+    system = {"role": "system", "content": EmailEnvironment(index, scenario(3), 6).system_prompt()}
+    room = count_tokens([system]) + 92  # for a call and its short result, and not for one more
+    with FakeVLLM(models=("chat",), chat=FakeChatModel(cuts_prompts_to=room if cuts else None)) as server:
+        assert [converse(server, index).ending for _ in range(2)] == ["answer"] * 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert printed.count("warning: chat read") == (2 if cuts else 0), "once for each model"
 
 
 def test_a_server_that_knows_only_the_old_limit_of_tokens_gets_it(index: MailIndex) -> None:

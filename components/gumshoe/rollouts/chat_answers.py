@@ -92,6 +92,8 @@ class ApiAnswer:
     """True if there was reasoning before it, visible or not."""
     reasoning_field: str = ""
     """Field of the message in which the server returned the reasoning; empty if it did not."""
+    prompt_tokens: int = 0
+    """Tokens of the conversation before it; 0 if the server does not report them."""
     reasoning_details: Any = None
     """Reasoning in the form that the server can check, signed or encrypted. It goes with the visible reasoning."""
 
@@ -145,6 +147,7 @@ def read_answer(name: str, answer: Any, tools: Sequence[Any], place: int, settin
         is_cut_off=reasons[0] == "length",
         has_reasoning=bool(reasoning or details) or not is_closed or reasoning_tokens > 0,
         reasoning_field=field,
+        prompt_tokens=usage.prompt_tokens if usage else 0,
         reasoning_details=details,
     )
 

@@ -1,8 +1,9 @@
 """Requests to a chat model on an OpenAI-compatible server."""
 
 import asyncio
+import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 DEFAULT_THINKING_BUDGET = 16_384
 """Tokens of reasoning per turn, in addition to `max_tokens`, of a model that reasons, if the settings have none."""
 _MIN_THINKING_BUDGET = 256
+_CLEARLY_FEWER = 0.9
 _NOT_FOUND, _INVALID = 404, {400, 422}
 _UNSUPPORTED = re.compile(
     r"unsupported|not support|unknown|unrecognized|unexpected|extra|not permitted|not allowed|only the default", re.I
@@ -69,7 +71,7 @@ class ApiChatModel:
         self.settings = settings or ChatSettings()
         self._thinking_budget = self.settings.thinking_budget
         self._rejected = set[str]()
-        self._has_answered = False
+        self._has_answered = self._has_warned_of_cuts = False
 
     async def answer(self, messages: Sequence[Any], tools: Sequence[Any]) -> ApiAnswer | None:
         """Return the answer to a conversation, or None if it does not fit into the model's context.
@@ -110,7 +112,7 @@ class ApiChatModel:
             except APIStatusError as error:
                 if rejected := read_rejected_turn(error):
                     return rejected
-                budget = self._adapt(error, {*options, *_find_fields(kept, _SENT_BACK)} - {_OLD_LIMIT}, budget)
+                budget = self._adapt(error, options, _find_fields(kept, _SENT_BACK), budget)
             except (APIError, ValueError) as error:  # openai passes on errors of the JSON parser
                 raise _connection_error(self.name, error) from None
         return None
@@ -138,10 +140,12 @@ class ApiChatModel:
             options[_OLD_LIMIT] = most
         return {name: value for name, value in options.items() if name not in self._rejected}
 
-    def _adapt(self, error: "APIStatusError", optional: set[str], thinking_budget: int) -> int | None:
+    def _adapt(
+        self, error: "APIStatusError", options: Mapping[str, Any], sent_back: set[str], thinking_budget: int
+    ) -> int | None:
         """Return the thinking budget with which to repeat a request, or None if the conversation does not fit.
 
-        If the server rejects a parameter among the `optional` ones that were sent, it is left out from now on.
+        If the server rejects one of the options, or a field that is sent back, it is left out from now on.
 
         Raises:
             PolicyError: if the request is not to be repeated.
@@ -150,8 +154,8 @@ class ApiChatModel:
         if is_too_long(error):
             return _halve(thinking_budget) if thinking_budget else None
         if error.status_code in _INVALID:
-            if rejected := _find_rejected(error, optional):
-                self._leave_out(rejected)
+            if rejected := _find_rejected(error, {*options, *sent_back} - {_OLD_LIMIT}):
+                self._leave_out(rejected, options)
                 return thinking_budget
             if thinking_budget and _TOO_MANY_TOKENS.search(error_text(error)):
                 lower = _halve(thinking_budget)
@@ -161,14 +165,30 @@ class ApiChatModel:
             raise_if_misconfigured(self.name, error)
         raise _status_error(self.name, error) from None
 
-    def _leave_out(self, rejected: set[str]) -> None:
-        for name in sorted(rejected & _SAMPLING - self._rejected):
-            refused = f"{name} {getattr(self._sampling, name):g}"
-            err.print(
-                f"[bold yellow]warning:[/] {printable(self.name)} does not accept {refused} and samples with its own",
-                soft_wrap=True,
-            )
+    def _leave_out(self, rejected: set[str], options: Mapping[str, Any]) -> None:
+        for name in sorted(rejected - self._rejected - {"max_completion_tokens"}):  # this one has another name instead
+            if name in _SAMPLING:
+                self._warn(f"does not accept {name} {options[name]:g} and samples with its own")
+            elif name in options:
+                self._warn(f"does not accept {name} {json.dumps(options[name])}, which is left out")
+            else:
+                self._warn(f"does not accept {name} in the history, which is left out")
         self._rejected |= rejected
+
+    def warn_if_cut(self, before: int, now: int) -> None:
+        """Warn once if a history that has grown has clearly fewer tokens than before. 0 stands for an unknown number.
+
+        Servers such as Ollama leave out the beginning of a history that does not fit, and say nothing.
+        """
+        if 0 < now < _CLEARLY_FEWER * before and not self._has_warned_of_cuts:
+            self._has_warned_of_cuts = True
+            self._warn(
+                f"read {now:,} tokens of a history of more than {before:,}, so its server seems to leave out the "
+                "beginning: give it a larger context (of Ollama, OLLAMA_CONTEXT_LENGTH or num_ctx)"
+            )
+
+    def _warn(self, what: str) -> None:
+        err.print(f"[bold yellow]warning:[/] {printable(self.name)} {printable(what)}", soft_wrap=True)
 
 
 async def check_chat_server(client: "AsyncOpenAI", model: str) -> None:

@@ -34,6 +34,7 @@ class ApiChatSession:
             {"role": "user", "content": question},
         ]
         self._call_ids: list[str] = []
+        self._prompt_tokens = 0  # of the last request
         described = [json.dumps(tool, ensure_ascii=False) for tool in tools]
         self._next_input: tuple[Span, ...] = (Span("prompt", "\n\n".join([system, *described, question])),)
 
@@ -48,6 +49,7 @@ class ApiChatSession:
         ]
         if not self._call_ids:  # calls that were written as text have no ids
             self._messages.append({"role": "user", "content": "\n\n".join(results)})
+            self._prompt_tokens = 0  # templates may leave out the reasoning before a message of the user
         self._next_input = tuple(Span("injected", result) for result in results)
 
     async def next_turn(self) -> Turn | None:
@@ -55,6 +57,8 @@ class ApiChatSession:
         answer = await self._model.answer(self._messages, self._tools)
         if answer is None:
             return None
+        self._model.warn_if_cut(self._prompt_tokens, answer.prompt_tokens)
+        self._prompt_tokens = answer.prompt_tokens
         if answer.text or answer.calls:  # some servers reject empty messages
             self._messages.append(self._to_message(answer))
         self._call_ids = [call.id for call in answer.calls]
