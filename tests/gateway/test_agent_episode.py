@@ -28,6 +28,7 @@ from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rewards.turn_rewards import TurnRewardValues, turn_rewards
 from gumshoe.rollouts.agent_settings import AgentSettings
+from gumshoe.rollouts.call_forms import FORMS, CallForm
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.episode import EpisodeLimits, EpisodeObserver, EpisodeStart
 from gumshoe.rollouts.tool_threads import ToolThreads
@@ -259,22 +260,35 @@ class Recorder(VLLMPolicy):
         return await self.policy.sample(prompt_ids, plain, **more)
 
 
-def test_a_schema_leaves_room_for_calls(play: Play, tokenizer: Any) -> None:
+UNTAGGED = {"llama-json", "llama4-pythonic", "harmony", "functionary-v3.2", "muse-glimmer"}
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.name)
+def test_a_schema_leaves_room_for_calls(
+    play: Play, tokenizer: Any, chat: ChatFormat, form: CallForm, monkeypatch: pytest.MonkeyPatch
+) -> None:
     schema = {"type": "object", "properties": {"b": {}, "a": {}}}
     policy = Recorder(ScriptedPolicy(tokenizer, lambda *_: "{}"))
+    monkeypatch.setattr(chat.template, "form", form)
 
     async def agent(episode: "AgentEpisode") -> None:
         await ask(episode)
-        await ask(episode, json_schema=schema)
+        if form.name in UNTAGGED:
+            with raises("gateway.schema-unsupported", form.name):
+                await ask(episode, json_schema=schema)
+        else:
+            await ask(episode, json_schema=schema)
         await ask(episode, json_schema=schema, allows_calls=False)
 
     play(agent, policy)
     text = json.dumps(schema)  # the order of properties is that of the answer
-    assert [(each.json_schema, each.json_alternatives) for each in policy.asked] == [
-        (None, ()),
-        (text, ("<tool_call>",)),
-        (text, ()),
-    ]
+    asked = [(each.json_schema, each.json_alternatives) for each in policy.asked]
+    assert (asked.pop(0), asked.pop()) == ((None, ()), (text, ()))
+    assert len(asked) == (form.name not in UNTAGGED)
+    for given, alternatives in asked:
+        assert given == text
+        assert form.write([SEARCH]).startswith(alternatives)
+        assert all(alternatives)
 
 
 def test_other_policies_refuse_a_schema(play: Play) -> None:

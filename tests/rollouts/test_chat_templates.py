@@ -55,6 +55,15 @@ def test_a_conversation_is_what_the_template_renders(name: str) -> None:
     assert drop_reasoning_tags(chat, text) == drop_reasoning_tags(chat, whole)
 
 
+def test_a_call_begins_as_its_form_says(name: str) -> None:
+    """That tells it from JSON if a turn may be either."""
+    chat = trl_row(name).chat
+    openings = chat.template.form.openings() if chat is not None else ()
+    if chat is not None and openings:
+        turn = chat.write_turn([Call("look", {"word": "one"}, "call00000")])
+        assert turn.rpartition(chat.template.tags.closing)[2].lstrip().startswith(openings)
+
+
 @pytest.fixture(scope="module")
 def llama_cpp(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the unpacked source distribution of llama-cpp-python, which has the templates of llama.cpp."""

@@ -190,10 +190,8 @@ class AgentEpisode:
         sampling = replace(sampling, max_tokens=most)
         if request.json_schema is not None:
             self._check_schema(before)
-            call = self._sampler.chat.template.form.open if request.tools and request.allows_calls else ""
-            sampling = replace(
-                sampling, json_schema=json.dumps(request.json_schema), json_alternatives=(call,) if call else ()
-            )
+            calls = self._find_openings() if request.tools and request.allows_calls else ()
+            sampling = replace(sampling, json_schema=json.dumps(request.json_schema), json_alternatives=calls)
         return replace(self._sampler, sampling=sampling)
 
     def _check_schema(self, before: str) -> None:
@@ -211,6 +209,21 @@ class AgentEpisode:
             raise InvalidRequestError(
                 "gateway.schema-unsupported", "a turn that begins with reasoning cannot follow a JSON schema"
             )
+
+    def _find_openings(self) -> tuple[str, ...]:
+        """Return the texts with which calls begin, and turns of a JSON schema do not.
+
+        Raises:
+            InvalidRequestError: if the model's calls cannot be told from other text by their beginning.
+        """
+        form = self._sampler.chat.template.form
+        if not form.openings():
+            raise InvalidRequestError(
+                "gateway.schema-unsupported",
+                f"a turn cannot be either a call or JSON of a schema, because calls of this model (form {form.name}) "
+                "do not begin with a tag; leave out response_format or the tools, or set tool_choice to none",
+            )
+        return form.openings()
 
     def _next_seed(self, history: tuple[int, ...]) -> int:
         """Return a seed that depends on the history, and on the number of turns that were requested after it."""

@@ -30,6 +30,8 @@ class CallForm(ABC):
     close: str = ""
     """Tag that ends it; empty if the turn's end does."""
     more_marks: tuple[str, ...] = ()
+    has_headers: bool = False
+    """True if each turn begins with a header, which says if a call or text follows."""
     noise: str = ""
     """Pattern of what is neither a call nor text, e.g. headers of channels."""
     hints: tuple[str, ...] = ()
@@ -42,6 +44,10 @@ class CallForm(ABC):
 
     def _tags(self) -> tuple[str, ...]:
         return (self.open, self.close, *self.more_marks)
+
+    def openings(self) -> tuple[str, ...]:
+        """Return the texts with which a turn that is a call begins; empty if text may begin in the same way."""
+        return (self.open,) if self.open and not self.has_headers else ()
 
     def parse(self, text: str, tools: Sequence[Mapping[str, Any]]) -> list[Call]:
         """Return the calls in a turn, in order.

@@ -107,6 +107,7 @@ FORMS: tuple[CallForm, ...] = (
     ),
     XmlForm(
         name="muse-glimmer",
+        has_headers=True,
         hints=("<atem:function_calls>",),
         open="<atem:function_calls>",
         close="</atem:function_calls>",
@@ -166,6 +167,7 @@ FORMS: tuple[CallForm, ...] = (
     ),
     HarmonyForm(
         name="harmony",
+        has_headers=True,
         hints=("<|start|>system<|message|>",),
         open="<|start|>",
         more_marks=("<|channel|>", "<|message|>", "<|constrain|>", "<|end|>"),
@@ -211,7 +213,7 @@ FORMS: tuple[CallForm, ...] = (
     JsonForm(name="functools", open="functools", many="list", follows=r"\["),  # Firefunction 2, Phi-4-mini
     # The calls are the whole turn.
     LlamaForm(name="llama-json", open="<|python_tag|>"),
-    RecipientForm(name="functionary-v3.2", open=">>>"),
+    RecipientForm(name="functionary-v3.2", open=">>>", has_headers=True),
     PythonForm(name="llama4-pythonic", open=""),
 )
 """All forms, in the order in which they are tried on what a template writes."""

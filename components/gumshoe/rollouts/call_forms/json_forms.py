@@ -140,6 +140,9 @@ class NamedForm(TaggedForm):
 class LlamaForm(TaggedForm):
     """JSON without tags, as Llama 3 writes it: the calls are the whole turn, or all that follows `<|python_tag|>`."""
 
+    def openings(self) -> tuple[str, ...]:
+        return ()  # most calls have no tag, and JSON of a schema may begin like them
+
     def write(self, calls: Sequence[Call]) -> str:
         return "; ".join(to_json({"name": call.name, "parameters": call.arguments}) for call in calls)
 

@@ -43,6 +43,9 @@ class XmlForm(TaggedForm):
     def _tags(self) -> tuple[str, ...]:
         return (self.open, self.close, *self.call, *self.argument, self.value, *self.more_marks)
 
+    def openings(self) -> tuple[str, ...]:
+        return () if self.has_headers else (self.open or self.call[0],)
+
     def write(self, calls: Sequence[Call]) -> str:
         written = [self._write_call(index, call) for index, call in enumerate(calls, 1)]
         if not self.open:
