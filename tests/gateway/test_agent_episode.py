@@ -30,6 +30,7 @@ from gumshoe.rewards.turn_rewards import TurnRewardValues, turn_rewards
 from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.call_forms import FORMS, CallForm
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
+from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from gumshoe.rollouts.episode import EpisodeLimits, EpisodeObserver, EpisodeStart
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
@@ -333,6 +334,44 @@ def test_turns_that_are_being_sampled_count(play: Play, tokenizer: Any) -> None:
         assert sum(isinstance(each, LimitReachedError) for each in found) == 3
 
     assert play(agent, Waiting(), limits=EpisodeLimits(2, 100_000)).turns == 2
+
+
+@pytest.mark.parametrize(("samples", "budget"), [(1, None), (2, None), (2, 100), (400, 100)])
+def test_requests_at_the_same_time_share_the_tokens_of_an_episode(
+    play: Play, tokenizer: Any, chat: ChatFormat, samples: int, budget: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "settings", ChatSettings(thinking_budget=budget))
+    endless = ScriptedPolicy(tokenizer, lambda *_: "<think>" * (budget is not None) + "gas and oil " * 1000)
+
+    class Waiting:
+        async def sample(self, ids: Sequence[int], *more: Any, **options: Any) -> Completion:
+            await asyncio.sleep(0)  # the other requests arrive
+            return await endless.sample(ids, *more, **options)
+
+    async def agent(episode: "AgentEpisode") -> None:
+        found = await asyncio.gather(*(ask(episode, samples=samples) for _ in range(3)), return_exceptions=True)
+        assert all(isinstance(each, ModelResponse | LimitReachedError) for each in found)
+        with pytest.raises(LimitReachedError):
+            await ask(episode, samples=samples)
+
+    done = play(agent, Waiting(), limits=EpisodeLimits(2000, 100_000), max_sampled_tokens=300)
+    assert (done.ending, done.sampled_tokens) == ("max turns", 300 if samples < 300 else 0)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 40, 199, 250, 300, 400])
+def test_the_maximum_of_a_request_includes_reasoning(
+    play: Play, tokenizer: Any, chat: ChatFormat, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "settings", ChatSettings(thinking_budget=100))
+
+    async def agent(episode: "AgentEpisode") -> None:
+        (turn,) = (await ask(episode, max_tokens=most)).messages
+        assert turn.finish == "length"
+
+    done = play(agent, ScriptedPolicy(tokenizer, lambda *_: "<think>" + "gas and oil " * 1000))
+    assert done.sampled_tokens == min(most, 200 + 100)
+    parts = [len(each.ids) for each in done.spans if each.origin == "sampled"]
+    assert max(parts[0], 1) <= max(1, most // 2, min(100, most - 200))
 
 
 def test_tool_calls_are_limited(play: Play) -> None:

@@ -71,6 +71,7 @@ class AgentEpisode:
         self._max_context, self._foreign = max_context, foreign
         self._tree = ConversationTree(sampler.chat)
         self._requested = Counter[bytes]()  # turns by the digest of their history
+        self._reserved = 0  # tokens that the turns that are being sampled may have
         self._running = self._tool_calls = self._call_ids = self._early_events = 0
         self._noted = set[str]()  # unknown tools that the last turn called, whose mistakes are noted
         self._tool_lock = asyncio.Lock()  # environments are not made for several calls at once
@@ -117,7 +118,9 @@ class AgentEpisode:
             raise self._fill_context(f"{len(conversation.ids):,} tokens")
         sampler = self._limit_sampler(request, conversation.before)
         sample = partial(self._sample, sampler, conversation, request, room)
+        reserved = request.samples * min(sampler.max_turn_tokens, room)
         self._running += request.samples
+        self._reserved += reserved
         try:
             with self.clock.pause():
                 turns = await _run_all([sample(self._next_seed(conversation.ids)) for _ in range(request.samples)])
@@ -126,6 +129,7 @@ class AgentEpisode:
             raise EpisodeFailedError("gateway.episode-failed", _FAILED) from None
         finally:
             self._running -= request.samples
+            self._reserved -= reserved
         self._check_running()
         given = [self._give(turn, request) for turn in turns]
         for turn, message in zip(turns, given, strict=True):
@@ -173,26 +177,32 @@ class AgentEpisode:
             raise EpisodeFailedError("gateway.episode-failed", _FAILED)
 
     def _check_limits(self, samples: int) -> None:
-        turns, tokens = self._start.limits.max_turns, self._settings.max_sampled_tokens
+        turns, left = self._start.limits.max_turns, self._count_tokens_left(samples)
         if self.trajectory.turns + self._running + samples > turns:
             self._limit = "max turns"
             raise LimitReachedError("gateway.turns-exceeded", f"the episode may have {turns} turns of the model")
-        if tokens is not None and self.trajectory.sampled_tokens >= tokens:
+        if left is not None and left < 1:
             self._limit = "max turns"
+            tokens = self._settings.max_sampled_tokens
             raise LimitReachedError("gateway.tokens-exceeded", f"the episode may sample {tokens:,} tokens")
 
+    def _count_tokens_left(self, samples: int) -> int | None:
+        """Return how many tokens each of some turns may have, or None if the episode has no limit.
+
+        Turns that are being sampled may still use all that they are allowed.
+        """
+        tokens = self._settings.max_sampled_tokens
+        return None if tokens is None else (tokens - self.trajectory.sampled_tokens - self._reserved) // samples
+
     def _limit_sampler(self, request: ModelRequest, before: str) -> TurnSampler:
-        sampling, all_tokens = self._sampler.sampling, self._settings.max_sampled_tokens
-        left = None if all_tokens is None else all_tokens - self.trajectory.sampled_tokens
-        most = min(filter(None, (request.max_tokens, sampling.max_tokens, left)))
-        if request.json_schema is None and most == sampling.max_tokens:
-            return self._sampler
-        sampling = replace(sampling, max_tokens=most)
-        if request.json_schema is not None:
-            self._check_schema(before)
-            calls = self._find_openings() if request.tools and request.allows_calls else ()
-            sampling = replace(sampling, json_schema=json.dumps(request.json_schema), json_alternatives=calls)
-        return replace(self._sampler, sampling=sampling)
+        limits = (request.max_tokens, self._count_tokens_left(request.samples))
+        sampler = self._sampler.limit(min(filter(None, limits), default=None))
+        if request.json_schema is None:
+            return sampler
+        self._check_schema(before)
+        calls = self._find_openings() if request.tools and request.allows_calls else ()
+        schema = json.dumps(request.json_schema)
+        return replace(sampler, sampling=replace(sampler.sampling, json_schema=schema, json_alternatives=calls))
 
     def _check_schema(self, before: str) -> None:
         """Check that a turn after a text can follow a JSON schema.

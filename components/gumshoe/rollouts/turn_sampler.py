@@ -46,6 +46,30 @@ class TurnSampler:
     policy: Policy
     chat: ChatFormat
     sampling: Sampling
+    max_thinking: int | None = None
+    """Maximum of the thinking budget; None for that of the settings."""
+
+    @property
+    def thinking_budget(self) -> int | None:
+        """Maximum number of tokens of the first part of a turn, or None without one."""
+        budget = self.chat.settings.thinking_budget
+        return budget if budget is None or self.max_thinking is None else min(budget, self.max_thinking) or None
+
+    @property
+    def max_turn_tokens(self) -> int:
+        """Maximum number of sampled tokens of a turn, those of its first part included."""
+        return self.sampling.max_tokens + (self.thinking_budget or 0)
+
+    def limit(self, most: int | None) -> "TurnSampler":
+        """Return a sampler whose turns have at most some number of sampled tokens, from 1; None for no more limits.
+
+        If these are fewer than with the thinking budget, the budget is reduced first, down to half of them.
+        """
+        if most is None or most >= self.max_turn_tokens:
+            return self
+        budget = min(self.thinking_budget or 0, max(most - self.sampling.max_tokens, most // 2))
+        sampling = replace(self.sampling, max_tokens=min(self.sampling.max_tokens, most - budget))
+        return replace(self, sampling=sampling, max_thinking=budget)
 
     async def sample(
         self, history: Sequence[int], before: str, tools: Sequence[dict[str, Any]], room: int, seed: int
@@ -72,7 +96,7 @@ class TurnSampler:
         self, history: Sequence[int], before: str, tools: Sequence[dict[str, Any]], room: int, seed: int
     ) -> "tuple[list[_SampledPart], TokenUsage, bool]":
         """Return the parts of a turn, the tokens used, and True if the context is full."""
-        budget, most = self.chat.settings.thinking_budget, self.sampling.max_tokens
+        budget, most = self.thinking_budget, self.sampling.max_tokens
         first = await self._sample_part(history, min(budget or most, room), seed)
         usage = TokenUsage(len(history), len(first.ids))
         is_full = first.finish == "length" and (budget or most) >= room
