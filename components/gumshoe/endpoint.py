@@ -24,6 +24,16 @@ _TOO_LONG = re.compile(
 _TOO_LONG_CODES = {"context_length_exceeded", "exceed_context_size_error"}  # OpenAI and Groq; llama.cpp
 _SEARCH_LENGTH = 500  # characters of an error to search; a server may repeat the request after them
 _MAX_ERROR_LENGTH = 1000  # characters of an error to report
+FILTERED = re.compile(
+    "content_filter|content_policy|data_?inspection_?failed|safety|sensitive|prohibited_content|blocklist|recitation|spii",
+    re.I,
+)
+"""Reasons of OpenAI, Azure, Moonshot, OpenRouter, DashScope, Z.AI and Gemini to withhold a text."""
+# Words of Azure, DeepSeek, OpenAI and OpenRouter for the same, if they send no code for it.
+_FILTERED_WORDS = re.compile(
+    "content management policy|content exists risk|flagged as potentially violating|request blocked: prompt injection",
+    re.I,
+)
 _DENIED, _NOT_FOUND = {401, 403}, 404
 _CONNECT_TIMEOUT = 10.0  # seconds
 
@@ -91,13 +101,23 @@ def error_fields(error: "APIStatusError") -> dict[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
+def is_filtered(error: "APIStatusError") -> bool:
+    """Return True if a content filter of the server rejected a request."""
+    fields = error_fields(error)
+    metadata = fields.get("metadata")  # of OpenRouter
+    if isinstance(metadata, dict) and {"flagged_input", "reasons"} & set(metadata):
+        return True
+    kinds = (str(fields.get(name) or "") for name in ("code", "type"))
+    return any(map(FILTERED.search, kinds)) or bool(_FILTERED_WORDS.search(error_text(error)[:_SEARCH_LENGTH]))
+
+
 def raise_if_misconfigured(model: str, error: "APIStatusError") -> None:
     """Raise UsageError if an error means that the model, the key or the address is wrong.
 
     Raises:
-        UsageError: if the status is 401, 403 or 404.
+        UsageError: if the status is 401, 403 or 404, and no content filter rejected the request.
     """
-    if error.status_code in _DENIED:
+    if error.status_code in _DENIED and not is_filtered(error):
         raise UsageError(
             "models.access-denied", f"access to {model} denied: {error_text(error)}; check OPENAI_API_KEY"
         ) from None

@@ -302,6 +302,15 @@ def test_a_rejected_text_does_not_affect_other_requests(said: str, code: str) ->
         assert {"response_format", "temperature", "max_completion_tokens"} <= set(server.requests[-1])
 
 
+def test_a_filtered_answer_is_not_a_wrong_key() -> None:
+    flagged = {"message": "Your input was flagged", "code": 403, "metadata": {"reasons": ["violence"]}}
+    with FakeVLLM(chat=says(verdict)) as server:
+        server.inject(fake_vllm.status(403, {"error": flagged}))
+        with pytest.raises(JudgeError) as raised:
+            judge_answer(judge(server), ASKED.answer)
+        check_error(raised.value, FAILED)
+
+
 def test_concurrency_is_limited_without_idle_time(clock: Clock) -> None:
     three = together(3)
 

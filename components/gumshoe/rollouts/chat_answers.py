@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gumshoe.endpoint import error_fields, error_text
+from gumshoe.endpoint import FILTERED, error_fields, error_text, is_filtered
 from gumshoe.environments.base import Unusable
 from gumshoe.environments.tools import Call
 from gumshoe.inference.policy import PolicyError
+from gumshoe.redaction import redact
 from gumshoe.rollouts.call_forms import NoCallError, UnusableCallError, find_form
 from gumshoe.rollouts.call_forms.call_form import check_call
 from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
@@ -27,20 +28,9 @@ _HERMES = find_form("hermes")
 _TEXT_PARTS, _REASONING_PARTS = {"text", "output_text"}, {"thinking", "reasoning"}
 _TEXT_KEYS = ("text", "thinking", "reasoning", "summary")
 NO_CALL = "there is no tool call in it"
-_SEARCH_LENGTH = 300  # characters of an error to search; a server may repeat the request after them
 _MAX_FAILURE_LENGTH = 1000  # characters of a server's error to report
 _BROKEN_OFF = {"abort", "error", "insufficient_system_resource", "network_error"}
 """Reasons of vLLM and SGLang, OpenRouter, DeepSeek, and Z.AI for an end of an answer that is not the model's."""
-_FILTERED = re.compile(
-    "content_filter|content_policy|data_?inspection_?failed|safety|sensitive|prohibited_content|blocklist|recitation|spii",
-    re.I,
-)
-"""Reasons of OpenAI, Azure, Moonshot, OpenRouter, DashScope, Z.AI and Gemini to withhold a text."""
-_FILTERED_WORDS = re.compile(
-    "content management policy|content exists risk|flagged as potentially violating|request blocked: prompt injection",
-    re.I,
-)
-"""Words of Azure, DeepSeek, OpenAI and OpenRouter for the same, if they send no code for it."""
 _OUT_OF_TOKENS = re.compile("could not finish the message because max_tokens", re.I)  # of OpenAI, if it only reasoned
 _REJECTED = {400, 403, 422}
 _MALFORMED_CALL = re.compile("malformed_function_call|malformed_tool_call", re.I)  # of Gemini, and OpenRouter for it
@@ -161,17 +151,15 @@ def read_rejected_turn(error: "APIStatusError") -> ApiAnswer | None:
     if error.status_code not in _REJECTED:
         return None
     fields, text = error_fields(error), error_text(error)
-    message = fields.get("message") if isinstance(fields.get("message"), str) else text
+    message = fields.get("message")
+    message = redact(_clean(message if isinstance(message, str) else text)[:_MAX_FAILURE_LENGTH])
     if fields.get("code") == "tool_use_failed":
         written = fields.get("failed_generation")
         written = _clean(written) if isinstance(written, str) else ""
         return _failed_turn(written, "unparseable call", f"the server could not parse the call: {message}")
     if _OUT_OF_TOKENS.search(text):
         return replace(_failed_turn("", "no call", NO_CALL), is_cut_off=True, has_reasoning=True)
-    kinds = [str(fields.get(name) or "") for name in ("code", "type")]
-    metadata = fields.get("metadata")
-    is_flagged = isinstance(metadata, dict) and bool({"flagged_input", "reasons"} & set(metadata))
-    if is_flagged or any(map(_FILTERED.search, kinds)) or _FILTERED_WORDS.search(text[:_SEARCH_LENGTH]):
+    if is_filtered(error):
         return _failed_turn("", "no call", f"a content filter of the server rejected the conversation: {message}")
     return None
 
@@ -190,7 +178,7 @@ def _explain(parsed: ParsedTurn, reasons: tuple[str, str]) -> ParsedTurn:
     """Return a turn without a usable call, with the server's reason for that if it has one."""
     if any(map(_MALFORMED_CALL.search, reasons)):
         return replace(parsed, problem="unparseable call", detail="the server could not parse the call")
-    if any(map(_FILTERED.search, reasons)):
+    if any(map(FILTERED.search, reasons)):
         return replace(parsed, problem="no call", detail="a content filter of the server withheld the answer")
     return parsed
 
