@@ -3,7 +3,7 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -757,12 +757,12 @@ def test_a_temporary_fault_is_retried(server: FakeVLLM, index: MailIndex, fault:
     assert len(server.requests) == 4
 
 
-def busy(code: int = 429, **headers: str) -> Act:
+def busy(headers: Mapping[str, str] | None = None, code: int = 429) -> Act:
     """Reject a request because there are too many."""
 
     def act(exchange: Exchange) -> None:
         body = b'{"error": {"message": "Rate limit reached for requests", "code": "rate_limit_exceeded"}}'
-        exchange.start_reply(code, len(body), **headers)
+        exchange.start_reply(code, len(body), **(headers or {}))
         exchange.send(body)
 
     return act
@@ -780,10 +780,10 @@ def test_a_busy_server_is_asked_again_more_and_more_slowly(server: FakeVLLM, ind
 @pytest.mark.parametrize(
     ("fault", "pause"),
     [
-        (busy(**{"Retry-After": "7.5"}), 7.5),
-        (busy(503, **{"Retry-After": "7"}), 7),
-        (busy(**{"retry-after-ms": "2500"}), 2.5),
-        (busy(**{"Retry-After": "soon"}), 1),
+        (busy({"Retry-After": "7.5"}), 7.5),
+        (busy({"Retry-After": "7"}, 503), 7),
+        (busy({"retry-after-ms": "2500"}), 2.5),
+        (busy({"Retry-After": "soon"}), 1),
     ],
 )
 def test_a_busy_server_decides_the_pause(
@@ -799,8 +799,8 @@ def test_a_busy_server_decides_the_pause(
     ("fault", "fewest", "most"),
     [
         pytest.param(busy(), 10, 40, id="busy"),
-        pytest.param(busy(**{"Retry-After": "3600"}), 1, 1, id="for an hour"),
-        pytest.param(busy(**{"x-should-retry": "false"}), 1, 1, id="not to be asked again"),
+        pytest.param(busy({"Retry-After": "3600"}), 1, 1, id="for an hour"),
+        pytest.param(busy({"x-should-retry": "false"}), 1, 1, id="not to be asked again"),
         pytest.param(
             status(429, {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}),
             1,
@@ -824,7 +824,7 @@ def test_a_server_that_is_busy_beyond_the_deadline_is_a_failure(
 def test_all_conversations_of_a_model_leave_a_busy_server_alone(
     server: FakeVLLM, index: MailIndex, clock: Clock
 ) -> None:
-    server.inject(busy(**{"Retry-After": "30"}))
+    server.inject(busy({"Retry-After": "30"}))
     environment = EmailEnvironment(index, scenario(3), 6)
     messages = [{"role": "user", "content": environment.user_prompt()}]
     pauses = list[tuple[float, int]]()  # seconds, and the number of requests before
