@@ -88,3 +88,43 @@ def test_yes_and_no_in_one_answer_are_no_answer() -> None:
 def test_a_doubt_does_not_save_an_answer_that_another_rule_rejects() -> None:
     verdict = judge_answer("How many may come?", "more than 40 people", "40 people or 50 people")
     assert (verdict.correct, verdict.is_undecided) == (False, False)
+
+
+MEETING, CFO, HOTEL, SITE = "When is it?", "Who is CFO?", "Which hotel did they choose?", "Where is the office?"
+
+
+@pytest.mark.parametrize(
+    ("question", "old", "new", "answer"),
+    [
+        (MEETING, "May 8", "May 9", "The meeting was moved from May 8 to May 9."),
+        (MEETING, "Tuesday", "Wednesday", "It was moved from Tuesday to Wednesday."),
+        ("What is the price?", "$5,000", "$6,000", "The price rose from $5,000 to $6,000."),
+        ("How many?", "40", "50", "It was 40, then 50."),
+        ("What is the rent?", "$5,000", "$6,000", "It was $5,000 but was raised to $6,000 in spring."),
+        (CFO, "Anna Lee", "Bob Ray", "Anna Lee was replaced by Bob Ray."),
+        (CFO, "Anna Lee", "Bob Ray", "Anna Lee was succeeded as chief financial officer by Bob Ray in spring."),
+        (CFO, "Anna Lee", "Bob Ray", "Bob Ray took over from Anna Lee."),
+        (CFO, "Anna Lee", "Bob Ray", "Bob Ray succeeded Anna Lee."),
+        (HOTEL, "Hilton", "Ritz", "They chose the Ritz over the Hilton."),
+        (HOTEL, "Hilton", "Ritz", "The Hilton was full, so the Ritz."),
+        (HOTEL, "Hilton", "Ritz", "They switched from the Hilton to the Ritz."),
+        (SITE, "Berlin", "Paris", "The office moved from Berlin to Paris."),
+    ],
+)
+def test_only_the_new_value_of_a_change_is_right(question: str, old: str, new: str, answer: str) -> None:
+    assert judge_answer(question, new, answer, date(2001, 5, 4)).correct
+    assert not judge_answer(question, old, answer, date(2001, 5, 4)).correct
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "answer"),
+    [
+        ("Where did Anna fly from?", "Berlin", "Anna flew from Berlin to Paris."),
+        ("What was the old price?", "$5,000", "The price rose from $5,000 to $6,000."),
+        ("Who did Bob Ray replace?", "Anna Lee", "Bob Ray replaced Anna Lee."),
+        ("Who wrote the letter?", "Anna Lee", "The letter was sent from Anna Lee to Bob Ray."),
+        (SITE, "Berlin", "The office is in Berlin, not in Paris."),
+    ],
+)
+def test_what_was_before_is_right_if_it_is_asked(question: str, reference: str, answer: str) -> None:
+    assert judge_answer(question, reference, answer).correct

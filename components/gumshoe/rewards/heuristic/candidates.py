@@ -61,16 +61,63 @@ def candidates(case: JudgeCase) -> Decision:
     listed = _find_list(case) or _find_listed_names(case)
     if listed:
         return False, listed
-    rivals = list(_find_rivals(case))
+    rivals = [each for each in _find_rivals(case) if not _gave_way(case, each)]
     for start, end in rivals:
         sentence = case.answer.sentence(start)
         new = [each for each in case.answer.words if sentence[0] <= each.start < sentence[1] and case.is_new(each)]
         others = [each for each in new if not start <= each.start < end]
-        if phrases.PAST.search(case.answer.text[sentence[0] : start]):
+        if phrases.PAST.search(case.answer.text, _start_of_context(case, start), start):
             continue
         if _is_listed(case, start, end) or len(others) < _MIN_NEW_WORDS:
             return False, f"it names {case.answer.text[start:end]} as well"
-    return (False, f"it names {len(rivals)} others as well") if len(rivals) > _MAX_RIVALS else None
+    if len(rivals) > _MAX_RIVALS:
+        return False, f"it names {len(rivals)} others as well"
+    return _check_old(case)
+
+
+def _start_of_context(case: JudgeCase, start: int) -> int:
+    """Return where the text begins that says of a rival that it is past: after the correct item, if that is before it.
+
+    Who sends something "from" somebody stays a sender, to whomever it goes.
+    """
+    first, last = case.span or (start, start)
+    sentence = case.answer.sentence(start)[0]
+    is_sent = phrases.WHO.match(case.question.text) and phrases.FROM.search(case.answer.text, sentence, first)
+    return sentence if last > start or is_sent or case.asks_for_past else max(sentence, last)
+
+
+def _gave_way(case: JudgeCase, rival: tuple[int, int]) -> bool:
+    """Return True if the correct item took the place of a rival before it: "Ann Lee was replaced by Bo Ek"."""
+    first = case.span[0] if case.span else 0
+    return phrases.REPLACED_BY.search(case.answer.text, rival[1], max(first, rival[1])) is not None
+
+
+def _check_old(case: JudgeCase) -> Decision:
+    """Return undecided if another name or value took the place of the correct item: "moved from Rome to Paris"."""
+    if case.span is None or case.asks_for_past:
+        return None
+    text, (first, last) = case.answer.text, case.span
+    sentence = case.answer.sentence(first)
+    kinds = [each for each in case.required if isinstance(each, Value)]
+    others = [
+        each
+        for each in case.answer.items
+        if sentence[0] <= each.start < sentence[1]
+        and case.is_new(each)
+        and (any(map(each.has_kind_of, kinds)) if isinstance(each, Value) else each.is_name and not kinds)
+    ]
+    moved = phrases.FROM.search(text, sentence[0], first) and not phrases.WHO.match(case.question.text)
+    chosen = None if kinds else phrases.OVER.search(text, sentence[0], first)
+    for each in others:
+        if (
+            (moved and phrases.TO.search(text, last, max(last, each.start)))
+            or (chosen and each.end <= first and phrases.CHOSEN.fullmatch(text, each.end, chosen.start()))
+            or phrases.REPLACED_BY.search(text, last, max(last, each.start))
+            or (kinds and phrases.CHANGED_TO.search(text, last, max(last, each.start)))
+            or (phrases.SO.search(text, last, max(last, each.start)) and not text[each.end : sentence[1]].strip(" .!"))
+        ):
+            return None, f"it says that {quote(case.answer, each)} took its place"
+    return None
 
 
 def _find_rivals(case: JudgeCase) -> Iterator[tuple[int, int]]:

@@ -172,9 +172,8 @@ def _denied(case: JudgeCase) -> Decision:
     if case.span is None or NEGATOR.search(case.reference.text):
         return None
     text, (first, last) = case.answer.text, case.span
-    if (phrases.WAS.search(text[:first]) or phrases.NOW.match(text, last)) and not phrases.PAST_WORDS.search(
-        case.reference.text
-    ):
+    was = phrases.WAS.search(text[:first]) or phrases.NOW.match(text, last)
+    if was and not case.asks_for_past and not phrases.PAST_WORDS.search(case.reference.text):
         return False, "it says that it was so"
     if phrases.WRONG.search(text, last, case.answer.sentence(last)[1]) and not phrases.WRONG.search(
         case.reference.text

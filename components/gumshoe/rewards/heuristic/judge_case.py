@@ -34,6 +34,11 @@ class JudgeCase:
         )
 
     @cached_property
+    def asks_for_past(self) -> bool:
+        """True if the question asks for what was before, or where something began."""
+        return phrases.ASKS_FOR_PAST.search(self.question.text) is not None
+
+    @cached_property
     def required(self) -> list[Item]:
         """Items that the answer must have: those of the reference that are not in the question, or else all of them.
 

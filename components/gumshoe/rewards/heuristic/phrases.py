@@ -68,11 +68,31 @@ DENIED_BEFORE = re.compile(
 NO_LONGER = re.compile(r"\W*(?:(?:is|was|are|were|has|does|did)(?:n't|\s+not|\s+no longer)|no longer)\b(?! only)", re.I)
 """Denies the text before it."""
 PAST = re.compile(
-    r"\b(?:from|instead of|in place of|rather than|replac\w+|not|no longer|previously|formerly|originally|until|"
-    r"used to be|was|were|before|earlier|old|than|over from)\W+(?:\w+\W+){0,3}$",
+    r"\b(?:from|instead of|in place of|rather than|(?:replac|succeed)\w+\b(?! by)|not|no longer|previously|formerly|"
+    r"originally|until|used to be|(?:was|were)(?! (?:replaced|succeeded)\b| (?:\w+ ){1,3}to\b)|before|earlier|old|than|"
+    r"over from)\W+(?:\w+\W+){0,3}$",
     re.I,
 )
 """The text after it was true in the past, and is given for context."""
+FROM = re.compile(r"(?<!over )\bfrom\s+(?:the\s+)?$", re.I)
+"""The text after it is where something came from."""
+TO = re.compile(r"\b(?:in)?to\s+(?:the\s+)?$", re.I)
+"""The text after it is where something went."""
+OVER = re.compile(r"\b(?:(?:takes?|took|taking|taken) over from|over)\s+(?:the\s+)?$", re.I)
+"""The text before it was chosen, or took the place of the text after it."""
+CHOSEN = re.compile(r"\s*(?:(?:is|was|are|were|has been|have been) \w+)?\s*", re.I)
+"""May stand between what was chosen and `OVER`."""
+REPLACED_BY = re.compile(r"\b(?:replaced|succeeded|superseded)\b[^.;]{0,40}\bby\s+(?:the\s+)?$", re.I)
+"""The text after it took the place of the text before it."""
+CHANGED_TO = re.compile(r"\b(?:is|was|are|were|been) (?:\w+ ){1,2}to\s+$", re.I)
+"""The text before it was changed to the text after it."""
+SO = re.compile(r"\bso\s+(?:the\s+)?$", re.I)
+"""The text after it is a consequence."""
+ASKS_FOR_PAST = _pattern(
+    r"previous\w*|former\w*|original\w*|initial\w*|at first|used to|old|before|until|from|"
+    r"did \w[^?]*(?:replace|succeed)|(?:replaced|succeeded) by|start\w*|begin\w*|leav\w+|depart\w*"
+)
+"""A question about what was before, or where something began."""
 TURNED = re.compile(
     r"\b(?:instead of|rather than|replac(?:es|ed|ing)(?! by)|in place of|t(?:ook|akes?|aking) over\b.* from|succeed\w*|"
     r"previously|formerly|originally|until|used to|before|(?:up|down) from|no longer|not)\b",
