@@ -61,6 +61,8 @@ def only(text: str, asked: date | None = ASKED) -> Value:
         ("code", "PO-83879", "PO 83879"),
         ("code", "YU 3611", "yu3611"),
         ("code", "3-5290", "x35290"),
+        ("code", "TKT_4711", "tkt-4711"),
+        ("code", "budget_2001.xls", "/mail/Budget_2001.xls."),
         ("address", "Ann.Lee@Example.com", "ann.lee@example.com"),
     ],
 )
@@ -85,6 +87,11 @@ def test_different_spellings_of_a_value_are_equal(kind: Kind, one: str, other: s
         ("3 pm", "3 am"),
         ("07700 900714", "07700 900741"),
         ("C-3155/42", "C-3155/24"),
+        ("TKT_4711", "TKT_4712"),
+        ("PRJ_2024_17", "PRJ_2023_99"),
+        ("budget_2001.xls", "budget_1999.xls"),
+        ("2001_budget.xls", "2001_budget.doc"),
+        ("jsmith_01", "jsmith_02"),
         ("ann@example.com", "anne@example.com"),
     ],
 )

@@ -40,6 +40,7 @@ def find_values(text: str, asked: date | None, expected: Expected = _ANYTHING) -
 def _find_all(text: str, asked: date | None, expected: Expected) -> Iterator[Iterator[Value]]:
     """Yield the values of each kind. A part of a text is the first kind that reads it."""
     yield _matches("address", _ADDRESS, text, _read_address)
+    yield _matches("code", _IDENTIFIER, text, _read_identifier)
     if expected.has_shares or not expected.has_dates:
         yield _find_fractions(text, expected)
     yield _matches("code", _VERSION, text, _read_version)
@@ -122,6 +123,11 @@ def _read_expected_code(match: re.Match[str]) -> str:
     return re.sub(r"[\s-]", "", match[0].casefold().rstrip("."))
 
 
+def _read_identifier(match: re.Match[str]) -> str:
+    """Return an identifier such as PRJ_2024_17 as a code, or a file name with its dots."""
+    return re.sub(r"[^\w.]|_", "", match[0].casefold())
+
+
 def _read_code(match: re.Match[str]) -> str:
     letters = re.sub(r"[^a-z0-9]", "", match[0].casefold())
     return re.sub(r"^x(?=\d+$)", "", letters)  # x39804 is an extension
@@ -129,6 +135,7 @@ def _read_code(match: re.Match[str]) -> str:
 
 _MAY_HAVE_VALUES = re.compile(r"\d|@|://|www\.|day\b|tomorrow|noon|midnight|\b(?:half|halves|quarter)\b|\bq\b", re.I)
 _ADDRESS = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?:\w+://|www\.)[^\s<>\"')]+", re.I)
+_IDENTIFIER = re.compile(r"(?<![\w.])(?=\w*\d)(?=\w*[^\W_]_+[^\W_])\w+(?:[-.]\w+)*", re.I)
 _VERSION = re.compile(
     r"(?<![\w.,/-])(?:v(?:ersion|er|\.)?|release|build|rev(?:ision)?\.?)[ .]?"
     r"(?P<version>\d+(?:\.\d+)*(?:-?(?:alpha|beta|rc|[ab])\.?\d*)?)(?!\w|\.\d)",
