@@ -55,6 +55,10 @@ BESIDE = [
         ("Why did it stop?", "a blocked filter", "the filter was clogged", "words"),
         ("How many may come?", "more than 40", "40", "values"),
         ("What is owed?", "the landlord pays the tenant", "the tenant pays the landlord", "roles"),
+        ("What was ordered?", "12 chairs", "They ordered 12 tables.", "words"),
+        ("What was ordered?", "12 chairs and 3 tables", "12 tables and 3 chairs", "words"),
+        ("What was damaged?", "two laptops", "2 monitors were damaged", "words"),
+        ("What happened?", "3 employees resigned", "3 customers resigned", "words"),
         ("Which firm is it?", "Zellmark Electrical", "PO-83879 Zellmark Electrical", "second answer"),
         *(("Why did it stop?", "a blocked filter", each, "second answer") for each in BESIDE),
     ],
@@ -76,6 +80,20 @@ def test_what_the_rules_cannot_decide(question: str, reference: str, answer: str
 )
 def test_what_belongs_to_the_answer_may_follow_it(reference: str, answer: str) -> None:
     assert judge_answer("Why did the pump stop?", reference, answer).correct
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "answer"),
+    [
+        ("What was delivered?", "500 units", "500"),
+        ("What was delivered?", "500 units", "500 arrived"),
+        ("What was ordered?", "12 chairs", "12 new chairs"),
+        ("What was ordered?", "12 chairs and 3 tables", "3 tables and 12 chairs"),
+        ("How many came?", "500 people", "500 guests"),
+    ],
+)
+def test_what_a_number_counts_may_be_left_out(question: str, reference: str, answer: str) -> None:
+    assert judge_answer(question, reference, answer).correct
 
 
 def test_yes_and_no_in_one_answer_are_no_answer() -> None:

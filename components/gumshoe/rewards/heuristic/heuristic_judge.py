@@ -19,7 +19,7 @@ from gumshoe.rewards.heuristic.candidates import alternatives, candidates
 from gumshoe.rewards.heuristic.expected import Expected, expect
 from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase, quote
 from gumshoe.rewards.heuristic.negation import NEGATOR, are_opposites, find_denied, is_negator
-from gumshoe.rewards.heuristic.normalized_text import Item, NormalizedText, Word
+from gumshoe.rewards.heuristic.normalized_text import Item, NormalizedText, Word, is_past
 from gumshoe.rewards.heuristic.quantities import is_quantity_word
 from gumshoe.rewards.heuristic.roles import find_conflict
 from gumshoe.rewards.heuristic.second_answers import second_answer
@@ -203,9 +203,10 @@ def _roles(case: JudgeCase) -> Decision:
 def _words(case: JudgeCase) -> Decision:
     """Require most of the reference's words, or enough overlap of both texts."""
     needed = [(each, found) for each, found in case.matches if isinstance(each, Word) and not _is_implied(case, each)]
+    counted = _find_other_counted(case)
     if not needed:
         if any(isinstance(each, Value) and found for each, found in case.matches):
-            return True, "the values are those of the reference"
+            return (None, counted) if counted else (True, "the values are those of the reference")
         if any(found for _, found in case.matches) and all(
             is_negator(case.answer, each) for each in case.answer.words if case.is_new(each)
         ):
@@ -222,7 +223,7 @@ def _words(case: JudgeCase) -> Decision:
     new_words = sum(not case.question.find(each) for each in case.answer.words)
     overlap = 2 * there / (len(needed) + new_words) if new_words else 0
     if covered >= _MIN_COVERAGE or (overlap >= _MIN_OVERLAP and there > 1):
-        exchanged = _find_exchanged(case, missing)
+        exchanged = counted or _find_exchanged(case, missing)
         return (None, exchanged) if exchanged else (True, f"{there} of {len(needed)} words")
     why = f"only {there} of {len(needed)} words"
     return (None, why) if covered >= _MIN_DOUBT and not names else (False, why)
@@ -327,7 +328,37 @@ def _is_implied(case: JudgeCase, word: Word) -> bool:
         word.start in (match.start(1), match.start(2)) for match in phrases.LATEST.finditer(case.reference.text)
     ):
         return True
-    numbers = [each for each in case.reference.values if each.kind == "number"]
-    if numbers and is_quantity_word(word.key):
-        return True
-    return any(case.reference.text[each.end : word.start].strip() == "" and each.end < word.start for each in numbers)
+    numbers = any(each.kind == "number" for each in case.reference.values)
+    return (numbers and is_quantity_word(word.key)) or any(word == each for _, each in _find_counted(case.reference))
+
+
+def _find_counted(text: NormalizedText) -> list[tuple[Value, Word]]:
+    """Return the numbers of a text, each with the word directly after it, which is what they count."""
+    return [
+        (one, other)
+        for one, other in pairwise(text.items)
+        if isinstance(one, Value)
+        and one.kind == "number"
+        and isinstance(other, Word)
+        and one.end < other.start
+        and not text.text[one.end : other.start].strip()
+    ]
+
+
+def _find_other_counted(case: JudgeCase) -> str | None:
+    """Return the reason if the answer counts something else: "12 tables" for "12 chairs". A number alone is no reason.
+
+    What is counted is known if the question asks how many.
+    """
+    if phrases.HOW_MANY.search(case.question.text):
+        return None
+    wanted, said = _find_counted(case.reference), _find_counted(case.answer)
+    for number, word in wanted:
+        own = [each for count, each in said if count.agrees(number) and not is_past(each.key)]  # "500 arrived"
+        if word not in case.required or word.is_name or any(each.agrees(word) for each in own):
+            continue
+        others = [each for each in own if case.is_new(each)] if not case.answer.find(word) else []
+        others += [each for each in own if any(each.agrees(noun) for _, noun in wanted)]
+        if others:
+            return f"it says {quote(case.answer, others[0])} instead of {quote(case.reference, word)}"
+    return None

@@ -164,6 +164,8 @@ IT_DID = re.compile(r"\W*\w+ (?:did|do|does|have|has)\b\W*(?:[.,!;]|$)", re.I)
 """Says yes by repeating the verb only."""
 NUMBERS = re.compile(r"\d+")
 """A number in digits."""
+HOW_MANY = _pattern(r"how (?:many|much|large|big)|(?:number|amount|size|total|sum|count) of")
+"""A question that asks for a number only."""
 STATES = re.compile(
     r"\W*(?:it|he|she|they|we|i|this|that|these|those)"
     r"(?:'s|'ve|'re| (?:is|was|are|were|has|have|had|will|did|does|do|can))\b",
