@@ -89,6 +89,7 @@ def test_what_belongs_to_the_answer_may_follow_it(reference: str, answer: str) -
         ("What was delivered?", "500 units", "500 arrived"),
         ("What was ordered?", "12 chairs", "12 new chairs"),
         ("What was ordered?", "12 chairs and 3 tables", "3 tables and 12 chairs"),
+        ("What was ordered?", "2 chairs and 2 tables", "2 tables and 2 chairs"),
         ("How many came?", "500 people", "500 guests"),
     ],
 )
@@ -146,3 +147,53 @@ def test_only_the_new_value_of_a_change_is_right(question: str, old: str, new: s
 )
 def test_what_was_before_is_right_if_it_is_asked(question: str, reference: str, answer: str) -> None:
     assert judge_answer(question, reference, answer).correct
+
+
+SIGNED, REJECTED, ON_TUESDAY = "Did Bob sign the contract?", "Was the offer rejected?", "Is the meeting on Tuesday?"
+
+
+@pytest.mark.parametrize(
+    ("question", "answer", "is_yes"),
+    [
+        (SIGNED, "Bob signed the contract without comment.", True),
+        (SIGNED, "He signed the contract.", True),
+        (SIGNED, "Bob failed to sign the contract.", False),
+        (SIGNED, "Bob has yet to sign the contract.", False),
+        (SIGNED, "Bob failed to.", False),
+        ("Didn't Bob sign the contract?", "Bob did not sign the contract.", False),
+        ("Did Bob fail to sign the contract?", "Bob failed to sign the contract.", True),
+        ("Will Anna attend?", "Anna is unable to attend", False),
+        ("Is the invoice paid?", "The invoice is unpaid.", False),
+        ("Is the invoice unpaid?", "It has not been paid.", True),
+        ("Is the door open?", "The door is closed.", False),
+        (REJECTED, "Yes, the offer was rejected.", True),
+        (REJECTED, "It was rejected", True),
+        (REJECTED, "No, it was accepted.", False),
+        (REJECTED, "The board accepted the offer.", False),
+        (REJECTED, "No, the offer was not rejected.", False),
+        ("Did Anna reject the budget?", "No, she approved it", False),
+        ("Did Anna approve the budget?", "She refused to approve it.", False),
+        ("Was the move for Mirela approved?", "Giulia Urbanek approved it.", True),
+        ("Did we pay for the ticket of Acme?", "Molly, we paid for the ticket.", True),
+        (ON_TUESDAY, "The meeting is on Tuesday.", True),
+    ],
+)
+def test_a_statement_says_yes_or_no(question: str, answer: str, is_yes: bool) -> None:
+    assert [judge_answer(question, each, answer).correct for each in ("Yes", "No")] == [is_yes, not is_yes]
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        (SIGNED, "Anna signed the contract."),
+        (SIGNED, "Bob has read the contract."),
+        (ON_TUESDAY, "The meeting is on Wednesday."),
+        ("Is the invoice $500?", "The invoice is $600."),
+        ("Was it moved to Tulsa?", "It was moved to Boston."),
+        ("Did Anna approve the budget?", "Bob approved the budget."),
+        (REJECTED, "Yes, the board accepted the offer."),
+        (SIGNED, "none"),
+    ],
+)
+def test_a_statement_about_something_else_says_neither(question: str, answer: str) -> None:
+    assert [judge_answer(question, each, answer).correct for each in ("Yes", "No")] == [False, False]

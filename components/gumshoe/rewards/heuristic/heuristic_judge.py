@@ -16,6 +16,7 @@ from itertools import pairwise
 from gumshoe.rewards.exact_match import is_exact
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.candidates import alternatives, candidates
+from gumshoe.rewards.heuristic.exchanged_words import find_exchanged
 from gumshoe.rewards.heuristic.expected import Expected, expect
 from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase, quote
 from gumshoe.rewards.heuristic.negation import NEGATOR, are_opposites, find_denied, is_negator
@@ -223,7 +224,7 @@ def _words(case: JudgeCase) -> Decision:
     new_words = sum(not case.question.find(each) for each in case.answer.words)
     overlap = 2 * there / (len(needed) + new_words) if new_words else 0
     if covered >= _MIN_COVERAGE or (overlap >= _MIN_OVERLAP and there > 1):
-        exchanged = counted or _find_exchanged(case, missing)
+        exchanged = counted or find_exchanged(case, missing)
         return (None, exchanged) if exchanged else (True, f"{there} of {len(needed)} words")
     why = f"only {there} of {len(needed)} words"
     return (None, why) if covered >= _MIN_DOUBT and not names else (False, why)
@@ -268,35 +269,6 @@ def _needs_names(case: JudgeCase, needed: list[tuple[Word, list[Item]]], missing
         each.is_name and case.is_new(each) and not case.is_at_start(each) and each.key not in phrases.POSTS
         for each in case.answer.words
     ) and any(each.is_name for each in missing)
-
-
-def _find_exchanged(case: JudgeCase, missing: list[Word]) -> str | None:
-    """Return the reason if a new word stands in the place of a missing one, beside the same word or value, or None."""
-    for word in missing:
-        for own in _neighbours(case.reference, word):
-            for place in case.answer.find(own):
-                new = [
-                    each
-                    for each in _neighbours(case.answer, place)
-                    if isinstance(each, Word)
-                    and case.is_new(each)
-                    and (each.start < place.start) == (word.start < own.start)
-                    and _are_adjacent(case.answer, each, place)
-                ]
-                if new:
-                    return f"it says {quote(case.answer, new[0])} instead of {quote(case.reference, word)}"
-    return None
-
-
-def _are_adjacent(text: NormalizedText, one: Item, other: Item) -> bool:
-    """Return True if at most an article stands between two items."""
-    return text.text[min(one.end, other.end) : max(one.start, other.start)].strip().casefold() in ("", "a", "an", "the")
-
-
-def _neighbours(text: NormalizedText, item: Item) -> list[Item]:
-    """Return the items before and after an item."""
-    place = text.items.index(item)
-    return [*text.items[max(0, place - 1) : place], *text.items[place + 1 : place + 2]]
 
 
 _RULES: tuple[Callable[[JudgeCase], Decision], ...] = (
@@ -353,9 +325,14 @@ def _find_other_counted(case: JudgeCase) -> str | None:
     if phrases.HOW_MANY.search(case.question.text):
         return None
     wanted, said = _find_counted(case.reference), _find_counted(case.answer)
+    other = [
+        (count, each)
+        for count, each in said
+        if not is_past(each.key) and not any(count.agrees(number) and each.agrees(word) for number, word in wanted)
+    ]  # without verbs: "500 arrived"
     for number, word in wanted:
-        own = [each for count, each in said if count.agrees(number) and not is_past(each.key)]  # "500 arrived"
-        if word not in case.required or word.is_name or any(each.agrees(word) for each in own):
+        own = [each for count, each in other if count.agrees(number)]
+        if word not in case.required or word.is_name:
             continue
         others = [each for each in own if case.is_new(each)] if not case.answer.find(word) else []
         others += [each for each in own if any(each.agrees(noun) for _, noun in wanted)]

@@ -7,7 +7,7 @@ from gumshoe.rewards.heuristic.normalized_text import NormalizedText, Word, stem
 
 NEGATOR = re.compile(
     r"(?:\b(?:not|never|no longer|nobody|no one|nothing|none(?: of)?|neither|nor|without|cannot|hardly|rarely|seldom|"
-    r"(?:fail|refus|declin|neglect|omit)\w* to|unable to|unwilling to|stopped|ceased to|lack(?:s|ed|ing)?|"
+    r"(?:fail|refus|declin|neglect|omit)\w* to|yet to|unable to|unwilling to|stopped|ceased to|lack(?:s|ed|ing)?|"
     r"(?:free|devoid|instead|short) of|rather than|except(?: for)?|exclud\w+|excluding|minus)|n't)\b"
     r"|\bno\b(?! (?:later|earlier|more than|less than|fewer than)\b)(?=\s[^\W\d])",
     re.I,
@@ -97,16 +97,16 @@ def find_denied(reference: NormalizedText, answer: NormalizedText, words: list[W
     for word in words:
         if is_negator(reference, word):
             continue
-        polarities = {_is_denied(reference, each) for each in reference.words if each.agrees(word)}
+        polarities = {is_denied(reference, each) for each in reference.words if each.agrees(word)}
         if len(polarities) > 1:
             continue
-        is_denied = _is_denied(reference, word)
+        was_denied = is_denied(reference, word)
         contrary: Word | None = None
         for own in answer.words:
             same = own.agrees(word)
             if not same and (not are_opposites(own, word) or (is_compared and own.key in _COMPARATIVES)):
                 continue
-            if (_is_denied(answer, own) != is_denied) == same:
+            if (is_denied(answer, own) != was_denied) == same:
                 contrary = contrary or own
             else:
                 break
@@ -116,7 +116,7 @@ def find_denied(reference: NormalizedText, answer: NormalizedText, words: list[W
     return None
 
 
-def _is_denied(text: NormalizedText, word: Word) -> bool:
+def is_denied(text: NormalizedText, word: Word) -> bool:
     """Return True if an odd number of negations before the word, in the same clause, deny it."""
     first = max((match.end() for match in _CLAUSE.finditer(text.text, 0, word.start)), default=0)
     return sum(match.end() <= word.start for match in NEGATOR.finditer(text.text, first)) % 2 == 1

@@ -33,7 +33,7 @@ MODAL = _pattern(
 )
 """The answer does not commit itself, in the sentence with the required items."""
 REFUSED = _pattern(
-    r"refus\w+|declin\w+|reject\w+|den(?:y|ied|ies)|turn\w* (?:\w+ ){0,3}down|veto\w*|rul\w+ (?:\w+ )?out|said no",
+    r"refus\w+|declin\w+|reject\w*|den(?:y|ied|ies)|turn\w* (?:\w+ ){0,3}down|veto\w*|rul\w+ (?:\w+ )?out|said no",
     r"against it|disallow\w*|forbid\w*|forbade",
 )
 """A request was refused."""
@@ -44,8 +44,12 @@ AGREED = _pattern(
 """A request was approved."""
 NEGATED = re.compile(r"(?:\b(?:not|never|no|nobody|without|nor|cannot)|n't)\s+(?:\w+\s+){0,3}$", re.I)
 """Negates the text after it."""
+NEAR = re.compile(r"\s+(?:\w+\s+){0,3}")
+"""Stands between a negation and what it negates."""
 SAYS_NOT = re.compile(r"(?:\b(?:not|never|cannot|nobody)|n't)\b", re.I)
 """Contains "not" or "nobody", anywhere."""
+NOT = re.compile(r"\bnot\b|n't\b", re.I)
+"""Negates a verb."""
 DENIED = re.compile(
     r"(?:\b(?:not|never|no longer|(?:anyone|anything|1) but|except|other than|instead of|rather than)|n't)\b", re.I
 )
@@ -164,6 +168,10 @@ IT_DID = re.compile(r"\W*\w+ (?:did|do|does|have|has)\b\W*(?:[.,!;]|$)", re.I)
 """Says yes by repeating the verb only."""
 NUMBERS = re.compile(r"\d+")
 """A number in digits."""
+PRONOUN = re.compile(r"\W*(?:it|he|she|they|we|i)\b", re.I)
+"""A statement whose subject is a pronoun."""
+WORD_BEFORE = re.compile(r"(\w+)\W+(?:(?:the|an?)\s+)?$", re.I)
+"""A word, in group 1, before an article or none."""
 HOW_MANY = _pattern(r"how (?:many|much|large|big)|(?:number|amount|size|total|sum|count) of")
 """A question that asks for a number only."""
 STATES = re.compile(
