@@ -64,6 +64,9 @@ def only(text: str, asked: date | None = ASKED) -> Value:
         ("code", "TKT_4711", "tkt-4711"),
         ("code", "budget_2001.xls", "/mail/Budget_2001.xls."),
         ("address", "Ann.Lee@Example.com", "ann.lee@example.com"),
+        ("address", "Ann Lee <ann.lee@example.com>", "<mailto:ann.lee@example.com>"),
+        ("address", "www.example.com", "<http://example.com/>"),
+        ("address", "<https://example.com/a>", '<a href="/b">https://example.com/a</a><br/>'),
     ],
 )
 def test_different_spellings_of_a_value_are_equal(kind: Kind, one: str, other: str) -> None:

@@ -60,8 +60,10 @@ _REWRITES: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
 )
 
 
+# Of text in angle brackets, only tags are removed, not <ann@example.com> or <https://example.com>.
 _HIDDEN = re.compile(
-    r"<!--.*?(?:-->|$)|<(?:script|style)\b.*?(?:</(?:script|style)>|$)|</?[a-z][^<>]{0,99}>", re.I | re.S
+    r"<!--.*?(?:-->|$)|<(?:script|style)\b.*?(?:</(?:script|style)>|$)|</?[a-z][\w:-]*(?:\s[^<>]{0,99})?/?>",
+    re.I | re.S,
 )
 
 

@@ -110,7 +110,8 @@ def _share(top: int, bottom: int, start: int, end: int) -> Value:
 
 
 def _read_address(match: re.Match[str]) -> str:
-    return match[0].casefold().rstrip(".")
+    """Return an address without what may be left out of one of the web."""
+    return re.sub(r"^(?:https?://)?(?:www\.)?", "", match[0].casefold()).rstrip("./")
 
 
 def _read_version(match: re.Match[str]) -> str:
