@@ -28,6 +28,8 @@ _TIMES = re.compile(
 _SPELT = re.compile(r" (?:1000|1000000|1000000000)$|[a-z]{5}$", re.I)
 _MANY = {"k": 3, "thousand": 3, "m": 6, "mm": 6, "mn": 6, "mil": 6, "mln": 6, "million": 6, "b": 9, "bn": 9, "bln": 9}
 _MANY |= {"billion": 9, "tn": 12, "trn": 12, "t": 12, "trillion": 12, "lakh": 5, "lac": 5, "crore": 7, "hundred": 2}
+_WITH_POINT = frozenset({"USD", "GBP"})  # currencies with which "1.234" is hardly ever 1234
+_THOUSANDS = re.compile(r"[1-9]\d{0,2}\.\d{3}")
 _START = re.compile(r"(?<![\w.,/'#])(?:\d|\.\d)")
 _NEXT = re.compile(
     r"[ -]?(?P<words>[%¢](?!\w)|[$£€¥₹₩](?!\s?[\d.])|\"|[^\W\d_°]+\$(?!\s?[\d.])"
@@ -153,8 +155,7 @@ def _read_quantity(text: str, match: re.Match[str], expected: Expected) -> Value
     currency = find_unit(mark) if mark else None
     start = match.start() - len(text[: match.start()]) + len(text[: match.start()].rstrip())
     start = start - len(mark) if mark else match.start()
-    amounts = _read_amount(match, in_europe=currency is not None and currency.name not in ("USD", "GBP"))
-    end = match.end()
+    amounts, end = [_read_amount(match)], match.end()
     times = _TIMES.match(text, end)
     if times and not _is_unit_instead(times, currency, expected, text):
         word = (times["short"] or times["word"]).strip().casefold().rstrip("s")
@@ -170,6 +171,8 @@ def _read_quantity(text: str, match: re.Match[str], expected: Expected) -> Value
     per, end = (
         _rate_after(text, end) if currency is not None and currency.name not in ("time", "months") else (None, end)
     )
+    if times is None and currency is not None and _is_in_thousands(match, currency):
+        amounts = [amounts[0] * 1000, *(amounts if per else [])]  # "€1.234 per litre" may be either
     means = frozenset(each.normalize() for each in amounts)
     value = Value("number", means, per=per, start=start, end=end)
     if currency is None:
@@ -177,21 +180,23 @@ def _read_quantity(text: str, match: re.Match[str], expected: Expected) -> Value
     return replace(value, unit=currency.name, scale=currency.scale, offset=currency.offset, is_exact=currency.is_exact)
 
 
-def _read_amount(match: re.Match[str], *, in_europe: bool) -> list[Decimal]:
-    """Return the possible amounts of a number. "1.234" is 1234 with a currency of a country that writes it so."""
+def _read_amount(match: re.Match[str]) -> Decimal:
+    """Return the amount of a number, with a dot as the decimal point unless commas or other dots say otherwise."""
     text, form = match[0], match.lastgroup
     if form == "mixed":
         whole, top, bottom = map(int, re.split(r"[ /-]", text))
-        return [Decimal(whole) + Decimal(top) / Decimal(bottom)] if bottom else [Decimal(whole)]
+        return Decimal(whole) + Decimal(top) / Decimal(bottom) if bottom else Decimal(whole)
     if form == "european":
-        return [Decimal(text.replace(".", "").replace(",", "."))]
+        return Decimal(text.replace(".", "").replace(",", "."))
     if form == "comma":
-        return [Decimal(text.replace(",", "."))]
-    plain = re.sub(r"[,' ](?=\d{3}|\d{2},)", "", text).replace(",", "" if form != "spaced" else ".")
-    found = [Decimal(plain)]
-    if in_europe and re.fullmatch(r"[1-9]\d{0,2}\.\d{3}", text):
-        found.append(Decimal(text.replace(".", "")))
-    return found
+        return Decimal(text.replace(",", "."))
+    return Decimal(re.sub(r"[,' ](?=\d{3}|\d{2},)", "", text).replace(",", "" if form != "spaced" else "."))
+
+
+def _is_in_thousands(match: re.Match[str], currency: Unit) -> bool:
+    """Return True if "1.234" is 1234, since the currency is of a country that writes it so."""
+    is_currency = re.fullmatch(r"[A-Z]{3}", currency.name) is not None and currency.scale == 1
+    return is_currency and currency.name not in _WITH_POINT and _THOUSANDS.fullmatch(match[0]) is not None
 
 
 @lru_cache(maxsize=1)
