@@ -48,6 +48,9 @@ BESIDE = [
 ]
 """Answers with a phrase that has nothing to do with question or reference."""
 
+UNLIKE = ["bread, milk and butter", "bread and milk", "bread, milk, and cheese", "They bought milk and eggs."]
+"""Lists with one wrong or missing item."""
+
 
 @pytest.mark.parametrize(
     ("question", "reference", "answer", "rule"),
@@ -59,6 +62,8 @@ BESIDE = [
         ("What was ordered?", "12 chairs and 3 tables", "12 tables and 3 chairs", "words"),
         ("What was damaged?", "two laptops", "2 monitors were damaged", "words"),
         ("What happened?", "3 employees resigned", "3 customers resigned", "words"),
+        *(("What did they buy?", "bread, milk and eggs", each, "words") for each in UNLIKE),
+        ("What is broken?", "the pump, the valve and the filter", "The pump, valve and motor.", "words"),
         ("Which firm is it?", "Zellmark Electrical", "PO-83879 Zellmark Electrical", "second answer"),
         *(("Why did it stop?", "a blocked filter", each, "second answer") for each in BESIDE),
     ],
@@ -107,6 +112,18 @@ def test_yes_and_no_in_one_answer_are_no_answer() -> None:
 def test_a_doubt_does_not_save_an_answer_that_another_rule_rejects() -> None:
     verdict = judge_answer("How many may come?", "more than 40 people", "40 people or 50 people")
     assert (verdict.correct, verdict.is_undecided) == (False, False)
+
+
+@pytest.mark.parametrize(
+    ("reference", "answer"),
+    [
+        ("bread, milk and eggs", "They bought some eggs, a bottle of milk and bread."),
+        ("a blocked filter and a broken valve", "The filter was clogged and the valve broken."),
+        ("travel & hotel costs", "hotel costs and travel"),
+    ],
+)
+def test_the_items_of_a_list_may_have_another_order(reference: str, answer: str) -> None:
+    assert judge_answer("What was on the list?", reference, answer).correct
 
 
 MEETING, CFO, HOTEL, SITE = "When is it?", "Who is CFO?", "Which hotel did they choose?", "Where is the office?"

@@ -35,6 +35,7 @@ _MAX_NEW_WORDS = 24  # maximum new content words, i.e. neither in the question n
 _MAX_EXTRA_CHARACTERS = 800  # maximum characters of an answer, in addition to those of the reference
 _MAX_SHORT_WORDS = 4  # maximum content words of a reference that is a value or a name, not a sentence
 _MAX_REPEATED = 3  # times that an answer may say the same on average
+_MAX_PARTS, _MAX_PART_WORDS = 6, 4  # of a list of items, each of which is required
 _MANY_ITEMS = 12
 _MAX_NEW_NUMBERS = 12  # numbers in digits that are not in the reference
 _MIN_NAMES = 2  # names of a person: given name and family name
@@ -224,10 +225,27 @@ def _words(case: JudgeCase) -> Decision:
     new_words = sum(not case.question.find(each) for each in case.answer.words)
     overlap = 2 * there / (len(needed) + new_words) if new_words else 0
     if covered >= _MIN_COVERAGE or (overlap >= _MIN_OVERLAP and there > 1):
-        exchanged = counted or find_exchanged(case, missing)
+        exchanged = counted or find_exchanged(case, missing) or _find_missing_part(case, missing)
         return (None, exchanged) if exchanged else (True, f"{there} of {len(needed)} words")
     why = f"only {there} of {len(needed)} words"
     return (None, why) if covered >= _MIN_DOUBT and not names else (False, why)
+
+
+def _find_missing_part(case: JudgeCase, missing: list[Word]) -> str | None:
+    """Return the reason if the answer has no word of an item of a short list, e.g. of "eggs" in "milk and eggs"."""
+    text = case.reference.text
+    cuts = [match.span() for match in phrases.ITEMS.finditer(text)]
+    bounds = list(zip([0, *(end for _, end in cuts)], [*(start for start, _ in cuts), len(text)], strict=True))
+    is_list = re.search(r"\band\b|[&|]", text, re.I) and all(
+        len(text[start:end].split()) <= _MAX_PART_WORDS for start, end in bounds
+    )
+    if not is_list or len(bounds) > _MAX_PARTS:
+        return None
+    for start, end in bounds:
+        words = [each for each, _ in case.matches if isinstance(each, Word) and start <= each.start < end]
+        if words and all(each in missing for each in words):
+            return f"{text[start:end]!r} is missing"
+    return None
 
 
 def _is_said_otherwise(case: JudgeCase, word: Word) -> bool:

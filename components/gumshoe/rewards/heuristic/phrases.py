@@ -132,6 +132,8 @@ NAMES = re.compile(r"\s*(?:,\s*(?:and|or|&)\b|[,;|&\u2022\n]|\b(?:and|or)\b)\s*"
 """Separates the names of a list."""
 LISTS = re.compile(r"[,;|\u2022\n]|\b(?:and|or|versus|vs)\b|(?<=[.!?])\s|\s-\s")
 """Separates the items of a list."""
+ITEMS = re.compile(r"\s*(?:[,;|&]\s*(?:and\b)?|\band\b)\s*", re.I)
+"""Separates the items of a reference that needs all of them."""
 POSTS = frozenset(
     "senior junior vice president manager director counsel officer head chief lead leader analyst associate engineer "  # noqa: SIM905
     "assistant coordinator partner chairman secretary managing general group chair".split()
