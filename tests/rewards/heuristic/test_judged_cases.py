@@ -50,6 +50,13 @@ BESIDE = [
 
 UNLIKE = ["bread, milk and butter", "bread and milk", "bread, milk, and cheese", "They bought milk and eggs."]
 """Lists with one wrong or missing item."""
+RELATED = [
+    "Anna Lee's deputy approved it.",
+    "the husband of Anna Lee",
+    "Anna Lee's team",
+    "the deputy of Ms. Anna Lee",
+]
+"""Other people, named by the person of the reference."""
 
 
 @pytest.mark.parametrize(
@@ -64,6 +71,7 @@ UNLIKE = ["bread, milk and butter", "bread and milk", "bread, milk, and cheese",
         ("What happened?", "3 employees resigned", "3 customers resigned", "words"),
         *(("What did they buy?", "bread, milk and eggs", each, "words") for each in UNLIKE),
         ("What is broken?", "the pump, the valve and the filter", "The pump, valve and motor.", "words"),
+        *(("Who approved it?", "Anna Lee", each, "related") for each in RELATED),
         ("Which firm is it?", "Zellmark Electrical", "PO-83879 Zellmark Electrical", "second answer"),
         *(("Why did it stop?", "a blocked filter", each, "second answer") for each in BESIDE),
     ],
@@ -124,6 +132,20 @@ def test_a_doubt_does_not_save_an_answer_that_another_rule_rejects() -> None:
 )
 def test_the_items_of_a_list_may_have_another_order(reference: str, answer: str) -> None:
     assert judge_answer("What was on the list?", reference, answer).correct
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "answer"),
+    [
+        ("Who approved it?", "Anna Lee", "According to Anna Lee's mail, Anna Lee approved it."),
+        ("Who approved it?", "Anna Lee", "It's Anna Lee's approval."),
+        ("Who approved it?", "Anna Lee's deputy", "Anna Lee's deputy"),
+        ("Who is on the panel?", "Anna Lee and Bob Ray", "The panel consists of Anna Lee and Bob Ray."),
+        ("Whose lorry is it?", "Anna Lee", "It is Anna Lee's lorry."),
+    ],
+)
+def test_a_possessive_may_name_the_right_person(question: str, reference: str, answer: str) -> None:
+    assert judge_answer(question, reference, answer).correct
 
 
 MEETING, CFO, HOTEL, SITE = "When is it?", "Who is CFO?", "Which hotel did they choose?", "Where is the office?"

@@ -202,6 +202,31 @@ def _roles(case: JudgeCase) -> Decision:
     return (False if conflict.is_certain else None, f"other roles: {conflict.what}") if conflict else None
 
 
+def _related(case: JudgeCase) -> Decision:
+    """Return undecided if the answer only names somebody by the person who was asked for: "Ann Lee's deputy"."""
+    asks_who = phrases.WHO.match(case.question.text) and not phrases.WHOSE.match(case.question.text)
+    people = [each for each, found in case.matches if found and isinstance(each, Word) and each.is_name]
+    if not asks_who or not people or phrases.POSSESSIVE.search(case.reference.text):
+        return None
+    text = case.answer
+    ends = [each for each in case.answer.find(people[-1]) if isinstance(each, Word)]
+    owned = [_find_owned(case, each.end) for each in ends]
+    if all(owned):
+        return None, f"it says {owned[0]} of the person"
+    starts = [phrases.OF.search(text.text, 0, each.start) for each in case.answer.find(people[0])]
+    nouns = [next((each for each in text.words if match and each.start == match.start(1)), None) for match in starts]
+    if all(noun and case.is_new(noun) for noun in nouns):
+        return None, "it says who belongs to the person"
+    return None
+
+
+def _find_owned(case: JudgeCase, end: int) -> str | None:
+    """Return the new word after the possessive that ends at an offset, or None."""
+    match = phrases.POSSESSIVE.match(case.answer.text, end)
+    owned = [each for each in case.answer.words if match and each.start == match.end() and case.is_new(each)]
+    return quote(case.answer, owned[0]) if owned else None
+
+
 def _words(case: JudgeCase) -> Decision:
     """Require most of the reference's words, or enough overlap of both texts."""
     needed = [(each, found) for each, found in case.matches if isinstance(each, Word) and not _is_implied(case, each)]
@@ -304,6 +329,7 @@ _RULES: tuple[Callable[[JudgeCase], Decision], ...] = (
     _negation,
     _roles,
     candidates,
+    _related,
     _words,
 )
 

@@ -184,6 +184,12 @@ STATES = re.compile(
 """A statement that begins with a pronoun."""
 WHO = re.compile(r"\W*who(?:m|se)?\b(?!.*\band (?:where|when|what|which|how|why)\b)", re.I)
 """A question that asks for people only."""
+WHOSE = re.compile(r"\W*whose\b", re.I)
+"""A question that asks to whom something belongs."""
+POSSESSIVE = re.compile(r"(?:(?<='s)|(?<=s)')\s+", re.I)
+"""The end of a word to which the text after it belongs."""
+OF = re.compile(r"\b(?:the|an?)\s+([^\W\d_]+) of\s+(?:(?:mr|mrs|ms|dr)\b\.?\s+)?$", re.I)
+"""Somebody or something, in group 1, that belongs to the text after it."""
 QUOTED = re.compile(r"^>|^-+ ?(?:forwarded|original) message|^(?:from|sent|to|subject|date|cc): ", re.I | re.M)
 """A line that occurs only in quoted messages."""
 CLOSED = _pattern(
