@@ -1,5 +1,6 @@
 """The report in a real browser: content, filters, and safety against injected text."""
 
+import html
 import json
 import math
 import re
@@ -270,6 +271,19 @@ def test_choosing_an_episode_scrolls_to_it(browser: "Browser", address: str, wid
     linked = ReportPage.open(browser, f"{address}#q400/new/0", width)
     assert linked.is_in_view("#episode h3")
     linked.close()
+
+
+@pytest.mark.ci
+def test_episodes_open_in_a_sandboxed_frame(browser: "Browser", place: Place, tmp_path: Path) -> None:
+    """Kubeflow shows the report so; the frame has no address that could name the episode."""
+    write_page(tmp_path / "report.html", *invent_evaluation(place, 20, [("new", 5)]))
+    document = html.escape((tmp_path / "report.html").read_text(encoding="utf-8"))
+    (tmp_path / "frame.html").write_text(f'<iframe sandbox="allow-scripts" width=390 height=900 srcdoc="{document}">')
+    found = OpenPage.open(browser, (tmp_path / "frame.html").as_uri())
+    frame = found.page.frame_locator("iframe")
+    frame.locator("#list li:nth-child(3)").click()
+    assert frame.locator("#episode h3:focus").inner_text() == asked_about(2)
+    found.close()
 
 
 @pytest.mark.ci

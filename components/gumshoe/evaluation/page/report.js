@@ -171,7 +171,15 @@ function open(each) {
   const pane = at("episode");
   pane.replaceChildren(backToList(), title, tabs, facts(each), scale(), ...turns);
   pane.scrollTop = 0;
-  history.replaceState(null, "", `#${encodeURIComponent(each.scenario)}/${encodeURIComponent(each.policy)}/${each.sample}`);
+  showAddress(`#${encodeURIComponent(each.scenario)}/${encodeURIComponent(each.policy)}/${each.sample}`);
+}
+
+function showAddress(hash) {
+  try {
+    history.replaceState(null, "", hash);
+  } catch {
+    // A sandboxed frame without an address, such as those of Kubeflow, does not allow it.
+  }
 }
 
 // Open an episode and scroll to it. In one column it is below the list, so that the focus moves there too.
