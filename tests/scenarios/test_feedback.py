@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gumshoe.artifacts.store import Store
+from gumshoe.scenarios.answer_support import find_missing_words
 from gumshoe.scenarios.feedback import SelectedFeedback, select_feedback
 from gumshoe.scenarios.feedback_options import FeedbackOptions, parse_moment
 from gumshoe.scenarios.feedback_records import FeedbackRecord, FeedbackSelection
@@ -248,6 +249,38 @@ def test_an_answer_that_is_not_in_its_source_contradicts_nobody(run: Run, tmp_pa
     assert (facts["scenarios"], facts["left_out"]) == (10, {"answer not in its source": 10})
     kept = call(run, tmp_path, *options, "--keep-unsupported")
     assert kept.code == "scenarios.no-usable-feedback", "all contradict each other"
+
+
+def test_only_cited_sources_with_the_answer_become_sources(tmp_path: Path) -> None:
+    bodies = ["The audit is on 17 May.", "Lunch is at noon.", "See you in room 34."]
+    make_index(tmp_path, [record(number, body=body) for number, body in enumerate(bodies, 1)])
+    given = [
+        feedback(number, message_ids=[f"<{source}@example.com>" for source in (1, 2, 3)], answer=answer)
+        for number, answer in enumerate(["On 17 May.", "On 17 May in room 34.", "On 14 May."])
+    ]
+    records = [FeedbackRecord(each, NOW, "feedback/v1") for each in given]
+    found = select_feedback(records, FeedbackOptions(redact=("none",)), tmp_path / "index")
+    one, two = found.scenarios
+    assert (one.message_ids, one.needs_all) == (("<1@example.com>",), False)
+    assert (two.message_ids, two.needs_all) == (given[1].message_ids, True)
+    assert found.left_out == {"answer not in its source": 1}
+
+
+@pytest.mark.parametrize(
+    ("answer", "source", "missing"),
+    [
+        ("会議は5月3日です", "次の会議は5月3日に行われます。", False),
+        ("会議は5月4日です", "次の会議は5月3日に行われます。", True),
+        ("大阪", "会場は東京です。", True),
+        ("โรงแรมฮิลตัน", "ประชุมที่โรงแรมฮิลตัน กรุงเทพ", False),
+        ("Ja, hat er.", "Bob signed it.", False),
+        ("Oui", "Bob signed it.", False),
+        ("Sí.", "Bob signed it.", False),
+        ("Am Montag", "Bob signed it.", True),
+    ],
+)
+def test_an_answer_in_any_language_is_compared_with_its_source(answer: str, source: str, missing: bool) -> None:
+    assert bool(find_missing_words(answer, source)) == missing
 
 
 def test_contradictions_are_printed_without_control_characters(run: Run, tmp_path: Path) -> None:

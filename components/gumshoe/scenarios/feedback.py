@@ -125,20 +125,21 @@ def select_feedback(
     support = None if index is None or options.unsupported == "keep" else _SupportCheck(index)
     usable = list[FeedbackRecord]()
     for each in newest.values():
-        if reason := _find_refusal(each.scenario, options):
+        scenario = each.scenario
+        if reason := _find_refusal(scenario, options):
             found.left_out[reason] += 1
             continue
-        question, answer = redactor.redact(each.scenario.question), redactor.redact(each.scenario.answer)
-        keeps_answer = each.scenario.unanswerable or options.redacted_answers == "keep"
+        question, answer = redactor.redact(scenario.question), redactor.redact(scenario.answer)
+        keeps_answer = scenario.unanswerable or options.redacted_answers == "keep"
         if answer.counts and not keeps_answer:
             found.left_out["answer is personal data"] += 1
         elif question.counts and len(_PLACEHOLDER.sub(" ", question.text).split()) < _MIN_WORDS:
             found.left_out["question is personal data"] += 1
-        elif support is not None and support.lacks_answer(each.scenario):
+        elif (supported := scenario if support is None else support.keep_supporting(scenario)) is None:
             found.left_out["answer not in its source"] += 1
         else:
             found.redacted += question.counts
-            usable.append(replace(each, scenario=each.scenario.model_copy(update={"question": question.text})))
+            usable.append(replace(each, scenario=supported.model_copy(update={"question": question.text})))
     by_question: defaultdict[str, list[FeedbackRecord]] = defaultdict(list)
     for each in sorted(usable, key=lambda each: (each.given_at, each.reference, each.scenario.id)):
         by_question[each.scenario.digest].append(each)
@@ -223,7 +224,7 @@ def check_feedback(found: SelectedFeedback, index: Path, options: FeedbackOption
     kept = list(report.clean)
     if options.unsupported == "drop":
         support = _SupportCheck(index)
-        kept = [each for each in kept if not support.lacks_answer(each)]
+        kept = [supported for each in kept if (supported := support.keep_supporting(each))]
         found.left_out += Counter({"answer not in its source": len(report.clean) - len(kept)})
     found.scenarios, found.left_out = ScenarioSet.of(kept), +found.left_out
 
@@ -235,18 +236,28 @@ class _SupportCheck:
         self._index, self._corpus = index, detect_corpus(index)
         self._searches: dict[tuple[str | None, tuple[str, ...] | None], SourceSearch] = {}
 
-    def lacks_answer(self, scenario: Scenario) -> bool:
-        """Return True if words of the answer are not in the sources; False if a source is not there to be read."""
+    def keep_supporting(self, scenario: Scenario) -> Scenario | None:
+        """Return a scenario with the sources that have the words of the answer, or None if they do not have them.
+
+        An agent also cites sources that do not have the answer. If none has all of it, but all together do, they are
+        needed together. A scenario with a source that is not there to be read is returned unchanged.
+        """
         if scenario.unanswerable:
-            return False
+            return scenario
         about = (scenario.inbox_address, scenario.collections)
         try:
             if about not in self._searches:
                 self._searches[about] = self._corpus.open_search(self._index, *about)
-            texts = [self._searches[about].read(each).text for each in scenario.sources]
+            texts = {each: self._searches[about].read(each).text for each in scenario.sources}
         except GumshoeError:
-            return False
-        return bool(find_missing_words(scenario.answer, "\n".join(texts)))
+            return scenario
+        alone = tuple(each for each, text in texts.items() if not find_missing_words(scenario.answer, text))
+        if alone and not scenario.needs_all:
+            name = "message_ids" if scenario.message_ids else "document_ids"
+            return scenario.model_copy(update={name: alone})
+        if find_missing_words(scenario.answer, "\n".join(texts.values())):
+            return None
+        return scenario.model_copy(update={"needs_all": True})
 
 
 def limit_shares(found: SelectedFeedback, max_share: float, seed: int) -> None:
