@@ -144,7 +144,7 @@ def select_feedback(
     for each in sorted(usable, key=lambda each: (each.given_at, each.reference, each.scenario.id)):
         by_question[each.scenario.digest].append(each)
     found.scenarios = ScenarioSet.of(
-        scenario for group in by_question.values() if (scenario := _merge(group, options, found))
+        merged for group in by_question.values() if (merged := _merge(group, options, found))
     )
     found.left_out = +found.left_out
     return found
