@@ -19,6 +19,7 @@ from gumshoe.gateway.gateway_errors import (
     EpisodeFailedError,
     InvalidRequestError,
     LimitReachedError,
+    TooManyRequestsError,
     UnknownKeyError,
 )
 from gumshoe.gateway.messages import AgentMessage, ModelRequest, ModelResponse
@@ -350,12 +351,28 @@ def test_requests_at_the_same_time_share_the_tokens_of_an_episode(
 
     async def agent(episode: "AgentEpisode") -> None:
         found = await asyncio.gather(*(ask(episode, samples=samples) for _ in range(3)), return_exceptions=True)
-        assert all(isinstance(each, ModelResponse | LimitReachedError) for each in found)
+        refused = LimitReachedError | TooManyRequestsError
+        assert all(isinstance(each, ModelResponse | refused) for each in found)
         with pytest.raises(LimitReachedError):
             await ask(episode, samples=samples)
 
     done = play(agent, Waiting(), limits=EpisodeLimits(2000, 100_000), max_sampled_tokens=300)
     assert (done.ending, done.sampled_tokens) == ("max turns", 300 if samples < 300 else 0)
+
+
+def test_a_request_waits_while_others_may_use_up_the_tokens(play: Play, tokenizer: Any) -> None:
+    class Waiting:
+        async def sample(self, ids: Sequence[int], *more: Any, **options: Any) -> Completion:
+            await asyncio.sleep(0)  # the other requests arrive
+            return await ScriptedPolicy(tokenizer, lambda *_: "Hello.").sample(ids, *more, **options)
+
+    async def agent(episode: "AgentEpisode") -> None:
+        found = await asyncio.gather(*(ask(episode) for _ in range(3)), return_exceptions=True)
+        assert [type(each) for each in found] == [ModelResponse, ModelResponse, TooManyRequestsError]
+        assert isinstance(await ask(episode), ModelResponse)
+        assert not episode.has_reached_limit
+
+    assert play(agent, Waiting(), max_sampled_tokens=300).turns == 3
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 40, 199, 250, 300, 400])

@@ -807,6 +807,18 @@ def test_a_busy_server_decides_the_pause(
             1,
             id="no money",
         ),
+        pytest.param(
+            status(429, {"error": {"message": "Your account has no balance", "type": "exceeded_current_quota_error"}}),
+            1,
+            1,
+            id="no money of Moonshot",
+        ),
+        pytest.param(
+            status(429, {"error": {"message": "Request too large for gpt-5 on tokens per min (TPM): Limit 30000"}}),
+            1,
+            1,
+            id="more than a minute's tokens",
+        ),
     ],
 )
 def test_a_server_that_is_busy_beyond_the_deadline_is_a_failure(
@@ -909,6 +921,22 @@ def test_an_answer_that_the_server_broke_off_is_not_the_model_s(
     server.inject(BROKEN_OFF[how], times=None)
     with raises("models.answer-broken-off", "chat"):
         converse(server, index, pauses=Pauses(clock))
+
+
+@pytest.mark.parametrize(
+    ("failure", "ending", "requests"),
+    [
+        ({"code": 429, "message": "Rate limit exceeded"}, "answer", 4),
+        ({"code": 403, "message": "Input was flagged", "metadata": {"reasons": ["violence"]}}, "no call", 2),
+        ({"code": 400, "message": "This model's maximum context length is 8192 tokens"}, "context full", 2),
+    ],
+)
+def test_an_error_with_status_200_is_read_like_one_with_its_own(
+    server: FakeVLLM, index: MailIndex, clock: Clock, failure: dict[str, Any], ending: str, requests: int
+) -> None:
+    server.inject(raw(json.dumps({"error": failure}).encode()), after=1)
+    done = converse(server, index, retries=0, pauses=Pauses(clock))
+    assert (done.ending, len(server.requests)) == (ending, requests)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from gumshoe.gateway.gateway_errors import (
     GatewayError,
     InvalidRequestError,
     LimitReachedError,
+    TooManyRequestsError,
     UnknownKeyError,
 )
 from gumshoe.gateway.messages import ModelRequest, ModelResponse, SampledMessage
@@ -105,6 +106,7 @@ class AgentEpisode:
             InvalidRequestError: if the conversation cannot be used.
             ContextFullError: if it has no room for another turn.
             LimitReachedError: if the episode has used up its turns or tokens.
+            TooManyRequestsError: if requests that are running may use up its tokens.
             EpisodeFailedError: if the policy did not answer; the episode will be run again.
             UnknownKeyError: if the episode is over.
         """
@@ -181,9 +183,13 @@ class AgentEpisode:
         if self.trajectory.turns + self._running + samples > turns:
             self._limit = "max turns"
             raise LimitReachedError("gateway.turns-exceeded", f"the episode may have {turns} turns of the model")
-        if left is not None and left < 1:
+        tokens = self._settings.max_sampled_tokens
+        if tokens is not None and left is not None and left < 1:
+            if tokens - self.trajectory.sampled_tokens >= samples:
+                raise TooManyRequestsError(
+                    "gateway.tokens-reserved", "requests that are running may use up the tokens of the episode"
+                )
             self._limit = "max turns"
-            tokens = self._settings.max_sampled_tokens
             raise LimitReachedError("gateway.tokens-exceeded", f"the episode may sample {tokens:,} tokens")
 
     def _count_tokens_left(self, samples: int) -> int | None:

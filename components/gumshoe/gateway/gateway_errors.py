@@ -80,7 +80,7 @@ class LimitReachedError(GatewayError):
 
 
 class TooManyRequestsError(GatewayError):
-    """Report that too many requests run at once."""
+    """Report that other requests run, so that this one has to wait."""
 
     status = 429
     api_code = "rate_limit_exceeded"

@@ -29,6 +29,7 @@ _TEXT_PARTS, _REASONING_PARTS = {"text", "output_text"}, {"thinking", "reasoning
 _TEXT_KEYS = ("text", "thinking", "reasoning", "summary")
 NO_CALL = "there is no tool call in it"
 _MAX_FAILURE_LENGTH = 1000  # characters of a server's error to report
+_REQUEST_ERRORS = range(400, 500)  # statuses
 _BROKEN_OFF = {"abort", "error", "insufficient_system_resource", "network_error"}
 """Reasons of vLLM and SGLang, OpenRouter, DeepSeek, and Z.AI for an end of an answer that is not the model's."""
 _OUT_OF_TOKENS = re.compile("could not finish the message because max_tokens", re.I)  # of OpenAI, if it only reasoned
@@ -92,15 +93,29 @@ def check_not_broken_off(name: str, answer: Any) -> None:
     """Check that a server has not broken an answer off, whose part says nothing about the model.
 
     Raises:
-        PolicyError: if it has.
+        APIStatusError: if it refused the request with status 200, as OpenRouter does once it has begun to answer.
+        PolicyError: if it has broken it off in another way.
     """
+    _raise_sent_error(answer)
     choices = getattr(answer, "choices", None)
     choice = choices[0] if isinstance(choices, list) and choices else None
     failure = getattr(answer if choice is None else choice, "error", None)
     finish, _ = reasons = _read_finish(choice)
     if failure or (finish in _BROKEN_OFF and not any(map(_MALFORMED_CALL.search, reasons))):
         server_message = json.dumps(failure, default=str)[:_MAX_FAILURE_LENGTH] if failure else ""
-        raise PolicyError("models.answer-broken-off", f"{name} broke its answer off ({finish})", server_message)
+        reason = f" ({finish})" if finish in _BROKEN_OFF else ""
+        raise PolicyError("models.answer-broken-off", f"{name} broke its answer off{reason}", server_message)
+
+
+def _raise_sent_error(answer: Any) -> None:
+    from httpx2 import Request, Response
+    from openai import APIStatusError  # takes half a second to import
+
+    failure = getattr(answer, "error", None)
+    code = failure.get("code") if isinstance(failure, dict) else None
+    if isinstance(code, int) and code in _REQUEST_ERRORS:
+        response = Response(code, request=Request("POST", "http://localhost"))
+        raise APIStatusError(f"Error code: {code} - {failure}", response=response, body=failure)
 
 
 def read_answer(name: str, answer: Any, tools: Sequence[Any], place: int, settings: ChatSettings) -> ApiAnswer:

@@ -21,7 +21,7 @@ from gumshoe.rollouts.chat_answers import (
     read_rejected_turn,
 )
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
-from gumshoe.rollouts.chat_retries import RequestRetries
+from gumshoe.rollouts.chat_retries import RequestRetries, is_too_large
 from gumshoe.terminal import err, printable
 
 if TYPE_CHECKING:
@@ -153,14 +153,15 @@ class ApiChatModel:
         """
         if is_too_long(error):
             return _halve(thinking_budget) if thinking_budget else None
-        if error.status_code in _INVALID:
-            if rejected := _find_rejected(error, {*options, *sent_back} - {_OLD_LIMIT}):
-                self._leave_out(rejected, options)
-                return thinking_budget
-            if thinking_budget and _TOO_MANY_TOKENS.search(error_text(error)):
-                lower = _halve(thinking_budget)
-                self._thinking_budget = min(lower, self._thinking_budget or 0)
-                return lower
+        is_invalid = error.status_code in _INVALID
+        if is_invalid and (rejected := _find_rejected(error, {*options, *sent_back} - {_OLD_LIMIT})):
+            self._leave_out(rejected, options)
+            return thinking_budget
+        asks_too_much = (is_invalid and _TOO_MANY_TOKENS.search(error_text(error))) or is_too_large(error)
+        if thinking_budget and asks_too_much:
+            lower = _halve(thinking_budget)
+            self._thinking_budget = min(lower, self._thinking_budget or 0)
+            return lower
         if not self._has_answered:  # after that, name, key and address are right
             raise_if_misconfigured(self.name, error)
         raise _status_error(self.name, error) from None

@@ -2,11 +2,13 @@
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Awaitable, Callable
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, TypeVar
 
+from gumshoe.endpoint import error_fields, error_text
 from gumshoe.inference.policy import PolicyError
 
 if TYPE_CHECKING:
@@ -18,7 +20,9 @@ _MAX_PAUSE = 60.0  # seconds; servers count requests per minute
 _MAX_FAILURE_PAUSE = 8.0  # seconds
 _TOO_MANY, _INTERNAL, _UNAVAILABLE, _OVERLOADED = 429, 500, 503, 529
 _TEMPORARY = {408, 409, 425}
-_NO_QUOTA = "insufficient_quota"  # OpenAI's code if the account has no money; waiting does not help
+_NO_QUOTA = {"insufficient_quota", "exceeded_current_quota_error"}  # the account has no money
+# One request has more tokens than the server takes in a minute.
+_TOO_LARGE = re.compile(r"request too large|tokens must be reduced", re.I)
 
 
 class RequestRetries:
@@ -74,7 +78,7 @@ class RequestRetries:
             # Not all at once, or most would be rejected again.
             resume = self._resume_at + random.random() * min(self._resume_at - self._paused_at, _MAX_PAUSE)  # noqa: S311
             if resume >= deadline:
-                raise self._rejection
+                raise self._rejection.with_traceback(None)  # or it would keep all conversations that it has ended
             await self._sleep(resume - now())
 
     def _pause(self, error: "APIStatusError", started: float) -> None:
@@ -88,9 +92,17 @@ class RequestRetries:
         self._rejection = error
 
 
+def is_too_large(error: "APIStatusError") -> bool:
+    """Return True if a request has more tokens than the server takes in a minute, so that waiting does not help."""
+    return error.status_code == _TOO_MANY and _TOO_LARGE.search(error_text(error)) is not None
+
+
 def _is_busy(error: "APIStatusError") -> bool:
     """Return True if a server rejects a request because it has too many of them."""
-    if error.response.headers.get("x-should-retry") == "false" or error.code == _NO_QUOTA:
+    fields = error_fields(error)
+    if error.response.headers.get("x-should-retry") == "false" or is_too_large(error):
+        return False
+    if _NO_QUOTA & {str(fields.get("code")), str(fields.get("type"))}:
         return False
     code = error.status_code
     return code in {_TOO_MANY, _OVERLOADED} or (code == _UNAVAILABLE and _read_pause(error) is not None)
