@@ -11,6 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from gumshoe.cli import main
+from gumshoe.signals import exit_on_signals
 from tests.conftest import CommandResult
 
 Run = Callable[..., CommandResult]
@@ -28,7 +29,7 @@ def test_help_lists_commands_without_heavy_imports() -> None:
     )
     lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
     assert "artifacts" in "\n".join(lines)
-    own = ["cli", "credential_patterns", "errors", "help_pages", "redaction", "terminal"]
+    own = ["cli", "credential_patterns", "errors", "help_pages", "redaction", "signals", "terminal"]
     assert lines[-3:] == ["0", "[]", str([f"gumshoe.{each}" for each in own])]
 
 
@@ -41,8 +42,8 @@ def test_a_command_imports_only_its_own_package() -> None:
         "print(sorted({name.split('.')[1] for name in sys.modules if name.startswith('gumshoe.')}))\n"
     )
     run = subprocess.run([sys.executable, "-c", code, "nowhere"], capture_output=True, text=True, check=True)
-    shared = ["cli", "credential_patterns", "errors", "help_pages", "json_text", "network", "redaction", "terminal"]
-    assert run.stdout.splitlines()[-1] == str(["artifacts", *shared, "text_checks"])
+    shared = ["cli", "credential_patterns", "errors", "help_pages", "json_text", "network", "redaction", "signals"]
+    assert run.stdout.splitlines()[-1] == str(["artifacts", *shared, "terminal", "text_checks"])
 
 
 def test_version(run: Run) -> None:
@@ -88,15 +89,17 @@ def test_an_interrupted_command_says_so_and_exits_with_130(run: Run, monkeypatch
 def test_a_stopped_command_leaves_no_temporary_files(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second signal does not interrupt what removes them."""
+    """Another signal, also of another kind, does not interrupt what removes them."""
     before = signal.getsignal(number)
 
     def work(*_: object, **__: object) -> None:
         with TemporaryDirectory(dir=tmp_path):
             try:
-                signal.raise_signal(number)
+                with exit_on_signals():
+                    signal.raise_signal(number)
             finally:
-                signal.raise_signal(number)
+                for each in (signal.SIGTERM, signal.SIGHUP):
+                    signal.raise_signal(each)
 
     monkeypatch.setattr("gumshoe.cli.app", work)
     with pytest.raises(SystemExit) as ended:

@@ -32,23 +32,28 @@ def handle_signals(handler: Callable[[int, FrameType | None], object], *numbers:
             signal.signal(number, previous)
 
 
+_exiting = threading.Event()
+
+
+def _exit_once(number: int, _: FrameType | None) -> None:
+    if not _exiting.is_set():
+        _exiting.set()
+        raise SystemExit(128 + number)
+
+
 @contextmanager
 def exit_on_signals() -> Iterator[None]:
     """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that what it made for its own use is removed.
 
-    Only the first one counts, because a terminal that is closed sends several. In a thread other than the main one,
-    which gets no signals, this does nothing.
+    Only the first one counts, because a terminal that is closed sends several, also in a block inside another one. In a
+    thread other than the main one, which gets no signals, this does nothing.
 
     Raises:
         SystemExit: with status 128 plus the number of the signal that was received.
     """
-
-    def end(number: int, _: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_IGN)
-        raise SystemExit(128 + number)
-
-    if threading.current_thread() is not threading.main_thread():
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) is _exit_once:
         yield
         return
-    with handle_signals(end, signal.SIGTERM, signal.SIGHUP):
+    _exiting.clear()
+    with handle_signals(_exit_once, signal.SIGTERM, signal.SIGHUP):
         yield

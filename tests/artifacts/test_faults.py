@@ -1,6 +1,9 @@
 """A store behind a network and a server with faults."""
 
+import itertools
+import os
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +14,7 @@ import pytest
 
 from gumshoe.artifacts.storage import open_uri
 from gumshoe.artifacts.store import Store
+from gumshoe.signals import exit_on_signals
 from tests.artifacts.conftest import LIMITS
 from tests.artifacts.fault_proxy import (
     Elapsed,
@@ -372,6 +376,30 @@ def test_a_deadline_ends_a_slow_fetch(proxied: Store, proxy: FaultProxy, clock: 
     proxy.inject(trickle(clock, 60), "GET", "weights.bin")
     with raises("store.deadline-exceeded", "3600 seconds"):
         Store(proxied.uri, replace(LIMITS, read_timeout=HOUR, deadline=HOUR)).fetch("adapters/1", out)
+    assert not out.exists()
+    proxy.heal()
+    _check_fetch(proxied, out, source)
+
+
+def test_a_signal_ends_a_slow_fetch(proxied: Store, proxy: FaultProxy, source: Path, out: Path) -> None:
+    proxied.publish(source, "adapters", "1")
+    is_over = Event()
+
+    def act(exchange: Exchange) -> None:
+        answer = exchange.forward()
+        exchange.start_reply(answer)
+        os.kill(os.getpid(), signal.SIGTERM)
+        for byte in itertools.cycle(answer.body):
+            if is_over.wait(0.01):
+                break
+            exchange.send(bytes([byte]))
+
+    proxy.inject(act, "GET", "weights.bin")
+    try:
+        with pytest.raises(SystemExit), exit_on_signals():
+            Store(proxied.uri, replace(LIMITS, read_timeout=HOUR, deadline=HOUR)).fetch("adapters/1", out)
+    finally:
+        is_over.set()
     assert not out.exists()
     proxy.heal()
     _check_fetch(proxied, out, source)

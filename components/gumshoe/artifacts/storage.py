@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event
 from typing import BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -68,10 +69,15 @@ class Deadline:
 
     seconds: float
     started: float = field(default_factory=lambda: time.monotonic())  # looked up when called, so that tests can move it
+    _stopped: Event = field(default_factory=Event)
 
     @property
     def is_over(self) -> bool:
-        return time.monotonic() - self.started > self.seconds
+        return self._stopped.is_set() or time.monotonic() - self.started > self.seconds
+
+    def stop(self) -> None:
+        """Let the operation end now, in all threads that check the deadline."""
+        self._stopped.set()
 
     def check(self) -> None:
         """Raise DeadlineError if the time is over."""

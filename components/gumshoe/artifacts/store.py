@@ -370,7 +370,11 @@ class Store:
             progress("Verifying", total=manifest.size, in_bytes=True) as advance,
             ThreadPoolExecutor(self.limits.workers) as pool,
         ):
-            faults = list(pool.map(check, manifest.files))
+            try:
+                faults = list(pool.map(check, manifest.files))
+            except (KeyboardInterrupt, SystemExit):
+                deadline.stop()
+                raise
         return {entry.path: reason for entry, reason in zip(manifest.files, faults, strict=True) if reason}
 
     def read_file(self, manifest: Manifest, path: str) -> bytes | None:
@@ -459,6 +463,9 @@ class Store:
                 return sum(task.result() for task in tasks)
             except UnavailableError:
                 deadline.check()  # the last attempt of a request may end after the deadline
+                raise
+            except (KeyboardInterrupt, SystemExit):
+                deadline.stop()
                 raise
             finally:
                 pool.shutdown(cancel_futures=True)
