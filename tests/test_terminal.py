@@ -1,5 +1,6 @@
 """Progress of long work where there is no terminal: a line now and then."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -137,3 +138,19 @@ def test_messages_that_nobody_reads_end_neither_the_command_nor_its_results(is_t
     ended = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=writer, check=False)
     os.close(writer)
     assert (ended.returncode, ended.stdout) == (0, b"result\n")
+
+
+def test_a_message_that_cannot_be_written_for_now_does_not_silence_later_ones(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, faults = sys.stderr.write, [OSError(errno.ENOSPC, "No space left on device")]
+
+    def fail_once(text: str) -> int:
+        if faults:
+            raise faults.pop()
+        return write(text)
+
+    monkeypatch.setattr(sys.stderr, "write", fail_once)
+    err.print("one")
+    err.print("two")
+    assert capsys.readouterr().err == "two\n"

@@ -1,5 +1,6 @@
 """Print results on standard output, and everything else on standard error."""
 
+import errno
 import json
 import os
 import shlex
@@ -36,10 +37,14 @@ if TYPE_CHECKING:
     from rich.table import Column, Table
 
 
+_LOST = {errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF}  # of a reader that has ended, or a terminal that was closed
+
+
 class _MessageConsole(Console):
     """Console for messages: credentials in text are masked. Results, e.g. mail, are printed on `out` as they are.
 
-    A message that cannot be written does not end the work that it is about: from then on, the console is silent.
+    A message that cannot be written does not end the work that it is about. If nobody can read messages any more, the
+    console is silent from then on.
     """
 
     def print(self, *objects: Any, **options: Any) -> None:
@@ -50,8 +55,11 @@ class _MessageConsole(Console):
         """Write what was printed in the block; each `print` is one."""
         try:
             super().__exit__(exc_type, exc_value, traceback)
-        except OSError:  # e.g. of a terminal that was closed
-            self.on_broken_pipe()
+        except OSError as error:
+            if error.errno in _LOST:
+                self.on_broken_pipe()
+            else:  # e.g. a disk that is full for now: only this message is lost
+                del self._buffer[:]
 
     def on_broken_pipe(self) -> None:
         """Be silent from now on, because nobody reads messages. Rich would exit, and silence the results instead."""

@@ -219,17 +219,18 @@ def _print_what_is_kept(run: LocalRun, arguments: Mapping[str, Any]) -> None:
 
 @contextmanager
 def _open_trainings(directory: Path) -> Iterator[Path]:
-    """Yield an empty directory for the trainings of a run. What they leave there is removed at the end.
+    """Yield an empty directory for the trainings of a run, and remove it at the end if they have left nothing in it.
 
     A training that is continued starts from its checkpoints in the store.
     """
     trainings = directory / TRAININGS
-    shutil.rmtree(trainings, ignore_errors=True)  # of a command that was killed
+    shutil.rmtree(trainings, ignore_errors=True)  # of an earlier command
     trainings.mkdir(exist_ok=True)
     try:
         yield trainings
     finally:
-        shutil.rmtree(trainings, ignore_errors=True)
+        with suppress(OSError):  # e.g. if the store did not take a checkpoint
+            trainings.rmdir()
 
 
 @contextmanager

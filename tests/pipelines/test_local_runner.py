@@ -54,7 +54,7 @@ def test_a_stopped_run_ends_all_processes_and_says_how_to_continue(
 
     arguments = {"store": str(tmp_path / "store"), "run": "r1"}
     handle_line = local_runner.LocalRun.handle_line
-    trainings = tmp_path / "out" / "trainings"
+    trainings = tmp_path / "out" / ".trainings"
     (trainings / "of a command that was killed").mkdir(parents=True)
 
     def interrupt(run: Any, line: str) -> str | None:

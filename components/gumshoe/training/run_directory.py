@@ -4,7 +4,7 @@ import os
 import tempfile
 from pathlib import Path
 
-TRAININGS = "trainings"
+TRAININGS = ".trainings"
 """Subdirectory of a pipeline run on this machine, with the directories of its trainings while they run."""
 TRAININGS_VARIABLE = "GUMSHOE_TRAININGS"
 """Environment variable with the path of that directory. In pods, the directory for temporary files is used."""
