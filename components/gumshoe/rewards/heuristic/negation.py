@@ -7,7 +7,8 @@ from gumshoe.rewards.heuristic.normalized_text import NormalizedText, Word, stem
 
 NEGATOR = re.compile(
     r"(?:\b(?:not|never|no longer|nobody|no one|nothing|none(?: of)?|neither|nor|without|cannot|hardly|rarely|seldom|"
-    r"(?:fail|refus|declin|neglect|omit)\w* to|yet to|unable to|unwilling to|stopped|ceased to|lack(?:s|ed|ing)?|"
+    r"(?:fail|refus|declin|neglect|omit)\w* to|yet to|unable to|unwilling to|lack(?:s|ed|ing)?|"
+    r"stopped|stop(?:s|ping)?(?=\s\w+ing\b)|ceas\w+ to|"
     r"(?:free|devoid|instead|short) of|rather than|except(?: for)?|exclud\w+|excluding|minus)|n't)\b"
     r"|\bno\b(?! (?:later|earlier|more than|less than|fewer than)\b)(?=\s[^\W\d])",
     re.I,
@@ -116,7 +117,43 @@ def find_denied(reference: NormalizedText, answer: NormalizedText, words: list[W
     return None
 
 
-def is_denied(text: NormalizedText, word: Word) -> bool:
-    """Return True if an odd number of negations before the word, in the same clause, deny it."""
-    first = max((match.end() for match in _CLAUSE.finditer(text.text, 0, word.start)), default=0)
-    return sum(match.end() <= word.start for match in NEGATOR.finditer(text.text, first)) % 2 == 1
+def is_negating_verb(text: NormalizedText, word: Word) -> bool:
+    """Return True if a word denies others, but can be asked for itself, e.g. "excluded" or "stopped"."""
+    return word.key not in _NEGATING_WORDS and is_negator(text, word)
+
+
+def is_denied(text: NormalizedText, word: Word, ignored: frozenset[str] = frozenset()) -> bool:
+    """Return True if an odd number of negations before the word, in the same clause, deny it.
+
+    `ignored` are the stems of negations that do not count.
+    """
+    found = NEGATOR.finditer(text.text, _find_clause(text, word)[0])
+    return sum(match.end() <= word.start and stem_of_negation(match) not in ignored for match in found) % 2 == 1
+
+
+def stem_of_negation(match: re.Match[str]) -> str:
+    """Return the stem of the first word of a match of `NEGATOR`."""
+    return stem_of(match[0].split()[0].casefold())
+
+
+def differ_by_place(one: NormalizedText, word: Word, other: NormalizedText, own: Word) -> bool:
+    """Return True if two words are denied alike without the verbs that both of their clauses have.
+
+    Then one of these verbs stands before its word, and the other one after it: "they exclude VAT", "VAT was excluded".
+    """
+    shared = _stems_of_clause(one, word) & _stems_of_clause(other, own)
+    return bool(shared) and is_denied(one, word, shared) == is_denied(other, own, shared)
+
+
+def _stems_of_clause(text: NormalizedText, word: Word) -> frozenset[str]:
+    """Return the stems of the words in the clause of a word, without those such as "not"."""
+    start, end = _find_clause(text, word)
+    words = [each.key for each in text.words if start <= each.start < end]
+    return frozenset(stem_of(each) for each in words if each not in _NEGATING_WORDS)
+
+
+def _find_clause(text: NormalizedText, word: Word) -> tuple[int, int]:
+    """Return start and end of the clause of a word."""
+    start = max((match.end() for match in _CLAUSE.finditer(text.text, 0, word.start)), default=0)
+    end = _CLAUSE.search(text.text, word.end)
+    return start, end.start() if end else len(text.text)

@@ -5,8 +5,16 @@ import re
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.exchanged_words import find_exchanged
 from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase, quote
-from gumshoe.rewards.heuristic.negation import NEGATOR, are_opposites, is_denied, is_negator
-from gumshoe.rewards.heuristic.normalized_text import NormalizedText, Word
+from gumshoe.rewards.heuristic.negation import (
+    NEGATOR,
+    are_opposites,
+    differ_by_place,
+    is_denied,
+    is_negating_verb,
+    is_negator,
+    stem_of_negation,
+)
+from gumshoe.rewards.heuristic.normalized_text import NormalizedText, Word, stem_of
 from gumshoe.rewards.heuristic.value_rules import find_other_value
 
 _SENTENCE = re.compile(r"\b(Yes|No)[.,:;!]\s+(?=[^\W\d])")  # begins, although nothing ends the sentence before it
@@ -68,7 +76,12 @@ def _statement(case: JudgeCase, text: str) -> bool | None:
     polarities = set(_compare_polarities(case))
     if polarities:
         return polarities.pop() if len(polarities) == 1 else None
-    ends = [match for match in NEGATOR.finditer(text) if not text[match.end() :].strip(" .!")]
+    stems = {stem_of(each.key) for each in case.question.words}
+    ends = [
+        match
+        for match in NEGATOR.finditer(text)
+        if not text[match.end() :].strip(" .!") and stem_of_negation(match) not in stems  # not for "Has it stopped?"
+    ]
     if phrases.SAYS_NOT.search(text) or (ends and any(map(case.answer.find, _asked(case)))):  # "Bob failed to."
         return False
     return True if phrases.IT_DID.match(text) or _affirms(case) else None
@@ -77,8 +90,9 @@ def _statement(case: JudgeCase, text: str) -> bool | None:
 def _compare_polarities(case: JudgeCase) -> list[bool]:
     """Return True for each word of the question that question and answer both deny, False if only one of them does.
 
-    An opposite denies a word: "closed" for "open". A word that neither of them denies says nothing yet. "Didn't she
-    sign?" asks the same as "Did she sign?".
+    An opposite denies a word: "closed" for "open". A word that neither of them denies says nothing yet. Neither does a
+    negation that both have in other places or forms: "VAT was excluded" for "Did they exclude VAT?". "Didn't she sign?"
+    asks the same as "Did she sign?".
     """
     found = []
     for word in _asked(case):
@@ -87,14 +101,21 @@ def _compare_polarities(case: JudgeCase) -> list[bool]:
         for each in own:
             is_contrary = is_denied(case.answer, each) != (each not in same)
             is_asked = is_denied(case.question, word) and not phrases.NOT.search(case.question.text)
+            if is_contrary != is_asked and each in same and differ_by_place(case.question, word, case.answer, each):
+                continue
             if is_contrary or is_asked or each not in same:
                 found.append(is_contrary == is_asked)
     return found
 
 
 def _asked(case: JudgeCase) -> list[Word]:
+    """Return the content words of the question. A verb such as "excluded" is one of them if it denies no other."""
+    text = case.question
     return [
-        each for each in case.question.words if each.key not in ("yes", "no") and not is_negator(case.question, each)
+        each
+        for each in text.words
+        if each.key not in ("yes", "no")
+        and (not is_negator(text, each) or (is_negating_verb(text, each) and not text.text[each.end :].strip(" .?!")))
     ]
 
 
