@@ -182,10 +182,52 @@ def test_only_the_new_value_of_a_change_is_right(question: str, old: str, new: s
         ("Who did Bob Ray replace?", "Anna Lee", "Bob Ray replaced Anna Lee."),
         ("Who wrote the letter?", "Anna Lee", "The letter was sent from Anna Lee to Bob Ray."),
         (SITE, "Berlin", "The office is in Berlin, not in Paris."),
+        ("Which city did they move out of?", "Rome", "They moved from Rome to Paris."),
+        ("What was replaced?", "The pump", "The pump was replaced by Bo Ek."),
     ],
 )
 def test_what_was_before_is_right_if_it_is_asked(question: str, reference: str, answer: str) -> None:
     assert judge_answer(question, reference, answer).correct
+
+
+REPLACED = "Ann Lee was replaced by Bo Ek."
+
+
+@pytest.mark.parametrize(
+    ("question", "old", "new", "answer"),
+    [
+        ("Who was replaced?", "Ann Lee", "Bo Ek", REPLACED),
+        ("Who was replaced?", "Ann Lee", "Bo Ek", "Bo Ek took over from Ann Lee."),
+        ("Who was succeeded?", "Ann Lee", "Bo Ek", REPLACED),
+        ("Who was let go?", "Ann Lee", "Bo Ek", REPLACED),
+        ("Who resigned?", "Ann Lee", "Bo Ek", "Ann Lee resigned and was replaced by Bo Ek."),
+        ("Can you tell me who left?", "Ann Lee", "Bo Ek", "Ann Lee left. She was replaced by Bo Ek."),
+        ("Which supplier was replaced?", "Acme", "Zell", "Acme was replaced by Zell."),
+        ("Which supplier was replaced?", "Acme", "Zell", "Zell replaced Acme."),
+        ("Which system is being replaced?", "Oracle", "Linux", "Oracle is being replaced by Linux."),
+        ("Which supplier was given up?", "Acme", "Zell", "Acme was given up and replaced by Zell."),
+    ],
+)
+def test_only_who_was_replaced_is_right_if_that_is_asked(question: str, old: str, new: str, answer: str) -> None:
+    assert judge_answer(question, old, answer).correct
+    assert not judge_answer(question, new, answer).correct
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        "Who was she replaced by?",
+        "By whom was the CFO replaced?",
+        "Who took over when the CFO was replaced?",
+        "Who did they choose to replace the CFO?",
+        "Who took over from the previous CFO?",
+        "Who succeeded the woman who resigned?",
+        "Who is left?",
+        "Who starts tomorrow?",
+    ],
+)
+def test_questions_for_the_new_person_may_mention_the_old_one(question: str) -> None:
+    assert judge_answer(question, "Bo Ek", REPLACED).correct
 
 
 SIGNED, REJECTED, ON_TUESDAY = "Did Bob sign the contract?", "Was the offer rejected?", "Is the meeting on Tuesday?"

@@ -87,14 +87,26 @@ def _start_of_context(case: JudgeCase, start: int) -> int:
 
 
 def _gave_way(case: JudgeCase, rival: tuple[int, int]) -> bool:
-    """Return True if the correct item took the place of a rival before it: "Ann Lee was replaced by Bo Ek"."""
-    first = case.span[0] if case.span else 0
-    return phrases.REPLACED_BY.search(case.answer.text, rival[1], max(first, rival[1])) is not None
+    """Return True if the correct item took the place of a rival, or the other way round if that is asked."""
+    span = case.span or (0, 0)
+    return _was_replaced(case, span, rival) if case.asks_for_replaced else _was_replaced(case, rival, span)
+
+
+def _was_replaced(case: JudgeCase, old: tuple[int, int], new: tuple[int, int]) -> bool:
+    """Return True if an answer such as "Ann Lee was replaced by Bo Ek" says that `new` took the place of `old`."""
+    text = case.answer.text
+    return bool(
+        phrases.REPLACED_BY.search(text, old[1], max(old[1], new[0]))
+        or phrases.REPLACES.search(text, new[1], max(new[1], old[0]))
+    )
 
 
 def _check_old(case: JudgeCase) -> Decision:
-    """Return undecided if another name or value took the place of the correct item: "moved from Rome to Paris"."""
-    if case.span is None or case.asks_for_past:
+    """Return undecided if another name or value took the place of the correct item: "moved from Rome to Paris".
+
+    If the question asks who was replaced, it must not be the other one.
+    """
+    if case.span is None or (case.asks_for_past and not case.asks_for_replaced):
         return None
     text, (first, last) = case.answer.text, case.span
     sentence = case.answer.sentence(first)
@@ -106,6 +118,9 @@ def _check_old(case: JudgeCase) -> Decision:
         and case.is_new(each)
         and (any(map(each.has_kind_of, kinds)) if isinstance(each, Value) else each.is_name and not kinds)
     ]
+    if case.asks_for_replaced:
+        was = [each for each in others if _was_replaced(case, (each.start, each.end), case.span)]
+        return (None, f"it says that {quote(case.answer, was[0])} was replaced") if was else None
     moved = phrases.FROM.search(text, sentence[0], first) and not phrases.WHO.match(case.question.text)
     chosen = None if kinds else phrases.OVER.search(text, sentence[0], first)
     for each in others:

@@ -36,7 +36,12 @@ class JudgeCase:
     @cached_property
     def asks_for_past(self) -> bool:
         """True if the question asks for what was before, or where something began."""
-        return phrases.ASKS_FOR_PAST.search(self.question.text) is not None
+        return self.asks_for_replaced or phrases.ASKS_FOR_PAST.search(self.question.text) is not None
+
+    @cached_property
+    def asks_for_replaced(self) -> bool:
+        """True if the question asks who or what was replaced."""
+        return phrases.ASKS_FOR_REPLACED.search(self.question.text) is not None
 
     @cached_property
     def required(self) -> list[Item]:

@@ -92,9 +92,26 @@ CHANGED_TO = re.compile(r"\b(?:is|was|are|were|been) (?:\w+ ){1,2}to\s+$", re.I)
 """The text before it was changed to the text after it."""
 SO = re.compile(r"\bso\s+(?:the\s+)?$", re.I)
 """The text after it is a consequence."""
+REPLACES = re.compile(
+    r"\b(?:replac(?:es|ed|ing)|succeed(?:s|ed|ing)|supersed(?:es|ed|ing)|t(?:ook|akes?|aking) over from)\s+(?:the )?$",
+    re.I,
+)
+"""The text before it took the place of the text after it."""
+_AUXILIARY = r"(?:is|are|was|were|been|being|be|has|have|had|got|gets?|getting|will|also) "
+_ASKED = (
+    r"(?:(?<!\w )|(?<=know )|(?<=tell me ))"
+    rf"(?:who|(?:what|which)(?: (?!{_AUXILIARY}|(?:did|do|does|when|after|since|before|if|to) )\w+){{0,3}}?) "
+)
+ASKS_FOR_REPLACED = _pattern(
+    r"(?<!when )did \w[^?]*(?:(?<! to )(?:replace|succeed|supersede)|let go|give up|leave)",
+    r"(?:replaced|succeeded|superseded) by(?! wh|\W*$)",
+    rf"{_ASKED}(?:{_AUXILIARY})+(?:replaced|succeeded|superseded|let go|given up)",
+    rf"{_ASKED}(?:{_AUXILIARY})*(?:resign\w*|retir\w+|(?<!is )(?<!are )left|quit|stepped down)",
+)
+"""A question about who or what was replaced, or left."""
 ASKS_FOR_PAST = _pattern(
-    r"previous\w*|former\w*|original\w*|initial\w*|at first|used to|old|before|until|from|"
-    r"did \w[^?]*(?:replace|succeed)|(?:replaced|succeeded) by|start\w*|begin\w*|leav\w+|depart\w*"
+    r"previous\w*|former\w*|original\w*|initial\w*|at first|used to|old|before|until|from|out of(?= wh|\W*$)|"
+    r"did \w[^?]*(?:replace|succeed)|start\w*|begin\w*|leav\w+|depart\w*"
 )
 """A question about what was before, or where something began."""
 TURNED = re.compile(
