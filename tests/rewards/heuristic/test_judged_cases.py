@@ -148,6 +148,7 @@ def test_a_possessive_may_name_the_right_person(question: str, reference: str, a
     assert judge_answer(question, reference, answer).correct
 
 
+START, DEADLINE = "When does the course start?", "Which date is the deadline before which we must pay?"
 MEETING, CFO, HOTEL, SITE = "When is it?", "Who is CFO?", "Which hotel did they choose?", "Where is the office?"
 
 
@@ -167,6 +168,18 @@ MEETING, CFO, HOTEL, SITE = "When is it?", "Who is CFO?", "Which hotel did they 
         (HOTEL, "Hilton", "Ritz", "The Hilton was full, so the Ritz."),
         (HOTEL, "Hilton", "Ritz", "They switched from the Hilton to the Ritz."),
         (SITE, "Berlin", "Paris", "The office moved from Berlin to Paris."),
+        (START, "May 8", "May 9", "It was moved from May 8 to May 9"),
+        (START, "May 8", "May 9", "The start was postponed from May 8 to May 9."),
+        (START, "May 8", "May 9", "The start is now May 9 instead of May 8."),
+        (START, "May 8", "May 9", "It was previously May 8, now May 9."),
+        ("Which firm starts?", "Acme", "Zell", "Acme was replaced by Zell."),
+        ("When does the move start?", "May 8", "May 9", "The move was postponed from May 8 to May 9."),
+        ("When does Ann leave?", "May 8", "May 9", "Her last day was moved from May 8 to May 9."),
+        ("Where does the race start?", "Rome", "Paris", "The start was moved from Rome to Paris."),
+        ("When is it open from?", "May 8", "May 9", "The opening was moved from May 8 to May 9."),
+        ("What is the price from May?", "$5,000", "$6,000", "The price rose from $5,000 to $6,000."),
+        (DEADLINE, "May 8", "May 9", "It was extended from May 8 to May 9"),
+        ("Until when was it extended?", "May 8", "May 9", "It was extended from May 8 to May 9."),
     ],
 )
 def test_only_the_new_value_of_a_change_is_right(question: str, old: str, new: str, answer: str) -> None:
@@ -182,6 +195,14 @@ def test_only_the_new_value_of_a_change_is_right(question: str, old: str, new: s
         ("Who did Bob Ray replace?", "Anna Lee", "Bob Ray replaced Anna Lee."),
         ("Who wrote the letter?", "Anna Lee", "The letter was sent from Anna Lee to Bob Ray."),
         (SITE, "Berlin", "The office is in Berlin, not in Paris."),
+        ("When does the leave start?", "May 8", "The leave is from May 8 to May 12"),
+        ("When does the move start?", "May 8", "The move is from May 8 to May 12"),
+        ("When does the fellowship begin?", "May 8", "The fellowship runs from May 8 to May 12"),
+        ("Where does the trip start?", "Rome", "The trip goes from Rome to Paris."),
+        ("Which room did they move from?", "B1", "The team moved from B1 to B2."),
+        ("Where does the parcel come from?", "Rome", "It was moved from Rome to Paris."),
+        ("What was the price before it was raised?", "$5,000", "The price was raised from $5,000 to $6,000."),
+        ("Which firm did she leave?", "Acme", "She moved from Acme to Zell."),
         ("Which city did they move out of?", "Rome", "They moved from Rome to Paris."),
         ("What was replaced?", "The pump", "The pump was replaced by Bo Ek."),
     ],

@@ -35,8 +35,18 @@ class JudgeCase:
 
     @cached_property
     def asks_for_past(self) -> bool:
-        """True if the question asks for what was before, or where something began."""
-        return self.asks_for_replaced or phrases.ASKS_FOR_PAST.search(self.question.text) is not None
+        """True if the question asks for what was before, or where something began.
+
+        "When does it start?" asks for the new date of an answer that describes a change: "moved from May 8 to May 9".
+        """
+        question = self.question.text
+        if self.asks_for_replaced or phrases.ASKS_FOR_PAST.search(question):
+            return True
+        has_changed = phrases.CHANGED.search(self.answer.text) is not None
+        if phrases.ASKS_FOR_ORIGIN.search(question):
+            return not has_changed or phrases.CHANGES.search(question) is not None
+        is_start = phrases.ASKS_FOR_START.search(question) is not None
+        return is_start and not has_changed and phrases.REPLACED.search(self.answer.text) is None
 
     @cached_property
     def asks_for_replaced(self) -> bool:

@@ -110,10 +110,25 @@ ASKS_FOR_REPLACED = _pattern(
 )
 """A question about who or what was replaced, or left."""
 ASKS_FOR_PAST = _pattern(
-    r"previous\w*|former\w*|original\w*|initial\w*|at first|used to|old|before|until|from|out of(?= wh|\W*$)|"
-    r"did \w[^?]*(?:replace|succeed)|start\w*|begin\w*|leav\w+|depart\w*"
+    r"previous\w*|former\w*|original\w*|initial\w*|at first|used to|out of(?= wh|\W*$)|did \w[^?]*(?:replace|succeed)",
+    r"(?:who|where|what|which)(?: is| was| are| were|'s)? (?:\w+(?:'s)? ){0,2}old|where\b[^?]*\bfrom(?=\W*$)",
 )
-"""A question about what was before, or where something began."""
+"""A question about what was before."""
+ASKS_FOR_ORIGIN = _pattern(r"old|before(?! wh)|until(?! wh|\W*$)|from")
+"""A question about what was before, unless only the answer is about a change."""
+ASKS_FOR_START = _pattern(r"start\w*|begin\w*|leav\w+|depart\w*")
+"""A question about where or when something begins."""
+_CHANGES = (
+    r"(?:(?:mov(?:e|ing)|chang(?:e|ing)|postpon|reschedul|delay|extend|shorten|shift|switch|swap|relocat|transferr|"
+    r"advanc(?:e|ing)|push(?:e|ing)|rais(?:e|ing)|ris(?:e|ing)|increas|reduc|lower|fall(?:en|ing)|dropp|correct|amend|"
+    r"revis|updat|deferr|adjourn|convert)\w*|brought|rose|fell|(?:went|gone|put|cut) (?:up|down|back|forward))"
+)
+CHANGES = _pattern(_CHANGES)
+"""Verbs of change, anywhere."""
+CHANGED = _pattern(rf"{_CHANGES}\b(?:(?!\b(?:is|are|was|runs?|lasts?|goes)\b)[^.;]){{0,40}}? (?:from|to)")
+"""Something changed from the text after it, or to it."""
+REPLACED = _pattern(r"replac\w+|succeeded|superseded|previously|formerly|originally|used to")
+"""Words about what was before, anywhere."""
 TURNED = re.compile(
     r"\b(?:instead of|rather than|replac(?:es|ed|ing)(?! by)|in place of|t(?:ook|akes?|aking) over\b.* from|succeed\w*|"
     r"previously|formerly|originally|until|used to|before|(?:up|down) from|no longer|not)\b",
