@@ -321,3 +321,23 @@ def test_a_statement_says_yes_or_no(question: str, answer: str, is_yes: bool) ->
 )
 def test_a_statement_about_something_else_says_neither(question: str, answer: str) -> None:
     assert [judge_answer(question, each, answer).correct for each in ("Yes", "No")] == [False, False]
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "answer"),
+    [
+        ("Can we cancel for free?", "Yes", "Cancellation is free"),
+        ("Can we cancel for free?", "No", "Cancellation is free"),
+        (SIGNED, "Yes", "Bob signed the lease"),
+        (SIGNED, "Yes, Bob signed the contract.", "Bob signed the lease"),
+    ],
+)
+def test_a_statement_that_may_say_yes_in_other_words_is_undecided(question: str, reference: str, answer: str) -> None:
+    verdict = judge_answer(question, reference, answer)
+    assert (verdict.correct, verdict.is_undecided) == (False, True)
+
+
+def test_a_reference_that_says_yes_to_a_refusal_is_repeated_by_a_statement() -> None:
+    question, reference = "Did they answer?", "Yes, they declined."
+    answers = ["They declined.", "Yes, they declined.", "No, they declined.", "They did not decline."]
+    assert [judge_answer(question, reference, each).correct for each in answers] == [True, True, False, False]

@@ -238,6 +238,8 @@ def _words(case: JudgeCase) -> Decision:
             is_negator(case.answer, each) for each in case.answer.words if case.is_new(each)
         ):
             return True, "it denies the same"
+        if case.has_verdict and not phrases.YES_OR_NO.search(case.answer.text):
+            return None, "it says neither yes nor no"
         return False, "it is not the reference answer, which has no word to look for"
     missing = [each for each, found in needed if not found and not _is_said_otherwise(case, each)]
     there = len(needed) - len(missing)
@@ -335,9 +337,12 @@ _RULES: tuple[Callable[[JudgeCase], Decision], ...] = (
 
 
 def _is_implied(case: JudgeCase, word: Word) -> bool:
-    """Return True if a word is the unit, the sign or the bound of a value, or a negation, which other rules compare."""
+    """Return True if a word is the unit, sign or bound of a value, a negation, or yes, which other rules compare."""
     if is_negator(case.reference, word):
         return True
+    verdict = phrases.YES_OR_NO.match(case.reference.text) if case.has_verdict else None
+    if verdict and word.start == verdict.start(1) and not phrases.YES_OR_NO.search(case.answer.text):
+        return True  # a statement need not say yes
     if word.is_name:
         return False
     if not phrases.EARLIEST.search(case.answer.text) and any(
