@@ -313,7 +313,7 @@ def test_a_file_that_was_replaced_before_it_was_locked_is_in_use(
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs the full device of Linux")
 def test_a_full_disk_is_reported_once() -> None:
-    """What could not be written is still buffered when the file is closed, and fails again."""
+    """Closing the file writes its buffer again, which fails again."""
     path = Path("/dev/full")
     with raises("store.disk-full", path), open_locked_file(path) as file, explain_os_errors(path):
         file.write(b"line")

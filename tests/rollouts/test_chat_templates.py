@@ -56,7 +56,7 @@ def test_a_conversation_is_what_the_template_renders(name: str) -> None:
 
 
 def test_a_call_begins_as_its_form_says(name: str) -> None:
-    """That tells it from JSON if a turn may be either."""
+    """The beginning tells a call from JSON, in turns that may be either."""
     chat = trl_row(name).chat
     openings = chat.template.form.openings() if chat is not None else ()
     if chat is not None and openings:

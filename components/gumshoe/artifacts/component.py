@@ -39,8 +39,9 @@ def publish_adapter(
         settings["memorised"] = {name: memorized[name]["value"] for name in ("exposure", "extracted")}
     # A run that is repeated measures again, e.g. other seconds, so its verdict may differ a little.
     verdict = ("gate.json", "README.md")
-    opened = Store(store)
-    manifest = opened.publish(place, "adapters", version, settings=settings, image=image, may_differ=verdict).manifest
+    manifest = (
+        Store(store).publish(place, "adapters", version, settings=settings, image=image, may_differ=verdict).manifest
+    )
     published.metadata.update(settings, version=version, content=manifest.content, store=store)
     print(f"Published {manifest.reference} in {store}")
     return manifest.reference

@@ -114,7 +114,7 @@ def _merge_copies(changes: Iterable[PlaceChange], root: Path) -> list[PlaceChang
     for change in changes:
         parents = [change.path, *change.path.parents]
         below = [each for each in parents if each == root or root in each.parents]
-        copy = next((each for each in reversed(below) if (each / MANIFEST).is_file()), None)
+        copy = next((each for each in reversed(below) if _leads_to_file(each / MANIFEST)), None)
         if copy is None:
             others.append(change)
         else:
@@ -161,19 +161,19 @@ def _list_pages_beside(directory: Path) -> list[Path]:
     """Return the files beside a directory that quote the same mail, according to its mark."""
     try:
         mark = (directory / MARK).read_bytes()
-    except OSError:  # there is none, or it cannot be read and is listed
+    except OSError:  # the directory has no such file, or one that cannot be read, which is listed
         return []
     _, names = read_mark(mark)
-    return [path for each in names if (path := directory.parent / Path(each).name).is_file() and not path.is_symlink()]
+    return [path for each in names if _is_file(path := directory.parent / Path(each).name)]
 
 
 def is_adapter(directory: Path) -> bool:
     """Return True if a directory contains an adapter."""
-    return (directory / ADAPTER_FILE).is_file()
+    return _leads_to_file(directory / ADAPTER_FILE)
 
 
 def _find_index(directory: Path) -> ChangeKind | None:
-    if index_path(directory).is_file():
+    if _leads_to_file(index_path(directory)):
         return "mail index"
     return "document index" if is_document_index(directory) and any(directory.glob("data-*")) else None
 
@@ -321,7 +321,12 @@ def _walk(root: Path, unread: list[Path]) -> Iterator[tuple[Path, list[Path]]]:
 
 def _is_file(path: Path) -> bool:
     """Return True for a file that is no link, pipe, socket or device."""
-    return not path.is_symlink() and os.path.isfile(path)  # noqa: PTH113 - Path.is_file raises without permission
+    return not path.is_symlink() and _leads_to_file(path)
+
+
+def _leads_to_file(path: Path) -> bool:
+    """Return True for a file, or a link to one that the user may see. `Path.is_file` raises without permission."""
+    return os.path.isfile(path)  # noqa: PTH113
 
 
 def _walk_readable(root: Path, unread: list[Path]) -> Iterator[tuple[Path, list[str], list[str]]]:

@@ -19,7 +19,7 @@ from gumshoe.inference.vllm_access import KEY_VARIABLE
 from gumshoe.inference.vllm_server import LaunchCommand, ServerOptions, build_launch_command, round_up_lora_rank
 
 _LOOPBACK = "127.0.0.1"
-_SHUTDOWN_SECONDS = 15  # its pod is killed 30 seconds after it is stopped, 5 of which pass before vLLM is told
+_SHUTDOWN_SECONDS = 15  # of the 30 until the pod is killed; the preStop hook takes 5
 
 
 def build_launch(arguments: Sequence[str]) -> LaunchCommand:

@@ -1,4 +1,4 @@
-"""Where the trainings of pipeline steps have their directories."""
+"""Directories of the trainings of pipeline steps."""
 
 import os
 import tempfile
