@@ -192,7 +192,8 @@ def test_a_queue_s_admission_checks_are_reported(
 
     told = r"spare-nodes is Retry: no node can be added\)" if has_workload else "Kueue has no Workload"
     with meanwhile(
-        load if has_workload else lambda: any("until queue" in each for each in reports),
+        load if has_workload else lambda: True,
+        lambda: any("until queue" in each for each in reports),  # the next report is due 60 seconds after it
         lambda: clock.advance(61),
         lambda: any(re.search(told, each) for each in reports),
         lambda: trainer.admit(NAME),
