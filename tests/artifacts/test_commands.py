@@ -188,6 +188,31 @@ def test_prune_removes_only_with_yes(run: Run, published: Store, source: Path) -
     assert len(published.list()) == 2
 
 
+def test_remove_deletes_what_is_named_even_if_others_were_made_from_it(
+    run: Run, published: Store, source: Path
+) -> None:
+    published.publish(write_files(source, {"notes.txt": b"2"}), "adapters", "2", made_from=["adapters/1"])
+    published.publish(write_files(source, {"notes.txt": b"3"}), "adapters", "3", made_from=["adapters/2"])
+    published.publish(write_files(source, {"notes.txt": b"4"}), "adapters", "4")
+    remove = ("remove", "adapters/1", "adapters/latest", "adapters/4", "--store", published.uri)
+    before = len(published.list())
+    listing = run(*remove)
+    assert listing.status == 0
+    assert "would remove adapters/1" in listing.out
+    assert "kept adapters/2: made from adapters/1" in listing.out
+    assert "add --yes" in listing.out
+    assert run(*remove[:2], "adapters/9", *remove[-2:], "--yes").code == "artifacts.not-found"
+    assert len(published.list()) == before
+    assert run(*remove, "--yes", "--json").json == {
+        "dry_run": False,
+        "removed": ["adapters/1", "adapters/4"],
+        "descendants": ["adapters/2", "adapters/3"],
+    }
+    assert len(published.list()) == before - 2
+    assert published.latest("adapters") == "3"
+    assert not [each.key for each in published.storage.entries("adapters/1/") if "sha256-" in each.key]
+
+
 @pytest.mark.parametrize(
     ("status", "code", "value", "typed"),
     [
@@ -218,7 +243,9 @@ def test_prune_removes_only_with_yes(run: Run, published: Store, source: Path) -
         (2, "artifacts.not-an-artifact", "OUT", "verify --dir OUT"),
         (2, "cli.usage", "--store", "list"),
         (2, "cli.usage", "--keep", "prune --store STORE --keep 0"),
-        (2, "cli.usage", "remove", "remove"),
+        (1, "artifacts.not-found", "adapters/2", "remove adapters/2 --store STORE"),
+        (2, "artifacts.invalid-reference", "'adapters'", "remove adapters --store STORE"),
+        (2, "cli.usage", "KIND/VERSION", "remove --store STORE"),
         (75, "store.deadline-exceeded", "0.0001", "fetch adapters/1 --store STORE --out OUT --deadline 0.0001"),
         (
             75,

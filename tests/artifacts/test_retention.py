@@ -1,5 +1,6 @@
 """Retention: a setting of the store, which pruning enforces, and outputs on this machine."""
 
+import gzip
 import json
 import os
 from collections.abc import Callable
@@ -111,6 +112,10 @@ def outputs(tmp_path: Path) -> Path:
         "e/two/predictions.jsonl": b"{}\n",
         "rollouts.jsonl": json.dumps(trajectory).encode() + b"\n",
         "logs/audit.log.1": json.dumps(line).encode() + b"\n",
+        "logs/audit.log.2.gz": gzip.compress(json.dumps(line).encode() + b"\n"),
+        "logs/audit.log.3.gz": gzip.compress(json.dumps(line).encode() * 99)[:40],
+        "logs/other.gz": b"{not compressed}",
+        "rollouts.jsonl.gz": gzip.compress(json.dumps(trajectory).encode() + b"\n"),
         "logs/audit.log": json.dumps(line).encode() + b"\n",
         "index/mail-index.json": b"{}",
         "index/private.json": b'{"inboxes": null}',
@@ -130,8 +135,14 @@ def outputs(tmp_path: Path) -> Path:
 def test_expired_outputs_are_found_by_kind(outputs: Path) -> None:
     limits = dict.fromkeys(("runs", "evaluations", "trajectories", "audit-logs"), 5 * DAY)
     found = {str(each.path.relative_to(outputs)): each.kind for each in find_expired_outputs(outputs, limits)}
-    expected = {"run": "runs", "e/one": "evaluations", "rollouts.jsonl": "trajectories"}
-    assert found == expected | {"logs/audit.log.1": "audit-logs"}
+    assert found == {
+        "run": "runs",
+        "e/one": "evaluations",
+        "rollouts.jsonl": "trajectories",
+        "rollouts.jsonl.gz": "trajectories",
+        "logs/audit.log.1": "audit-logs",
+        "logs/audit.log.2.gz": "audit-logs",
+    }
     assert find_expired_outputs(outputs, dict.fromkeys(limits, 20 * DAY)) == []
     assert find_expired_outputs(outputs, dict.fromkeys(limits, timedelta.max)) == []
     assert find_expired_outputs(outputs, {"reports": timedelta(0)}) == []
@@ -144,7 +155,7 @@ def test_expired_outputs_are_removed_with_yes(outputs: Path, run: Run, monkeypat
     words = ["artifacts", "prune", "--outputs", outputs, "--retention", "runs=5", "--retention", "audit-logs=5"]
     before = sorted(outputs.rglob("*"))
     listed = json.loads(run(*words, "--json").out)
-    assert {Path(each["path"]).name for each in listed["outputs"]} == {"run", "audit.log.1"}
+    assert {Path(each["path"]).name for each in listed["outputs"]} == {"run", "audit.log.1", "audit.log.2.gz"}
     runs = json.loads(run(*words, "--json", "--kind", "runs").out)
     assert [Path(each["path"]).name for each in runs["outputs"]] == ["run"]
     assert sorted(outputs.rglob("*")) == before

@@ -7,6 +7,7 @@ import pytest
 
 from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.response_cache import Cache
+from gumshoe.documents.scraping.page_cache import CachedPage, PageCache
 from gumshoe.scenarios.scenario import Scenario
 from tests.erasure.people import ABOUT_ANN, ABOUT_BOB, ANN, BOB, episode, lineage_of, write_lines
 from tests.mail.mailbox import make_index, record
@@ -14,13 +15,15 @@ from tests.mail.mailbox import make_index, record
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a cache of judges' verdicts that quotes Ann."""
+    """Return a cache of judges' verdicts and one of web pages that quote Ann."""
     directory = tmp_path / "cache"
     monkeypatch.setenv("GUMSHOE_CACHE", str(directory))
     monkeypatch.chdir(tmp_path)  # for receipts
     cache = Cache(directory / "judge.sqlite")
     cache.put({"key": b"zircon, says ann@example.com"})
     cache.close()
+    page = CachedPage(etag="1", modified="", content_type="text/html", body=b"zircon, says ann@example.com")
+    PageCache(directory / "pages", 1000).put("https://example.com/ann", page)
     return directory
 
 

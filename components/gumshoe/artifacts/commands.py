@@ -1,4 +1,4 @@
-"""`gumshoe artifacts`: publish, fetch, list, show, verify and prune."""
+"""`gumshoe artifacts`: publish, fetch, list, show, verify, prune and remove."""
 
 import os
 from datetime import timedelta
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from gumshoe.artifacts.store import ArtifactLineage, Store
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Publish, fetch, list, verify and prune artifacts.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Publish, fetch, list, verify and delete artifacts.")
 
 SIX_HOURS = 6 * 3600.0
 _REFERENCES = ("*/*/manifest.json", "runs/*/*/*/manifest.json")
@@ -328,6 +328,44 @@ def prune(
     total = sum(manifest.size for manifest in pruned.removed)
     out.print(f"{verb} {len(pruned.removed)} artifacts ({_format_size(total)}) and {pruned.leftovers} leftover files")
     if not yes and (pruned.removed or pruned.leftovers or expired):
+        out.print("Nothing was removed yet; add --yes to remove it.")
+
+
+@app.command(epilog="gumshoe artifacts remove adapters/r7f3-2 --store s3://bucket/project")
+def remove(
+    references: Annotated[
+        list[str],
+        typer.Argument(metavar="KIND/VERSION...", autocompletion=_complete_reference, help="Artifacts to remove."),
+    ],
+    store: StoreUri,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Remove them. Without it, only list what would be removed.")
+    ] = False,
+    json: JsonFlag = False,
+) -> None:
+    """Remove artifacts by name, whatever their age, e.g. an adapter that was trained on erased mail.
+
+    Artifacts that were made from them are listed and kept. If the newest is removed, KIND/latest refers to the newest
+    that is left. A removed version is never used again.
+    """
+    from gumshoe.artifacts.pruning import remove_named
+
+    result = remove_named(_store(store), references, dry_run=not yes)
+    if json:
+        print_json(
+            {
+                "dry_run": not yes,
+                "removed": [manifest.reference for manifest in result.removed],
+                "descendants": [manifest.reference for manifest in result.descendants],
+            }
+        )
+        return
+    verb = "removed" if yes else "would remove"
+    for manifest in result.removed:
+        out.print(f"{verb} {manifest.reference} ({_format_size(manifest.size)})")
+    for manifest in result.descendants:
+        out.print(f"[dim]kept {manifest.reference}: made from {', '.join(manifest.made_from)}[/]", soft_wrap=True)
+    if not yes:
         out.print("Nothing was removed yet; add --yes to remove it.")
 
 

@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import MappingProxyType
@@ -67,8 +67,7 @@ def prune_store(
     unfinished = now() - max(older_than, ABANDONED_AFTER)
     leftovers = [] if expired_only else _find_leftovers(store, manifests, unfinished, kind)
     if not dry_run:
-        for manifest in removed:
-            remove_artifact(store, manifest)
+        _remove(store, removed)
         for folder in sorted({key[: key.index(f"/{DATA_PREFIX}")] for key in leftovers}):
             published = store.find(folder)  # it may have become visible since the listing
             store.storage.delete(
@@ -76,9 +75,44 @@ def prune_store(
             )
         if not expired_only:
             store.storage.abandon_uploads(f"{kind}/" if kind else "", unfinished, _PUBLICATION)
-        for each in {manifest.kind for manifest in removed}:
-            store.repoint_latest(each)
     return PruneResult(removed, kept, len(leftovers))
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveResult:
+    """Artifacts that were removed by name, and those that are left and were made from one of them."""
+
+    removed: list[Manifest]
+    descendants: list[Manifest]
+
+
+def remove_named(store: Store, references: Iterable[str], *, dry_run: bool = False) -> RemoveResult:
+    """Remove artifacts by name, whatever their age and even if others were made from them.
+
+    `kind/latest` is the artifact that it names now. Afterwards, `latest` names the newest version that is left.
+
+    Raises:
+        NotFoundError: if one does not exist. Nothing is removed.
+        StorageError, UnavailableError: if one cannot be removed.
+    """
+    removed = {manifest.reference: manifest for manifest in map(store.manifest, references)}
+    descendants, parents = list[Manifest](), set(removed)
+    for manifest in store.list():  # the oldest first, so parents before what was made from them
+        if manifest.reference not in removed and parents & set(manifest.made_from):
+            descendants.append(manifest)
+            parents.add(manifest.reference)
+    if not dry_run:
+        _remove(store, removed.values())
+    return RemoveResult([*removed.values()], descendants)
+
+
+def _remove(store: Store, manifests: Iterable[Manifest]) -> None:
+    kinds = set[str]()
+    for manifest in manifests:
+        remove_artifact(store, manifest)
+        kinds.add(manifest.kind)
+    for kind in kinds:
+        store.repoint_latest(kind)
 
 
 def remove_artifact(store: Store, manifest: Manifest) -> None:

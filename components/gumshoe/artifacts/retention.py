@@ -1,5 +1,6 @@
 """Limit how long artifacts and outputs with personal data are kept: the setting of a store, and expired outputs."""
 
+import gzip
 import json
 import shutil
 from collections.abc import Iterator, Mapping
@@ -9,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from gumshoe.artifacts.lines import GZIP_ERRORS
 from gumshoe.artifacts.manifest import DATA_PREFIX, now
 from gumshoe.artifacts.storage import NotFoundError, Storage, StorageError, explain_os_errors
 from gumshoe.errors import UsageError
@@ -148,16 +150,21 @@ def _find_outputs(directory: Path) -> Iterator[ExpiredOutput]:
 
 
 def _find_file_kind(path: Path) -> OutputKind | None:
-    """Return the kind of a file of JSON lines, according to its first line. Rotated logs may have any suffix."""
-    if path.suffix.lower() in (".gz", ".safetensors", ".sqlite", ".bin"):
+    """Return the kind of a file of JSON lines, according to its first line. Rotated logs may have any suffix.
+
+    Files that end in .gz are decompressed; a damaged one has no kind.
+    """
+    suffix = path.suffix.lower()
+    if suffix in (".safetensors", ".sqlite", ".bin"):
         return None
-    with path.open("rb") as file:
+    with (
+        suppress(ValueError, gzip.BadGzipFile, *GZIP_ERRORS),
+        gzip.open(path) if suffix == ".gz" else path.open("rb") as file,
+    ):
         if file.read(1) != b"{":
             return None
         file.seek(0)
-        line = file.readline(_LARGEST_LINE)
-    with suppress(ValueError):
-        record = load_json(line)
+        record = load_json(file.readline(_LARGEST_LINE))
         return next((kind for kind, fields in _FILES.items() if record.keys() >= fields), None)
     return None
 

@@ -17,7 +17,8 @@ from gumshoe.erasure.store_places import ArtifactChange, StoreErasure, StorePlan
 from gumshoe.erasure.target import EraseTarget
 from gumshoe.errors import UnavailableError, UsageError
 
-_CACHES = ("judge.sqlite", "embeddings.sqlite")  # their keys are hashes, so nobody can tell what they are about
+# Their keys are hashes and their values compressed, so nobody can tell what they are about.
+_CACHES = ("judge.sqlite", "embeddings.sqlite", "pages")
 _SCRATCH = "erasure"
 
 

@@ -56,7 +56,7 @@ def erase(
         typer.Option(metavar="FILE", help="Receipt to write, without the erased name. An earlier one is continued."),
     ] = Path("erasure-receipt.json"),
     keep_caches: Annotated[
-        bool, typer.Option("--keep-caches", help="Keep the caches of judges and embeddings on this machine.")
+        bool, typer.Option("--keep-caches", help="Keep the caches of judges, embeddings and web pages on this machine.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Erase it. Without it, only list what would be erased.")] = False,
     json: JsonFlag = False,
@@ -126,7 +126,7 @@ def _print_result(
     for name, reason in adapters.items():
         err.print(
             f"[yellow]{printable(name)}[/] may have learned from it ({printable(reason)}). Weights cannot be edited: "
-            "train the adapter again without it, and delete this one.",
+            "train the adapter again without it, and delete this one (in a store: `gumshoe artifacts remove`).",
             soft_wrap=True,
         )
     for name in remaining:

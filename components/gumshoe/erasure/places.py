@@ -221,6 +221,8 @@ def apply_change(change: PlaceChange, target: EraseTarget) -> None:
         elif change.kind == "copy":
             (path / MANIFEST).unlink()  # so that nobody takes the rest for the artifact
             shutil.rmtree(path)
+        elif path.is_dir():
+            shutil.rmtree(path)
         else:
             for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))):
                 each.unlink(missing_ok=True)
