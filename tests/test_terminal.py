@@ -1,6 +1,8 @@
 """Progress of long work where there is no terminal: a line now and then."""
 
 import errno
+import json
+import logging
 import os
 import subprocess
 import sys
@@ -14,11 +16,13 @@ from typer.testing import CliRunner
 
 from gumshoe.terminal import (
     PRINT_INTERVAL,
+    MessageHandler,
     ProgressLines,
     create_table,
     err,
     hide_progress,
     out,
+    print_json,
     print_list,
     print_next,
     printable,
@@ -117,7 +121,24 @@ def test_a_narrow_table_cuts_no_word(capsys: pytest.CaptureFixture[str], monkeyp
     assert capsys.readouterr().out.splitlines()[1].split() == [digest, reference]
 
 
-@pytest.mark.parametrize("text", ["maildir:M: is read", ":smile: [red]", "a:+1:b", "[bold]:warning:[/]"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "maildir:M: is read",
+        ":smile: [red]",
+        "a:+1:b",
+        "[bold]:warning:[/]",
+        "[",
+        "x]",
+        "C:\\",
+        "C:\\\\",
+        r"\[0-9]",
+        r"\[E=mc^2\]",
+        r"\[red]",
+        r"\\[red]\\\[/]",
+        r"\a\\b",
+    ],
+)
 def test_text_is_printed_as_it_is(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     for console in (out, err):
         console.print(printable(text))
@@ -125,8 +146,29 @@ def test_text_is_printed_as_it_is(text: str, capsys: pytest.CaptureFixture[str])
         table = Table("name")
         table.add_row(printable(text))
         console.print(table)
+        console.print(f"[bold]{printable(text)}[/]|{printable(text)}|{printable('[red')}{printable(text)}")
     for printed in capsys.readouterr():
-        assert printed.count(text) == 3
+        *others, last = printed.splitlines()
+        assert "\n".join(others).count(text) == 3
+        assert last == f"{text}|{text}|[red{text}"
+
+
+def test_json_has_no_character_that_a_terminal_obeys(capsys: pytest.CaptureFixture[str]) -> None:
+    document = {"subject": "\x9d0;owned\x9c \x1b[2J \u202e \ud800 \U000e0041 äö\n", "sources": [{"id": "日本"}]}
+    print_json(document)
+    printed = capsys.readouterr().out
+    assert json.loads(printed) == document
+    assert all(line.isprintable() for line in printed.splitlines())
+    assert "äö" in printed
+    assert "日本" in printed
+
+
+def test_log_records_are_printed_without_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    record = logging.makeLogRecord(
+        {"msg": "it said %s", "args": ("\x1b]0;owned\x07[red]",), "levelno": logging.WARNING}
+    )
+    MessageHandler(logging.WARNING).handle(record)
+    assert capsys.readouterr() == ("", "it said \\x1b]0;owned\\x07[red]\n")
 
 
 @pytest.mark.parametrize("is_terminal", [False, True], ids=["pipe", "terminal"])

@@ -1,4 +1,4 @@
-"""Parse JSON from outside, and refuse what would fail later, where nobody can tell its source any more.
+"""Parse JSON from outside, and refuse what would fail later, where nobody can tell its source any more; escape JSON.
 
 Python's parser accepts text that cannot be stored (see `text_checks`), numbers that JSON does not have, and values that
 are nested too deeply to be written again.
@@ -86,3 +86,15 @@ def _is_deep(value: Any) -> bool:
         if not level:
             return False
     return True
+
+
+def escape_unprintable(text: str) -> str:
+    """Return JSON with escapes for all characters that would change how a terminal or an editor shows it.
+
+    Line breaks between values stay.
+    """
+    return "\n".join(line if line.isprintable() else _escape_line(line) for line in text.split("\n"))
+
+
+def _escape_line(line: str) -> str:
+    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in line)

@@ -2,7 +2,9 @@
 
 import errno
 import json
+import logging
 import os
+import re
 import shlex
 import time
 import unicodedata
@@ -15,7 +17,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 from rich.console import Console
 from rich.filesize import decimal
-from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -30,6 +31,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from gumshoe.json_text import escape_unprintable
 from gumshoe.redaction import redact
 
 if TYPE_CHECKING:
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from rich.table import Column, Table
 
 
+_MARKUP = re.compile(r"\\+(?=\[|\Z)|\[")
 _LOST = {errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF}  # of a reader that has ended, or a terminal that was closed
 
 
@@ -69,6 +72,14 @@ class _MessageConsole(Console):
             os.dup2(nowhere.fileno(), self.file.fileno())
 
 
+class MessageHandler(logging.Handler):
+    """Print log records as messages."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Print a record."""
+        err.print(printable(self.format(record)), soft_wrap=True)
+
+
 # Names such as `maildir:M:` contain no emoji.
 out = Console(highlight=False, emoji=False)
 err = _MessageConsole(stderr=True, highlight=False, emoji=False)
@@ -81,10 +92,11 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON
 
 
 def print_json(result: "BaseModel | list[Any] | dict[str, Any]") -> None:
-    """Print one JSON document on standard output."""
+    """Print one JSON document on standard output, with escapes for what could change how a terminal shows it."""
     _has_printed_json.set(True)
     document = result if isinstance(result, list | dict) else result.model_dump(mode="json")
-    print(json.dumps(document, indent=2, ensure_ascii=False))  # noqa: T201 - rich would wrap long lines
+    text = escape_unprintable(json.dumps(document, indent=2, ensure_ascii=False))
+    print(text)  # noqa: T201 - rich would wrap long lines
 
 
 def reset_printed_json() -> None:
@@ -103,8 +115,14 @@ def escape_control_characters(text: object) -> str:
 
 
 def printable(text: object) -> str:
-    """Return text that is safe to print with rich: as `plain`, and with markup escaped."""
-    return escape(escape_control_characters(text))
+    """Return text that is safe to print with rich: without control characters, and with markup escaped."""
+    return _MARKUP.sub(_escape_markup, escape_control_characters(text))
+
+
+def _escape_markup(found: re.Match[str]) -> str:
+    # Rich halves backslashes before a tag, removes one before any other bracket, and keeps those before other text.
+    # With a tag without effect behind them, there is only one case.
+    return r"\[" if found[0] == "[" else f"{found[0] * 2}[none][/none]"
 
 
 def print_next(*words: object) -> None:

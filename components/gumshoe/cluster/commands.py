@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 import yaml
-from rich.markup import escape
 
 from gumshoe.completion import complete_adapter
 from gumshoe.corpus import DEFAULT_ENVIRONMENT, find_corpus
@@ -127,11 +126,11 @@ def deploy_(
         if json:
             print_json({"values": planned, "command": helm_command})
             return
-        out.print(escape(yaml.safe_dump(planned, sort_keys=False)), end="", soft_wrap=True)
+        out.print(printable(yaml.safe_dump(planned, sort_keys=False)), end="", soft_wrap=True)
         difference = ", but does not load the new adapter first" if stored and found else ""
         place = values_file(name)
         err.print(
-            f"Equivalent helm command, with the values above in {place}{difference}:\n  {escape(helm_command)}",
+            f"Equivalent helm command, with the values above in {place}{difference}:\n  {printable(helm_command)}",
             soft_wrap=True,
         )
         return
@@ -182,7 +181,7 @@ def list_(
         print_json(described)
         return
     if not described:
-        err.print(f"Namespace {escape(releases.cluster.namespace)} has no deployments.")
+        err.print(f"Namespace {printable(releases.cluster.namespace)} has no deployments.")
         return
     table = create_table("deployment", "adapters", "health", "since", box=None, pad_edge=False)
     for each in described:
@@ -359,7 +358,7 @@ def _find_current(
     except UsageError as error:
         if context is not None:
             raise
-        reason = escape(error.message_with_code)
+        reason = printable(error.message_with_code)
         err.print(f"No cluster available ({reason}); showing the values of a first deployment.", soft_wrap=True)
         return Deployments(Releases(Cluster(namespace or "default"), chart), WaitOptions(0)), None
     changes = open_deployments(namespace, context, chart, 0, go_back=False, until_all_ready=False)

@@ -14,7 +14,6 @@ from gumshoe.errors import UsageError
 from gumshoe.terminal import (
     JsonFlag,
     err,
-    escape_control_characters,
     out,
     print_counts,
     print_json,
@@ -115,7 +114,7 @@ def index(
     counts = report.counts
     out.print(
         f"[bold]{counts.documents:,} documents[/] in {counts.chunks:,} chunks indexed in "
-        f"{escape_control_characters(directory)} ({report.seconds:,.0f} seconds)",
+        f"{printable(directory)} ({report.seconds:,.0f} seconds)",
         soft_wrap=True,
     )
     print_counts("dropped duplicates", counts.duplicates)
@@ -126,7 +125,7 @@ def index(
         out.print(f"{counts.renamed:,} documents have a duplicate id; they are indexed as ID~2, ID~3, ...")
     if counts.unreadable:
         out.print(
-            f"Run `gumshoe documents stats --index {escape_control_characters(directory)} --unreadable` to list them.",
+            f"Run `gumshoe documents stats --index {printable(directory)} --unreadable` to list them.",
             soft_wrap=True,
         )
     print_counts("collections", report.collections)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from gumshoe.completion import complete_choice, complete_judge, complete_policy, complete_selector, complete_words
 from gumshoe.errors import RefusedError, UsageError
@@ -222,8 +221,8 @@ def run_evaluation(
     for each in found.result.policies:
         if "#" in each.policy and not each.is_unseen:
             err.print(
-                f"[bold yellow]warning:[/] cannot check which questions {escape(each.name)} was trained on; add "
-                f"--adapter {escape(each.name)}=DIR",
+                f"[bold yellow]warning:[/] cannot check which questions {printable(each.name)} was trained on; add "
+                f"--adapter {printable(each.name)}=DIR",
                 soft_wrap=True,
             )
     if json:
@@ -231,7 +230,7 @@ def run_evaluation(
         return
     _print_result(found.result)
     print_attacks(found.result)
-    out.print(f"report: [bold]{escape(str(directory / REPORT))}[/]", soft_wrap=True)
+    out.print(f"report: [bold]{printable(directory / REPORT)}[/]", soft_wrap=True)
     if len(policies) > 1 and not found.result.is_whole:  # a gate would refuse it
         print_next(*repeat_command(context, limit=None, directory=directory.with_name(f"{directory.name}-whole")))
     elif len(policies) > 1:
@@ -386,7 +385,7 @@ def _read_questions(place: str) -> dict[str, str]:
 def _print_result(found: "EvaluationResult") -> None:
     from gumshoe.evaluation.metrics import describe_metric
 
-    table = create_table(f"{len(found.scenarios.ids):,} questions", *(escape(each.name) for each in found.policies))
+    table = create_table(f"{len(found.scenarios.ids):,} questions", *(printable(each.name) for each in found.policies))
     for name in _SHOWN_METRICS:
         if any(name in each.metrics for each in found.policies):
             cells = [
@@ -396,17 +395,17 @@ def _print_result(found: "EvaluationResult") -> None:
     out.print(table)
     for each in found.policies:
         if bought := found.describe_choice(each):
-            out.print(escape(bought), soft_wrap=True)
+            out.print(printable(bought), soft_wrap=True)
         if each.agreement and each.agreement.kappa is not None:
             one, other = each.agreement.judges
             out.print(
-                f"{escape(each.name)}: {one} and {other} agree on {each.agreement.agreed:,} of "
+                f"{printable(each.name)}: {one} and {other} agree on {each.agreement.agreed:,} of "
                 f"{each.agreement.answers:,} answers, Cohen's kappa {each.agreement.kappa:.2f}",
                 soft_wrap=True,
             )
     for each in found.policies:
         if each.memorised:
-            out.print(f"[bold]{escape(each.name)}[/]: {each.memorised.summary}", soft_wrap=True)
+            out.print(f"[bold]{printable(each.name)}[/]: {each.memorised.summary}", soft_wrap=True)
     for comparison in found.comparisons:
         _print_comparison(comparison)
 
@@ -414,7 +413,7 @@ def _print_result(found: "EvaluationResult") -> None:
 def _print_comparison(found: "Comparison") -> None:
     gain = found.accuracy
     out.print(
-        f"[bold]{escape(found.candidate)} vs. {escape(found.baseline)}[/]: {gain.difference:+.1%} correct "
+        f"[bold]{printable(found.candidate)} vs. {printable(found.baseline)}[/]: {gain.difference:+.1%} correct "
         f"({gain.low:+.1%} to {gain.high:+.1%}; {gain.candidate:.1%} vs. {gain.baseline:.1%} of {found.questions:,} "
         f"questions), {found.wins:,} won, {found.losses:,} lost, {found.ties:,} unchanged, p = {found.p_value:.2g}; "
         f"reward {found.reward.difference:+.3f} ({found.reward.low:+.3f} to {found.reward.high:+.3f}), higher in "

@@ -12,7 +12,6 @@ from statistics import mean
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.markup import escape
 
 from gumshoe.completion import complete_judge
 from gumshoe.errors import UnavailableError, UsageError
@@ -91,9 +90,9 @@ def score(
     else:
         judged = len(found) - failed
         share = f" ({correct / judged:.1%})" if judged else ""
-        out.print(f"[bold]{correct:,} of {judged:,} correct[/]{share} according to {escape(judge)}", soft_wrap=True)
+        out.print(f"[bold]{correct:,} of {judged:,} correct[/]{share} according to {printable(judge)}", soft_wrap=True)
         for rule, count in rules.most_common():
-            out.print(f"  {count:>6,} {escape(rule)}")
+            out.print(f"  {count:>6,} {printable(rule)}")
         if undecided:
             out.print(f"{undecided:,} answers are undecided, and count as wrong", soft_wrap=True)
         _print_usage(opened)
@@ -129,7 +128,7 @@ def reward(
         ]
         print_json({"episodes": len(found), "means": means, "results": episodes})
         return
-    shown = create_table("episode", *(escape(name) for name in columns))
+    shown = create_table("episode", *(printable(name) for name in columns))
     for each in found:
         shown.add_row(f"{printable(each.scenario)}/{each.sample}", *map(_format_reward, each.rewards.values()))
     shown.add_section()

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
-from rich.markup import escape
 
 from gumshoe.completion import complete_adapter, complete_choice, complete_model, complete_policy, complete_selector
 from gumshoe.errors import RefusedError, UsageError
@@ -165,11 +164,13 @@ def run(
         if value is not None:
             _set_nested(flags, setting, value)
     if print_config:
-        out.print(escape(render_settings(config, flags)), end="", soft_wrap=True)
+        out.print(printable(render_settings(config, flags)), end="", soft_wrap=True)
         return
     settings = read_settings(config, flags)
     if sys.stderr.isatty():
-        run_server(settings, lambda url, limits: err.print(f"Serving at [bold]{escape(url)}[/]; per episode: {limits}"))
+        run_server(
+            settings, lambda url, limits: err.print(f"Serving at [bold]{printable(url)}[/]; per episode: {limits}")
+        )
     else:
         log_as_json()
         run_server(settings, lambda url, limits: log_event(f"Serving at {url}; per episode: {limits}"))

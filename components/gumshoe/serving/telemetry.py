@@ -17,6 +17,7 @@ from opentelemetry import propagate, trace
 from opentelemetry.trace import Span, StatusCode, Tracer
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
+from gumshoe.json_text import escape_unprintable
 from gumshoe.redaction import redact, redact_json
 from gumshoe.rollouts.answer import Answer, Cost
 from gumshoe.rollouts.trajectory import Trajectory
@@ -154,13 +155,6 @@ class JsonFormatter(logging.Formatter):
             entry["exception"] = record.exc_text or self.formatException(record.exc_info)
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         return escape_unprintable(_ENCODER.encode({"time": time} | redact_json(entry)))
-
-
-def escape_unprintable(line: str) -> str:
-    """Return a line of JSON with escapes for all characters that would change how a terminal or an editor shows it."""
-    if line.isprintable():
-        return line
-    return "".join(each if each.isprintable() else json.dumps(each)[1:-1] for each in line)
 
 
 def log_as_json() -> None:

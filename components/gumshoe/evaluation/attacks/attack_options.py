@@ -3,11 +3,10 @@
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.markup import escape
 
 from gumshoe.completion import complete_words
 from gumshoe.errors import UsageError
-from gumshoe.terminal import create_table, out
+from gumshoe.terminal import create_table, out, printable
 
 if TYPE_CHECKING:
     from gumshoe.evaluation.attacks.attack_run import AttackSettings
@@ -78,7 +77,7 @@ def print_attacks(found: "EvaluationResult") -> None:
     number = next((each.success.questions for each in results if each), None)
     if number is None:
         return
-    table = create_table(f"{number:,} attacks", *(escape(each.name) for each in found.policies))
+    table = create_table(f"{number:,} attacks", *(printable(each.name) for each in found.policies))
     for label, about, cells in list_attack_rows(results):
         if about not in ("carrier", "language"):
             shown = f"  {about}: {label}" if about in ("goal", "family") else label
