@@ -192,6 +192,57 @@ def find_kept(server: AgentProcess, question: str, place: Path) -> Scenario:
     return kept
 
 
+def test_a_key_that_has_expired_is_asked_for_again(browser: "Browser", protected_server: AgentProcess) -> None:
+    for page in open_page(browser, protected_server.url, "401"):
+        sign_in(page, protected_server)
+        page.evaluate("sessionStorage.setItem('gumshoe-key', 'gum_expired')")
+        ask(page)
+        expect(page.get_by_label("Key")).to_be_focused()
+        expect(page.locator("#problem")).to_contain_text("Authentication failed")
+        expect(page.get_by_role("button", name="Sign out")).to_be_hidden()
+        sign_in(page, protected_server)
+        expect(page.get_by_label("What do you want to know?")).to_have_value("What is in 7?")
+        page.get_by_role("button", name="Ask", exact=True).click()
+        expect(page.locator("#answer")).to_have_text("Body of message 7")
+
+
+def test_signing_out_leaves_nothing(browser: "Browser", protected_server: AgentProcess) -> None:
+    for page in open_page(browser, protected_server.url, "401"):
+        sign_in(page, protected_server)
+        ask(page)
+        expect(page.locator("#answer")).to_have_text("Body of message 7")
+        page.get_by_role("button", name="Sign out").click()
+        expect(page.get_by_label("Key")).to_be_focused()
+        assert page.evaluate("sessionStorage.length") == 0
+        assert "Body of message 7" not in page.content()
+        assert page.get_by_label("What do you want to know?").input_value() == ""
+
+
+def test_a_browser_that_stores_nothing_can_ask(browser: "Browser", protected_server: AgentProcess) -> None:
+    refuse = "Object.defineProperty(window, 'sessionStorage', {get() { throw new DOMException('', 'SecurityError'); }})"
+    for page in open_page(browser, protected_server.url, "401"):
+        page.add_init_script(refuse)
+        page.reload()
+        sign_in(page, protected_server)
+        ask(page)
+        expect(page.locator("#answer")).to_have_text("Body of message 7")
+
+
+@pytest.mark.parametrize("body", ['{"message": "rate limit exceeded"}', "null", "<html>"])
+def test_an_error_of_a_proxy_is_shown(browser: "Browser", server: AgentProcess, body: str) -> None:
+    for page in open_page(browser, server.url, "429"):
+        page.route("**/invoke/stream", lambda route: route.fulfill(status=429, body=body))
+        ask(page)
+        expect(page.locator("#problem")).to_have_text("The server answered 429")
+
+
+def test_every_inbox_can_be_asked_about(page: "Page") -> None:
+    page.get_by_label("What do you want to know?").fill("What is in 7?")
+    page.get_by_label("Inbox").fill("jörg.müller@my_company.example")
+    with page.expect_request("**/invoke/stream"):
+        page.get_by_role("button", name="Ask", exact=True).click()
+
+
 def open_correction(page: "Page", server: AgentProcess, question: str) -> None:
     sign_in(page, server)
     ask(page, question)

@@ -69,6 +69,8 @@ class Middleware:
         headers = Headers(scope=scope)
         path = scope["path"].rstrip("/") or "/"
         route = PUBLIC.get(path) or (path if path in ROUTES else "other")
+        if route == path and path not in PAGE_PATHS:  # these answer with and without a slash at the end
+            scope = {**scope, "path": path, "raw_path": path.encode()}
         state = scope["state"] = {**scope.get("state", {}), "log_fields": {}}
         answer = _ResponseWriter(send)
         started = time.monotonic()

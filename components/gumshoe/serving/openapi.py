@@ -177,6 +177,7 @@ class AgentApi(FastAPI):
             generate_unique_id_function=lambda route: route.name,
             docs_url=None,
             redoc_url=None,
+            redirect_slashes=False,  # it would send clients behind a proxy to another address
         )
 
     def openapi(self) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 from importlib.resources import files
 
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import RedirectResponse
 
 _OWN, _SWAGGER_UI = files("gumshoe.serving") / "page", files("fastapi_offline") / "static"
 _FILES = {
@@ -28,6 +29,11 @@ def add_page(app: FastAPI) -> None:
     """Add the routes of the page's files."""
     for path, (file, kind) in _FILES.items():
         app.add_route(path, _serve_file(file.read_bytes(), kind), include_in_schema=False)
+    app.add_route("/docs/", _redirect_to_docs, include_in_schema=False)
+
+
+async def _redirect_to_docs(request: Request) -> Response:  # noqa: ARG001
+    return RedirectResponse("../docs")  # relative, so that it also holds behind a proxy
 
 
 def _serve_file(content: bytes, kind: str) -> Callable[[Request], Awaitable[Response]]:

@@ -18,6 +18,29 @@ function withClass(name, element) {
   return element;
 }
 
+// Storage of this tab, or of this page if the browser refuses it or it is full.
+
+const unstored = new Map();
+
+function readStored(name) {
+  if (unstored.has(name)) return unstored.get(name);
+  try {
+    return sessionStorage.getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+function store(name, value) {
+  unstored.delete(name);
+  try {
+    if (value === null) sessionStorage.removeItem(name);
+    else sessionStorage.setItem(name, value);
+  } catch {
+    unstored.set(name, value);
+  }
+}
+
 // Requests and their errors.
 
 class ProblemError extends Error {
@@ -28,17 +51,21 @@ class ProblemError extends Error {
 }
 
 async function send(path, body, signal) {
-  const key = sessionStorage.getItem(KEY);
+  const key = readStored(KEY);
   const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-  const response = await fetch(path, body ? { method: "POST", headers, body: JSON.stringify(body), signal } : { headers, signal });
+  const request = body ? { method: "POST", headers, body: JSON.stringify(body), signal } : { headers, signal };
+  const response = await fetch(path, request).catch((error) => {
+    throw signal?.aborted ? error : new ProblemError({ title: "The server does not answer", detail: "Try again later." });
+  });
   if (response.ok) return response;
-  const problem = await response.json().catch(() => ({ title: `The server answered ${response.status}` }));
+  if (response.status === 401 && path !== "principal") showKeyForm(); // e.g. the key has expired
+  const found = await response.json().catch(() => null);
+  const problem = typeof found?.title === "string" ? found : { title: `The server answered ${response.status}` };
   throw new ProblemError({ ...problem, status: response.status });
 }
 
 function problemOf(error) {
   if (error instanceof ProblemError) return error.problem;
-  if (error instanceof TypeError) return { title: "The server does not answer", detail: "Try again later." };
   return { title: "The answer is incomplete", detail: error.message };
 }
 
@@ -61,24 +88,37 @@ function setStatus(text, kind = "") {
   at("status").textContent = text;
 }
 
-// Sign in.
+// Sign in and out.
+
+function showKeyForm() {
+  store(KEY, null);
+  at("key-form").hidden = false;
+  at("ask").hidden = at("sign-out").hidden = true;
+  at("key").focus();
+}
+
+function signOut() {
+  store(KEY, null);
+  forgetRecent();
+  at("ask").reset(); // some browsers fill it in again
+  location.reload();
+}
 
 async function loadCaller() {
   try {
     caller = await (await send("principal")).json();
   } catch (error) {
     const isRefused = error instanceof ProblemError && error.problem.status === 401;
-    at("key-form").hidden = !isRefused && !sessionStorage.getItem(KEY); // another key may help
+    at("key-form").hidden = !isRefused && !readStored(KEY); // another key may help
     at("ask").hidden = true;
-    showProblem(isRefused && !sessionStorage.getItem(KEY) ? null : error);
-    if (!isRefused) return;
-    sessionStorage.removeItem(KEY);
-    at("key").focus();
+    showProblem(isRefused && !readStored(KEY) ? null : error);
+    if (isRefused) showKeyForm();
     return;
   }
   showProblem(null);
   at("key-form").hidden = true;
   at("ask").hidden = false;
+  at("sign-out").hidden = !readStored(KEY);
   at("mail-fields").hidden = !caller.has_inboxes;
   nameSources(caller.has_inboxes ? ["message", "mail"] : ["document", "documents"]);
   at("consent").checked = caller.consent === "training";
@@ -93,17 +133,17 @@ async function loadCaller() {
 // Recent questions.
 
 function readRecent() {
-  return JSON.parse(sessionStorage.getItem(RECENT) ?? "[]");
+  return JSON.parse(readStored(RECENT) ?? "[]");
 }
 
 function addRecent(body) {
   const others = readRecent().filter((each) => JSON.stringify(each) !== JSON.stringify(body));
-  sessionStorage.setItem(RECENT, JSON.stringify([body, ...others].slice(0, MOST_RECENT)));
+  store(RECENT, JSON.stringify([body, ...others].slice(0, MOST_RECENT)));
   showRecent();
 }
 
 function forgetRecent() {
-  sessionStorage.removeItem(RECENT);
+  store(RECENT, null);
   showRecent();
 }
 
@@ -236,7 +276,7 @@ function showSource({ source, details, text, truncated }) {
 async function copyCurl() {
   const { question, inbox_address, query_date } = latest;
   const given = Object.entries({ question, inbox_address, query_date }).filter(([, value]) => value !== null);
-  const hasKey = Boolean(sessionStorage.getItem(KEY));
+  const hasKey = Boolean(readStored(KEY));
   const command = formatCurl(new URL("invoke", location.href).href, Object.fromEntries(given), hasKey);
   try {
     await navigator.clipboard.writeText(command);
@@ -390,7 +430,7 @@ at("key-form").addEventListener("submit", (event) => {
     return;
   }
   forgetRecent(); // they may be another caller's
-  sessionStorage.setItem(KEY, key);
+  store(KEY, key);
   at("key").value = "";
   loadCaller();
 });
@@ -409,6 +449,7 @@ at("cancel").addEventListener("click", () => {
   at("wrong").focus();
 });
 at("copy").addEventListener("click", copyCurl);
+at("sign-out").addEventListener("click", signOut);
 at("forget").addEventListener("click", () => {
   forgetRecent();
   at("question").focus();
