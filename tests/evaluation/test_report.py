@@ -167,6 +167,31 @@ def test_results_of_several_calls_and_reasoning_that_was_ended_are_named(
     page.close()
 
 
+class SpacedTokenizer:
+    """Tokenizer whose text has a space before each word but the first, as that of Llama 2. It counts decoded ids."""
+
+    def __init__(self) -> None:
+        self.decoded = 0
+
+    def decode(self, ids: list[int], *, skip_special_tokens: bool) -> str:
+        assert not skip_special_tokens
+        self.decoded += len(ids)
+        return (
+            b"".join((b" a", b" b", b"\xe6", b"\xbc", b"\xa2")[each] for each in ids).decode(errors="replace").strip()
+        )
+
+
+def test_tokens_are_shown_with_their_spaces_without_decoding_the_turn_for_each() -> None:
+    from gumshoe.evaluation.report import split_tokens
+
+    tokenizer, ids = SpacedTokenizer(), (0, 1, 2, 3, 4, 1) * 100
+    span = Span("sampled", "", ids, (0.0,) * len(ids), ())
+    found = split_tokens(span, tokenizer)
+    assert found[:6] == ["a", " b", "", "", "漢", " b"]
+    assert "".join(found) == tokenizer.decode([*ids], skip_special_tokens=False)
+    assert tokenizer.decoded < 15 * len(ids)
+
+
 @pytest.mark.ci
 def test_each_sampled_token_has_its_probability(report: ReportPage) -> None:
     report.page.click("#list li:nth-child(2)")

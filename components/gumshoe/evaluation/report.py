@@ -7,7 +7,7 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -212,7 +212,7 @@ def _spans(trajectory: Trajectory, gold: set[str], known: int, tokenizer: Any) -
         if origin == "sampled":
             calls = spans[-1].calls
             for span in spans:
-                tokens, logprobs = _tokens(span, tokenizer), [round(each, 3) for each in span.logprobs]
+                tokens, logprobs = split_tokens(span, tokenizer), [round(each, 3) for each in span.logprobs]
                 logprobs = logprobs if len(logprobs) == len(tokens) else []
                 yield {"origin": "sampled", "tokens": tokens, "logprobs": logprobs, "more": is_inside}
                 is_inside = span.is_continued
@@ -266,14 +266,25 @@ def _load_tokenizer(word: str, place: str | None) -> Any:
     return load_tokenizer((place if name.takes_tokenizer else None) or name.base)
 
 
-def _tokens(span: Span, tokenizer: Any) -> list[str]:
+def split_tokens(span: Span, tokenizer: Any) -> list[str]:
     """Return the text of each token. If several tokens form a character, the last one has it."""
     if tokenizer is None or not span.ids:
         return [span.text]
     ids = list(span.ids)
-    found = [str(tokenizer.decode([each], skip_special_tokens=False)) for each in ids]
-    if "".join(found) == str(tokenizer.decode(ids, skip_special_tokens=False)):
+
+    def decode(start: int, end: int) -> str:
+        return str(tokenizer.decode(ids[start:end], skip_special_tokens=False))
+
+    found = [decode(at, at + 1) for at in range(len(ids))]
+    if "".join(found) == decode(0, len(ids)):
         return found
-    ends = [str(tokenizer.decode(ids[:end], skip_special_tokens=False)) for end in range(len(ids) + 1)]
-    whole = [*(text.rstrip("\N{REPLACEMENT CHARACTER}") for text in ends[:-1]), ends[-1]]
-    return [after[len(before) :] for before, after in pairwise(whole)]
+    # The text of a token depends on the token before it, e.g. whether it begins with a space.
+    found, before, done = [], 0, 0
+    for end in range(1, len(ids) + 1):
+        known, text = decode(before, done), decode(before, end)
+        if text.endswith("\N{REPLACEMENT CHARACTER}") and end < len(ids):  # the rest of the character follows
+            found.append("")
+        else:
+            found.append(text[len(known) :])
+            before, done = done, end
+    return found
