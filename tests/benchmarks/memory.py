@@ -281,7 +281,7 @@ def _train(case: Case, directory: Path, *, on_gpu: bool = False) -> None:
     from gumshoe.tiny.maker import train_tokenizer
     from gumshoe.training.grpo.rollout_collector import RolloutBatch, ScoredGroup
     from gumshoe.training.grpo.trainer import AgentTrainer, Hooks
-    from gumshoe.training.models.lora_model import dtype_of, lora_config
+    from gumshoe.training.models.lora_model import dtype_of, lora_config, prepare_for_training
     from tests.training.test_trainer import SCENARIO
 
     settings = case.train_settings(directory)
@@ -323,6 +323,7 @@ def _train(case: Case, directory: Path, *, on_gpu: bool = False) -> None:
         processing_class=tokenizer,
         peft_config=lora_config(settings.lora, model),
     )
+    prepare_for_training(trainer.model, settings.lora)
     trainer.train()
 
 

@@ -1,6 +1,7 @@
 """Architectures: sampling in this process and training compute what a plain forward pass of the model computes."""
 
 import asyncio
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -355,7 +356,7 @@ def test_the_router_loss_is_a_setting(tmp_path: Path, loss: float) -> None:
 
 @pytest.mark.parametrize("name", ["gpt_oss", "qwen3_moe"])
 def test_experts_that_vllm_cannot_load_are_rejected_before_training(tmp_path: Path, name: str) -> None:
-    from gumshoe.training.models.base_model import check_served_experts
+    from gumshoe.training.models.base_model import check_servable
     from gumshoe.training.settings import TrainSettings
     from gumshoe.training.settings_sections import LoraSettings, ModelSettings, RolloutSettings
     from tests.errors import raises
@@ -364,12 +365,28 @@ def test_experts_that_vllm_cannot_load_are_rejected_before_training(tmp_path: Pa
     lora = LoraSettings(target_parameters="experts")
     settings = TrainSettings(model=ModelSettings(name=str(tmp_path)), lora=lora)
     if name == "gpt_oss":
-        check_served_experts(settings)
+        check_servable(settings)
     else:
         with raises("adapters.experts-not-servable", "lora.target_parameters", name):
-            check_served_experts(settings)
+            check_servable(settings)
     own = RolloutSettings(engine="transformers")
-    check_served_experts(settings.model_copy(update={"rollouts": own}))
+    check_servable(settings.model_copy(update={"rollouts": own}))
+
+
+def test_a_model_whose_text_part_vllm_would_not_adapt_is_rejected_before_training(tmp_path: Path) -> None:
+    from gumshoe.training.models.base_model import check_servable
+    from gumshoe.training.settings import TrainSettings
+    from gumshoe.training.settings_sections import ModelSettings, RolloutSettings
+    from tests.errors import raises
+
+    stored = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"]}
+    (tmp_path / "config.json").write_text(json.dumps(stored))
+    settings = TrainSettings(model=ModelSettings(name=str(tmp_path)))
+    with raises("adapters.text-part-not-servable", "Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM", tmp_path):
+        check_servable(settings)
+    check_servable(settings.model_copy(update={"rollouts": RolloutSettings(engine="transformers")}))
+    make_model("qwen3_5").save_pretrained(tmp_path / "text")
+    check_servable(settings.model_copy(update={"model": ModelSettings(name=str(tmp_path / "text"))}))
 
 
 def test_modules_that_peft_takes_for_experts_are_rejected() -> None:

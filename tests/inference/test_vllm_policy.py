@@ -207,6 +207,13 @@ def test_a_permanent_fault_is_an_error_after_all_attempts(
     assert len(server.requests) == 2
 
 
+def test_a_longer_turn_has_more_time(server: FakeVLLM, clock: Clock) -> None:
+    server.inject(stall, times=None)
+    limits, long = RequestLimits(deadline=HOUR / 2, attempts=1, patience=0), Sampling(max_tokens=3000)
+    with raises("inference.timeout", "in 3600 seconds"):
+        asyncio.run(pass_deadlines(one_turn(server.address, sampling=long, limits=limits), server, clock, 1))
+
+
 def _top_logprobs(value: Any) -> Act:
     return altered(lambda answer: answer["choices"][0]["logprobs"].update(token_logprobs=value))
 

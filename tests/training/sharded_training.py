@@ -51,7 +51,7 @@ def roll_out(number: int) -> RolloutBatch:
     return found
 
 
-def train(out: Path, settings: TrainSettings, first: int, passes: int) -> None:
+def train(out: Path, settings: TrainSettings, first: int, passes: int, *, in_16_bits: bool) -> None:
     from accelerate import PartialState
     from accelerate.utils import DistributedType
     from datasets import Dataset
@@ -60,7 +60,7 @@ def train(out: Path, settings: TrainSettings, first: int, passes: int) -> None:
 
     from gumshoe.training.grpo.trainer import AgentTrainer, Hooks
     from gumshoe.training.launch.rendezvous import run_in_main
-    from gumshoe.training.launch.sharding import sharding_config
+    from gumshoe.training.launch.sharding import keep_precision, sharding_config
     from gumshoe.training.models.lora_model import (
         FullState,
         add_reference_adapter,
@@ -94,7 +94,7 @@ def train(out: Path, settings: TrainSettings, first: int, passes: int) -> None:
         beta=0.1,
         lr_scheduler_type="constant",
         vllm_importance_sampling_mode="token_truncate",
-        bf16=False,
+        bf16=in_16_bits,
         report_to="none",
         disable_tqdm=True,
         save_strategy="steps",
@@ -105,6 +105,7 @@ def train(out: Path, settings: TrainSettings, first: int, passes: int) -> None:
         dataloader_pin_memory=False,
         **shared,
     )
+    keep_precision(arguments)
     if "fsdp" in shared:  # the same
         PartialState._shared_state["distributed_type"] = DistributedType.MULTI_XPU
     elif "deepspeed" in shared:
@@ -130,12 +131,12 @@ def train(out: Path, settings: TrainSettings, first: int, passes: int) -> None:
     trainer.accelerator.wait_for_everyone()
 
 
-def main(out: str, distribution: str, processes: str, first: str, recomputes: str, passes: str) -> None:
+def main(out: str, distribution: str, processes: str, first: str, recomputes: str, passes: str, precision: str) -> None:
     from gumshoe.training.launch.rendezvous import join_run
 
     settings = settings_of(distribution, int(processes), recomputes=recomputes == "recomputes")
     with join_run(120, ""):
-        train(Path(out), settings, int(first), int(passes))
+        train(Path(out), settings, int(first), int(passes), in_16_bits=precision == "bf16")
 
 
 if __name__ == "__main__":

@@ -37,6 +37,22 @@ def test_trainers_get_one_gpu_each_and_servers_equal_parts_of_the_rest(
         assert allocation.server_arguments(number) == wanted
 
 
+@pytest.mark.parametrize(
+    ("gpus", "heads", "each"),
+    [
+        (9, (32, 8), 8),
+        (9, (28, 4), 4),  # Qwen2.5-7B
+        (5, (14, 2), 2),  # Qwen2.5-0.5B
+        (9, (9, 3), 1),  # SmolLM2-135M
+        (9, (40, 10), 2),  # Phi-4
+        (9, (64, 2), 8),  # four GPUs have copies of the same keys and values
+        (9, (16, 1), 8),
+    ],
+)
+def test_attention_is_divided_equally_among_the_gpus_of_a_server(gpus: int, heads: tuple[int, int], each: int) -> None:
+    assert [len(found) for found in allocate_gpus([*map(str, range(gpus))], 1, 1, heads).servers] == [each]
+
+
 def test_each_process_sees_only_its_own_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     allocation = allocate_gpus(["GPU-a", "GPU-b", "GPU-c", "GPU-d"], 2, 2)
     assert allocation.trainers_environment() == {"CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b"}

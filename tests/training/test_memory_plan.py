@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gumshoe.training.models.model_shape import ModelShape, read_context, read_shape
+from gumshoe.training.models.model_shape import Linear, ModelShape, read_context, read_shape
 from gumshoe.training.planning.gpu_allocation import available_memory
 from gumshoe.training.planning.gpu_specs import GPUS, find_gpu
 from gumshoe.training.planning.memory_estimate import (
@@ -18,8 +19,8 @@ from gumshoe.training.planning.memory_estimate import (
     NF4,
     ComputeDevice,
     TrainingPass,
-    adapter_dtype,
     estimate_pass,
+    estimate_server_memory,
     kv_bytes,
     layer_activations,
     sampling_parts,
@@ -181,8 +182,12 @@ class TestByHand:
             each.name: each.bytes for each in trainer_parts(tiny, of(lora__rank="8"), GPU, TrainingPass(1, 100, 10))
         }
         assert (found["adapter"], found["gradients"], found["optimizer"]) == (442_368, 442_368, 884_736)
-        quantized = of(model__quantization="nf4", rollouts__engine="transformers")
-        assert (adapter_dtype(of()), adapter_dtype(quantized)) == (4, 2)
+
+    @pytest.mark.parametrize("quantization", ["none", "nf4"])
+    def test_the_adapter_is_in_32_bits(self, tiny: ModelShape, quantization: str) -> None:
+        known = of(lora__rank="8", model__quantization=quantization, rollouts__engine="transformers")
+        found = {each.name: each.bytes for each in trainer_parts(tiny, known, GPU, TrainingPass(1, 100, 10))}
+        assert (found["adapter"], found["optimizer"]) == (4 * 110_592, 2 * 4 * 110_592)
 
     @pytest.mark.parametrize(
         ("flags", "device", "wanted"),
@@ -450,6 +455,30 @@ class TestPlans:
         whole, shared = weights(), weights(optimizer__distribution="fsdp2")
         assert whole / 8 < shared < whole / 2
         assert weights(2, optimizer__distribution="fsdp2") == shared, "on one or two machines"
+
+    def test_sharded_experts_are_gathered_layer_by_layer(self, large: ModelShape) -> None:
+        experts = tuple(Linear(name, 2048, 2048, 28 * 256) for name in ("gate_up_proj", "down_proj"))
+        more = sum(each.weights for each in experts)  # 60 billion
+        mixture = replace(large, experts=experts, parameters=large.parameters + more)
+        known = of(optimizer__processes="8", optimizer__distribution="fsdp2")
+        plan = make_plan(known, mixture, Machine(8, 80 * GB))
+        (weights,) = (part.bytes for who, part in plan.devices[0].parts if (who, part.name) == ("trainer", "weights"))
+        whole = mixture.parameters * 2
+        assert whole / 8 < weights < whole / 8 + 3 * whole / 28
+
+    def test_vllm_makes_room_for_adapters_of_experts(self, large: ModelShape) -> None:
+        """A slot has rank x (inputs + outputs) numbers for each of the modules w1, w2 and w3 of an expert."""
+        width, count = 768, 28 * 128
+        experts = (Linear("gate_up_proj", 2 * width, 3584, count), Linear("down_proj", 3584, width, count))
+        mixture = replace(large, experts=experts)
+
+        def slots(shape: ModelShape, gpus: int) -> int:
+            parts = estimate_server_memory(shape, GPU, 80 * GB, gpus, batch=(8192, 256), rank=64).parts
+            return next(part.bytes for part in parts if part.name == "adapters")
+
+        one, two = (slots(mixture, gpus) - slots(large, gpus) for gpus in (1, 2))
+        assert one == 2 * 2 * 64 * 3 * (3584 + width) * count
+        assert two == 2 * 2 * 64 * 3 * (3584 + width // 2) * count
 
     def test_settings_that_need_vllm_are_not_quantized(self, large: ModelShape) -> None:
         for flags in ({"rollouts__lag": "1"}, {"rollouts__num_servers": "2"}):

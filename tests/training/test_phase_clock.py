@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,6 +73,17 @@ def test_operations_are_counted_by_pass() -> None:
     assert (
         count_operations(1000, {"old": 10, "reference": 20, "forward": 30}) == 2 * 1000 * (10 + 20 + 30) + 2 * 1000 * 30
     )
+
+
+def test_packed_and_sharded_parameters_are_counted_whole() -> None:
+    import torch
+
+    from gumshoe.training.grpo.trainer_usage import count_values
+
+    packed, sharded = (torch.nn.Parameter(torch.zeros(2, 3)) for _ in range(2))
+    packed.quant_state = SimpleNamespace(shape=torch.Size((3, 4)))  # type: ignore[attr-defined]
+    sharded.ds_numel = 24  # type: ignore[attr-defined]
+    assert [count_values(each) for each in (packed, sharded, torch.nn.Parameter(torch.zeros(2, 3)))] == [12, 24, 6]
 
 
 def times_of(step: int) -> StepTimes:

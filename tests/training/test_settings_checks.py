@@ -167,6 +167,16 @@ def test_sharding_requires_gpus() -> None:
     check_devices(TrainSettings(), 0)
 
 
+def test_vllm_on_gpus_needs_16_bits() -> None:
+    single = {"model__dtype": "float32"}
+    with raises("settings.float32-on-gpu", "model.dtype", "bfloat16"):
+        check_devices(of(**single), 1)
+    check_devices(of(**single), 0)
+    check_devices(of(**single, rollouts__engine="transformers"), 1)
+    check_devices(of(**single, rollouts__servers=["http://vllm:8000"]), 1)
+    check_devices(TrainSettings(), 1)
+
+
 @pytest.mark.skipif(find_spec("deepspeed") is not None, reason="deepspeed is installed")
 def test_zero3_requires_deepspeed() -> None:
     with raises("settings.package-missing", "zero3", "deepspeed"):

@@ -43,10 +43,17 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(
-    place: Path, distribution: str, processes: int, *, first: int = 0, recomputes: bool = False, passes: int = 4
+    place: Path,
+    distribution: str,
+    processes: int,
+    *,
+    first: int = 0,
+    recomputes: bool = False,
+    passes: int = 4,
+    precision: str = "fp32",
 ) -> None:
     """Train to the end in this number of processes."""
-    words = [distribution, str(processes), str(first), "recomputes" if recomputes else "keeps", str(passes)]
+    words = [distribution, str(processes), str(first), "recomputes" if recomputes else "keeps", str(passes), precision]
     command = [sys.executable, "-m", "tests.training.sharded_training", str(place), *words]
     port, several = find_free_port(), range(processes)
     places = [DistributedEnv().process_environment(each, processes, port) if processes > 1 else {} for each in several]
@@ -108,3 +115,13 @@ def test_training_in_two_processes_equals_one_process(
         shutil.rmtree(out / f"published-{number}")
     train(out, distribution, 2, first=2, recomputes=True, passes=passes)
     assert torch.equal(load_published(out, STEPS), together[-1])
+
+
+def test_sharded_training_in_16_bits_stays_close(
+    one_process: "list[torch.Tensor]", place: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(place, out)
+    train(out, "fsdp2", 2, recomputes=True, precision="bf16")
+    moved = (one_process[-1] - one_process[0]).abs().mean()
+    assert (load_published(out, STEPS) - one_process[-1]).abs().mean() < 0.02 * moved

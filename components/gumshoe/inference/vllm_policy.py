@@ -29,6 +29,8 @@ _PROBE_TOKENS = 16  # tokens; a model is not certain of all of them
 _SCORED_AT_ONCE = 64  # requests
 _MIN_CERTAIN_LOGPROB = -1e-3  # minimum log-probability of a token if no other could be sampled
 
+_TOKENS_BEFORE_DEADLINE = 1500
+
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +51,8 @@ class RequestLimits:
     """Limits of one request. Times are in seconds."""
 
     deadline: float = 300
-    """Maximum duration of one attempt, from sending the request to the last byte of the answer."""
+    """Maximum duration of one attempt, from sending the request to the last byte of the answer, if it may have up to
+    1,500 tokens. Longer ones have more time, in proportion."""
     connect: float = 10
     attempts: int = 4
     """Attempts per request, with exponential backoff and jitter between them."""
@@ -382,13 +385,12 @@ class VLLMPolicy:
 
     async def _request_once(self, client: ServerClient, request: dict[str, Any]) -> Any:
         """Return the answer of one server to one attempt."""
+        deadline = self._limits.deadline * max(1.0, request["max_tokens"] / _TOKENS_BEFORE_DEADLINE)
         try:
-            async with asyncio.timeout(self._limits.deadline):
+            async with asyncio.timeout(deadline):
                 response = await client.post("/v1/completions", request)
         except TimeoutError:
-            raise _RetryableError(
-                "inference.timeout", f"{client.url} did not answer in {self._limits.deadline:g} seconds"
-            ) from None
+            raise _RetryableError("inference.timeout", f"{client.url} did not answer in {deadline:g} seconds") from None
         except ServerRequestError as failure:
             if failure.kind == "unreadable":
                 raise _RetryableError(

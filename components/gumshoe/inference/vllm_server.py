@@ -60,6 +60,10 @@ _NOT_INHERITED = {
 _CPU_BLOCK = "32"  # tokens per block of the prefix cache: the minimum of CPU attention; the default is 128
 
 
+RESTART_DEADLINE = 900.0
+"""Seconds to wait for a server that restarts, with its model on this machine."""
+
+
 class ServerError(UnavailableError):
     """Report that a vLLM server did not start, exited, or does not answer."""
 
@@ -85,7 +89,8 @@ class ServerOptions:
     """Share of the GPU's memory to use."""
     port: int = 0
     """0 chooses a free port. A restarted server keeps its port, so that clients need no new address."""
-    start_deadline: float = 900
+    start_deadline: float = 2700
+    """Enough to download a large model too."""
     adapter_deadline: float = 300
     arguments: tuple[str, ...] = ()
     """Additional arguments for vLLM."""

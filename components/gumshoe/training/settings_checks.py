@@ -73,16 +73,22 @@ def check_warm_start(settings: TrainSettings) -> None:
 
 
 def check_devices(settings: TrainSettings, gpus: int) -> None:
-    """Check that sharded weights have GPUs.
+    """Check that sharded weights have GPUs, and that vLLM can use adapters on the GPUs.
 
     Raises:
-        UsageError: weights are sharded, but there is no GPU.
+        UsageError: weights are sharded, but there is no GPU; or vLLM would have to use adapters of 32 bits on GPUs.
     """
     if settings.is_sharded and not gpus:
         raise UsageError(
             "settings.sharded-without-gpu",
             f"optimizer.distribution {settings.optimizer.distribution} requires GPUs: without one, each trainer would "
             "keep the whole model; set it to ddp",
+        )
+    if gpus and settings.servers and settings.model.dtype == "float32":
+        raise UsageError(
+            "settings.float32-on-gpu",
+            "model.dtype is float32, but on GPUs vLLM multiplies adapters only in 16 bits; set it to bfloat16, or "
+            "rollouts.engine to transformers",
         )
 
 

@@ -22,7 +22,7 @@ from gumshoe.errors import UnavailableError
 from gumshoe.inference.policy import Sampling
 from gumshoe.inference.transformers_policy import TransformersPolicy
 from gumshoe.inference.vllm_policy import RequestLimits, VLLMPolicy
-from gumshoe.inference.vllm_server import AdapterError, ServerError, ServerOptions, load_adapter, unload_adapter
+from gumshoe.inference.vllm_server import RESTART_DEADLINE, AdapterError, ServerError, load_adapter, unload_adapter
 from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.episode import EpisodeRunner
@@ -32,7 +32,7 @@ from gumshoe.training.launch.lifecycle import Lifecycle
 from gumshoe.training.launch.rendezvous import StopRequestedError, run_in_main
 from gumshoe.training.run_spec import ADAPTERS, SERVED, RunSpec
 
-_PATIENCE, _PAUSE = ServerOptions().start_deadline, 1.0  # seconds to wait for a restarting server, and between tries
+_PATIENCE, _PAUSE = RESTART_DEADLINE, 1.0  # seconds to wait for a restarting server, and between tries
 _DEADLINE = 300  # seconds for a server to load an adapter
 
 _log = logging.getLogger(__name__)

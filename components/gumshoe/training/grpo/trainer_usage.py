@@ -55,7 +55,13 @@ def _count_parameters(model: torch.nn.Module) -> int:
     """Return the number of parameters that multiply each token: all but the input embeddings, unless they are tied."""
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
     tied = head is not None and head.weight is embeddings.weight
-    return sum(each.numel() for each in model.parameters()) - (0 if tied else embeddings.weight.numel())
+    return sum(map(count_values, model.parameters())) - (0 if tied else count_values(embeddings.weight))
+
+
+def count_values(parameter: torch.nn.Parameter) -> int:
+    """Return the number of values of a parameter, also if bitsandbytes packs or DeepSpeed shards it."""
+    quantized = getattr(parameter, "quant_state", None)
+    return int(quantized.shape.numel() if quantized is not None else getattr(parameter, "ds_numel", parameter.numel()))
 
 
 def _has_experts(model: torch.nn.Module) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from trl import GRPOConfig
 
-from gumshoe.training.launch.sharding import sharding_config
+from gumshoe.training.launch.sharding import keep_precision, sharding_config
 from gumshoe.training.models.lora_model import dtype_of
 from gumshoe.training.settings import TrainSettings
 
@@ -13,7 +13,7 @@ from gumshoe.training.settings import TrainSettings
 def grpo_config(settings: TrainSettings, directory: Path, steps: int) -> GRPOConfig:
     """Return the arguments of a run of `steps` optimizer steps that writes into `directory`."""
     optimizer, rollouts, is_simple = settings.optimizer, settings.rollouts, settings.mode == "simple"
-    return GRPOConfig(
+    config = GRPOConfig(
         output_dir=str(directory),
         seed=settings.data.seed,
         per_device_train_batch_size=optimizer.per_device_train_batch_size,
@@ -46,3 +46,5 @@ def grpo_config(settings: TrainSettings, directory: Path, steps: int) -> GRPOCon
         **((optimizer.algorithm.load().trl_arguments() or {}) if is_simple else {}),
         **sharding_config(settings, optimizer.processes),
     )
+    keep_precision(config)
+    return config

@@ -27,7 +27,7 @@ from gumshoe.artifacts.storage import Limits
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError, UnavailableError
 from gumshoe.inference.http_options import key_headers
-from gumshoe.inference.vllm_server import AdapterError, ServerError, ServerOptions, parse_model_names
+from gumshoe.inference.vllm_server import RESTART_DEADLINE, AdapterError, ServerError, parse_model_names
 from gumshoe.network import raise_if_untrusted
 from gumshoe.terminal import hide_progress
 
@@ -62,7 +62,7 @@ class AdapterTransfer:
     """Addresses as http://HOST:PORT; each IP address of a host name is a server. A name with https is one server."""
     max_context: int
     """Context that each server must support, in tokens."""
-    deadline: float = ServerOptions().start_deadline
+    deadline: float = RESTART_DEADLINE
     """Seconds until all servers must serve an adapter; enough for a server to restart."""
     loader_port: int = LOADER_PORT
     _serving: frozenset[str] | None = field(default=None, init=False)

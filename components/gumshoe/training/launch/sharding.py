@@ -5,6 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from transformers import TrainingArguments
 
 from gumshoe.training.models.lora_model import dtype_of
 from gumshoe.training.settings import TrainSettings
@@ -46,6 +48,18 @@ def sharding_config(settings: TrainSettings, processes: int) -> dict[str, Any]:
         "use_cpu": on_cpu,
         **arguments,
     }
+
+
+def keep_precision(arguments: TrainingArguments) -> None:
+    """Make FSDP2 add up gradients in 32 bits, and leave outputs as the model computes them.
+
+    accelerate would round both to 16 bits, the log-probabilities too. Call it before the trainer is made.
+    """
+    plugin = arguments.fsdp_plugin_args
+    if plugin is not None and arguments.bf16:
+        plugin["mixed_precision_policy"] = MixedPrecisionPolicy(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, output_dtype=None
+        )
 
 
 def _on_numbered_cpu(storage: Any, location: str) -> Any:

@@ -31,8 +31,8 @@ from gumshoe.training.launch.adapter_transfer import check_adapter_transfer
 from gumshoe.training.launch.checkpoint_sync import INCOMING, OUTGOING, CheckpointStore
 from gumshoe.training.launch.distributed_env import DistributedEnv
 from gumshoe.training.launch.servers import Servers, create_servers, find_server_logs
-from gumshoe.training.models.base_model import check_same_base, check_served_experts
-from gumshoe.training.models.model_shape import read_context
+from gumshoe.training.models.base_model import check_same_base, check_servable
+from gumshoe.training.models.model_shape import read_context, read_shape
 from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, available_processors, visible_gpus
 from gumshoe.training.planning.memory_plan import check_memory, inspect_machine, resolve_checkpointing
 from gumshoe.training.run_proof import write_run_proof
@@ -104,6 +104,11 @@ _EXTENDS_RUN = {
 }
 
 
+def _read_heads(settings: TrainSettings) -> tuple[int, int]:
+    shape = read_shape(settings.model.name)
+    return shape.heads, shape.kv_heads
+
+
 def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
     """Train, and return the run's directory.
 
@@ -125,7 +130,7 @@ def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
     check_start(settings.lora)
     check_start_chat(settings)
     check_same_base(settings)
-    check_served_experts(settings)
+    check_servable(settings)
     env = open_run_env(settings, index)
     env.check((*learned, *chosen_on), settings.rollouts.max_turns)
     env.get_ready()
@@ -151,7 +156,7 @@ def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
             check_server(url, settings.model.max_context)
     gpus = visible_gpus()
     check_devices(settings, len(gpus))
-    allocation = allocate_gpus(gpus, processes, settings.servers)
+    allocation = allocate_gpus(gpus, processes, settings.servers, _read_heads(settings) if len(gpus) > 1 else (0, 0))
     allocation.check_memory(settings.rollouts.gpu_memory)
     machine = inspect_machine(len(gpus), node.count)
     settings = resolve_checkpointing(settings, machine)

@@ -43,7 +43,8 @@ ADAPTER_FILES = {
 """Description of each file in the directory of an adapter."""
 CONFIG = "config.json"
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-_SERVED_EXPERTS = ("gpt_oss", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_vl_moe")
+_WITH_IMAGES = "ForConditionalGeneration"  # end of the names of classes that read text and images
+_SERVED_EXPERTS = ("gpt_oss", "qwen3_5_moe_text")
 """Values of `model_type` for which vLLM reads LoRA matrices of experts as `peft` writes them (`is_3d_moe_weight`)."""
 _COMPARED_VALUES = 2048  # per tensor: enough to tell models apart, and read in a second for a model of 15 GB
 _MAX_HEADER = 100_000_000  # bytes, the limit of the safetensors library
@@ -214,26 +215,43 @@ def check_same_base(settings: TrainSettings) -> None:
         )
 
 
-def check_served_experts(settings: TrainSettings) -> None:
-    """Check that vLLM can load the adapters of a run, if experts have LoRA matrices and vLLM runs the rollouts.
+def check_servable(settings: TrainSettings) -> None:
+    """Check that vLLM can use the adapters of a run, if it runs the rollouts.
 
     A model that is not on this machine yet is not checked.
 
     Raises:
-        UsageError: vLLM reads LoRA matrices of this model's experts in another format than `peft` writes.
+        UsageError: vLLM would ignore the adapters, or it reads LoRA matrices of this model's experts in another format
+            than `peft` writes.
     """
     directory = find_local_directory(base_model(settings))
-    uses_vllm = settings.rollouts.engine == "vllm" and settings.mode != "simple"
-    if settings.lora.target_parameters == "none" or not uses_vllm or directory is None:
+    if settings.rollouts.engine != "vllm" or settings.mode == "simple" or directory is None:
         return
-    kind = read_config(directory).get("model_type")
-    if kind not in _SERVED_EXPERTS:
+    config = read_config(directory)
+    kind, stored = str(config.get("model_type")), (config.get("architectures") or [""])[0]
+    if stored.endswith(_WITH_IMAGES) and (trained := _find_text_class(kind)) not in {None, stored}:
+        raise UsageError(
+            "adapters.text-part-not-servable",
+            f"{settings.model.name} is stored as {stored}, of which {trained}, the text part, is trained: vLLM would "
+            "ignore its adapters without a message. Save the text part as a model, with "
+            f"AutoModelForCausalLM.from_pretrained({settings.model.name!r}).save_pretrained('DIR'), and train and "
+            "serve DIR; or set rollouts.engine to transformers, for an adapter that vLLM never serves",
+        )
+    if settings.lora.target_parameters != "none" and kind not in _SERVED_EXPERTS:
         raise UsageError(
             "adapters.experts-not-servable",
             f"lora.target_parameters {settings.lora.target_parameters} with rollouts.engine vllm is supported for "
             f"{', '.join(_SERVED_EXPERTS)}, but model_type of {settings.model.name} is {kind}; set "
             "lora.target_parameters to none, or rollouts.engine to transformers",
         )
+
+
+def _find_text_class(kind: str) -> str | None:
+    """Return the name of the class that transformers loads as a causal language model for a `model_type`."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    found: str | None = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind)
+    return found
 
 
 def identify_base_model(name: str, place: str, quantization: Literal["none", "nf4"]) -> AdapterBase:

@@ -1,5 +1,6 @@
 """Load the base model for training, and its LoRA adapter."""
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ def load_base(settings: TrainSettings, dtype: torch.dtype | None = None) -> Any:
         UsageError: the model does not exist, or a router loss is set and the model has none.
     """
     place = find_model(base_model(settings), "config.json")
+    if torch.cuda.is_available():  # quantized weights are loaded onto the current device: GPU 0, unless it is set
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
     use_flash_attention()
     # Pass no quantization_config for "none": None would make transformers read quantized files as full weights.
     quantized = {"quantization_config": nf4_config()} if settings.model.quantization == "nf4" else {}

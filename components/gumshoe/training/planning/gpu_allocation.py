@@ -148,11 +148,12 @@ def _read_cgroup_headroom(groups: Path) -> list[int]:
     return left
 
 
-def allocate_gpus(gpus: Sequence[str], processes: int, servers: int) -> GpuAllocation:
+def allocate_gpus(gpus: Sequence[str], processes: int, servers: int, heads: tuple[int, int] = (0, 0)) -> GpuAllocation:
     """Allocate GPUs: one to each trainer, and the same power of two of the rest to each server.
 
-    If fewer GPUs are left than servers, the servers share them. If none is left, they share the trainers' GPUs, the
-    last one first.
+    `heads` are the numbers of attention heads and of heads of keys and values, which vLLM must be able to divide among
+    the GPUs of a server. If fewer GPUs are left than servers, the servers share them. If none is left, they share the
+    trainers' GPUs, the last one first.
 
     Raises:
         UsageError: there are fewer GPUs than trainers.
@@ -167,6 +168,13 @@ def allocate_gpus(gpus: Sequence[str], processes: int, servers: int) -> GpuAlloc
     trainers, rest = tuple(gpus[:processes]), tuple(gpus[processes:])
     if servers and len(rest) >= servers:
         each = 1 << ((len(rest) // servers).bit_length() - 1)
+        while not _can_divide(*heads, each):
+            each //= 2
         return GpuAllocation(trainers, tuple(rest[number * each :][:each] for number in range(servers)))
     shared = rest or trainers[::-1]
     return GpuAllocation(trainers, tuple((shared[number % len(shared)],) for number in range(servers)))
+
+
+def _can_divide(heads: int, kv_heads: int, gpus: int) -> bool:
+    """Return True if vLLM can divide attention among GPUs: several may have copies of the same keys and values."""
+    return heads % gpus == 0 and (kv_heads % gpus == 0 or gpus % kv_heads == 0)

@@ -17,6 +17,7 @@ NF4 = (4 + 8 / 64 + 32 / (64 * 256)) / 8
 per weight (double quantization, https://arxiv.org/abs/2305.14314, section 3)."""
 TILE = (4096, 32768)
 """Tokens and vocabulary of the tile of logits that TRL computes at a time (trl.kernels.chunked_logprob)."""
+_ADAPTER = 4  # bytes per number of an adapter, whatever the dtype of the model is
 _CONTEXT = round(0.6 * GIB)  # CUDA and its libraries, per process; an assumption
 _SLACK = 0.05  # share of temporary memory lost to fragmentation in torch's GPU allocator; an assumption
 _PROCESS = round(0.7 * GIB)  # Python with torch and other imports, on a CPU; measured as `baseline`
@@ -73,11 +74,6 @@ def weights_bytes(shape: ModelShape, settings: TrainSettings, place: ComputeDevi
     return round(shape.quantizable * NF4) + (shape.parameters - shape.quantizable) * place.dtype
 
 
-def adapter_dtype(settings: TrainSettings) -> int:
-    """Return the bytes per number of an adapter: `peft` makes it float32, and TRL bfloat16 on quantized weights."""
-    return 4 if settings.model.quantization == "none" else 2
-
-
 def trainer_parts(
     shape: ModelShape, settings: TrainSettings, place: ComputeDevice, work: TrainingPass, context: int | None = None
 ) -> list[MemoryPart]:
@@ -87,7 +83,7 @@ def trainer_parts(
     """
     optimizer = settings.optimizer
     adapter = shape.adapter_parameters(settings.lora)
-    size = adapter * adapter_dtype(settings)
+    size = adapter * _ADAPTER
     kind = "nf4, double quantization" if settings.model.quantization == "nf4" else f"{8 * place.dtype} bits"
     kept, pieces = estimate_pass(shape, settings, place, work)
     loss = pieces.loss >= pieces.layer + pieces.after
@@ -108,7 +104,7 @@ def trainer_parts(
     slack = round(_SLACK * sum(each.bytes for each in coming)) if place.on_gpu else 0
     return [
         _weights_part(shape, settings, place, f"{shape.parameters:,} parameters, {kind}"),
-        MemoryPart("adapter", size, f"{adapter:,} parameters, {8 * adapter_dtype(settings)} bits"),
+        MemoryPart("adapter", size, f"{adapter:,} parameters, {8 * _ADAPTER} bits"),
         *_reference_parts(settings, place, adapter),
         MemoryPart("gradients", size * (2 if optimizer.processes > 1 else 1), "of the adapter"),
         MemoryPart("optimizer", 2 * size, "two moments per parameter (AdamW)"),
@@ -129,7 +125,7 @@ def _weights_part(shape: ModelShape, settings: TrainSettings, place: ComputeDevi
     whole = weights_bytes(shape, settings, place)
     if not settings.is_sharded:
         return MemoryPart("weights", whole, note)
-    in_layers = sum(each.weights for each in shape.linears) * place.dtype
+    in_layers = sum(each.weights for each in (*shape.linears, *shape.experts)) * place.dtype
     embeddings = whole - in_layers
     gathered = max(2 * in_layers // shape.layers, embeddings)  # the current layer and the next
     share = whole // settings.optimizer.processes
@@ -183,7 +179,7 @@ def estimate_pass(
     kept = mask + end + layers * (tokens * hidden * dtype if recomputed else in_layer)
     if _is_autocast(shape, settings, place):
         kept += 2 * shape.adapter_parameters(settings.lora)  # 16-bit copies
-    working = tokens * _layer_backward_bytes(shape, settings, place) + _dequantized_bytes(shape, settings)
+    working = tokens * _layer_backward_bytes(shape, place) + _dequantized_bytes(shape, settings)
     layer = working + (in_layer if recomputed else 0)
     after = tokens * hidden * dtype
     loss = (
@@ -202,7 +198,7 @@ def _shares_beginning(shape: ModelShape, settings: TrainSettings, place: Compute
 
 def _is_autocast(shape: ModelShape, settings: TrainSettings, place: ComputeDevice) -> bool:
     """Return True if torch casts a 32-bit adapter to the model's 16 bits in multiplications (autocast)."""
-    return place.dtype == 2 and adapter_dtype(settings) == 4 and not _shares_beginning(shape, settings, place)
+    return place.dtype == 2 and not _shares_beginning(shape, settings, place)
 
 
 def layer_activations(shape: ModelShape, settings: TrainSettings, place: ComputeDevice) -> int:
@@ -222,7 +218,7 @@ def layer_activations(shape: ModelShape, settings: TrainSettings, place: Compute
     feed_forward = dtype * 3 * inner
     inputs = ({"q_proj", "k_proj", "v_proj"}, hidden), ({"o_proj"}, wide), ({"gate_proj", "up_proj"}, hidden)
     targets = {each.name for each in shape.find_targets(settings.lora)}
-    copy = 2 if _is_autocast(shape, settings, place) else adapter_dtype(settings)
+    copy = 2 if _is_autocast(shape, settings, place) else _ADAPTER
     same = dtype == copy
     adapters = copy * settings.lora.rank * len(targets)
     for names, width in (*inputs, ({"down_proj"}, inner)):
@@ -234,7 +230,7 @@ def layer_activations(shape: ModelShape, settings: TrainSettings, place: Compute
     return norms + attention + feed_forward + adapters
 
 
-def _layer_backward_bytes(shape: ModelShape, settings: TrainSettings, place: ComputeDevice) -> int:
+def _layer_backward_bytes(shape: ModelShape, place: ComputeDevice) -> int:
     """Return the temporary bytes per token in the backward pass of a layer, at the feed-forward part, its widest.
 
     These are the gradients of the input of `down_proj` through the model's weights and through the adapter, which are
@@ -242,7 +238,7 @@ def _layer_backward_bytes(shape: ModelShape, settings: TrainSettings, place: Com
     the sum is a third.
     """
     dtype = place.dtype
-    same = dtype == adapter_dtype(settings)
+    same = dtype == _ADAPTER
     return (dtype if same else 6) * shape.intermediate + (4 + 2 * dtype) * shape.hidden
 
 
@@ -332,10 +328,14 @@ def estimate_server_memory(
     `adapters` the number of adapters that it holds.
     """
     tokens, requests = batch
-    slots = sum(rank * (each.inputs + each.outputs) * each.count for each in shape.linears)
-    slots += rank * (shape.hidden + shape.vocabulary)
+    # vLLM divides one matrix of each module among its GPUs; the other, on the side of the hidden state, is on each. It
+    # makes room for matrices of experts even if no adapter has them, and reads `gate_up_proj` as two modules.
+    whole = shape.hidden * sum(each.count * (1 + each.name.startswith("gate_up")) for each in shape.experts)
+    whole += shape.hidden * sum(each.count for each in shape.linears)
+    divided = sum((each.inputs + each.outputs - shape.hidden) * each.count for each in (*shape.linears, *shape.experts))
+    slots = rank * (whole + (divided + shape.hidden + shape.vocabulary) // gpus)
     own = MemoryPart("weights", shape.parameters * place.dtype // gpus, f"{8 * place.dtype} bits")
-    loras = MemoryPart("adapters", adapters * slots * place.dtype // gpus, f"{adapters} slots of rank {rank}")
+    loras = MemoryPart("adapters", adapters * slots * place.dtype, f"{adapters} slots of rank {rank}")
     if place.on_gpu:
         reading = tokens * (3 * shape.intermediate // gpus + 4 * shape.hidden) * place.dtype
         peak = max(reading, requests * shape.vocabulary * _SAMPLING_BYTES)

@@ -179,7 +179,8 @@ def make_plan(
     if not episodes:
         longest = min(longest, _PROMPT_TOKENS + settings.rollouts.max_tokens)
     trainers = settings.optimizer.processes // machine.count
-    allocation = allocate_gpus([str(each) for each in range(machine.gpus)], trainers, settings.servers)
+    heads = shape.heads, shape.kv_heads
+    allocation = allocate_gpus([str(each) for each in range(machine.gpus)], trainers, settings.servers, heads)
     turns = settings.rollouts.max_turns if episodes else 1
     scored = min(longest, turns * settings.rollouts.max_tokens)
     work = TrainingPass(settings.optimizer.per_device_train_batch_size, longest, scored)
@@ -291,7 +292,10 @@ def _estimate_time(plan: MemoryPlan, shape: ModelShape, gpu: GpuSpec, tokens: in
     optimizer, rollouts = settings.optimizer, settings.rollouts
     place = ComputeDevice.of(settings, on_gpu=True)
     allocation = allocate_gpus(
-        [str(each) for each in range(machine.gpus)], optimizer.processes // machine.count, settings.servers
+        [str(each) for each in range(machine.gpus)],
+        optimizer.processes // machine.count,
+        settings.servers,
+        (shape.heads, shape.kv_heads),
     )
     episodes = settings.groups * rollouts.num_generations
     forward = 2 * shape.multiplied * tokens + 2 * shape.layers * shape.attention * tokens**2  # half of all pairs

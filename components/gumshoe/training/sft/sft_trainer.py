@@ -26,7 +26,7 @@ from gumshoe.terminal import Advance, err, progress
 from gumshoe.training.finite_check import check_is_finite
 from gumshoe.training.launch.lifecycle import EventsCallback, Lifecycle
 from gumshoe.training.launch.rendezvous import join_run
-from gumshoe.training.launch.sharding import sharding_config
+from gumshoe.training.launch.sharding import keep_precision, sharding_config
 from gumshoe.training.launch.trainer_process import run_with_exit_status
 from gumshoe.training.models.base_model import CONFIG
 from gumshoe.training.models.lora_model import (
@@ -196,7 +196,7 @@ class SftRun:
 def sft_config(settings: TrainSettings, directory: Path, plan: BatchPlan) -> SFTConfig:
     """Return the arguments of TRL's SFT trainer for a warm start that writes into `directory`."""
     optimizer = settings.optimizer
-    return SFTConfig(
+    config = SFTConfig(
         output_dir=str(directory),
         router_aux_loss_coef=optimizer.router_loss,
         seed=settings.data.seed,
@@ -221,6 +221,8 @@ def sft_config(settings: TrainSettings, directory: Path, plan: BatchPlan) -> SFT
         dataloader_pin_memory=False,
         **sharding_config(settings, plan.processes),
     )
+    keep_precision(config)
+    return config
 
 
 def training_rows(demonstrations: Sequence[Demonstration], plan: BatchPlan, seed: int) -> Dataset:
