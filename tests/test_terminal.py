@@ -2,7 +2,6 @@
 
 import errno
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from typer.testing import CliRunner
 
 from gumshoe.terminal import (
     PRINT_INTERVAL,
-    MessageHandler,
     ProgressLines,
     create_table,
     err,
@@ -163,12 +161,20 @@ def test_json_has_no_character_that_a_terminal_obeys(capsys: pytest.CaptureFixtu
     assert "日本" in printed
 
 
-def test_log_records_are_printed_without_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:
-    record = logging.makeLogRecord(
-        {"msg": "it said %s", "args": ("\x1b]0;owned\x07[red]",), "levelno": logging.WARNING}
+def test_log_records_are_written_without_escape_sequences() -> None:
+    code = (
+        "import logging, gumshoe; logging.getLogger('x').warning('it said %s', chr(27) + ']0;owned' + chr(7) + '[red]')"
     )
-    MessageHandler(logging.WARNING).handle(record)
-    assert capsys.readouterr() == ("", "it said \\x1b]0;owned\\x07[red]\n")
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ended.stderr == "it said \\x1b]0;owned\\x07[red]\n"
+
+
+@pytest.mark.parametrize("text", ["password=abc\\[1]", "password=abc\\", "x [/] password=a[b]"])
+def test_credentials_beside_brackets_are_masked(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    err.print(f"[dim]{printable(text)}[/] and more")
+    printed = capsys.readouterr().err
+    assert "password=***" in printed
+    assert "abc" not in printed
 
 
 @pytest.mark.parametrize("is_terminal", [False, True], ids=["pipe", "terminal"])

@@ -6,7 +6,6 @@ Exit status: 0 success, 1 failure, 2 usage error, 3 negative result (e.g. a gate
 
 import atexit
 import gc
-import logging
 import math
 import sys
 from importlib import import_module
@@ -22,7 +21,7 @@ from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.help_pages import print_help
 from gumshoe.redaction import print_traceback, redact
 from gumshoe.signals import exit_on_signals
-from gumshoe.terminal import MessageHandler, err, has_printed_json, print_json, printable, reset_printed_json
+from gumshoe.terminal import err, has_printed_json, print_json, printable, reset_printed_json
 
 _INTERRUPTED = 130
 _GROUPS = {
@@ -216,7 +215,6 @@ def main(argv: list[str] | None = None) -> None:
     atexit.register(gc.freeze)  # a garbage collection of all of torch at exit takes a second
     arguments = sys.argv[1:] if argv is None else argv
     reset_printed_json()
-    logging.lastResort = MessageHandler(logging.WARNING)  # records may quote mail and servers
     try:
         _read_dotenv()
         _check_encoding(arguments)

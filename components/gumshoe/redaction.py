@@ -15,6 +15,7 @@ import re
 import sys
 import threading
 import traceback
+import unicodedata
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -282,13 +283,38 @@ class RedactedRecord(logging.LogRecord):
         return redact(super().getMessage())
 
 
+class _SafeFormatter(logging.Formatter):
+    """Format a record for a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the text of a record, which may quote mail and servers, without escape sequences."""
+        return escape_control_characters(super().format(record))
+
+
+def escape_control_characters(text: object) -> str:
+    """Return text that is safe to show in a terminal, with control characters written out."""
+    return "".join(map(_make_visible, str(text)))
+
+
+def _make_visible(character: str) -> str:
+    if character in "\n\t" or character.isprintable():
+        return character
+    if unicodedata.category(character) in {"Zs", "Cf"}:  # unusual spaces; invisible marks, which can reverse text
+        return " " if character.isspace() else ""
+    return f"\\x{ord(character):02x}"
+
+
 def install() -> None:
     """Redact all log records of this process, and the tracebacks of its uncaught exceptions.
+
+    Records that no handler takes are written without escape sequences.
 
     Hooks that another program has set, e.g. a debugger, stay.
     """
     if logging.getLogRecordFactory() is logging.LogRecord:
         logging.setLogRecordFactory(RedactedRecord)
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_SafeFormatter())
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = print_traceback
     if threading.excepthook is threading.__excepthook__:

@@ -2,12 +2,10 @@
 
 import errno
 import json
-import logging
 import os
 import re
 import shlex
 import time
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -32,7 +30,7 @@ from rich.progress import (
 from rich.text import Text
 
 from gumshoe.json_text import escape_unprintable
-from gumshoe.redaction import redact
+from gumshoe.redaction import escape_control_characters, redact
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
@@ -50,9 +48,11 @@ class _MessageConsole(Console):
     console is silent from then on.
     """
 
-    def print(self, *objects: Any, **options: Any) -> None:
-        """Print text with credentials masked."""
-        super().print(*(redact(each) if isinstance(each, str) else each for each in objects), **options)
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return text as it is shown, with credentials masked. Masked text has no styles."""
+        shown = super().render_str(text, **options)
+        masked = redact(shown.plain)
+        return shown if masked == shown.plain else Text(masked)
 
     def __exit__(self, exc_type: Any, exc_value: Any, traceback: Any) -> None:
         """Write what was printed in the block; each `print` is one."""
@@ -70,14 +70,6 @@ class _MessageConsole(Console):
         # What is still buffered must go somewhere: if it cannot be written at exit, the exit status is 120.
         with suppress(OSError), Path(os.devnull).open("wb") as nowhere:
             os.dup2(nowhere.fileno(), self.file.fileno())
-
-
-class MessageHandler(logging.Handler):
-    """Print log records as messages."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Print a record."""
-        err.print(printable(self.format(record)), soft_wrap=True)
 
 
 # Names such as `maildir:M:` contain no emoji.
@@ -107,11 +99,6 @@ def reset_printed_json() -> None:
 def has_printed_json() -> bool:
     """Return True if this command has printed its JSON document."""
     return _has_printed_json.get()
-
-
-def escape_control_characters(text: object) -> str:
-    """Return text that is safe to show in a terminal, with control characters written out."""
-    return "".join(map(_visible, str(text)))
 
 
 def printable(text: object) -> str:
@@ -210,14 +197,6 @@ def _describe_source(source: Mapping[str, Any]) -> str:
     if "trust_authserv" in source:
         known.append(f"senders confirmed by {' or '.join(source['trust_authserv'])}")
     return ", ".join(known)
-
-
-def _visible(character: str) -> str:
-    if character in "\n\t" or character.isprintable():
-        return character
-    if unicodedata.category(character) in {"Zs", "Cf"}:  # unusual spaces; invisible marks, which can reverse text
-        return " " if character.isspace() else ""
-    return f"\\x{ord(character):02x}"
 
 
 class _RateColumn(ProgressColumn):

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from gumshoe.errors import UsageError
 from gumshoe.redaction import redact
@@ -211,15 +210,17 @@ def submit(
         if json:
             print_json({"recurring_run_id": recurring.recurring_run_id, "cron": cron})
         else:
-            out.print(f"{escape(graph.name)} runs at {escape(cron)}: {recurring.recurring_run_id}", soft_wrap=True)
+            out.print(
+                f"{printable(graph.name)} runs at {printable(cron)}: {recurring.recurring_run_id}", soft_wrap=True
+            )
         return
     submitted = server.submit(graph, arguments, experiment=experiment, service_account=service_account, caching=caching)
     address = f"{redact(ui or server.address.host).rstrip('/')}/#/runs/details/{submitted.run_id}"
     if json:
         print_json({"run_id": submitted.run_id, "run": arguments.get("run"), "address": address})
     else:
-        out.print(f"[bold]{escape(arguments.get('run', name))}[/] {submitted.run_id}", soft_wrap=True)
-        out.print(escape(address), soft_wrap=True)
+        out.print(f"[bold]{printable(arguments.get('run', name))}[/] {submitted.run_id}", soft_wrap=True)
+        out.print(printable(address), soft_wrap=True)
     if watch:
         _follow(server, submitted.run_id, result=err if json else out)  # the JSON document stays the only one
 

@@ -17,7 +17,6 @@ from types import FrameType
 from typing import Any
 
 import yaml
-from rich.markup import escape
 
 from gumshoe.artifacts.storage import lock_directory, make_writable_directory
 from gumshoe.artifacts.store import Store
@@ -66,7 +65,7 @@ class LocalRun:
         if found := _STARTED.search(text):
             self.steps.append(LocalStep(found[1]))
             self.step_started = time.monotonic()
-            return f"[bold]{escape(found[1])}[/]"
+            return f"[bold]{printable(found[1])}[/]"
         if found := _ENDED.search(text):
             running = (each for each in reversed(self.steps) if each.state == "running" and each.name == found[1])
             step = next(running, self.steps[-1])
@@ -74,10 +73,10 @@ class LocalRun:
             return f"  {_LABELS[step.state]} after {time.monotonic() - self.step_started:,.1f} s"
         if found := _CACHED.search(text):
             self.steps.append(LocalStep(found[1], "cached"))
-            return f"[bold]{escape(found[1])}[/]\n  {_LABELS['cached']}"
+            return f"[bold]{printable(found[1])}[/]\n  {_LABELS['cached']}"
         if found := _SKIPPED.search(text):
             self.steps.append(LocalStep(found[1], "skipped"))
-            return f"[bold]{escape(found[1])}[/]\n  {_LABELS['skipped']}"
+            return f"[bold]{printable(found[1])}[/]\n  {_LABELS['skipped']}"
         if not (self.steps and self.steps[-1].state == "running" and line.startswith("    ") and text.strip()):
             return None
         message = text[4:]

@@ -7,7 +7,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from gumshoe.artifacts.store import Store
@@ -60,7 +59,7 @@ def print_summary(arguments: dict[str, Any], directory: Path) -> None:
     }
     for label, text in places.items():
         if text:
-            out.print(f"{label + ':':9}{escape(text)}", soft_wrap=True)
+            out.print(f"{label + ':':9}{printable(text)}", soft_wrap=True)
     index = _link(directory / "index", _find_newest(directory, "ingest/index"))
     split = _find_newest(directory, f"load-scenarios/scenarios/{SCENARIOS_FILE}")  # the source may have no splits
     asked = _link(directory / SCENARIOS_FILE, split) or _shorten(arguments["scenarios"])
@@ -69,7 +68,7 @@ def print_summary(arguments: dict[str, Any], directory: Path) -> None:
     for command, purpose in _suggest_commands(
         arguments, str(places["Report"]), index, asked, run if found else None, agent
     ):
-        out.print(f"  {escape(command)}  [dim]# {purpose}[/]", soft_wrap=True)
+        out.print(f"  {printable(command)}  [dim]# {purpose}[/]", soft_wrap=True)
 
 
 def _build_table(before: PolicyResult, after: PolicyResult) -> Table:

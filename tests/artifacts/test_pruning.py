@@ -9,7 +9,7 @@ from threading import Event
 
 import pytest
 
-from gumshoe.artifacts.pruning import prune_store
+from gumshoe.artifacts.pruning import prune_store, remove_named
 from gumshoe.artifacts.store import Store
 from tests.artifacts.fault_proxy import FaultProxy, answer, edit
 from tests.artifacts.files import overwrite, read_files, run_concurrently, write_files
@@ -44,6 +44,26 @@ def test_removal_deletes_every_file(store: Store, tmp_path: Path) -> None:
     prune_store(store, keep=1, older_than=NOW)
     assert [entry.key for entry in store.storage.entries("a/1")] == ["a/1/pruned.json"]
     assert store.verify("a/2") == {}
+
+
+def test_an_interrupted_removal_is_continued(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest is gone, but not the files."""
+    _publish(store, tmp_path, "a/1", "a/2", "a/3")
+    delete = store.storage.delete
+
+    def fail_on_files(keys: list[str]) -> None:
+        if any("sha256-" in key for key in keys):
+            raise OSError("no answer")
+        delete(keys)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store.storage, "delete", fail_on_files)
+        with pytest.raises(OSError, match="no answer"):
+            remove_named(store, ["a/3", "a/1"])
+    assert len([*store.storage.entries("a/3/sha256-")]) > 0
+    assert remove_named(store, ["a/3", "a/1"]).removed == ["a/3", "a/1"]
+    assert [*store.storage.entries("a/3/sha256-")] == []
+    assert (_listed(store), store.latest("a")) == (["a/2"], "2")
 
 
 def test_a_pruned_version_cannot_be_published_again(store: Store, tmp_path: Path) -> None:

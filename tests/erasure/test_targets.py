@@ -47,7 +47,7 @@ def test_places_may_be_named_twice(run: Run, place: Path, tmp_path: Path) -> Non
     ran = run("erase", *places, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes", "--json")
     assert ran.status == 0, ran.err
     erased = [each["place"] for each in json.loads(ran.out)["erased"]]
-    assert len(erased) == len(set(erased)) == 9
+    assert len(erased) == len(set(erased)) == 10
 
 
 def test_only_one_erasure_runs_at_a_time(run: Run, place: Path, cache: Path) -> None:

@@ -206,6 +206,21 @@ def test_a_key_that_has_expired_is_asked_for_again(browser: "Browser", protected
         expect(page.locator("#answer")).to_have_text("Body of message 7")
 
 
+def test_another_caller_sees_nothing_of_the_last_one(browser: "Browser", protected_server: AgentProcess) -> None:
+    for page in open_page(browser, protected_server.url, "401"):
+        sign_in(page, protected_server)
+        ask(page)
+        expect(page.locator("#answer")).to_have_text("Body of message 7")
+        page.evaluate("sessionStorage.setItem('gumshoe-key', 'gum_expired')")
+        page.get_by_role("button", name="Subject 7").click()
+        expect(page.get_by_label("Key")).to_be_focused()
+        page.get_by_label("Key").fill("gum_of_somebody_else")
+        page.keyboard.press("Enter")
+        expect(page.locator("#problem")).to_contain_text("Authentication failed")
+        expect(page.locator("#answer-part")).to_be_hidden()
+        expect(page.locator("#recent-part")).to_be_hidden()
+
+
 def test_signing_out_leaves_nothing(browser: "Browser", protected_server: AgentProcess) -> None:
     for page in open_page(browser, protected_server.url, "401"):
         sign_in(page, protected_server)
@@ -238,9 +253,10 @@ def test_an_error_of_a_proxy_is_shown(browser: "Browser", server: AgentProcess, 
 
 def test_every_inbox_can_be_asked_about(page: "Page") -> None:
     page.get_by_label("What do you want to know?").fill("What is in 7?")
-    page.get_by_label("Inbox").fill("jörg.müller@my_company.example")
-    with page.expect_request("**/invoke/stream"):
+    page.get_by_label("Inbox").fill(" jörg.müller@my_company.example ")
+    with page.expect_request("**/invoke/stream") as sent:
         page.get_by_role("button", name="Ask", exact=True).click()
+    assert json.loads(sent.value.post_data or "")["inbox_address"] == "jörg.müller@my_company.example"
 
 
 def open_correction(page: "Page", server: AgentProcess, question: str) -> None:

@@ -323,3 +323,24 @@ def run_schedule(kind: str, warmup: int, steps: int, saved: list[dict[str, Any]]
     if saved is not None:
         saved[:] = [optimizer.state_dict(), scheduler.state_dict()]
     return rates
+
+
+def test_sharded_gradients_are_added_up_in_32_bits(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import torch
+
+    from gumshoe.training.grpo import trl_config
+    from gumshoe.training.sft import sft_trainer
+    from gumshoe.training.sft.batch_plan import BatchPlan
+
+    settings = resolve("tiny", {"model.dtype": "bfloat16"}, {}).settings
+    assert cast(Any, trl_config.grpo_config(settings, tmp_path, 1)).fsdp_plugin_args is None
+    sharded = {"use_cpu": True, "fsdp": True, "fsdp_config": {"version": 2}}
+    for module in (trl_config, sft_trainer):  # the real arguments would connect processes
+        monkeypatch.setattr(module, "sharding_config", lambda *_: dict(sharded))
+    for made in (
+        trl_config.grpo_config(settings, tmp_path, 1),
+        sft_trainer.sft_config(settings, tmp_path, BatchPlan(1, 1, 1, 2)),
+    ):
+        policy = cast(Any, made).fsdp_plugin_args["mixed_precision_policy"]
+        assert (policy.param_dtype, policy.reduce_dtype) == (torch.bfloat16, torch.float32)
+        assert policy.output_dtype is None

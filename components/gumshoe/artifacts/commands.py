@@ -355,14 +355,14 @@ def remove(
         print_json(
             {
                 "dry_run": not yes,
-                "removed": [manifest.reference for manifest in result.removed],
+                "removed": result.removed,
                 "descendants": [manifest.reference for manifest in result.descendants],
             }
         )
         return
     verb = "removed" if yes else "would remove"
-    for manifest in result.removed:
-        out.print(f"{verb} {manifest.reference} ({_format_size(manifest.size)})")
+    for reference in result.removed:
+        out.print(f"{verb} {printable(reference)}")
     for manifest in result.descendants:
         out.print(f"[dim]kept {manifest.reference}: made from {', '.join(manifest.made_from)}[/]", soft_wrap=True)
     if not yes:

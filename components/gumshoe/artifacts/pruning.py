@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from types import MappingProxyType
 
 from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST, Manifest, check_kind, now
+from gumshoe.artifacts.storage import NotFoundError
 from gumshoe.artifacts.store import ABANDONED_AFTER, PRUNED, Store
 
 # The files of one publication. Files of other programs do not match.
@@ -80,30 +81,43 @@ def prune_store(
 
 @dataclass(frozen=True, slots=True)
 class RemoveResult:
-    """Artifacts that were removed by name, and those that are left and were made from one of them."""
+    """Artifacts that were removed by name, or would be, and those that are left and were made from one of them."""
 
-    removed: list[Manifest]
+    removed: list[str]
     descendants: list[Manifest]
 
 
 def remove_named(store: Store, references: Iterable[str], *, dry_run: bool = False) -> RemoveResult:
     """Remove artifacts by name, whatever their age and even if others were made from them.
 
-    `kind/latest` is the artifact that it names now. Afterwards, `latest` names the newest version that is left.
+    `kind/latest` is the artifact that it names now. Afterwards, `latest` names the newest version that is left. A
+    removal that was interrupted is continued.
 
     Raises:
+        InvalidNameError, InvalidManifestError: if a name or a manifest is invalid. Nothing is removed.
         NotFoundError: if one does not exist. Nothing is removed.
         StorageError, UnavailableError: if one cannot be removed.
     """
-    removed = {manifest.reference: manifest for manifest in map(store.manifest, references)}
-    descendants, parents = list[Manifest](), set(removed)
-    for manifest in store.list():  # the oldest first, so parents before what was made from them
-        if manifest.reference not in removed and parents & set(manifest.made_from):
-            descendants.append(manifest)
-            parents.add(manifest.reference)
+    found, begun = list[Manifest](), list[str]()
+    for reference in dict.fromkeys(references):
+        try:
+            found.append(store.manifest(reference))
+        except NotFoundError:
+            if not any(entry.key == f"{reference}/{PRUNED}" for entry in store.storage.entries(f"{reference}/")):
+                raise
+            begun.append(reference)
+    removed = list(dict.fromkeys([*begun, *(manifest.reference for manifest in found)]))
+    descendants, parents = dict[str, Manifest](), set(removed)
+    others = [manifest for manifest in store.list() if manifest.reference not in parents]
+    while more := [each for each in others if each.reference not in parents and parents & set(each.made_from)]:
+        descendants |= {each.reference: each for each in more}
+        parents |= descendants.keys()
     if not dry_run:
-        _remove(store, removed.values())
-    return RemoveResult([*removed.values()], descendants)
+        for reference in begun:
+            _remove_files(store, reference)
+            store.repoint_latest(reference.rpartition("/")[0])
+        _remove(store, {manifest.reference: manifest for manifest in found}.values())
+    return RemoveResult(removed, [*descendants.values()])
 
 
 def _remove(store: Store, manifests: Iterable[Manifest]) -> None:
@@ -120,7 +134,11 @@ def remove_artifact(store: Store, manifest: Manifest) -> None:
     note = {"content": manifest.content, "created": manifest.created.isoformat(), "pruned": now().isoformat()}
     store.storage.create(f"{manifest.reference}/{PRUNED}", json.dumps(note).encode())
     store.storage.delete([f"{manifest.reference}/{MANIFEST}"])
-    store.storage.delete([entry.key for entry in store.storage.entries(f"{manifest.reference}/{DATA_PREFIX}")])
+    _remove_files(store, manifest.reference)
+
+
+def _remove_files(store: Store, reference: str) -> None:
+    store.storage.delete([entry.key for entry in store.storage.entries(f"{reference}/{DATA_PREFIX}")])
 
 
 def _select_kept(

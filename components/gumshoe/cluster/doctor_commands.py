@@ -8,7 +8,8 @@ import typer
 
 from gumshoe.errors import UsageError
 from gumshoe.installation import install_command
-from gumshoe.terminal import JsonFlag, escape_control_characters, out, print_json, printable
+from gumshoe.redaction import escape_control_characters
+from gumshoe.terminal import JsonFlag, out, print_json, printable
 
 if TYPE_CHECKING:
     from gumshoe.cluster.doctor import CheckResult, Diagnosis

@@ -17,7 +17,7 @@ from gumshoe.erasure.store_places import ArtifactChange, StoreErasure, StorePlan
 from gumshoe.erasure.target import EraseTarget
 from gumshoe.errors import UnavailableError, UsageError
 
-# Their keys are hashes and their values compressed, so nobody can tell what they are about.
+# They are deleted as a whole: nothing in them is looked for.
 _CACHES = ("judge.sqlite", "embeddings.sqlite", "pages")
 _SCRATCH = "erasure"
 

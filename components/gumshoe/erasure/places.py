@@ -222,7 +222,9 @@ def apply_change(change: PlaceChange, target: EraseTarget) -> None:
             (path / MANIFEST).unlink()  # so that nobody takes the rest for the artifact
             shutil.rmtree(path)
         elif path.is_dir():
-            shutil.rmtree(path)
+            shutil.rmtree(path.resolve())  # it may be a link to another disk
+            if path.is_symlink():
+                path.unlink()
         else:
             for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))):
                 each.unlink(missing_ok=True)

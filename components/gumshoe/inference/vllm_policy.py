@@ -30,6 +30,7 @@ _SCORED_AT_ONCE = 64  # requests
 _MIN_CERTAIN_LOGPROB = -1e-3  # minimum log-probability of a token if no other could be sampled
 
 _TOKENS_BEFORE_DEADLINE = 1500
+_MOST_TIME = 5.0  # times the deadline, so that a server that hangs is left before a training counts as stalled
 
 _log = logging.getLogger(__name__)
 
@@ -52,7 +53,7 @@ class RequestLimits:
 
     deadline: float = 300
     """Maximum duration of one attempt, from sending the request to the last byte of the answer, if it may have up to
-    1,500 tokens. Longer ones have more time, in proportion."""
+    1,500 tokens. Longer ones have more time, in proportion, up to five times as much."""
     connect: float = 10
     attempts: int = 4
     """Attempts per request, with exponential backoff and jitter between them."""
@@ -385,7 +386,7 @@ class VLLMPolicy:
 
     async def _request_once(self, client: ServerClient, request: dict[str, Any]) -> Any:
         """Return the answer of one server to one attempt."""
-        deadline = self._limits.deadline * max(1.0, request["max_tokens"] / _TOKENS_BEFORE_DEADLINE)
+        deadline = self._limits.deadline * min(_MOST_TIME, max(1.0, request["max_tokens"] / _TOKENS_BEFORE_DEADLINE))
         try:
             async with asyncio.timeout(deadline):
                 response = await client.post("/v1/completions", request)

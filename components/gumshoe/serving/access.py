@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from gumshoe.documents.collection_names import ALL_COLLECTIONS
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.mail.identities import IdentityError, parse_identity, parse_identity_pattern
-from gumshoe.terminal import escape_control_characters
+from gumshoe.redaction import escape_control_characters
 
 _LONGEST_NAME = 80  # characters
 _SHORTENED = re.compile(r".*~[0-9a-f]{12}", re.S)

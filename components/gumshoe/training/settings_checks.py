@@ -72,8 +72,8 @@ def check_warm_start(settings: TrainSettings) -> None:
     _raise_all(_find_warm_start_errors(settings))
 
 
-def check_devices(settings: TrainSettings, gpus: int) -> None:
-    """Check that sharded weights have GPUs, and that vLLM can use adapters on the GPUs.
+def check_devices(settings: TrainSettings, gpus: int, servers: int) -> None:
+    """Check that sharded weights have GPUs, and that the vLLM servers of the run can use adapters on the GPUs.
 
     Raises:
         UsageError: weights are sharded, but there is no GPU; or vLLM would have to use adapters of 32 bits on GPUs.
@@ -84,7 +84,7 @@ def check_devices(settings: TrainSettings, gpus: int) -> None:
             f"optimizer.distribution {settings.optimizer.distribution} requires GPUs: without one, each trainer would "
             "keep the whole model; set it to ddp",
         )
-    if gpus and settings.servers and settings.model.dtype == "float32":
+    if gpus and servers and settings.model.dtype == "float32":
         raise UsageError(
             "settings.float32-on-gpu",
             "model.dtype is float32, but on GPUs vLLM multiplies adapters only in 16 bits; set it to bfloat16, or "

@@ -4,7 +4,7 @@ import { describeCall, describeStep, findPassage, formatCurl, listFound } from "
 
 const at = (id) => document.getElementById(id);
 const KEY = "gumshoe-key", RECENT = "gumshoe-recent", MOST_RECENT = 10, MOST_CANDIDATES = 12;
-let caller = null, running = null, reading = null, latest = null, steps = [];
+let lastKey = null, caller = null, running = null, reading = null, latest = null, steps = [];
 
 function createElement(tag, text, ...inside) {
   const element = document.createElement(tag);
@@ -94,14 +94,27 @@ function showKeyForm() {
   store(KEY, null);
   at("key-form").hidden = false;
   at("ask").hidden = at("sign-out").hidden = true;
+  at("source").close();
   at("key").focus();
+}
+
+function leaveNothing() {
+  forgetRecent();
+  at("ask").reset();
+  setToday();
+  latest = null;
+  at("answer-part").hidden = at("steps-part").hidden = true;
 }
 
 function signOut() {
   store(KEY, null);
-  forgetRecent();
-  at("ask").reset(); // some browsers fill it in again
+  leaveNothing(); // some browsers fill forms in again
   location.reload();
+}
+
+function setToday() {
+  const now = new Date();
+  at("day").value = new Date(now - now.getTimezoneOffset() * 60000).toISOString().slice(0, 10);
 }
 
 async function loadCaller() {
@@ -115,6 +128,7 @@ async function loadCaller() {
     if (isRefused) showKeyForm();
     return;
   }
+  lastKey = readStored(KEY);
   showProblem(null);
   at("key-form").hidden = true;
   at("ask").hidden = false;
@@ -408,7 +422,7 @@ async function ask(event) {
   at("stop").hidden = false;
   setStatus("Asking …", "running");
   const body = { question: at("question").value };
-  if (caller.has_inboxes) Object.assign(body, { inbox_address: at("inbox").value, query_date: at("day").value });
+  if (caller.has_inboxes) Object.assign(body, { inbox_address: at("inbox").value.trim(), query_date: at("day").value });
   addRecent(body);
   try {
     await showEvents(await send("invoke/stream", body, signal));
@@ -429,7 +443,7 @@ at("key-form").addEventListener("submit", (event) => {
     showProblem(new ProblemError({ title: "This is not a key", detail: "A key has only ASCII letters, digits and signs. Copy it again." }));
     return;
   }
-  forgetRecent(); // they may be another caller's
+  if (key !== lastKey) leaveNothing(); // this may be another caller
   store(KEY, key);
   at("key").value = "";
   loadCaller();
@@ -457,6 +471,5 @@ at("forget").addEventListener("click", () => {
 at("close").addEventListener("click", () => at("source").close());
 at("source").addEventListener("click", (event) => event.target === at("source") && at("source").close());
 at("source").addEventListener("close", () => reading?.abort());
-const now = new Date();
-at("day").value = new Date(now - now.getTimezoneOffset() * 60000).toISOString().slice(0, 10);
+setToday();
 loadCaller();

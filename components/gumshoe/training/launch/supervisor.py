@@ -105,8 +105,11 @@ _EXTENDS_RUN = {
 
 
 def _read_heads(settings: TrainSettings) -> tuple[int, int]:
-    shape = read_shape(settings.model.name)
-    return shape.heads, shape.kv_heads
+    """Return the numbers of attention heads and of heads of keys and values; zeros if they cannot be read."""
+    with suppress(UsageError):
+        shape = read_shape(settings.model.name)
+        return shape.heads, shape.kv_heads
+    return 0, 0
 
 
 def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
@@ -155,8 +158,9 @@ def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
         for url in urls:
             check_server(url, settings.model.max_context)
     gpus = visible_gpus()
-    check_devices(settings, len(gpus))
-    allocation = allocate_gpus(gpus, processes, settings.servers, _read_heads(settings) if len(gpus) > 1 else (0, 0))
+    check_devices(settings, len(gpus), settings.servers)
+    heads = _read_heads(settings) if settings.servers and len(gpus) > 1 else (0, 0)
+    allocation = allocate_gpus(gpus, processes, settings.servers, heads)
     allocation.check_memory(settings.rollouts.gpu_memory)
     machine = inspect_machine(len(gpus), node.count)
     settings = resolve_checkpointing(settings, machine)

@@ -273,7 +273,7 @@ def _check_inputs(settings: TrainSettings, index: Path, scenarios: str) -> _Inpu
     chat = ChatFormat(load_tokenizer(base_model(settings)), settings.chat)
     env = open_run_env(settings, index)
     gpus = visible_gpus()
-    check_devices(settings, len(gpus))
+    check_devices(settings, len(gpus), servers=0)
     return _Inputs(learned, chat, env, allocate_gpus(gpus, settings.optimizer.processes, 0))
 
 
