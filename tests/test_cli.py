@@ -29,8 +29,8 @@ def test_help_lists_commands_without_heavy_imports() -> None:
     )
     lines = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
     assert "artifacts" in "\n".join(lines)
-    own = ["cli", "credential_patterns", "errors", "help_pages", "redaction", "signals", "terminal"]
-    assert lines[-3:] == ["0", "[]", str([f"gumshoe.{each}" for each in own])]
+    own = ["cli", "credential_patterns", "errors", "help_pages", "json_text", "redaction", "signals", "terminal"]
+    assert lines[-3:] == ["0", "[]", str([f"gumshoe.{each}" for each in [*own, "text_checks"]])]
 
 
 def test_a_command_imports_only_its_own_package() -> None:

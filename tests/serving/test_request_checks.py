@@ -202,7 +202,8 @@ def test_an_odd_path_is_no_error_of_the_server(path: str, fuzzed: ServerClient) 
     [("POST", "/mcp"), ("POST", "/invoke"), ("GET", "/principal"), ("GET", "/healthz"), ("GET", "/x")],
 )
 def test_a_slash_at_the_end_of_a_path_changes_nothing(method: str, path: str, fuzzed: ServerClient) -> None:
-    assert send(fuzzed, f"{path}/", b"{}", method=method)[:2] == send(fuzzed, path, b"{}", method=method)[:2]
+    body = b"{}" if method == "POST" else b""
+    assert send(fuzzed, f"{path}/", body, method=method)[:2] == send(fuzzed, path, body, method=method)[:2]
 
 
 def test_the_redirection_of_a_page_holds_behind_a_proxy(fuzzed: ServerClient) -> None:
