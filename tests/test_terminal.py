@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import os
 import subprocess
 import sys
@@ -159,6 +160,11 @@ def test_json_has_no_character_that_a_terminal_obeys(capsys: pytest.CaptureFixtu
     assert all(line.isprintable() for line in printed.splitlines())
     assert "äö" in printed
     assert "日本" in printed
+
+
+def test_printed_json_has_no_numbers_that_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json({"reward": math.nan, "per": [math.inf, -math.inf, 1.5]})
+    assert capsys.readouterr().out == '{\n  "reward": null,\n  "per": [\n    null,\n    null,\n    1.5\n  ]\n}\n'
 
 
 def test_log_records_are_written_without_escape_sequences() -> None:

@@ -84,9 +84,13 @@ JsonFlag = Annotated[bool, typer.Option("--json", help="Print the result as JSON
 
 
 def print_json(result: "BaseModel | list[Any] | dict[str, Any]") -> None:
-    """Print one JSON document on standard output, with escapes for what could change how a terminal shows it."""
+    """Print one JSON document on standard output, with escapes for what could change how a terminal shows it.
+
+    Numbers that JSON does not have (NaN and infinite ones) are printed as null.
+    """
     _has_printed_json.set(True)
     document = result if isinstance(result, list | dict) else result.model_dump(mode="json")
+    document = json.loads(json.dumps(document), parse_constant=lambda _: None)
     text = escape_unprintable(json.dumps(document, indent=2, ensure_ascii=False))
     print(text)  # noqa: T201 - rich would wrap long lines
 

@@ -34,7 +34,9 @@ from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.inference.vllm_server import round_up_lora_rank
 from gumshoe.model_validation import ParameterModel, validate_model
 from gumshoe.redaction import redact
+from gumshoe.training.models.model_shape import read_heads
 from gumshoe.training.node_main import fetch_result
+from gumshoe.training.planning.gpu_allocation import can_divide
 from gumshoe.training.run_spec import load_splits
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_checks import check_settings
@@ -122,6 +124,7 @@ def train_on_cluster(
     request = request.with_settings(build_settings(options, name, request.checkpoints))
     known = request.resolve()
     check_servers(known)
+    check_server_gpus(known, options)
     train_scenarios, _ = load_splits(known, request.scenarios)
     check_settings(known, len(train_scenarios))  # before waiting for nodes
     request = request.publish()
@@ -157,6 +160,25 @@ def check_servers(known: TrainSettings) -> None:
             "pipelines.no-rollout-servers",
             "training on several nodes needs separate rollout servers; set job.rollout_servers, rollouts.servers, or "
             "rollouts.engine to transformers",
+        )
+
+
+def check_server_gpus(known: TrainSettings, options: TrainJobOptions) -> None:
+    """Check that vLLM can divide the model among the GPUs of a rollout server.
+
+    Raises:
+        UsageError: if it cannot.
+    """
+    gpus = options.job.count_server_gpus(options.gpus)
+    if not options.job.rollout_servers or gpus < 2:
+        return
+    heads, kv_heads = read_heads(known.model.name)
+    if not can_divide(heads, kv_heads, gpus):
+        fitting = max(each for each in (1, 2, 4, 8) if each < gpus and can_divide(heads, kv_heads, each))
+        raise UsageError(
+            "pipelines.gpus-do-not-divide-heads",
+            f"vLLM cannot divide the {heads} attention heads of {known.model.name} ({kv_heads} of keys and values) "
+            f"among {gpus} GPUs; set job.rollout_gpus to {fitting}",
         )
 
 

@@ -71,6 +71,24 @@ def test_servers_use_their_gpus_and_the_dtype_of_training(
 
 
 @pytest.mark.parametrize(
+    ("model", "gpus", "fits"), [("tiny", 1, 1), ("tiny", 2, 1), ("unknown", 8, 8)]
+)  # the tiny policy has 6 heads, and 3 of keys and values
+def test_servers_have_as_many_gpus_as_divide_the_heads(model: str, gpus: int, fits: int) -> None:
+    from gumshoe.training.settings_sources import resolve
+    from gumshoe_pipelines.trainjob_step import TrainJobOptions, check_server_gpus
+
+    known = resolve("tiny", {"model.name": model}).settings
+
+    def check(number: int) -> None:
+        check_server_gpus(known, TrainJobOptions.of(2, 8, {"rollout_gpus": number}, "trainer", {}, []))
+
+    if fits < gpus:
+        with raises("pipelines.gpus-do-not-divide-heads", f"job.rollout_gpus to {fits}"):
+            check(gpus)
+    check(fits)
+
+
+@pytest.mark.parametrize(
     ("nodes", "node_selector", "value"), [(0, {}, "nodes: "), (2, {"pool": 1}, "node_selector.pool: ")]
 )
 def test_invalid_options_of_several_nodes_are_refused(nodes: int, node_selector: dict[str, Any], value: str) -> None:

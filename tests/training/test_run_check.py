@@ -61,6 +61,15 @@ def test_evaluations_must_have_the_environment_and_the_chat_settings_of_training
     check(index, settings={"environment": "email"})
 
 
+def test_evaluations_have_the_limits_of_training_unless_others_are_given(index: Path) -> None:
+    settings = {"rollouts.max_turns": 6, "model.max_context": 4096}
+    with raises("training.other-limits-in-evaluations", "{max_turns: 6, max_context: 4096}", "max_turns: 10"):
+        check(index, settings=settings)
+    with raises("training.other-limits-in-evaluations", "{max_context: 4096}"):
+        check(index, settings=settings, limits={"max_turns": 8})
+    check(index, settings=settings, limits={"max_turns": 8, "max_context": 4096})
+
+
 def test_each_entry_of_a_sweep_is_checked(index: Path) -> None:
     sweep = [{"name": "a", "settings": {}}, {"name": "b", "settings": {"environment": HANDLES}}]
     with raises("training.other-environment-in-evaluations", '"handles": true'):

@@ -73,12 +73,25 @@ def check_comparable(
 ) -> None:
     """Check that evaluations can compare the base model, the adapter in service and the adapter of a training.
 
-    All of them must have the same chat settings and environment. `limits` are the limits of evaluations, and `current`
-    is the directory of the adapter in service, if any, which may be empty.
+    All of them must have the same chat settings and environment. Turns, tokens and context of evaluations may differ
+    from those of training, but only if `limits`, the limits of evaluations, names them. `current` is the directory of
+    the adapter in service, if any, which may be empty.
 
     Raises:
         UsageError: they differ.
     """
+    sizes = {
+        "max_turns": trained.rollouts.max_turns,
+        "max_tokens": trained.rollouts.max_tokens,
+        "max_context": trained.model.max_context,
+    }
+    used = EvaluationLimits.from_mapping(limits).model_dump(include=set(sizes))
+    if other := {name: size for name, size in sizes.items() if name not in limits and size != used[name]}:
+        raise UsageError(
+            "training.other-limits-in-evaluations",
+            f"evaluations would have {_list_sizes({name: used[name] for name in other})}, but training has "
+            f"{_list_sizes(other)}; set limits to {{{_list_sizes(other)}}}, or to what evaluations shall have",
+        )
     chat, env = find_baseline_settings(index, base_model, limits)
     if chat != trained.chat:
         raise UsageError(
@@ -110,6 +123,10 @@ def check_comparable(
             f"{_describe(env).word}, so that they could not be compared; set environment in the training settings, and "
             "limits.environment if it is set, to the former, or against to base",
         )
+
+
+def _list_sizes(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{name}: {size}" for name, size in sizes.items())
 
 
 def _digest_own_code(names: Iterable[str]) -> list[str]:

@@ -32,7 +32,7 @@ from gumshoe.training.launch.checkpoint_sync import INCOMING, OUTGOING, Checkpoi
 from gumshoe.training.launch.distributed_env import DistributedEnv
 from gumshoe.training.launch.servers import Servers, create_servers, find_server_logs
 from gumshoe.training.models.base_model import check_same_base, check_servable
-from gumshoe.training.models.model_shape import read_context, read_shape
+from gumshoe.training.models.model_shape import read_context, read_heads
 from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, available_processors, visible_gpus
 from gumshoe.training.planning.memory_plan import check_memory, inspect_machine, resolve_checkpointing
 from gumshoe.training.run_proof import write_run_proof
@@ -104,14 +104,6 @@ _EXTENDS_RUN = {
 }
 
 
-def _read_heads(settings: TrainSettings) -> tuple[int, int]:
-    """Return the numbers of attention heads and of heads of keys and values; zeros if they cannot be read."""
-    with suppress(UsageError):
-        shape = read_shape(settings.model.name)
-        return shape.heads, shape.kv_heads
-    return 0, 0
-
-
 def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
     """Train, and return the run's directory.
 
@@ -159,7 +151,7 @@ def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
             check_server(url, settings.model.max_context)
     gpus = visible_gpus()
     check_devices(settings, len(gpus), settings.servers)
-    heads = _read_heads(settings) if settings.servers and len(gpus) > 1 else (0, 0)
+    heads = read_heads(settings.model.name) if settings.servers and len(gpus) > 1 else (0, 0)
     allocation = allocate_gpus(gpus, processes, settings.servers, heads)
     allocation.check_memory(settings.rollouts.gpu_memory)
     machine = inspect_machine(len(gpus), node.count)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,14 @@ def read_shape(model: str) -> ModelShape:
         raise UsageError(
             "planning.unsupported-model", f"cannot plan for {model}: {' '.join(str(error).split())}"
         ) from None
+
+
+def read_heads(model: str) -> tuple[int, int]:
+    """Return the numbers of attention heads and of heads of keys and values; zeros if they cannot be read."""
+    with suppress(UsageError):
+        shape = read_shape(model)
+        return shape.heads, shape.kv_heads
+    return 0, 0
 
 
 def load_meta_model(model: str) -> Any:

@@ -168,13 +168,13 @@ def allocate_gpus(gpus: Sequence[str], processes: int, servers: int, heads: tupl
     trainers, rest = tuple(gpus[:processes]), tuple(gpus[processes:])
     if servers and len(rest) >= servers:
         each = 1 << ((len(rest) // servers).bit_length() - 1)
-        while not _can_divide(*heads, each):
+        while not can_divide(*heads, each):
             each //= 2
         return GpuAllocation(trainers, tuple(rest[number * each :][:each] for number in range(servers)))
     shared = rest or trainers[::-1]
     return GpuAllocation(trainers, tuple((shared[number % len(shared)],) for number in range(servers)))
 
 
-def _can_divide(heads: int, kv_heads: int, gpus: int) -> bool:
+def can_divide(heads: int, kv_heads: int, gpus: int) -> bool:
     """Return True if vLLM can divide attention among GPUs: several may have copies of the same keys and values."""
     return heads % gpus == 0 and (kv_heads % gpus == 0 or gpus % kv_heads == 0)
