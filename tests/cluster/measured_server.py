@@ -26,10 +26,19 @@ class MeasuredServer:
     def url(self) -> str:
         return f"http://{self.address[0]}:{self.address[1]}/metrics"
 
-    def ask(self, policy: str, number: int, *, failed: int = 0, unanswered: int = 0, seconds: float = 1.0) -> None:
-        """Count questions, of which so many had no answer or failed; the others were answered."""
-        counts: dict[QuestionResult, int] = {"failed": failed, "unanswered": unanswered}
-        counts["answered"] = number - failed - unanswered
+    def ask(
+        self,
+        policy: str,
+        number: int,
+        *,
+        failed: int = 0,
+        unanswered: int = 0,
+        cancelled: int = 0,
+        seconds: float = 1.0,
+    ) -> None:
+        """Count `number` questions. Those that did not fail, had an answer and were not cancelled were answered."""
+        counts: dict[QuestionResult, int] = {"failed": failed, "unanswered": unanswered, "cancelled": cancelled}
+        counts["answered"] = number - sum(counts.values())
         for result, count in counts.items():
             for _ in range(count):
                 self.metrics.count_question(AskedQuestion(policy, time.monotonic() - seconds), result)

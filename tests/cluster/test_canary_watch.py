@@ -126,8 +126,10 @@ def test_a_good_canary_is_promoted_when_enough_is_shown(
     ("measure", "harm"),
     [
         ("success", lambda server: server.ask("r2", 60, unanswered=40)),
+        ("success", lambda server: server.ask("r2", 60, cancelled=40)),
         ("errors", lambda server: server.ask("r2", 60, failed=20)),
         ("latency_p95", lambda server: server.ask("r2", 60, seconds=40)),
+        ("latency_p95", lambda server: server.ask("r2", 60, cancelled=60, seconds=40)),
         ("corrections", lambda server: server.judge("r2", "corrected", 20)),
     ],
 )

@@ -387,11 +387,16 @@ def test_requests_beyond_the_queue_get_429_and_none_is_lost(server: AgentProcess
 
 @pytest.mark.ci
 def test_a_disconnected_client_frees_its_slot(server: AgentProcess, model: FakeVLLM) -> None:
+    def count_cancelled() -> float:
+        return server.metric("gumshoe_questions_total", policy="adapter", result="cancelled")
+
     model.inject(stall, times=None)
+    before = count_cancelled()
     for path, seconds in (("/invoke", 0.7), ("/invoke/stream", 0.2), ("/invoke/stream", 0.7)):
         with pytest.raises(httpx.ReadTimeout):
             server.client.post(path, json=question_body(), timeout=seconds)
         wait_until(lambda: server.metric("gumshoe_running") == 0)
+    wait_until(lambda: count_cancelled() == before + 3)
 
 
 def test_a_slow_client_does_not_block_others(server: AgentProcess) -> None:

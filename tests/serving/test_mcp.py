@@ -148,7 +148,11 @@ def test_a_stream_of_changes_cannot_be_opened(server_with_key: AgentProcess) -> 
 
 @pytest.mark.ci
 def test_a_disconnected_client_frees_its_slot(server_with_key: AgentProcess, model: FakeVLLM) -> None:
+    def count_cancelled() -> float:
+        return server_with_key.metric("gumshoe_questions_total", policy="adapter", result="cancelled")
+
     model.inject(stall, times=None)
+    before = count_cancelled()
     call = {"name": "ask", "arguments": {"question": "What is in 7?", "query_date": DAY}}
     body = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": call}
     for version in ("2025-06-18", "2025-11-25"):
@@ -156,6 +160,7 @@ def test_a_disconnected_client_frees_its_slot(server_with_key: AgentProcess, mod
         with pytest.raises(httpx.ReadTimeout):
             server_with_key.client.post("/mcp", json=body, headers=kinds, timeout=0.7)
         wait_until(lambda: server_with_key.metric("gumshoe_running") == 0)
+    wait_until(lambda: count_cancelled() == before + 2)
 
 
 def test_calls_have_a_limit_and_a_deadline(place: ServerFiles, monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:

@@ -1,32 +1,39 @@
 """Test the measures of each policy in service: questions, seconds, and the verdicts of callers."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from tests.inference.fake_vllm import FakeVLLM
 from tests.serving.agent_server import ANN, ServerClient, ServerFiles, add_key, question_body
-from tests.serving.in_process import make_settings, model_settings, serve_in_thread
-from tests.waiting import wait_until
+from tests.serving.in_process import make_scenario, make_settings, model_settings, serve_in_thread
+from tests.waiting import Clock, wait_until
+
+RESULTS = ("answered", "unanswered", "failed", "cancelled")
 
 
 def count_questions(server: ServerClient, policy: str) -> dict[str, float]:
-    results = ("answered", "unanswered", "failed")
-    return {each: server.metric("gumshoe_questions_total", policy=policy, result=each) for each in results}
+    return {each: server.metric("gumshoe_questions_total", policy=policy, result=each) for each in RESULTS}
 
 
 def test_questions_are_measured_by_the_policy_that_answers(place: ServerFiles, model: FakeVLLM) -> None:
     settings = model_settings(place, model.address, canary="next", canary_percent=30)
     with serve_in_thread(make_settings(place, model=settings)) as server:
         wait_until(lambda: server.metric("gumshoe_policy_available", policy="next") == 1)
-        assert count_questions(server, "next") == {"answered": 0, "unanswered": 0, "failed": 0}, "it is there at once"
+        assert count_questions(server, "next") == dict.fromkeys(RESULTS, 0), "it is there at once"
         policies = [server.ask(session_id=f"s{number}").json()["policy"] for number in range(8)]
         model.inject(lambda exchange: exchange.reply({"message": "no"}, 400))
         session = f"s{policies.index('next')}"
         assert server.ask(session_id=session).status_code == 502
         share = policies.count("next")
-        assert count_questions(server, "next") == {"answered": share, "unanswered": 0, "failed": 1}
-        assert count_questions(server, "adapter") == {"answered": 8 - share, "unanswered": 0, "failed": 0}
+        assert count_questions(server, "next") == {"answered": share, "unanswered": 0, "failed": 1, "cancelled": 0}
+        assert count_questions(server, "adapter") == {
+            "answered": 8 - share,
+            "unanswered": 0,
+            "failed": 0,
+            "cancelled": 0,
+        }
         timed = server.metric("gumshoe_answer_seconds_count", policy="next")
         assert timed == share, "a failure that comes early is not a quick answer"
         assert server.metric("gumshoe_feedback_per_caller") == 0, "it takes no feedback"
@@ -81,3 +88,58 @@ def test_verdicts_count_again_after_a_day_and_memory_is_bounded(monkeypatch: pyt
     now[0] = feedback_limit.VERDICT_PERIOD
     assert [limit.admit("dan", "r1", each) for each in ("q1", "q1")] == ["", "repeated"]
     assert len(limit._counted) == 1
+
+
+@pytest.mark.parametrize("result", ["cancelled", "failed"])
+def test_questions_that_end_without_a_result_are_counted(place: ServerFiles, clock: Clock, result: str) -> None:
+    """They are those of a client that gives up, whose time counts, and those in which the environment has a defect."""
+    from gumshoe.environments.registry import open_env
+    from gumshoe.inference.policy_names import PolicyName
+    from gumshoe.rollouts.episode import EpisodeStart
+    from gumshoe.rollouts.tool_threads import ToolThreads
+    from gumshoe.rollouts.trajectory import Trajectory
+    from gumshoe.serving.served_policies import ServedPolicy
+    from gumshoe.serving.service import AnswerService
+    from gumshoe.serving.telemetry import Metrics, create_tracer
+
+    metrics, is_running = Metrics(), asyncio.Event()
+
+    async def run(_: EpisodeStart) -> Trajectory:
+        if result == "failed":
+            raise RuntimeError("a defect")
+        is_running.set()
+        return await asyncio.Future()
+
+    async def ask() -> None:
+        policy = ServedPolicy(PolicyName.parse("vllm:http://localhost#next"), 1, run, problem="")
+        version = policy.name.version
+        metrics.policies.open([(version, 1, lambda: 1.0)], 0)
+        async with ToolThreads() as threads:
+            service = AnswerService(
+                make_settings(place),
+                open_env(place.index),
+                metrics,
+                create_tracer(),
+                threads,
+                lambda *_: None,
+                [policy],
+            )
+            work = asyncio.create_task(service.answer(make_scenario(), None, lambda _: None, "ann"))
+            if result == "cancelled":
+                await is_running.wait()
+                clock.advance(20)
+                work.cancel()
+            with pytest.raises((RuntimeError, asyncio.CancelledError)):
+                await work
+        of_policy = {"policy": version}
+
+        def value(name: str, **labels: str) -> float | None:
+            return metrics.registry.get_sample_value(f"gumshoe_{name}", of_policy | labels)
+
+        assert {each: value("questions_total", result=each) for each in RESULTS} == {
+            each: float(each == result) for each in RESULTS
+        }
+        timed = result == "cancelled"
+        assert (value("answer_seconds_bucket", le="18.0"), value("answer_seconds_bucket", le="25.0")) == (0, timed)
+
+    asyncio.run(ask())

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from gumshoe.serving.feedback_limit import VerdictLimit
 
-QuestionResult = Literal["answered", "unanswered", "failed"]
+QuestionResult = Literal["answered", "unanswered", "failed", "cancelled"]
 Verdict = Literal["right", "corrected", "wrong", "unanswerable"]
-RESULTS: tuple[QuestionResult, ...] = ("answered", "unanswered", "failed")
+RESULTS: tuple[QuestionResult, ...] = ("answered", "unanswered", "failed", "cancelled")
 VERDICTS: tuple[Verdict, ...] = ("right", "corrected", "wrong", "unanswerable")
 _SECONDS = (
     *(0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 1, 1.25, 1.5, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 10),
@@ -60,13 +60,14 @@ class PolicyMetrics:
         self._questions = Counter(
             f"{name}questions",
             "Questions that a policy was chosen for, by result: answered, unanswered (it found nothing, or gave none), "
-            "failed (the model or a tool failed, or there was no answer in time).",
+            "failed (the model or a tool failed, or there was no answer in time), cancelled (the client gave up).",
             ["policy", "result"],
             registry=registry,
         )
         self._seconds = Histogram(
             f"{name}answer_seconds",
-            "Seconds from the choice of a policy until its answer or the deadline, without the time in the queue.",
+            "Seconds from the choice of a policy until its answer, the deadline, or the client's disconnection, "
+            "without the time in the queue.",
             ["policy"],
             buckets=_SECONDS,
             registry=registry,

@@ -127,6 +127,9 @@ class AnswerService:
         asked, measured = AskedQuestion(), self.metrics.policies
         try:
             answer = await self._with_deadline(self._answer_in_turn(scenario, session, on_step, caller, asked))
+        except asyncio.CancelledError:  # the client gave up: without these, a slow policy would be measured as quick
+            measured.count_question(asked, "cancelled")
+            raise
         except DeadlineExceededError:
             self.metrics.model_errors.labels("too slow").inc()
             measured.count_question(asked, "failed")
@@ -152,6 +155,9 @@ class AnswerService:
         except UnavailableError as error:  # e.g. an agent that fails before its first turn
             measured.count_question(asked, "failed", is_timed=False)
             _log.warning("a question failed: %s [%s]", self._if_logged(error.message), error.code)
+            raise
+        except Exception:  # e.g. a defect in an environment; a question that is refused has no policy
+            measured.count_question(asked, "failed", is_timed=False)
             raise
         measured.count_question(asked, "answered" if answer.success else "unanswered")
         return answer
