@@ -1,5 +1,6 @@
 """Test over real sockets that one caller's work cannot keep others out."""
 
+import asyncio
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -13,8 +14,8 @@ import pytest
 
 from tests.inference.fake_vllm import FakeVLLM, after
 from tests.serving.agent_server import ANN, BOB, DAY, ServerClient, ServerFiles, add_key
-from tests.serving.in_process import make_settings, model_settings, serve_in_thread
-from tests.waiting import wait_until
+from tests.serving.in_process import make_scenario, make_settings, model_settings, serve_in_thread
+from tests.waiting import async_wait_until, wait_until
 
 LIMITS = {"deadline": 3600, "concurrency": 4, "queue": 16}
 
@@ -50,6 +51,73 @@ def flood(send: Callable[[], httpx.Response], number: int = 40) -> Iterator[Coun
         ended.set()
         for each in threads:
             each.join()
+
+
+def test_episodes_of_a_program_that_wait_for_a_process_are_shared_too(place: ServerFiles) -> None:
+    """A caller with more questions than processes does not get all processes that become free."""
+    from gumshoe.environments.registry import open_env
+    from gumshoe.inference.policy_names import PolicyName
+    from gumshoe.rollouts.episode import EpisodeStart
+    from gumshoe.rollouts.tool_threads import ToolThreads
+    from gumshoe.rollouts.trajectory import Trajectory
+    from gumshoe.serving.served_policies import ServedPolicy
+    from gumshoe.serving.service import AnswerService
+    from gumshoe.serving.telemetry import Metrics, create_tracer
+
+    settings = make_settings(place, model={"agent": {"command": ["agent"], "processes": 2}}, limits=LIMITS)
+    assert settings.concurrency < LIMITS["concurrency"]
+    running: dict[str, asyncio.Future[None]] = {}
+    tasks: list[asyncio.Task[Any]] = []
+
+    async def run(start: EpisodeStart) -> Trajectory:
+        asked = start.environment.scenario.question
+        running[asked] = asyncio.get_running_loop().create_future()
+        try:
+            await running[asked]
+        finally:
+            del running[asked]
+        return Trajectory.begin(start.environment, start.sample)
+
+    async def serve() -> None:
+        policy = ServedPolicy(PolicyName.parse("chat:model@http://localhost"), 1, run, problem="")
+        async with ToolThreads() as threads, asyncio.TaskGroup() as group:
+            service = AnswerService(
+                settings, open_env(place.index), Metrics(), create_tracer(), threads, lambda *_: None, [policy]
+            )
+
+            def ask(number: int, caller: str) -> str:
+                scenario = make_scenario(number)
+                tasks.append(group.create_task(service.answer(scenario, None, lambda _: None, caller)))
+                return scenario.question
+
+            asked = [ask(number, "ann") for number in range(4)]
+            await async_wait_until(lambda: len(running) == 2)
+            of_bob = ask(7, "bob")
+            await asyncio.sleep(0)
+            running[asked[0]].set_result(None)
+            await async_wait_until(lambda: asked[0] not in running and len(running) == 2)
+            assert set(running) == {asked[1], of_bob}
+            for each in tasks:
+                each.cancel()
+
+    asyncio.run(serve())
+
+
+@pytest.mark.parametrize(
+    ("agent", "workers", "concurrency"),
+    [
+        (None, 0, 64),
+        ({"name": "package.agent:graph"}, 0, 64),
+        ({"command": ["agent"]}, 0, 8),
+        ({"command": ["agent"], "processes": 100}, 0, 64),
+        ({"command": ["agent"], "processes": 8}, 3, 6),
+        ({"command": ["agent"], "processes": 2}, 3, 3),
+    ],
+)
+def test_no_more_episodes_of_a_program_run_than_it_may_have_processes(
+    place: ServerFiles, agent: dict[str, Any] | None, workers: int, concurrency: int
+) -> None:
+    assert make_settings(place, model={"agent": agent}, workers=workers).concurrency == concurrency
 
 
 def ask_as_bob(bob: ServerClient) -> httpx.Response:

@@ -322,6 +322,11 @@ def test_one_sample_needs_no_choice(server: AgentProcess) -> None:
             "serving.invalid-settings",
             "limits.concurrency (4), got 8",
         ),
+        (
+            ["model.samples=8", "model.temperature=1", "workers=3", "model.agent={command: [agent], processes: 7}"],
+            "serving.invalid-settings",
+            "the agent's processes (6), got 8",
+        ),
     ],
 )
 def test_invalid_sample_settings_are_refused(

@@ -62,8 +62,9 @@ class AnswerService:
     """Answer questions with the policies in service. Use it as an async context manager, with `open_service`.
 
     Invariants: an episode, and all samples of a question, use one policy. A session keeps its policy as long as that
-    is in service. At most `limits.concurrency` episodes run at once, over all questions, and at most `limits.queue`
-    questions wait. The same limits hold for single tool calls. Both are shared fairly among callers.
+    is in service. At most `settings.concurrency` episodes run at once, over all questions, and at most `limits.queue`
+    questions wait. Single tool calls have slots and a queue of their own, as many as `limits` says. All are shared
+    fairly among callers.
     """
 
     settings: ServeSettings
@@ -89,8 +90,8 @@ class AnswerService:
         self.choice = self.settings.model.choice
         self._budgets = UsageBudgets(limits.tokens_per_day, limits.calls_per_day, limits.usage_file)
         self._episodes, self._calls = (
-            FairLimiter(limits.concurrency, limits.queue, self.metrics.waiting.labels(what))
-            for what in ("episode", "call")
+            FairLimiter(most, limits.queue, self.metrics.waiting.labels(what))
+            for what, most in (("episode", self.settings.concurrency), ("call", limits.concurrency))
         )
         self.metrics.ready.set_function(lambda: float(not self.problem))
 
@@ -402,8 +403,8 @@ def _describe_start(settings: ServeSettings, env_factory: EnvFactory, served: Se
     """Return what workers open: the same index and policies, and a share of the processes that agents may have."""
     model, agent = settings.model, settings.model.agent
     if agent is not None:
-        share = max(1, agent.processes // settings.workers)
-        model = model.model_copy(update={"agent": agent.model_copy(update={"processes": share})})
+        agent = agent.model_copy(update={"processes": settings.processes_per_worker})
+        model = model.model_copy(update={"agent": agent})
     logs_json = any(isinstance(each.formatter, JsonFormatter) for each in logging.getLogger().handlers)
     sources = tuple(each.source for each in served)
     return WorkerStart(env_factory.directory, settings.environment, model, settings.limits, sources, logs_json)

@@ -141,7 +141,11 @@ class LimitSettings(BaseModel):
 
     model_config = _STRICT
 
-    concurrency: int = Field(64, ge=1, description="Maximum number of concurrent episodes.")
+    concurrency: int = Field(
+        64,
+        ge=1,
+        description="Maximum number of concurrent episodes. Of an agent that is a program, at most `processes` run.",
+    )
     queue: int = Field(128, ge=0, description="Maximum number of waiting requests; further ones get status 429.")
     deadline: float = Field(120, gt=0, description="Deadline of a request including waiting; then it gets status 504.")
     body: int = Field(64 << 10, ge=1024, description="Maximum size of a request body in bytes.")
@@ -297,11 +301,24 @@ class ServeSettings(BaseSettings):
             )
         if (self.keeping.feedback or self.keeping.trajectories) and not self.store:
             raise ValueError("keeping.feedback and keeping.trajectories need a store; set store")
-        if self.model.samples > self.limits.concurrency:
-            raise ValueError(
-                f"model.samples must be <= limits.concurrency ({self.limits.concurrency}), got {self.model.samples}"
-            )
+        if self.model.samples > self.concurrency:
+            limit = "limits.concurrency" if self.concurrency == self.limits.concurrency else "the agent's processes"
+            raise ValueError(f"model.samples must be <= {limit} ({self.concurrency}), got {self.model.samples}")
         return self
+
+    @property
+    def concurrency(self) -> int:
+        """Maximum number of concurrent episodes: `limits.concurrency`, and for a program no more than its processes.
+
+        An episode with a slot thus never waits for a process, so that the slots decide whose turn it is.
+        """
+        agent, most = self.model.agent, self.limits.concurrency
+        return min(most, self.processes_per_worker * max(1, self.workers)) if agent and agent.command else most
+
+    @property
+    def processes_per_worker(self) -> int:
+        """Number of the agent's processes that each process running episodes may have."""
+        return max(1, self.model.agent.processes // max(1, self.workers)) if self.model.agent else 0
 
     @classmethod
     def settings_customise_sources(
