@@ -204,6 +204,44 @@ def test_a_failure_of_the_policy_is_none_of_the_agent(run: Run) -> None:
             run(named(agent), Failing())
 
 
+held: list["AgentTask"] = []
+
+
+async def leaks_and_fails(task: "AgentTask") -> None:
+    """Keep the task, and fail before the first turn."""
+    held.append(task)
+    raise RuntimeError("no idea")
+
+
+async def leaks_and_waits(task: "AgentTask") -> None:
+    """Keep the task, and wait for ever."""
+    held.append(task)
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize("agent", [leaks_and_fails, leaks_and_waits])
+def test_an_abandoned_agent_cannot_read_on(tokenizer: Any, chat: ChatFormat, index: MailIndex, agent: Any) -> None:
+    """Its episode was cancelled, or is run again, but its threads may go on with the tools that they hold."""
+    from gumshoe.gateway.gateway_errors import UnknownKeyError
+
+    held.clear()
+    policy, settings = ScriptedPolicy(tokenizer, lambda *_: TURNS[0]), AgentSettings.parse(named(agent))
+
+    async def read_on() -> None:
+        async with ToolThreads(2, 3600) as threads, open_token_runner(policy, chat, Sampling(), 4096, settings) as run:
+            environment = EmailEnvironment(index, scenario(1), 6)
+            episode = asyncio.ensure_future(run(EpisodeStart(environment, "0", EpisodeLimits(6, 4096), threads)))
+            await async_wait_until(lambda: bool(held))
+            if agent is leaks_and_waits:
+                episode.cancel()
+            await asyncio.wait({episode})
+            with pytest.raises(UnknownKeyError):
+                await held[0].tools.call_async("search_inbox", keywords=["gas"])
+            assert environment.record.searches == 0
+
+    asyncio.run(read_on())
+
+
 refused = threading.Event()
 
 

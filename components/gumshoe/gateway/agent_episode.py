@@ -52,7 +52,8 @@ _ANSWERED = "Error: the final answer was given, so nothing else can be called"
 class AgentEpisode:
     """An episode that an agent runs: it requests turns of the policy and calls tools, until it answers or ends.
 
-    All methods are called in the event loop. Once `end` was called, nothing changes the trajectory any more.
+    All methods are called in the event loop. Once `end` or `close` was called, nothing changes the trajectory any more,
+    and an agent that was abandoned can neither call the policy nor a tool.
     """
 
     def __init__(
@@ -386,6 +387,10 @@ class AgentEpisode:
 
     # The end.
 
+    def close(self) -> None:
+        """Make the key void, also for the tools that an agent holds in its own threads."""
+        self._is_over = True
+
     async def end(self, answer: str | None = None, sources: Sequence[str] = ()) -> Trajectory:
         """End the episode with the answer that the agent returned, and return its trajectory.
 
@@ -396,7 +401,7 @@ class AgentEpisode:
             Exception: if a tool raised it, because of a defect in the tool.
         """
         environment, done = self._start.environment, self.trajectory
-        self._is_over = True
+        self.close()
         async with self._tool_lock:
             if answer is not None and not environment.finished and self.failure is None:
                 before = len(done.record.deeds)

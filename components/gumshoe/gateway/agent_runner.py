@@ -1,7 +1,7 @@
 """Run episodes with an agent that calls the policy and the tools through the gateway."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -67,7 +67,7 @@ class _AgentRunner:
         with _hold_server(self.policy) as policy:
             sampler = TurnSampler(policy, self.chat, self.sampling)
             episode = AgentEpisode(start, sampler, self.max_context, self.settings, self.foreign)
-            with self.gateway.admit(episode) as admitted:
+            with self.gateway.admit(episode) as admitted, closing(episode):  # also if it is cancelled or run again
                 answer, ending, detail = await self._run_agent(episode, start)
                 trajectory = await episode.end(answer.answer, answer.sources)
         if trajectory.ending == "no answer" and admitted.was_refused:
