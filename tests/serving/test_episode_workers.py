@@ -6,9 +6,11 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, asynccontextmanager
 from contextvars import copy_context
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest.mock import AsyncMock, Mock
@@ -20,7 +22,7 @@ from gumshoe.inference.policy import PolicyError
 from tests.errors import raises
 from tests.inference.fake_vllm import FakeVLLM, held, status
 from tests.serving.agent_server import ANN, AgentProcess, ServerFiles, add_key, code_of, question_body, start_server
-from tests.serving.in_process import make_settings, model_settings
+from tests.serving.in_process import make_scenario, make_settings, model_settings
 from tests.waiting import wait_until
 
 if TYPE_CHECKING:
@@ -340,3 +342,46 @@ def test_audit_lines_of_tool_calls_that_end_after_their_question_was_cancelled_a
     with caplog.at_level(logging.INFO):
         asyncio.run(cancel_all())
     assert [each.__dict__["fields"]["number"] for each in caplog.records if each.name == "audit"] == [2, 3]
+
+
+@pytest.mark.parametrize("error", [PolicyError("inference.unreachable", "gone"), OSError("too many open files")])
+def test_a_policy_that_could_not_be_opened_is_opened_by_the_next_question(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    from gumshoe.inference.policy_names import PolicyName
+    from gumshoe.serving import episode_worker
+    from gumshoe.serving.served_policies import PolicySource
+    from gumshoe.serving.settings import LimitSettings, ServedModelSettings
+    from gumshoe.serving.usage_budgets import UsageBudgets
+    from gumshoe.serving.worker_messages import EpisodeJob, JobEnd, WorkerStart
+
+    name = PolicyName.parse("vllm:http://localhost#adapter")
+    openings = iter([error, None])
+
+    @asynccontextmanager
+    async def open_or_fail(*_: object) -> AsyncIterator[Mock]:
+        if (failure := next(openings)) is not None:
+            raise failure
+        yield Mock()
+
+    monkeypatch.setattr(episode_worker, "open_served_policy", open_or_fail)
+    sources = (PolicySource(name, None, ()),)
+    start = WorkerStart(Path(), None, ServedModelSettings(), LimitSettings(), sources, logs_json=False)
+    job = EpisodeJob(name.version, make_scenario(), "seed", 0, "ann", None, None)
+    ends: asyncio.Queue[JobEnd] = asyncio.Queue()
+    seen: list[JobEnd] = []
+
+    async def ask_twice() -> AsyncIterator[EpisodeJob]:
+        for number in range(2):
+            yield replace(job, number=number)
+            seen.append(await ends.get())
+        raise EOFError
+
+    async def work() -> None:
+        channel = Mock(receive=ask_twice().__anext__, send=ends.put_nowait)
+        answerer = Mock(answer=AsyncMock(return_value="answer"))
+        async with AsyncExitStack() as stack:
+            await episode_worker.EpisodeWorker(channel, start, answerer, UsageBudgets(), stack).work()
+
+    asyncio.run(work())
+    assert [each.error is None for each in seen] == [False, True]

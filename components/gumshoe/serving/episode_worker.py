@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 import uvloop
 from asgi_correlation_id import correlation_id
@@ -114,15 +115,16 @@ class EpisodeWorker:
         return logger
 
     async def _open_runner(self, policy: str) -> EpisodeRunner:
-        """Return what runs the episodes of a policy, opened once."""
+        """Return what runs the episodes of a policy, opened once. If that fails, the next question tries again."""
         if policy not in self._runners:
             opening = open_served_policy(self._policies[policy], self._start.model, self._start.limits.deadline)
-            self._runners[policy] = asyncio.create_task(self._stack.enter_async_context(opening))
-        try:
-            return await asyncio.shield(self._runners[policy])
-        except GumshoeError:  # e.g. its server is gone; the next question tries again
-            self._runners.pop(policy, None)
-            raise
+            task = self._runners[policy] = asyncio.create_task(self._stack.enter_async_context(opening))
+            task.add_done_callback(partial(self._forget_failed, policy))  # also if no question waits any more
+        return await asyncio.shield(self._runners[policy])
+
+    def _forget_failed(self, policy: str, opened: "asyncio.Task[EpisodeRunner]") -> None:
+        if opened.cancelled() or opened.exception() is not None:
+            del self._runners[policy]
 
 
 async def _work(end: socket.socket) -> None:
