@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,7 +25,7 @@ from tests.serving.agent_server import (
     start_server,
 )
 from tests.serving.in_process import make_settings, model_settings, serve_in_thread
-from tests.waiting import wait_until
+from tests.waiting import Clock, wait_until
 
 if TYPE_CHECKING:
     from gumshoe.serving.settings import ServeSettings
@@ -358,3 +359,40 @@ def test_feedback_takes_every_answer_that_a_server_can_give() -> None:
 
     long = {"answer": "a" * 100_000, "source_ids": [f"<{number}@example.com>" for number in range(500)]}
     assert len(FeedbackBody.model_validate(feedback_body(**long)).source_ids) == 500
+
+
+@pytest.mark.parametrize(
+    ("failures", "seconds", "published", "level"),
+    [(0, 20.0, True, None), (2, 20.0, True, "WARNING"), (1, 0.0, False, "ERROR"), (100, 20.0, False, "ERROR")],
+)
+def test_the_rest_is_published_at_the_end_or_reported_as_lost(
+    failures: int,
+    seconds: float,
+    published: bool,
+    level: str | None,
+    monkeypatch: pytest.MonkeyPatch,
+    clock: Clock,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    from gumshoe.artifacts.storage import StorageError
+    from gumshoe.serving.feedback_recorder import FeedbackRecorder
+    from gumshoe.serving.settings import RecordingSettings
+
+    store, left = Store(str(tmp_path / "store")), [failures]
+    publish = Store.publish
+
+    def fail_or_publish(*given: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise StorageError("store.unavailable", "gone")
+        return publish(*given, **options)
+
+    monkeypatch.setattr(Store, "publish", fail_or_publish)
+    monkeypatch.setattr(time, "sleep", clock.advance)
+    with FeedbackRecorder(RecordingSettings(every=3600), store, seconds) as recorder:
+        assert all(recorder.record_feedback(scenario(number, given_by="a")) for number in (1, 2))
+    assert len(store.list("feedback")) == published
+    assert (caplog.records[-1].levelname if caplog.records else None) == level
+    assert ("2 lines of scenarios.jsonl" in caplog.text) == (not published)
+    assert "later" not in caplog.text

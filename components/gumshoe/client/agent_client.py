@@ -191,14 +191,14 @@ class AgentClient:
         unanswerable: bool = False,
         consent: Literal["training", "none"] | None = None,
     ) -> bool:
-        """Report whether an answer is right. Return True if the server stored it for training.
+        """Report whether an answer is right. Return True if the server accepted it for training.
 
             client.feedback(answer, right=False, right_answer="Friday", right_source_ids=["<1@example.com>"])
 
-        The server stores only questions with an answer and its sources: those of `answer` if it is right, otherwise
+        The server accepts only questions with an answer and its sources: those of `answer` if it is right, otherwise
         `right_answer` and `right_source_ids`. With `unanswerable`, no source has the answer, and "I don't know" is
-        right. `consent` says what the feedback may be used for; by default, the server's settings say it. The errors
-        are those of `ask`.
+        right. `consent` says what the feedback may be used for; by default, the server's settings say it. The server
+        publishes what it has accepted every few minutes. The errors are those of `ask`.
         """
         sent = answer.model_dump(mode="json", include={"question", "inbox_address", "query_date", "answer", "policy"})
         body = {**sent, "source_ids": list(answer.source_ids), "right": right, "right_answer": right_answer}

@@ -173,4 +173,6 @@ class CitedText(Response):
 class FeedbackResult(Response):
     """Result of feedback."""
 
-    kept: bool = Field(description="True if the question was stored for training.", examples=[True])
+    kept: bool = Field(
+        description="True if the question was accepted for training. The server publishes it later.", examples=[True]
+    )

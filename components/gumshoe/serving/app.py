@@ -220,13 +220,15 @@ def create_app(settings: ServeSettings, service: AnswerService, recorder: Feedba
         "/feedback",
         status_code=202,
         summary="Give feedback on an answer",
-        response_description="The result. `kept` says if the question was stored.",
+        response_description="The result. `kept` says if the question was accepted.",
         responses=describe_problems(GIVING_FEEDBACK),
         dependencies=secured,
         tags=[AGENT],
     )
     async def give_feedback(body: FeedbackBody, request: Request) -> responses.FeedbackResult:
-        """Store a question with its correct answer and sources, or as unanswerable. Otherwise, nothing is stored.
+        """Accept a question with its correct answer and sources, or as unanswerable. Otherwise, nothing is stored.
+
+        The server publishes what it has accepted within `keeping.every` seconds, and when it stops.
 
         With `policy`, the verdict also counts in the measures of that policy, which decide about a canary.
         """

@@ -8,6 +8,7 @@ import logging
 import random
 import secrets
 import threading
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -26,6 +27,9 @@ from gumshoe.terminal import hide_progress
 KIND = "feedback"
 SCENARIOS, TRAJECTORIES = "scenarios.jsonl", "trajectories.jsonl"
 _MAX_LINES = 1000  # maximum number of unpublished lines per file; further ones are dropped
+LAST_ATTEMPTS = 20.0
+"""Maximum seconds for further attempts at the end. The chart's pods have 25 after `limits.shutdown`."""
+_PAUSE = 1.0  # seconds between these attempts
 
 _log = logging.getLogger(__name__)
 
@@ -45,6 +49,8 @@ class FeedbackRecorder:
 
     settings: RecordingSettings
     store: Store | None
+    last_attempts: float = LAST_ATTEMPTS
+    """Seconds in which the rest is tried again if the store fails at the end. Then it is lost, which is logged."""
     _lines: dict[str, dict[str, "_Line"]] = field(default_factory=lambda: {SCENARIOS: {}, TRAJECTORIES: {}})
     """Unpublished lines by file and key. A new line replaces the old one with the same key."""
     _redactor: RecordRedactor = field(init=False)
@@ -65,7 +71,7 @@ class FeedbackRecorder:
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
-            self._publish()
+            self._publish_rest()
 
     def record_feedback(self, scenario: Scenario) -> bool:
         """Record a question with its correct answer. Return False if redaction leaves nothing, or there is no room.
@@ -95,13 +101,27 @@ class FeedbackRecorder:
 
     def _run(self) -> None:
         while not self._ended.wait(self.settings.every):
-            self._publish()
+            if (failure := self._publish()) is not None:
+                _log.warning("cannot publish the records, trying again later: %s", failure)
 
-    def _publish(self) -> None:
+    def _publish_rest(self) -> None:
+        end = time.monotonic() + self.last_attempts
+        while (failure := self._publish()) is not None:
+            if time.monotonic() >= end:
+                lost = " and ".join(f"{len(lines)} lines of {file}" for file, lines in self._lines.items() if lines)
+                _log.error("%s were accepted and are lost: cannot publish them: %s", lost, failure)
+                return
+            _log.warning(
+                "cannot publish the records, trying again for up to %g seconds: %s", self.last_attempts, failure
+            )
+            time.sleep(_PAUSE)
+
+    def _publish(self) -> str | None:
+        """Publish the records. If that fails, keep them and return the reason; otherwise return None."""
         with self._lock:
             lines, self._lines = self._lines, {SCENARIOS: {}, TRAJECTORIES: {}}
         if self.store is None or not any(lines.values()):
-            return
+            return None
         version = f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
         try:
             with TemporaryDirectory(prefix="gumshoe-kept-") as place, hide_progress():
@@ -114,7 +134,7 @@ class FeedbackRecorder:
                 givers = Counter(each.given_by for each in written if each.given_by is not None)
                 self.store.publish(Path(place), KIND, version, settings={"given_by": dict(givers)})
         except (GumshoeError, OSError) as error:
-            message = error.message_with_code if isinstance(error, GumshoeError) else error
-            _log.warning("cannot publish the records, trying again later: %s", message)
             with self._lock:
                 self._lines = {file: kept | self._lines[file] for file, kept in lines.items()}
+            return error.message_with_code if isinstance(error, GumshoeError) else str(error)
+        return None

@@ -20,7 +20,7 @@ from gumshoe.serving.app import create_app
 from gumshoe.serving.audit_log import AuditLog, open_audit_log
 from gumshoe.serving.browser_checks import allow_origins, transport_security
 from gumshoe.serving.connections import ConnectionGuard, find_capacity
-from gumshoe.serving.feedback_recorder import FeedbackRecorder
+from gumshoe.serving.feedback_recorder import LAST_ATTEMPTS, FeedbackRecorder
 from gumshoe.serving.garbage_collection import prepare_garbage_collection
 from gumshoe.serving.http_protocol import GuardedServer, ServerConfig
 from gumshoe.serving.mcp_server import create_mcp_server
@@ -75,7 +75,7 @@ async def open_server(
     metrics = Metrics()
     access = open_access(settings.access, metrics)
     with (
-        FeedbackRecorder(settings.keeping, store) as recorder,
+        FeedbackRecorder(settings.keeping, store, min(LAST_ATTEMPTS, settings.limits.shutdown)) as recorder,
         open_audit_log(settings.audit) as audit,
         serve_metrics(settings, metrics),
     ):
