@@ -297,6 +297,27 @@ def test_an_audited_toolbox_is_like_the_original(place: ServerFiles) -> None:
     assert [each.__name__ for each in audited.tools] == [each.__name__ for each in original.tools]
 
 
+def test_no_id_can_hide_a_source_from_the_log(tmp_path: Path) -> None:
+    """Ids that look like credentials are written as they are, but safe to show. Everything else is masked."""
+    from gumshoe.serving.access import Principal
+    from gumshoe.serving.audit_log import open_audit_log, record_access, write_line
+    from tests.serving.in_process import make_scenario
+
+    secret, file = "sk-aaaaaaaaaaaaaaaaaaaa", tmp_path / "audit.jsonl"
+    ids, inbox = [f"<{secret}@evil.example>", f"http://a:b@c/?token=d{ESCAPE}"], f"{secret}@example.com"
+    scenario = make_scenario().model_copy(update={"inbox_address": inbox, "collections": (secret,)})
+    with open_audit_log(str(file)) as log:
+        log.start_trail(Principal(secret, ()))
+        record_access("read", scenario, ids, tool=secret)
+        write_line({"source_ids": ids, "policy": secret})  # of a worker process
+    text = file.read_text()
+    assert not any(each in text for each in ("\x1b", "\u202e"))
+    first, second = map(json.loads, text.splitlines())
+    assert (first["source_ids"], first["inbox"], first["collections"]) == (ids, inbox, [secret])
+    assert (first["principal"], first["tool"]) == (secret, "***")
+    assert (second["source_ids"], second["policy"]) == (ids, "***")
+
+
 def test_many_ids_and_long_ones_are_cut(caplog: pytest.LogCaptureFixture) -> None:
     import logging
 

@@ -2,7 +2,8 @@
 
 A line has the caller, the inbox or the collections, and the ids of the sources that the caller, or the agent on its
 behalf, was shown. It never contains text of a message, a question or an answer. The line of a tool call is written when
-the call ends, so that it is there whatever happens to the answer.
+the call ends, so that it is there whatever happens to the answer. Names and ids are written as they are: a sender could
+otherwise hide a message from the log with an id that looks like a credential, which logs mask.
 """
 
 import logging
@@ -28,6 +29,7 @@ AuditEvent = Literal["search", "read", "source", "question", "feedback", "refuse
 LOG, NONE = "log", "none"
 _MAX_IDS = 100  # ids in a line
 _MAX_LENGTH = 200  # characters of an id
+_EXACT = ("principal", "inbox", "collections", "source_ids")  # fields that are never masked
 
 _log = logging.getLogger(__name__)
 
@@ -70,7 +72,7 @@ class AuditTrail:
             line["more_sources"] = len(listed) - _MAX_IDS
         if self.policy:
             line["policy"] = self.policy
-        self.logger.info("audit", extra={"fields": {**line, **more}})
+        _log_line(self.logger, {**line, **more})
 
 
 def record_access(event: AuditEvent, scenario: Scenario, ids: Iterable[str] = (), **more: Any) -> None:
@@ -95,7 +97,11 @@ def write_line(line: Mapping[str, Any]) -> None:
     """Write an audit line that another process has made for the current request."""
     trail = _trail.get()
     if trail is not None and trail.logger is not None:
-        trail.logger.info("audit", extra={"fields": dict(line)})
+        _log_line(trail.logger, line)
+
+
+def _log_line(logger: logging.Logger, line: Mapping[str, Any]) -> None:
+    logger.info("audit", extra={"fields": dict(line), "exact": _EXACT})
 
 
 @contextmanager

@@ -136,7 +136,10 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, default=redact)
 
 
 class JsonFormatter(logging.Formatter):
-    """Format a log record as one line of JSON, with its request ID and trace."""
+    """Format a log record as one line of JSON, with its request ID and trace, and with credentials masked.
+
+    Fields that the record names in `exact` are written as they are.
+    """
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the record as JSON."""
@@ -154,7 +157,8 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             entry["exception"] = record.exc_text or self.formatException(record.exc_info)
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        return escape_unprintable(_ENCODER.encode({"time": time} | redact_json(entry)))
+        exact = {name: entry[name] for name in getattr(record, "exact", ()) if name in entry}
+        return escape_unprintable(_ENCODER.encode({"time": time} | redact_json(entry) | exact))
 
 
 def log_as_json() -> None:
