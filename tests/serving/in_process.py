@@ -15,6 +15,9 @@ from tests.serving.agent_server import ANN, DAY, ServerClient, ServerFiles
 from tests.waiting import async_wait_until, wait_until
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
+    from gumshoe.rollouts.episode import EpisodeRunner
     from gumshoe.scenarios.scenario import Scenario
     from gumshoe.serving.service import AnswerService
     from gumshoe.serving.settings import ServeSettings
@@ -54,6 +57,27 @@ async def open_test_service(
     async with open_service(settings, open_env(place.index), Metrics(), create_tracer(), lambda *_: None) as service:
         await async_wait_until(lambda: not service.problem)
         yield service
+
+
+@asynccontextmanager
+async def open_stub_service(
+    settings: "ServeSettings", run: "EpisodeRunner", tracer: "Tracer | None" = None
+) -> "AsyncIterator[AnswerService]":
+    """Yield a service with one policy, `stub`, whose episodes a function runs."""
+    from gumshoe.environments.registry import open_env
+    from gumshoe.inference.policy_names import PolicyName
+    from gumshoe.rollouts.tool_threads import ToolThreads
+    from gumshoe.serving.served_policies import ServedPolicy
+    from gumshoe.serving.service import AnswerService
+    from gumshoe.serving.telemetry import Metrics, create_tracer
+
+    policy = ServedPolicy(PolicyName.parse("vllm:http://localhost#stub"), 1, run, problem="")
+    metrics, env_factory = Metrics(), open_env(Path(settings.index))
+    metrics.policies.open([("stub", 1, lambda: 1.0)], 0)
+    async with ToolThreads() as threads:
+        yield AnswerService(
+            settings, env_factory, metrics, tracer or create_tracer(), threads, lambda *_: None, [policy]
+        )
 
 
 @contextmanager

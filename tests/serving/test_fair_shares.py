@@ -14,7 +14,13 @@ import pytest
 
 from tests.inference.fake_vllm import FakeVLLM, after
 from tests.serving.agent_server import ANN, BOB, DAY, ServerClient, ServerFiles, add_key
-from tests.serving.in_process import make_scenario, make_settings, model_settings, serve_in_thread
+from tests.serving.in_process import (
+    make_scenario,
+    make_settings,
+    model_settings,
+    open_stub_service,
+    serve_in_thread,
+)
 from tests.waiting import async_wait_until, wait_until
 
 LIMITS = {"deadline": 3600, "concurrency": 4, "queue": 16}
@@ -55,14 +61,8 @@ def flood(send: Callable[[], httpx.Response], number: int = 40) -> Iterator[Coun
 
 def test_episodes_of_a_program_that_wait_for_a_process_are_shared_too(place: ServerFiles) -> None:
     """A caller with more questions than processes does not get all processes that become free."""
-    from gumshoe.environments.registry import open_env
-    from gumshoe.inference.policy_names import PolicyName
     from gumshoe.rollouts.episode import EpisodeStart
-    from gumshoe.rollouts.tool_threads import ToolThreads
     from gumshoe.rollouts.trajectory import Trajectory
-    from gumshoe.serving.served_policies import ServedPolicy
-    from gumshoe.serving.service import AnswerService
-    from gumshoe.serving.telemetry import Metrics, create_tracer
 
     settings = make_settings(place, model={"agent": {"command": ["agent"], "processes": 2}}, limits=LIMITS)
     assert settings.concurrency < LIMITS["concurrency"]
@@ -79,11 +79,7 @@ def test_episodes_of_a_program_that_wait_for_a_process_are_shared_too(place: Ser
         return Trajectory.begin(start.environment, start.sample)
 
     async def serve() -> None:
-        policy = ServedPolicy(PolicyName.parse("chat:model@http://localhost"), 1, run, problem="")
-        async with ToolThreads() as threads, asyncio.TaskGroup() as group:
-            service = AnswerService(
-                settings, open_env(place.index), Metrics(), create_tracer(), threads, lambda *_: None, [policy]
-            )
+        async with open_stub_service(settings, run) as service, asyncio.TaskGroup() as group:
 
             def ask(number: int, caller: str) -> str:
                 scenario = make_scenario(number)

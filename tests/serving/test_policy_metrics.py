@@ -7,7 +7,13 @@ import pytest
 
 from tests.inference.fake_vllm import FakeVLLM
 from tests.serving.agent_server import ANN, ServerClient, ServerFiles, add_key, question_body
-from tests.serving.in_process import make_scenario, make_settings, model_settings, serve_in_thread
+from tests.serving.in_process import (
+    make_scenario,
+    make_settings,
+    model_settings,
+    open_stub_service,
+    serve_in_thread,
+)
 from tests.waiting import Clock, wait_until
 
 RESULTS = ("answered", "unanswered", "failed", "cancelled")
@@ -93,37 +99,19 @@ def test_verdicts_count_again_after_a_day_and_memory_is_bounded(monkeypatch: pyt
 @pytest.mark.parametrize("result", ["cancelled", "failed"])
 def test_questions_that_end_without_a_result_are_counted(place: ServerFiles, clock: Clock, result: str) -> None:
     """They are those of a client that gives up, whose time counts, and those in which the environment has a defect."""
-    from gumshoe.environments.registry import open_env
-    from gumshoe.inference.policy_names import PolicyName
     from gumshoe.rollouts.episode import EpisodeStart
-    from gumshoe.rollouts.tool_threads import ToolThreads
     from gumshoe.rollouts.trajectory import Trajectory
-    from gumshoe.serving.served_policies import ServedPolicy
-    from gumshoe.serving.service import AnswerService
-    from gumshoe.serving.telemetry import Metrics, create_tracer
 
-    metrics, is_running = Metrics(), asyncio.Event()
+    is_running = asyncio.Event()
 
-    async def run(_: EpisodeStart) -> Trajectory:
+    async def run(start: EpisodeStart) -> Trajectory:  # noqa: ARG001
         if result == "failed":
             raise RuntimeError("a defect")
         is_running.set()
         return await asyncio.Future()
 
     async def ask() -> None:
-        policy = ServedPolicy(PolicyName.parse("vllm:http://localhost#next"), 1, run, problem="")
-        version = policy.name.version
-        metrics.policies.open([(version, 1, lambda: 1.0)], 0)
-        async with ToolThreads() as threads:
-            service = AnswerService(
-                make_settings(place),
-                open_env(place.index),
-                metrics,
-                create_tracer(),
-                threads,
-                lambda *_: None,
-                [policy],
-            )
+        async with open_stub_service(make_settings(place), run) as service:
             work = asyncio.create_task(service.answer(make_scenario(), None, lambda _: None, "ann"))
             if result == "cancelled":
                 await is_running.wait()
@@ -131,10 +119,9 @@ def test_questions_that_end_without_a_result_are_counted(place: ServerFiles, clo
                 work.cancel()
             with pytest.raises((RuntimeError, asyncio.CancelledError)):
                 await work
-        of_policy = {"policy": version}
 
         def value(name: str, **labels: str) -> float | None:
-            return metrics.registry.get_sample_value(f"gumshoe_{name}", of_policy | labels)
+            return service.metrics.registry.get_sample_value(f"gumshoe_{name}", {"policy": "stub", **labels})
 
         assert {each: value("questions_total", result=each) for each in RESULTS} == {
             each: float(each == result) for each in RESULTS

@@ -1,5 +1,6 @@
 """Test spans as an OpenTelemetry collector receives them."""
 
+import asyncio
 import socket
 import threading
 from contextlib import ExitStack, suppress
@@ -13,8 +14,14 @@ from tests.conftest import find_free_port
 from tests.errors import raises
 from tests.inference.fake_vllm import FakeVLLM, decoded
 from tests.otlp_collector import run_collector
-from tests.serving.agent_server import ServerFiles, code_of, question_body, start_server
-from tests.serving.in_process import make_settings, model_settings, serve_in_thread
+from tests.serving.agent_server import SECRET, ServerFiles, code_of, question_body, start_server
+from tests.serving.in_process import (
+    make_scenario,
+    make_settings,
+    model_settings,
+    open_stub_service,
+    serve_in_thread,
+)
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -47,6 +54,37 @@ def test_an_episode_is_a_span_in_the_caller_s_trace(place: ServerFiles, model: F
     assert b"gumshoe-agent" in exported
     assert b"What is in" not in exported
     assert b"Body of message" not in exported
+
+
+def test_a_span_names_no_tool_that_the_model_has_made_up(place: ServerFiles) -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from gumshoe.environments.tools import Call
+    from gumshoe.rollouts.chat_format.chat_format import ParsedTurn
+    from gumshoe.rollouts.episode import EpisodeStart, Turn
+    from gumshoe.rollouts.trajectory import Trajectory
+
+    async def run(start: EpisodeStart) -> Trajectory:
+        for name in ("search_inbox", SECRET, "return_final_answer", None):
+            calls = (Call(name, {}),) if name else ()
+            with start.observer.sampling() as observe:
+                observe(Turn((), ParsedTurn(calls), "stub", is_truncated=False))
+            start.observer.add_results(calls, [SECRET] * len(calls))
+        return Trajectory.begin(start.environment, start.sample)
+
+    async def ask(provider: TracerProvider) -> None:
+        async with open_stub_service(make_settings(place), run, provider.get_tracer("test")) as service:
+            await service.answer(make_scenario(), None, lambda _: None, "ann")
+
+    provider, exporter = TracerProvider(), InMemorySpanExporter()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    asyncio.run(ask(provider))
+    (span,) = exporter.get_finished_spans()
+    tools = [each.attributes["tool"] for each in span.events if each.name == "called" and each.attributes]
+    assert tools == ["search_inbox", "unknown", "return_final_answer", ""]
+    assert SECRET not in span.to_json()
 
 
 def test_metrics_may_have_a_port_of_their_own(place: ServerFiles, model: FakeVLLM) -> None:

@@ -16,7 +16,7 @@ from asgi_correlation_id import correlation_id
 from opentelemetry.trace import Tracer
 
 from gumshoe.environments.base import SourceText
-from gumshoe.environments.registry import EnvFactory
+from gumshoe.environments.registry import FINAL_ANSWER, EnvFactory
 from gumshoe.environments.tools import Call
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.inference.policy import PolicyError
@@ -84,6 +84,8 @@ class AnswerService:
     _budgets: UsageBudgets = field(init=False)
     _episodes: FairLimiter = field(init=False)
     _calls: FairLimiter = field(init=False)
+    _tools: frozenset[str] = field(init=False)
+    """Names of the environment's tools."""
 
     def __post_init__(self) -> None:
         limits = self.settings.limits
@@ -93,6 +95,7 @@ class AnswerService:
             FairLimiter(most, limits.queue, self.metrics.waiting.labels(what))
             for what, most in (("episode", self.settings.concurrency), ("call", limits.concurrency))
         )
+        self._tools = frozenset({tool.__name__ for tool in self.env_factory.list_tools()} | {FINAL_ANSWER})
         self.metrics.ready.set_function(lambda: float(not self.problem))
 
     @property
@@ -326,7 +329,8 @@ class AnswerService:
 
             def record_step(step: AnswerStep) -> None:
                 event = "called" if step.result is None else "returned"
-                span.add_event(event, {"turn": step.turn, "tool": step.tool})
+                tool = step.tool if not step.tool or step.tool in self._tools else "unknown"  # a model may quote mail
+                span.add_event(event, {"turn": step.turn, "tool": tool})
                 on_step(step)
 
             if self.workers is not None:
