@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.tools import Call
-from gumshoe.errors import UsageError
+from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.gateway.gateway_errors import (
     ContextFullError,
     EpisodeFailedError,
@@ -594,12 +594,16 @@ def test_a_conversation_that_the_template_cannot_render_is_refused(play: Play) -
 def test_an_observer_sees_turns_and_results_and_can_end_them(play: Play) -> None:
     class Meter(EpisodeObserver):
         turns, results = 0, 0
+        calls: ClassVar[list[Call]] = []
 
         @contextmanager
         def sampling(self) -> Any:
             if self.turns == 2:
                 raise PolicyError("serving.budget-exhausted", "no more")
             yield lambda turn: setattr(self, "turns", self.turns + (turn is not None))
+
+        def begin_calls(self, calls: Sequence[Call]) -> None:
+            self.calls.extend(calls)
 
         def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:
             self.results += len(calls) * len(results)
@@ -614,4 +618,30 @@ def test_an_observer_sees_turns_and_results_and_can_end_them(play: Play) -> None
     meter = Meter()
     with pytest.raises(PolicyError):
         play(agent, observer=meter)
-    assert (meter.turns, meter.results) == (2, 1)
+    assert (meter.turns, meter.calls, meter.results) == (2, [SEARCH], 1), "calls of the model are none of the agent"
+
+
+def test_an_observer_can_refuse_a_call_and_so_end_the_episode(play: Play) -> None:
+    class Meter(EpisodeObserver):
+        left = 2
+
+        def begin_calls(self, calls: Sequence[Call]) -> None:
+            if self.left < len(calls):
+                raise UnavailableError("serving.budget-exhausted", "no more")
+            self.left -= len(calls)
+
+    async def answers(episode: "AgentEpisode") -> None:
+        await episode.call_tool(SEARCH)
+        await episode.call_tool(ANSWER)
+        assert (await episode.call_tool(SEARCH)).startswith("Error"), "it does not run, so it costs nothing"
+
+    async def reads_on(episode: "AgentEpisode") -> None:
+        for _ in range(2):
+            await episode.call_tool(SEARCH)
+        for _ in range(2):
+            with pytest.raises(EpisodeFailedError):
+                await episode.call_tool(READ)
+
+    assert play(answers, observer=Meter()).ending == "answer"
+    with raises("serving.budget-exhausted"):
+        play(reads_on, observer=Meter())

@@ -288,7 +288,8 @@ def test_tokens_are_estimated_if_the_model_does_not_report_them() -> None:
             observe(Turn(spans, ParsedTurn((call,)), "chat", is_truncated=False))
 
     sample()
-    assert budgets.read("ann") == (110, 1)
+    assert budgets.read("ann") == (110, 0), "calls are counted when they run"
+    meter.begin_calls([call])
     meter.add_results([call], ["r" * 40])
     sample()
-    assert budgets.read("ann") == (110 + 230, 2)
+    assert budgets.read("ann") == (110 + 230, 1)

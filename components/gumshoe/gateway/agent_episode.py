@@ -315,7 +315,8 @@ class AgentEpisode:
 
         Raises:
             LimitReachedError: if the episode has used up its calls.
-            EpisodeFailedError: if the tool did not answer in time; the episode will be run again.
+            EpisodeFailedError: if the tool did not answer in time, so that the episode will be run again, or if the
+                observer refused the call.
             UnknownKeyError: if the episode is over.
         """
         self._check_running()
@@ -335,6 +336,9 @@ class AgentEpisode:
         started, before = asyncio.get_running_loop().time(), len(self.trajectory.record.deeds)
         try:
             self._check_running()
+            if self._start.environment.finished:
+                return _ANSWERED
+            self._start.observer.begin_calls([call])
             if self._foreign is not None and call.name in self._foreign:
                 return await self._run_foreign_tool(call, self._foreign)
             return await self._start.threads.run(call.name, self._run_tool, call)
@@ -352,17 +356,13 @@ class AgentEpisode:
             self._tool_lock.release()
 
     async def _run_foreign_tool(self, call: Call, tools: "ForeignTools") -> str:
-        if self._start.environment.finished:
-            return _ANSWERED
         found = await tools.call(call, marks=self.toolbox.has_marks)
         self.trajectory.foreign_calls.append(found.record)
         self._start.observer.add_results([call], [found.text])
         return found.text
 
     def _run_tool(self, call: Call) -> str:
-        environment, done = self._start.environment, self.trajectory
-        if environment.finished:
-            return _ANSWERED
+        done = self.trajectory
         try:
             result = self.toolbox.run(call)
         except ToolError as error:

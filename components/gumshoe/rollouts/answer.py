@@ -202,6 +202,10 @@ class _StepReporter(EpisodeObserver):
 
             yield report
 
+    def begin_calls(self, calls: Sequence[Call]) -> None:
+        """Pass the calls on."""
+        self.other.begin_calls(calls)
+
     def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:
         """Report the results of calls."""
         self.other.add_results(calls, results)

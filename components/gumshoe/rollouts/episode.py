@@ -62,7 +62,7 @@ class ChatSession(Protocol):
 
 
 class EpisodeObserver:
-    """Observe the turns of one episode. The methods of this class do nothing."""
+    """Observe the turns and calls of one episode. The methods of this class do nothing."""
 
     @contextmanager
     def sampling(self) -> Iterator[Callable[[Turn | None], None]]:
@@ -71,6 +71,12 @@ class EpisodeObserver:
         An error that this raises before the block ends the episode.
         """
         yield lambda _: None
+
+    def begin_calls(self, calls: Sequence[Call]) -> None:
+        """Observe calls before they run: all of a turn, or one that an agent makes. Called in the event loop.
+
+        An error that this raises ends the episode.
+        """
 
     def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:
         """Observe the results of calls. Called in the thread of the tools."""
@@ -210,6 +216,7 @@ async def run_episode(session: ChatSession, start: EpisodeStart) -> Trajectory:
         if turn.is_truncated:
             done.ending = "context full"
             break
+        start.observer.begin_calls(turn.parsed.calls)
         started = time.monotonic()
         name = turn.parsed.calls[0].name if turn.parsed.calls else "none"
         ended = await start.threads.run(name, episode.respond, turn)

@@ -168,13 +168,13 @@ class UsageBudgets:
 
 
 def meter_usage(budgets: UsageBudgets, caller: str, max_tokens: int) -> EpisodeObserver:
-    """Return an observer that takes the turns of an episode from its caller's budget, if there is one."""
+    """Return an observer that takes the turns and calls of an episode from its caller's budget, if there is one."""
     return UsageMeter(budgets, caller, max_tokens) if budgets.are_limited else EpisodeObserver()
 
 
 @dataclass(slots=True)
 class UsageMeter(EpisodeObserver):
-    """Take the tokens and calls of each turn of an episode from its caller's budget.
+    """Take the tokens of each turn of an episode, and each call that it makes, from its caller's budget.
 
     A turn is paid in advance, with `max_tokens` and the tokens of the turn before it, so that callers cannot exceed
     their budget with many questions at once. A turn that is cancelled costs that much, because the model may have
@@ -187,6 +187,15 @@ class UsageMeter(EpisodeObserver):
     _last: int = 0
     """Tokens of the last turn, which the next one contains."""
     _characters: int = 0
+
+    def begin_calls(self, calls: Sequence[Call]) -> None:
+        """Pay for calls before they run.
+
+        Raises:
+            BudgetExhaustedError: if its caller's budget does not suffice.
+        """
+        if calls:
+            self.budgets.take(self.caller, calls=len(calls))
 
     def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:  # noqa: ARG002
         """Count the characters of the results, for models that do not report tokens."""
@@ -210,8 +219,6 @@ class UsageMeter(EpisodeObserver):
         turn = sampled[0]
         self._last = self._count_tokens(turn) if turn is not None else 0
         self.budgets.add(self.caller, day, tokens=self._last - reserved)
-        if turn is not None and turn.parsed.calls:
-            self.budgets.take(self.caller, calls=len(turn.parsed.calls))
 
     def _count_tokens(self, turn: Turn) -> int:
         if turn.usage is not None:
