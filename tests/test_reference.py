@@ -101,6 +101,17 @@ def test_every_column_of_the_metrics_is_described(record: type[StepRecord | Eval
     assert [name for name, field in record.model_fields.items() if not field.description] == []
 
 
+def test_every_metric_of_the_agent_server_is_listed() -> None:
+    from docs.generate.metrics import render_metrics
+
+    from gumshoe.serving.telemetry import Metrics
+
+    page, served = render_metrics(), Metrics().registry.collect()
+    rows = [f"| `{each.name}{'_total' if each.type == 'counter' else ''}` | {each.type} |" for each in served]
+    assert [each for each in rows if each not in page] == []
+    assert "| `gumshoe_questions_total` | counter | `policy`, `result` |" in page
+
+
 @pytest.mark.ci
 def test_every_environment_variable_that_the_code_reads_is_listed() -> None:
     from docs.generate.command_line import list_commands

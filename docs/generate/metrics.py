@@ -5,7 +5,6 @@ from typing import Any
 
 from docs.generate.json_schema import describe_type, list_properties
 from docs.generate.markdown import anchor, code, page, prose, sentence, table
-from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel
 
@@ -61,10 +60,9 @@ def _render_columns(model: type[BaseModel]) -> Iterator[str]:
 
 
 def _list_serving() -> Iterator[tuple[str, str, str, str]]:
-    own = [each for each in vars(Metrics()).values() if isinstance(each, MetricWrapperBase)]
-    families = [(next(iter(each.describe())), each) for each in own]
-    for family, metric in sorted(families, key=lambda found: found[0].name):
-        labels: Any = metric._labelnames
+    collectors: Any = Metrics().registry._collector_to_names  # a metric with labels has no samples yet to collect
+    families = [(next(iter(each.describe())), each._labelnames) for each in collectors]
+    for family, labels in sorted(families, key=lambda found: found[0].name):
         suffix = "_total" if family.type == "counter" else ""
         yield code(family.name + suffix), family.type, ", ".join(map(code, labels)), sentence(family.documentation)
 
