@@ -229,7 +229,7 @@ def test_models_and_people_see_that_a_sender_is_unverified(tmp_path: Path) -> No
     write_mail(tmp_path / "mail" / "1", REFUSED)
     write_mail(tmp_path / "mail" / "2", number=2, body="word two")
     index, _ = build(tmp_path, f"maildir:{tmp_path / 'mail'}")
-    shown = MailFormat(True, 20, 100, str)
+    shown = MailFormat(True, 20, 100, str, True)
     marked = {
         hit.message_id: (
             "(unverified sender)" in shown.format_hits([hit], "word")[0],

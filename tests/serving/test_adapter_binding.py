@@ -93,7 +93,7 @@ def test_a_canary_has_its_own_inboxes(place: ServerFiles, model: FakeVLLM, adapt
     ("file", "record", "what"),
     [
         ("environment.json", {"name": "email", "arguments": {"hits": 4}}, "environment"),
-        ("environment.json", {"name": "email", "arguments": {"marks": True}}, None),
+        ("environment.json", {"name": "email", "arguments": {"marks": True, "attachments": True}}, None),
         ("chat_settings.json", {"thinking_budget": 64}, "chat settings"),
     ],
 )

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,19 @@ def test_requests_contain_one_inbox_sorted_by_date(index: Path, tmp_path: Path, 
     for each in (shown(each) for each in honest.requests if is_solving(each)):
         assert set(each) == {"owner", "question", "asked_on", "messages"}
         assert len(each["messages"]) == 1, "its sources alone"
+
+
+def test_messages_are_shown_with_their_attachments(tmp_path: Path, honest: FakeVLLM) -> None:
+    message = EmailMessage()
+    message["From"], message["To"], message["Date"] = "ann@example.com", BOB, "Wed, 2 May 2001 12:00:00 +0000"
+    message.set_content("See the file.")
+    message.add_attachment("Valid until 30 June.", filename="offer.txt")
+    (tmp_path / "mail").mkdir()
+    (tmp_path / "mail" / "1.eml").write_bytes(message.as_bytes())
+    build_mail_index([f"eml:{tmp_path / 'mail'}"], tmp_path / "index")
+    make_questions(settings(honest, tmp_path / "index"), tmp_path / "q.jsonl")
+    (sent,) = shown(honest.requests[0])["messages"]
+    assert sent["body"].endswith("[text of attachment offer.txt]\nValid until 30 June.")
 
 
 def test_a_long_body_is_truncated_visibly(tmp_path: Path, honest: FakeVLLM) -> None:

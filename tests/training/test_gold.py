@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import date
+from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from gumshoe.environments.registry import EnvFactory, EnvironmentSettings, open_
 from gumshoe.environments.tools import Call, Toolbox
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.inference.policy_names import TINY, load_tokenizer
+from gumshoe.mail.build import build_mail_index
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.trajectory import Trajectory
 from gumshoe.rollouts.writer import read_trajectories
@@ -141,6 +143,41 @@ def check_replay(env: EnvFactory, episode: Trajectory, scenario: Scenario) -> No
     assert not state.invalid_ids
     assert not state.tool_errors
     assert episode.ending == "answer"
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("arguments", "reads", "answer"),
+    [
+        ({}, 1, "30 June 2024"),
+        ({"message_characters": 200}, 4, "30 June 2024"),
+        ({"attachments": False}, 1, "It is valid until 30 June 2024."),
+    ],
+    ids=["default", "pages", "without attachments"],
+)
+def test_an_answer_that_stands_in_an_attachment_is_read_there(
+    tmp_path: Path, arguments: dict[str, Any], reads: int, answer: str
+) -> None:
+    message = EmailMessage()
+    message["From"], message["To"], message["Subject"] = ANN, BOB, "Bergen offer"
+    message["Message-ID"], message["Date"] = "<1@example.com>", "Wed, 1 May 2024 12:00:00 +0000"
+    message.set_content("See the file.")
+    message.add_attachment(f"{'Prices are in euros. ' * 25}They hold until 30 June 2024.", filename="offer.txt")
+    (tmp_path / "mail").mkdir()
+    (tmp_path / "mail" / "1.eml").write_bytes(message.as_bytes())
+    build_mail_index([f"eml:{tmp_path / 'mail'}"], tmp_path / "index")
+    asked = Scenario(
+        id="1",
+        question="Until when is the Bergen offer valid?",
+        answer="It is valid until 30 June 2024.",
+        message_ids=("<1@example.com>",),
+        inbox_address=BOB,
+        query_date=date(2024, 5, 10),
+    )
+    (episode,), _ = make(open_mail(tmp_path, **arguments), [asked], **NO_DETOURS, warm_start__gold__answers="span")
+    assert len(calls_of(episode, "read_email")) == reads
+    (final,) = calls_of(episode, "return_final_answer")
+    assert final.arguments == {"answer": answer, "message_ids": ["<1@example.com>"]}
 
 
 @pytest.mark.ci

@@ -79,17 +79,17 @@ def test_each_entry_of_a_sweep_is_checked(index: Path) -> None:
 
 def test_the_adapter_in_service_must_have_the_environment_of_the_run(index: Path, current: Path) -> None:
     check(index, current=current)
-    write_env(current, {"handles": True, "marks": True})
+    write_env(current, {"handles": True, "marks": True, "attachments": True})
     with raises("training.other-environment-in-service", '"handles": true', "against"):
         check(index, current=current)
     check(index, current=current, settings={"environment": HANDLES}, limits={"environment": HANDLES})
 
 
-def test_marks_that_are_not_recorded_are_off(index: Path, current: Path) -> None:
+def test_marks_and_attachments_that_are_not_recorded_are_off(index: Path, current: Path) -> None:
     write_env(current, {})
-    with raises("training.other-environment-in-service", '"marks": false'):
+    with raises("training.other-environment-in-service", '"marks": false, "attachments": false'):
         check(index, current=current)
-    off = {"email": {"marks": False}}
+    off = {"email": {"marks": False, "attachments": False}}
     check(index, current=current, settings={"environment": off}, limits={"environment": off})
 
 

@@ -12,6 +12,7 @@ from gumshoe.environments.search import SearchEnvironment, bare_id
 from gumshoe.environments.tools import Toolbox, ToolError, ToolFunction, vary_tool
 from gumshoe.mail.corpus import MailCorpus
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
+from gumshoe.mail.message import join_texts
 from gumshoe.mail.search_arguments import MailSearchError, check_period
 from gumshoe.mail.search_results import Hit, Message
 from gumshoe.mail.snippets import SNIPPET_WORDS
@@ -46,6 +47,9 @@ class EmailEnvironment(SearchEnvironment):
     read in pages of that size, its header fields are cut, and a thread is cut to about the same size. With `handles`,
     tools show handles such as m1 in place of the ids of messages; both can be read and given as sources.
 
+    With `attachments`, a message is read with the text of its attachments below its body: all of it in pages, or else
+    the first 12,000 characters.
+
     With `marks`, results of tools are enclosed in marks that no message can contain, and the system prompt says that
     the text between them is data (see `gumshoe.environments.data_marks`).
 
@@ -54,13 +58,18 @@ class EmailEnvironment(SearchEnvironment):
     """
 
     has_inboxes = MailCorpus.has_inboxes
-    for_tiny: ClassVar[Mapping[str, Any]] = {"threads": False, "meaning": False, "marks": False}
+    for_tiny: ClassVar[Mapping[str, Any]] = {
+        "threads": False,
+        "meaning": False,
+        "marks": False,
+        "attachments": False,
+    }
     """Settings that the tiny policy was trained with."""
-    for_calls: ClassVar[Mapping[str, Any]] = {"threads": True, "meaning": True}
+    for_calls: ClassVar[Mapping[str, Any]] = {"threads": True, "meaning": True, "attachments": True}
     """Settings for single tool calls, e.g. of an MCP client, even if the server's own policy is the tiny one."""
     needed_for_calls: ClassVar[Mapping[str, Any]] = {"handles": False}
     """Settings that single tool calls must have: only the episode that shows a handle knows it."""
-    if_unrecorded: ClassVar[Mapping[str, Any]] = {"marks": False}
+    if_unrecorded: ClassVar[Mapping[str, Any]] = {"marks": False, "attachments": False}
     """Settings of policies whose record of the training does not have them, because they did not exist."""
 
     def __init__(
@@ -76,6 +85,7 @@ class EmailEnvironment(SearchEnvironment):
         message_characters: PageCharacters = None,
         handles: bool = False,
         marks: bool = True,
+        attachments: bool = True,
     ) -> None:
         if scenario.document_ids:
             raise ScenarioError(
@@ -88,7 +98,7 @@ class EmailEnvironment(SearchEnvironment):
         self._index, self._max_turns, self._threads, self._hits = index, max_turns, threads, hits
         self._page_characters = message_characters
         self._snippet_words = max(SNIPPET_WORDS, (hit_characters or 0) // _CHARACTERS_PER_WORD)
-        self._format = MailFormat(threads, hit_characters, message_characters, self.show_id)
+        self._format = MailFormat(threads, hit_characters, message_characters, self.show_id, attachments)
         self._inbox, self._until = scenario.inbox_address, scenario.visible_before
         self._marks = marks
         self.toolbox = Toolbox(list(self._list_tools(meaning and index.has_vectors)), marks=marks)
@@ -129,9 +139,14 @@ class EmailEnvironment(SearchEnvironment):
 
     @staticmethod
     def read_source(index: MailIndex, scenario: Scenario, source_id: str) -> SourceText | None:
-        """Return a message with its text. It must be in the scenario's inbox and sent before its date, or else None."""
+        """Return a message with its text and that of its attachments.
+
+        It must be in the scenario's inbox and sent before its date, or else the result is None.
+        """
         found = _read_visible(index, scenario, source_id)
-        return SourceText(_to_source(found), header_fields(found), found.body) if found else None
+        if found is None:
+            return None
+        return SourceText(_to_source(found), header_fields(found), join_texts(found.body, found.attachments))
 
     def system_prompt(self) -> str:
         """Return the task and the turn limit. They are the same for every scenario, so a server computes them once."""
@@ -232,8 +247,8 @@ class EmailEnvironment(SearchEnvironment):
                 text, shown = self._format.format_thread(thread, ids.index(message.message_id))
                 self.record_reading(*ids[shown.start : shown.stop])
                 return text
-        header = self._format.format_header(message)
-        return self.show_page(message.message_id, header, message.body, page, self._page_characters)
+        header, text = self._format.format_header(message), self._format.format_text(message)
+        return self.show_page(message.message_id, header, text, page, self._page_characters)
 
     def return_final_answer(self, answer: str, message_ids: list[str]) -> str:
         """Give the answer to the question. This ends the conversation.

@@ -5,11 +5,14 @@ from dataclasses import dataclass
 from functools import cache
 
 from gumshoe.environments.budgets import cut, cut_hit, join_within
+from gumshoe.mail.message import join_texts
 from gumshoe.mail.quotes import fold_message
 from gumshoe.mail.search_results import UNVERIFIED, Hit, Message
 
 _MAX_THREAD = 12_000  # characters of a thread that are shown; the wanted message is always shown whole
 _MAX_OTHER = 2_000  # characters shown of the text of another message of the thread
+_MAX_ATTACHED = 12_000  # characters shown of the attachments of a message, if it has no pages
+_MAX_ATTACHED_IN_THREAD = 2_000  # of the wanted message of a thread, if there is no budget
 _MAX_SUBJECT = 500  # characters, except of a message that is read alone
 _MAX_PEOPLE = 10  # recipients shown of each message of a thread, for each role
 _MAX_SENDER = 60  # characters of the sender of a hit, if there is a budget
@@ -52,6 +55,7 @@ class MailFormat:
     hit_characters: int | None
     message_characters: int | None
     show_id: Callable[[str], str]
+    attachments: bool
 
     def format_hits(self, hits: Sequence[Hit], query: str) -> list[str]:
         """Format the hits of a search for `query`, each with its thread, if that has other messages."""
@@ -78,11 +82,17 @@ class MailFormat:
         }
         return "\n".join(f"{name}: {value}" for name, value in fields.items())
 
+    def format_text(self, message: Message) -> str:
+        """Return the text of a message: its body and, unless the setting is off, the text of its attachments."""
+        if not self.attachments:
+            return message.body
+        return join_texts(message.body, message.attachments, _MAX_ATTACHED if self.message_characters is None else None)
+
     def format_thread(self, thread: Sequence[Message], wanted: int) -> tuple[str, range]:
         """Format the messages of a thread around the wanted one, oldest first. Return the text, and which are shown.
 
         They are shown without what they repeat. The text has about as many characters at most as a page of a message,
-        or without a budget `_MAX_THREAD`, unless the wanted message alone is longer.
+        or without a budget `_MAX_THREAD`, unless the body of the wanted message alone is longer.
 
         Raises:
             UsageError: if a package for reading threads is missing.
@@ -105,13 +115,15 @@ class MailFormat:
         return "\n\n".join([head, *map(format_part, shown)]), shown
 
     def _format_part(self, message: Message, number: int, size: int, longest: int | None) -> str:
-        """Format a message of a thread, with at most `longest` characters of its text."""
-        body = message.body.strip()
-        if longest is not None and len(body) > longest:
-            more = f"[{len(body) - longest:,} more characters: read this message alone to see them]"
-            body = f"{body[:longest]} […]\n{more}"
+        """Format a message of a thread, with at most `longest` characters of its text, or else its whole body."""
+        text = self.format_text(message).strip()
+        if longest is None:
+            longest = len(message.body) + _MAX_ATTACHED_IN_THREAD
+        if len(text) > longest:
+            more = f"[{len(text) - longest:,} more characters: read this message alone to see them]"
+            text = f"{text[:longest]} […]\n{more}"
         header = self.format_header(message, in_thread=True)
-        return f"[{number} of {size}]\n{header}\nId: {self.show_id(message.message_id)}\n\n{body}"
+        return f"[{number} of {size}]\n{header}\nId: {self.show_id(message.message_id)}\n\n{text}"
 
 
 def _mark_sender(is_unverified: bool) -> str:

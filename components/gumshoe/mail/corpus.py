@@ -32,6 +32,7 @@ class MailSearch:
 
     def read(self, source_id: str) -> OpenedSource:
         """See `SourceSearch.read`."""
+        from gumshoe.mail.message import join_texts
         from gumshoe.mail.search_results import UNVERIFIED
 
         message = self._index.read(self._inbox, source_id)
@@ -43,7 +44,8 @@ class MailSearch:
             "Subject": message.subject,
         }
         lines = [f"{name}: {value}" for name, value in head.items()]
-        return OpenedSource("\n".join([*lines, "", message.body]), sent.astimezone(UTC).date() if sent else None)
+        text = "\n".join([*lines, "", join_texts(message.body, message.attachments)])
+        return OpenedSource(text, sent.astimezone(UTC).date() if sent else None)
 
 
 class MailCorpus(Corpus):

@@ -103,6 +103,32 @@ def list_texts(body: str, attachments: Iterable[Attachment]) -> list[str]:
     return [body, *(f"{each.name}\n{each.text}" for each in attachments)]
 
 
+def join_texts(body: str, attachments: Iterable[Attachment], limit: int | None = None) -> str:
+    """Return the text of a message to read: the body, and the text of each attachment below a line with its name.
+
+    Of the attachments, at most `limit` characters are shown. A last line then says how many are left out.
+
+    >>> print(join_texts("See the offer.", [Attachment("offer.pdf", "Valid until 30 June.")], 10))
+    See the offer.
+    <BLANKLINE>
+    [text of attachment offer.pdf]
+    Valid unti […]
+    <BLANKLINE>
+    [10 more characters of attachments are not shown]
+    """
+    parts, left_out = [body.strip()], 0
+    for each in attachments:
+        text = each.text.strip()
+        shown = text if limit is None else text[:limit]
+        limit = None if limit is None else limit - len(shown)
+        left_out += len(text) - len(shown)
+        if shown:
+            parts.append(f"[text of attachment {each.name}]\n{shown}{' […]' if len(shown) < len(text) else ''}")
+    if left_out:
+        parts.append(f"[{left_out:,} more characters of attachments are not shown]")
+    return "\n\n".join(filter(None, parts))
+
+
 def clean(text: str) -> str:
     """Normalize line ends, and replace control characters and surrogates."""
     if "\r" in text:

@@ -293,7 +293,7 @@ def _add_source_route(app: FastAPI, service: AnswerService, secured: list[Depend
         """Read a source of an answer: a message in an inbox, or a document.
 
         A message that is not in the inbox on that day is not found, even if another inbox contains it. The text is
-        plain text, shortened to 200,000 characters.
+        plain text, shortened to 200,000 characters. That of a message includes its attachments.
         """
         scenario = build_scenario(request, "Read a source.", body.inbox_address, body.query_date, service)
         if not service.env_factory.reads_sources:

@@ -130,7 +130,9 @@ def questions(
     per_batch: Annotated[int, typer.Option(min=1, max=12, help="Questions per batch.")] = 3,
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum batches per inbox, drawn at random.")] = None,
     min_realism: Annotated[float, typer.Option(min=0, max=1, help="Minimum realism; others are dropped.")] = 0.3,
-    max_characters: Annotated[int, typer.Option(min=200, help="Maximum characters shown of a body.")] = 5000,
+    max_characters: Annotated[
+        int, typer.Option(min=200, help="Maximum characters shown of the text of a message.")
+    ] = 5000,
     seed: Annotated[int, typer.Option(help="Random seed for styles, query dates and --limit.")] = 0,
     prompt_price: PromptPrice = None,
     completion_price: CompletionPrice = None,

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from gumshoe.mail.index import MailIndex
-from gumshoe.mail.message import clean, clean_line
+from gumshoe.mail.message import clean, clean_line, join_texts
 from gumshoe.rewards.chat_judge import JudgeModel, JudgeModelSettings, to_safe_json
 from gumshoe.rewards.judge import Judge
 from gumshoe.rewards.judge_registry import model_of, open_judge, parse_judge
@@ -86,7 +86,10 @@ class QuestionSettings:
     The default is the minimum of the public set (https://huggingface.co/datasets/corbt/enron_emails_sample_questions).
     """
     max_characters: int = 5000
-    """Maximum body length that is shown completely. The default is the limit of an index."""
+    """Maximum length of a text, with its attachments, that is shown completely.
+
+    The default is the limit of an index for bodies.
+    """
     seed: int = 0
 
 
@@ -179,14 +182,15 @@ class QuestionWriter:
         message = self._index.read(inbox, message_id)
         recipients = message.recipients
         more = [f"and {len(recipients) - _MAX_RECIPIENTS} more"] if len(recipients) > _MAX_RECIPIENTS else []
-        left_out = len(message.body) - self._settings.max_characters
+        text = join_texts(message.body, message.attachments)
+        left_out = len(text) - self._settings.max_characters
         return {
             "id": name,
             "date": message.sent.isoformat(" ", "minutes") if message.sent else None,
             "from": _format_person(message.sender_name, message.sender),
             "to": [_format_person(each.name, each.address) for each in recipients[:_MAX_RECIPIENTS]] + more,
             "subject": message.subject[:_MAX_SUBJECT],
-            "body": message.body[: self._settings.max_characters],
+            "body": text[: self._settings.max_characters],
         } | ({"characters_left_out": left_out} if left_out > 0 else {})
 
     async def write(self, batch: Batch) -> FinishedBatch:
