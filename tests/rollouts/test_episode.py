@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gumshoe.environments.base import Ending, Environment, EpisodeState, Unusable
 from gumshoe.environments.data_marks import enclose_data
 from gumshoe.environments.email import EmailEnvironment
-from gumshoe.environments.tools import Toolbox
+from gumshoe.environments.tools import Call, Toolbox
 from gumshoe.inference.policy import Completion, Policy, Sampling, ScriptedPolicy
 from gumshoe.mail.index import MailIndex
 from gumshoe.rewards.builtin_rewards import rubric
@@ -22,7 +22,7 @@ from gumshoe.rewards.judge_registry import open_judge
 from gumshoe.rewards.turn_rewards import TurnRewardValues, turn_rewards
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat, Encoded
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
-from gumshoe.rollouts.episode import EpisodeLimits, EpisodeStart, run_episode
+from gumshoe.rollouts.episode import EpisodeLimits, EpisodeObserver, EpisodeStart, run_episode
 from gumshoe.rollouts.token_session import TokenChatSession
 from gumshoe.rollouts.tool_threads import ToolThreads
 from gumshoe.rollouts.trajectory import Trajectory
@@ -111,6 +111,7 @@ def episode(
     sampling: Sampling = Sampling(),  # noqa: B008 - frozen
     seed: str = "1",
     deadline: float = HOUR,
+    observer: EpisodeObserver = EpisodeObserver(),  # noqa: B008 - it does nothing
 ) -> Trajectory:
     prompts = place.system_prompt(), place.user_prompt(), place.toolbox.schemas()
     prompt = chat.encode_prompt(*prompts)
@@ -118,7 +119,7 @@ def episode(
 
     async def run() -> Trajectory:
         async with ToolThreads(2, deadline) as threads:
-            return await run_episode(session, EpisodeStart(place, "", limits, threads, 3))
+            return await run_episode(session, EpisodeStart(place, "", limits, threads, 3, observer))
 
     return asyncio.run(run())
 
@@ -483,6 +484,64 @@ def test_a_tool_that_times_out_is_a_failure_not_an_ending(tokenizer: Any, chat: 
     with raises("rollouts.tool-timeout", "wait", 0.05):
         episode(chat, policy, FunctionEnvironment(over.wait), deadline=0.05)
     over.set()
+
+
+class ResultsObserver(EpisodeObserver):
+    """Observer that records the results of calls."""
+
+    def __init__(self) -> None:
+        self.results: list[str] = []
+
+    def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:  # noqa: ARG002
+        self.results += results
+
+
+@pytest.mark.parametrize("length", [20_000, 5_000_000], ids=["tokenized", "too long for any tokens"])
+def test_a_result_without_room_is_an_error_that_the_model_can_act_on(
+    tokenizer: Any, chat: ChatFormat, monkeypatch: pytest.MonkeyPatch, length: int
+) -> None:
+    results = itertools.chain(["gas " * (length // 4)], itertools.repeat("42"))
+    encoded, escape = list[int](), chat.escape_control_tokens
+
+    def record_length(text: str) -> str:
+        encoded.append(len(text))
+        return escape(text)
+
+    monkeypatch.setattr(chat, "escape_control_tokens", record_length)
+    place, seen = FunctionEnvironment(lambda: next(results)), ResultsObserver()
+    limits = EpisodeLimits(max_turns=3, max_context=2_000)
+    made = episode(chat, scripted(tokenizer, call("wait")), place, limits, observer=seen)
+    assert (made.ending, made.turns) == ("max turns", 3)
+    first, second = [span.text for span in made.spans if span.origin == "injected"]
+    assert f"Error: the result has {length:,} characters" in first
+    assert "42" in second
+    assert seen.results[0].startswith(f"Error: the result has {length:,} characters")
+    assert seen.results[1] == "42"
+    assert max(encoded) <= 16 * limits.max_context
+
+
+def test_only_the_longest_of_several_results_is_left_out(tokenizer: Any) -> None:
+    results = itertools.chain(["short", "gas " * 10_000, "also short"], itertools.repeat("42"))
+    chat = ChatFormat(tokenizer, ChatSettings(parallel_calls="allow"))
+    turn = "\n".join([call("wait")] * 3)
+    place, limits = FunctionEnvironment(lambda: next(results)), EpisodeLimits(max_turns=2, max_context=2_000)
+    made = episode(chat, scripted(tokenizer, turn, call("wait")), place, limits)
+    (shown,) = [span.text for span in made.spans if span.origin == "injected"]
+    assert [each in shown for each in ("short", "Error: the result has 40,000", "also short")] == [True] * 3
+    assert "gas gas" not in shown
+
+
+def test_a_result_that_just_fits_is_unchanged(tokenizer: Any, chat: ChatFormat) -> None:
+    def play(max_context: int) -> Trajectory:
+        place = FunctionEnvironment(lambda: "gas " * 500)
+        return episode(chat, scripted(tokenizer, call("wait")), place, EpisodeLimits(2, max_context))
+
+    wide = play(10**6)
+    needed = sum(len(span.ids) for span in wide.spans[:3]) + 8
+    assert play(needed).spans[:3] == wide.spans[:3]
+    short = play(needed - 1)
+    assert short.spans[:2] == wide.spans[:2]
+    assert "Error: the result has 2,000 characters" in short.spans[2].text
 
 
 @pytest.mark.parametrize("length", [1, 30_000], ids=["short", "long"])

@@ -39,13 +39,12 @@ from gumshoe.inference.vllm_policy import VLLMConversation, VLLMPolicy
 from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.episode import EpisodeStart, Turn
 from gumshoe.rollouts.trajectory import Mistake, Trajectory
-from gumshoe.rollouts.turn_sampler import MIN_TURN_TOKENS, SampledTurn, TurnSampler
+from gumshoe.rollouts.turn_sampler import MAX_TOKEN_CHARACTERS, MIN_TURN_TOKENS, SampledTurn, TurnSampler
 
 if TYPE_CHECKING:
     from gumshoe.gateway.foreign_tools import ForeignTools
 
 _FAILED = "the policy or a tool failed, so the episode ends here and will be run again"
-_MAX_TOKEN_CHARACTERS = 16  # per token of the context: several times those of any real text
 _ANSWERED = "Error: the final answer was given, so nothing else can be called"
 
 
@@ -157,7 +156,7 @@ class AgentEpisode:
             ContextFullError: if it has so much text that it has no room, however many characters a token has.
         """
         size = _count_characters(request)
-        if size > _MAX_TOKEN_CHARACTERS * self._max_context:  # tokenizing it would delay all episodes
+        if size > MAX_TOKEN_CHARACTERS * self._max_context:
             raise self._fill_context(f"{size:,} characters")
         try:
             return self._tree.compose(request.messages, request.tools)

@@ -38,19 +38,20 @@ class ApiChatSession:
         described = [json.dumps(tool, ensure_ascii=False) for tool in tools]
         self._next_input: tuple[Span, ...] = (Span("prompt", "\n\n".join([system, *described, question])),)
 
-    def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:  # noqa: ARG002 - the ids are known
+    def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> Sequence[str]:  # noqa: ARG002 - the ids are known
         """Add the results of the last turn's calls. A turn that has no usable call may have one for all of them."""
-        results = list(map(break_control_tokens, results))
-        is_paired = len(results) == len(self._call_ids)
-        texts = results if is_paired else ["\n\n".join(results)] * len(self._call_ids)
+        shown = list(map(break_control_tokens, results))
+        is_paired = len(shown) == len(self._call_ids)
+        texts = shown if is_paired else ["\n\n".join(shown)] * len(self._call_ids)
         self._messages += [
             {"role": "tool", "tool_call_id": call, "content": text}
             for call, text in zip(self._call_ids, texts, strict=True)
         ]
         if not self._call_ids:  # calls that were written as text have no ids
-            self._messages.append({"role": "user", "content": "\n\n".join(results)})
+            self._messages.append({"role": "user", "content": "\n\n".join(shown)})
             self._prompt_tokens = 0  # templates may leave out the reasoning before a message of the user
-        self._next_input = tuple(Span("injected", result) for result in results)
+        self._next_input = tuple(Span("injected", result) for result in shown)
+        return results
 
     async def next_turn(self) -> Turn | None:
         """Return the next turn, or None if the model's server reports that the context is full."""

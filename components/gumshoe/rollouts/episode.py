@@ -48,8 +48,11 @@ class ChatSession(Protocol):
 
     settings: ChatSettings
 
-    def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:
-        """Add the results of the last turn's calls, which precede the next turn. Called in the thread of the tools."""
+    def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> Sequence[str]:
+        """Add the results of the last turn's calls, which precede the next turn. Called in the thread of the tools.
+
+        Return them as the model sees them: in place of one that does not fit into the context, it sees an error.
+        """
         ...
 
     async def next_turn(self) -> Turn | None:
@@ -158,8 +161,7 @@ class _Episode:
         return None
 
     def _add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:
-        self.session.add_results(calls, results)
-        self.observer.add_results(calls, results)
+        self.observer.add_results(calls, self.session.add_results(calls, results))
 
     def _run_calls(self, calls: Sequence[Call]) -> list[str]:
         """Return the results of calls, which run one after the other; after the final answer, no other one runs."""

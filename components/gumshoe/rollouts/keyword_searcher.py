@@ -71,9 +71,10 @@ class KeywordSearcher:
     _prompt: tuple[Span, ...] = ()
     _calls: Generator[Call, str, None] | None = None
 
-    def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:  # noqa: ARG002 - always one call
+    def add_results(self, calls: Sequence[Call], results: Sequence[str]) -> Sequence[str]:  # noqa: ARG002 - always one call
         """Keep the result of the last call."""
         self._results = "\n\n".join(map(strip_marks, results))
+        return results
 
     async def next_turn(self) -> Turn | None:
         """Return the next call, or None after the last one."""

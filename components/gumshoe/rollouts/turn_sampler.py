@@ -10,6 +10,9 @@ from gumshoe.rollouts.trajectory import Span, TokenUsage
 
 MIN_TURN_TOKENS = 8
 """Tokens of the shortest useful turn."""
+MAX_TOKEN_CHARACTERS = 16
+"""Characters per token of the context: several times those of any real text. Longer texts never fit, and to tokenize
+them would delay all episodes."""
 
 
 @dataclass(frozen=True, slots=True)
