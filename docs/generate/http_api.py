@@ -155,6 +155,5 @@ def _render_tools(name: str, kind: Any) -> Iterator[str]:
     for tool in tools:
         yield from [f"### {tool.name} ({name})", "", sentence(tool.description or ""), ""]
         yield from describe_properties(tool.input_schema)
-        result = tool.output_schema or {}
-        if {*result.get("properties", {})} - {"result"}:  # other than text alone
-            yield from ["Result:", *describe_properties(result, are_inputs=False, with_links=False)]
+        if tool.output_schema:  # other than text alone
+            yield from ["Result:", *describe_properties(tool.output_schema, are_inputs=False, with_links=False)]

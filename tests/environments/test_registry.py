@@ -16,7 +16,7 @@ from gumshoe.rollouts.sessions import env_for_policy
 from gumshoe.scenarios.scenario import Scenario
 from tests.documents.pages import make_collection, page
 from tests.errors import raises
-from tests.mail.mailbox import make_index, record
+from tests.mail.mailbox import KEEP_ALL, make_index, record
 from tests.scenarios.questions import ANN, about_documents, scenario
 
 OWN = "tests.environments.own_environments:NotesEnvironment"
@@ -133,16 +133,28 @@ def test_the_tiny_policy_is_recognized_by_its_tokenizer_on_a_server(
     assert found.provenance["environment"]["threads"] is threads
 
 
-def test_a_single_call_shows_more_of_a_document_unless_configured(mail: Path, tmp_path: Path) -> None:
-    long = make_collection(tmp_path, [page(1, text=f"It begins. {'So on. ' * 5000}It ends.")])
+@pytest.mark.parametrize("name", ["email", "documents"])
+def test_a_single_call_reads_a_long_text_in_pages_unless_configured(tmp_path: Path, name: str) -> None:
+    text, is_mail = f"It begins. {'So on. ' * 5000}It ends.", name == "email"
+    if is_mail:
+        index = make_index(tmp_path, [record(1, body=text)], KEEP_ALL).path.parent
+    else:
+        index = make_collection(tmp_path, [page(1, text=text)])
+    asked = scenario(1) if is_mail else ABOUT_DOCUMENTS
+    tool = "read_email" if is_mail else "read_document"
+    source = {"message_id": "<1@example.com>"} if is_mail else {"document_id": "d1"}
 
-    def read(world: EnvFactory) -> str:
-        return world.new_environment(ABOUT_DOCUMENTS, 1).toolbox.run(Call("read_document", {"document_id": "d1"}))
+    def read(world: EnvFactory, number: int) -> str:
+        call = Call(tool, {**source, "page": number})
+        return strip_marks(world.new_environment(asked, 1).toolbox.run(call)).partition("\n\n")[2]
 
-    assert "It ends." not in read(opened(long))
-    assert strip_marks(read(opened(long).for_calls())).endswith("It ends.")
-    assert "It ends." not in read(opened(long, "{documents: {longest: 900}}").for_calls())
-    assert opened(mail).for_calls().provenance == opened(mail).provenance
+    pages = [read(opened(index).for_calls(), number) for number in (1, 2)]
+    assert "".join(pages) == text
+    assert max(map(len, pages)) <= 20_000
+    limit = "message_characters" if is_mail else "document_characters"
+    configured = opened(index, {name: {limit: 900}}).for_calls()
+    assert len(read(configured, 1)) <= 900
+    assert read(configured, 39).endswith("It ends.")
 
 
 def test_the_default_date_is_today_for_mail_and_none_for_documents(mail: Path, collection: Path) -> None:

@@ -25,11 +25,13 @@ from tests.waiting import Clock, async_wait_until, wait_until
 
 
 def test_an_mcp_client_learns_what_the_server_and_its_tools_do(server_with_key: AgentProcess) -> None:
-    async def look() -> tuple[Any, str, list[Any]]:
+    async def look() -> tuple[Any, str, list[Any], Any]:
         async with open_client(server_with_key) as client:
-            return client.server_info, str(client.instructions), (await client.list_tools()).tools
+            tools = (await client.list_tools()).tools
+            read = await client.call_tool("read_email", {"message_id": "<7@example.com>"})
+            return client.server_info, str(client.instructions), tools, read
 
-    info, instructions, tools = asyncio.run(look())
+    info, instructions, tools, read = asyncio.run(look())
     assert (info.name, info.title, info.version) == ("gumshoe", "Gumshoe", importlib.metadata.version("gumshoe-agents"))
     for value in ("`ask`", "`search_inbox`", "`read_email`", "inbox_address", "2,000", "3600", "serving.busy", NOTE):
         assert value in instructions
@@ -46,8 +48,10 @@ def test_an_mcp_client_learns_what_the_server_and_its_tools_do(server_with_key: 
         for name, argument in each.input_schema["properties"].items():
             assert argument["description"], name
             assert argument["examples"], name
-    ask = next(each for each in tools if each.name == "ask")
-    assert all(each["description"] for each in ask.output_schema["properties"].values())
+    named = {each.name: each for each in tools}
+    assert all(each["description"] for each in named["ask"].output_schema["properties"].values())
+    assert "page" in named["read_email"].input_schema["properties"]
+    assert (named["read_email"].output_schema, read.structured_content) == (None, None), "text is sent once"
 
 
 def test_an_mcp_client_searches_reads_and_asks(server_with_key: AgentProcess, model: FakeVLLM) -> None:

@@ -15,6 +15,9 @@ HitCharacters = Annotated[int, Field(ge=40)] | None
 """Maximum number of characters of a hit's title and snippet together; None for the index's usual snippets, uncut."""
 PageCharacters = Annotated[int, Field(ge=200)] | None
 """Maximum number of characters of a text that a call shows; longer texts have pages. None if they are not cut."""
+PAGE_OF_CALL = 20_000
+"""Characters of a page that a single tool call shows, e.g. of an MCP client: Claude Code refuses results of more than
+25,000 tokens."""
 
 _MARK = " …"  # at the end of a text that is cut
 _MIN_PREFIX = 3  # characters of a word; words are compared without their last characters, which may be an ending

@@ -13,7 +13,7 @@ from gumshoe.documents.document_snippets import SNIPPET_CHARACTERS
 from gumshoe.documents.index import DocumentHit, DocumentIndex, DocumentNotFoundError, DocumentView
 from gumshoe.embeddings.reranker import RerankSettings, open_reranker
 from gumshoe.environments.base import DocumentSource, SourceText
-from gumshoe.environments.budgets import HitCharacters, HitCount, PageCharacters, cut_hit
+from gumshoe.environments.budgets import PAGE_OF_CALL, HitCharacters, HitCount, PageCharacters, cut_hit
 from gumshoe.environments.data_marks import NOTE
 from gumshoe.environments.search import SearchEnvironment
 from gumshoe.environments.tools import Toolbox, ToolError, vary_tool
@@ -74,8 +74,8 @@ class DocumentsEnvironment(SearchEnvironment):
     has_inboxes = DocumentsCorpus.has_inboxes
     for_tiny: ClassVar[Mapping[str, Any]] = {"reasoning": False, "hits": 2, "marks": False}
     """Settings that the tiny policy was trained with: few hits, no reasoning and no marks."""
-    for_calls: ClassVar[Mapping[str, Any]] = {"longest": 200_000}
-    """Settings for single tool calls: they do not know earlier searches, so reading shows more of a document."""
+    for_calls: ClassVar[Mapping[str, Any]] = {"document_characters": PAGE_OF_CALL}
+    """Settings for single tool calls: they do not know earlier searches, so a long document is read in pages."""
     needed_for_calls: ClassVar[Mapping[str, Any]] = {"handles": False}
     """Settings that single tool calls must have: only the episode that shows a handle knows it."""
     if_unrecorded: ClassVar[Mapping[str, Any]] = {"marks": False}

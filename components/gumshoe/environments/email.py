@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 from gumshoe.environments.base import Event, MessageSource, SourceText
-from gumshoe.environments.budgets import HitCharacters, HitCount, PageCharacters
+from gumshoe.environments.budgets import PAGE_OF_CALL, HitCharacters, HitCount, PageCharacters
 from gumshoe.environments.data_marks import NOTE
 from gumshoe.environments.mail_results import MailFormat, explain_no_match, header_fields
 from gumshoe.environments.search import SearchEnvironment, bare_id
@@ -65,7 +65,12 @@ class EmailEnvironment(SearchEnvironment):
         "attachments": False,
     }
     """Settings that the tiny policy was trained with."""
-    for_calls: ClassVar[Mapping[str, Any]] = {"threads": True, "meaning": True, "attachments": True}
+    for_calls: ClassVar[Mapping[str, Any]] = {
+        "threads": True,
+        "meaning": True,
+        "attachments": True,
+        "message_characters": PAGE_OF_CALL,
+    }
     """Settings for single tool calls, e.g. of an MCP client, even if the server's own policy is the tiny one."""
     needed_for_calls: ClassVar[Mapping[str, Any]] = {"handles": False}
     """Settings that single tool calls must have: only the episode that shows a handle knows it."""

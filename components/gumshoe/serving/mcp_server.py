@@ -181,8 +181,18 @@ def _forbid_others(model: type[ModelT]) -> type[ModelT]:
 
 
 def _create_tool(function: Callable[..., Any], title: str, description: str) -> Tool:
-    """Return a tool that refuses arguments that it does not have."""
-    tool = Tool.from_function(function, title=title, description=description, annotations=_READ_ONLY)
+    """Return a tool that refuses arguments that it does not have.
+
+    A result that is text is sent once, as text. Only other results are sent as structured content too.
+    """
+    is_text = inspect.signature(function).return_annotation is str
+    tool = Tool.from_function(
+        function,
+        title=title,
+        description=description,
+        annotations=_READ_ONLY,
+        structured_output=False if is_text else None,
+    )
     strict = _forbid_others(tool.fn_metadata.arg_model)
     tool.fn_metadata.arg_model, tool.parameters = strict, strict.model_json_schema(by_alias=True)
     return tool
