@@ -15,6 +15,7 @@ from gumshoe.artifacts.store import Store
 from gumshoe.erasure.receipt import Receipt
 from gumshoe.erasure.target import EraseTarget
 from gumshoe.evaluation.predictions import write_table
+from gumshoe.mail.build import extend_mail_index
 from gumshoe.mail.index import MailIndex
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
@@ -23,7 +24,7 @@ from tests.documents.collection import DISEASES
 from tests.documents.collection import make_index as make_documents
 from tests.erasure.people import ABOUT_ANN, ABOUT_BOB, ANN, BOB, Run, episode, lineage_of, write_lines
 from tests.errors import raises
-from tests.mail.mailbox import record, write_jsonl
+from tests.mail.mailbox import make_index, record, write_jsonl
 
 
 def test_without_yes_nothing_is_changed(run: Run, place: Path, tmp_path: Path, cache: Path) -> None:
@@ -74,6 +75,31 @@ def test_an_inbox_is_erased_from_all_files(run: Run, place: Path, tmp_path: Path
     assert [Path(each).name for each in written.adapters] == ["of-ann"]
     again = run("erase", place, "--inbox", ANN, "--receipt", tmp_path / "receipt.json", "--yes", "--json")
     assert (again.status, json.loads(again.out)["remaining"]) == (0, [])
+
+
+@pytest.mark.parametrize(
+    "target",
+    [("--inbox", ANN), ("--inbox", ANN, "--everywhere"), ("--message", "1@example.com")],
+    ids=["inbox", "person", "message"],
+)
+@pytest.mark.parametrize("how", ["sync", "remove"])
+def test_mail_that_was_removed_from_an_index_is_erased_from_its_files(
+    run: Run, tmp_path: Path, how: str, target: tuple[str, ...]
+) -> None:
+    """A removal by itself leaves the text in the files until segments are merged."""
+    kept = record(2, sender=BOB, to=[BOB], body="quartz")
+    mail = make_index(tmp_path, [record(1, to=[ANN], body="zircon"), kept]).directory
+    if how == "sync":
+        extend_mail_index([write_jsonl(tmp_path / "mail.jsonl", [kept])], mail, sync=True)
+    else:
+        extend_mail_index([], mail, remove=["<1@example.com>"])
+    assert find_bytes(mail, "zircon") == {"zircon"}
+    planned = json.loads(run("erase", mail, *target, "--keep-caches", "--json").out)["erased"]
+    assert [(each["kind"], each["count"]) for each in planned] == [("mail index", 1)]
+    ran = run("erase", mail, *target, "--keep-caches", "--yes")
+    assert ran.status == 0, ran.err
+    assert find_bytes(mail, "zircon", ANN, "1@example.com") == set()
+    assert [hit.message_id for hit in MailIndex(mail).search(BOB, ["quartz"])] == ["<2@example.com>"]
 
 
 def test_other_people_keep_their_records_of_the_same_question(run: Run, tmp_path: Path) -> None:

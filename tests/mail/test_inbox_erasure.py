@@ -9,10 +9,11 @@ import apsw
 import pytest
 
 from gumshoe.mail.audit import MailAudit
-from gumshoe.mail.build import build_mail_index
+from gumshoe.mail.build import build_mail_index, extend_mail_index
 from gumshoe.mail.build_report import MailBuildOptions
 from gumshoe.mail.canary_check import has_canaries
 from gumshoe.mail.inbox_erasure import erase_inbox, erase_messages, find_message_ids, find_messages_of, has_inbox
+from gumshoe.mail.inboxes import OwnedSource
 from gumshoe.mail.index import MailIndex, MessageNotFoundError
 from gumshoe.mail.schema import index_path, read_state, write_state
 from tests.artifacts.files import find_bytes
@@ -106,6 +107,16 @@ def test_an_index_without_messages_is_deleted(directory: Path) -> None:
     assert find_bytes(directory, "zircon", "quartz", "beryl", "opal", "example.com") == set()
 
 
+def test_removed_messages_are_erased_with_others(directory: Path) -> None:
+    extend_mail_index([], directory, remove=["<3@example.com>"])
+    assert find_message_ids(directory, "3@example.com") == ["<3@example.com>"]
+    assert find_bytes(directory, "beryl") == {"beryl"}
+    erase_messages(directory, ["<2@example.com>", "<3@example.com>"])
+    assert find_bytes(directory, "quartz", "beryl", "2@example.com", "3@example.com") == set()
+    assert find_message_ids(directory, "3@example.com") == []
+    assert [hit.message_id for hit in MailIndex(directory).search(BOB, ["zircon"])] == ["<1@example.com>"]
+
+
 def test_people_whose_addresses_contain_the_address_keep_their_mail(tmp_path: Path) -> None:
     joann = {"from": "joann@example.com", "sender": "joann@example.com"}
     others = [
@@ -144,6 +155,22 @@ def test_only_sources_of_the_inbox_are_forgotten(tmp_path: Path) -> None:
     erase_inbox(tmp_path / "index", ANN)
     facts = MailIndex(tmp_path / "index").stats()
     assert facts["sources"] == [*facts["source_messages"]] == [*facts["revisions"]] == uris[1:]
+
+
+@pytest.mark.parametrize(
+    ("options", "owner"), [(MailBuildOptions(inboxes=(ANN, BOB)), BOB), (None, ANN)], ids=["as option", "as source"]
+)
+def test_an_inbox_without_mail_is_found_by_its_name(
+    tmp_path: Path, options: MailBuildOptions | None, owner: str
+) -> None:
+    directory = make_index(tmp_path, [record(1, sender=CAROL, to=[BOB])], options).directory
+    (tmp_path / "empty.jsonl").write_text("")
+    extend_mail_index([OwnedSource(f"jsonl:{tmp_path / 'empty.jsonl'}", owner)], directory)
+    assert has_inbox(directory, ANN)
+    erase_inbox(directory, ANN)
+    assert not has_inbox(directory, ANN)
+    assert find_bytes(directory, ANN) == set()
+    assert [hit.message_id for hit in MailIndex(directory).search(BOB, ["body"])] == ["<1@example.com>"]
 
 
 def test_damaged_values_give_an_error_that_names_the_index(tmp_path: Path) -> None:

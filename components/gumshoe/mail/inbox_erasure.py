@@ -1,4 +1,8 @@
-"""Erase messages and inboxes from an index: write its segments anew without them, and delete the old ones."""
+"""Erase messages and inboxes from an index: write its segments anew without them, and delete the old ones.
+
+Mail that an extension removed stays in the files of old segments until these are merged. Here, it counts as mail of the
+index, so that it is found and erased too.
+"""
 
 import shutil
 from collections.abc import Iterable, Iterator
@@ -20,15 +24,17 @@ from gumshoe.mail.terms import bare_id
 
 
 def has_inbox(directory: Path, inbox: str) -> bool:
-    """Return True if an index has an inbox.
+    """Return True if an index has an inbox, or names it in its options or as a source.
 
     Raises:
         UsageError, GumshoeError: if there is no index, or it is damaged.
     """
     check_exists(directory)
     with explain_damage(directory, content=True):
-        _, segments = IndexSegments.open_present(directory)
-        return inbox in segments.list_inboxes()
+        state, segments = IndexSegments.open_present(directory)
+        known = segments.collect(lambda each: each.execute("SELECT 1 FROM inboxes WHERE address = ?", (inbox,)))
+        is_option = inbox in MailBuildOptions.from_dict(state.facts["options"]).inboxes
+        return bool(known) or is_option or _without_sources_of(state.facts, inbox) != state.facts
 
 
 def find_message_ids(directory: Path, message_id: str) -> list[str]:
@@ -40,7 +46,8 @@ def find_message_ids(directory: Path, message_id: str) -> list[str]:
     check_exists(directory)
     with explain_damage(directory, content=True):
         _, segments = IndexSegments.open_present(directory)
-        copies = [each for found in segments.find_named_copies(message_id).values() for each in found]
+        named = segments.find_named_copies(message_id, with_removed=True)
+        copies = [each for found in named.values() for each in found]
         return sorted({each for copy in copies for each in copy.list_ids() if bare_id(each) == bare_id(message_id)})
 
 
@@ -58,7 +65,7 @@ def find_messages_of(directory: Path, address: str) -> list[str]:
         _, segments = IndexSegments.open_present(directory)
         numbers = segments.collect(lambda each: each.execute("SELECT DISTINCT message FROM copies"))
         for (number,) in numbers:
-            copies = segments.read_copies(number)
+            copies = segments.read_copies(number, with_removed=True)
             text = segments.read_text(number)
             if any(mentions_address(each, address) for each in _list_texts(text, copies)):
                 found |= {copy.message_id for copy in copies}
@@ -84,7 +91,12 @@ def erase_messages(directory: Path, message_ids: Iterable[str]) -> None:
     Raises:
         UsageError, GumshoeError: as in `extend_mail_index`.
     """
-    extend_mail_index([], directory, remove=sorted(set(message_ids)), compact=True)
+    check_exists(directory)
+    with explain_damage(directory, content=True):
+        _, segments = IndexSegments.open_present(directory)
+        # Those that are removed already go with the old segments.
+        present = [each for each in sorted(set(message_ids)) if any(segments.find_named_copies(each).values())]
+    extend_mail_index([], directory, remove=present, compact=True)
     _delete_if_empty(directory)
 
 

@@ -308,9 +308,9 @@ class IndexSegments:
                 removed.setdefault(address, set()).add(message)
         return found
 
-    def read_copies(self, message: int) -> list[StoredCopy]:
-        """Return the copies of a message, in order, without removed ones."""
-        removed = self._list_removed_copies(message)
+    def read_copies(self, message: int, *, with_removed: bool = False) -> list[StoredCopy]:
+        """Return the copies of a message, in order. Removed ones that still are in a segment only if asked for."""
+        removed = set() if with_removed else self._list_removed_copies(message)
         copies = [copy for each in self.segments for copy in each.read_copies(message) if copy.copy not in removed]
         return sorted(copies, key=lambda each: each.copy)
 
@@ -351,17 +351,21 @@ class IndexSegments:
             found.setdefault(message_id, []).append(message)
         return found
 
-    def find_named_copies(self, message_id: str) -> dict[int, list[StoredCopy]]:
+    def find_named_copies(self, message_id: str, *, with_removed: bool = False) -> dict[int, list[StoredCopy]]:
         """Return the copies of messages that have an id, or that an inbox lists under it, by message.
 
-        Angle brackets may be left out. Removed copies are not returned, so that lists may be empty.
+        Angle brackets may be left out. Removed copies are not returned unless asked for, so that lists may be empty.
         """
         bare = bare_id(message_id)
         used = bare_id(bare.rpartition("#")[0])  # the id itself if it is that of a second message with an id, `ID#…`
         names = [name for each in (bare, used) if each for name in (each, f"<{each}>")]
         numbers = {number for found in self.find_ids([message_id, *names]).values() for number in found}
         return {
-            number: [each for each in self.read_copies(number) if bare in map(bare_id, each.list_ids())]
+            number: [
+                each
+                for each in self.read_copies(number, with_removed=with_removed)
+                if bare in map(bare_id, each.list_ids())
+            ]
             for number in sorted(numbers)
         }
 
