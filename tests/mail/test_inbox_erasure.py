@@ -107,6 +107,12 @@ def test_an_index_without_messages_is_deleted(directory: Path) -> None:
     assert find_bytes(directory, "zircon", "quartz", "beryl", "opal", "example.com") == set()
 
 
+def test_an_index_whose_last_messages_are_erased_is_deleted(directory: Path) -> None:
+    erase_messages(directory, [f"<{number}@example.com>" for number in (1, 2, 3, 4)])
+    assert not index_path(directory).exists()
+    assert find_bytes(directory, "zircon", "quartz", "beryl", "opal", "example.com") == set()
+
+
 def test_removed_messages_are_erased_with_others(directory: Path) -> None:
     extend_mail_index([], directory, remove=["<3@example.com>"])
     assert find_message_ids(directory, "3@example.com") == ["<3@example.com>"]

@@ -186,7 +186,7 @@ def _delete_if_empty(directory: Path) -> None:
     """Delete an index without messages. Its description goes first, so that nobody sees half of it."""
     with change_index(directory):
         _, segments = IndexSegments.open_present(directory)
-        if any(each.messages for each in segments.segments):
+        if segments.collect(lambda each: each.execute("SELECT 1 FROM copies LIMIT 1")):
             return
         index_path(directory).unlink()
         remove_leftovers(directory, (), at_once=True)
