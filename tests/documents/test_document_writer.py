@@ -26,10 +26,18 @@ def kinds(*chunks: tuple[str, str]) -> list[str | None]:
     duplicates = DuplicateFinder(chunks_by_number.__getitem__)
     found: list[str | None] = []
     for number, chunk in enumerate(chunks):
-        found.append(duplicates.find(number, *chunk))
-        if found[-1] is None:
+        repeat = duplicates.find(number, *chunk)
+        found.append(repeat and repeat.kind)
+        if repeat is None:
             chunks_by_number[number] = chunk
     return found
+
+
+def test_the_chunk_that_is_repeated_is_named() -> None:
+    chunks = [("T", "one"), ("T", LONG), ("T", "One!"), ("T", LONG.replace("w50", "changed"))]
+    duplicates = DuplicateFinder(chunks.__getitem__)
+    found = [duplicates.find(number, *chunk) for number, chunk in enumerate(chunks)]
+    assert found == [None, None, ("exact", 0), ("near", 1)]
 
 
 def test_case_and_punctuation_do_not_matter_for_duplicates() -> None:
@@ -64,4 +72,4 @@ def test_of_many_similar_chunks_only_the_first_ones_are_read() -> None:
     duplicates = DuplicateFinder(read_chunk)
     assert [duplicates.find(*each) for each in chunks] == [None] * len(chunks)
     assert 0 < len(read) <= 60
-    assert duplicates.find(150, "", chunks[3][2].replace("w50 ", "other ")) == "near"
+    assert duplicates.find(150, "", chunks[3][2].replace("w50 ", "other ")) == ("near", 3)

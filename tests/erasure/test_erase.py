@@ -12,6 +12,7 @@ import pytest
 from gumshoe.artifacts.private_data import mark_private
 from gumshoe.artifacts.response_cache import Cache
 from gumshoe.artifacts.store import Store
+from gumshoe.documents.build import DocumentBuildOptions
 from gumshoe.erasure.receipt import Receipt
 from gumshoe.erasure.target import EraseTarget
 from gumshoe.evaluation.predictions import write_table
@@ -390,3 +391,18 @@ def test_files_of_a_deleted_copy_are_not_listed(run: Run, place: Path, tmp_path:
     options = ["--inbox", ANN, "--everywhere", "--receipt", tmp_path / "receipt.json", "--yes"]
     assert run("erase", copy, *options).status == 0
     assert not copy.exists()
+
+
+def test_passages_that_resembled_erased_ones_are_named(run: Run, tmp_path: Path) -> None:
+    words = " ".join(f"w{number}" for number in range(60))
+    records = [
+        {"id": name, "title": "Hall", "text": f"{name} {part} {words}."}
+        for name, part in (("first", "has"), ("second", "got"))
+    ]
+    records[1]["text"] = f"Beryl is kept in the blue box of the porter, which is a long sentence. {records[1]['text']}"
+    make_documents(tmp_path, records, DocumentBuildOptions("none", tokens=72))
+    ran = run("erase", tmp_path / "index", "--document", "first", "--keep-caches", "--yes")
+    assert ran.status == 0, ran.err
+    assert "1 passages of other documents" in ran.err
+    (erased,) = Receipt.model_validate_json(Path("erasure-receipt.json").read_text()).erased
+    assert (erased.kind, erased.lost) == ("document index", 1)

@@ -32,12 +32,12 @@ def test_an_interrupted_erasure_can_be_run_again(
     while True:
         done = 0
 
-        def apply_some(*arguments: Any) -> None:
+        def apply_some(*arguments: Any) -> int:
             nonlocal done
             if done >= 1:
                 raise StoppedError
             done += 1
-            apply_change(*arguments)
+            return apply_change(*arguments)
 
         erasure = Erasure(EraseTarget("inbox", ANN), [place], None)
         receipt = Receipt.open(tmp_path / "receipt.json", EraseTarget("inbox", ANN))

@@ -32,6 +32,14 @@ _WORD = re.compile(r"\w+")
 DuplicateKind = Literal["exact", "near"]
 
 
+class Repeat(NamedTuple):
+    """A chunk repeats a kept one."""
+
+    kind: DuplicateKind
+    number: int
+    """Number of the kept chunk."""
+
+
 @dataclass(slots=True)
 class DocumentCounts:
     """Numbers of documents and chunks that were read, kept and dropped."""
@@ -165,19 +173,21 @@ class DocumentWriter:
         texts = [chunked.context, *(document.text[each.start : each.stop] for each in chunked.chunks)]
         of_context, *of_chunks = [self._number_terms(self._analyzer.analyze(each)) for each in texts]
         self._of_documents.add(*of_context.join(of_chunks))
-        repeated: list[DuplicateKind] = []
+        repeated: list[tuple[int, Chunk, Repeat]] = []
         for position, chunk in enumerate(chunked.chunks):
             text = document.text[chunk.start : chunk.stop]
-            kind = self._duplicates.find(self.counts.chunks, chunked.context, text) if self._drops else None
-            if kind:
-                repeated.append(kind)
+            found = self._duplicates.find(self.counts.chunks, chunked.context, text) if self._drops else None
+            if found:
+                repeated.append((position, chunk, found))
             else:
                 self._add_chunk(number, position, chunk, of_context.join([of_chunks[position]]))
         if chunked.chunks and len(repeated) == len(chunked.chunks):  # a document without chunks could never be found
             del repeated[0]
             self._add_chunk(number, 0, chunked.chunks[0], of_context.join([of_chunks[0]]))
-        for kind in repeated:
+        for position, chunk, (kind, kept) in repeated:
             _increment(self.counts.duplicates, f"{kind} chunks")
+            dropped = (number, position, chunk.start, chunk.stop, chunk.tokens, kept, kind == "exact")
+            self._database.execute("INSERT INTO repeats VALUES (?, ?, ?, ?, ?, ?, ?)", dropped)
 
     def _add_chunk(self, document: int, position: int, chunk: Chunk, terms: "_NumberedTerms") -> None:
         row = (self.counts.chunks, document, position, chunk.start, chunk.stop, chunk.tokens)
@@ -226,23 +236,23 @@ class DuplicateFinder:
         from rensa import RMinHashLSH
 
         self._read_triples = lru_cache(_MAX_CACHED)(lambda number: _word_triples(*map(_normalize_words, read(number))))
-        self._exact: set[bytes] = set()
+        self._exact: dict[bytes, int] = {}
         self._near = RMinHashLSH(MIN_SIMILARITY, _PERMUTATIONS, _BANDS)
 
-    def find(self, number: int, context: str, text: str) -> DuplicateKind | None:
-        """Return how a chunk repeats an earlier one. If it does not, remember it under its number and return None."""
+    def find(self, number: int, context: str, text: str) -> Repeat | None:
+        """Return the earlier chunk that a chunk repeats. If there is none, remember it under its number."""
         words, context_words = _normalize_words(text), _normalize_words(context)
         digest = blake2b(f"{context_words}\0{words}".encode(), digest_size=16).digest()
         if digest in self._exact:
-            return "exact"
+            return Repeat("exact", self._exact[digest])
         triples = _word_triples(context_words, words)
         sketch = _sketch()
         sketch.update(sorted(triples))
         for candidate in sorted(self._near.query(sketch))[:_MAX_CANDIDATES]:
             others = self._read_triples(candidate)
             if len(triples & others) >= MIN_SIMILARITY * len(triples | others):
-                return "near"
-        self._exact.add(digest)
+                return Repeat("near", candidate)
+        self._exact[digest] = number
         self._near.insert(number, sketch)
         return None
 

@@ -26,7 +26,7 @@ Opened = TypeVar("Opened")
 
 FACTS = "index.json"
 DATABASE = "documents.sqlite"
-VERSION = 5
+VERSION = 6
 FOLDER = r"^data-[0-9a-f]{16}(-\d+)?$"
 """Pattern of the folder's name."""
 
@@ -53,6 +53,18 @@ CREATE TABLE chunks (
     stop INTEGER NOT NULL,
     tokens INTEGER NOT NULL
 );
+-- Chunks that were dropped because `chunk` has the same context line and the same words, or nearly the same. They are
+-- needed if that one is erased.
+CREATE TABLE repeats (
+    document INTEGER NOT NULL,
+    position INTEGER NOT NULL,
+    start INTEGER NOT NULL,
+    stop INTEGER NOT NULL,
+    tokens INTEGER NOT NULL,
+    chunk INTEGER NOT NULL,
+    is_exact INTEGER NOT NULL,  -- 0 if some words differ
+    PRIMARY KEY (document, position)
+) WITHOUT ROWID;
 -- Ids of documents that were dropped because another has the same title and text.
 CREATE TABLE other_ids (collection INTEGER NOT NULL, document_id TEXT NOT NULL, document INTEGER NOT NULL);
 CREATE TABLE metadata (

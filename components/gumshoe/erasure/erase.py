@@ -134,12 +134,13 @@ class Erasure:
             yield partial(self._change_artifact, artifact)
 
     def _change_place(self, change: PlaceChange) -> ErasedPlace:
-        apply_change(change, self._target)
-        return ErasedPlace(place=self._target.hide(str(change.path)), kind=change.kind, count=change.count)
+        lost = apply_change(change, self._target)
+        place = self._target.hide(str(change.path))
+        return ErasedPlace(place=place, kind=change.kind, count=change.count, lost=lost)
 
     def _change_artifact(self, change: ArtifactChange) -> ErasedPlace:
-        successor = self._store.apply(change) if self._store is not None else None
-        return ErasedPlace(place=change.reference, kind="artifact", count=change.count, successor=successor)
+        successor, lost = self._store.apply(change) if self._store is not None else (None, 0)
+        return ErasedPlace(place=change.reference, kind="artifact", count=change.count, successor=successor, lost=lost)
 
     def verify(self) -> list[str]:
         """Look for the target again, and return the places that still contain it, or cannot be read.

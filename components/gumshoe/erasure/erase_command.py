@@ -123,6 +123,14 @@ def _print_result(
         out.print(table)
     else:
         out.print("Nothing to erase was found.")
+    for each in erased:
+        if each.lost:
+            err.print(
+                f"[yellow]{printable(each.successor or each.place)}[/]: {each.lost:,} passages of other documents had "
+                "been left out as near duplicates of erased ones, and are missing; build the index again to find them "
+                "by meaning.",
+                soft_wrap=True,
+            )
     for name, reason in adapters.items():
         err.print(
             f"[yellow]{printable(name)}[/] may have learned from it ({printable(reason)}). Weights cannot be edited: "

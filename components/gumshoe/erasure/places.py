@@ -202,8 +202,8 @@ def _plan_index(directory: Path, index: ChangeKind, target: EraseTarget) -> Plac
     return PlaceChange(directory, index, count) if count else None
 
 
-def apply_change(change: PlaceChange, target: EraseTarget) -> None:
-    """Make a planned change, in one step.
+def apply_change(change: PlaceChange, target: EraseTarget) -> int:
+    """Make a planned change, in one step. Return the number of chunks that other documents lose: see `ErasedPlace`.
 
     Raises:
         StorageError: if a file cannot be written.
@@ -212,8 +212,8 @@ def apply_change(change: PlaceChange, target: EraseTarget) -> None:
     path = change.path
     with explain_os_errors(path):
         if change.kind == "document index":
-            erase_documents(path, find_documents(path, [target.name], target.collection))
-        elif change.kind == "mail index":
+            return erase_documents(path, find_documents(path, [target.name], target.collection))
+        if change.kind == "mail index":
             _erase_from_mail(path, target)
         elif change.kind == "records":
             text, _ = redact_file(path, target, change.links or Links(target))
@@ -228,6 +228,7 @@ def apply_change(change: PlaceChange, target: EraseTarget) -> None:
         else:
             for each in (path, *(path.with_name(path.name + end) for end in ("-wal", "-shm", "-journal"))):
                 each.unlink(missing_ok=True)
+    return 0
 
 
 def _erase_from_mail(directory: Path, target: EraseTarget) -> None:

@@ -28,6 +28,8 @@ class ErasedPlace(BaseModel):
     """Number of messages, documents, records or files that were erased."""
     successor: str | None = None
     """Artifact that replaces it."""
+    lost: int = 0
+    """Chunks of other documents that are missing, because they were left out as near duplicates of erased ones."""
 
 
 class Receipt(BaseModel):

@@ -141,28 +141,29 @@ class StoreErasure:
         found = (explain_learning(each, self._target, self._links) for each in lineages)
         return next(filter(None, found), None)
 
-    def apply(self, change: ArtifactChange) -> str | None:
+    def apply(self, change: ArtifactChange) -> tuple[str | None, int]:
         """Publish a redacted successor, delete the artifact, and return the reference of the successor.
 
-        Return None if nothing is left of the artifact. A successor that an interrupted erasure has published is used.
+        It is None if nothing is left of the artifact. A successor that an interrupted erasure has published is used.
+        The number is that of `apply_change`.
         """
+        lost = 0
         old = self._store.manifest(change.reference)
         is_latest = self._store.latest(old.kind) == old.version
         successor = next((each for each in self._store.list(old.kind) if _replaces(each, old)), None)
         if successor is None:
             with self._fetch(old) as directory:
-                successor = self._publish(old, directory, is_latest=is_latest)
+                successor, lost = self._publish(old, directory, is_latest=is_latest)
         remove_artifact(self._store, old)
         if is_latest:
             self._store.repoint_latest(old.kind)
-        return successor.reference if successor else None
+        return successor.reference if successor else None, lost
 
-    def _publish(self, old: Manifest, directory: Path, *, is_latest: bool) -> Manifest | None:
+    def _publish(self, old: Manifest, directory: Path, *, is_latest: bool) -> tuple[Manifest | None, int]:
         found = plan_place(directory, self._target, self._links)
-        for each in found.changes:
-            apply_change(each, self._target)
+        lost = sum([apply_change(each, self._target) for each in found.changes])
         if not any(path.is_file() and path.name != MARK for path in directory.rglob("*")):
-            return None
+            return None, lost
         settings: dict[str, Any] = redact_value(old.settings, self._target.concerns, self._target)[0]
         published = self._store.publish(
             directory,
@@ -173,7 +174,7 @@ class StoreErasure:
             image=old.image,
             latest=is_latest,
         )
-        return published.manifest
+        return published.manifest, lost
 
     def _find_free_version(self, old: Manifest) -> str:
         """Return a version that was never used. A number says nothing about the target."""
