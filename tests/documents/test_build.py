@@ -58,6 +58,20 @@ def test_duplicates_are_dropped_and_counted(tmp_path: Path) -> None:
     assert (kept.documents, kept.chunks, kept.duplicates) == (6, 6, {})
 
 
+@pytest.mark.parametrize("second", ["b", "a"], ids=["another id", "the same id"])
+def test_filters_find_a_document_by_the_metadata_of_its_duplicate(tmp_path: Path, second: str) -> None:
+    same = {"title": "Gout", "text": "The toe hurts."}
+    first = {"id": "a", "folder": "2023", **same}
+    index = make_index(tmp_path, [first, {"id": second, "folder": "2024", "kind": ["pdf", "PDF"], **same}])
+    for wanted in ({"folder": "2023"}, {"folder": "2024"}, {"folder": "2024", "kind": "pdf"}):
+        assert [hit.document_id for hit in index.search("toe", filters=wanted)] == ["a"]
+    assert index.search("toe", filters={"folder": "2025"}) == []
+    assert index.read(second).metadata == {"folder": "2023"}
+    assert index.stats()["metadata"] == {"folder": 1, "kind": 1}
+    other = make_index(tmp_path / "other", [first, {"id": second, "folder": "2025", **same}])
+    assert other.stats()["content"] != index.stats()["content"]
+
+
 def test_a_document_of_duplicate_chunks_keeps_its_first(tmp_path: Path) -> None:
     one, two = (" ".join(f"{part}{number}" for number in range(50)) for part in ("early", "late"))
     texts = [f"{one}.\n{two}.", f"{two}.\n{one}.", f"{one}.\nSomething else."]

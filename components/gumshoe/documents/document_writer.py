@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gumshoe.artifacts.source_files import UnreadableItem
-from gumshoe.documents.document import Document
+from gumshoe.documents.document import Document, Metadata
 from gumshoe.documents.lexical import AnalyzedText, Analyzer, PostingsBuilder
 from gumshoe.documents.schema import CHUNK, CHUNK_POSTINGS, DOCUMENT_POSTINGS, OWNERS, CollectionFacts
 from gumshoe.embeddings.chunking import Chunk, CountTokens, split_text
@@ -143,6 +143,7 @@ class DocumentWriter:
 
     def _add_duplicate(self, document: Document, kept: int) -> None:
         _increment(self.counts.duplicates, "documents")
+        self._add_metadata(document, kept)
         if document.document_id in self._ids:
             return
         self._ids.add(document.document_id)
@@ -161,15 +162,12 @@ class DocumentWriter:
 
     def _add_new(self, document_id: str, document: Document, number: int) -> None:
         chunked = split_text(document.text, document.list_context(), self._budget, self._count, self._language)
-        metadata = json.dumps(document.metadata, ensure_ascii=False, sort_keys=True)
+        metadata = _to_json(document.metadata)
         row = (number, document_id, document.title, document.url, chunked.context, metadata, document.text)
         collection = len(self.collections)
         self._content.update(json.dumps([row, [(each.start, each.stop) for each in chunked.chunks]]).encode())
         self._database.execute("INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (number, collection, *row[1:]))
-        for name, value in document.metadata.items():
-            values = dict.fromkeys(each.casefold() for each in (value if isinstance(value, list) else [value]))
-            rows = [(collection, name, each, number) for each in values]
-            self._database.executemany("INSERT INTO metadata VALUES (?, ?, ?, ?)", rows)
+        self._add_metadata(document, number)
         texts = [chunked.context, *(document.text[each.start : each.stop] for each in chunked.chunks)]
         of_context, *of_chunks = [self._number_terms(self._analyzer.analyze(each)) for each in texts]
         self._of_documents.add(*of_context.join(of_chunks))
@@ -188,6 +186,14 @@ class DocumentWriter:
             _increment(self.counts.duplicates, f"{kind} chunks")
             dropped = (number, position, chunk.start, chunk.stop, chunk.tokens, kept, kind == "exact")
             self._database.execute("INSERT INTO repeats VALUES (?, ?, ?, ?, ?, ?, ?)", dropped)
+
+    def _add_metadata(self, document: Document, number: int) -> None:
+        """Let filters find a document by the metadata of another one, which is itself or its duplicate."""
+        self._content.update(f"{number}{_to_json(document.metadata)}\n".encode())
+        for name, value in document.metadata.items():
+            values = dict.fromkeys(each.casefold() for each in (value if isinstance(value, list) else [value]))
+            rows = [(len(self.collections), name, each, number) for each in values]
+            self._database.executemany("INSERT OR IGNORE INTO metadata VALUES (?, ?, ?, ?)", rows)
 
     def _add_chunk(self, document: int, position: int, chunk: Chunk, terms: "_NumberedTerms") -> None:
         row = (self.counts.chunks, document, position, chunk.start, chunk.stop, chunk.tokens)
@@ -218,6 +224,10 @@ class DocumentWriter:
         for name, array in arrays.items():
             array.tofile(partial / name)
         return arrays
+
+
+def _to_json(metadata: Metadata) -> str:
+    return json.dumps(metadata, ensure_ascii=False, sort_keys=True)
 
 
 def _increment(counts: dict[str, int], key: str) -> None:

@@ -67,6 +67,7 @@ CREATE TABLE repeats (
 ) WITHOUT ROWID;
 -- Ids of documents that were dropped because another has the same title and text.
 CREATE TABLE other_ids (collection INTEGER NOT NULL, document_id TEXT NOT NULL, document INTEGER NOT NULL);
+-- Metadata to filter by, in lower case: that of each document and of its dropped duplicates.
 CREATE TABLE metadata (
     collection INTEGER NOT NULL, name TEXT NOT NULL, value TEXT NOT NULL, document INTEGER NOT NULL,
     PRIMARY KEY (collection, name, value, document)
