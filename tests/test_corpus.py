@@ -69,7 +69,7 @@ class NotesCorpus(Corpus):
     ) -> IngestResult:
         uri = self.require_uri(sources[0])
         directory.mkdir()
-        for entry, text in read_files(*list_files(uri, self.split_source(uri)[1])):
+        for entry, text in read_files(*list_files(uri, self.split_source(uri)[1])[:2]):
             assert isinstance(text, bytes)
             (directory / entry.key).write_bytes(text)
         count = len(list(directory.iterdir()))

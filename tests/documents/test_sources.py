@@ -387,6 +387,22 @@ def test_a_file_that_disappears_is_reported(tree: Path) -> None:
     assert ("guide.md", "cannot be opened") in list_unreadable(list(source.read(lambda _: None)))
 
 
+def test_links_to_directories_are_reported(tmp_path: Path) -> None:
+    for folder in ("source", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text(f"Text of {folder}.")
+    for name in ("linked", ".hidden"):
+        (tmp_path / "source" / name).symlink_to(tmp_path / "other", target_is_directory=True)
+    (tmp_path / "source" / "b.txt").symlink_to(tmp_path / "other" / "a.txt")
+    items = read(f"dir:{tmp_path / 'source'}")
+    assert {item.text for item in items if isinstance(item, Document)} == {"Text of source.", "Text of other."}
+    assert list_unreadable(items) == [("linked", "link to a directory")]
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / "source" / name).unlink()
+    with raises("documents.empty-directory", tmp_path / "source" / "linked", tmp_path / "other"):
+        open_source(f"dir:{tmp_path / 'source'}")
+
+
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in pairwise("abcdefghij")
 )

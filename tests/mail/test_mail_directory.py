@@ -1,7 +1,12 @@
 """Directories and archives of mail: which files are messages, which are mbox files, and what is said about others."""
 
+import errno
 import gzip
+import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -186,3 +191,42 @@ def test_a_file_given_as_a_directory_is_named(tmp_path: Path) -> None:
     for kind in ("maildir", "eml"):
         with raises("sources.no-such-directory", f"mbox:{tmp_path / 'box'}"):
             open_source(f"{kind}:{tmp_path / 'box'}")
+
+
+@pytest.mark.parametrize("kind", ["maildir", "eml", "mbox"])
+@pytest.mark.parametrize("form", ["{place}", "file://{place}"])
+def test_folders_that_are_not_read_are_reported(
+    kind: str, form: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Links to other directories, and folders without permission. A link to a folder of the source loses nothing."""
+    files = {"a/1.eml": mail(1), "a/box.mbox": mbox(2), "closed/3.eml": mail(3), "closed/box.mbox": mbox(4)}
+    place = write(tmp_path / "source", files)
+    write(tmp_path / "other", {"5.eml": mail(5), "box.mbox": mbox(6)})
+    (place / "a" / "linked").symlink_to(tmp_path / "other", target_is_directory=True)
+    (place / ".Sent").symlink_to(tmp_path / "other", target_is_directory=True)
+    (place / "same").symlink_to(place / "a", target_is_directory=True)
+    (place / "gone").symlink_to(tmp_path / "missing")
+    (place / "a" / "7.eml").symlink_to(tmp_path / "other" / "5.eml")
+    monkeypatch.setattr("os.scandir", partial(scan_with_permission, os.scandir))
+    found, unreadable = read(f"{kind}:{form.format(place=place)}")
+    assert {subject for subject, _ in found} == {"maildir": {"1", "2", "5"}, "eml": {"1", "5"}, "mbox": {"2"}}[kind]
+    assert unreadable == [
+        (f"{place}/.Sent", "link to a directory"),
+        (f"{place}/a/linked", "link to a directory"),
+        (f"{place}/closed", "cannot be opened"),
+    ]
+
+
+def scan_with_permission(scan: Callable[[Any], Any], place: Any) -> Any:
+    """List a directory. Folders named `closed` may not be read, even by root."""
+    if Path(place).name == "closed":
+        raise PermissionError(errno.EACCES, "Permission denied", str(place))
+    return scan(place)
+
+
+def test_a_source_of_links_says_what_to_name_instead(tmp_path: Path) -> None:
+    write(tmp_path / "other", {"1.eml": mail(1)})
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source" / "linked").symlink_to(tmp_path / "other", target_is_directory=True)
+    with raises("mail.no-messages", tmp_path / "source" / "linked", "link to a directory", tmp_path / "other"):
+        open_source(f"eml:{tmp_path / 'source'}")

@@ -6,6 +6,7 @@ A missing source is an error before anything is read. An unreadable item of it i
 import hashlib
 import io
 import json
+import os
 import re
 import time
 from collections import deque
@@ -22,6 +23,7 @@ from gumshoe.artifacts.hub import find_local_dataset, get_dataset_commit
 from gumshoe.artifacts.lines import GZIP_ERRORS, read_lines
 from gumshoe.artifacts.storage import (
     Entry,
+    FileStorage,
     InvalidUriError,
     NotFoundError,
     Storage,
@@ -145,8 +147,10 @@ def digest_of_uris(uris: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def list_files(uri: str, place: str) -> tuple[Storage, list[Entry]]:
-    """Return the storage at a directory, and all files below it, sorted by path. `uri` is named in errors.
+def list_files(uri: str, place: str) -> tuple[Storage, list[Entry], list[UnreadableItem]]:
+    """Return the storage at a directory, all files below it, sorted by path, and the folders that are not read.
+
+    These are folders without permission, and links to other directories. `uri` is named in errors.
 
     Raises:
         UsageError: if the directory does not exist.
@@ -155,7 +159,29 @@ def list_files(uri: str, place: str) -> tuple[Storage, list[Entry]]:
     if "://" not in place and not Path(place).is_dir():
         raise UsageError("sources.no-such-directory", f"{uri}: the directory {place} does not exist; check the path")
     storage = open_storage(place)
-    return storage, [entry for entry in storage.entries() if entry.key and not entry.key.endswith("/")]
+    unread = _find_unread_folders(Path(storage.uri)) if isinstance(storage, FileStorage) else {}
+    entries = (entry for entry in storage.entries() if entry.key and not entry.key.endswith("/"))
+    found = [UnreadableItem(f"{storage.uri}/{key}", *why) for key, why in sorted(unread.items())]
+    return storage, [entry for entry in entries if entry.key not in unread], found
+
+
+def _find_unread_folders(root: Path) -> dict[str, tuple[str, str]]:
+    """Return reason and detail of each folder below a directory that is not read, by its path below it.
+
+    Links are not followed, as they may lead in circles. A link to a folder of the same directory leaves nothing out.
+    """
+    closed: list[OSError] = []
+    found: dict[str, tuple[str, str]] = {}
+    for place, folders, _ in os.walk(root, onerror=closed.append):
+        for path in (Path(place, name) for name in folders):
+            if os.path.islink(path) and not path.resolve().is_relative_to(root.resolve()):  # noqa: PTH114 - never fails
+                key = path.relative_to(root).as_posix()
+                found[key] = ("link to a directory", f"name {path.resolve()} as a source of its own")
+    for error in closed:
+        if isinstance(error, PermissionError):
+            key = Path(error.filename).relative_to(root).as_posix()
+            found[key] = ("cannot be opened", "no permission; check its owner and mode")
+    return found
 
 
 def read_files(files: Files, entries: Iterable[Entry]) -> Iterator[tuple[Entry, bytes | StorageError]]:

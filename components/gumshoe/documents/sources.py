@@ -245,17 +245,22 @@ class _DirectoryDocuments:
     total: int | None
     storage: Storage
     files: list[Entry]
+    unread: list[UnreadableItem]
+    """Folders that are not read."""
     recognition: TextRecognition | None = None
 
     @classmethod
     def open(cls, uri: str, place: str, recognition: TextRecognition | None = None) -> "_DirectoryDocuments":
-        storage, entries = list_files(uri, place)
-        files = [each for each in entries if not any(part.startswith(".") for part in each.key.split("/"))]
+        storage, entries, folders = list_files(uri, place)
+        files = [each for each in entries if not _is_hidden(each.key)]
+        unread = [each for each in folders if not _is_hidden(each.where.removeprefix(f"{storage.uri}/"))]
         if not files:
-            raise UsageError("documents.empty-directory", f"{uri} contains no files; check the directory")
-        return cls(uri, sum(each.size for each in files), storage, files, recognition)
+            hint = "; ".join(f"{each.where}: {each.reason}, {each.detail}" for each in unread[:1])
+            raise UsageError("documents.empty-directory", f"{uri} contains no files; {hint or 'check the directory'}")
+        return cls(uri, sum(each.size for each in files), storage, files, unread, recognition)
 
     def read(self, advance: Callable[[int], object]) -> Iterator[Document | UnreadableItem]:
+        yield from self.unread
         suffixes = {each.key: PurePosixPath(each.key).suffix.lower() for each in self.files}
         for each in self.files:
             if suffixes[each.key] not in SUFFIXES:
@@ -279,6 +284,10 @@ class _DirectoryDocuments:
                         opened = open_extractor(processes, _EXTRACTION_SECONDS, "page", self.recognition)
                         pages = stack.enter_context(opened)
                     yield from _read_page(pages, raw, kind, entry.key, where)
+
+
+def _is_hidden(key: str) -> bool:
+    return any(part.startswith(".") for part in key.split("/"))
 
 
 def _read_page(

@@ -1,6 +1,6 @@
 """Directories of mail, and archives of them: files with one message each, and mbox files."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -38,32 +38,38 @@ class DirectorySource(MailSource):
 
     files: Files
     entries: list[Entry]
+    unread: list[UnreadableItem]
+    """Folders that are not read."""
 
     @classmethod
     def open_maildir(cls, uri: str, place: str) -> "DirectorySource":
         """Open a Maildir, or any tree of raw files such as the public Enron release."""
-        files, entries = _list_mail(uri, place)
+        files, entries, unread = _list_mail(uri, place)
         folders = {str(PurePosixPath(entry.key).parent) for entry in entries}
         boxes = {
             str(PurePosixPath(folder).parent) for folder in folders if PurePosixPath(folder).name in {"cur", "new"}
         }
         found = [entry for entry in entries if _is_mail_file(PurePosixPath(entry.key), boxes)]
-        return cls._create(uri, files, found, entries)
+        return cls._create(uri, files, found, entries, unread)
 
     @classmethod
     def open_eml(cls, uri: str, place: str) -> "DirectorySource":
         """Open a directory of `.eml` files, and of those of Apple Mail (`.emlx`) and Outlook (`.msg`)."""
-        files, entries = _list_mail(uri, place)
+        files, entries, unread = _list_mail(uri, place)
         found = [entry for entry in entries if _strip_packing(entry.key.lower()).endswith(_MESSAGE_SUFFIXES)]
-        return cls._create(uri, files, [entry for entry in found if not _is_resource_fork(entry.key)], entries)
+        own = [entry for entry in found if not _is_resource_fork(entry.key)]
+        return cls._create(uri, files, own, entries, unread)
 
     @classmethod
-    def _create(cls, uri: str, files: Files, found: list[Entry], entries: list[Entry]) -> "DirectorySource":
+    def _create(
+        cls, uri: str, files: Files, found: list[Entry], entries: list[Entry], unread: list[UnreadableItem]
+    ) -> "DirectorySource":
         if not found:
-            raise _no_messages(uri, "message files", entries)
-        return cls(uri, sum(entry.size for entry in found), files, found)
+            raise _no_messages(uri, "message files", entries, unread)
+        return cls(uri, sum(entry.size for entry in found), files, found, unread)
 
     def read_raw(self, advance: Callable[[int], object]) -> Iterator[RawItem]:
+        yield from self.unread
         for entry, raw in read_files(self.files, self.entries):
             where = f"{self.files.uri}/{entry.key}"
             advance(entry.size)
@@ -85,20 +91,20 @@ def open_mbox_directory(uri: str, place: str) -> MboxSource:
     Raises:
         UsageError: if it contains none.
     """
-    files, entries = _list_mail(uri, place)
+    files, entries, unread = _list_mail(uri, place)
     found = [entry for entry in entries if _is_mbox(files, entry)]
     if not found:
-        raise _no_messages(uri, "mbox files", entries)
+        raise _no_messages(uri, "mbox files", entries, unread)
     boxes = [
         MboxFile(f"{files.uri}/{key}", partial(files.open, key), find_folder_state(key), is_sent_folder(key))
         for key in (entry.key for entry in found)
     ]
-    return MboxSource(uri, sum(entry.size for entry in found), boxes)
+    return MboxSource(uri, sum(entry.size for entry in found), boxes, unread)
 
 
-def _list_mail(uri: str, place: str) -> tuple[Files, list[Entry]]:
+def _list_mail(uri: str, place: str) -> tuple[Files, list[Entry], list[UnreadableItem]]:
     if is_archive(place) and ("://" in place or not Path(place).is_dir()):
-        return open_archive(uri, place)
+        return (*open_archive(uri, place), [])
     if "://" not in place and Path(place).is_file():
         raise UsageError(
             "sources.no-such-directory",
@@ -148,7 +154,7 @@ def _read_mbox_file(where: str, raw: bytes, state: State, is_sent: bool) -> Iter
     yield from items
 
 
-def _no_messages(uri: str, kind: str, entries: Iterable[Entry]) -> UsageError:
+def _no_messages(uri: str, kind: str, entries: Iterable[Entry], unread: Sequence[UnreadableItem]) -> UsageError:
     """Return an error that says what to name instead."""
     kind_of_source, _, place = uri.partition(":")
     keys = [entry.key.lower() for entry in entries]
@@ -163,4 +169,6 @@ def _no_messages(uri: str, kind: str, entries: Iterable[Entry]) -> UsageError:
         hint = "it contains mailboxes of Outlook: use pst:FILE for each"
     elif any(key.endswith((".jsonl", ".jsonl.gz")) for key in keys):
         hint = "it contains JSON Lines: use jsonl:FILE"
+    elif unread:
+        hint = f"{unread[0].where} is not read ({unread[0].reason}): {unread[0].detail}"
     return UsageError("mail.no-messages", f"{uri} contains no {kind}; {hint}")

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import BinaryIO
 
@@ -45,8 +45,11 @@ class MboxSource(MailSource):
     """One or more mbox files."""
 
     files: list[MboxFile]
+    unread: list[UnreadableItem] = field(default_factory=list)
+    """Folders that are not read."""
 
     def read_raw(self, advance: Callable[[int], object]) -> Iterator[RawItem]:
+        yield from self.unread
         for file in self.files:
             try:
                 with file.open() as opened:
