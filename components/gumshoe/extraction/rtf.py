@@ -2,7 +2,7 @@
 
 import codecs
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _TOKEN = re.compile(rb"\\([a-z]{1,32})(-?\d{1,10})? ?|\\'([0-9a-fA-F]{2})|\\(.)|([{}])|[\r\n]+|([^\\{}\r\n]+)", re.S)
 # Groups that hold no text of the document.
@@ -25,6 +25,14 @@ _SYMBOLS = {
     b"ldblquote": "\u201c", b"rdblquote": "\u201d",
 }  # fmt: skip
 _MAX_DEPTH = 1000
+_CHARSETS = {b"mac": "mac_roman", b"pc": "cp437", b"pca": "cp850"}  # of documents without a code page
+# Code pages of the charsets of fonts. Others, such as 0 (ANSI), 1 (default) and 2 (symbols), have the document's.
+_FONT_CHARSETS = {
+    77: "mac_roman", 78: "cp932", 79: "cp949", 80: "cp936", 81: "cp950", 85: "mac_greek", 86: "mac_turkish",
+    88: "mac_latin2", 89: "mac_cyrillic", 128: "cp932", 129: "cp949", 130: "johab", 134: "cp936", 136: "cp950",
+    161: "cp1253", 162: "cp1254", 163: "cp1258", 177: "cp1255", 178: "cp1256", 179: "cp1256", 180: "cp1256",
+    181: "cp1255", 186: "cp1257", 204: "cp1251", 222: "cp874", 238: "cp1250", 254: "cp437",
+}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -34,14 +42,21 @@ class _State:
     hidden: bool = False
     skip: int = 1
     """Number of bytes that follow a Unicode character for programs without Unicode."""
+    font: int | None = None
+    """Number of the font of the text. None for the default font."""
+    lists_fonts: bool = False
+    """True in the table of fonts, in which `font` is the one that is described."""
 
 
 @dataclass(slots=True)
 class _RtfReader:
     codec: str = "cp1252"
+    """Charset of text in fonts without a charset."""
+    font_codecs: dict[int, str] = field(default_factory=dict)
+    default_font: int = 0
     text: list[str] = field(default_factory=list)
     pending: bytearray = field(default_factory=bytearray)
-    """Bytes in the document's charset that are not decoded yet."""
+    """Bytes in the charset of the present font that are not decoded yet."""
     states: list[_State] = field(default_factory=lambda: [_State()])
     to_skip: int = 0
 
@@ -57,7 +72,9 @@ class _RtfReader:
 
     def flush(self) -> None:
         if self.pending:
-            self.text.append(self.pending.decode(self.codec, "replace"))
+            font = self.states[-1].font
+            codec = self.font_codecs.get(self.default_font if font is None else font, self.codec)
+            self.text.append(self.pending.decode(codec, "replace"))
             self.pending.clear()
 
     def control(self, word: bytes, number: int | None) -> None:
@@ -66,24 +83,44 @@ class _RtfReader:
             self.add(_SYMBOLS[word])
         elif word in _HIDDEN_GROUPS:
             self.states[-1].hidden = True
+            self.states[-1].lists_fonts |= word == b"fonttbl"
         elif word == b"shptxt":  # the text of a box, in groups that are hidden
             self.states[-1].hidden = False
         elif word == b"htmlrtf":  # text that repeats HTML for programs without it
             self.flush()
             self.states[-1].hidden = number != 0
-        elif word == b"ansicpg" and number:
-            self._set_codec(f"cp{number}")
         elif word == b"uc":
             self.states[-1].skip = max(number or 0, 0)
         elif word == b"u" and number is not None:
             self.add(_to_character(number))
             self.to_skip = self.states[-1].skip
+        else:
+            self._choose_charset(word, number)
 
-    def _set_codec(self, name: str) -> None:
-        try:
-            self.codec = codecs.lookup("utf-8" if name == "cp65001" else name).name
-        except LookupError:
-            return
+    def _choose_charset(self, word: bytes, number: int | None) -> None:
+        """Obey a control word if it is about fonts or charsets."""
+        state = self.states[-1]
+        if word in _CHARSETS:
+            self.codec = _CHARSETS[word]
+        elif word == b"ansicpg":
+            self.codec = _find_codec(number) or self.codec
+        elif word == b"deff":
+            self.default_font = number or 0
+        elif word in (b"f", b"plain"):
+            self.flush()
+            state.font = number if word == b"f" else None
+        elif state.lists_fonts and state.font is not None and word in (b"fcharset", b"cpg"):
+            codec = _FONT_CHARSETS.get(number or 0) if word == b"fcharset" else _find_codec(number)
+            if codec:
+                self.font_codecs[state.font] = codec
+
+
+def _find_codec(page: int | None) -> str | None:
+    """Return the codec of a code page. None if Python has none."""
+    try:
+        return codecs.lookup("utf-8" if page == 65001 else f"cp{page}").name
+    except LookupError:
+        return None
 
 
 def _to_character(number: int) -> str:
@@ -107,7 +144,7 @@ def extract_rtf(data: bytes) -> str:
             if len(reader.states) < _MAX_DEPTH:
                 current = reader.states[-1]
                 reader.flush()
-                reader.states.append(_State(current.hidden, current.skip))
+                reader.states.append(replace(current))
         elif brace == b"}":
             reader.flush()
             if len(reader.states) > 1:
