@@ -102,9 +102,9 @@ def build_document_index(
     `default`, and a search must say which collections it may read.
 
     The index appears when it is complete. A killed build leaves nothing that looks finished; if it is started again
-    with the same documents and options, it reuses the vectors. With `replace`, an existing index is replaced in one
-    step, and processes that have the old one open get an error that says to open it again. `embedder` replaces the
-    model that the options name.
+    with the same documents and options, it reads the sources again and reuses the vectors. With `replace`, an existing
+    index is replaced in one step, and processes that have the old one open get an error that says to open it again.
+    `embedder` replaces the model that the options name.
 
     Raises:
         UsageError: if a source does not exist, has another format, or contains no documents; if an option is

@@ -95,8 +95,8 @@ def index(
 ) -> None:
     """Index documents from one or more sources in a directory.
 
-    An interrupted build resumes if it is started again with the same documents and options. Unreadable items are
-    counted by reason; `gumshoe documents stats --unreadable` lists them.
+    If a build is interrupted, start it again with the same documents and options: it reads the sources again, and
+    reuses the vectors. Unreadable items are counted by reason; `gumshoe documents stats --unreadable` lists them.
     """
     from gumshoe.documents.build import DocumentBuildOptions, build_document_index
     from gumshoe.documents.source_entries import CollectionSource, read_source_entries
