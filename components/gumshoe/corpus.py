@@ -171,8 +171,13 @@ class Corpus(ABC):
         """
 
     def choose_embedding(self, embedding: str, options: Mapping[str, Any]) -> str:  # noqa: ARG002 - runs none
-        """Return the embedding model that `ingest` runs with these arguments, or `none`."""
+        """Return the embedding model that `ingest` uses with these arguments, or `none`."""
         return "none"
+
+    def runs_embedding(self, embedding: str, options: Mapping[str, Any]) -> bool:
+        """Return True if `ingest` with these arguments runs an embedding model itself, which needs torch."""
+        chosen = self.choose_embedding(embedding, options)
+        return chosen != "none" and not chosen.startswith("openai:")
 
     @abstractmethod
     def open_search(self, directory: Path, inbox: str | None, collections: Sequence[str] | None = None) -> SourceSearch:

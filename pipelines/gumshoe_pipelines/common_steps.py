@@ -45,6 +45,8 @@ class PlannedRun:
     training: Placement
     checking: Placement
     """For the step that checks the agent, in an image that has it."""
+    indexing: Placement
+    """For the step that builds the index, in an image that can embed if that is asked for."""
 
 
 def plan(given: RunParameters, nodes: Any = 1) -> PlannedRun:
@@ -63,6 +65,9 @@ def plan(given: RunParameters, nodes: Any = 1) -> PlannedRun:
         node_selector=given.node_selector,
         tolerations=given.tolerations,
         agent=given.agent,
+        environment=given.environment,
+        embedding=given.embedding,
+        index=given.index,
         worker_image=given.worker_image,
         trainer_image=given.trainer_image,
     )
@@ -74,6 +79,7 @@ def plan(given: RunParameters, nodes: Any = 1) -> PlannedRun:
         where.with_pod(found, "whole"),
         where.with_pod(found, "training", **own),
         replace(where, worker_image=found["agent_image"]),
+        replace(where, worker_image=found["ingest_image"]),
     )
 
 
@@ -90,7 +96,9 @@ def check_settings(given: TrainingParameters, **inputs: Any) -> Any:
     return where.on_cpu(task, secrets=MODEL_SECRETS)
 
 
-def ingest_and_split(given: RunParameters, *, current: Any = "", feedback: Any = None) -> dict[str, Any]:
+def ingest_and_split(
+    given: RunParameters, planned: PlannedRun, *, current: Any = "", feedback: Any = None
+) -> dict[str, Any]:
     """Add the steps that index the sources, and check and split the questions.
 
     Returns the inputs `index` and `scenarios` of later steps. `current` is the version of a published adapter that will
@@ -112,7 +120,7 @@ def ingest_and_split(given: RunParameters, *, current: Any = "", feedback: Any =
         state=now["sources"],
         code=given.code,
     )
-    index = where.on_cpu(made, hours=12, cached=True, secrets=MODEL_SECRETS).outputs["index"]
+    index = planned.indexing.on_cpu(made, hours=12, cached=True, secrets=MODEL_SECRETS).outputs["index"]
     kubernetes.use_secret_as_env(made, _IMAP_SECRET, {each: each for each in (PASSWORD, TOKEN)}, optional=True)
     loaded = load_scenarios(
         source=given.scenarios,

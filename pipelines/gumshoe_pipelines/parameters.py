@@ -42,12 +42,12 @@ class RunParameters:
         str, "Questions with known answers: a JSON Lines file, e.g. s3://bucket/questions.jsonl, or hf:DATASET."
     ]
     store: Annotated[str, "URI of the project's artifact store, e.g. s3://bucket/project."]
-    worker_image: Annotated[
+    worker_image: Annotated[str, "Container image for CPU steps, e.g. registry.example.com/gumshoe/worker:0.1.0."]
+    trainer_image: Annotated[
         str,
-        "Container image for CPU steps, e.g. registry.example.com/gumshoe/worker:0.1.0. To embed documents, use the "
-        "trainer image.",
+        "Container image for GPU steps, and for the step that embeds documents or mail, e.g. "
+        "registry.example.com/gumshoe/trainer:0.1.0.",
     ]
-    trainer_image: Annotated[str, "Container image for GPU steps, e.g. registry.example.com/gumshoe/trainer:0.1.0."]
     run: Annotated[
         str,
         "ID of this run, e.g. mail-1. With the ID of a stopped run, it continues where that run stopped. "

@@ -56,6 +56,9 @@ def plan_run(  # Kubeflow declares several outputs as a NamedTuple
     node_selector: dict,
     tolerations: list,
     agent: str,
+    environment: str,
+    embedding: str,
+    index: dict,
     worker_image: str,
     trainer_image: str,
 ) -> NamedTuple(  # type: ignore[valid-type]
@@ -74,9 +77,10 @@ def plan_run(  # Kubeflow declares several outputs as a NamedTuple
         ("node_selector", dict),
         ("tolerations", list),
         ("agent_image", str),
+        ("ingest_image", str),
     ],
 ):
-    """Return the ID of the run, the resources of its pods, and the image of the step that checks the agent.
+    """Return the ID of the run, the resources of its pods, and the images of CPU steps that need another one.
 
     Evaluation (`measuring`) gets at most one GPU, and a warm start those of a whole node. Training gets these too if
     the step trains itself, and none if a TrainJob does.
@@ -94,9 +98,13 @@ def plan_run(  # Kubeflow declares several outputs as a NamedTuple
         node_selector: Node labels for GPU steps.
         tolerations: Tolerations for GPU steps.
         agent: Agent that runs the episodes; empty for Gumshoe's own loop.
+        environment: Name of the environment.
+        embedding: Embedding model for documents, or `none`.
+        index: Options of the index.
         worker_image: Container image of CPU steps.
-        trainer_image: Container image of GPU steps. Of these alone, it has the agent.
+        trainer_image: Container image of GPU steps. It alone has the agent, and torch for embeddings.
     """
+    from gumshoe.corpus import find_corpus
     from gumshoe_pipelines.step_resources import ResourceParameters
 
     given = ResourceParameters(gpus, gpu_resource, cpus_per_gpu, memory_per_gpu, worker_cpus, worker_memory)
@@ -104,7 +112,10 @@ def plan_run(  # Kubeflow declares several outputs as a NamedTuple
     pods = [given.choose(number) for number in (min(1, gpus), gpus, gpus if nodes == 1 else 0)]
     amounts = [amount for each in pods for amount in (each.gpus, each.cpus, each.memory)]
     placed = (node_selector, tolerations) if nodes == 1 else ({}, [])
-    return (run or job, *amounts, *placed, trainer_image if agent else worker_image)
+    corpus = find_corpus(environment)  # `ingest` reports one that does not exist
+    embeds = corpus is not None and corpus.runs_embedding(embedding, index)
+    images = (trainer_image if needed else worker_image for needed in (agent, embeds))
+    return (run or job, *amounts, *placed, *images)
 
 
 @dataclass(frozen=True, slots=True)

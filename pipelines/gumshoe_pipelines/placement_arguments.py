@@ -14,6 +14,7 @@ from gumshoe_pipelines.step_resources import MIG, SHARED_MEMORY, ResourceParamet
 
 _LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")
+_TRAINER = re.compile(r"(?:^|/)trainer(?:[:@]|$)")  # as images/build.sh names it
 _SECONDS = "tolerationSeconds"
 _TOLERATION = {"key", "operator", "value", "effect", _SECONDS}
 _OF_SERVERS = ("rollout_gpus", "priority_class", "runtime_class", "scheduler")  # options of `job`
@@ -24,6 +25,20 @@ def _check_image(name: str, arguments: Mapping[str, Any], _: bool) -> None:
     if not arguments[name].strip():
         raise UsageError(
             "pipelines.empty-image", "must not be empty; write the name of an image, as images/build.sh prints it"
+        )
+
+
+def _check_worker_image(arguments: Mapping[str, Any], is_local: bool) -> None:
+    """Check that steps without a GPU do not get the trainer's image if that cannot do their work."""
+    _check_image("worker_image", arguments, is_local)
+    image = arguments["worker_image"]
+    unset = {"deploy": "none", "feedback": {}}
+    needing = [name for name, value in unset.items() if arguments.get(name, value) != value]
+    if needing and not is_local and _TRAINER.search(image):
+        raise UsageError(
+            "pipelines.trainer-as-worker",
+            f"the image {image} cannot deploy or read feedback, which {' and '.join(needing)} ask for; set "
+            "worker_image to the worker's image (the step that embeds runs in trainer_image by itself)",
         )
 
 
@@ -151,7 +166,8 @@ def _check_servers(arguments: Mapping[str, Any]) -> None:
 
 
 PLACEMENT_CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {
-    **{name: partial(_check_image, name) for name in ("worker_image", "trainer_image")},
+    "worker_image": _check_worker_image,
+    "trainer_image": partial(_check_image, "trainer_image"),
     **{name: partial(_check_resource, name) for name in _RESOURCES},
     **{name: partial(_check_pod_option, name) for name in ("queue", "priority", "cache", "image_pull_secret")},
     "nodes": _check_nodes,

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, field_validator
 from gumshoe.artifacts.hub import find_local_dataset
 from gumshoe.artifacts.storage import NotFoundError, open_uri, split_uri
 from gumshoe.artifacts.store import Store
-from gumshoe.corpus import CORPORA, DEFAULT_ENVIRONMENT, Corpus, find_corpus
+from gumshoe.corpus import CORPORA, DEFAULT_ENVIRONMENT, find_corpus
 from gumshoe.errors import UsageError
 from gumshoe.model_validation import ParameterModel, validate_model
 from gumshoe.redaction import find_credentials
@@ -22,14 +22,12 @@ from gumshoe_pipelines.agent_arguments import (
     find_agent,
 )
 from gumshoe_pipelines.graphs import combine_errors, split_parameters
-from gumshoe_pipelines.parameters import EMBEDDING
 from gumshoe_pipelines.placement_arguments import PLACEMENT_CHECKS
 
 if TYPE_CHECKING:
     from gumshoe.training.settings import TrainSettings
 
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")  # valid as a Kubernetes label and as an artifact version
-_WORKER = re.compile(r"(?:^|/)worker(?:[:@]|$)")  # as images/build.sh names it
 _SERVERS = ("imap", "imaps")  # forms of sources that can be read from everywhere
 _CRON_FIELDS = 6  # seconds, minutes, hours, days, months, days of the week
 _RESERVED = {"latest": "the newest version", "base": "the base model"}
@@ -156,35 +154,18 @@ def _check_sources(arguments: Mapping[str, Any], is_local: bool) -> None:
             corpus.check_source(source)
 
 
-def _check_index(arguments: Mapping[str, Any], is_local: bool) -> None:
+def _check_index(arguments: Mapping[str, Any], _: bool) -> None:
     corpus = find_corpus(arguments.get("environment", DEFAULT_ENVIRONMENT))
     if corpus is not None:  # otherwise reported by the check of `environment`
         corpus.check_options(arguments["index"])
-        _check_embedding(corpus, arguments, is_local)
 
 
-def _check_environment(arguments: Mapping[str, Any], is_local: bool) -> None:
+def _check_environment(arguments: Mapping[str, Any], _: bool) -> None:
     environment = arguments["environment"]
-    corpus = find_corpus(environment)
-    if corpus is None:
+    if find_corpus(environment) is None:
         raise UsageError(
             "pipelines.unknown-environment",
             f"environment {environment!r} does not exist; use one of {', '.join(CORPORA)}",
-        )
-    if "index" not in arguments:  # otherwise checked with it
-        _check_embedding(corpus, arguments, is_local)
-
-
-def _check_embedding(corpus: Corpus, arguments: Mapping[str, Any], is_local: bool) -> None:
-    """Check that the image of steps without a GPU can run the embedding model."""
-    image = arguments.get("worker_image", "")
-    embedding = corpus.choose_embedding(arguments.get("embedding", EMBEDDING), arguments.get("index", {}))
-    embeds = embedding != "none" and not embedding.startswith("openai:")
-    if embeds and not is_local and _WORKER.search(image):
-        raise UsageError(
-            "pipelines.image-cannot-embed",
-            f"the image {image} cannot embed {corpus.content} with {embedding}; set worker_image to the trainer's "
-            "image, or embedding to openai:MODEL@URL or none",
         )
 
 

@@ -35,7 +35,7 @@ def sweep_agent(given: SweepAgentParameters) -> None:
     """Train with several settings, and publish the best adapter that passes."""
     where = given.placement
     planned = plan(given, given.nodes)
-    inputs = ingest_and_split(given)
+    inputs = ingest_and_split(given, planned)
     agent = check_agent_code(given, planned, config=given.config, sweep=given.sweep)
     checked = check_settings(given, index=inputs["index"], sweep=given.sweep)
     before = evaluate(

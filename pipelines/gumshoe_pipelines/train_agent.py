@@ -56,7 +56,7 @@ def train_agent(given: TrainAgentParameters) -> None:
         planned = plan(given, given.nodes)
         run, evaluation = planned.run, planned.evaluation
         current = where.on_cpu(fetch_adapter(store=given.store, version=given.against, run=run)).outputs
-        inputs = ingest_and_split(given, current=current["Output"], feedback=given.feedback)
+        inputs = ingest_and_split(given, planned, current=current["Output"], feedback=given.feedback)
         agent = check_agent_code(given, planned, config=given.config, settings=given.settings)
         checked = check_settings(
             given,

@@ -105,7 +105,8 @@ def plan(nodes: int = 1, gpus: int = 4, run: str = "r1", **others: Any) -> dict[
     amounts = {"cpus_per_gpu": 4, "memory_per_gpu": "32Gi", "worker_cpus": "500m", "worker_memory": "2Gi"}
     nodes_of = {"node_selector": {"pool": "gpus"}, "tolerations": [{"operator": "Exists"}]}
     images = {"agent": "", "worker_image": "worker", "trainer_image": "trainer"}
-    given = {"gpu_resource": "nvidia.com/gpu", **amounts, **nodes_of, **images, **others}
+    corpus: dict[str, Any] = {"environment": "email", "embedding": "intfloat/e5-base-v2", "index": {}}
+    given = {"gpu_resource": "nvidia.com/gpu", **amounts, **nodes_of, **images, **corpus, **others}
     outputs = plan_run.component_spec.outputs
     return dict(zip(outputs, plan_run.python_func(run=run, job="job", nodes=nodes, gpus=gpus, **given), strict=True))
 
@@ -128,6 +129,25 @@ def test_steps_request_only_what_they_use() -> None:
     assert (several["node_selector"], several["tolerations"]) == ({}, [])
     assert (alone["agent_image"], plan(agent="a.b:c")["agent_image"]) == ("worker", "trainer")
     assert amounts(plan(cpus_per_gpu=12, memory_per_gpu="1.5Ti"), "whole") == (4, "48", "6Ti")
+
+
+@pytest.mark.parametrize(
+    ("given", "image"),
+    [
+        ({}, "worker"),
+        ({"index": {"embedding": "none"}}, "worker"),
+        ({"index": {"embedding": "openai:m@http://e"}}, "worker"),
+        ({"index": {"embedding": "intfloat/e5-base-v2"}}, "trainer"),
+        ({"environment": "documents"}, "trainer"),
+        ({"environment": "documents", "embedding": "none"}, "worker"),
+        ({"environment": "documents", "embedding": "openai:m@http://e"}, "worker"),
+        ({"environment": "wiki"}, "worker"),
+    ],
+)
+def test_only_an_index_with_an_embedding_model_is_built_in_the_image_with_torch(
+    given: dict[str, Any], image: str
+) -> None:
+    assert plan(**given)["ingest_image"] == image
 
 
 @pytest.mark.parametrize(
