@@ -87,7 +87,7 @@ WITH_CLUSTER = [
     PageRun(
         "operate/install.md",
         also=("operate/upgrade.md", "operate/sizing.md", "operate/backup.md"),
-        prints=("Nothing to fix", "slowest episode", "r2 takes 100 %", "adapters/restored"),
+        prints=("Nothing to fix", "slowest episode", "r1 takes 100 %", "adapters/restored"),
         replacements={
             "export KFP_NAMESPACE=gumshoe\n": "export KFP_NAMESPACE=gumshoe\n"
             f"gumshoe deploy mail --adapter r1 --namespace agents {' '.join(ACCESS)}\n"
