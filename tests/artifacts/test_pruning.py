@@ -9,6 +9,7 @@ from threading import Event
 
 import pytest
 
+from gumshoe.artifacts.deployments import record_deployment
 from gumshoe.artifacts.pruning import prune_store, remove_named
 from gumshoe.artifacts.store import Store
 from tests.artifacts.fault_proxy import FaultProxy, answer, edit
@@ -119,6 +120,30 @@ def test_parents_of_kept_artifacts_are_kept(store: Store, tmp_path: Path) -> Non
     assert _listed(store) == ["mail/m1", "mail/m3", "data/d1", "data/d2", "a/2"]
     assert "a/2" in pruned.kept["data/d1"]
     assert "data/d1" in pruned.kept["mail/m1"]
+
+
+def test_deployed_adapters_and_what_they_were_made_from_are_kept(store: Store, tmp_path: Path) -> None:
+    _publish(store, tmp_path, "indexes/1", "indexes/2")
+    _publish(store, tmp_path, "adapters/1", made_from="indexes/1")
+    _publish(store, tmp_path, "adapters/2", "adapters/3", "adapters/4")
+    record_deployment(store.storage, "agents.mail.one", ["1", "2", "gone"])
+    record_deployment(store.storage, "agents.mail.two", ["3"])
+    record_deployment(store.storage, "agents.mail.one", ["1"])
+    pruned = prune_store(store, keep=1, older_than=NOW)
+    assert [manifest.reference for manifest in pruned.removed] == ["adapters/2"]
+    assert pruned.kept["adapters/1"] == "deployed as agents.mail.one"
+    assert pruned.kept["indexes/1"] == "adapters/1 was made from it"
+    record_deployment(store.storage, "agents.mail.one", [])
+    assert "adapters/1" in [each.reference for each in prune_store(store, keep=1, older_than=NOW).removed]
+
+
+@pytest.mark.parametrize(("kind", "kept"), [(None, {"feedback/1", "feedback/2", "feedback/3"}), ("feedback", None)])
+def test_feedback_is_old_only_if_its_kind_is_named(
+    store: Store, tmp_path: Path, kind: str | None, kept: set[str] | None
+) -> None:
+    _publish(store, tmp_path, "feedback/1", "feedback/2", "feedback/3", "a/1", "a/2")
+    prune_store(store, keep=1, older_than=NOW, kind=kind)
+    assert {each for each in _listed(store) if each.startswith("feedback/")} == (kept or {"feedback/3"})
 
 
 def test_other_kinds_are_kept_if_a_kind_is_given(store: Store, tmp_path: Path) -> None:

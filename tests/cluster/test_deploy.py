@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import yaml
 
+from gumshoe.artifacts.storage import StorageError
 from gumshoe.artifacts.store import Store
-from gumshoe.cluster import helm_program, pipeline_deployment, readiness
+from gumshoe.cluster import deployment_record, helm_program, pipeline_deployment, readiness
 from gumshoe.cluster.kubernetes_api import Cluster
 from gumshoe.cluster.pipeline_deployment import DeployTarget, deploy_published
 from gumshoe.cluster.releases import Releases, find_chart
@@ -788,6 +789,37 @@ def test_removing_a_deployment_keeps_other_objects(
     gone = run("deployments", "show", deployed)
     assert (gone.status, gone.code) == (2, "deploy.no-such-deployment")
     assert "mail" in gone.err
+
+
+def list_recorded(store: Store) -> set[str]:
+    """Return the adapters that the store records for the deployment `mail` of this test's cluster."""
+    deployment = f"agents.mail.{Cluster.of('agents', None).fingerprint}"
+    return {entry.key.rpartition("/")[2] for entry in store.storage.entries(f"deployments/{deployment}/")}
+
+
+@pytest.mark.ci
+def test_the_store_records_which_adapters_are_deployed(
+    run: Callable[..., CommandResult], store: Store, deployed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("deploy", deployed, "--adapter", "r2", "--canary", "10").status == 0
+    assert list_recorded(store) == {"r1", "r2"}
+    assert run("promote", deployed).status == 0
+    assert run("deploy", deployed, "--adapter", "r3").status == 0
+    assert list_recorded(store) == {"r1", "r2", "r3"}, "the previous one may return if the change fails"
+    assert run("rollback", deployed, "--revision", "1").status == 0
+    assert list_recorded(store) == {"r1"}
+    with monkeypatch.context() as patched:
+        patched.setattr(deployment_record, "open_storage", fail_to_open)
+        done = run("deploy", deployed, "--adapter", "r3")
+    assert done.status == 0
+    assert store.uri in done.err
+    assert "store.access-denied" in done.err
+    assert run("deployments", "remove", deployed, "--yes").status == 0
+    assert list_recorded(store) == set()
+
+
+def fail_to_open(*_: object) -> None:
+    raise StorageError("store.access-denied", "no permission to write")
 
 
 def test_releases_of_other_charts_are_ignored(

@@ -281,7 +281,8 @@ def prune(
 ) -> None:
     """Remove old artifacts that no kept artifact was made from, and files of unfinished publications.
 
-    What is older than its retention is removed in any case: see `gumshoe artifacts retention`.
+    Deployed adapters are kept, and feedback unless --kind names it. What is older than its retention is removed in any
+    case: see `gumshoe artifacts retention`.
     """
     from gumshoe.artifacts.pruning import PruneResult, prune_store
     from gumshoe.artifacts.retention import find_expired_outputs, read_retention, remove_output

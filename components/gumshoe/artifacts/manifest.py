@@ -24,6 +24,7 @@ STORE_FILES = {
     f"KIND/VERSION/{MANIFEST}": "Sizes and SHA-256 of the files, lineage, hash of the code, image and settings. The "
     "artifact is visible once it exists.",
     f"KIND/{LATEST}": "The newest version.",
+    "deployments/DEPLOYMENT/VERSION": "An adapter that a deployment has loaded. `gumshoe artifacts prune` keeps it.",
     "retention.json": "Days after which `gumshoe artifacts prune` removes each kind.",
 }
 """Description of each file of a store."""

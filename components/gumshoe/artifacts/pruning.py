@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from types import MappingProxyType
 
+from gumshoe.artifacts.deployments import find_deployed
 from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST, Manifest, check_kind, now
 from gumshoe.artifacts.storage import NotFoundError
 from gumshoe.artifacts.store import ABANDONED_AFTER, PRUNED, Store
 
+_FEEDBACK = "feedback"  # each publication has other records of users, so an old one is not outdated
 # The files of one publication. Files of other programs do not match.
 _PUBLICATION = re.compile(rf"(?P<reference>(?P<kind>.+)/[^/]+)/(?P<data>{DATA_PREFIX}[0-9a-f]{{32}})/.+", re.S)
 
@@ -38,8 +40,9 @@ def prune_store(
 ) -> PruneResult:
     """Remove old artifacts, and files of publications that were never finished.
 
-    These are kept: the `keep` newest of each kind, the latest, those younger than `older_than`, and everything that a
-    kept artifact was made from. With `kind`, other kinds are kept too. Unfinished publications are removed after
+    These are kept: the `keep` newest of each kind, the latest, those younger than `older_than`, adapters that are
+    deployed, all feedback unless it is the `kind`, and everything that a kept artifact was made from. With `kind`,
+    other kinds are kept too. Unfinished publications are removed after
     `older_than`, and after one day at the earliest, because they may still be in progress. The version of a removed
     artifact is never used again.
 
@@ -49,6 +52,7 @@ def prune_store(
 
     Raises:
         InvalidNameError: if the kind does not have the allowed form.
+        StorageError, UnavailableError: if the store cannot be listed.
     """
     if kind is not None:
         check_kind(kind)
@@ -152,7 +156,11 @@ def _select_kept(
         kept.update(dict.fromkeys(of_kind[max(0, len(of_kind) - keep) :], f"one of the {keep} newest"))
         kept.update(dict.fromkeys(of_kind, "of another kind") if kind not in {None, each} else {})
         kept.update({f"{each}/{latest}": "the latest"} if latest else {})
+        if kind is None and each.rpartition("/")[2] == _FEEDBACK:
+            kept.update(dict.fromkeys(of_kind, "feedback, which has a retention of its own"))
     kept.update({manifest.reference: "recent" for manifest in manifests if manifest.created > since})
+    deployed = find_deployed(store.storage)
+    kept.update({f"adapters/{version}": f"deployed as {name}" for version, name in deployed.items()})
     by_reference = {manifest.reference: manifest for manifest in manifests}
     kept = {reference: reason for reference, reason in kept.items() if reference in by_reference}
     waiting = list(kept)

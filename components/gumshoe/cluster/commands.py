@@ -252,6 +252,8 @@ def remove(
     json: JsonFlag = False,
 ) -> None:
     """Remove a deployment. Adapters, indexes and secrets are kept."""
+    from gumshoe.cluster.deployment_record import forget_adapters
+
     releases = _open_releases(namespace, context)
     stored = releases.get(name)
     serving = _describe(stored, None)["said"]
@@ -259,6 +261,7 @@ def remove(
     if not yes and not typer.confirm(question, err=True):
         raise typer.Exit(3)
     releases.remove(name)
+    forget_adapters(releases.cluster, name, stored.values)
     if json:
         print_json({"removed": name, "namespace": releases.cluster.namespace})
         return

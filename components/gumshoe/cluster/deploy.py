@@ -8,6 +8,7 @@ adapter serves until then. When two adapters swap roles, vLLM keeps running and 
 import shlex
 from dataclasses import dataclass
 
+from gumshoe.cluster.deployment_record import record_adapters
 from gumshoe.cluster.helm import Release
 from gumshoe.cluster.published_adapter import PublishedAdapter, find_training_differences, merge_adapter_values
 from gumshoe.cluster.readiness import DeploymentFailedError, DeploymentNotReadyError, wait_until_ready
@@ -77,6 +78,8 @@ class Deployments:
         stored = self.releases.find(name)
         values = self.plan_values(name, stored, adapter, given, percent)
         back = self._find_revision_before(stored, adapter.version if adapter else None) if stored else None
+        if adapter:  # otherwise the adapters stay, and the store may be unknown
+            record_adapters(self.releases.cluster, name, stored.values if stored else {}, values)
         is_external = self._find_model(values)[0] == "external"
         if stored and not is_external and not self.has_same_model(stored, values):
             err.print(
@@ -243,6 +246,7 @@ class Deployments:
         """
         if revision is not None:
             self.releases.rollback(name, revision, is_forced=self.is_forced)
+            record_adapters(self.releases.cluster, name, self.releases.get(name).values)  # they may be old ones
             return self._finish(name)
         stored = self._get_same_chart(name)
         was = ServingState.of(stored.values)

@@ -1,5 +1,6 @@
 """Connect to a Kubernetes cluster. Requests have deadlines, and errors are reported in plain words."""
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -113,6 +114,13 @@ class Cluster:
         from kubernetes import client
 
         self.call(client.VersionApi(self._client).get_code, what="the version of the API")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of the API server's address and certificate authority, which differs from cluster to cluster."""
+        found = self._client.configuration
+        authority = Path(found.ssl_ca_cert).read_bytes() if found.ssl_ca_cert else b""
+        return hashlib.sha256(found.host.encode() + authority).hexdigest()[:12]
 
     @cached_property
     def core(self) -> "client.CoreV1Api":

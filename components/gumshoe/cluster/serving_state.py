@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 Values = dict[str, Any]
+SECTIONS = ("adapter", "canary", "previous")
+"""Groups of chart values that name an adapter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +24,7 @@ class ServingState:
     @classmethod
     def of(cls, values: Mapping[str, Any]) -> "ServingState":
         """Read the state from chart values."""
-        names = {part: str(get_section(values, part).get("name") or "") for part in ("adapter", "canary", "previous")}
+        names = {part: str(get_section(values, part).get("name") or "") for part in SECTIONS}
         percent = get_section(values, "canary").get("percent", 10) if names["canary"] else 0
         return cls(names["adapter"], names["canary"], percent, names["previous"])
 
