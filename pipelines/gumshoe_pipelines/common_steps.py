@@ -110,6 +110,7 @@ def ingest_and_split(
         scenarios=given.scenarios,
         store=given.store,
         feedback={} if feedback is None else feedback,
+        run=planned.run,
     )
     now = where.on_cpu(looked, secrets=MODEL_SECRETS).outputs
     made = ingest(

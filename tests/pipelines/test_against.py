@@ -53,6 +53,7 @@ def test_a_run_that_is_repeated_does_not_have_to_beat_its_own_adapter(store: Sto
     assert fetch(store, "latest", tmp_path / "first", run="r1") == ""
     store.publish(tmp_path / "adapter", "adapters", "r2")
     assert fetch(store, "latest", tmp_path / "again", run="r2") == "r1"
+    assert fetch(store, "latest", tmp_path / "first again", run="r1") == "", "as when it was submitted first"
     assert fetch(store, "latest", tmp_path / "next", run="r3") == "r2"
 
 

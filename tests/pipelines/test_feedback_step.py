@@ -97,6 +97,28 @@ def test_a_step_that_is_repeated_takes_the_same_feedback(store: Store, tmp_path:
     assert not [each for each in records if each.scenario.given_by == "late"]
 
 
+def test_a_run_that_is_submitted_again_takes_the_same_feedback(store: Store, tmp_path: Path) -> None:
+    from gumshoe.artifacts.pruning import remove_named
+    from gumshoe.scenarios.component import look_at_sources
+    from gumshoe.scenarios.feedback_records import FeedbackSelection
+
+    (tmp_path / "mail.jsonl").touch()
+
+    def look(run: str, **options: Any) -> str:
+        given = ([str(tmp_path / "mail.jsonl")], str(tmp_path / "questions.jsonl"), store.uri)
+        return str(look_at_sources.python_func(*given, {"since": "900w", "redact": "none", **options}, run)[2])
+
+    first = look("one")
+    publish(tmp_path, [feedback(5, "late")], "v2")
+    assert look("one") == first
+    other, changed = look("two"), look("one", max_share=0.5)
+    assert other != first
+    assert '"max_share":0.5' in changed
+    assert look("one", max_share=0.5) == changed
+    remove_named(store, ["feedback/v1"])
+    assert FeedbackSelection.model_validate_json(look("one")).publications == ()
+
+
 def test_wrong_options_of_feedback_are_refused_before_anything_starts() -> None:
     from gumshoe_pipelines.run_arguments import check_arguments
 

@@ -56,10 +56,11 @@ def fetch_adapter(store: str, version: str, adapter: dsl.Output[dsl.Model], run:
         version: A version; `latest` for the newest, if one was published; `base` for no adapter.
         adapter: Directory of the adapter.
         run: ID of the run that will compare its own adapter with this one. `latest` is never the adapter of the run
-            itself, so that a run which has published its adapter can be repeated with the same result.
+            itself, and a run that is submitted again compares with the same version, so that it has the same result.
     """
     from pathlib import Path
 
+    from gumshoe.artifacts.run_inputs import record_input
     from gumshoe.artifacts.store import Store
 
     opened = Store(store)
@@ -68,6 +69,7 @@ def fetch_adapter(store: str, version: str, adapter: dsl.Output[dsl.Model], run:
         if version == run:
             others = [each.version for each in opened.list("adapters") if each.version != run]
             version = others[-1] if others else "base"
+        version = record_input(opened, run, "current", version)
     if version == "base":
         Path(adapter.path).mkdir(parents=True)
         (Path(adapter.path) / "none").touch()  # Kubeflow does not keep empty directories

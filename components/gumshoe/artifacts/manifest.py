@@ -24,6 +24,8 @@ STORE_FILES = {
     f"KIND/VERSION/{MANIFEST}": "Sizes and SHA-256 of the files, lineage, hash of the code, image and settings. The "
     "artifact is visible once it exists.",
     f"KIND/{LATEST}": "The newest version.",
+    "runs/RUN/inputs/": "The version of `against: latest` and the feedback that a run takes, also if it is submitted "
+    "again.",
     "deployments/DEPLOYMENT/VERSION": "An adapter that a deployment has loaded. `gumshoe artifacts prune` keeps it.",
     "retention.json": "Days after which `gumshoe artifacts prune` removes each kind.",
 }

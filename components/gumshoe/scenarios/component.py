@@ -7,7 +7,7 @@ from kfp import dsl
 
 @dsl.component(base_image="gumshoe-worker", install_kfp_package=False)
 def look_at_sources(  # as Kubeflow has several outputs
-    sources: list, scenarios: str, store: str, feedback: dict
+    sources: list, scenarios: str, store: str, feedback: dict, run: str = ""
 ) -> NamedTuple("States", [("sources", str), ("scenarios", str), ("feedback", str)]):  # type: ignore[valid-type]
     """Return the sources' current state, so that cached results are used only if nothing has changed.
 
@@ -18,9 +18,12 @@ def look_at_sources(  # as Kubeflow has several outputs
         scenarios: Source of scenarios, as for `gumshoe scenarios load`.
         store: URI of the project's artifacts, with the feedback.
         feedback: Options for scenarios from feedback; empty for none.
+        run: ID of the run. If it is submitted again, it takes the same feedback.
     """
+    import hashlib
     from datetime import UTC, datetime
 
+    from gumshoe.artifacts.run_inputs import record_input
     from gumshoe.artifacts.source_files import digest_of_uris
     from gumshoe.artifacts.store import Store
     from gumshoe.scenarios.feedback_options import FeedbackOptions
@@ -29,8 +32,12 @@ def look_at_sources(  # as Kubeflow has several outputs
     uris = [each if isinstance(each, str) else each["source"] for each in sources]
     selection = ""
     if feedback:
-        options = FeedbackOptions.from_mapping(feedback)
-        selection = FeedbackSelection.of(Store(store), options, datetime.now(UTC)).model_dump_json()
+        options, opened = FeedbackOptions.from_mapping(feedback), Store(store)
+        found = FeedbackSelection.of(opened, options, datetime.now(UTC)).model_dump_json()
+        asked = hashlib.sha256(options.model_dump_json().encode()).hexdigest()[:16]  # other options are another input
+        selection = record_input(opened, run, f"feedback-{asked}", found)
+        if selection != found:
+            selection = FeedbackSelection.model_validate_json(selection).drop_erased(opened).model_dump_json()
     return digest_of_uris(uris), digest_of_uris([scenarios]), selection
 
 

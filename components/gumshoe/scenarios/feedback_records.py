@@ -55,6 +55,17 @@ class FeedbackSelection(BaseModel):
         references = tuple(each.reference for each in found)
         return cls(options=options.resolve(now), publications=references, content=digest_publications(found))
 
+    def drop_erased(self, store: Store) -> "FeedbackSelection":
+        """Return the selection without the publications that were erased meanwhile; their cached copies are erased too.
+
+        Raises:
+            GumshoeError: if the store cannot be listed.
+        """
+        chosen = {*self.publications}
+        found = [each for each in store.list(FEEDBACK_KIND) if each.reference in chosen]
+        references = tuple(each.reference for each in found)
+        return self.model_copy(update={"publications": references, "content": digest_publications(found)})
+
     def read(self, store: Store) -> list[FeedbackRecord]:
         """Return the feedback. Publications that were erased meanwhile are missing.
 
