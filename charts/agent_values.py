@@ -465,13 +465,15 @@ class NetworkPolicyValues(ValuesSection):
     )
     model_egress: list[KubernetesObject] = Field(
         [],
-        description="Additional egress rules of vLLM, as in a NetworkPolicy. HTTPS and the ports of the URLs above are "
-        "allowed already.",
+        description="Additional egress rules of vLLM, as in a NetworkPolicy. HTTPS, the ports of the URLs above and "
+        "the namespaces of Services in them (`NAME.NAMESPACE.svc`) are allowed already. A Service with another name, "
+        "whose pods have another port than the URL, needs a rule.",
     )
     egress: list[KubernetesObject] = Field(
         [],
         description="Additional egress rules of the agent server, as in a NetworkPolicy. The ports of the URLs above "
-        "are allowed already.",
+        "and the namespaces of Services in them (`NAME.NAMESPACE.svc`) are allowed already. A Service with another "
+        "name, whose pods have another port than the URL, needs a rule.",
     )
 
 

@@ -182,7 +182,7 @@ def pod_of_agent(objects: Objects) -> Pod:
 def reaches(policy: dict[str, Any], address: str, port: int) -> bool:
     """Return True if a NetworkPolicy allows an address and port explicitly, or the port of every address."""
     return any(
-        port in [each["port"] for each in rule["ports"]]
+        port in [each["port"] for each in rule.get("ports", [])]
         and ("to" not in rule or {"ipBlock": {"cidr": address}} in rule["to"])
         for rule in policy["spec"]["egress"]
     )

@@ -34,7 +34,7 @@ def egress_of(values: dict[str, Any], part: str = "agent") -> list[dict[str, Any
 
 
 def ports_of(rules: list[dict[str, Any]]) -> set[int | str]:
-    return {each["port"] for rule in rules for each in rule["ports"]}
+    return {each["port"] for rule in rules for each in rule.get("ports", [])}
 
 
 def name_of(peer: dict[str, Any]) -> str:
@@ -55,7 +55,7 @@ def test_every_kind_of_dns_server_may_be_asked(mode: str, part: str) -> None:
     found: dict[str, set[int | str]] = {}
     for rule in rules:
         ports = ports_of([rule])
-        protocols = {each["protocol"] for each in rule["ports"]}
+        protocols = {each["protocol"] for each in rule.get("ports", [])}
         for peer in rule.get("to", []) if ports & {53, 5353} else []:
             found.setdefault(name_of(peer), set()).update(ports)
             assert protocols == {"UDP", "TCP"}
@@ -86,6 +86,37 @@ def test_servers_behind_a_proxy_are_accessed_through_it() -> None:
     for part in ("agent", "test"):
         assert 3128 in ports_of(egress_of(values, part))
         assert 3128 not in ports_of(egress_of(values_of("external"), part))
+
+
+@pytest.mark.parametrize(
+    ("host", "namespace"),
+    [
+        ("http://s3.storage.svc:9000", "storage"),
+        ("https://s3.storage.svc", "storage"),
+        ("https://s3.storage.svc.cluster.local:9000", "storage"),
+        ("http://s3-0.s3.storage.svc:9000", "storage"),
+        ("http://s3.storage:9000", "storage"),
+        ("http://minio:9000", None),
+        ("https://company.dev", None),
+        ("http://10.0.0.7:9000", None),
+        ("http://svc:9000", None),
+        ("https://svc.example.com", None),
+    ],
+)
+def test_the_pods_behind_a_service_may_have_another_port_than_its_url(host: str, namespace: str | None) -> None:
+    """Network plugins compare a policy with the port of the pod."""
+    expected = [namespace] if namespace else []
+    servers = {"serving": {"external": {"urls": [host]}}}
+    store = {"agent": {"storage": {"endpoint": host}}, "serving": {"external": {"urls": ["http://10.0.0.8"]}}}
+    files = {"serving": {"storage": {"endpoint": host.partition("://")[2], "https": host.startswith("https")}}}
+    for mode, part, changes in (
+        ("external", "agent", servers),
+        ("external", "test", servers),
+        ("external", "agent", store),
+        ("standard", "model", files),
+    ):
+        rules = egress_of(merge(values_of(mode), changes), part)
+        assert [name_of(each["to"][0]) for each in rules if "ports" not in each] == expected
 
 
 def test_a_tokenizer_by_name_comes_from_the_hub() -> None:

@@ -250,20 +250,19 @@ trained differently, which the agent server would refuse. */}}
 {{- end }}
 {{- end -}}
 
-{{/* Ports of all URLs in the agent server's settings, for its NetworkPolicy; 443 for AWS and the model hub. */}}
-{{- define "gumshoe.ports" -}}
+{{/* Egress rules for all URLs in the agent server's settings; port 443 for AWS and the model hub. */}}
+{{- define "gumshoe.egressToServices" -}}
 {{- $urls := list .Values.agent.storage.endpoint .Values.agent.access.jwksUrl .Values.monitoring.otlpEndpoint .Values.proxy.http .Values.proxy.https -}}
 {{- with .Values.agent.tokenizer -}}{{- if not (hasPrefix "/" .) -}}{{- $urls = append $urls "https://hub" -}}{{- end -}}{{- end -}}
 {{- if eq .Values.agent.environment "documents" -}}{{- $urls = append $urls "https://hub" -}}{{- end -}}{{/* embedding model */}}
 {{- if or (not .Values.agent.storage.endpoint) .Values.agent.serviceAccount.annotations -}}{{- $urls = append $urls "https://aws" -}}{{- end -}}
-{{- include "gumshoe.portsOf" $urls -}}
+{{- include "gumshoe.egressTo" $urls -}}
 {{- end -}}
 
 {{/* Egress rules to vLLM. */}}
 {{- define "gumshoe.egressToModel" -}}
 {{- if eq .Values.serving.mode "external" -}}
-- ports:
-    {{- include "gumshoe.portsOf" (concat .Values.serving.external.urls (list .Values.proxy.http .Values.proxy.https)) | nindent 4 }}
+{{- include "gumshoe.egressTo" (concat .Values.serving.external.urls (list .Values.proxy.http .Values.proxy.https)) -}}
 {{- else -}}
 - ports: [{port: {{ include "gumshoe.modelPort" . }}, protocol: TCP}]
   to:
@@ -273,24 +272,40 @@ trained differently, which the agent server would refuse. */}}
 {{- end -}}
 {{- end -}}
 
-{{/* Ports that vLLM's pods may access to fetch files: HTTPS, and those of the S3 server, the proxy and the URIs. */}}
-{{- define "gumshoe.modelPorts" -}}
+{{/* Egress rules of vLLM's pods to fetch files: HTTPS, and to the S3 server, the proxy and the URIs. */}}
+{{- define "gumshoe.egressToFiles" -}}
 {{- $urls := list "https://hub" .Values.proxy.http .Values.proxy.https -}}
 {{- with .Values.serving.storage.endpoint -}}{{- $urls = append $urls (printf "%s://%s" (ternary "https" "http" $.Values.serving.storage.https) .) -}}{{- end -}}
 {{- range include "gumshoe.modelFiles" . | fromYamlArray -}}{{- if hasPrefix "http" .uri -}}{{- $urls = append $urls .uri -}}{{- end -}}{{- end -}}
-{{- include "gumshoe.portsOf" $urls -}}
+{{- include "gumshoe.egressTo" $urls -}}
 {{- end -}}
 
-{{/* Ports of URLs, for a NetworkPolicy. Parameter: the URLs. */}}
-{{- define "gumshoe.portsOf" -}}
+{{/*
+Egress rules for URLs. Most network plugins compare the port of the pod behind a Service, which the URL does not have:
+all ports of the Service's namespace are open. Without .svc, only the host of an http URL may be SERVICE.NAMESPACE.
+Parameter: the URLs.
+*/}}
+{{- define "gumshoe.egressTo" -}}
 {{- $ports := list -}}
+{{- $namespaces := list -}}
 {{- range compact . -}}
 {{- $url := urlParse . -}}
 {{- $named := regexFind ":[0-9]+$" $url.host | trimPrefix ":" -}}
 {{- $ports = append $ports (default (ternary "443" "80" (eq $url.scheme "https")) $named) -}}
+{{- $host := regexReplaceAll ":[0-9]+$" $url.host "" -}}
+{{- $service := regexReplaceAll "\\.svc(\\.cluster\\.local)?$" $host "" -}}
+{{- if ternary (and (eq $url.scheme "http") (regexMatch "^[^.]+\\.[a-z0-9-]+$" $host)) (contains "." $service) (eq $service $host) -}}
+{{- $namespaces = append $namespaces (regexFind "[^.]+$" $service) -}}
 {{- end -}}
-{{- range $ports | uniq | sortAlpha }}
-- {port: {{ . }}, protocol: TCP}
+{{- end -}}
+{{- with $ports | uniq | sortAlpha }}
+- ports:
+    {{- range . }}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
+{{- end }}
+{{- range $namespaces | uniq | sortAlpha }}
+- to: [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: {{ . | quote }}}}}]
 {{- end -}}
 {{- end -}}
 
