@@ -288,6 +288,30 @@ def test_a_watch_ends_if_the_metrics_stay_unreachable(
     assert get_traffic(cluster) == ON_TRIAL
 
 
+@pytest.mark.ci
+def test_a_watch_waits_for_metrics_that_are_unreachable_at_its_start(
+    cluster: FakeKubernetes,  # noqa: F811
+    on_trial: str,
+    server: MeasuredServer,
+) -> None:
+    server.ask("r1", 200)
+    for recovers in (300, 700):
+        cluster.pod_addresses[POD] = None
+        timeline = Timeline(events=[(recovers, lambda: cluster.pod_addresses.update({POD: server.address}))])
+        if recovers == 300:
+            assert make_watch(timeline, seconds=1).run(on_trial).baseline_questions == 200
+            continue
+        with raises("deploy.metrics-unreachable", POD, "nothing was changed"):
+            make_watch(timeline, seconds=1).run(on_trial)
+        assert 600 < timeline.now < 700
+
+
+@pytest.mark.ci
+def test_an_address_that_cannot_be_reached_names_the_network_policy(on_trial: str) -> None:
+    with raises("deploy.metrics-unreachable", "gumshoe-steps"):
+        make_watch(Timeline(), "http://127.0.0.1:9", seconds=1).run(on_trial)
+
+
 def test_missing_permissions_are_reported_before_the_watch(
     run: Callable[..., CommandResult],
     cluster: FakeKubernetes,  # noqa: F811

@@ -221,6 +221,15 @@ def test_policies_deny_traffic_by_default() -> None:
 
 
 @pytest.mark.parametrize("name", OVERLAYS)
+def test_steps_may_ask_prometheus_for_the_measures_of_a_canary(name: str) -> None:
+    rules = of_kind(overlay(name), "NetworkPolicy")["gumshoe-steps"]["spec"]["egress"]
+    monitoring = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}
+    assert [each["ports"] for each in rules if monitoring in each.get("to", [])] == [
+        [{"port": 9090, "protocol": "TCP"}]
+    ]
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
 def test_trainers_can_access_each_other_and_their_servers(name: str) -> None:
     objects = overlay(name)
     trainer, rollout = runtime_pod(objects)["metadata"]["labels"], {ROLE: "rollout"}

@@ -99,13 +99,13 @@ class CanaryWatch:
         Raises:
             UsageError: if there is no canary, the agent servers do not have the measures, or the chart differs.
             CanaryChangedError: if another command changed the canary.
-            MetricsUnreachableError: if the metrics are unreachable at the start, or for 10 minutes.
+            MetricsUnreachableError: if the metrics are unreachable for 10 minutes.
             ClusterError: if a permission is missing.
             GumshoeError: if the promotion or the rollback fails.
         """
-        stored, watched = self.changes.find_canary(name)
+        _, watched = self.changes.find_canary(name)
         self.changes.check_promotion(name)
-        look = self._look(stored, watched)
+        look = self._look_first(name, watched)
         self._adapt_to_feedback(look)
         self._announce(watched)
         outcome, look = self._wait(name, watched, look)
@@ -122,6 +122,25 @@ class CanaryWatch:
                 result = replace(result, reason=f"{result.reason}, but {error.message}")
         return result
 
+    def _look_first(self, name: str, watched: ServingState) -> _Look:
+        started, log = self.now(), ProblemLog()
+        while (look := self._try_to_look(name, watched, started, log)) is None:
+            self.sleep(self.plan.every)
+        return look
+
+    def _try_to_look(self, name: str, watched: ServingState, reached: float, log: ProblemLog) -> _Look | None:
+        """Read the metrics. Return None if they or the cluster are unreachable, but not for long since `reached`."""
+        try:
+            look = self._look(*self.changes.find_canary(name, watched))
+        except (ClusterUnavailableError, MetricsUnreachableError) as problem:
+            if self.now() - reached > _PATIENCE:
+                raise type(problem)(problem.code, f"{problem.message}; nothing was changed") from None
+            if log.is_news(name, problem.message):
+                err.print(f"[bold yellow]waiting:[/] {printable(problem.message_with_code)}", soft_wrap=True)
+            return None
+        log.forget(name)
+        return look
+
     def _wait(self, name: str, watched: ServingState, look: _Look) -> tuple[Outcome, _Look]:
         until, reached, log = self.now() + self.plan.seconds, self.now(), ProblemLog()
         with progress(f"Watching {watched.canary}", total=round(self.plan.seconds)) as advance:
@@ -131,15 +150,8 @@ class CanaryWatch:
                 if outcome != "undecided" or self.now() >= until:
                     return outcome, look
                 self._pause(min(self.plan.every, until - self.now()), advance)
-                try:
-                    stored, watched_now = self.changes.find_canary(name, watched)
-                    look, reached = self._look(stored, watched_now), self.now()
-                    log.forget(name)
-                except (ClusterUnavailableError, MetricsUnreachableError) as problem:
-                    if self.now() - reached > _PATIENCE:
-                        raise type(problem)(problem.code, f"{problem.message}; nothing was changed") from None
-                    if log.is_news(name, problem.message):
-                        err.print(f"[bold yellow]waiting:[/] {printable(problem.message_with_code)}", soft_wrap=True)
+                if found := self._try_to_look(name, watched, reached, log):
+                    look, reached = found, self.now()
 
     def _pause(self, seconds: float, advance: Advance) -> None:
         until = self.now() + seconds

@@ -29,6 +29,8 @@ _LENGTH = re.compile(rb"(?i)\r\ncontent-length: *(\d+)")
 _DATA, _CLOSE = b"\0", 8  # channel of data, and the opcode of a message that closes
 _NOT_PUBLISHED = "check that the agent server runs, or name a Prometheus server with --metrics"
 
+_NOT_ALLOWED = "in a pipeline, the NetworkPolicy gumshoe-steps must allow the port of its pods"
+
 
 class MetricsUnreachableError(UnavailableError):
     """Report that the metrics of a deployment cannot be read now."""
@@ -285,7 +287,8 @@ def _get(url: str, query: dict[str, str]) -> bytes:
     try:
         response = httpx.get(url, params=query or None, headers=headers, timeout=_SECONDS, follow_redirects=True)
     except httpx.HTTPError as error:
-        raise _unreachable(url, explain_untrusted(error, url) or shorten(error) or type(error).__name__) from None
+        why = explain_untrusted(error, url) or shorten(error) or type(error).__name__
+        raise _unreachable(url, why, f"{_NOT_PUBLISHED}; {_NOT_ALLOWED}") from None
     if response.status_code in (401, 403):
         raise UsageError(
             "deploy.metrics-denied",
@@ -296,7 +299,5 @@ def _get(url: str, query: dict[str, str]) -> bytes:
     return response.content
 
 
-def _unreachable(what: str, why: str) -> MetricsUnreachableError:
-    return MetricsUnreachableError(
-        "deploy.metrics-unreachable", f"cannot read the metrics of {what}: {why}; {_NOT_PUBLISHED}"
-    )
+def _unreachable(what: str, why: str, remedy: str = _NOT_PUBLISHED) -> MetricsUnreachableError:
+    return MetricsUnreachableError("deploy.metrics-unreachable", f"cannot read the metrics of {what}: {why}; {remedy}")
