@@ -3,6 +3,7 @@
 import errno
 import gzip
 import os
+import shutil
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.mail import mail_directory
+from gumshoe.mail.build import build_mail_index, extend_mail_index
+from gumshoe.mail.inboxes import OwnedSource
 from gumshoe.mail.message import ParsedMessage
 from gumshoe.mail.sources import open_source
 from tests.errors import raises
@@ -149,6 +153,90 @@ def test_flags_and_folders_of_a_maildir_tell_the_state(tmp_path: Path) -> None:
     states = [("1", ""), ("2", "deleted"), ("3", "trash"), ("4", "spam"), ("5", "deleted"), ("6", "")]
     assert sorted(found) == states
     assert unreadable == [(f"{tmp_path}/cur/7:2,S", "damaged file")]
+
+
+def rename(old: str, new: str) -> Callable[[Path], object]:
+    return lambda place: (place / old).rename(place / new)
+
+
+def delete(name: str) -> Callable[[Path], object]:
+    return lambda place: (place / name).unlink()
+
+
+def change_while_read(monkeypatch: pytest.MonkeyPatch, place: Path, *changes: Callable[[Path], object]) -> None:
+    """Change a directory each time that files of it are read: the first change after it was listed, and so on."""
+    waiting, read_files = list(changes), mail_directory.read_files
+
+    def read_changed(*arguments: Any) -> Any:
+        if waiting:
+            waiting.pop(0)(place)
+        return read_files(*arguments)
+
+    monkeypatch.setattr(mail_directory, "read_files", read_changed)
+
+
+CHANGES: dict[str, tuple[list[Callable[[Path], object]], set[str]]] = {
+    "read": ([rename("cur/1:2,", "cur/1:2,S")], {"1", "2", "3"}),
+    "moved from new": ([rename("new/2", "cur/2:2,")], {"1", "2", "3"}),
+    "renamed on another system": ([rename("cur/1:2,", "cur/1!2,S")], {"1", "2", "3"}),
+    "renamed twice": ([rename("cur/1:2,", "cur/1:2,S"), rename("cur/1:2,S", "cur/1:2,RS")], {"1", "2", "3"}),
+    "moved to another folder": ([rename("cur/1:2,", ".Work/cur/9:2,")], {"1", "2", "3"}),
+    "marked as deleted": ([rename("cur/1:2,", "cur/1:2,T")], {"1 deleted", "2", "3"}),
+    "deleted": ([delete("cur/1:2,")], {"2", "3"}),
+    "arrived": ([lambda place: (place / "new/4").write_bytes(mail(4))], {"1", "2", "3", "4"}),
+}
+
+
+@pytest.mark.parametrize(("changes", "expected"), CHANGES.values(), ids=CHANGES)
+def test_mail_that_changes_while_it_is_read_is_found(
+    changes: list[Callable[[Path], object]], expected: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"cur/1:2,": mail(1), "new/2": mail(2), ".Work/cur/3:2,S": mail(3)})
+    change_while_read(monkeypatch, tmp_path, *changes)
+    source = open_source(f"maildir:{tmp_path}")
+    items = list(source.read(lambda _: None))
+    found = [f"{item.subject} {item.state}".strip() for item in items if isinstance(item, ParsedMessage)]
+    assert (sorted(found), len(items)) == (sorted(expected), len(expected))
+    assert source.has_changed
+    assert len(list(open_source(f"maildir:{tmp_path}").read(lambda _: None))) == len(expected)
+
+
+def test_mail_that_was_listed_under_both_of_its_names_is_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"cur/1:2,": mail(1), "new/1": mail(1), "new/2": mail(2)})
+    change_while_read(monkeypatch, tmp_path, delete("new/1"))
+    assert len(list(open_source(f"maildir:{tmp_path}").read(lambda _: None))) == 2
+
+
+def test_mail_whose_folder_is_gone_is_unreadable_and_not_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, {"cur/1:2,": mail(1), ".Work/cur/2:2,S": mail(2)})
+    change_while_read(monkeypatch, tmp_path, lambda place: shutil.rmtree(place / ".Work"))
+    _, unreadable = read(f"maildir:{tmp_path}")
+    assert unreadable == [(f"{tmp_path}/.Work/cur/2:2,S", "cannot be opened")]
+
+
+def test_a_sync_of_mail_that_changes_removes_only_what_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = write(tmp_path / "mail", {f"cur/{number}:2,": mail(number) for number in range(4)})
+    source = OwnedSource(f"maildir:{place}", "ann@example.com")
+    build_mail_index([source], tmp_path / "index")
+    change_while_read(monkeypatch, place, lambda _: (rename("cur/1:2,", "cur/1:2,S")(place), delete("cur/2:2,")(place)))
+    report = extend_mail_index([source], tmp_path / "index", sync=True)
+    assert (report.just_removed, report.doubtful, report.messages, report.unreadable) == (1, [], 3, {})
+
+
+def test_an_unreadable_file_that_was_renamed_hides_no_deleted_mail(tmp_path: Path) -> None:
+    place = write(tmp_path / "mail", {"cur/1:2,": mail(1), "cur/2:2,": mail(2), "new/3": b"\x1f\x8b\x08damaged"})
+    source = OwnedSource(f"maildir:{place}", "ann@example.com")
+    build_mail_index([source], tmp_path / "index")
+    (place / "new/3").rename(place / "cur/3:2,S")
+    (place / "cur/2:2,").unlink()
+    report = extend_mail_index([source], tmp_path / "index", sync=True)
+    assert (report.just_removed, report.doubtful) == (1, [])
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ class IndexBuild:
         self._writer.finish()
         self._done.append(self._writer.directory)
         state = {
-            "build": self._identity,
+            "build": "" if any(each.has_changed for each in self._sources) else self._identity,
             "segments": [path.name for path in self._done],
             "consumed": self._consumed,
             "next": self._next,

@@ -99,11 +99,18 @@ class MailSource(ABC):
 
     @abstractmethod
     def read_raw(self, advance: Callable[[int], object]) -> Iterator[RawItem]:
-        """Yield all items in the same order each time. `advance` is called with the number of bytes read.
+        """Yield all items, in the same order each time unless the source changes.
+
+        `advance` is called with the number of bytes read.
 
         Raises:
             UnavailableError, StorageError: if the source itself failed.
         """
+
+    @property
+    def has_changed(self) -> bool:
+        """True if items have appeared or disappeared since the source was opened: another reading may differ."""
+        return False
 
     @property
     def position(self) -> Any:

@@ -1,19 +1,19 @@
 """Directories of mail, and archives of them: files with one message each, and mbox files."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path, PurePosixPath
 
 from gumshoe.artifacts.lines import GZIP_ERRORS, read_blocks
 from gumshoe.artifacts.source_files import Files, UnreadableItem, list_files, read_files
-from gumshoe.artifacts.storage import Entry, StorageError
+from gumshoe.artifacts.storage import Entry, NotFoundError, StorageError
 from gumshoe.errors import UsageError
 from gumshoe.mail.archives import is_archive, open_archive
 from gumshoe.mail.items import MailSource, RawFile, RawItem, RawMessage
 from gumshoe.mail.mbox import ONE_LARGE_MESSAGE, START_SIZE, MboxFile, MboxSource, split_mbox, starts_like_mbox
 from gumshoe.mail.message import State
-from gumshoe.mail.states import find_file_state, find_folder_state, is_sent_folder
+from gumshoe.mail.states import find_file_state, find_folder_state, is_sent_folder, strip_flags
 
 _SERVER_FILE_PREFIXES = (
     "dovecot",
@@ -25,6 +25,8 @@ _SERVER_FILE_PREFIXES = (
     "cyrus.",
     "sieve",
 )
+_MESSAGE_FOLDERS = {"cur", "new"}  # of a Maildir
+_LISTINGS = 3  # of a directory that changes while it is read
 _MESSAGE_SUFFIXES = (".eml", ".emlx", ".msg")
 _PACKED_SUFFIXES = (".gz", ".bz2", ".xz", ".zst")
 _MBOX_SUFFIXES = (".mbox", ".mbx", ".mbox.gz", ".mbox.bz2", ".mbox.xz", ".mbx.gz")
@@ -34,43 +36,83 @@ _NO_MBOX_SUFFIXES = (".msf", ".dat", ".json", ".sqlite", ".html", ".plist", ".js
 
 @dataclass(frozen=True, slots=True)
 class DirectorySource(MailSource):
-    """Files with one message each."""
+    """Files with one message each.
+
+    Mail programs rename and move files while they are read. Those that are gone, and those that have appeared, are
+    found by listing the directory again.
+    """
 
     files: Files
     entries: list[Entry]
     unread: list[UnreadableItem]
     """Folders that are not read."""
+    list_again: Callable[[], list[Entry]]
+    """Return the message files that exist now. Those of an archive do not change."""
+    changed: list[str] = field(default_factory=list)
+    """Keys of files that have appeared or disappeared since the source was opened."""
 
     @classmethod
     def open_maildir(cls, uri: str, place: str) -> "DirectorySource":
         """Open a Maildir, or any tree of raw files such as the public Enron release."""
-        files, entries, unread = _list_mail(uri, place)
-        folders = {str(PurePosixPath(entry.key).parent) for entry in entries}
-        boxes = {
-            str(PurePosixPath(folder).parent) for folder in folders if PurePosixPath(folder).name in {"cur", "new"}
-        }
-        found = [entry for entry in entries if _is_mail_file(PurePosixPath(entry.key), boxes)]
-        return cls._create(uri, files, found, entries, unread)
+        return cls._create(uri, place, _choose_mail_files)
 
     @classmethod
     def open_eml(cls, uri: str, place: str) -> "DirectorySource":
         """Open a directory of `.eml` files, and of those of Apple Mail (`.emlx`) and Outlook (`.msg`)."""
-        files, entries, unread = _list_mail(uri, place)
-        found = [entry for entry in entries if _strip_packing(entry.key.lower()).endswith(_MESSAGE_SUFFIXES)]
-        own = [entry for entry in found if not _is_resource_fork(entry.key)]
-        return cls._create(uri, files, own, entries, unread)
+        return cls._create(uri, place, _choose_message_files)
 
     @classmethod
-    def _create(
-        cls, uri: str, files: Files, found: list[Entry], entries: list[Entry], unread: list[UnreadableItem]
-    ) -> "DirectorySource":
+    def _create(cls, uri: str, place: str, choose: Callable[[list[Entry]], list[Entry]]) -> "DirectorySource":
+        files, entries, unread = _list_mail(uri, place)
+        found = choose(entries)
         if not found:
             raise _no_messages(uri, "message files", entries, unread)
-        return cls(uri, sum(entry.size for entry in found), files, found, unread)
+
+        def list_again() -> list[Entry]:
+            return found if _is_archive_file(place) else choose(list_files(uri, place)[1])
+
+        return cls(uri, sum(entry.size for entry in found), files, found, unread, list_again)
+
+    @property
+    def has_changed(self) -> bool:
+        """See `MailSource.has_changed`."""
+        return bool(self.changed)
 
     def read_raw(self, advance: Callable[[int], object]) -> Iterator[RawItem]:
+        """See `MailSource.read_raw`. A file that was deleted meanwhile gives no item."""
         yield from self.unread
-        for entry, raw in read_files(self.files, self.entries):
+        self.changed.clear()
+        gone: dict[str, Entry] = {}
+        yield from self._read_files(self.entries, gone, advance)
+        missed = {entry.key for entry in gone.values()}
+        known = {identify_file(entry.key) for entry in self.entries if entry.key not in missed}
+        left: list[Entry] = []
+        for _ in range(_LISTINGS):
+            left = [entry for entry in self.list_again() if identify_file(entry.key) not in known]
+            if not left and not gone:
+                return
+            self.changed.extend(entry.key for entry in (*gone.values(), *left))
+            yield from self._read_files(left, gone, advance)
+            known.update({identify_file(entry.key) for entry in left} - gone.keys())
+        listed = {identify_file(entry.key) for entry in left}
+        for name, entry in gone.items():
+            if name in known:  # it was listed under both names
+                continue
+            advance(entry.size)
+            if name in listed or not self._has_folder(entry):
+                detail = "it is moved again and again" if name in listed else "its folder does not exist any more"
+                yield UnreadableItem(f"{self.files.uri}/{entry.key}", "cannot be opened", detail)
+
+    def _read_files(
+        self, entries: Iterable[Entry], gone: dict[str, Entry], advance: Callable[[int], object]
+    ) -> Iterator[RawItem]:
+        """Yield the items of files. Those that do not exist any more are added to `gone`, the others taken from it."""
+        for entry, raw in read_files(self.files, entries):
+            name = identify_file(entry.key)
+            if isinstance(raw, NotFoundError):
+                gone[name] = entry
+                continue
+            gone.pop(name, None)
             where = f"{self.files.uri}/{entry.key}"
             advance(entry.size)
             if not isinstance(raw, bytes):
@@ -83,6 +125,19 @@ class DirectorySource(MailSource):
                 yield from _read_mbox_file(where, raw, state, is_sent)
             else:
                 yield RawFile(where, raw, state, is_sent)
+
+    def _has_folder(self, entry: Entry) -> bool:
+        """Return True if the folder of a file exists. If it does not, a disk may have been unmounted."""
+        return "://" in self.files.uri or Path(self.files.uri, entry.key).parent.is_dir()
+
+
+def identify_file(key: str) -> str:
+    """Return the part of a path or URI that stays if mail programs rename the file.
+
+    For a message in a Maildir, it is the Maildir and the unique name, e.g. `Maildir/1.a` of `Maildir/cur/1.a:2,S`.
+    """
+    path = PurePosixPath(key)
+    return str(path.parent.parent / strip_flags(path.name)) if path.parent.name in _MESSAGE_FOLDERS else key
 
 
 def open_mbox_directory(uri: str, place: str) -> MboxSource:
@@ -103,7 +158,7 @@ def open_mbox_directory(uri: str, place: str) -> MboxSource:
 
 
 def _list_mail(uri: str, place: str) -> tuple[Files, list[Entry], list[UnreadableItem]]:
-    if is_archive(place) and ("://" in place or not Path(place).is_dir()):
+    if _is_archive_file(place):
         return (*open_archive(uri, place), [])
     if "://" not in place and Path(place).is_file():
         raise UsageError(
@@ -113,10 +168,27 @@ def _list_mail(uri: str, place: str) -> tuple[Files, list[Entry], list[Unreadabl
     return list_files(uri, place)
 
 
+def _is_archive_file(place: str) -> bool:
+    return is_archive(place) and ("://" in place or not Path(place).is_dir())
+
+
+def _choose_mail_files(entries: list[Entry]) -> list[Entry]:
+    """Return the files that are messages of a Maildir or of a tree of raw files."""
+    folders = {str(PurePosixPath(entry.key).parent) for entry in entries}
+    boxes = {str(PurePosixPath(folder).parent) for folder in folders if PurePosixPath(folder).name in _MESSAGE_FOLDERS}
+    return [entry for entry in entries if _is_mail_file(PurePosixPath(entry.key), boxes)]
+
+
+def _choose_message_files(entries: list[Entry]) -> list[Entry]:
+    """Return the files whose names are those of single messages."""
+    found = [entry for entry in entries if _strip_packing(entry.key.lower()).endswith(_MESSAGE_SUFFIXES)]
+    return [entry for entry in found if not _is_resource_fork(entry.key)]
+
+
 def _is_mail_file(path: PurePosixPath, boxes: set[str]) -> bool:
     """Return True if a file of a tree is a message. Servers store files of their own beside a Maildir's folders."""
     if path.name.startswith(".") or (path.parent.name == "tmp" and str(path.parent.parent) in boxes):
-        return path.parent.name in {"cur", "new"}
+        return path.parent.name in _MESSAGE_FOLDERS
     return str(path.parent) not in boxes or not path.name.startswith(_SERVER_FILE_PREFIXES)
 
 
@@ -159,7 +231,7 @@ def _no_messages(uri: str, kind: str, entries: Iterable[Entry], unread: Sequence
     kind_of_source, _, place = uri.partition(":")
     keys = [entry.key.lower() for entry in entries]
     hint = "check the directory"
-    if kind_of_source != "maildir" and any(PurePosixPath(key).parent.name in {"cur", "new"} for key in keys):
+    if kind_of_source != "maildir" and any(PurePosixPath(key).parent.name in _MESSAGE_FOLDERS for key in keys):
         hint = f"it contains a Maildir: use maildir:{place}"
     elif kind_of_source != "eml" and any(_strip_packing(key).endswith(_MESSAGE_SUFFIXES) for key in keys):
         hint = f"it contains files with one message each: use eml:{place}"

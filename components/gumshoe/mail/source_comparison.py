@@ -12,6 +12,7 @@ import numpy as np
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.errors import UsageError
 from gumshoe.mail.inboxes import OwnedSource
+from gumshoe.mail.mail_directory import identify_file
 from gumshoe.mail.segment import IndexSegments
 from gumshoe.mail.source_batches import NumberedItem
 
@@ -80,8 +81,8 @@ class SourceComparison:
 
     def list_newly_unreadable(self) -> list[UnreadableItem]:
         """Return the unreadable items that the index does not list as unreadable: they may be messages that it has."""
-        known = {(place, reason) for place, reason, _ in self._segments.list_unreadable()}
-        return [each for each in self.unreadable if (each.where, each.reason) not in known]
+        known = {(identify_file(place), reason) for place, reason, _ in self._segments.list_unreadable()}
+        return [each for each in self.unreadable if (identify_file(each.where), each.reason) not in known]
 
     def has_other_unreadable(self) -> bool:
         """Return True if the index lists other unreadable items than there are now."""

@@ -121,6 +121,11 @@ def find_file_state(name: str) -> State:
     return "deleted" if is_deleted else ""
 
 
+def strip_flags(name: str) -> str:
+    """Return the unique name of a message in a Maildir, e.g. `1.a` of `1.a:2,S`, which stays if its flags change."""
+    return _MAILDIR_FLAGS.sub("", name)
+
+
 def find_header_state(raw: bytes) -> State:
     """Return the state of a message of an mbox, according to the headers that its mail program or archive added.
 
