@@ -40,10 +40,14 @@ class WordVectors:
 
 
 class FailingVectors(WordVectors):
-    """Fail at the second call."""
+    """Fail after some calls."""
+
+    def __init__(self, name: str = "word-vectors", calls: int = 1) -> None:
+        super().__init__(name)
+        self.calls = calls
 
     def embed(self, texts: Sequence[str], use: Use) -> Vectors:
-        if len(self.asked) == 1:
+        if len(self.asked) == self.calls:
             raise EmbeddingError("embeddings.unreachable", "of the test")
         return super().embed(texts, use)
 

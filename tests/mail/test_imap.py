@@ -11,7 +11,7 @@ import pytest
 
 from gumshoe.artifacts.source_files import UnreadableItem
 from gumshoe.errors import UnavailableError, UsageError
-from gumshoe.mail import imap, imap_session
+from gumshoe.mail import imap, imap_session, source_batches
 from gumshoe.mail.build import build_mail_index, extend_mail_index
 from gumshoe.mail.imap import ImapMail
 from gumshoe.mail.imap_account import ImapAccount, parse_imap_uri
@@ -24,6 +24,7 @@ from tests.conftest import find_free_port, skip_missing
 from tests.errors import raises
 from tests.mail.dovecot import find_dovecot, run_dovecot
 from tests.mail.imap_server import PASSWORD, TOKEN, FakeImapServer, ImapServer, Visit
+from tests.mail.mailbox import record, write_jsonl
 from tests.waiting import Clock
 
 DELIVERED = "Mon, 14 May 2001 12:00:00 +0000"
@@ -273,12 +274,106 @@ def test_a_sync_removes_what_the_server_no_longer_has(fake: FakeImapServer, tmp_
     assert extend_mail_index(sources, tmp_path / "index").read == 3  # only the new message
 
 
+def lose_at(fake: FakeImapServer, folder: str, uid: int, word: str) -> None:
+    """Lose the connection at a message, and refuse further commands that contain a word."""
+    lost: list[str] = []
+
+    def misbehave(visit: Visit, tag: str, command: str) -> bool:
+        if f"UID FETCH {uid} (UID BODY" in command and visit.folder is fake.folders[folder]:
+            lost.append(command)
+            visit.close()
+        elif lost and word in command:
+            visit.send(f"{tag} NO [AUTHENTICATIONFAILED] Expired")
+        else:
+            return False
+        return True
+
+    fake.misbehave = misbehave
+
+
+def list_downloads(fake: FakeImapServer) -> list[str]:
+    """Return the UIDs that were downloaded since this was called."""
+    found = [each.split()[2] for each in fake.commands if "BODY.PEEK" in each]
+    fake.commands.clear()
+    return found
+
+
+@pytest.mark.parametrize(("word", "code"), [("AUTHENTICATE", "mail.imap-login"), ("connect", "mail.imap-unavailable")])
+def test_an_interrupted_build_downloads_nothing_twice(
+    fake: FakeImapServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str, code: str
+) -> None:
+    """It fails twice in the second folder. Meanwhile, mail arrives and is deleted."""
+    monkeypatch.setattr(imap, "_FETCHED_AT_ONCE", 1)
+    monkeypatch.setattr(source_batches, "_BATCH", 2)
+    for number in range(1, 6):
+        fake.append("INBOX", mail(number))
+        fake.append("Sent", mail(10 + number))
+    account = OwnedSource(fake.uri(), "ann@example.com")
+    sources: list[str | OwnedSource] = [write_jsonl(tmp_path / "mail.jsonl", [record(100)]), account]
+    lose_at(fake, "Sent", 3, word)
+    with raises(code):
+        build_mail_index(sources, tmp_path / "index")
+    assert list_downloads(fake) == ["1", "2", "3", "4", "5", "1", "2", "3"]
+    fake.append("INBOX", mail(6))
+    fake.mark("INBOX", 1)
+    fake.expunge("INBOX")
+    lose_at(fake, "Sent", 4, word)
+    with raises(code):
+        build_mail_index(sources, tmp_path / "index")
+    assert list_downloads(fake) == ["6", "3", "4"]
+    fake.misbehave = lambda *_: False
+    report = build_mail_index(sources, tmp_path / "index")
+    assert list_downloads(fake) == ["4", "5"]
+    assert (report.read, report.messages, report.kept_out, report.unreadable) == (12, 12, {}, {})
+    fake.append("Sent", mail(16))
+    assert extend_mail_index([account], tmp_path / "index").messages == 13
+    assert list_downloads(fake) == ["6"]
+
+
+def test_an_interrupted_extension_reads_on_in_folders_that_it_did_not_reach(
+    fake: FakeImapServer, tmp_path: Path
+) -> None:
+    sources = [OwnedSource(fake.uri(), "ann@example.com")]
+    for number, folder in enumerate(("INBOX", "Sent")):
+        fake.append(folder, mail(number))
+    build_mail_index(sources, tmp_path / "index")
+    for number, folder in enumerate(("INBOX", "Sent"), 2):
+        fake.append(folder, mail(number))
+    fake.misbehave = once(say_bye, 'EXAMINE "Sent"', times=10)
+    with raises("mail.imap-unavailable"):
+        extend_mail_index(sources, tmp_path / "index")
+    fake.misbehave = lambda *_: False
+    fake.commands.clear()
+    assert extend_mail_index(sources, tmp_path / "index").messages == 4
+    assert list_downloads(fake) == ["2"]
+
+
+def test_a_message_that_was_left_out_at_first_is_not_lost_if_reading_ends_before_it(fake: FakeImapServer) -> None:
+    for number in range(1, 5):
+        fake.append("INBOX", mail(number))
+
+    def leave_out_second(visit: Visit, tag: str, command: str) -> bool:
+        if "FLAGS" not in command:
+            return False
+        fake.misbehave = lambda *_: False
+        fake._answer(visit, tag, command.replace("1,2,3", "1,3"))
+        return True
+
+    fake.misbehave = leave_out_second
+    source = open_mail(fake.uri("INBOX"))
+    items = source.read_raw(lambda _: None)
+    assert [next(items).where[-1] for _ in range(2)] == ["1", "3"]
+    items.close()  # type: ignore[attr-defined]
+    rest = list(source.read_after(dict(source.position), lambda _: None))
+    assert [each.raw for each in rest if isinstance(each, RawMessage)] == [mail(2), mail(3), mail(4)]
+
+
 def test_an_interrupted_reading_continues_where_it_was(fake: FakeImapServer) -> None:
     for number in range(5):
         fake.append("INBOX", mail(number))
     source = open_mail(fake.uri())
     items = source.read_raw(lambda _: None)
-    next(items), next(items), next(items)  # the position includes an item when the next one is asked for
+    next(items), next(items)
     items.close()  # type: ignore[attr-defined]
     rest = list(source.read_after(dict(source.position), lambda _: None))
     assert [each.raw for each in rest if isinstance(each, RawMessage)] == [mail(2), mail(3), mail(4)]

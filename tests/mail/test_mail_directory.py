@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gumshoe.artifacts.source_files import UnreadableItem
+from gumshoe.artifacts.source_files import UnreadableItem, read_files
 from gumshoe.mail import mail_directory
 from gumshoe.mail.build import build_mail_index, extend_mail_index
 from gumshoe.mail.inboxes import OwnedSource
@@ -165,7 +165,7 @@ def delete(name: str) -> Callable[[Path], object]:
 
 def change_while_read(monkeypatch: pytest.MonkeyPatch, place: Path, *changes: Callable[[Path], object]) -> None:
     """Change a directory each time that files of it are read: the first change after it was listed, and so on."""
-    waiting, read_files = list(changes), mail_directory.read_files
+    waiting = list(changes)
 
     def read_changed(*arguments: Any) -> Any:
         if waiting:

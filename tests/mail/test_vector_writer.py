@@ -57,6 +57,37 @@ def test_an_interrupted_build_resumes_with_identical_results(
     assert not list(tmp_path.rglob("vectors.plan"))
 
 
+@pytest.mark.parametrize("is_synced", [False, True])
+def test_a_build_of_a_source_that_has_changed_keeps_the_vectors_of_unchanged_texts(
+    tmp_path: Path, is_synced: bool
+) -> None:
+    """It is interrupted twice, the second time before it has embedded anything."""
+    place, path = tmp_path / "index", tmp_path / "mail.jsonl"
+    if is_synced:
+        build_mail_index([write_jsonl(path, [record(MANY)])], place, DENSE, embedder=WordVectors())
+
+    def build(first: int, last: int, embedder: WordVectors) -> None:
+        source = write_jsonl(path, [record(number) for number in range(first, last)])
+        if is_synced:
+            extend_mail_index([source], place, sync=True, allow_missing=True, embedder=embedder)
+        else:
+            build_mail_index([source], place, DENSE, embedder=embedder)
+
+    with raises("embeddings.unreachable"):
+        build(0, MANY, FailingVectors(calls=1 + is_synced))
+    with raises("embeddings.unreachable"):
+        build(1, MANY, FailingVectors(calls=is_synced))
+    build(1, MANY + 1, again := WordVectors())
+    new = [text for text in list_embedded(again) if text.startswith("Subject")]
+    assert len(new) == MANY - 1024 + 1  # the new one, or one to check the model
+    assert not (place / ".partial").exists()
+    whole = tmp_path / "whole"
+    build_mail_index([f"jsonl:{path}"], whole, DENSE, embedder=WordVectors())
+    assert MailIndex(place).stats()["content"] == MailIndex(whole).stats()["content"]
+    if not is_synced:
+        assert read_vectors(place) == read_vectors(whole)
+
+
 def test_a_build_with_another_model_does_not_resume(many: tuple[str, dict[str, bytes]], tmp_path: Path) -> None:
     source, whole = many
     with raises("embeddings.unreachable"):

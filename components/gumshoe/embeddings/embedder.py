@@ -278,7 +278,7 @@ class CachedEmbedder:
 
     def embed(self, texts: Sequence[str], use: Use) -> Vectors:
         """See `Embedder.embed`."""
-        keys = [cache_key("embedding", self.name, use, text) for text in texts]
+        keys = self._list_keys(texts, use)
         cached = self._cache.get(keys)
         missing = {key: text for key, text in zip(keys, texts, strict=True) if key not in cached}
         if missing:
@@ -291,6 +291,14 @@ class CachedEmbedder:
             if keys
             else np.empty((0, 0), np.float32)
         )
+
+    def store(self, texts: Sequence[str], use: Use, vectors: Vectors) -> None:
+        """Store vectors [texts, dimensions] that the embedder returned for texts."""
+        keys = self._list_keys(texts, use)
+        self._cache.put({key: row.tobytes() for key, row in zip(keys, vectors, strict=True)})
+
+    def _list_keys(self, texts: Sequence[str], use: Use) -> list[str]:
+        return [cache_key("embedding", self.name, use, text) for text in texts]
 
     def close(self) -> None:
         """See `Embedder.close`."""

@@ -135,6 +135,16 @@ def write_vectors(
     return np.memmap(partial / VECTORS, np.float16, "r").reshape(ends[-1], -1), existing
 
 
+def read_stored_vectors(directory: Path) -> NDArray[np.float16]:
+    """Return the vectors in a directory, of an interrupted run as far as it came: [chunks, dimensions]."""
+    vectors, note, center = directory / VECTORS, directory / PLAN, directory / CENTER
+    if not vectors.exists() or not (note.exists() or center.exists()):
+        return np.zeros((0, 0), np.float16)
+    dimensions = int(note.read_text().split()[1]) if note.exists() else center.stat().st_size // np.float32().itemsize
+    rows = vectors.stat().st_size // (dimensions * np.float16().itemsize)
+    return np.fromfile(vectors, np.float16, rows * dimensions).reshape(rows, dimensions)
+
+
 def write_signs(partial: Path, vectors: NDArray[np.float16], center: Vectors) -> NDArray[np.uint64]:
     """Write sign bits of vectors [chunks, dimensions] and their center into `partial`, and return the bits."""
     signs = np.concatenate(

@@ -1,6 +1,7 @@
 """Mail on IMAP servers: `imap://USER@HOST/FOLDER`. It is only read, over TLS, and can be read on from a position."""
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from email.utils import format_datetime
@@ -82,11 +83,13 @@ class ImapMail(MailSource):
         Errors are those of `read_raw`. Folders that are not in the position, or whose UIDVALIDITY has changed, are
         read from their start.
         """
+        old = position or {}
         self.position.clear()
+        self.position.update({each.title: old[each.title] for each in self.folders if each.title in old})
         connection = _Connection(self.account, tries=_TRIES)
         try:
             for folder in self.folders:
-                yield from self._read_folder(connection, folder, advance, position or {})
+                yield from self._read_folder(connection, folder, advance, old)
         except (ConnectionLostError, CommandRefusedError) as error:
             raise _unavailable(self.account, error) from None
         finally:
@@ -98,8 +101,6 @@ class ImapMail(MailSource):
         try:
             uidvalidity = connection.examine(folder)
         except CommandRefusedError as error:
-            if folder.title in old:
-                self.position[folder.title] = old[folder.title]
             where = self.account.folder_uri(folder.title)
             yield UnreadableItem(where, "folder cannot be opened", str(error))
             return
@@ -112,17 +113,21 @@ class ImapMail(MailSource):
         self.position[folder.title] = uidvalidity, last, *undelivered
         for item in self._read_undelivered(connection, folder, uidvalidity, undelivered):
             advance(len(item.raw) if isinstance(item, RawMessage) else 0)
-            yield item
             self.position[folder.title] = uidvalidity, last, *undelivered
+            yield item
         self.position[folder.title] = uidvalidity, last, *undelivered
         for start in range(0, len(uids), _DESCRIBED_AT_ONCE):
             window = uids[start : start + _DESCRIBED_AT_ONCE]
+            waiting, seen = deque(window), set[int]()
             for uid, item in self._read_window(connection, folder, uidvalidity, window):
                 advance(len(item.raw) if isinstance(item, RawMessage) else 0)
-                yield item
                 if _is_undelivered(item):
                     undelivered.append(uid)
-                self.position[folder.title] = uidvalidity, uid, *undelivered
+                seen.add(uid)
+                while waiting and waiting[0] in seen:  # one that was left out at first comes last
+                    last = waiting.popleft()
+                self.position[folder.title] = uidvalidity, last, *undelivered
+                yield item
             self.position[folder.title] = uidvalidity, window[-1], *undelivered
 
     def _read_undelivered(

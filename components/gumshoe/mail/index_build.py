@@ -1,6 +1,5 @@
 """Write the segments of a build or an extension of an index, and publish them."""
 
-import itertools
 import shutil
 import time
 from collections import Counter
@@ -12,14 +11,12 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from gumshoe.artifacts.hub import get_read_commits
 from gumshoe.artifacts.private_data import mark_private
-from gumshoe.artifacts.source_files import UnreadableItem, digest_of_uris
+from gumshoe.artifacts.source_files import UnreadableItem, digest_of_uris, is_on_server
 from gumshoe.artifacts.sqlite import explain_damage
 from gumshoe.embeddings.embedder import Embedder
-from gumshoe.errors import UsageError
+from gumshoe.errors import GumshoeError, UsageError
 from gumshoe.mail.build_report import MailBuildOptions, MailBuildReport, count_attachments
 from gumshoe.mail.inboxes import (
     Inboxes,
@@ -42,11 +39,11 @@ from gumshoe.mail.segment import IndexSegment, IndexSegments
 from gumshoe.mail.segment_rewriter import SegmentRewriter, choose_merge
 from gumshoe.mail.segment_writer import SegmentWriter
 from gumshoe.mail.source_batches import NumberedItem, prepare_items
+from gumshoe.mail.source_reader import SourceReader
 from gumshoe.mail.term_collector import TermCollector
-from gumshoe.mail.vector_writer import embed_segments
+from gumshoe.mail.unfinished_build import UnfinishedBuild
 from gumshoe.mail.words import MailAnalyzer
 
-_PROGRESS_FILE = "progress.json"
 IS_UNSURE = "unreadable_is_unsure"
 """Fact of an index, set if an extension could not read items that may be messages of the index.
 
@@ -80,6 +77,7 @@ class IndexBuild:
         self._directory, self._owned, self._sources, self._options = directory, owned, sources, options
         self._old, self._started, self._embedder, self._changes = old, started, embedder, changes
         self._partial = directory / PARTIAL
+        self._unfinished = UnfinishedBuild(self._partial)
         self._trusting = [each.add_trust(options.trust_from, options.trust_authserv) for each in owned]
         self._analyzer = MailAnalyzer()
         self._allowed = frozenset(map(normalize_address, options.inboxes)) or None
@@ -91,7 +89,7 @@ class IndexBuild:
         """Position of each source up to which the index has it, of sources that have positions."""
         self._segments = IndexSegments.open(directory, old.segments if old else ())
         self._done: list[Path] = []  # complete segments of this build
-        self._consumed = 0  # raw items in them
+        self._reader = SourceReader(sources, self._positions)
         self._guesses = [OwnerGuess() for _ in owned]
         self._next = 1 + max((each.first + each.messages - 1 for each in self._segments.segments), default=0)
         names = [*(path.name for path in directory.glob(f"{SEGMENT_PREFIX}*")), f"{SEGMENT_PREFIX}0"]
@@ -118,14 +116,18 @@ class IndexBuild:
                 self._begin_segment()  # so that what was removed can be added again
             self._add_sources()
             self._finish_segment()
+        except GumshoeError as error:
+            if error is self._reader.failure:  # keep what was read, so that the build can go on from here
+                self._finish_segment()
+            raise
         finally:
             self._writer.close()
             if self._writer.directory not in self._done:
                 shutil.rmtree(self._writer.directory, ignore_errors=True)
             if not self._done:
-                shutil.rmtree(self._partial, ignore_errors=True)
+                self._unfinished.clear()
         if self._embedder:
-            embed_segments([IndexSegment(path) for path in self._done], self._embedder)
+            self._unfinished.embed(self._done, self._embedder)
         try:
             with self._explain_damage():
                 return self._publish(self._merge())
@@ -143,13 +145,16 @@ class IndexBuild:
             yield
 
     def _describe_build(self) -> str:
-        """Return a digest of everything that decides what this build writes. IMAP sources give a new one each time."""
+        """Return a digest of everything that decides what this build writes.
+
+        The mail of IMAP accounts is not part of it, since an interrupted build reads on from their positions.
+        """
         parts = [
             VERSION,
             asdict(self._options),
             self._embedder and self._embedder.name,
             [each.to_fact() for each in self._owned],
-            digest_of_uris([each.uri for each in self._owned]),
+            digest_of_uris(each.uri for each in self._owned if not is_on_server(each.uri)),
             self._old and self._old.version,
             astuple(self._changes),
         ]
@@ -157,20 +162,17 @@ class IndexBuild:
 
     def _resume(self) -> None:
         """Take over the complete segments of an interrupted build, if it was the same. Otherwise delete them."""
-        try:
-            state = orjson.loads((self._partial / _PROGRESS_FILE).read_bytes())
-        except (OSError, ValueError):
-            state = {}
-        complete = all((self._partial / name).is_dir() for name in state.get("segments", ()))
-        if state.get("build") != self._identity or not complete:
-            shutil.rmtree(self._partial, ignore_errors=True)
+        state = self._unfinished.read_progress()
+        if state.get("identity") != self._identity:
+            self._unfinished.discard(self._embedder)
             return
         for path in list(self._partial.glob(f"{SEGMENT_PREFIX}*")):
             if path.name not in state["segments"]:
                 shutil.rmtree(path)
         self._done = [self._partial / name for name in state["segments"]]
         self._segments = IndexSegments((*self._segments.segments, *map(IndexSegment, self._done)))
-        self._consumed, self._next = state["consumed"], state["next"]
+        self._reader.continue_from(state["sources"])
+        self._next = state["next"]
         self._report = MailBuildReport.from_dict(state["report"])
         self._guesses = [OwnerGuess(each["messages"], Counter(each["named"])) for each in state["guesses"]]
         self._next_segment += len(self._done)
@@ -189,16 +191,15 @@ class IndexBuild:
         self._writer.finish()
         self._done.append(self._writer.directory)
         state = {
-            "build": "" if any(each.has_changed for each in self._sources) else self._identity,
+            "identity": "" if any(each.has_changed for each in self._sources) else self._identity,
             "segments": [path.name for path in self._done],
-            "consumed": self._consumed,
+            "embedder": self._embedder and self._embedder.name,
+            "sources": self._reader.to_state(),
             "next": self._next,
             "report": self._report.to_dict(),
             "guesses": [{"messages": each.messages, "named": each.named} for each in self._guesses],
         }
-        temporary = self._partial / f"{_PROGRESS_FILE}.new"
-        temporary.write_bytes(orjson.dumps(state))
-        temporary.replace(self._partial / _PROGRESS_FILE)
+        self._unfinished.write_progress(state)
 
     def _begin_segment(self) -> None:
         """Complete the current segment, and start another."""
@@ -207,7 +208,23 @@ class IndexBuild:
         self._writer = self._start_segment()
 
     def _add_sources(self) -> None:
-        self._handle_items(self._read_sources, self._measure_sources(), self._options.to_limits(), self._add_batch)
+        def add(batch: PreparedBatch, items: list[NumberedItem]) -> None:
+            self._reader.consume(len(items))  # first, since the batch may complete a segment
+            self._add_batch(batch, items)
+
+        self._handle_sources(self._options.to_limits(), add)
+
+    def _handle_sources(
+        self, limits: MessageLimits, handle: Callable[[PreparedBatch, list[NumberedItem]], None]
+    ) -> None:
+        """Handle the items of all sources.
+
+        Raises:
+            UsageError, UnavailableError, StorageError: if a source failed. What was read before was handled.
+        """
+        self._handle_items(self._reader.read, self._measure_sources(), limits, handle)
+        if self._reader.failure:
+            raise self._reader.failure
 
     def _measure_sources(self) -> int | None:
         """Return the size of all sources in bytes, if it is known."""
@@ -233,15 +250,6 @@ class IndexBuild:
         pace = self._report.read / max(time.monotonic() - self._started, 1e-9)
         return f"{self._report.read:,} messages, {pace:,.0f}/s"
 
-    def _read_sources(self, advance: Callable[[int], object]) -> Iterator[NumberedItem]:
-        """Yield the items of all sources, without those that an interrupted build has indexed."""
-        numbered = (
-            (number, item)
-            for number, each in enumerate(self._sources)
-            for item in each.read_after(self._positions.get(each.uri), advance)
-        )
-        return itertools.islice(numbered, self._consumed, None)
-
     def _add_batch(self, batch: PreparedBatch, numbered: list[NumberedItem]) -> None:
         items = batch.items
         self._writer.begin_batch(batch.terms)
@@ -256,7 +264,6 @@ class IndexBuild:
                 self._writer.add_unreadable(item)
             else:
                 self._add_message(item, number, digests, ids)
-        self._consumed += len(items)
         self._writer.flush()
         if self._writer.is_full:
             self._begin_segment()
@@ -365,9 +372,11 @@ class IndexBuild:
 
     def _remove_merged(self) -> None:
         """Delete merged segments that were not published. What the build added stays, so that it can go on."""
-        for path in list(self._partial.glob(f"{SEGMENT_PREFIX}*")) if self._done else [self._partial]:
+        for path in list(self._partial.glob(f"{SEGMENT_PREFIX}*")):
             if path not in self._done:
                 shutil.rmtree(path, ignore_errors=True)
+        if not self._done:
+            self._unfinished.clear()
 
     def _is_unsure(self) -> bool:
         """Return True if an extension could not read items, which an earlier build may have read."""

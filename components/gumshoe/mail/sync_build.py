@@ -1,6 +1,5 @@
 """Make an index hold exactly what some sources hold."""
 
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,6 +14,7 @@ from gumshoe.mail.prepared_messages import PreparedBatch, PreparedMessage
 from gumshoe.mail.segment_writer import digest_copy, to_copy
 from gumshoe.mail.source_batches import NumberedItem
 from gumshoe.mail.source_comparison import SourceComparison
+from gumshoe.mail.source_reader import SourceReader
 
 _NEW_ITEMS = "new-items"
 _DOUBTFUL_LISTED = 10
@@ -30,22 +30,24 @@ class SyncBuild(IndexBuild):
         super().__init__(*arguments)
         self._report = MailBuildReport(removed=self._earlier_facts["removed"])
         self._positions = {}
+        self._reader = SourceReader(self._sources, {})
         self._earlier_facts = {}
 
     def _resume(self) -> None:
-        shutil.rmtree(self._partial, ignore_errors=True)
+        self._unfinished.discard(self._embedder)
 
     def _add_sources(self) -> None:
         with SourceComparison(self._segments, self._partial / _NEW_ITEMS) as comparison:
             limits, compare = self._options.to_limits(), partial(self._compare_batch, comparison)
             only_compares = replace(limits, only_compares=True)
-            self._handle_items(self._read_sources, self._measure_sources(), only_compares, compare)
+            self._handle_sources(only_compares, compare)
             with self._explain_damage():
                 self._remove_missing(comparison)
             self._handle_items(comparison.read_new, None, limits, self._add_batch)
 
     def _compare_batch(self, comparison: SourceComparison, batch: PreparedBatch, numbered: list[NumberedItem]) -> None:
         """Find the messages of a batch that the index has, and set the others aside."""
+        self._reader.consume(len(numbered))
         found: list[tuple[PreparedMessage, NumberedItem, Inboxes | None, bytes]] = []
         for item, each in zip(batch.items, numbered, strict=True):
             if isinstance(item, UnreadableItem):

@@ -4,16 +4,18 @@ import io
 from collections.abc import Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gumshoe.artifacts.response_cache import Cache
 from gumshoe.artifacts.storage import flush_to_disk, write_atomically
 from gumshoe.embeddings.chunking import MAX_TOKENS, CountTokens, add_context, make_token_counter, split_text
-from gumshoe.embeddings.embedder import Embedder, TokenCounter, Vectors
+from gumshoe.embeddings.embedder import CachedEmbedder, Embedder, TokenCounter, Vectors
 from gumshoe.embeddings.neutral_center import compute_neutral_center
-from gumshoe.embeddings.vectors import CENTER, PLAN, SIGNS, write_signs, write_vectors
+from gumshoe.embeddings.vectors import CENTER, PLAN, SIGNS, read_stored_vectors, write_signs, write_vectors
 from gumshoe.mail.message_vectors import MessageChunk, cut_chunk, list_parts
 from gumshoe.mail.schema import CHUNKS
 from gumshoe.mail.segment import IndexSegment, StoredText
@@ -21,12 +23,13 @@ from gumshoe.terminal import progress
 
 MAX_CHUNKS = 200
 """Chunks of a message that are embedded, at most. Words find the rest of a long message."""
+_STORED_AT_ONCE = 1024  # vectors
 
 
-def embed_segments(segments: Sequence[IndexSegment], embedder: Embedder) -> None:
+def embed_segments(segments: Sequence[IndexSegment], embedder: Embedder, cache: Cache | None = None) -> None:
     """Write the vectors of all segments that have messages and no vectors yet.
 
-    An interrupted run continues after its last complete window of vectors.
+    An interrupted run continues after its last complete window of vectors. `cache` is one that `save_vectors` filled.
 
     Raises:
         EmbeddingError: if the texts cannot be embedded.
@@ -46,12 +49,30 @@ def embed_segments(segments: Sequence[IndexSegment], embedder: Embedder) -> None
                 continue
             plan = blake2b(f"{embedder.name}\0".encode() + content, digest_size=16).hexdigest()
             texts = partial(_read_chunk_texts, segment, placed)
-            vectors, _ = write_vectors(segment.directory, plan, texts, [placed.shape[1]], embedder, advance)
+            cached = CachedEmbedder(embedder, cache) if cache else embedder
+            vectors, _ = write_vectors(segment.directory, plan, texts, [placed.shape[1]], cached, advance)
             if center is None:
                 center = compute_neutral_center(embedder)
             write_signs(segment.directory, vectors, center)
             flush_to_disk(segment.directory / name for name in (SIGNS, CENTER))
             (segment.directory / PLAN).unlink()
+
+
+def save_vectors(segments: Sequence[IndexSegment], embedder: Embedder, cache: Cache) -> None:
+    """Store the vectors of segments in a cache, so that texts which did not change are not embedded again.
+
+    `embedder` is the model that the vectors are from. Those of an interrupted run are stored as far as it came.
+    """
+    cached = CachedEmbedder(embedder, cache)
+    for segment in segments:
+        vectors = read_stored_vectors(segment.directory)
+        if not len(vectors):
+            continue
+        chunks = np.fromfile(segment.directory / CHUNKS, "<i4").reshape(len(MessageChunk._fields), -1)
+        texts = _read_chunk_texts(segment, chunks[:, : len(vectors)], 0)
+        for start in range(0, len(vectors), _STORED_AT_ONCE):
+            rows = vectors[start : start + _STORED_AT_ONCE]
+            cached.store(list(islice(texts, len(rows))), "passage", rows.astype(np.float32))
 
 
 def _is_complete(directory: Path) -> bool:
