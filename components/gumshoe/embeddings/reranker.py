@@ -20,6 +20,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from gumshoe.artifacts.hub import find_model
+from gumshoe.embeddings.text_limits import MAX_CHARACTERS, MAYBE_TOO_LONG, halve_limit
 from gumshoe.errors import UnavailableError, UsageError
 from gumshoe.installation import install_command
 from gumshoe.json_text import load_json
@@ -27,12 +28,9 @@ from gumshoe.network import clean_credential, raise_if_untrusted
 
 API_KEY = "RERANK_API_KEY"
 """Environment variable with the key of the endpoint. It is optional."""
-_MAX_CHARACTERS = 8_000  # of a text; the rest is cut off
-_MIN_CHARACTERS = 250  # a server that rejects such short texts does so for another reason than their length
 _MAX_RESPONSE = 8 << 20  # bytes
 _MISCONFIGURED = {400, 401, 403, 404, 405, 413, 422}
 _OK, _DENIED = 200, {401, 403}
-_MAYBE_TOO_LONG = {400, 413, 422}
 _PAUSE = 0.2  # seconds before another attempt, doubled each time
 
 
@@ -146,7 +144,7 @@ class CrossEncoderReranker:
         """See `Reranker.score`."""
         if not texts:
             return []
-        pairs = [(query, text[:_MAX_CHARACTERS]) for text in texts]
+        pairs = [(query, text[:MAX_CHARACTERS]) for text in texts]
         with self._lock:
             found = self._model.predict(pairs, show_progress_bar=False)
         scores = [float(each) for each in found.reshape(len(texts), -1)[:, 0]]
@@ -183,7 +181,7 @@ class EndpointReranker:
         """See `Reranker.score`."""
         if not texts:
             return []
-        content = asyncio.run(self._request(query, [text[:_MAX_CHARACTERS] for text in texts]))
+        content = asyncio.run(self._request(query, [text[:MAX_CHARACTERS] for text in texts]))
         return _parse_scores(content, len(texts), self._name)
 
     async def _request(self, query: str, texts: Sequence[str]) -> bytes:
@@ -208,8 +206,8 @@ class EndpointReranker:
                     if status == _OK:
                         return content
                     failure = f"answered with status {status}: {_shorten(content)}"
-                    if status in _MAYBE_TOO_LONG and limit > _MIN_CHARACTERS:
-                        limit = max(limit // 2, _MIN_CHARACTERS)
+                    if status in MAYBE_TOO_LONG and (half := halve_limit(limit)):
+                        limit = half
                         continue
                     self._raise_if_misconfigured(status, failure)
                     attempt += 1
