@@ -57,6 +57,7 @@ def test_an_interrupted_build_resumes_with_identical_results(
     assert not list(tmp_path.rglob("vectors.plan"))
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("is_synced", [False, True])
 def test_a_build_of_a_source_that_has_changed_keeps_the_vectors_of_unchanged_texts(
     tmp_path: Path, is_synced: bool
