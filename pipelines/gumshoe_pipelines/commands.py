@@ -295,9 +295,9 @@ def _prepare_run(
     present, implied = _use_present_name(name)
     compiled, given = split_parameters(present, read_values(parameters or [], params))
     graph = compile_graph(present, {} if is_local else compiled)  # there are no pods on this machine
-    # The base model is filled in, since it decides what its settings and its files are.
-    base_model = graph.parameters.get("base_model", {}).get("defaultValue")
-    defaults = {"code": code_hash(), "base_model": base_model, **own, **implied}
+    # Base model and config are filled in, since they decide what the settings of a training and its files are.
+    usual = {name: graph.parameters.get(name, {}).get("defaultValue") for name in ("base_model", "config")}
+    defaults = {"code": code_hash(), **usual, **own, **implied}
     arguments = graph.check({**{key: value for key, value in defaults.items() if key in graph.parameters}, **given})
     check_arguments({**compiled, **arguments}, is_local=is_local)
     return graph, complete_arguments(arguments, is_local=is_local)

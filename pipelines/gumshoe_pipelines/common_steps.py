@@ -11,7 +11,6 @@ from gumshoe.environments.component import ingest
 from gumshoe.evaluation.component import evaluate_policy
 from gumshoe.mail.imap_account import PASSWORD, TOKEN
 from gumshoe.scenarios.component import load_scenarios, look_at_sources
-from gumshoe.training.component import check_training
 from gumshoe_pipelines.agent_step import check_agent
 from gumshoe_pipelines.parameters import RunParameters, TrainingParameters
 from gumshoe_pipelines.placement import (
@@ -22,6 +21,7 @@ from gumshoe_pipelines.placement import (
     add_agent_keys,
     plan_run,
 )
+from gumshoe_pipelines.training_check_step import check_training
 
 _WATCH_HOURS = 26  # the longest watch, and the change after it
 _IMAP_SECRET = "gumshoe-imap"  # noqa: S105 - a name
@@ -91,7 +91,16 @@ def check_agent_code(given: RunParameters, planned: PlannedRun, **training: Any)
 
 def check_settings(given: TrainingParameters, **inputs: Any) -> Any:
     """Add the step that checks the training settings, and return it. Its outputs are digests for the cache."""
-    task = check_training(**inputs, base_model=given.base_model, config=given.config, limits=given.limits)
+    task = check_training(
+        **inputs,
+        base_model=given.base_model,
+        config=given.config,
+        limits=given.limits,
+        nodes=given.nodes,
+        gpus=given.gpus,
+        job=given.job,
+        agent=given.agent,
+    )
     where = replace(given.placement, worker_image=given.trainer_image)  # it has custom environments and base models
     return where.on_cpu(task, secrets=MODEL_SECRETS)
 

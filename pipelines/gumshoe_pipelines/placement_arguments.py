@@ -89,15 +89,7 @@ def _check_nodes(arguments: Mapping[str, Any], is_local: bool) -> None:
             "pipelines.single-machine",
             f"a run on this machine has one node, got {nodes}; leave nodes out, or submit the pipeline to a cluster",
         )
-    engine = arguments.get("settings", {}).get("rollouts.engine", "vllm")
-    if job.rollout_servers and engine != "vllm":
-        raise UsageError(
-            "pipelines.rollout-servers-without-vllm",
-            f"job.rollout_servers starts vLLM servers, but rollouts.engine is {engine}; set job.rollout_servers to 0, "
-            "or leave rollouts.engine out",
-        )
-    if not job.rollout_servers:
-        _check_servers(arguments)
+    _check_servers(arguments, job)
 
 
 def _check_job(arguments: Mapping[str, Any], _: bool) -> None:
@@ -144,25 +136,26 @@ def _check_tolerations(arguments: Mapping[str, Any], _: bool) -> None:
             )
 
 
-def _check_servers(arguments: Mapping[str, Any]) -> None:
-    """Check that several nodes have rollout servers, as far as the settings are known here.
+def _check_servers(arguments: Mapping[str, Any], job: TrainJobSpec) -> None:
+    """Check that several nodes have the rollout servers that they need, as far as the settings are known here.
 
     Raises:
-        UsageError: if they have none.
+        UsageError: if they have none, or some that they would not use.
     """
     from gumshoe.training.settings_sources import CONFIGS, resolve
     from gumshoe_pipelines.trainjob_step import check_servers
 
     config = str(arguments.get("config", ""))
-    if config and not (CONFIGS / f"{config}.yaml").exists():
+    is_known = not config or (CONFIGS / f"{config}.yaml").exists()
+    if not (is_known or job.rollout_servers):  # the file may name servers
         return
     sweep = [each.get("settings") for each in arguments.get("sweep", []) if isinstance(each, dict)]
     for settings in sweep or [arguments.get("settings", {})]:
         try:
-            known = resolve(config or None, settings or {}, {}).settings
+            known = resolve((is_known and config) or None, settings or {}, {}).settings
         except UsageError:  # reported by the check of `config`
             continue
-        check_servers(known)
+        check_servers(known, job)
 
 
 PLACEMENT_CHECKS: dict[str, Callable[[Mapping[str, Any], bool], None]] = {

@@ -1,5 +1,6 @@
 """Check the arguments of a pipeline before anything is started or submitted."""
 
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -23,6 +24,7 @@ from gumshoe_pipelines.agent_arguments import (
 )
 from gumshoe_pipelines.graphs import combine_errors, split_parameters
 from gumshoe_pipelines.placement_arguments import PLACEMENT_CHECKS
+from gumshoe_pipelines.step_resources import ResourceParameters
 
 if TYPE_CHECKING:
     from gumshoe.training.settings import TrainSettings
@@ -200,13 +202,42 @@ def _check_demonstrations(arguments: Mapping[str, Any], is_local: bool) -> None:
 
 
 def _check_settings(arguments: Mapping[str, Any], is_local: bool) -> None:
+    if "sweep" in arguments:  # its entries are checked one by one
+        _read_settings(arguments, is_local)
+        return
+    known = _check_training(arguments, is_local)
+    if known is not None:
+        _check_evaluations({**arguments, "limits": _complete_limits(arguments, known)}, known)
+
+
+def _check_training(arguments: Mapping[str, Any], is_local: bool) -> "TrainSettings | None":
+    """Check the settings of one training, and return them, or None if only the pods can read their file.
+
+    Raises:
+        UsageError: if they are invalid, or the training could not start with them.
+    """
     from gumshoe.training.settings_checks import check_plugins
     from gumshoe.training.settings_sources import resolve
+    from gumshoe_pipelines.training_checks import TrainingPlan
+    from gumshoe_pipelines.trainjob_step import TrainJobOptions
 
     known = _read_settings(arguments, is_local)
     check_plugins(known or resolve(None, _training_flags(arguments), {}).settings, is_here=is_local)
-    if known is not None and "sweep" not in arguments:  # its entries are checked one by one
-        _check_evaluations({**arguments, "limits": _complete_limits(arguments, known)}, known)
+    if known is None:
+        return None
+    nodes, gpus = arguments.get("nodes", 1), arguments.get("gpus", ResourceParameters().gpus)
+    try:
+        options = TrainJobOptions.of(nodes, gpus, arguments.get("job", {}), "", {}, [])
+        plan = TrainingPlan(options, is_local, arguments.get("agent", ""), arguments.get("demonstrations", ""))
+        added = plan.list_added(known)
+    except UsageError:  # reported by the checks of `nodes`, `gpus` and `job`
+        return known
+    complete = _read_settings({**arguments, "settings": {**arguments.get("settings", {}), **added}}, is_local) or known
+    if not is_local:
+        plan.check(complete, None, is_here=False)
+    elif nodes == 1:  # otherwise reported by the check of `nodes`
+        plan.check_on_this_machine(complete)
+    return known
 
 
 def _read_settings(arguments: Mapping[str, Any], is_local: bool) -> "TrainSettings | None":
@@ -221,8 +252,11 @@ def _read_settings(arguments: Mapping[str, Any], is_local: bool) -> "TrainSettin
     is_preset = not config or (CONFIGS / f"{config}.yaml").exists()
     if not is_preset:
         _check_readable(config, is_local)
-    known = resolve(config if is_local or is_preset else None, _training_flags(arguments), {}).settings
-    return known if is_local or is_preset else None
+    if not (is_local or is_preset):
+        resolve(None, _training_flags(arguments), {})
+        return None
+    environ = os.environ if is_local else {}  # steps on this machine have its variables, and pods do not
+    return resolve(config, _training_flags(arguments), environ).settings
 
 
 def _training_flags(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -310,9 +344,8 @@ def _check_sweep(arguments: Mapping[str, Any], is_local: bool) -> None:
     for number, given in enumerate(arguments["sweep"], 1):
         entry = validate_model(_SweepEntry, given, "pipelines.invalid-sweep-entry", f"invalid entry {number}")
         names.append(entry.name)
-        own = {**arguments, "settings": entry.settings}
-        _check_settings(own, is_local)
-        if (trained := _read_settings(own, is_local)) is not None:
+        trained = _check_training({**arguments, "settings": entry.settings}, is_local)
+        if trained is not None:
             _check_evaluations({**arguments, "limits": limits}, trained)
     if not names:
         raise UsageError("pipelines.empty-sweep", "the sweep has no entries; write e.g. [{name: slow, settings: {}}]")

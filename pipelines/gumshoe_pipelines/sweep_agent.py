@@ -37,7 +37,7 @@ def sweep_agent(given: SweepAgentParameters) -> None:
     planned = plan(given, given.nodes)
     inputs = ingest_and_split(given, planned)
     agent = check_agent_code(given, planned, config=given.config, sweep=given.sweep)
-    checked = check_settings(given, index=inputs["index"], sweep=given.sweep)
+    checked = check_settings(given, **inputs, sweep=given.sweep)
     before = evaluate(
         given, planned.evaluation, hours=6, cached=True, **inputs, agent_code=agent, state=checked.outputs["baseline"]
     )

@@ -60,7 +60,7 @@ def train_agent(given: TrainAgentParameters) -> None:
         agent = check_agent_code(given, planned, config=given.config, settings=given.settings)
         checked = check_settings(
             given,
-            index=inputs["index"],
+            **inputs,
             settings=given.settings,
             demonstrations=given.demonstrations,
             current=current["adapter"],

@@ -121,9 +121,9 @@ def train_on_cluster(
         GumshoeError: if the training failed; the message contains its last log lines.
     """
     name = build_job_name(request.checkpoints)
+    check_servers(request.resolve(), options.job)
     request = request.with_settings(build_settings(options, name, request.checkpoints))
     known = request.resolve()
-    check_servers(known)
     check_server_gpus(known, options)
     train_scenarios, _ = load_splits(known, request.scenarios)
     check_settings(known, len(train_scenarios))  # before waiting for nodes
@@ -149,13 +149,24 @@ def build_timeouts(known: TrainSettings) -> Timeouts:
     return replace(usual, stall=max(usual.stall, known.output.stall_seconds + _LATER))
 
 
-def check_servers(known: TrainSettings) -> None:
-    """Check that a training on several nodes has separate rollout servers.
+def check_servers(known: TrainSettings, job: TrainJobSpec) -> None:
+    """Check that a training on several nodes has separate rollout servers if it uses vLLM, and none otherwise.
+
+    `known` are the settings as they are given, without the servers of `job`.
 
     Raises:
-        UsageError: if the run would start vLLM servers itself, which only works on one node.
+        UsageError: if the run would start vLLM servers itself, which only works on one node, or would not use those of
+            `job`.
     """
-    if known.servers:
+    rollouts = known.rollouts
+    if job.rollout_servers and (rollouts.engine != "vllm" or known.mode == "simple"):
+        found = "mode is simple" if known.mode == "simple" else f"rollouts.engine is {rollouts.engine}"
+        raise UsageError(
+            "pipelines.rollout-servers-without-vllm",
+            f"job.rollout_servers starts {job.rollout_servers} vLLM servers (1 by default), but {found}, which uses "
+            "none; set job.rollout_servers to 0, or train with vLLM",
+        )
+    if known.servers and not job.rollout_servers:
         raise UsageError(
             "pipelines.no-rollout-servers",
             "training on several nodes needs separate rollout servers; set job.rollout_servers, rollouts.servers, or "

@@ -7,10 +7,12 @@ from typing import Any
 
 import pytest
 
+from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.environments.registry import EnvironmentSettings
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 from tests.errors import raises
 from tests.mail.mailbox import make_index, record
+from tests.scenarios.questions import question, write_questions
 
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
 HANDLES = {"email": {"handles": True}}
@@ -19,9 +21,11 @@ BUDGET = {"thinking_budget": 64}
 
 @pytest.fixture(scope="module")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory of a mail index."""
+    """Return the directory of a mail index, beside scenarios."""
     place = tmp_path_factory.mktemp("mail")
     make_index(place, [record(1)])
+    splits = ["train"] * 12 + ["validation", "test"]
+    write_questions(place / SCENARIOS_FILE, [question(number, split=split) for number, split in enumerate(splits)])
     return place / "index"
 
 
@@ -40,12 +44,13 @@ def write_env(place: Path, arguments: dict[str, Any], name: str = "email") -> No
 
 def check(index: Path, **inputs: Any) -> tuple[str, str]:
     """Run the step in this process, and return its digests."""
-    from gumshoe.training.component import check_training
+    from gumshoe_pipelines.training_check_step import check_training
 
-    given = {"base_model": MODEL, "config": "", "limits": {}, **inputs}
+    given = {"base_model": MODEL, "config": "", "limits": {}, "nodes": 1, "gpus": 1, "job": {}, **inputs}
     if "current" in given:
         given["current"] = SimpleNamespace(path=str(given["current"]))
-    found: tuple[str, str] = check_training.python_func(SimpleNamespace(path=str(index)), **given)
+    places = SimpleNamespace(path=str(index)), SimpleNamespace(path=str(index.parent))
+    found: tuple[str, str] = check_training.python_func(*places, **given)
     return found
 
 
@@ -111,6 +116,7 @@ def test_the_digests_change_with_what_cached_steps_read(
 ) -> None:
     model, config, episodes = tmp_path / "model", tmp_path / "config.yaml", tmp_path / "episodes.jsonl"
     model.mkdir()
+    (model / "config.json").write_text("{}")
     (model / "model.safetensors").write_text("old")
     config.write_text("optimizer: {learning_rate: 1e-4}")
     episodes.write_text("old")

@@ -27,18 +27,23 @@ _MISSING_HERE = {
     "rewards.import-failed",
     "rollouts.gateway-not-installed",
     "settings.algorithm-not-importable",
+    "settings.context-parallelism",
+    "settings.package-missing",
 }
-"""Codes of errors that another machine may not have."""
+"""Codes of errors about keys, packages and variables of this machine. Another machine may not have them."""
 _EXTRAS = ("trackio", "wandb")  # trackers that an extra of the same name installs
 
 
-def check_settings(settings: TrainSettings, scenarios: int) -> None:
+def check_settings(settings: TrainSettings, scenarios: int | None, *, is_here: bool = True) -> None:
     """Check the settings of a run with this number of training scenarios, before anything is loaded.
+
+    `scenarios` is None if their number is not known yet. If the run is not on this machine (`is_here`), packages may be
+    missing here.
 
     Raises:
         UsageError: the run cannot work; the message says what to change.
     """
-    _raise_all(_find_errors(settings, scenarios))
+    _raise_all(_find_errors(settings, scenarios), is_here)
 
 
 def check_plugins(settings: TrainSettings, *, is_here: bool = True) -> None:
@@ -63,13 +68,30 @@ def check_plugins(settings: TrainSettings, *, is_here: bool = True) -> None:
                 raise
 
 
-def check_warm_start(settings: TrainSettings) -> None:
+def check_warm_start(settings: TrainSettings, *, is_here: bool = True) -> None:
     """Check the settings of a warm start, before anything is loaded.
+
+    If the warm start is not on this machine (`is_here`), packages may be missing here.
 
     Raises:
         UsageError: the warm start cannot work; the message says what to change.
     """
-    _raise_all(_find_warm_start_errors(settings))
+    _raise_all(_find_warm_start_errors(settings), is_here)
+
+
+def check_pipeline_warm_start(settings: TrainSettings, *, is_here: bool = True) -> None:
+    """Check the settings of the warm start of a pipeline, which trains an adapter.
+
+    Raises:
+        UsageError: as `check_warm_start`, or the warm start would train all weights.
+    """
+    if settings.warm_start.weights != "lora":
+        raise UsageError(
+            "training.full-in-pipeline",
+            f"a pipeline trains an adapter, but warm_start.weights is {settings.warm_start.weights}; set it to lora, "
+            "or run `gumshoe warm-start --full` before, and use the result as the base model",
+        )
+    check_warm_start(settings, is_here=is_here)
 
 
 def check_devices(settings: TrainSettings, gpus: int, servers: int) -> None:
@@ -92,13 +114,13 @@ def check_devices(settings: TrainSettings, gpus: int, servers: int) -> None:
         )
 
 
-def _raise_all(found: Iterator[UsageError]) -> None:
-    """Raise one error for all errors found, with the code of the first."""
-    if faults := list(found):
+def _raise_all(found: Iterator[UsageError], is_here: bool) -> None:
+    """Raise one error for all errors found that apply, with the code of the first."""
+    if faults := [each for each in found if is_here or each.code not in _MISSING_HERE]:
         raise UsageError(faults[0].code, "; ".join(each.message for each in faults))
 
 
-def _find_errors(settings: TrainSettings, scenarios: int) -> Iterator[UsageError]:
+def _find_errors(settings: TrainSettings, scenarios: int | None) -> Iterator[UsageError]:
     rollouts, optimizer = settings.rollouts, settings.optimizer
     yield from _find_batch_errors(settings, scenarios)
     if not optimizer.max_steps:
@@ -141,7 +163,7 @@ def _find_errors(settings: TrainSettings, scenarios: int) -> Iterator[UsageError
     yield from _find_weight_errors(settings.rewards)
 
 
-def _find_batch_errors(settings: TrainSettings, scenarios: int) -> Iterator[UsageError]:
+def _find_batch_errors(settings: TrainSettings, scenarios: int | None) -> Iterator[UsageError]:
     """Find batches that do not consist of whole groups, or need more scenarios than there are."""
     rollouts, optimizer = settings.rollouts, settings.optimizer
     generations, device = rollouts.num_generations, optimizer.per_device_train_batch_size
@@ -160,7 +182,7 @@ def _find_batch_errors(settings: TrainSettings, scenarios: int) -> Iterator[Usag
             f"{max(1, rollouts.groups_per_step * generations // (device * optimizer.processes))}, or unset "
             "groups_per_step",
         )
-    elif scenarios < settings.groups:
+    elif scenarios is not None and scenarios < settings.groups:
         yield UsageError(
             "settings.too-few-scenarios",
             f"a step needs {settings.groups} scenarios, but the split train has {scenarios}; give more, or lower "

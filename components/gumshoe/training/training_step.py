@@ -10,7 +10,7 @@ from typing import Any
 
 from gumshoe.artifacts.storage import open_uri
 from gumshoe.corpus import SCENARIOS_FILE
-from gumshoe.errors import GumshoeError, UsageError
+from gumshoe.errors import GumshoeError
 from gumshoe.evaluation.proof.held_out import copy_run_evidence
 from gumshoe.evaluation.proof.proof_models import TRAINING
 from gumshoe.terminal import err, printable
@@ -20,6 +20,7 @@ from gumshoe.training.plots import write_plots
 from gumshoe.training.records import read_records
 from gumshoe.training.run_directory import create_run_directory
 from gumshoe.training.run_spec import BEST, FINAL, METADATA, METRICS, PAGE, STALLED, Metadata
+from gumshoe.training.settings_checks import check_pipeline_warm_start
 from gumshoe.training.settings_sections import GOLD
 from gumshoe.training.settings_sources import resolve
 from gumshoe.training.train_request import TrainRequest
@@ -66,12 +67,7 @@ def run_sft(
 
     flags = {**settings, "model.name": base_model, "evaluation.judge": judge}
     known, asked = resolve(config, flags).settings, str(scenarios / SCENARIOS_FILE)
-    if known.warm_start.weights != "lora":
-        raise UsageError(
-            "training.full-in-pipeline",
-            f"a pipeline trains an adapter, but warm_start.weights is {known.warm_start.weights}; set it to lora, or "
-            "run `gumshoe warm-start --full` before, and use the result as the base model",
-        )
+    check_pipeline_warm_start(known)
     if demonstrations == GOLD:
         report = start_warm_from_gold(known, index, asked, directory, resume=True)
         return {name: float(value) for name, value in report.model_dump().items()}

