@@ -27,6 +27,7 @@ from gumshoe_pipelines.placement_arguments import PLACEMENT_CHECKS
 from gumshoe_pipelines.step_resources import ResourceParameters
 
 if TYPE_CHECKING:
+    from gumshoe.environments.registry import EnvironmentSettings
     from gumshoe.training.settings import TrainSettings
 
 _RUN = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,61}[a-z0-9])?")  # valid as a Kubernetes label and as an artifact version
@@ -222,7 +223,9 @@ def _check_training(arguments: Mapping[str, Any], is_local: bool) -> "TrainSetti
     from gumshoe_pipelines.trainjob_step import TrainJobOptions
 
     known = _read_settings(arguments, is_local)
-    check_plugins(known or resolve(None, _training_flags(arguments), {}).settings, is_here=is_local)
+    given = known or resolve(None, _training_flags(arguments), {}).settings
+    check_plugins(given, is_here=is_local)
+    _check_corpus(arguments, given.environment, "settings")
     if known is None:
         return None
     nodes, gpus = arguments.get("nodes", 1), arguments.get("gpus", ResourceParameters().gpus)
@@ -321,6 +324,22 @@ def _check_evaluations(arguments: Mapping[str, Any], trained: "TrainSettings") -
         )
 
 
+def _check_corpus(arguments: Mapping[str, Any], named: "EnvironmentSettings | None", parameter: str) -> None:
+    """Check that a parameter does not name the environment of another index than the one that is built.
+
+    Raises:
+        UsageError: if it does.
+    """
+    built = arguments.get("environment", DEFAULT_ENVIRONMENT)
+    if named is not None and named.name in CORPORA and built in CORPORA and named.name != built:
+        raise UsageError(
+            "pipelines.other-environment",
+            f"the pipeline builds an index for the environment {built}, but {parameter} or the preset of `config` has "
+            f"{named.word}; set {parameter}={{environment: {{{built}: {{...}}}}}} with settings of {built}, or the "
+            f"parameter environment to {named.name}",
+        )
+
+
 class _SweepEntry(ParameterModel):
     """An entry of the parameter `sweep`."""
 
@@ -379,7 +398,7 @@ def _check_limits(arguments: Mapping[str, Any], _: bool) -> None:
     from gumshoe.evaluation.evaluation_step import EvaluationLimits
 
     check_not_in_limits(arguments["limits"])
-    EvaluationLimits.from_mapping(arguments["limits"])
+    _check_corpus(arguments, EvaluationLimits.from_mapping(arguments["limits"]).environment, "limits")
 
 
 def _check_choice(arguments: Mapping[str, Any], _: bool) -> None:

@@ -25,6 +25,7 @@ MAIL = "maildir:s3://bucket/mail"
 IMAGES = {"worker_image": "worker", "trainer_image": "trainer"}
 KUBEFLOW_VARIABLES = {"http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"}
 """Variables that Kubeflow sets in steps if its administrator has configured a proxy."""
+MAIL_ENV = {"environment": "email"}
 ON_GPU = {"warm-start", "train-grpo", "evaluate-policy"}
 
 
@@ -551,6 +552,35 @@ def test_evaluations_cannot_have_another_environment_than_training() -> None:
             check_arguments({**given, "limits": {"environment": environment}}, is_local=False)
     check_arguments({**given, "limits": {"environment": {"email": {"hits": 4.0, "handles": True}}}}, is_local=False)
     check_arguments({**given, "settings": {"environment": "email"}, "limits": {}}, is_local=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parameter"),
+    [
+        ({"config": "smollm2-cpu"}, "settings"),
+        ({"config": "", "settings": MAIL_ENV}, "settings"),
+        ({"config": "s3://b/c.yaml", "settings": MAIL_ENV}, "settings"),
+        ({"config": "", "settings": {**MAIL_ENV, "mode": "simple"}}, "settings"),
+        ({"config": "", "sweep": [{"name": "a", "settings": MAIL_ENV}]}, "settings"),
+        ({"limits": MAIL_ENV}, "limits"),
+        ({"environment": "email", "config": "", "settings": {"environment": {"documents": {}}}}, "settings"),
+    ],
+)
+def test_an_index_of_another_kind_than_training_and_evaluations_use_is_refused(
+    arguments: dict[str, Any], parameter: str
+) -> None:
+    given = {"environment": "documents", "embedding": "none", "gpus": 0, **arguments}
+    with raises("pipelines.other-environment", f"{parameter}={{environment: "):
+        check_arguments(given, is_local=False)
+
+
+def test_an_environment_of_the_user_fits_every_index() -> None:
+    custom = {"environment": "my_package.wiki:Wiki"}
+    check_arguments({"environment": "documents", "embedding": "none", "config": "", "settings": custom}, is_local=False)
+    own = {"environment": {"documents": {}}}
+    given = {"environment": "documents", "embedding": "none", "gpus": 0, "config": "smollm2-cpu", "settings": own}
+    check_arguments(given, is_local=False)
+    check_arguments({**given, "limits": {}}, is_local=False)
 
 
 def test_evaluations_of_a_sweep_have_the_environment_and_the_chat_settings_of_each_entry() -> None:
