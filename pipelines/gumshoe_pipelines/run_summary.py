@@ -9,8 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
+from gumshoe.artifacts.canary_decision import find_canary_decision
 from gumshoe.artifacts.store import Store
-from gumshoe.cluster.canary_decision import find_canary_decision
 from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.evaluation.evaluation_step import DECISION
 from gumshoe.evaluation.gate import Decision

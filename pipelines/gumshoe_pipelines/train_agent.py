@@ -38,8 +38,8 @@ class TrainAgentParameters(TrainingParameters):
     ] = ""
     against: Annotated[
         str,
-        "What the new adapter must beat: `base` (its base model), `latest` (the adapter in service; without one, the "
-        "base model), or the version of a published adapter.",
+        "What the new adapter must beat: `base` (its base model), `latest` (the newest published adapter that was not "
+        "rolled back as a canary; without one, the base model), or the version of a published adapter.",
     ] = "base"
     feedback: Annotated[
         dict[str, Any],

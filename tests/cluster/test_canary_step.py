@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from gumshoe.artifacts.canary_decision import has_canary_decision
 from gumshoe.artifacts.store import Store
 from gumshoe.cluster import canary_step
-from gumshoe.cluster.canary_decision import has_canary_decision
 from gumshoe.cluster.canary_step import watch_published
 from gumshoe.cluster.notify import Outcome
 from gumshoe.cluster.pipeline_deployment import DeployTarget, deploy_published
@@ -79,6 +79,7 @@ def test_the_step_rolls_back_and_the_run_does_not_fail(
         assert part in text
     assert "rolled back before" in watch(store, promote_when="default")
     assert get_traffic(cluster) == STOPPED
+    assert store.manifest("runs/r2/canary/latest").settings["outcome"] == "rolled back"
 
 
 @pytest.mark.ci

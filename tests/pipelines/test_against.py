@@ -57,6 +57,36 @@ def test_a_run_that_is_repeated_does_not_have_to_beat_its_own_adapter(store: Sto
     assert fetch(store, "latest", tmp_path / "next", run="r3") == "r2"
 
 
+@pytest.mark.parametrize(
+    ("outcomes", "expected"),
+    [
+        ({}, "r3"),
+        ({"r3": ["rolled back"]}, "r2"),
+        ({"r3": ["rolled back", "settled"]}, "r2"),
+        ({"r3": ["rolled back"], "r2": ["undecided", "rolled back"]}, "r1"),
+        ({each: ["rolled back"] for each in ("r1", "r2", "r3")}, ""),
+        ({"r3": ["rolled back", "promoted"], "r2": ["rolled back"]}, "r3"),
+        ({"r3": ["promoted"]}, "r3"),
+        ({"r3": ["undecided"]}, "r3"),
+        ({"r3": ["changed"]}, "r3"),
+        ({"r3": ["in-service"]}, "r3"),
+    ],
+)
+def test_an_adapter_that_was_rolled_back_as_a_canary_is_not_the_one_to_beat(
+    store: Store, tmp_path: Path, outcomes: dict[str, list[str]], expected: str
+) -> None:
+    from gumshoe.artifacts.canary_decision import record_canary_decision
+
+    for version in ("r2", "r3"):
+        store.publish(tmp_path / "adapter", "adapters", version)
+    store.publish(tmp_path / "adapter", "adapters", "trial", latest=False)
+    for version, decided in outcomes.items():
+        for outcome in decided:
+            record_canary_decision("", {"outcome": outcome}, version, store.uri)
+    assert fetch(store, "latest", tmp_path / "compared", run="r4") == expected
+    assert fetch(store, "latest", tmp_path / "evaluated") == "r3", "an evaluation takes the newest"
+
+
 def test_the_adapter_to_beat_is_not_tested_on_what_it_has_seen(store: Store, tmp_path: Path) -> None:
     from gumshoe.scenarios.component import load_scenarios as step
 

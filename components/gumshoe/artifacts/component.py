@@ -55,20 +55,19 @@ def fetch_adapter(store: str, version: str, adapter: dsl.Output[dsl.Model], run:
         store: URI of the project's artifacts.
         version: A version; `latest` for the newest, if one was published; `base` for no adapter.
         adapter: Directory of the adapter.
-        run: ID of the run that will compare its own adapter with this one. `latest` is never the adapter of the run
-            itself, and a run that is submitted again compares with the same version, so that it has the same result.
+        run: ID of the run that will compare its own adapter with this one. With it, `latest` skips adapters that were
+            rolled back as canaries, and the adapter of the run itself. A run that is submitted again compares with the
+            same version, so that it has the same result.
     """
     from pathlib import Path
 
+    from gumshoe.artifacts.canary_decision import find_latest_accepted
     from gumshoe.artifacts.run_inputs import record_input
     from gumshoe.artifacts.store import Store
 
     opened = Store(store)
     if version == "latest":
-        version = opened.latest("adapters") or "base"
-        if version == run:
-            others = [each.version for each in opened.list("adapters") if each.version != run]
-            version = others[-1] if others else "base"
+        version = (find_latest_accepted(opened, run) if run else opened.latest("adapters")) or "base"
         version = record_input(opened, run, "current", version)
     if version == "base":
         Path(adapter.path).mkdir(parents=True)

@@ -3,8 +3,8 @@
 from dataclasses import asdict
 from datetime import UTC, datetime
 
+from gumshoe.artifacts.canary_decision import IN_SERVICE, ROLLED_BACK, has_canary_decision, record_canary_decision
 from gumshoe.artifacts.store import Store
-from gumshoe.cluster.canary_decision import IN_SERVICE, has_canary_decision, record_canary_decision
 from gumshoe.cluster.canary_watch import CanaryWatch
 from gumshoe.cluster.deploy import CanaryChangedError, Deployments, WaitOptions
 from gumshoe.cluster.kubernetes_api import Cluster
@@ -34,9 +34,9 @@ def watch_published(published: str, store: str, mode: str, target: DeployTarget)
     changes = Deployments(releases, WaitOptions(PIPELINE_SECONDS, rollback_on_failure=True), target.force)
     stored = releases.get(target.name)
     if settled := _find_settled(stored, version):
-        was_no_canary = ServingState.of(stored.values).adapter == version
-        was_no_canary = was_no_canary and not has_canary_decision(Store(store), version)
-        outcome = IN_SERVICE if was_no_canary else "settled"
+        serving = ServingState.of(stored.values)
+        was_no_canary = serving.adapter == version and not has_canary_decision(Store(store), version)
+        outcome = IN_SERVICE if was_no_canary else ROLLED_BACK if serving.canary == version else "settled"
         return record_canary_decision(settled, {"outcome": outcome}, version, store)
     watch = CanaryWatch(changes, open_source(list(target.metrics), releases.cluster), plan.since(_age(stored)))
     try:

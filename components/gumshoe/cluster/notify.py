@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 import httpx
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
+from gumshoe.artifacts.canary_decision import find_canary_decision
 from gumshoe.artifacts.store import Store
-from gumshoe.cluster.canary_decision import find_canary_decision
 from gumshoe.errors import GumshoeError
 from gumshoe.network import explain_untrusted
 from gumshoe.redaction import redact

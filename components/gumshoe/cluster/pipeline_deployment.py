@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
+from gumshoe.artifacts.canary_decision import has_canary_decision
 from gumshoe.artifacts.store import Store
-from gumshoe.cluster.canary_decision import has_canary_decision
 from gumshoe.cluster.canary_plan import CONFIDENCE, MIN_EPISODES, WatchPlan
 from gumshoe.cluster.deploy import Deployments, WaitOptions
 from gumshoe.cluster.kubernetes_api import Cluster
