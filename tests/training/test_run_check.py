@@ -9,7 +9,9 @@ import pytest
 
 from gumshoe.corpus import SCENARIOS_FILE
 from gumshoe.environments.registry import EnvironmentSettings
+from gumshoe.inference.policy_names import TINY
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
+from gumshoe.training.models.base_model import AdapterBase, identify_base_model
 from tests.errors import raises
 from tests.mail.mailbox import make_index, record
 from tests.scenarios.questions import question, write_questions
@@ -109,6 +111,32 @@ def test_the_adapter_in_service_must_have_the_chat_settings_of_the_run(index: Pa
     with raises("training.other-chat-settings-in-service", '"thinking_budget":64', "against"):
         check(index, current=current)
     check(index, current=current, settings={"chat": BUDGET}, limits={"chat": BUDGET})
+
+
+@pytest.mark.parametrize(
+    ("recorded", "base_model", "by"),
+    [
+        ({"name": "tiny", "fingerprint": "0" * 32, "stored": "full"}, "tiny", "the weights' fingerprint"),
+        ({"name": "Qwen/Qwen3-8B", "revision": "abc", "fingerprint": "0" * 32, "stored": "full"}, MODEL, "names"),
+        ({"name": "Qwen/Qwen3-8B", "revision": "abc"}, MODEL, "names"),
+    ],
+)
+def test_the_adapter_in_service_must_be_for_the_base_model_of_the_run(
+    index: Path, current: Path, recorded: dict[str, Any], base_model: str, by: str
+) -> None:
+    AdapterBase(quantization="none", **recorded).write(current)
+    with raises("training.other-base-in-service", f"base_model to {recorded['name']}", "against", by):
+        check(index, base_model=base_model, current=current)
+
+
+def test_the_adapter_in_service_may_name_the_same_base_model_in_another_way(index: Path, current: Path) -> None:
+    ours = identify_base_model("tiny", str(TINY), "none")
+    other_path = ours.model_copy(update={"name": "/models/tiny", "quantization": "nf4"})
+    same_name = AdapterBase(name=MODEL, quantization="none", revision="abc", fingerprint="0" * 32, stored="full")
+    directory = AdapterBase(name="/models/qwen", quantization="none", fingerprint="0" * 32, stored="full")
+    for recorded, base_model in ((other_path, "tiny"), (same_name, MODEL), (directory, MODEL)):
+        recorded.write(current)
+        check(index, base_model=base_model, current=current)
 
 
 def test_the_digests_change_with_what_cached_steps_read(

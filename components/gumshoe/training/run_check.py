@@ -13,6 +13,7 @@ from gumshoe.evaluation.evaluation_step import EvaluationLimits, find_baseline_s
 from gumshoe.rollouts.agent_code import digest_code
 from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS, resolve_chat_settings
+from gumshoe.training.models.base_model import AdapterBase, identify_adapter_base
 from gumshoe.training.run_spec import open_run_env
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import GOLD
@@ -73,9 +74,9 @@ def check_comparable(
 ) -> None:
     """Check that evaluations can compare the base model, the adapter in service and the adapter of a training.
 
-    All of them must have the same chat settings and environment. Turns, tokens and context of evaluations may differ
-    from those of training, but only if `limits`, the limits of evaluations, names them. `current` is the directory of
-    the adapter in service, if any, which may be empty.
+    All of them must have the same base model, chat settings and environment. Turns, tokens and context of evaluations
+    may differ from those of training, but only if `limits`, the limits of evaluations, names them. `current` is the
+    directory of the adapter in service, if any, which may be empty.
 
     Raises:
         UsageError: they differ.
@@ -109,6 +110,7 @@ def check_comparable(
         )
     if current is None:
         return
+    _check_base_in_service(trained, current)
     if (current / CHAT_SETTINGS).exists() and (found := resolve_chat_settings(None, current)) != chat:
         raise UsageError(
             "training.other-chat-settings-in-service",
@@ -122,6 +124,27 @@ def check_comparable(
             f"the adapter in service was trained in the environment {served.word}, but this run has "
             f"{_describe(env).word}, so that they could not be compared; set environment in the training settings, and "
             "limits.environment if it is set, to the former, or against to base",
+        )
+
+
+def _check_base_in_service(trained: TrainSettings, current: Path) -> None:
+    """Check that the adapter in service, if any, was made for the base model of a training.
+
+    Raises:
+        UsageError: it was made for another one.
+    """
+    known = AdapterBase.read(current)
+    if known is None:
+        return
+    own = identify_adapter_base(trained)
+    is_same, by = known.compare(own)
+    if is_same is None and known.revision and not own.fingerprint:  # of the hub, and ours is not on this machine yet
+        is_same, by = known.name == own.name, "their names on the hub"
+    if is_same is False:
+        raise UsageError(
+            "training.other-base-in-service",
+            f"the adapter in service was made for {known.name}, and {own.name} is another model according to {by}, so "
+            f"that they could not be compared; set base_model to {known.name}, or against to base",
         )
 
 
