@@ -24,5 +24,7 @@ def evaluate_agent(given: EvaluateAgentParameters) -> None:
     with dsl.ExitHandler(create_notification(given), name="run"):
         fetched = where.on_cpu(fetch_adapter(store=given.store, version=given.adapter))
         planned = plan(given)
-        inputs = {**ingest_and_split(given, planned), "agent_code": check_agent_code(given, planned)}
+        # With `current`, no test question is one that the adapter has seen.
+        inputs = ingest_and_split(given, planned, current=fetched.outputs["Output"])
+        inputs = {**inputs, "agent_code": check_agent_code(given, planned)}
         evaluate(given, planned.evaluation, hours=6, **inputs, adapter=fetched.outputs["adapter"])

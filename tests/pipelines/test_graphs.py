@@ -84,6 +84,13 @@ def test_graphs_have_all_inputs_of_their_steps(graph: Graph) -> None:
     assert find_missing_inputs(graph.text) == []
 
 
+@pytest.mark.parametrize("name", ["train-agent", "evaluate-agent"])
+def test_a_published_adapter_is_not_tested_on_questions_that_it_has_seen(name: str) -> None:
+    tasks = compile_once(name).spec["components"]["comp-exit-handler-1"]["dag"]["tasks"]
+    current = tasks["load-scenarios"]["inputs"]["parameters"]["current"]
+    assert current["taskOutputParameter"]["producerTask"] == "fetch-adapter"
+
+
 def test_the_known_compiler_bug_is_detected(tmp_path: Path) -> None:
     """The GPU limit of a step in a condition is a parameter, which the step does not take as an input."""
     from kfp import compiler, dsl
@@ -577,7 +584,7 @@ def test_an_index_of_another_kind_than_training_and_evaluations_use_is_refused(
 def test_an_environment_of_the_user_fits_every_index() -> None:
     custom = {"environment": "my_package.wiki:Wiki"}
     check_arguments({"environment": "documents", "embedding": "none", "config": "", "settings": custom}, is_local=False)
-    own = {"environment": {"documents": {}}}
+    own: dict[str, Any] = {"environment": {"documents": {}}}
     given = {"environment": "documents", "embedding": "none", "gpus": 0, "config": "smollm2-cpu", "settings": own}
     check_arguments(given, is_local=False)
     check_arguments({**given, "limits": {}}, is_local=False)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioError, ScenarioSet, Split
 from gumshoe.scenarios.sources import load_scenarios
-from gumshoe.scenarios.splitting import SplitReport, extend_splits, split_scenarios
+from gumshoe.scenarios.splitting import SeenQuestions, SplitReport, extend_splits, split_scenarios
 from tests.errors import check_error, raises
 from tests.scenarios.questions import QUICK, about_documents, ids, marks, scenario, scenario_sets
 
@@ -218,15 +218,64 @@ def test_scenarios_that_share_something_are_one_group(others: list[Scenario]) ->
         assert len({splits_of(result)[each.id] for each in [scenario(1), *others]}) == 1
 
 
-def test_seen_scenarios_and_their_groups_go_into_train() -> None:
+def test_seen_scenarios_and_their_groups_are_not_tested_and_the_others_fill_the_test_split() -> None:
     old = ScenarioSet.of(map(scenario, range(20)))
     akin = scenario(100, question="How long is it?", message_ids=["<3@example.com>"])
     made = ScenarioSet.of([*old, akin, *map(scenario, range(20, 60))])
+    digests = [each.digest for each in old]
     for seed in range(5):
-        result, report = split_scenarios(made, validation=0.2, test=0.2, seed=seed, seen={each.digest for each in old})
+        learned = SeenQuestions(frozenset(digests))
+        result, report = split_scenarios(made, validation=0.2, test=0.2, seed=seed, seen=learned)
         found = splits_of(result)
         assert {found[each.id] for each in [*old, akin]} == {"train"}
-        assert report.counts == {"train": 45, "validation": 8, "test": 8}
+        assert report.counts == {"train": 37, "validation": 12, "test": 12}, "shares of all"
+        mixed = SeenQuestions(frozenset(digests[:10]), frozenset(digests[10:]))
+        result, report = split_scenarios(made, validation=0.2, test=0.2, seed=seed, seen=mixed)
+        found = splits_of(result)
+        assert {found[each.id] for each in [*old.scenarios[:10], akin]} == {"train"}
+        assert {found[each.id] for each in old.scenarios[10:]} == {"validation"}
+        assert report.counts == {"train": 37, "validation": 12, "test": 12}
+
+
+def see(scenarios: ScenarioSet) -> SeenQuestions:
+    """Return what an adapter has seen that was trained on these splits."""
+    learned, chosen = (frozenset(each.digest for each in scenarios.only(split)) for split in ("train", "validation"))
+    return SeenQuestions(learned, chosen)
+
+
+def test_retraining_again_and_again_keeps_the_test_split() -> None:
+    made = ScenarioSet.of(map(scenario, range(1000)))
+    first, report = split_scenarios(made, validation=0.1, test=0.15, seed=1)
+    assert report.counts == {"train": 750, "validation": 100, "test": 150}
+    split = first
+    for _ in range(3):
+        split, _ = split_scenarios(made, validation=0.1, test=0.15, seed=1, seen=see(split))
+        assert splits_of(split) == splits_of(first)
+
+
+def test_new_questions_fill_the_splits_beside_seen_ones() -> None:
+    first, _ = split_scenarios(ScenarioSet.of(map(scenario, range(100))), validation=0.1, test=0.15, seed=1)
+    more = ScenarioSet.of(map(scenario, range(200)))
+    split, report = split_scenarios(more, validation=0.1, test=0.15, seed=1, seen=see(first))
+    assert report.counts == {"train": 150, "validation": 20, "test": 30}
+    assert not {each.digest for each in split.only("test")} & (see(first).learned | see(first).chosen)
+    assert splits_of(first.only("validation")).items() <= splits_of(split).items()
+
+
+def test_the_test_split_of_new_feedback_is_not_used_up_either() -> None:
+    base = ScenarioSet.of(scenario(number, split="train") for number in range(10))
+    new = list(map(scenario, range(100, 300)))
+    split, _ = extend_splits(base, new, validation=0.1, test=0.15, seed=1)
+    assert len(split.only("test")) == 30
+    again, _ = extend_splits(base, new, validation=0.1, test=0.15, seed=1, seen=see(split))
+    assert splits_of(again) == splits_of(split)
+
+
+def test_a_test_split_without_unseen_questions_is_refused() -> None:
+    made = list(map(scenario, range(20)))
+    seen = SeenQuestions(frozenset(each.digest for each in made[:15]), frozenset(each.digest for each in made[15:]))
+    with raises("scenarios.empty-split", "test"):
+        split_scenarios(ScenarioSet.of(made), validation=0.1, test=0.15, seed=1, seen=seen)
 
 
 def test_inboxes_stay_together_only_on_request() -> None:
@@ -333,12 +382,13 @@ def test_overlaps_of_the_real_test_split_are_dropped(
 def test_added_scenarios_never_leak_and_nothing_else_moves(base: ScenarioSet, extra: ScenarioSet, seed: int) -> None:
     kept = _without_overlaps(ScenarioSet.of(each for each in base if each.split))
     new = [each.model_copy(update={"id": f"new-{each.id}", "split": None}) for each in extra]
-    seen = {each.digest for each in new[::3]}
+    learned, chosen = (frozenset(each.digest for each in some) for some in (new[::3], new[1::3]))
+    seen = SeenQuestions(learned, chosen)
     found, unfit = extend_splits(kept, new, validation=0.1, test=0.2, seed=seed, seen=seen)
     assert found.scenarios[: len(kept)] == kept.scenarios
     assert len(found) + len(unfit) == len(kept) + len(new)
     assert _without_overlaps(found) == found, "no two splits share a source or a question"
-    assert not [each for each in found.only("test") if each.id.startswith("new-") and each.digest in seen]
+    assert not [each for each in found.only("test") if each.id.startswith("new-") and each.digest in learned | chosen]
     again, _ = extend_splits(kept, reversed(new), validation=0.1, test=0.2, seed=seed, seen=seen)
     assert {each.id: each.split for each in again} == {each.id: each.split for each in found}
 

@@ -63,8 +63,8 @@ def load_scenarios(
         seed: Seed of the split, if the source has no splits.
         state: Digest of the source's state, so that the cache is not used after a change.
         store: URI of the project's artifacts.
-        current: Version of the adapter that a new one must beat; empty for none. It is never tested on scenarios that
-            it has seen.
+        current: Version of a published adapter that will be evaluated; empty for none. It is never tested on scenarios
+            that it has seen.
         code: Hash of the code, so that results of other code are not taken from the cache.
         scenarios: Directory with `scenarios.jsonl`.
         feedback: The feedback to add, as `look_at_sources` returns it; empty for none.

@@ -6,7 +6,7 @@ give the same scenarios in any order.
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -23,7 +23,7 @@ from gumshoe.scenarios.personal_data import PLACEHOLDERS, PersonalDataKind
 from gumshoe.scenarios.scenario import SPLITS, Scenario, ScenarioSet
 from gumshoe.scenarios.share_cap import cap_shares
 from gumshoe.scenarios.sources import ScenarioLine
-from gumshoe.scenarios.splitting import extend_splits
+from gumshoe.scenarios.splitting import NOTHING_SEEN, SeenQuestions, extend_splits
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters, and those that reverse the direction of text."""
@@ -297,13 +297,13 @@ def add_to_training(
     validation: float,
     test: float,
     seed: int,
-    seen: Collection[str] = (),
+    seen: SeenQuestions = NOTHING_SEEN,
 ) -> ScenarioSet:
     """Return scenarios that are in splits, with those from feedback added to the splits.
 
     The splits of the former do not change. In no split has a caller more than `options.max_share` of the scenarios, so
-    that the feedback of few callers is taken in part. The test split gets no question that a policy has `seen`
-    (digests). `found` becomes what was added.
+    that the feedback of few callers is taken in part. The test split gets no question that a policy has `seen`.
+    `found` becomes what was added.
 
     Raises:
         GumshoeError: if the index cannot be read.

@@ -10,6 +10,7 @@ from gumshoe.artifacts.storage import write_atomically
 from gumshoe.errors import UsageError
 from gumshoe.scenarios.learned_sources import LearnedSources
 from gumshoe.scenarios.scenario import Scenario, ScenarioRecord, ScenarioSet
+from gumshoe.scenarios.splitting import SeenQuestions
 
 LINEAGE_FILE = "scenarios.json"
 
@@ -66,11 +67,16 @@ class Lineage(BaseModel):
         return not has_mail or any(each.has_inbox(scenario.inbox_address) for each in known)
 
     @property
+    def seen(self) -> SeenQuestions:
+        """All questions that were seen, also by the adapter that training started from."""
+        learned = frozenset(question for each in self.history for question in each.learned_from.questions)
+        chosen = (question for each in self.history if each.chosen_on for question in each.chosen_on.questions)
+        return SeenQuestions(learned, frozenset(chosen) - learned)
+
+    @property
     def questions(self) -> frozenset[str]:
-        """Digests of all scenarios that were seen."""
-        records = [self.learned_from, *([self.chosen_on] if self.chosen_on else [])]
-        own = frozenset(each for record in records for each in record.questions)
-        return own | self.before.questions if self.before else own
+        """Digests of all questions that were seen."""
+        return frozenset(self.seen.learned | self.seen.chosen)
 
     def write(self, directory: Path) -> None:
         """Write the lineage into an adapter's directory."""

@@ -16,7 +16,7 @@ from gumshoe.scenarios.feedback_records import FeedbackRecord
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import SPLITS, ScenarioSet
 from gumshoe.scenarios.sources import read_scenarios
-from gumshoe.scenarios.splitting import split_scenarios
+from gumshoe.scenarios.splitting import NOTHING_SEEN, split_scenarios
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,8 @@ def prepare_scenarios(
     """Check scenarios, drop those with problems, split them if needed, and write them to a directory.
 
     An existing test split is kept, and so is a validation split beside it. `current` is the directory of an adapter
-    that will be tested too: scenarios that it has seen, and scenarios that share a source with those, go into the train
-    split. `feedback` is added to the splits afterwards, so that they are otherwise the same without it.
+    that will be tested too: scenarios that it has seen, and scenarios that share a source with those, do not go into
+    the test split. `feedback` is added to the splits afterwards, so that they are otherwise the same without it.
 
     Raises:
         RefusedError: if no scenario is usable.
@@ -76,7 +76,7 @@ def prepare_scenarios(
             "correct them, or check that the index is the right one",
         )
     has_test, has_validation = (bool(scenarios.only(split)) for split in ("test", "validation"))
-    seen = lineage.questions if lineage else frozenset[str]()
+    seen = lineage.seen if lineage else NOTHING_SEEN
     if not (has_test and has_validation):
         scenarios, _ = split_scenarios(
             scenarios, validation=validation, test=test, seed=seed, keep_test=has_test, seen=seen
@@ -88,7 +88,7 @@ def prepare_scenarios(
             scenarios, found, index, feedback.options, validation=validation, test=test, seed=seed, seen=seen
         )
     if lineage is not None:
-        lineage.check_unseen(scenarios.only("test"), "the adapter in service")
+        lineage.check_unseen(scenarios.only("test"), "the published adapter")
     mark_private(directory, scenarios.inboxes)
     with explain_os_errors(directory):
         write_atomically(directory / SCENARIOS_FILE, io.BytesIO(scenarios.to_jsonl()))
