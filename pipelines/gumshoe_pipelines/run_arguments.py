@@ -307,7 +307,10 @@ def _check_evaluations(arguments: Mapping[str, Any], trained: "TrainSettings") -
     from gumshoe.evaluation.evaluation_step import EvaluationLimits
     from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
 
-    limits = EvaluationLimits.from_mapping(arguments["limits"])
+    try:
+        limits = EvaluationLimits.from_mapping(arguments["limits"])
+    except UsageError:  # reported by the check of `limits`
+        return
     if (limits.chat or ChatSettings()) != trained.chat:
         raise UsageError(
             "pipelines.other-chat-settings",
