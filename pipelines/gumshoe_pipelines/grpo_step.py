@@ -11,9 +11,7 @@ from kfp import dsl
 
 from gumshoe_pipelines.parameters import TrainingParameters
 from gumshoe_pipelines.placement import Placement, add_agent_keys
-
-HOURS = 48
-"""Time limit of a training."""
+from gumshoe_pipelines.step_resources import TRAINING_HOURS
 
 
 @dsl.component(base_image="gumshoe-trainer", install_kfp_package=False)
@@ -112,4 +110,4 @@ def train_with_grpo(given: TrainingParameters, training: Placement, **inputs: An
         pods=given.placement.pods.to_input(),
         agent=given.agent,
     )
-    return training.on_gpu(add_agent_keys(task), hours=HOURS)
+    return training.on_gpu(add_agent_keys(task), hours=TRAINING_HOURS)

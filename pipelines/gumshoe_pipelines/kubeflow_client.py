@@ -17,7 +17,7 @@ from gumshoe.cluster.kubeflow_access import AUDIENCE, IN_CLUSTER_URL, find_pod_t
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.network import clean_credential, find_proxy, proxy_headers, raise_if_untrusted
 from gumshoe_pipelines.graphs import Graph, read_documents
-from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL
+from gumshoe_pipelines.run_labels import PROJECT_LABEL, RUN_LABEL, get_project_name
 
 _RECENT = 100  # number of runs checked for one in progress
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -313,11 +313,6 @@ def build_pipeline_spec(graph: Graph, arguments: dict[str, Any], *, caching: boo
         labels = executor.get("podMetadata", {}).get("labels", {})
         labels.update({label: value for label, value in values.items() if label in labels and value})
     return {"pipeline_spec": spec, "platform_spec": platform}
-
-
-def get_project_name(store: str) -> str:
-    """Return the name of a project: the last part of its store's URI."""
-    return store.rstrip("/").rpartition("/")[2]
 
 
 def _is_timeout(reason: object) -> bool:

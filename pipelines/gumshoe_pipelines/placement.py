@@ -18,12 +18,11 @@ from gumshoe.cluster.pod_environment import (
     TRUST_DIRECTORY,
 )
 from gumshoe.cluster.trainjob import CACHE_DIRECTORY, MODEL_CACHE, PRIORITY_LABEL, QUEUE_LABEL, SECRET_KEYS
+from gumshoe_pipelines.run_labels import PROJECT_LABEL, RUN_LABEL, STEP_LABEL
 from gumshoe_pipelines.step_resources import SHARED_MEMORY
 from gumshoe_pipelines.step_runner import QUEUED_VARIABLE, SECONDS_VARIABLE
 
 MINUTE, HOUR = 60, 3600
-PROJECT_LABEL, RUN_LABEL, STEP_LABEL = "gumshoe.dev/project", "gumshoe.dev/run", "gumshoe.dev/step"
-"""Labels of pods. `gumshoe pipeline submit` replaces the compiled values of project and run."""
 UNKNOWN = "unknown"
 RETRIES = 3
 """Maximum number of new pods for a step whose pod was lost."""

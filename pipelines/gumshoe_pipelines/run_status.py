@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from gumshoe.cluster.kubernetes_api import Cluster, ClusterError
 from gumshoe.cluster.pod_problems import PodHints, find_pod_problem
 from gumshoe.errors import GumshoeError, UnavailableError
-from gumshoe_pipelines.placement import STEP_LABEL
+from gumshoe_pipelines.run_labels import STEP_LABEL
 
 Answer = TypeVar("Answer")
 OVER = frozenset({"SUCCEEDED", "FAILED", "CANCELED", "CANCELLED", "SKIPPED"})

@@ -14,6 +14,8 @@ from gumshoe.cluster.pod_resources import (
 )
 from gumshoe.errors import UsageError
 
+TRAINING_HOURS = 48
+"""Time limit of a training."""
 WORKER_CPUS, WORKER_MEMORY = "1", "4Gi"
 SHARED_MEMORY = "shm"
 """Volume of GPU steps. Kubeflow names the volume of a claim or ConfigMap like that, so these need other names."""

@@ -42,9 +42,8 @@ from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_checks import check_settings
 from gumshoe.training.train_request import TrainRequest
 from gumshoe.training.training_step import TrainResult
-from gumshoe_pipelines.grpo_step import HOURS
-from gumshoe_pipelines.kubeflow_client import get_project_name
-from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL, STEP_LABEL
+from gumshoe_pipelines.run_labels import PROJECT_LABEL, RUN_LABEL, STEP_LABEL, get_project_name
+from gumshoe_pipelines.step_resources import TRAINING_HOURS
 from gumshoe_pipelines.step_runner import count_seconds_left
 
 _STEP = "train-grpo"
@@ -228,7 +227,7 @@ def build_training_job(name: str, request: TrainRequest, known: TrainSettings, o
         image_pull_secret=options.image_pull_secret,
         has_ca_bundle=find_ca_file() is not None,
         ends=time.monotonic() + count_seconds_left() - _EARLIER,
-        seconds=HOURS * 3600 - _EARLIER,
+        seconds=TRAINING_HOURS * 3600 - _EARLIER,
     )
 
 

@@ -77,7 +77,7 @@ def _list_cached(sent: Any) -> set[str]:
 
 
 def test_a_run_is_submitted_with_its_graph_and_pod_labels(kubeflow: FakeKubeflow, run: Callable[..., Any]) -> None:
-    from gumshoe_pipelines.placement import PROJECT_LABEL, RUN_LABEL, STEP_LABEL
+    from gumshoe_pipelines.run_labels import PROJECT_LABEL, RUN_LABEL, STEP_LABEL
 
     done = run(
         "pipeline", "submit", "train-agent", *INPUTS, *STORE, "-p", "run=r1", "-p", "queue=lq", "--host", kubeflow.url
@@ -419,7 +419,7 @@ def pod(step: str, status: dict[str, Any]) -> Any:
     """Return the pod of a step with parts of its status, as a type of the Kubernetes client."""
     from kubernetes import client as kubernetes
 
-    from gumshoe_pipelines.placement import STEP_LABEL
+    from gumshoe_pipelines.run_labels import STEP_LABEL
 
     labels = {"pipeline/runid": "run-0", STEP_LABEL: step}
     about = {"namespace": "kubeflow", "name": f"{step}-pod", "labels": labels}
