@@ -18,12 +18,13 @@ from typing import Any
 
 import yaml
 
+from gumshoe.artifacts.manifest import MANIFEST
 from gumshoe.artifacts.storage import lock_directory, make_writable_directory
 from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.signals import handle_signals
 from gumshoe.terminal import err, printable
-from gumshoe.training.run_directory import TRAININGS, TRAININGS_VARIABLE
+from gumshoe.training.run_directory import TRAININGS, TRAININGS_VARIABLE, WARM_STARTS
 from gumshoe_pipelines.graphs import Graph, read_documents
 from gumshoe_pipelines.step_runner import PAUSE_VARIABLE
 
@@ -209,11 +210,18 @@ def _print_what_is_kept(run: LocalRun, arguments: Mapping[str, Any]) -> None:
     with suppress(GumshoeError):
         checkpoint = Store(arguments["store"]).latest(f"runs/{arguments['run']}/checkpoints")
         kept += [f"checkpoint {checkpoint} of the training"] * bool(checkpoint)
+        is_warming = any((step.name, step.state) == ("warm-start", "running") for step in run.steps)
+        kept += ["the last checkpoint of the warm start"] * (is_warming and _has_warm_start(arguments["store"]))
     err.print(
         f"\nStopped. Kept: {printable(' and '.join(kept) or 'nothing, because no step had ended')}.", soft_wrap=True
     )
     again = shlex.join(["gumshoe", *(each for each in sys.argv[1:] if each != "--new")])
     err.print(f"Continue with: {printable(again)}", soft_wrap=True)
+
+
+def _has_warm_start(store: str) -> bool:
+    """Return True if a store has checkpoints of an unfinished warm start."""
+    return any(each.key.endswith(f"/{MANIFEST}") for each in Store(store).storage.entries(WARM_STARTS))
 
 
 @contextmanager

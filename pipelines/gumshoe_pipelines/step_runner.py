@@ -19,6 +19,7 @@ from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.network import share_ca_bundle
 from gumshoe.redaction import print_traceback
 from gumshoe.signals import exit_on_signals, handle_signals
+from gumshoe.training.run_directory import STEP_VARIABLE
 
 ATTEMPTS = 4
 """Maximum number of attempts in a pod."""
@@ -43,7 +44,7 @@ class _Attempts:
     def __init__(self, command: Sequence[str], seconds: float) -> None:
         self._command = command
         self._last_start = time.time() + (1 - _LEAST) * seconds
-        self._environment = {**os.environ, _ENDS: str(time.time() + seconds)}
+        self._environment = {**os.environ, STEP_VARIABLE: "1", _ENDS: str(time.time() + seconds)}
         self._child: subprocess.Popen[bytes] | None = None
         self._is_stopping = False
 

@@ -76,6 +76,7 @@ def train_agent(given: TrainAgentParameters) -> None:
             judge=given.judge,
             state=checked.outputs["training"],
             code=given.code,
+            store=given.store,
         )
         planned.whole_node.on_gpu(warm, hours=12, cached=True).after(before)
         checkpoints = f"{given.store}/runs/{run}"

@@ -80,6 +80,24 @@ def test_a_stopped_run_ends_all_processes_and_says_how_to_continue(
     assert local_runner.find_last_run(tmp_path, graph, arguments) is None
 
 
+def test_a_run_stopped_in_a_warm_start_says_if_it_has_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from gumshoe_pipelines.local_runner import LocalRun, LocalStep, _print_what_is_kept
+
+    monkeypatch.setattr("sys.argv", ["gumshoe", "pipeline", "run", "train-agent"])
+    (tmp_path / "some").mkdir()
+    (tmp_path / "some" / "file").touch()
+    arguments = {"store": str(tmp_path / "store"), "run": "r1"}
+    is_named = []
+    for _ in range(2):
+        for state in ("running", "done"):
+            _print_what_is_kept(LocalRun([LocalStep("warm-start", state)]), arguments)
+            is_named.append("the last checkpoint of the warm start" in capsys.readouterr().err)
+        Store(arguments["store"]).publish(tmp_path / "some", "runs/warm-start-0a1b/checkpoints", "001-000003")
+    assert is_named == [False, False, True, False]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="command lines of other processes are read")
 @pytest.mark.ci
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP], ids=["killed", "terminal closed"])

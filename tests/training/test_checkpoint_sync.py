@@ -2,6 +2,7 @@
 
 import errno
 import io
+from collections.abc import Iterable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -171,6 +172,52 @@ def test_pruned_checkpoints_are_reported(uri: str, run: Path, tmp_path: Path) ->
     (other := tmp_path / "other").mkdir()
     with raises("training.checkpoints-pruned", store.uri):
         CheckpointStore(uri, 2).restore(other)
+    CheckpointStore(uri, 2).restore(other, may_be_pruned=True)
+    assert list(other.iterdir()) == []
+
+
+def test_a_removed_run_leaves_nothing_and_begins_again(uri: str, run: Path, tmp_path: Path) -> None:
+    store = CheckpointStore(uri, 1)
+    with store.uploading(run, store.claim_attempt(1)):
+        for step in (1, 2):
+            save(run, f"checkpoint-{step}", f"step {step}")
+            wait_for_versions(uri, [f"001-{step:06}"])
+    store.remove()
+    assert list(Store(uri).storage.entries(CHECKPOINTS)) == []
+    (other := tmp_path / "other").mkdir()
+    store.restore(other)
+    assert list(other.iterdir()) == []
+    with CheckpointStore(uri, 1).uploading(run, store.claim_attempt(1)):
+        pass
+    assert versions(uri) == ["001-000002"]
+
+
+def test_an_interrupted_removal_leaves_no_half_checkpoint(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uri = (tmp_path / "store").as_uri()
+    store = CheckpointStore(uri, 1)
+    save(run, "checkpoint-1", "step 1")
+    with store.uploading(run, store.claim_attempt(1)):
+        pass
+    delete, deleted = FileStorage.delete, list[str]()
+
+    def delete_one(storage: FileStorage, keys: Iterable[str]) -> None:
+        for key in keys:
+            if deleted:
+                raise KeyboardInterrupt
+            delete(storage, [key])
+            deleted.append(key)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(FileStorage, "delete", delete_one)
+        with pytest.raises(KeyboardInterrupt):
+            store.remove()
+    (other := tmp_path / "other").mkdir()
+    store.restore(other)
+    assert list(other.iterdir()) == []
+    store.remove()
+    assert list(Store(uri).storage.entries(CHECKPOINTS)) == []
 
 
 def test_files_are_copied_if_links_are_not_supported(

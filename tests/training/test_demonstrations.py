@@ -1,6 +1,7 @@
 """Warm starts: which tokens of which episodes are trained on, and training that starts from the adapter."""
 
 import json
+import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from gumshoe.artifacts.store import Store
 from gumshoe.environments.tools import Call
+from gumshoe.errors import UnavailableError
 from gumshoe.inference.policy_names import TINY, is_tiny, load_tokenizer
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.rollouts.chat_format.chat_settings import ChatSettings
@@ -18,6 +21,7 @@ from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import ScenarioSet
 from gumshoe.tiny.episode_generator import MAX_TURNS, PracticeCompany
 from gumshoe.training.records import StepRecord, read_records
+from gumshoe.training.run_directory import STEP_VARIABLE, WARM_STARTS
 from gumshoe.training.run_spec import check_start, open_run_env, read_prior_lineage
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sections import LoraSettings
@@ -330,10 +334,13 @@ def test_scenarios_of_earlier_adapters_count_as_seen(mail: Path, tmp_path: Path)
 
 
 def test_the_pipeline_step_without_episodes_leaves_an_empty_adapter(mail: Path, tmp_path: Path) -> None:
-    assert run_sft(mail / "index", mail, "tiny", "", {}, "", "heuristic", tmp_path) == {}
-    assert [each.name for each in tmp_path.iterdir()] == ["none"]
+    out, store = tmp_path / "out", str(tmp_path / "store")
+    out.mkdir()
+    inputs = mail / "index", mail, "tiny", ""
+    assert run_sft(*inputs, {}, "", "heuristic", out, store, "") == {}
+    assert [each.name for each in out.iterdir()] == ["none"]
     with raises("training.full-in-pipeline", "warm_start.weights is full"):
-        run_sft(mail / "index", mail, "tiny", "", {"warm_start.weights": "full"}, "file:///t", "exact", tmp_path)
+        run_sft(*inputs, {"warm_start.weights": "full"}, "file:///t", "exact", out, store, "")
 
 
 @pytest.mark.ci
@@ -346,9 +353,77 @@ def test_the_pipeline_step_fetches_the_episodes(mail: Path, chat: ChatFormat, tm
         place / "t.jsonl", [as_chat(each) for each in record_episodes(mail, chat, correct_answer)]
     ).as_uri()
     settings = {name: value for name, value in SETTINGS.items() if name != "model.name"} | {"warm_start.epochs": 1}
-    report = run_sft(mail / "index", mail, "tiny", "", settings, uri, "exact", out)
+    store = str(tmp_path / "store")
+    report = run_sft(mail / "index", mail, "tiny", "", settings, uri, "exact", out, store, "")
     assert (report["right"], report["steps"]) == (4, 1)
     check_start(LoraSettings(rank=4, alpha=8, start=out))
+    assert list(Store(store).storage.entries(WARM_STARTS)) == [], "nothing is left to continue"
+
+
+@pytest.mark.ci
+@pytest.mark.usefixtures("train_in_process")
+def test_a_stopped_pipeline_step_continues_in_another_directory(
+    mail: Path, chat: ChatFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file
+
+    from gumshoe.training.sft.sft_trainer import SftRun
+
+    file = write_episodes(tmp_path / "t.jsonl", record_episodes(mail, chat, correct_answer))
+    settings = {name: value for name, value in SETTINGS.items() if name != "model.name"}
+    settings |= {"warm_start.epochs": 3, "warm_start.batch_size": 4, "optimizer.per_device_train_batch_size": 2}
+    store = str(tmp_path / "store")
+    passes, on_pass, last = list[int](), SftRun.on_pass, 99
+
+    def pass_and_stop(run: SftRun) -> None:
+        on_pass(run)
+        passes.append(run._lifecycle.step)
+        if run._lifecycle.step == last:
+            signal.raise_signal(signal.SIGTERM)
+
+    def start(name: str, code: str = "c1") -> dict[str, float]:
+        passes.clear()
+        (out := tmp_path / name).mkdir()
+        report = run_sft(mail / "index", mail, "tiny", "", settings, file.as_uri(), "exact", out, store, code)
+        return {**report, "seconds": 0}
+
+    monkeypatch.setenv(STEP_VARIABLE, "1")
+    monkeypatch.setattr(SftRun, "on_pass", pass_and_stop)
+    whole, every_pass = start("whole"), [*passes]
+    last = 1
+    with raises("training.stopped", "pipeline") as raised:
+        start("stopped")
+    assert "--resume" not in raised.value.message
+    last = 99
+    start("other code", code="c2")
+    assert passes == every_pass, "it begins with the first step"
+    assert start("continued") == whole
+    assert passes == [each for each in every_pass if each > 1]
+    one, other = (load_file(tmp_path / each / "adapter_model.safetensors") for each in ("whole", "continued"))
+    assert all((one[name] == other[name]).all() for name in one)
+    assert list(Store(store).storage.entries(WARM_STARTS)) == []
+
+
+def test_verdicts_before_the_first_step_are_kept_for_another_directory(
+    mail: Path, chat: ChatFormat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = write_episodes(tmp_path / "t.jsonl", record_episodes(mail, chat, correct_answer))
+
+    def add_and_stop(*arguments: Any) -> list[Trajectory]:
+        with arguments[-1].open("a") as verdicts:
+            verdicts.write("{}\n")
+        counts.append(len(arguments[-1].read_text().splitlines()))
+        raise UnavailableError("training.no-verdict", "")
+
+    counts = list[int]()
+    settings = {name: value for name, value in SETTINGS.items() if name != "model.name"}
+    monkeypatch.setattr("gumshoe.training.sft.warm_start.filter_correct", add_and_stop)
+    for name in ("first", "second", "third"):
+        (out := tmp_path / name).mkdir()
+        inputs = mail / "index", mail, "tiny", "", settings, file.as_uri(), "exact", out, str(tmp_path / "store")
+        with raises("training.no-verdict"):
+            run_sft(*inputs, "")
+    assert counts == [1, 2, 3]
 
 
 @pytest.mark.nightly

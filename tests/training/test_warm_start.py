@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from gumshoe.inference.policy_names import TINY, load_tokenizer
 from gumshoe.rollouts.chat_format.chat_format import ChatFormat
 from gumshoe.training.models.base_model import CONFIG, AdapterBase, identify_adapter_base
-from gumshoe.training.run_spec import ADAPTER_CONFIG, CHECKPOINT, METADATA, WARM_START_STATE, check_start
+from gumshoe.training.run_spec import ADAPTER_CONFIG, CHECKPOINT, METADATA, VERDICTS, WARM_START_STATE, check_start
 from gumshoe.training.settings_sections import LoraSettings
 from gumshoe.training.sft.batch_plan import BatchPlan, order_demonstrations
 from gumshoe.training.sft.demonstrations import Demonstration, filter_correct, write_demonstrations
@@ -26,7 +26,6 @@ from gumshoe.training.sft.warm_start import (
     DONE,
     LEARNED,
     TRAINED,
-    VERDICTS,
     WarmStartReport,
     WarmStartSpec,
     _FinishedWarmStart,

@@ -13,11 +13,14 @@ def warm_start(
     demonstrations: str,
     judge: str,
     state: str,  # noqa: ARG001 - part of the cache key
-    code: str,  # noqa: ARG001
+    code: str,
+    store: str,
     adapter: dsl.Output[dsl.Model],
     metrics: dsl.Output[dsl.Metrics],
 ) -> None:
     """Train an adapter on correct episodes, for GRPO to start from; without episodes, the output has no adapter.
+
+    Continues from checkpoints that an interrupted attempt with the same inputs left in the store.
 
     Args:
         index: Index of mail or documents.
@@ -31,6 +34,7 @@ def warm_start(
         state: Digest of base model, settings and demonstrations, so that results of other ones are not taken from the
             cache.
         code: Hash of the code, so that results of other code are not taken from the cache.
+        store: Store of artifacts, which keeps the checkpoints until the warm start has finished.
         adapter: The trained adapter.
         metrics: The numbers of the report.
     """
@@ -41,7 +45,8 @@ def warm_start(
 
     place = Path(adapter.path)
     place.mkdir(parents=True, exist_ok=True)
-    facts = run_sft(Path(index.path), Path(scenarios.path), base_model, config, settings, demonstrations, judge, place)
+    inputs = Path(index.path), Path(scenarios.path), base_model, config, settings, demonstrations, judge
+    facts = run_sft(*inputs, place, store, code)
     adapter.metadata.update({"base_model": base_model, "demonstrations": demonstrations})
     for name, value in facts.items():
         metrics.log_metric(name, value)

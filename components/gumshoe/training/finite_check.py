@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 
 from gumshoe.errors import GumshoeError
+from gumshoe.training.run_directory import how_to_continue
 
 
 def check_is_finite(step: int, logs: Mapping[str, float]) -> None:
@@ -21,6 +22,6 @@ def check_is_finite(step: int, logs: Mapping[str, float]) -> None:
     raise GumshoeError(
         "training.not-finite",
         f"the gradient of step {step} is not finite, so its weights are lost and were not saved: the loss is {loss:g}, "
-        f"the norm of the gradient {'unknown' if norm is None else f'{norm:g}'}; continue from the last checkpoint "
-        "with --resume, and if it happens again, start a new run with a lower learning rate",
+        f"the norm of the gradient {'unknown' if norm is None else f'{norm:g}'}; {how_to_continue()} from the last "
+        "checkpoint, and if it happens again, start a new run with a lower learning rate",
     )

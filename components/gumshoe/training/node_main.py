@@ -21,6 +21,7 @@ from gumshoe.inference.vllm_server import ServerError, check_server, server_addr
 from gumshoe.terminal import err, printable
 from gumshoe.training.launch.distributed_env import DistributedEnv
 from gumshoe.training.launch.supervisor import exit_on_sigterm
+from gumshoe.training.run_directory import STEP_VARIABLE
 from gumshoe.training.train_request import TrainRequest
 from gumshoe.training.training_step import TrainResult, load_result, run_training
 
@@ -99,6 +100,7 @@ def _wait_for_servers(urls: Sequence[str]) -> None:
 def main() -> None:
     """Train as one node with the request on the command line, and exit with a status."""
     set_agent_keys(os.environ)
+    os.environ[STEP_VARIABLE] = "1"
     try:
         run_node(TrainRequest.model_validate_json(sys.argv[1]))
     except GumshoeError as error:

@@ -1,4 +1,4 @@
-"""Directories of the trainings of pipeline steps."""
+"""Trainings in the steps of pipelines: their directories, and how they are continued."""
 
 import os
 import tempfile
@@ -8,6 +8,17 @@ TRAININGS = ".trainings"
 """Subdirectory of a pipeline run on this machine, with the directories of its trainings while they run."""
 TRAININGS_VARIABLE = "GUMSHOE_TRAININGS"
 """Environment variable with the path of that directory. In pods, the directory for temporary files is used."""
+
+WARM_STARTS = "runs/warm-start-"
+"""Beginning of the path in a store of what unfinished warm starts of pipelines have done; a digest follows."""
+STEP_VARIABLE = "GUMSHOE_STEP"
+"""Environment variable that is set in the processes of pipeline steps."""
+
+
+def how_to_continue() -> str:
+    """Return what continues an unfinished training or warm start, for messages: in a pipeline, it is the pipeline."""
+    is_step = bool(os.environ.get(STEP_VARIABLE))
+    return "continue by running the pipeline again" if is_step else "continue with --resume"
 
 
 def create_run_directory() -> Path:

@@ -47,6 +47,8 @@ REFERENCE = "reference.safetensors"
 """File of a checkpoint: weights of the adapter that the run began with, if they are the reference of the KL term."""
 WARM_START_STATE = ".warm-start"
 """Subdirectory of the output of an unfinished warm start, with everything that it has done so far."""
+VERDICTS = "verdicts.jsonl"
+"""File there with the judge's verdicts on the episodes."""
 _SAME_BASE = (None, True, False, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` in `ADAPTER_CONFIG` that leave the weights of the base model as they are."""
 RUN_FILES = {

@@ -1,5 +1,6 @@
 """Train an adapter in a step of a pipeline."""
 
+import hashlib
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from gumshoe.training.launch.checkpoint_sync import CheckpointStore
 from gumshoe.training.launch.supervisor import train
 from gumshoe.training.plots import write_plots
 from gumshoe.training.records import read_records
-from gumshoe.training.run_directory import create_run_directory
+from gumshoe.training.run_directory import WARM_STARTS, create_run_directory
 from gumshoe.training.run_spec import BEST, FINAL, METADATA, METRICS, PAGE, STALLED, Metadata
 from gumshoe.training.settings_checks import check_pipeline_warm_start
 from gumshoe.training.settings_sections import GOLD
@@ -48,34 +49,46 @@ def run_sft(
     demonstrations: str,
     judge: str,
     directory: Path,
+    store: str,
+    code: str,
 ) -> dict[str, float]:
     """Train an adapter on demonstrations, and return the numbers of the report; do nothing if `demonstrations` is "".
 
     `demonstrations` is the URI of a file of episodes, or "gold" to make them from the scenarios and their sources.
-    If the directory contains an unfinished warm start, it is continued.
+    An unfinished warm start with the same inputs and code (`code` is the hash of it) is continued: from the directory,
+    or else from the artifact store at the URI `store`, from which it is removed at the end.
 
     Raises:
         UsageError: the demonstrations cannot be read, none of them can be trained on, or the settings do not make an
             adapter.
-        UnavailableError: the judge gave no verdict, or the process was asked to stop.
+        UnavailableError: the judge gave no verdict, the process was asked to stop, or the store failed.
     """
     if not demonstrations:
         (directory / "none").touch()  # Kubeflow does not keep empty directories
         return {}
     from gumshoe.training.sft.gold_demonstrations import start_warm_from_gold
-    from gumshoe.training.sft.warm_start import start_warm
+    from gumshoe.training.sft.warm_start import digest_warm_start, start_warm
 
     flags = {**settings, "model.name": base_model, "evaluation.judge": judge}
     known, asked = resolve(config, flags).settings, str(scenarios / SCENARIOS_FILE)
     check_pipeline_warm_start(known)
+
+    def open_kept(file: Path | None) -> CheckpointStore:
+        # Not below the ID of the run: an argument that each run changes would keep the step from being cached.
+        key = hashlib.sha256(f"{code} {digest_warm_start(known, index, asked, file)}".encode()).hexdigest()[:16]
+        return CheckpointStore(f"{store}/{WARM_STARTS}{key}", 1)
+
     if demonstrations == GOLD:
-        report = start_warm_from_gold(known, index, asked, directory, resume=True)
-        return {name: float(value) for name, value in report.model_dump().items()}
-    with tempfile.TemporaryDirectory(prefix="gumshoe-warm-start-") as scratch:
-        file = Path(scratch, demonstrations.rpartition("/")[2])
-        with open_uri(demonstrations) as found, file.open("wb") as copy:
-            shutil.copyfileobj(found, copy)
-        report = start_warm(known, index, asked, file, directory, resume=True)
+        kept = open_kept(None)
+        report = start_warm_from_gold(known, index, asked, directory, resume=True, store=kept)
+    else:
+        with tempfile.TemporaryDirectory(prefix="gumshoe-warm-start-") as scratch:
+            file = Path(scratch, demonstrations.rpartition("/")[2])
+            with open_uri(demonstrations) as found, file.open("wb") as copy:
+                shutil.copyfileobj(found, copy)
+            kept = open_kept(file)
+            report = start_warm(known, index, asked, file, directory, resume=True, store=kept)
+    kept.remove()
     return {name: float(value) for name, value in report.model_dump().items()}
 
 

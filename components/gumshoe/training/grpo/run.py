@@ -47,6 +47,7 @@ from gumshoe.training.launch.trainer_process import run_with_exit_status
 from gumshoe.training.models.lora_model import load_base, lora_config
 from gumshoe.training.progress_file import ProgressFile
 from gumshoe.training.records import end_message
+from gumshoe.training.run_directory import how_to_continue
 from gumshoe.training.run_spec import (
     BEST,
     CHECKPOINT,
@@ -148,7 +149,7 @@ class Run:
             except StopRequestedError:
                 self._save_last_step()
                 raise UnavailableError(
-                    "training.stopped", f"stopped after step {lifecycle.step}; continue with --resume"
+                    "training.stopped", f"stopped after step {lifecycle.step}; {how_to_continue()}"
                 ) from None
             finally:
                 self._runner.finish(self._close())

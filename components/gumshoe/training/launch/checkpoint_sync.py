@@ -1,5 +1,7 @@
 """Upload a run's checkpoints to a store while it trains, and restore them from there on another machine.
 
+A warm start is kept in the same way, with the verdicts on its episodes; before its first step, these are a checkpoint.
+
 Invariants: training continues during uploads; a checkpoint in the store is complete; and a restored run finds its last
 checkpoint, or its end.
 """
@@ -17,6 +19,7 @@ from gumshoe.artifacts.store import PRUNED, Store, VersionTakenError
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.evaluation.proof.proof_models import PROOF
 from gumshoe.terminal import err, hide_progress, printable
+from gumshoe.training.run_directory import how_to_continue
 from gumshoe.training.run_spec import (
     ATTEMPTS,
     BASELINE,
@@ -26,6 +29,7 @@ from gumshoe.training.run_spec import (
     METADATA,
     METRICS,
     SPEC,
+    VERDICTS,
     find_checkpoints,
     step_of,
 )
@@ -60,10 +64,11 @@ class CheckpointStore:
                 "another output.checkpoints",
             )
 
-    def restore(self, directory: Path) -> None:
+    def restore(self, directory: Path, *, may_be_pruned: bool = False) -> None:
         """Fetch the run's last checkpoint into a directory without a run; do nothing if the store has no checkpoint.
 
-        Call it with the lock of the directory. A fetch that was interrupted is continued.
+        Call it with the lock of the directory. A fetch that was interrupted is continued. With `may_be_pruned`, a run
+        whose checkpoints were pruned begins again.
 
         Raises:
             UsageError: the run's checkpoints were pruned.
@@ -75,14 +80,16 @@ class CheckpointStore:
             shutil.rmtree(incoming, ignore_errors=True)  # left by a restore that was killed at its end
             return
         if found is None:
-            if any(each.key.endswith(f"/{PRUNED}") for each in self._store.storage.entries(f"{CHECKPOINTS}/")):
+            if not may_be_pruned and any(
+                each.key.endswith(f"/{PRUNED}") for each in self._store.storage.entries(f"{CHECKPOINTS}/")
+            ):
                 raise UsageError(
                     "training.checkpoints-pruned",
                     f"the checkpoints of the run in {self._store.uri} were pruned, and a version is never reused; "
                     "start a run with another id",
                 )
             return
-        incoming.mkdir(exist_ok=True)
+        incoming.mkdir(parents=True, exist_ok=True)
         place = incoming / found.version
         self._store.fetch(found.reference, place)
         names = sorted((each.name for each in place.iterdir()), key=lambda name: name == SPEC)
@@ -116,6 +123,19 @@ class CheckpointStore:
             attempt += 1
         return attempt
 
+    def remove(self) -> None:
+        """Delete everything that the store has of the run, because nothing continues it.
+
+        Raises:
+            StorageError, UnavailableError: the store failed. Call it again.
+        """
+        storage = self._store.storage
+        keys = [each.key for each in storage.entries()]
+        manifests = {each for each in keys if each.endswith(f"/{MANIFEST}")}  # first: nobody sees half a checkpoint
+        claims = {each for each in keys if each.startswith(f"{_ATTEMPTS}/")}  # last: a version is used once
+        for some in (manifests, {*keys} - manifests - claims, claims):
+            storage.delete(sorted(some))
+
     @contextmanager
     def uploading(self, directory: Path, attempt: int) -> Iterator[None]:
         """Upload new checkpoints of the run's directory while the block runs, and the last one at its end.
@@ -148,7 +168,7 @@ class CheckpointStore:
                 self._upload(directory, attempt, is_last=True)
             except (GumshoeError, OSError) as error:
                 last = _upload_error(
-                    f"the run's last checkpoint is in {directory} but not in the store: {error}; continue with --resume"
+                    f"the run's last checkpoint is in {directory} but not in the store: {error}; {how_to_continue()}"
                 )
                 if not failed:
                     raise last from None
@@ -156,32 +176,34 @@ class CheckpointStore:
 
     def _upload(self, directory: Path, attempt: int, *, is_last: bool) -> None:
         newest = next(reversed(find_checkpoints(directory)), None)
-        if newest is None:
+        if newest is None and not (is_last and (directory / VERDICTS).exists()):
             return
+        step = 0 if newest is None else step_of(newest)
         # The proof is written after the final adapter, and belongs to the end of the run.
         is_over = (directory / FINAL / METADATA).exists() and (is_last or (directory / PROOF).exists())
-        if (step_of(newest), is_over) == self._uploaded:
+        if newest is not None and (step, is_over) == self._uploaded:
             return
         outgoing = directory / OUTGOING
         shutil.rmtree(outgoing, ignore_errors=True)
         outgoing.mkdir()
         try:
-            _link_directories(directory, outgoing, newest.name, BEST, *[FINAL] * is_over)
-            for name in (SPEC, METRICS, EPISODES, ATTEMPTS, BASELINE, PROOF):  # these change, so copy them
+            saved = [] if newest is None else [newest.name]
+            _link_directories(directory, outgoing, *saved, BEST, *[FINAL] * is_over)
+            for name in (SPEC, METRICS, EPISODES, ATTEMPTS, BASELINE, PROOF, VERDICTS):  # these change, so copy them
                 if (directory / name).exists():
                     shutil.copyfile(directory / name, outgoing / name)
             with hide_progress():
-                self._store.publish(outgoing, CHECKPOINTS, _version(step_of(newest), attempt, is_over=is_over))
+                self._store.publish(outgoing, CHECKPOINTS, _version(step, attempt, is_over=is_over))
         except VersionTakenError:
             if not is_over:  # else: the end was uploaded before, and may have been pruned since
                 raise
         except OSError:
-            if newest.exists():
+            if newest is None or newest.exists():
                 raise
             return  # the run has deleted it, because there are newer ones
         finally:
             shutil.rmtree(outgoing, ignore_errors=True)
-        self._uploaded = step_of(newest), is_over
+        self._uploaded = step, is_over
         for old in sorted(self._store.list(CHECKPOINTS), key=_parse_version)[: -self._limit]:
             remove_artifact(self._store, old)
 

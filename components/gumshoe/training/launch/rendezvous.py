@@ -20,6 +20,7 @@ from torch import distributed
 
 from gumshoe.errors import GumshoeError, UnavailableError
 from gumshoe.training.launch.distributed_env import RUN_ENDED, SPEC_KEY
+from gumshoe.training.run_directory import how_to_continue
 
 _HEARTBEAT = 1.0  # seconds between two heartbeats
 _TIMEOUT = 120.0  # seconds without a heartbeat until a process counts as lost
@@ -136,7 +137,7 @@ class Rendezvous:
     def _end(self, why: str) -> None:
         if self._over.wait(2 * _HEARTBEAT):  # the run was ending anyway
             return
-        error = UnavailableError("training.trainer-lost", f"{why}; continue with --resume")
+        error = UnavailableError("training.trainer-lost", f"{why}; {how_to_continue()}")
         os.write(2, f"error: {error.message_with_code}\n".encode())
         os._exit(UnavailableError.exit_status)
 

@@ -34,6 +34,7 @@ from gumshoe.training.launch.servers import Servers, create_servers, find_server
 from gumshoe.training.models.base_model import check_same_base, check_servable
 from gumshoe.training.models.model_shape import read_context
 from gumshoe.training.planning.gpu_allocation import GpuAllocation, available_processors
+from gumshoe.training.run_directory import how_to_continue
 from gumshoe.training.run_proof import write_run_proof
 from gumshoe.training.run_spec import (
     ADAPTERS,
@@ -236,19 +237,17 @@ def check_exit_status(status: int, directory: Path) -> None:
     if status == _KILLED:
         raise UnavailableError(
             "training.killed",
-            f"the trainer of {directory} was killed, e.g. because memory ran out; continue with --resume, or start "
+            f"the trainer of {directory} was killed, e.g. because memory ran out; {how_to_continue()}, or start "
             "again with a lower optimizer.per_device_train_batch_size if memory was short",
         )
     if status in (UnavailableError.exit_status, _ENDED):
-        raise UnavailableError(
-            "training.interrupted", f"the run in {directory} is not finished; continue with --resume"
-        )
+        raise UnavailableError("training.interrupted", f"the run in {directory} is not finished; {how_to_continue()}")
     if status == UsageError.exit_status:
         raise UsageError("training.trainer-refused", "the trainer could not start; see its error above")
     if status:
         raise GumshoeError(
             "training.trainer-failed",
-            f"the trainer ended with status {status}; see its error above, then continue with --resume",
+            f"the trainer ended with status {status}; see its error above, then {how_to_continue()}",
         )
 
 
@@ -293,7 +292,7 @@ def _write_spec(spec: RunSpec) -> None:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise UnavailableError(
-            "training.disk-full", f"the disk of {spec.directory} is full; free space, then continue with --resume"
+            "training.disk-full", f"the disk of {spec.directory} is full; free space, then {how_to_continue()}"
         ) from None
 
 
@@ -484,7 +483,7 @@ def exit_on_sigterm() -> Iterator[None]:
     """
 
     def stop(*_: object) -> None:
-        raise UnavailableError("training.stopped-before-start", "stopped before training began; continue with --resume")
+        raise UnavailableError("training.stopped-before-start", f"stopped before training began; {how_to_continue()}")
 
     with handle_signals(stop, signal.SIGTERM):
         yield

@@ -11,6 +11,7 @@ from pathlib import Path
 from gumshoe.errors import GumshoeError, UnavailableError
 from gumshoe.inference.cpu_memory import keep_freed_memory
 from gumshoe.terminal import err, printable
+from gumshoe.training.run_directory import how_to_continue
 
 _MIN_FREE = 16 << 20  # bytes; with less, a failure is taken for a full disk
 
@@ -33,7 +34,7 @@ def run_with_exit_status(work: Callable[[], object], directory: Path) -> None:
         sys.exit(error.exit_status)
     except Exception as error:
         if _is_lost_peer(error):
-            lost = f"another trainer ended, or does not answer: {error}; continue with --resume"
+            lost = f"another trainer ended, or does not answer: {error}; {how_to_continue()}"
             _print_error(UnavailableError("training.trainer-lost", lost))
             sys.exit(UnavailableError.exit_status)
         free = shutil.disk_usage(directory).free
@@ -41,7 +42,7 @@ def run_with_exit_status(work: Callable[[], object], directory: Path) -> None:
             raise
         full = (
             f"the disk of {directory} is full ({free >> 10:,} KiB free): {type(error).__name__}: {error}; free space, "
-            "then continue with --resume"
+            f"then {how_to_continue()}"
         )
         _print_error(UnavailableError("training.disk-full", full))
         sys.exit(UnavailableError.exit_status)

@@ -26,6 +26,7 @@ from gumshoe.rollouts.trajectory import Span, Trajectory
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.signals import handle_signals
 from gumshoe.terminal import err, printable, progress
+from gumshoe.training.run_directory import how_to_continue
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +194,7 @@ def filter_correct(
             except asyncio.CancelledError:
                 raise UnavailableError(
                     "training.stopped-while-judging",
-                    "stopped while episodes were judged; continue with --resume, which keeps the verdicts so far",
+                    f"stopped while episodes were judged; {how_to_continue()}, which keeps the verdicts so far",
                 ) from None
         verdicts = _read_verdicts(verdicts_path)
     return [each for digest, each in zip(digests, episodes, strict=True) if verdicts[digest]]
@@ -244,6 +245,6 @@ async def _judge(
     if missing is not None:
         raise UnavailableError(
             "training.no-verdict",
-            f"the judge gave no verdict on an answer to {missing.scenario}: {missing.why}; continue with --resume, "
-            "which keeps the verdicts so far",
+            f"the judge gave no verdict on an answer to {missing.scenario}: {missing.why}; "
+            f"{how_to_continue()}, which keeps the verdicts so far",
         )

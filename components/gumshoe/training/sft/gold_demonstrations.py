@@ -21,6 +21,7 @@ from gumshoe.training.settings import TrainSettings
 from gumshoe.training.sft.gold_expert import GoldEpisode, GoldExpert, NoEpisodeError
 
 if TYPE_CHECKING:
+    from gumshoe.training.launch.checkpoint_sync import CheckpointStore
     from gumshoe.training.sft.warm_start import WarmStartReport
 
 _GOLD = "gold.jsonl"  # the episodes of an unfinished warm start
@@ -115,10 +116,12 @@ def start_warm_from_gold(
     on_written: Callable[[GoldReport], object] | None = None,
     *,
     resume: bool = False,
+    store: "CheckpointStore | None" = None,
 ) -> "WarmStartReport":
     """Train an adapter on episodes made from the scenarios of the split `train`. No judge is asked: they are correct.
 
-    `on_written` is called with the numbers of the episodes before the training starts.
+    `on_written` is called with the numbers of the episodes before the training starts. `store` keeps unfinished work,
+    as in `start_warm`.
 
     Raises:
         UsageError, UnavailableError, GumshoeError: as `write_gold_episodes` and `start_warm`.
@@ -137,7 +140,7 @@ def start_warm_from_gold(
         report = write_gold_episodes(settings, index, scenarios, file)
         if on_written is not None:
             on_written(report)
-        return start_warm(settings, index, scenarios, file, directory, resume=resume, are_correct=True)
+        return start_warm(settings, index, scenarios, file, directory, resume=resume, are_correct=True, store=store)
     except UsageError:  # other arguments may be tried in the same directory
         file.unlink(missing_ok=True)
         with suppress(OSError):  # it has checkpoints, or is gone

@@ -37,6 +37,7 @@ from gumshoe.training.models.lora_model import (
     lora_config,
 )
 from gumshoe.training.models.model_files import copy_model_files, fetch_model
+from gumshoe.training.run_directory import how_to_continue
 from gumshoe.training.run_spec import METADATA, base_model, find_checkpoints, step_of
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.sft.batch_plan import BatchPlan, order_demonstrations
@@ -89,7 +90,7 @@ class SftRun:
                 trainer.state = TrainerState.load_from_json(str(checkpoint / _STATE))
         if lifecycle.step < steps:
             raise UnavailableError(
-                "training.stopped", f"stopped after step {lifecycle.step} of {steps}; continue with --resume"
+                "training.stopped", f"stopped after step {lifecycle.step} of {steps}; {how_to_continue()}"
             )
         model = lifecycle.gather_model()
         if lifecycle.is_main:

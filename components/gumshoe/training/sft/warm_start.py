@@ -6,12 +6,13 @@ deleted once the result is complete. An adapter is complete once its `adapter_co
 same weights as an uninterrupted one.
 """
 
+import hashlib
 import io
 import json
 import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -31,6 +32,7 @@ from gumshoe.rollouts.writer import read_trajectories
 from gumshoe.scenarios.lineage import Lineage
 from gumshoe.scenarios.scenario import Scenario, ScenarioSet
 from gumshoe.terminal import err
+from gumshoe.training.launch.checkpoint_sync import CheckpointStore
 from gumshoe.training.launch.distributed_env import DistributedEnv
 from gumshoe.training.launch.supervisor import (
     check_context,
@@ -47,6 +49,7 @@ from gumshoe.training.run_spec import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     SPEC,
+    VERDICTS,
     WARM_START_STATE,
     base_model,
     check_start,
@@ -69,7 +72,6 @@ from gumshoe.training.sft.demonstrations import (
 
 DONE = "warm_start.json"
 """File in the output directory with the inputs of the warm start and its report."""
-VERDICTS = "verdicts.jsonl"
 DEMONSTRATIONS = "demonstrations.jsonl"
 LEARNED = "learned.json"
 """The trainer's numbers, written after the weights."""
@@ -182,13 +184,15 @@ def start_warm(
     *,
     resume: bool = False,
     are_correct: bool = False,
+    store: CheckpointStore | None = None,
 ) -> WarmStartReport:
     """Train an adapter or a model on the correct episodes of the split `train` in a trajectory file, and save it.
 
     The episodes may come from any policy; those of a chat model are rendered with the base model's template. Only the
     turns of the policy are trained on. With `resume`, a warm start with the same arguments continues from its last
     checkpoint; a finished one is left unchanged. `are_correct` is True if all episodes are known to be correct: no
-    judge is asked.
+    judge is asked. Unfinished work is also kept in `store`, if there is one, and continued from there in a directory
+    that has none. It stays there until `CheckpointStore.remove` is called.
 
     Raises:
         UsageError: no episode can be trained on; an argument is invalid; or the directory contains other files, or
@@ -207,11 +211,14 @@ def start_warm(
     place = directory / WARM_START_STATE
     with run_lock(directory) as lock:
         with exit_on_sigterm():
+            if store is not None:
+                store.restore(place, may_be_pruned=True)
             spec = _spec(settings, file, inputs)
             done = _find_report(directory, spec, resume=resume)
         if done is not None:
             return done
-        with _leave_usable(place):
+        kept = nullcontext() if store is None else store.uploading(place, store.claim_attempt(1))
+        with _leave_usable(place), kept:
             with exit_on_sigterm():
                 warn_if_other_environment(episodes, inputs.env)
                 converted = [_convert(each, by_id[each.scenario], settings, inputs) for each in episodes]
@@ -250,6 +257,15 @@ def start_warm(
             _write_records(place / TRAINED, _FinishedWarmStart(spec=spec, report=report))
             _install(directory)
     return report
+
+
+def digest_warm_start(settings: TrainSettings, index: Path, scenarios: str, file: Path | None) -> str:
+    """Return a digest of the inputs of a warm start: the same for one that can continue another.
+
+    `file` is None if the episodes are made from the scenarios. See `start_warm` for what it raises.
+    """
+    spec = _spec(settings, file, _check_inputs(settings, index, scenarios))
+    return hashlib.sha256(spec.model_dump_json().encode()).hexdigest()
 
 
 def _check_inputs(settings: TrainSettings, index: Path, scenarios: str) -> _Inputs:
