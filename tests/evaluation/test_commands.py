@@ -297,7 +297,7 @@ def test_an_adapter_is_not_tested_on_scenarios_that_it_has_seen(
     Lineage(learned_from=train.to_record(), chosen_on=test.to_record()).write(tmp_path / "adapter")
     for split, code, count in (
         ("test", "scenarios.seen-in-selection", "12"),
-        ("train", "scenarios.seen-in-training", "8"),
+        ("all", "scenarios.seen-in-training", "8"),
     ):
         ran = run(*options(place, tmp_path / "e", policy, **given, split=split))
         assert (ran.status, ran.code) == (2, code)
@@ -305,6 +305,16 @@ def test_an_adapter_is_not_tested_on_scenarios_that_it_has_seen(
     assert server.requests == []
     here = run(*options(place, tmp_path / "e", f"a=transformers:{tmp_path / 'model'}#{tmp_path / 'adapter'}"))
     assert (here.status, here.code) == (2, "scenarios.seen-in-selection")
+    allowed = run(*options(place, tmp_path / "t", policy, **given, split="train"))
+    assert allowed.status == 0, allowed.err
+    result, found = read_result(str(tmp_path / "t"))
+    assert (found.is_unseen, found.seen, result.split) == (False, 8, "train")
+    shown = [allowed.err, (tmp_path / "t" / "report.html").read_text()]
+    both = str(tmp_path / "t")
+    shown.append(run("compare", both, both).err)
+    assert all("trained or selected on 8 of these 8 questions" in each for each in shown)
+    assert f"Next: gumshoe scenarios sort {place.scenarios} --by {tmp_path / 't'}" in allowed.err
+    assert run("gate", "--candidate", both, "--baseline", both).code == "gate.not-test-split"
     renamed = ScenarioSet.of(each.model_copy(update={"id": f"other-{each.id}"}) for each in test)
     Lineage(learned_from=renamed.to_record()).write(tmp_path / "adapter")
     ran = run(*options(place, tmp_path / "e", policy, **given))

@@ -48,6 +48,11 @@ def test_the_command_writes_the_sorted_scenarios(
     assert result.status == 0, result.err
     assert [each.id for each in load_scenarios(str(out))] == ["b", "d", "a", "c"]
     assert run("scenarios", "sort", source, "--by", evaluation, "--out", out).code == "scenarios.output-exists"
+    assert "warning" not in result.err
+    lines = [json.dumps({"scenario": each.id, "reward": 1.0}) for each in scenarios]
+    (evaluation / "predictions.jsonl").write_text("\n".join(lines))
+    flat = run("scenarios", "sort", source, "--by", evaluation, "--out", evaluation / "flat.jsonl")
+    assert (flat.status, "warning" in flat.err, f"all {len(lines)}" in flat.err) == (0, True, True)
 
 
 def test_an_evaluation_without_rewards_of_these_scenarios_is_rejected(scenarios: ScenarioSet, tmp_path: Path) -> None:

@@ -348,6 +348,14 @@ def test_a_changed_verdict_is_found_even_with_a_new_proof(evaluated: Path, recor
     assert f"{PREDICTIONS}: base: {first.scenario}/0: correct" in claims
 
 
+def test_questions_that_the_adapter_was_trained_on_prove_nothing(evaluated: Path, recorded: Path) -> None:
+    path = evaluated / METRICS_FILE
+    found = json.loads(path.read_bytes())
+    found["policies"][-1] |= {"is_unseen": False, "seen": 1}
+    path.write_text(json.dumps(found))
+    assert write_held_out_proof(evaluated, {"adapter": recorded / FINAL}) is None
+
+
 @pytest.mark.parametrize("field", ["correct_map.q1", "control_reward_map.q1", "episodes", "run_again"])
 def test_a_changed_result_is_found_even_with_a_new_proof(field: str, evaluated: Path, recorded: Path) -> None:
     path = evaluated / METRICS_FILE

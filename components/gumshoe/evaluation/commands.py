@@ -80,7 +80,8 @@ def run_evaluation(
         typer.Option(
             metavar="SPLIT",
             autocompletion=complete_words("test", "validation", "train", "all"),
-            help="Use only scenarios of this split; `all` for every scenario.",
+            help="Use only scenarios of this split; `all` for every scenario. A policy may have been trained on those "
+            "of `train`, but not on others.",
         ),
     ] = "test",
     limit: Annotated[int | None, typer.Option(min=1, help="Maximum number of scenarios.")] = None,
@@ -139,7 +140,8 @@ def run_evaluation(
         list[str] | None,
         typer.Option(
             metavar="NAME=DIR",
-            help="Directory of an adapter that a server already hosts. Questions it was trained on are rejected.",
+            help="Directory of an adapter that a server already hosts. Questions it was trained on are rejected, "
+            "except with --split train.",
         ),
     ] = None,
     attacks: AttacksOption = None,
@@ -219,7 +221,9 @@ def run_evaluation(
     found = asyncio.run(evaluate_policies(settings, directory, progress))
     write_report(found, settings, directory / REPORT)
     for each in found.result.policies:
-        if "#" in each.policy and not each.is_unseen:
+        if note := found.result.describe_seen(each):
+            err.print(f"[bold yellow]warning:[/] {printable(note)}", soft_wrap=True)
+        elif "#" in each.policy and not each.is_unseen:
             err.print(
                 f"[bold yellow]warning:[/] cannot check which questions {printable(each.name)} was trained on; add "
                 f"--adapter {printable(each.name)}=DIR",
@@ -231,7 +235,9 @@ def run_evaluation(
     _print_result(found.result)
     print_attacks(found.result)
     out.print(f"report: [bold]{printable(directory / REPORT)}[/]", soft_wrap=True)
-    if len(policies) > 1 and not found.result.is_whole:  # a gate would refuse it
+    if split == "train":  # a gate would refuse it
+        print_next("gumshoe", "scenarios", "sort", scenarios, "--by", directory, "--out", "sorted.jsonl")
+    elif len(policies) > 1 and not found.result.is_whole:  # a gate would refuse it
         print_next(*repeat_command(context, limit=None, directory=directory.with_name(f"{directory.name}-whole")))
     elif len(policies) > 1:
         sides = ("--candidate", f"{directory}#{policies[1].name}", "--baseline", f"{directory}#{policies[0].name}")

@@ -129,7 +129,7 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
         memorized = await measure_memorization(
             settings.canaries, settings.rollout, probed, directory, env_factory, questions, watch
         )
-    result = _build_result(settings, scenarios, env_factory, predictions, judge_results, set(seen))
+    result = _build_result(settings, scenarios, env_factory, predictions, judge_results, seen)
     result = result.with_memorization(memorized).with_attacks(attacked)
     with explain_os_errors(directory):
         write_predictions(directory / PREDICTIONS, predictions)
@@ -169,7 +169,8 @@ def _list_probed(settings: EvaluationRequest, seen: Mapping[str, frozenset[str]]
 def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> dict[str, frozenset[str]]:
     """Check the settings. Return the digests of the questions that policies were trained or selected on, by name.
 
-    Policies whose questions are not recorded are left out. No policy has seen the scenarios, as far as is recorded.
+    Policies whose questions are not recorded are left out. No policy has seen the scenarios, as far as is recorded,
+    unless they are those of the split train, e.g. to sort them by difficulty.
 
     Raises:
         UsageError: if a setting is wrong.
@@ -208,7 +209,8 @@ def _check(settings: EvaluationRequest, scenarios: ScenarioSet) -> dict[str, fro
         for place in [*own, *([policy.adapter] if policy.adapter else []), *merged]:
             lineage = Lineage.read(place)
             if lineage:
-                lineage.check_unseen(scenarios, each.name)
+                if settings.rollout.split != "train":
+                    lineage.check_unseen(scenarios, each.name)
                 seen[each.name] = seen.get(each.name, frozenset()) | lineage.questions
             elif place in own:
                 raise UsageError(
@@ -365,20 +367,22 @@ def _build_result(
     env_factory: EnvFactory,
     predictions: Sequence[Prediction],
     judges: tuple[JudgeResult, ...],
-    unseen: set[str],
+    seen: Mapping[str, frozenset[str]],
 ) -> EvaluationResult:
     policies = []
     for each in settings.policies:
         own = [prediction for prediction in predictions if prediction.policy == each.name]
         questions = group_by_question(own)
         policy = PolicyName.parse(each.word)
+        known = sum(scenario.digest in seen.get(each.name, ()) for scenario in scenarios)
         policies.append(
             PolicyResult(
                 name=each.name,
                 policy=redact(each.word),
                 version=policy.version,
                 environment=env_factory.provenance["environment"],
-                is_unseen=each.name in unseen,
+                is_unseen=each.name in seen and not known,
+                seen=known,
                 episodes=sum(each.chosen.cost.samples if each.chosen else 1 for each in own),
                 run_again=sum(each.chosen.run_again if each.chosen else each.tries - 1 for each in own),
                 metrics=compute_metrics(own, settings.prices.get(each.name)),

@@ -116,6 +116,9 @@ def compare_evaluations(
             f"{names} were evaluated on different scenarios ({len(ours.scenarios.ids):,} and "
             f"{len(theirs.scenarios.ids):,}); evaluate both on the same file and split",
         )
+    for evaluation, policy in (candidate, baseline):
+        if note := evaluation.describe_seen(policy):
+            err.print(f"[bold yellow]warning:[/] {printable(note)}", soft_wrap=True)
     return compare_policies(candidate[1], baseline[1], level)
 
 

@@ -99,6 +99,9 @@ class PolicyResult(BaseModel):
     """Name and settings of the environment of its episodes."""
     is_unseen: bool
     """True if it is known that it was not trained or selected on these scenarios; false if that is unknown."""
+    seen: Annotated[int, Field(exclude_if=lambda each: not each)] = 0
+    """Number of these scenarios that it was trained or selected on. Only evaluations of the split train allow that:
+    their numbers say nothing about other questions."""
     episodes: int
     run_again: int
     """Number of retries after failures of infrastructure."""
@@ -237,6 +240,15 @@ class EvaluationResult(BaseModel):
             f"{policy.name}: {way} of {self.samples} samples, by {self.choice.by}, is correct for {of['accuracy']} of "
             f"the questions; a single sample for {of['one_sample']}, at least one sample for {of['any_sample']}. Cost "
             f"per question: {', '.join(costs)}"
+        )
+
+    def describe_seen(self, policy: PolicyResult) -> str:
+        """Return on how many of the questions a policy was trained, as text; "" if on none that is known."""
+        if not policy.seen:
+            return ""
+        return (
+            f"{policy.name} was trained or selected on {policy.seen:,} of these {len(self.scenarios.ids):,} questions, "
+            "so its numbers say nothing about other questions"
         )
 
     def write(self, directory: Path) -> None:

@@ -21,7 +21,7 @@ from gumshoe.scenarios.command_output import (
     write_scenarios,
 )
 from gumshoe.scenarios.feedback_command import from_feedback
-from gumshoe.terminal import JsonFlag, out, print_json, print_next, printable, progress
+from gumshoe.terminal import JsonFlag, err, out, print_json, print_next, printable, progress
 
 if TYPE_CHECKING:
     from gumshoe.scenarios.scenario import Split
@@ -318,7 +318,8 @@ def sort(
         typer.Option(
             "--by",
             metavar="DIR",
-            help="Output of `gumshoe evaluate` on these scenarios, by any policy. Several samples of each are better.",
+            help="Output of `gumshoe evaluate --split train` on these scenarios, best by the policy that training "
+            "starts from. Several samples of each are better.",
         ),
     ],
     path: Out,
@@ -339,6 +340,12 @@ def sort(
     result = sort_by_reward(scenarios, rewards)
     write_scenarios(path, result)
     known = sum(each.id in rewards for each in result)
+    if known > 1 and len({rewards[each.id] for each in result if each.id in rewards}) == 1:
+        err.print(
+            f"[bold yellow]warning:[/] all {known:,} evaluated scenarios have the same mean reward, so their order "
+            "says nothing about their difficulty; evaluate several samples of each, or another policy",
+            soft_wrap=True,
+        )
     if json:
         print_json({**describe_set(result), "evaluated": known})
         return

@@ -55,13 +55,16 @@ def write_held_out_proof(directory: Path, adapters: Mapping[str, Path]) -> Proof
     """Complete the proof of the run that trained the last evaluated policy, and write it into the evaluation.
 
     `adapters` are the directories of adapters by policy name. The files of the run are copied to `TRAINING`. Nothing is
-    written, and None returned, if there is no baseline, or no proof of the adapter's weights.
+    written, and None returned, if there is no baseline, no proof of the adapter's weights, or a policy that has seen a
+    question.
 
     Raises:
         StorageError: a file cannot be written.
     """
     result = read_evaluation(directory / METRICS_FILE)
     candidate = result.policies[-1]
+    if any(each.seen for each in result.policies):
+        return None
     place = adapters.get(candidate.name)
     found = find_run_proof(place) if place is not None and len(result.policies) > 1 else None
     if place is None or found is None:
