@@ -6,10 +6,11 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
+from gumshoe.evaluation.attacks.attack_run import AttackedPolicy
 from gumshoe.evaluation.evaluation_step import evaluate_policies
 from gumshoe.evaluation.predictions import Prediction, read_predictions
 from gumshoe.evaluation.results import EvaluationResult, read_result
@@ -96,6 +97,37 @@ def test_the_majority_is_measured_with_its_cost(run: Run, place: Place, tmp_path
         assert value in bought
     assert bought in ran.out
     assert bought in page
+
+
+@pytest.mark.ci
+def test_attacks_are_compared_with_single_samples(
+    run: Run, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attacked question has one sample, so the chosen one of several would make attacks look worse than they are."""
+    attacked = list[AttackedPolicy]()
+
+    class NoAttacks:
+        provenance: ClassVar[dict[str, Any]] = {}
+
+        def __init__(self, *_: object) -> None:
+            pass
+
+        async def run(self, policies: list[AttackedPolicy]) -> dict[str, Any]:
+            attacked.extend(policies)
+            return {}
+
+        async def aclose(self) -> None:
+            pass
+
+    monkeypatch.setattr("gumshoe.evaluation.evaluate.AttackRun", NoAttacks)
+    with FakeVLLM(chat=alternating()) as server:
+        policy = f"old=chat:base@{server.address}/v1"
+        ran = run(*options(place, tmp_path / "e", policy, **MAJORITY, attacks="held-out"))
+    assert ran.status == 0, ran.err
+    assert read_result(str(tmp_path / "e"))[1].metrics["accuracy"].value == 1
+    (found,) = attacked
+    assert set(found.accuracy.values()) == {0.5}
+    assert {each.sample for each in found.clean.values()} == {0}
 
 
 def test_without_a_choice_the_results_do_not_mention_one(

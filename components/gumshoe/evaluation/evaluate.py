@@ -107,7 +107,7 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
             open_judges.push_async_callback(attacks.aclose)
         _record_settings(directory, settings, scenarios, env_factory, attacks)
         trajectories = await _run_rollouts(settings, directory, scenarios, env_factory, watch)
-        predictions = []
+        sampled, samples, predictions = dict(trajectories), list[Prediction](), list[Prediction]()
         for name, found in trajectories.items():
             choices: dict[str, Choice] = {}
             if settings.choice and selector:
@@ -116,10 +116,11 @@ async def evaluate(settings: EvaluationRequest, directory: Path, watch: ShowProg
                     choices = await choose_samples(name, found, scenarios, settings.choice, selector, path, advance)
             with watch(f"Judging {name}") as advance:
                 judged = await _judge(name, found, scenarios, judges, advance)
+            samples += judged
             if choices:
                 judged, trajectories[name] = keep_chosen(judged, found, choices)
             predictions += judged
-        attacked = await attacks.run(_list_attacked(settings, predictions, trajectories)) if attacks else {}
+        attacked = await attacks.run(_list_attacked(settings, samples, sampled)) if attacks else {}
         judge_results = tuple(
             JudgeResult(name=name, usage={} if (model := model_of(judge)) is None else model.usage.to_dict())
             for name, judge in judges
@@ -148,7 +149,11 @@ def _find_adapters(settings: EvaluationRequest) -> dict[str, Path]:
 def _list_attacked(
     settings: EvaluationRequest, predictions: Sequence[Prediction], trajectories: Mapping[str, list[Trajectory]]
 ) -> list[AttackedPolicy]:
-    """Return the policies to attack, with their first episode without attack of each question."""
+    """Return the policies to attack, with their first episode without attack of each question, and their accuracy.
+
+    An attacked question has one sample, so its clean accuracy is that of a single sample too, even if the evaluation
+    chooses one of several: `predictions` and `trajectories` have all of them.
+    """
     found = []
     for each in settings.policies:
         own = group_by_question(prediction for prediction in predictions if prediction.policy == each.name)
