@@ -12,7 +12,12 @@ PYTEST = $(BIN)/python -m pytest -n $(WORKERS) --max-worker-restart 0 --times=ou
 DEMO ?= outputs/demo
 # Only from the command line: login shells set MAIL to the mailbox of the system.
 OWN_MAIL = $(if $(filter command,$(firstword $(origin MAIL))),$(MAIL))
+ifneq ($(and $(filter demo,$(MAKECMDGOALS)),$(OWN_MAIL),$(if $(SCENARIOS),,none)),)
+$(error MAIL needs questions about that mail: make demo MAIL=$(MAIL) SCENARIOS=questions.jsonl)
+endif
 DEMO_MAIL = $(or $(OWN_MAIL),jsonl:$(abspath $(DEMO))/made/mail.jsonl)
+# The adapter of this run, if it was published: `latest` may be that of an earlier demo.
+DEMO_RUN = $(BIN)/python -c 'import json, sys; print(json.load(open(sys.argv[1]))["arguments"]["run"])' $(DEMO)/run.json
 DEMO_SCENARIOS = $(or $(SCENARIOS),$(abspath $(DEMO))/made/scenarios.jsonl)
 MODEL ?= tiny
 # vLLM's CPU build exists for Linux only.
@@ -100,8 +105,8 @@ endif
 	@echo $(DEMO_TIME)
 	$(BIN)/gumshoe pipeline run train-agent $(if $(NEW),--new) --out $(DEMO) -p 'sources=[$(DEMO_MAIL)]' -p scenarios=$(DEMO_SCENARIOS) \
 		-p base_model=$(MODEL) $(DEMO_TRAINING)
-	@if $(BIN)/gumshoe artifacts show adapters/latest --store $(DEMO)/store >/dev/null 2>&1; then \
-		$(BIN)/gumshoe ask --scenarios $(DEMO)/scenarios.jsonl --adapter latest --store $(DEMO)/store \
+	@run=$$($(DEMO_RUN)) && if $(BIN)/gumshoe artifacts show adapters/$$run --store $(DEMO)/store >/dev/null 2>&1; then \
+		$(BIN)/gumshoe ask --scenarios $(DEMO)/scenarios.jsonl --adapter $$run --store $(DEMO)/store \
 			--index $(DEMO)/index || test $$? -eq 3; \
 	else echo "No adapter was published, so none is asked."; fi
 

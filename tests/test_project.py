@@ -1,6 +1,8 @@
 """The project's own files: pinned packages and import contracts."""
 
+import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,21 @@ def test_the_lock_files_contain_all_dependencies() -> None:
     }.items():
         pinned = set(re.findall(r"^([a-z0-9._-]+)(?:\[.*\])?==", (ROOT / lock).read_text(), re.M))
         assert {re.split(r"[\[<>=]", each)[0] for each in named} <= pinned, lock
+
+
+@pytest.mark.parametrize(
+    ("words", "is_stopped"),
+    [(["MAIL=maildir:x"], True), (["MAIL=maildir:x", "SCENARIOS=q.jsonl"], False), ([], False)],
+)
+def test_the_demo_stops_at_once_without_questions_about_its_mail(words: list[str], is_stopped: bool) -> None:
+    own = {name: value for name, value in os.environ.items() if name not in ("SCENARIOS", "MAKEFLAGS", "MFLAGS")}
+    # Login shells set MAIL: only the command line counts.
+    command = ["make", "-n", "demo", *words]
+    ran = subprocess.run(
+        command, cwd=ROOT, env={**own, "MAIL": "/var/mail/me"}, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode != 0, "SCENARIOS=" in ran.stderr) == (is_stopped, is_stopped), ran.stderr
+    assert ("--adapter latest" in ran.stdout, "gumshoe ask" in ran.stdout) == (False, not is_stopped)
 
 
 def test_the_import_contract_names_every_package() -> None:
