@@ -1,6 +1,7 @@
 """The proof of a run: what it counts, and that every changed number is found."""
 
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -494,3 +495,26 @@ def test_the_page_lists_each_claim(directory: Path) -> None:
 def test_the_schema_file_of_proofs_is_up_to_date() -> None:
     schema = files("gumshoe.evaluation.proof").joinpath("proof.schema.json").read_text(encoding="utf-8")
     assert schema == json.dumps(Proof.model_json_schema(mode="serialization"), indent=2) + "\n"
+
+
+def test_the_command_verifies_the_best_adapter_of_a_sweep(
+    evaluated: Path, recorded: Path, tmp_path: Path, run: Run
+) -> None:
+    """The entry that was evaluated last may be another one."""
+    pipeline = tmp_path / "pipeline"
+    best = pipeline / "steps" / "r1" / "choose" / "best"
+    best.mkdir(parents=True)
+    (pipeline / SPEC).write_text('{"pipeline": "sweep-agent"}')
+    shutil.copyfile(recorded / FINAL / "adapter_model.safetensors", best / "adapter_model.safetensors")
+    for number, name in enumerate(("evaluate-policy-2", "evaluate-policy-3")):
+        place = pipeline / "steps" / "r1" / name / "evaluation"
+        shutil.copytree(evaluated, place)
+        if number:
+            proof = json.loads((place / PROOF).read_bytes())
+            proof["held_out"]["adapter"] = "of another entry"
+            (place / PROOF).write_text(json.dumps(proof))
+        os.utime(place / PROOF, (number, number))
+    assert run("verify", pipeline).status == 0
+    (best / "adapter_model.safetensors").write_bytes(b"weights of a third entry")
+    missing = run("verify", pipeline)
+    assert (missing.status, "proof.missing" in missing.err) == (2, True)

@@ -90,9 +90,14 @@ def _open_proof(place: str, store: str | None) -> Iterator[Path]:
 
 
 def _find_proof(directory: Path) -> Path:
-    """Return the directory itself, or that of the newest proof in a pipeline run."""
-    from gumshoe.evaluation.proof.proof_models import PROOF
-    from gumshoe.training.run_spec import SPEC
+    """Return the directory itself, or that of the newest proof in a pipeline run; of a sweep, that of its best adapter.
+
+    Raises:
+        UsageError: a pipeline run has no proof, or none of the best adapter of its sweep.
+    """
+    from gumshoe.artifacts.manifest import file_digest
+    from gumshoe.evaluation.proof.proof_models import PROOF, read_proof
+    from gumshoe.training.run_spec import ADAPTER_WEIGHTS, SPEC
 
     try:
         spec = load_json((directory / SPEC).read_bytes())
@@ -100,12 +105,18 @@ def _find_proof(directory: Path) -> Path:
         return directory
     if not isinstance(spec, dict) or "pipeline" not in spec:
         return directory
-    found = sorted(directory.glob(f"steps/**/evaluation/{PROOF}"), key=lambda each: each.stat().st_mtime)
+    steps = directory / "steps"  # with a directory for each start of the pipeline
+    found = sorted(steps.glob(f"**/evaluation/{PROOF}"), key=lambda each: each.stat().st_mtime)
+    start = steps / found[-1].relative_to(steps).parts[0] if found else steps
+    if best := next(start.glob(f"**/choose*/best/{ADAPTER_WEIGHTS}"), None):
+        digest = file_digest(best)
+        proofs = {each: read_proof(each.parent) for each in found if each.is_relative_to(start)}
+        found = [each for each, proof in proofs.items() if proof.held_out and proof.held_out.adapter == digest]
     if not found:
         raise UsageError(
             "proof.missing",
-            f"the pipeline run in {directory} has no {PROOF}; it has not evaluated an adapter yet, or an earlier "
-            "version of Gumshoe ran it",
+            f"the pipeline run in {directory} has no {PROOF}{' of its best adapter' if best else ''}; it has not "
+            "evaluated an adapter yet, or an earlier version of Gumshoe ran it",
         )
     return found[-1].parent
 
