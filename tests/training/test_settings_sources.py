@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from gumshoe.environments.registry import EnvironmentSettings
+from gumshoe.rewards.judge_registry import parse_judge
 from gumshoe.training.commands.train import _print_evaluation, _print_training
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sources import list_env_vars, resolve
@@ -38,8 +39,23 @@ def test_the_suggested_evaluation_has_the_environment_and_limits_of_the_run(
     words = shlex.split(capsys.readouterr().err)
     options = dict(pairwise(words))
     assert words[:3] == ["Next:", "gumshoe", "evaluate"]
+    assert "--judge" not in words
     assert (options["--max-turns"], options["--max-tokens"], options["--max-context"]) == ("6", "512", "4096")
     assert EnvironmentSettings.parse(options["--environment"]).arguments == {"hits": 2}
+
+
+@pytest.mark.parametrize("judge", ["exact", {"openai": {"model": "m", "url": "http://localhost:8000/v1"}}])
+def test_the_suggested_commands_have_the_judge_of_the_settings(
+    judge: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = resolve(None, {"model.name": "tiny", "evaluation.judge": judge}, {}).settings
+    _print_evaluation(settings, tmp_path / "run", Path("index"), "q.jsonl")
+    evaluate = dict(pairwise(shlex.split(capsys.readouterr().err)))
+    _print_training(settings, tmp_path, Path("index"), "q.jsonl", None, {})
+    train = shlex.split(capsys.readouterr().err)
+    name, _, word = next(each for each in train if each.startswith("evaluation.judge=")).partition("=")
+    again = resolve(None, {name: word}, {}).settings.evaluation.judge
+    assert parse_judge(evaluate["--judge"]) == parse_judge(again) == parse_judge(judge)
 
 
 @pytest.mark.parametrize("weights", ["lora", "full"])

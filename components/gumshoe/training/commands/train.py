@@ -1,5 +1,6 @@
 """The commands `gumshoe train` and `gumshoe warm-start`."""
 
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -158,8 +159,18 @@ def _print_evaluation(settings: "TrainSettings", run: Path, index: Path, scenari
     agent = ("--agent", settings.agent.word) if settings.agent else ()
     rollouts, context = settings.rollouts, settings.model.max_context
     limits = ("--max-turns", rollouts.max_turns, "--max-tokens", rollouts.max_tokens, "--max-context", context)
-    data = ("--index", index, "--scenarios", scenarios, *_environment_option(settings), *agent, *limits)
+    word = _judge_word(settings)
+    judge = ("--judge", word) if word else ()
+    data = ("--index", index, "--scenarios", scenarios, *_environment_option(settings), *agent, *judge, *limits)
     print_next("gumshoe", "evaluate", *data, *policies, *place)
+
+
+def _judge_word(settings: "TrainSettings") -> str:
+    """Return the judge of the settings as a word, with YAML for one with settings; "" for the default."""
+    judge = settings.evaluation.judge
+    if judge == type(settings.evaluation)().judge:
+        return ""
+    return judge if isinstance(judge, str) else dumps(judge)
 
 
 def _environment_option(settings: "TrainSettings") -> tuple[str, ...]:
@@ -274,6 +285,8 @@ def _print_training(
     is_full = settings.warm_start.weights == "full"
     model = ("--model", directory if is_full else settings.model.name, *(("--config", config) if config else ()))
     kept = {name: value for name, value in given.items() if not name.startswith(("warm_start.", "model.name"))}
+    if judge := _judge_word(settings):
+        kept["evaluation.judge"] = judge
     if not is_full:
         kept["lora.start"] = directory
     sets = [word for name, value in kept.items() for word in ("--set", f"{name}={value}")]
