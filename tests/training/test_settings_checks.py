@@ -112,6 +112,7 @@ def of(**flags: Any) -> TrainSettings:
         ),
         ({"rollouts__lag": 1, "rollouts__engine": "transformers"}, "settings.lag-without-vllm", "rollouts.lag 1"),
         ({"rollouts__lag": 2, "mode": "simple"}, "settings.lag-without-vllm", "rollouts.lag 2"),
+        ({"data__rest_steps": 4, "mode": "simple"}, "settings.rest-in-simple-mode", "data.rest_steps 4"),
         ({"rollouts__max_staleness": 1}, "settings.staleness-without-lag", "max_staleness 1"),
         ({"rollouts__adapter_switch": "turn"}, "settings.staleness-without-lag", "adapter_switch turn"),
         (

@@ -137,6 +137,12 @@ def _find_errors(settings: TrainSettings, scenarios: int | None) -> Iterator[Usa
             f"the agent {settings.agent.word} requires mode masked or rollout, got simple, which trains on first turns "
             "without episodes; set mode to masked, or leave the agent out",
         )
+    if settings.mode == "simple" and settings.data.rest_steps:
+        yield UsageError(
+            "settings.rest-in-simple-mode",
+            f"data.rest_steps {settings.data.rest_steps} requires mode masked or rollout, got simple, which replaces "
+            "no groups; set it to 0",
+        )
     yield from _find_training_errors(settings, settings.output.report_to)
     if settings.is_sharded and (settings.mode == "simple" or rollouts.engine != "vllm"):
         yield UsageError(

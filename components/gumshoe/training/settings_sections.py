@@ -203,7 +203,8 @@ class DataSettings(Section):
         0,
         ge=0,
         description="number of steps for which a scenario is used only if there are not enough others, after a group "
-        "of it was flat, i.e. always or never solved. This saves rollouts, but such scenarios are seen less often",
+        "of it was flat, i.e. always or never solved. This saves rollouts, but such scenarios are seen less often. Not "
+        "in mode simple",
     )
     seed: Annotated[int, EnvVar("SEED")] = Field(
         42, description="random seed of the adapter's initial weights, the order of scenarios, and every episode"
@@ -264,7 +265,8 @@ class RolloutSettings(Section):
         3,
         ge=1,
         description="maximum number of scenarios per group of a step. A group that is flat or dropped is replaced at "
-        "once by another scenario (dynamic sampling of DAPO, https://arxiv.org/abs/2503.14476)",
+        "once by another scenario (dynamic sampling of DAPO, https://arxiv.org/abs/2503.14476). No effect in mode "
+        "simple",
     )
     concurrency: int = Field(64, ge=1, description="maximum number of concurrent episodes per server")
     lag: int = Field(
