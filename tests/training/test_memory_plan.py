@@ -635,6 +635,22 @@ class TestCommand:
         assert json.loads(run(*given, "--set", f"environment={suggested}").out)["episode"]["fits"]
         assert f"environment: {suggested}" in run(*given[:-1]).out
 
+    def test_the_suggested_environment_fits_the_context_of_the_suggested_settings(
+        self, run: Callable[..., CommandResult], large_model: str, tmp_path: Path
+    ) -> None:
+        given: list[Any] = ["plan", "--model", large_model, "--gpu-memory", 12]
+        found = json.loads(run(*given, "--json").out)
+        changes = found["suggested"]["changes"]
+        assert found["episode"]["context"] == changes["model.max_context"] < found["context"]
+        text = run(*given).out.split("--config`:\n\n")[1]
+        assert text == found["suggested"]["config"] + "\n"
+        keys = [line.partition(":")[0] for line in text.splitlines() if line[:1].isalpha()]
+        assert len(keys) == len(set(keys))
+        assert "environment" in keys
+        (tmp_path / "suggested.yaml").write_text(text)
+        again = run("plan", "--config", tmp_path / "suggested.yaml", "--gpu-memory", 12, "--json")
+        assert (again.status, json.loads(again.out)["episode"]["fits"]) == (0, True)
+
     def test_without_a_gpu(self, run: Callable[..., CommandResult]) -> None:
         ran = run("plan", "--config", "tiny", "--gpus", 0, "--gpu-memory", 64)
         assert ran.status == 0

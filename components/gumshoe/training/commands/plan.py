@@ -1,6 +1,6 @@
 """`gumshoe plan`: estimate the memory and time of a training run before it starts."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
@@ -25,6 +25,7 @@ from gumshoe.training.planning.memory_plan import (
     suggest_changes,
     to_config,
 )
+from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_sources import resolve
 
 plan = typer.Typer(add_completion=False)
@@ -86,14 +87,26 @@ def run(
     better = None if memory_plan.fits else suggest_changes(memory_plan, shape)
     context = None
     if resolved.mode != "simple" and not is_tiny(resolved.model.name):
-        limits = resolved.rollouts.max_turns, resolved.model.max_context
-        context = plan_context(resolved.environment, *limits, shape.longest)
+        fitting = better.settings if better is not None else resolved  # a run that fits may have a shorter context
+        limits = fitting.rollouts.max_turns, fitting.model.max_context
+        context = plan_context(fitting.environment, *limits, shape.longest)
+    if better is not None and context is not None:
+        better = replace(better, settings=_shorten_episodes(better.settings, context))
     if json:
         print_json({**_as_json(memory_plan, shape, better), "episode": None if context is None else _describe(context)})
     else:
         _show(memory_plan, shape, better, context)
     if not memory_plan.fits:
         raise RefusedError("planning.does-not-fit", f"the run does not fit: {memory_plan.explain_shortage()}")
+
+
+def _shorten_episodes(settings: TrainSettings, context: ContextPlan) -> TrainSettings:
+    """Return settings with the environment and the turns that are suggested for their context."""
+    update: dict[str, Any] = {} if context.suggested is None else {"environment": context.suggested}
+    if context.suggested_turns is not None:
+        turns = {"max_turns": context.suggested_turns}
+        update["rollouts"] = settings.rollouts.model_copy(update=turns)
+    return settings.model_copy(update=update)
 
 
 def _machine(gpus: int, memory: float | None, kind: str | None) -> Machine:
@@ -152,16 +165,24 @@ def _describe(context: ContextPlan) -> dict[str, Any]:
     }
 
 
-def _show_context(context: ContextPlan) -> None:
-    """Show how many tokens a long episode needs, and an environment that needs fewer, as a line of a configuration."""
-    need = f"A long episode of {context.turns} turns needs roughly {round(context.tokens, -2):,} tokens"
+def _show_context(context: ContextPlan, *, is_in_config: bool) -> None:
+    """Show how many tokens a long episode needs, and an environment that needs fewer, as a line of a configuration.
+
+    `is_in_config` is True if the estimate is for suggested settings, whose whole configuration is shown afterwards.
+    """
+    tokens = f"{context.turns} turns needs roughly {round(context.tokens, -2):,} tokens"
+    need = f"With the settings below, a long episode of {tokens}" if is_in_config else f"A long episode of {tokens}"
     if context.suggested is None:
         out.print(f"{need} of {context.context:,}.")
         return
-    out.print(
-        f"[yellow]{need}, but the context has {context.context:,}: it may end without an answer.[/] Searches and "
-        "messages that show less leave more room; ids of messages are long, so handles always save tokens:\n"
+    why = (
+        "Searches and messages that show less leave more room; ids of messages are long, so handles always save tokens"
     )
+    lack = f"{need}, but the context has {context.context:,}: it may end without an answer."
+    if is_in_config:
+        out.print(f"[yellow]{lack}[/] {why}, and the settings below have such an environment.")
+        return
+    out.print(f"[yellow]{lack}[/] {why}:\n")
     out.print(f"environment: {context.suggested.word}", markup=False, soft_wrap=True)
     if context.suggested_turns is not None:
         out.print(f"rollouts: {{max_turns: {context.suggested_turns}}}", markup=False, soft_wrap=True)
@@ -189,7 +210,7 @@ def _show(memory_plan: MemoryPlan, shape: ModelShape, better: MemoryPlan | None,
     for note in memory_plan.notes:
         out.print(f"[yellow]{note[:1].upper()}{note[1:]}.[/]")
     if context is not None:
-        _show_context(context)
+        _show_context(context, is_in_config=better is not None)
     device = memory_plan.tightest
     if memory_plan.fits:
         left = device.memory - device.needed

@@ -395,8 +395,10 @@ def _with_changes(
 
 
 def changed_settings(before: TrainSettings, after: TrainSettings) -> dict[str, Any]:
-    """Return the settings that differ, with their values in `after`, by dotted name."""
-    return {name: reduce(getattr, name.split("."), after) for name in find_differences(before, after)}
+    """Return the settings that differ, with their values in `after` as JSON has them, by dotted name."""
+    dumped = after.model_dump(mode="json")
+    names = find_differences(before, after)
+    return {name: reduce(lambda level, each: level[each], name.split("."), dumped) for name in names}
 
 
 def to_config(settings: TrainSettings) -> str:
