@@ -283,6 +283,29 @@ def test_the_default_is_greedy_and_several_samples_give_pass_at_k(
 
 
 @pytest.mark.ci
+def test_an_evaluation_is_not_continued_with_another_model_of_a_server(
+    run: Run, place: Place, server: FakeVLLM, tmp_path: Path
+) -> None:
+    server.roots = {"adapter": "/adapters/v1"}
+    given: dict[str, Any] = {"tokenizer": place.tokenizer, "max_tokens": 400}
+    first = run(*options(place, tmp_path / "e", f"a=vllm:{server.address}#adapter", **given, limit=1))
+    assert first.status == 0, first.err
+    asked = len(server.requests)
+    with FakeVLLM() as other:  # at another address, as after a restart
+        for path, status in (("/adapters/v2", 2), ("/adapters/v1", 0)):
+            other.roots = {"adapter": path}
+            ran = run(*options(place, tmp_path / "e", f"a=vllm:{other.address}#adapter", **given, limit=1))
+            assert ran.status == status, ran.err
+            assert status == 0 or (ran.code, "served model of a" in ran.err) == ("evaluation.settings-changed", True)
+        assert (other.requests, len(server.requests)) == ([], asked)
+    (tmp_path / "adapter").mkdir()
+    Lineage(learned_from=load_scenarios(str(place.scenarios)).only("train").to_record()).write(tmp_path / "adapter")
+    named = {"adapter": f"a={tmp_path / 'adapter'}"}
+    late = run(*options(place, tmp_path / "e", f"a=vllm:{server.address}#adapter", **given, **named, limit=1))
+    assert (late.code, "adapter of a" in late.err) == ("evaluation.settings-changed", True)
+
+
+@pytest.mark.ci
 def test_an_adapter_is_not_tested_on_scenarios_that_it_has_seen(
     run: Run, place: Place, server: FakeVLLM, tmp_path: Path
 ) -> None:

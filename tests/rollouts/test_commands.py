@@ -213,6 +213,11 @@ def test_trajectories_with_another_index_or_other_weights_are_not_reused(
     ran = run(*options(place, out, adapter(server), index=other))
     assert (ran.status, ran.code, ": index " in ran.err) == (2, "rollouts.other-settings", True)
     assert out.read_bytes() == there
+    server.roots = {"adapter": "/adapters/of-another-run"}
+    moved = run(*options(place, out, adapter(server)))
+    assert (moved.status, moved.code, ": served " in moved.err) == (2, "rollouts.other-settings", True)
+    assert out.read_bytes() == there
+    server.roots = {}
     lines = [json.loads(line) | {"policy": ""} for line in there.splitlines()]
     for line in lines:
         line["settings"]["weights"] = "0123456789abcdef"  # of an adapter that no longer exists

@@ -225,8 +225,8 @@ def run_evaluation(
             err.print(f"[bold yellow]warning:[/] {printable(note)}", soft_wrap=True)
         elif "#" in each.policy and not each.is_unseen:
             err.print(
-                f"[bold yellow]warning:[/] cannot check which questions {printable(each.name)} was trained on; add "
-                f"--adapter {printable(each.name)}=DIR",
+                f"[bold yellow]warning:[/] cannot check which questions {printable(each.name)} was trained on; "
+                f"evaluate it in another directory with --adapter {printable(each.name)}=DIR",
                 soft_wrap=True,
             )
     if json:

@@ -22,7 +22,7 @@ from gumshoe.evaluation.attacks.attack_run import AttackedPolicy, AttackRun
 from gumshoe.evaluation.canary_evaluation import ProbedPolicy, check_probed, measure_memorization, prepare_questions
 from gumshoe.evaluation.chosen_samples import choose_samples, keep_chosen
 from gumshoe.evaluation.comparison import compare_policies
-from gumshoe.evaluation.evaluation_request import EvaluationRequest
+from gumshoe.evaluation.evaluation_request import EvaluationRequest, NamedPolicy
 from gumshoe.evaluation.metrics import accuracy_by_kind, compute_metrics
 from gumshoe.evaluation.predictions import Prediction, group_by_question, write_predictions, write_table
 from gumshoe.evaluation.proof.held_out import write_held_out_proof
@@ -259,6 +259,8 @@ def _record_settings(
             f"policy {each.name}": _ADDRESS.sub("", each.word),
             f"weights of {each.name}": policy.weights_digest,
         }
+        if served := policy.describe_served():
+            recorded[f"served model of {each.name}"] = served
         if policy.takes_tokenizer:
             recorded[f"tokenizer of {each.name}"] = rollout.tokenizer
     # A server may have another adapter by now under the same name; its directory tells which one is meant.
@@ -276,7 +278,11 @@ def _record_settings(
             raise UsageError(
                 "evaluation.state-damaged", f"{path} is not valid JSON; use another --out directory"
             ) from None
-    if other := find_changed_settings(before, recorded):
+    other = find_changed_settings(before, recorded)
+    for each in settings.policies:  # nothing tells whether the episodes so far are of that adapter
+        if (name := f"adapter of {each.name}") in before.keys() ^ recorded.keys() and _has_episodes(directory, each):
+            other.append(name)
+    if other:
         raise UsageError(
             "evaluation.settings-changed",
             f"{directory} holds an evaluation with different settings: {', '.join(other)}; use another directory, or "
@@ -286,6 +292,11 @@ def _record_settings(
         write_atomically(path, io.BytesIO(json.dumps(before | recorded, indent=2).encode() + b"\n"))
         for name in (METRICS_FILE, PREDICTIONS, TABLE, REPORT, PROOF):  # remove the results of earlier runs
             (directory / name).unlink(missing_ok=True)
+
+
+def _has_episodes(directory: Path, policy: NamedPolicy) -> bool:
+    path = directory / TRAJECTORIES / f"{policy.name}.jsonl"
+    return path.is_file() and path.stat().st_size > 0
 
 
 async def _run_rollouts(

@@ -21,7 +21,13 @@ from gumshoe.artifacts.base_models import resolve_base_model
 from gumshoe.artifacts.hub import find_model
 from gumshoe.artifacts.manifest import file_digest
 from gumshoe.errors import UsageError
-from gumshoe.inference.vllm_server import ServerOptions, VLLMServer, is_vllm_installed, round_up_lora_rank
+from gumshoe.inference.vllm_server import (
+    ServerOptions,
+    VLLMServer,
+    describe_served,
+    is_vllm_installed,
+    round_up_lora_rank,
+)
 from gumshoe.json_text import load_json
 
 KEYWORDS = "keywords"
@@ -116,6 +122,10 @@ class PolicyName:
         Other weights may be put under the same name. Reads all files.
         """
         return digest_weights(reversed(self.directories))
+
+    def describe_served(self) -> list[str]:
+        """Return what the servers of a `vllm` policy have under its name. See `describe_served`; empty for others."""
+        return describe_served(self.urls, self.model) if self.kind == "vllm" else []
 
 
 def digest_weights(directories: Iterable[Path]) -> str | None:

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import distributions
@@ -368,6 +368,25 @@ def parse_model_names(answer: httpx.Response, url: str, context: int) -> list[st
             f"the server with --max-model-len {context}",
         )
     return names
+
+
+def describe_served(urls: Iterable[str], name: str) -> list[str]:
+    """Return what servers have under the name of a model or an adapter, by the paths in their answers to /v1/models.
+
+    Each different answer is there once, as text. Servers that do not answer, or do not have the name, are left out.
+    """
+    found = set[str]()
+    for url in map(server_address, urls):
+        try:
+            models = httpx.get(f"{url}/v1/models", timeout=_CHECK_TIMEOUT, **http_options(url)).json()["data"]
+            by_name = {str(each["id"]): each for each in models}
+            served = by_name.get(name)
+            chain = [] if served is None else [served, *filter(None, [by_name.get(served.get("parent") or "")])]
+            if chain:
+                found.add(" on ".join(f"{each['id']} from {each.get('root') or 'an unknown path'}" for each in chain))
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return sorted(found)
 
 
 def load_adapter(url: str, name: str, directory: Path, deadline: float) -> None:

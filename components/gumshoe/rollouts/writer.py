@@ -125,6 +125,8 @@ async def run_to_file(
     limits = settings.limits
     env_factory.check(chosen, limits.max_turns)
     recorded = {**settings.episode_settings, **env_factory.provenance, "weights": name.weights_digest}
+    if served := await asyncio.to_thread(name.describe_served):
+        recorded["served"] = served
     run: EpisodeRunner
 
     async def episode(scenario: Scenario, sample: int, attempt: int) -> Trajectory:
