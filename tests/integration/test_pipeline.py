@@ -231,10 +231,11 @@ def test_a_failing_step_is_reported(place: Path, tmp_path: Path) -> None:
     bad = parameters(place, "r3", tmp_path / "p.json", settings=lacking)
     done = run_pipeline(bad, tmp_path / "out")
     assert (done.status, done.code) == (1, "pipelines.local-run-failed")
-    assert states(done.err)["train-grpo"] == "failed"
-    assert done.err.count("\ntrain-grpo\n") == 1, "it would fail again"
+    assert states(done.err)["check-training"] == "failed"
+    assert done.err.count("\ncheck-training\n") == 1, "it would fail again"
+    assert states(done.err)["evaluate-policy"] == "skipped", "nothing expensive is started"
     last = done.err[done.err.rindex("error: ") :]
-    assert "train-grpo" in last
+    assert "check-training" in last
     assert "[settings.too-few-scenarios]" in last
     assert states(done.err)["notify"] == "done"
 

@@ -601,8 +601,10 @@ def test_the_pipeline_step_makes_the_episodes(company: Path, tmp_path: Path) -> 
     """No judge is asked: this one does not exist."""
     settings = {name: value for name, value in SETTINGS.items() if name != "model.name"}
     settings |= {"warm_start.epochs": 0.2, "data.train_size": 8}
-    report = run_sft(
-        company / "index", company, "tiny", "", settings, "gold", "openai:none@http://127.0.0.1:9", tmp_path
-    )
+    out, store = tmp_path / "out", (tmp_path / "store").as_uri()
+    out.mkdir()
+    inputs = (company / "index", company, "tiny", "", settings, "gold", "openai:none@http://127.0.0.1:9")
+    report = run_sft(*inputs, out, store, "")
     assert (report["episodes"], report["right"]) == (8, 8)
-    check_start(LoraSettings(rank=4, alpha=8, start=tmp_path))
+    check_start(LoraSettings(rank=4, alpha=8, start=out))
+    assert not [each for each in (tmp_path / "store").rglob("*") if each.is_file()], "nothing is left in the store"
