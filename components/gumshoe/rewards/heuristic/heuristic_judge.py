@@ -164,7 +164,7 @@ def _flatly_denied(case: JudgeCase) -> Decision:
 
 
 def _same_text(case: JudgeCase) -> Decision:
-    if not case.has_verdict and is_exact(case.answer.text, case.reference.text):
+    if not case.has_verdict and case.whole_reference and is_exact(case.answer.text, case.reference.text):
         return True, "it is the reference answer"
     return None
 
@@ -317,10 +317,10 @@ def _needs_names(case: JudgeCase, needed: list[tuple[Word, list[Item]]], missing
 
 
 _RULES: tuple[Callable[[JudgeCase], Decision], ...] = (
-    _no_answer,
     _hedge,
     _flatly_denied,
     _same_text,
+    _no_answer,
     _dump,
     yes_or_no,
     second_answer,

@@ -34,6 +34,12 @@ _ABBREVIATIONS |= {"ste": "suite", "pkwy": "parkway", "hwy": "highway", "ln": "l
 _ABBREVIATIONS |= {"bldg": "building", "mt": "mount", "ft": "fort", "univ": "university", "assoc": "associates"}
 _ABBREVIATIONS |= {"rm": "room", "dept": "department", "apt": "apartment", "intl": "international"}
 _IGNORED = _STOP_WORDS | {"mr", "mrs", "ms", "miss", "sir", "madam", "dr", "prof", "phd", "esq", "jr"}
+_ACRONYMS = frozenset({"us", "it", "who", "is", "ms"})  # other stop words in capitals are stressed words
+_LABELLED = re.compile(
+    r"\b(?:annex|appendix|article|building|category|chapter|class|exhibit|factor|grade|group|hall|hepatitis|influenza|"
+    r"level|option|part|phase|plan|room|schedule|section|series|stage|team|terminal|type|unit|version|vitamin|wing) $",
+    re.I,
+)
 _NAME_FOLLOWS = re.compile(r" (?=[^\W\d_])[^a-z\W]")
 _NAME_SEPARATOR = re.compile(r"(?:[\s,.;&|-]|\b(?:and|the|mr|mrs|ms|dr)\b)*", re.I)
 
@@ -78,7 +84,10 @@ class NormalizedText:
 
     @cached_property
     def words(self) -> list[Word]:
-        """Content words, without accents. Titles and initials between names are left out."""
+        """Content words, without accents. Titles and initials between names are left out.
+
+        Stop words that are acronyms or labels, such as "US" and the letter of "grade A", are content words.
+        """
         taken = [(each.start, each.end) for each in self.values]
         found: list[Word] = []
         for match in _WORD.finditer(self.text):
@@ -87,16 +96,28 @@ class NormalizedText:
             is_name = match[0][0].isupper()
             after_name = bool(found) and found[-1].is_name and self.text[found[-1].end : match.start()] == " "
             before_name = _NAME_FOLLOWS.match(self.text, match.end()) is not None
-            is_initial = is_name and len(key) == 1 and self.text[match.end() : match.end() + 1] == "."
+            is_labelled = is_name and self._is_label(match)
+            is_initial = is_name and len(key) == 1 and self.text.startswith(".", match.end()) and not is_labelled
             is_part = is_name and ((len(key) == 1 and after_name) or (key == "will" and before_name))  # Option A
             if (
                 is_initial
-                or (key in _IGNORED and not is_part)
+                or (key in _IGNORED and not is_part and not is_labelled)
                 or any(start <= match.start() < end for start, end in taken)
             ):
                 continue
             found.append(Word(key, is_name, *match.span()))
         return [self._with_given(found, place) for place in range(len(found))]
+
+    def _is_label(self, word: re.Match[str]) -> bool:
+        """Return True if a word in capitals is an acronym spelled as a stop word, or a letter as in "grade A".
+
+        In a text of capitals only, nothing is an acronym unless the text has no other word.
+        """
+        is_alone = self.text.strip(" .!?") == word[0]
+        if len(word[0]) > 1:
+            is_acronym = word[0].isupper() and word[0].casefold() in _ACRONYMS
+            return is_acronym and (is_alone or not self.text.isupper())
+        return (is_alone and word[0] == "A") or _LABELLED.search(self.text, 0, word.start()) is not None
 
     def _with_given(self, words: list[Word], place: int) -> Word:
         """Return a word, marked as a given name if it may be one."""
