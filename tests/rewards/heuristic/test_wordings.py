@@ -44,3 +44,69 @@ def test_acronyms_and_letters_that_spell_a_stop_word(
 @pytest.mark.parametrize("answer", ["", " ", ".", "?"])
 def test_an_empty_answer_is_wrong_even_for_an_empty_reference(answer: str) -> None:
     assert not any(judge_answer("Which team?", each, answer).correct for each in ("", ".", "..."))
+
+
+MANY, PAID, MAY_8 = "How many people attended?", "How much did they pay?", "When did they meet?"
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "correct", "wrong"),
+    [
+        (
+            MANY,
+            "25",
+            [
+                "25 people attended the meeting on May 8.",
+                "On May 8, 25 people attended.",
+                "25 people attended in 2001.",
+                "25 people attended the 2nd meeting.",
+                "25 people from 3 companies attended.",
+                "25 people attended in room 12.",
+                "25 people attended for 3 hours.",
+            ],
+            [
+                "25, May 8",
+                "25 and 26 people attended.",
+                "25 people and 26 guests attended.",
+                "25 people attended, 26 people attended",
+                "25 people attended. 26 guests attended.",
+                "25 people, 3 hours",
+                "25, 2001",
+                "26 people attended on May 25.",
+            ],
+        ),
+        (
+            PAID,
+            "$5 million",
+            [
+                "They paid $5 million on May 8.",
+                "In 2001 they paid $5 million.",
+                "They paid $5 million for 12 turbines.",
+                "They paid $5 million for lot 12.",
+            ],
+            [
+                "$5 million, 6 million",
+                "They paid $5 million and 6 million.",
+                "They paid $5 million. They paid 6 million.",
+                "$5 million, May 8",
+                "They paid $5 million and $6 million.",
+            ],
+        ),
+        (
+            MAY_8,
+            "May 8",
+            ["They met on May 8 in room 12.", "They met on May 8 at 9.", "They met on May 8 for 3 hours."],
+            ["May 8, 9", "They met on May 8 and 9.", "They met on May 8 and May 9.", "They met on May 8 rather 9."],
+        ),
+        (
+            "In which year did they meet?",
+            "2001",
+            ["They met in 2001."],
+            ["They met in 2001 and in 2002.", "2001, 2002"],
+        ),
+    ],
+)
+def test_a_date_a_year_or_a_count_beside_the_value(
+    question: str, reference: str, correct: list[str], wrong: list[str]
+) -> None:
+    check(question, reference, correct, wrong)

@@ -14,6 +14,23 @@ _MIN_NEW_WORDS = 2  # minimum new content words of a sentence about something el
 _MIN_LIST = 2  # number of new short parts, or new names in a row, that make a list
 _MAX_PART_WORDS = 4  # maximum words of a short part
 _MAX_REQUIRED = 6  # maximum required items; with more, every correct answer is a list
+_DATED, _COUNTS = frozenset({"date", "ordinal"}), frozenset({"number", "ordinal"})
+_YEAR = re.compile(r"(?:19|20)\d\d")
+_ASKS_FOR_YEAR = re.compile(r"\b(?:when|years?|since|until)\b", re.I)
+_BEFORE_YEAR = re.compile(
+    r"\b(?:in|since|during|until|by|for|of|year|early|late|mid|spring|summer|autumn|fall|winter|"
+    r"(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)[a-z]*\.?,?)[ -]$",
+    re.I,
+)
+_PREPOSITION = re.compile(
+    r"\b(?:on|in|at|by|since|from|until|during|for|of|to|with|before|after)\s+(?:the\s+|about\s+)?$", re.I
+)
+_LABEL = re.compile(
+    r"\b(?:on|in|at|from|for|of|to|with|under|by)\s+(?:the\s+)?(?!only|just|exactly|about|around|nearly|almost|over|some)"
+    r"[^\W\d_]{3,}\s+(?:no\.?\s?|#)?$",
+    re.I,
+)
+_ENUMERATES = re.compile(r"[,;/|&+-]|\b(?:and|or|vs|versus)\b", re.I)
 
 
 def alternatives(case: JudgeCase) -> Decision:
@@ -139,13 +156,48 @@ def _find_rivals(case: JudgeCase) -> Iterator[tuple[int, int]]:
     """Yield start and end of other values of a required kind, or of other names, in the answer."""
     wanted = [each for each in case.required if isinstance(each, Value) and each.kind != "ordinal"]
     for value in case.answer.values:
-        if case.is_new(value) and any(map(value.has_kind_of, wanted)):
+        is_rival = any(value.has_kind_of(each) and not _is_beside(case, value, each) for each in wanted)
+        if case.is_new(value) and is_rival:
             yield value.start, value.end
     if all(isinstance(each, Word) and each.is_name for each in case.required):
         for name in case.answer.names():
             is_attribute = case.answer.text[name[-1].end :].startswith((" one", " 1"))  # "the Orchard Quay one"
             if all(map(case.is_new, name)) and not is_attribute and not all(word.key in phrases.POSTS for word in name):
                 yield name[0].start, name[-1].end
+
+
+def _is_beside(case: JudgeCase, value: Value, wanted: Value) -> bool:
+    """Return True if a value says something else beside the wanted one: its date, or another count in its sentence.
+
+    Separated from the wanted one by nothing but a separator of lists, it is another candidate.
+    """
+    text, span = case.answer.text, case.span or (value.start, value.end)
+    first, last = case.answer.sentence(span[0])
+    counted = next((each for each in case.answer.words if each.start >= value.end), None)
+    counts_other = counted is not None and counted.start == value.end + 1 and case.is_new(counted)
+    is_date = value.kind in _DATED and wanted.kind not in _DATED
+    if not is_date and not _is_other_year(case, value, is_counted=counts_other):
+        is_other = value.unit != wanted.unit if value.unit else counts_other or _LABEL.search(text, 0, value.start)
+        is_hour = wanted.kind == "date" and text[: value.start].endswith(" at ")
+        if value.kind not in _COUNTS or not (is_other or is_hour) or not first <= value.start < last:
+            return False
+    if _PREPOSITION.search(text, 0, value.start):
+        return True
+    start, end = (span[1], value.start) if value.start >= span[1] else (value.end, span[0])
+    between = [each for each in case.answer.items if start <= each.start < end and not case.question.find(each)]
+    return bool(between) or not _ENUMERATES.search(text, start, end)
+
+
+def _is_other_year(case: JudgeCase, value: Value, *, is_counted: bool) -> bool:
+    """Return True if a value is a year that is not asked for."""
+    text = case.answer.text
+    return (
+        value.kind == "number"
+        and not is_counted
+        and _YEAR.fullmatch(text, value.start, value.end) is not None
+        and _BEFORE_YEAR.search(text, 0, value.start) is not None
+        and not _ASKS_FOR_YEAR.search(case.question.text)
+    )
 
 
 def _find_list(case: JudgeCase) -> str | None:
