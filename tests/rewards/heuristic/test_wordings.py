@@ -110,3 +110,118 @@ def test_a_date_a_year_or_a_count_beside_the_value(
     question: str, reference: str, correct: list[str], wrong: list[str]
 ) -> None:
     check(question, reference, correct, wrong)
+
+
+def check_yes_or_no(question: str, yes: list[str], no: list[str], neither: list[str]) -> None:
+    found = {
+        each: tuple(judge_answer(question, reference, each).correct for reference in ("Yes", "No"))
+        for each in yes + no + neither
+    }
+    expected = dict.fromkeys(yes, (True, False)) | dict.fromkeys(no, (False, True))
+    assert found == expected | dict.fromkeys(neither, (False, False))
+
+
+ISSUED, GIVEN, MOVE = "Was the permit issued?", "Has approval been given?", "Was the move approved?"
+SIGN = "Did Bob sign the contract?"
+
+
+@pytest.mark.parametrize(
+    ("question", "yes", "no", "neither"),
+    [
+        (
+            ISSUED,
+            ["The permit has been issued.", "Yes, the permit was issued."],
+            [
+                "No, it is still awaiting approval.",
+                "No, the permit has not been issued.",
+                "No, acceptance is pending.",
+                "The permit has not been issued.",
+            ],
+            ["The permit has been revoked.", "They wait for approval."],
+        ),
+        (
+            GIVEN,
+            ["Approval has been given.", "Yes, approval was given."],
+            ["Approval has not been given.", "No, approval is pending."],
+            [],
+        ),
+        (
+            MOVE,
+            [
+                "Kim gave permission.",
+                "Yes, she gave her consent.",
+                "We have the green light.",
+                "Permission was granted.",
+            ],
+            [
+                "Permission was not given.",
+                "No, not before Kim approves it.",
+                "No, it has to be approved.",
+                "No, we do not have permission.",
+                "She refused her consent.",
+            ],
+            [
+                "No, she gave her consent.",
+                "No, Kim approved it.",
+                "No, they permit it.",
+                "Yes, Kim has refused.",
+                "Yes, she refused to approve it.",
+                "Approval is pending.",
+            ],
+        ),
+        (
+            "Did they settle?",
+            [
+                "Yes, after the first offer was rejected they settled.",
+                "Yes, they rejected the first offer but settled later.",
+                "Yes, despite the rejection of the first offer.",
+            ],
+            ["No, after the first offer was accepted they did not settle."],
+            ["Yes, they refused to settle.", "Yes, they refused."],
+        ),
+        ("Did sales recover?", ["Yes, after a decline in spring."], ["No, sales declined."], ["Yes, it was rejected."]),
+    ],
+)
+def test_words_of_approval_may_decide_nothing(question: str, yes: list[str], no: list[str], neither: list[str]) -> None:
+    check_yes_or_no(question, yes, no, neither)
+
+
+@pytest.mark.parametrize(
+    ("question", "yes", "no", "neither"),
+    [
+        (
+            SIGN,
+            [
+                "Bob signed the contract but did not date it.",
+                "Bob signed the contract, but not the annex.",
+                "Bob signed the contract, but not on May 8.",
+                "Bob signed it. He did not date it.",
+                "He signed it but did not date it.",
+            ],
+            [
+                "Bob read the contract but did not sign it.",
+                "Bob got the contract but never did.",
+                "Bob has not signed the contract but dated it.",
+                "Bob signed the contract. That is not true.",
+                "You asked whether Bob signed the contract. He did not.",
+                "Bob should sign the contract but has not answered.",
+                "Bob was asked to sign the contract but has not answered.",
+            ],
+            [],
+        ),
+        (
+            "Will Kay attend?",
+            ["Kay will attend but not speak."],
+            ["Kay will not attend but listen.", "Kay attends no more, not even on Monday; she will not attend."],
+            [],
+        ),
+        (
+            "Did the board sign the contract?",
+            ["It signed the contract but did not date it."],
+            ["It has not signed the contract."],
+            [],
+        ),
+    ],
+)
+def test_a_denial_of_something_else_is_no_no(question: str, yes: list[str], no: list[str], neither: list[str]) -> None:
+    check_yes_or_no(question, yes, no, neither)

@@ -127,7 +127,7 @@ def is_denied(text: NormalizedText, word: Word, ignored: frozenset[str] = frozen
 
     `ignored` are the stems of negations that do not count.
     """
-    found = NEGATOR.finditer(text.text, _find_clause(text, word)[0])
+    found = NEGATOR.finditer(text.text, find_clause(text.text, word.start, word.end)[0])
     return sum(match.end() <= word.start and stem_of_negation(match) not in ignored for match in found) % 2 == 1
 
 
@@ -147,13 +147,19 @@ def differ_by_place(one: NormalizedText, word: Word, other: NormalizedText, own:
 
 def _stems_of_clause(text: NormalizedText, word: Word) -> frozenset[str]:
     """Return the stems of the words in the clause of a word, without those such as "not"."""
-    start, end = _find_clause(text, word)
+    start, end = find_clause(text.text, word.start, word.end)
     words = [each.key for each in text.words if start <= each.start < end]
     return frozenset(stem_of(each) for each in words if each not in _NEGATING_WORDS)
 
 
-def _find_clause(text: NormalizedText, word: Word) -> tuple[int, int]:
-    """Return start and end of the clause of a word."""
-    start = max((match.end() for match in _CLAUSE.finditer(text.text, 0, word.start)), default=0)
-    end = _CLAUSE.search(text.text, word.end)
-    return start, end.start() if end else len(text.text)
+def find_clause(text: str, start: int, end: int) -> tuple[int, int]:
+    """Return start and end of the clause with a part of a text."""
+    first = max((match.end() for match in _CLAUSE.finditer(text, 0, start)), default=0)
+    following = _CLAUSE.search(text, end)
+    return first, following.start() if following else len(text)
+
+
+def find_clauses(text: str) -> list[tuple[int, int]]:
+    """Return start and end of each clause of a text."""
+    cuts = [match.span() for match in _CLAUSE.finditer(text)]
+    return list(zip([0, *(end for _, end in cuts)], [*(start for start, _ in cuts), len(text)], strict=True))

@@ -98,7 +98,8 @@ class NormalizedText:
             before_name = _NAME_FOLLOWS.match(self.text, match.end()) is not None
             is_labelled = is_name and self._is_label(match)
             is_initial = is_name and len(key) == 1 and self.text.startswith(".", match.end()) and not is_labelled
-            is_part = is_name and ((len(key) == 1 and after_name) or (key == "will" and before_name))  # Option A
+            is_will = key == "will" and before_name and not (match.start() == 0 and self.text.endswith("?"))
+            is_part = is_name and ((len(key) == 1 and after_name) or is_will)  # Option A
             if (
                 is_initial
                 or (key in _IGNORED and not is_part and not is_labelled)

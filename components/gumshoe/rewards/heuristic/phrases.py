@@ -42,12 +42,52 @@ AGREED = _pattern(
     r"go-?ahead|green light|ok(?:ay)?(?:ed|'d)?|authori[sz]\w+|said yes|cleared|consent\w*|gave (?:a|the) nod",
 )
 """A request was approved."""
+AGREEMENT = re.compile(
+    r"approv(?:als?|ers?)|accept(?:ance|abl\w+)|allowances?|permission|permits?|grants?|consents?|"
+    r"authori[sz]ations?|go-?ahead|green light",
+    re.I,
+)
+"""Of `AGREED`, what is a noun, or may be one."""
+AGREEING = re.compile(
+    r"(?:\b(?:i|we|you|they|he|she|who|to|not|never|will|would|can|could|may|shall|should|do|does|did|cannot)|n't|"
+    r"\b(?:g[ai]ve[sn]?|giving|got|gets?|has|have|had|with|by|receiv\w+|obtain\w+|grant\w+)"
+    r"(?: (?:an?|the|his|her|its|our|my|your|their|us|them|him|it|full|final|formal|written|official|[\w.]+'s)){0,3})"
+    r"\s+$",
+    re.I,
+)
+"""Makes a noun or verb after it say that somebody agrees: "they permit it", "she gave her consent"."""
+OPEN = re.compile(
+    r"\b(?:await\w*|wait\w*|pending|outstanding|to be|to come|without|needs?|need(?:ed|ing)|requires?|required|"
+    r"seek\w*|sought|ask(?:ed|ing|s)? for|appl(?:y|ied|ies|ying)|request\w*|subject to)\b",
+    re.I,
+)
+"""An agreement that nobody has given yet."""
+_SUBJECT = r"(?:i|we|you|they|he|she|it)\b"
+SUBORDINATE = re.compile(
+    rf"\b(?:after|before|once|until|till|unless|if|when|while|despite|in spite of|to be)\b(?:\s+{_SUBJECT})?"
+    rf"(?:(?!\b{_SUBJECT})[^,;:.!?])*$",
+    re.I,
+)
+"""The text after it is a condition, or says when something happens."""
+OBJECT = re.compile(r"\b(?:it|that|this|them|him|her|us|me)\b", re.I)
+"""A pronoun that may stand for the topic of the question."""
 NEGATED = re.compile(r"(?:\b(?:not|never|no|nobody|without|nor|cannot)|n't)\s+(?:\w+\s+){0,3}$", re.I)
 """Negates the text after it."""
 NEAR = re.compile(r"\s+(?:\w+\s+){0,3}")
 """Stands between a negation and what it negates."""
 SAYS_NOT = re.compile(r"(?:\b(?:not|never|cannot|nobody)|n't)\b", re.I)
 """Contains "not" or "nobody", anywhere."""
+TRUE_WORDS = frozenset({"true", "correct", "right", "so", "case", "happen", "happened", "done", "do", "think"})
+"""Words that deny what was asked after a negation: "that is not true"."""
+WHETHER = re.compile(r"\b(?:if|whether|unless|until)\W*$", re.I)
+"""The text after it is a condition or a question."""
+UNREAL = re.compile(
+    r"\b(?:should|must|will|would|may|might|can|could|shall|ought|if|whether|when|ask\w*|hop(?:e|es|ed|ing)|want\w*|"
+    r"plan\w*|expect\w*|suppos\w*|believ\w*|think\w*|thought|claim\w*|den(?:y|ied|ies)|false|wrong|almost|"
+    r"nearly|about to)\b",
+    re.I,
+)
+"""What the clause says need not have happened."""
 NOT = re.compile(r"\bnot\b|n't\b", re.I)
 """Negates a verb."""
 DENIED = re.compile(

@@ -1,6 +1,7 @@
 """Compare answers to questions of yes or no."""
 
 import re
+from collections.abc import Iterator
 
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.exchanged_words import find_exchanged
@@ -9,6 +10,8 @@ from gumshoe.rewards.heuristic.negation import (
     NEGATOR,
     are_opposites,
     differ_by_place,
+    find_clause,
+    find_clauses,
     is_denied,
     is_negating_verb,
     is_negator,
@@ -52,14 +55,61 @@ def _polarity(case: JudgeCase, text: str) -> bool | None:
         return None
     said = [*phrases.YES_OR_NO.finditer(text), *_SENTENCE.finditer(text)]
     plainly = {match[1].casefold() not in phrases.NO for match in said}
-    is_yes = not phrases.REFUSED.search(case.question.text) or bool(phrases.AGREED.search(case.question.text))
-    indirectly = {is_yes != _is_negated(text, match.start()) for match in phrases.AGREED.finditer(text)}
-    indirectly |= {is_yes == _is_negated(text, match.start()) for match in phrases.REFUSED.finditer(text)}
+    indirectly = set(_find_decisions(case, text, is_plain=bool(plainly)))
     if len(plainly) == 1 and indirectly != {True not in plainly}:
         return plainly.pop()
     if plainly:
         return None
     return indirectly.pop() if len(indirectly) == 1 else None
+
+
+def _find_decisions(case: JudgeCase, text: str, *, is_plain: bool) -> Iterator[bool]:
+    """Yield True for each word of approval and False for each of refusal, or the other way round if that is asked.
+
+    A noun of the question decides nothing: "Was the permit issued?". Beside a plain yes or no, other nouns do not
+    either, and verbs only if they are about the question.
+    """
+    is_yes = not phrases.REFUSED.search(case.question.text) or bool(phrases.AGREED.search(case.question.text))
+    for match in phrases.AGREED.finditer(text):
+        start, end = match.span()
+        is_noun = _is_noun(text, match)
+        if is_plain and (is_noun or not _is_about_question(case, text, match)):
+            continue
+        if is_noun and (_is_asked_noun(case, match) or _is_open(text, start, end)):
+            continue
+        last = find_clause(text, start, end)[1]
+        yield is_yes != (_is_negated(text, start) or (is_noun and phrases.NOT.search(text, end, last) is not None))
+    for match in phrases.REFUSED.finditer(text):
+        if not is_plain or _is_about_question(case, text, match):
+            yield is_yes == _is_negated(text, match.start())
+
+
+def _is_noun(text: str, match: re.Match[str]) -> bool:
+    """Return True if a match of `AGREED` is a noun by which nobody agrees: "they wait for approval"."""
+    return phrases.AGREEMENT.fullmatch(match[0]) is not None and not phrases.AGREEING.search(text, 0, match.start())
+
+
+def _is_asked_noun(case: JudgeCase, match: re.Match[str]) -> bool:
+    return re.search(rf"\b{re.escape(match[0])}\b", case.question.text, re.I) is not None
+
+
+def _is_open(text: str, start: int, end: int) -> bool:
+    """Return True if the clause of a noun says that nobody has agreed yet, or that somebody refused to."""
+    first, last = find_clause(text, start, end)
+    return bool(phrases.OPEN.search(text, first, last) or phrases.REFUSED.search(text, first, start))
+
+
+def _is_about_question(case: JudgeCase, text: str, match: re.Match[str]) -> bool:
+    """Return True if a clause with a verb of approval or refusal has a word of the question, or only names beside it.
+
+    What happened before something else, or would have to happen, is about something else.
+    """
+    if phrases.SUBORDINATE.search(text, 0, match.start()):
+        return False
+    first, last = find_clause(text, *match.span())
+    own = NormalizedText(text[first : match.start()] + " " + text[match.end() : last], case.answer.asked)
+    is_known = bool(phrases.OBJECT.search(own.text)) or any(map(case.question.find, own.words))
+    return is_known or all(each.is_name for each in own.words)
 
 
 def _is_negated(text: str, place: int) -> bool:
@@ -71,7 +121,8 @@ def _is_negated(text: str, place: int) -> bool:
 
 def _statement(case: JudgeCase, text: str) -> bool | None:
     """Return True if an answer without yes or no states what was asked, False if it denies that, None if neither."""
-    if phrases.AGREED.search(text) or phrases.REFUSED.search(text):
+    agreed = any(not (_is_noun(text, each) and _is_asked_noun(case, each)) for each in phrases.AGREED.finditer(text))
+    if agreed or phrases.REFUSED.search(text):
         return None
     polarities = set(_compare_polarities(case))
     if polarities:
@@ -82,7 +133,9 @@ def _statement(case: JudgeCase, text: str) -> bool | None:
         for match in NEGATOR.finditer(text)
         if not text[match.end() :].strip(" .!") and stem_of_negation(match) not in stems  # not for "Has it stopped?"
     ]
-    if phrases.SAYS_NOT.search(text) or (ends and any(map(case.answer.find, _asked(case)))):  # "Bob failed to."
+    if phrases.SAYS_NOT.search(text):
+        return _denies_something_else(case) and any(_repeats(case, *each) for each in find_clauses(case.answer.text))
+    if ends and any(map(case.answer.find, _asked(case))):  # "Bob failed to."
         return False
     return True if phrases.IT_DID.match(text) or _affirms(case) else None
 
@@ -106,6 +159,39 @@ def _compare_polarities(case: JudgeCase) -> list[bool]:
             if is_contrary or is_asked or each not in same:
                 found.append(is_contrary == is_asked)
     return found
+
+
+def _denies_something_else(case: JudgeCase) -> bool:
+    """Return True if each negation of the answer denies something new: "but did not date it", not "he did not"."""
+    text = case.answer
+    denials = [each for each in find_clauses(text.text) if phrases.SAYS_NOT.search(text.text, *each)]
+    return all(
+        any(
+            case.is_new(each)
+            and not (isinstance(each, Word) and (is_negator(text, each) or each.key in phrases.TRUE_WORDS))
+            for each in text.items
+            if first <= each.start < last
+        )
+        for first, last in denials
+    )
+
+
+def _repeats(case: JudgeCase, first: int, last: int) -> bool:
+    """Return True if a clause of the answer states what was asked. Pronouns may stand for subject and object."""
+    text, asked = case.answer.text, _asked(case)
+    if phrases.WHETHER.search(text, 0, first) or text.startswith("?", last):
+        return False
+    own = [each for each in case.answer.words if first <= each.start < last and not is_negator(case.answer, each)]
+    found = [each for each in asked if any(word.agrees(each) for word in own)]
+    unreal = {match[0].casefold() for match in phrases.UNREAL.finditer(text, first, last)}
+    verbs = [each for each in own if not each.is_name and case.question.find(each)]
+    is_aim = any(text[: each.start].casefold().endswith("to ") for each in verbs)
+    if not found or phrases.SAYS_NOT.search(text, first, last) or unreal - set(case.question.text.casefold().split()):
+        return False
+    subject = _subject(case) or asked[:1]
+    is_pronoun = phrases.PRONOUN.match(text, first) is not None
+    missing = [each for each in asked if each not in found and not (is_pronoun and each in subject)]
+    return not is_aim and len(missing) <= len(phrases.OBJECT.findall(text, own[0].end, last))
 
 
 def _asked(case: JudgeCase) -> list[Word]:
