@@ -5,6 +5,7 @@ from datetime import date
 import pytest
 
 from gumshoe.rewards.heuristic.heuristic_judge import judge_answer
+from gumshoe.rewards.heuristic.values import find_values
 
 ASKED = date(2001, 5, 4)
 
@@ -68,6 +69,7 @@ MANY, PAID, MAY_8 = "How many people attended?", "How much did they pay?", "When
                 "25, May 8",
                 "25 and 26 people attended.",
                 "25 people and 26 guests attended.",
+                "They paid for 25 and 26 guests.",
                 "25 people attended, 26 people attended",
                 "25 people attended. 26 guests attended.",
                 "25 people, 3 hours",
@@ -225,3 +227,54 @@ def test_words_of_approval_may_decide_nothing(question: str, yes: list[str], no:
 )
 def test_a_denial_of_something_else_is_no_no(question: str, yes: list[str], no: list[str], neither: list[str]) -> None:
     check_yes_or_no(question, yes, no, neither)
+
+
+HOURS, DAYS, RATE, COST = "2 pm to 3 pm", "May 8 to May 10", "5% to 10%", "$5 million to $10 million"
+RANGES = {
+    HOURS: (
+        ["2-3 pm", "2pm-3pm", "from 2 to 3 pm", "2 pm - 3"],
+        ["2-4 pm", "1-3 pm", "3 pm", "2 am to 3 pm", "11-3 pm"],
+    ),
+    DAYS: (
+        ["May 8-10", "8-10 May", "May 8 to 10", "8th to 10th of May", "8 May-10", "May 8 through 10", "May 8-10, 2001"],
+        ["May 8-11", "May 7-10", "May 10", "May 8", "June 8-10", "8-10 June", "May 8-10, 2005"],
+    ),
+    RATE: (["5-10%", "between 5 and 10 percent", "5 to 10%"], ["5-15%", "4-10%", "10%", "5%", "5 dollars to 10%"]),
+    COST: (
+        ["$5-10 million", "$5 to $10 million", "5 to 10 million dollars"],
+        ["$5-10", "$4-10 million", "€5-10 million"],
+    ),
+    "11 am to 1 pm": (["11-1 pm", "11 to 1 pm"], ["11 pm to 1 am", "10-1 pm"]),
+    "2 to 3 weeks": (["2-3 weeks", "2 weeks to 3 weeks"], ["2-4 weeks", "2-3 days", "2 days to 3 weeks"]),
+    "December 11 and 12": (["11 and 12 December", "11 December and 12"], ["11 and 13 December", "December 11"]),
+    "October 16th and 17th (Monday and Tuesday)": (
+        ["October 16th and October 17th"],
+        ["October 16th and 19th (Monday and Tuesday)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("reference", RANGES)
+def test_ranges_that_share_a_unit(reference: str) -> None:
+    correct, wrong = RANGES[reference]
+    for each in [reference, *correct]:
+        check("What was agreed?", each, [reference, *correct], wrong)
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "correct", "wrong"),
+    [
+        ("What is the rate?", "10%", ["10%"], ["5-10%", "from 5 to 10%"]),
+        ("When is it?", "3 pm", ["3 pm"], ["2-3 pm", "3-4 pm", "2 and 3 pm"]),
+        ("How many came on May 8?", "3 people", ["On May 8 and 9, 3 people came."], ["On May 8 and 9, 4 people came."]),
+    ],
+)
+def test_a_range_is_no_answer_to_a_single_value(
+    question: str, reference: str, correct: list[str], wrong: list[str]
+) -> None:
+    check(question, reference, correct, wrong)
+
+
+def test_a_number_beside_a_date_or_a_time_may_count_something() -> None:
+    for text in ("May 8 and 3 people", "3 pm and 2 guests", "12 and 3 weeks", "5-10"):
+        assert any(each.kind == "number" and each.unit is None for each in find_values(text, ASKED))

@@ -25,6 +25,7 @@ _BEFORE_YEAR = re.compile(
 _PREPOSITION = re.compile(
     r"\b(?:on|in|at|by|since|from|until|during|for|of|to|with|before|after)\s+(?:the\s+|about\s+)?$", re.I
 )
+_PAIRS = re.compile(r"\s?(?:-|\b(?:and|to|through)\b)\s?", re.I)
 _LABEL = re.compile(
     r"\b(?:on|in|at|from|for|of|to|with|under|by)\s+(?:the\s+)?(?!only|just|exactly|about|around|nearly|almost|over|some)"
     r"[^\W\d_]{3,}\s+(?:no\.?\s?|#)?$",
@@ -181,7 +182,11 @@ def _is_beside(case: JudgeCase, value: Value, wanted: Value) -> bool:
         is_hour = wanted.kind == "date" and text[: value.start].endswith(" at ")
         if value.kind not in _COUNTS or not (is_other or is_hour) or not first <= value.start < last:
             return False
-    if _PREPOSITION.search(text, 0, value.start):
+    begin = value.start
+    for each in reversed(case.answer.values):
+        if each.kind == value.kind and _PAIRS.fullmatch(text, each.end, begin) and not case.reference.find(each):
+            begin = each.start
+    if _PREPOSITION.search(text, 0, begin):
         return True
     start, end = (span[1], value.start) if value.start >= span[1] else (value.end, span[0])
     between = [each for each in case.answer.items if start <= each.start < end and not case.question.find(each)]

@@ -44,7 +44,8 @@ _PATTERNS = tuple(
         r"(?<=\bat )(?P<hour>\d\d?)\.(?P<minute>[0-5]\d)(?!\d)",
         rf"\b(?P<part>quarter|half|\d\d?)\s+(?:minutes\s+)?(?P<way>past)\s+(?P<hour>\d\d?)\b{_HALF}?",
         rf"\b(?P<part>quarter|\d\d?(?= minutes))\s+(?:minutes\s+)?(?P<way>to)\s+(?P<hour>\d\d?)\b{_HALF}?",
-        rf"(?:(?<=\bat )|(?<=^))(?P<part>5|10|20|25)\s+(?P<way>to)\s+(?P<hour>[1-9]|1[0-2])\b(?:{_HALF}|(?=\W*$))",
+        rf"(?:(?<=\bat )|(?<=^))(?P<part>5|10|20|25)\s+(?P<way>to)\s+(?P<hour>[1-9]|1[0-2])\b"
+        rf"(?:{_HALF}|(?=[\s.,;!?]*$))",
         rf"(?<![\d.:,])(?P<hour>\d\d?)(?:\s+o'clock)?(?:{_HALF}|(?<=o'clock))",
         r"(?<![\d.:,$])(?P<digits>[0-2]\d[0-5]\d)(?:\s?h\b|\s?hrs\b|\s?hours\b)",
         r"\b(?P<named>noon|midday|midnight)\b",

@@ -349,6 +349,11 @@ def _is_implied(case: JudgeCase, word: Word) -> bool:
         word.start in (match.start(1), match.start(2)) for match in phrases.LATEST.finditer(case.reference.text)
     ):
         return True
+    if any(
+        phrases.THROUGH.fullmatch(case.reference.text, one.end, other.start) and one.end < word.start < other.start
+        for one, other in pairwise(case.reference.values)
+    ):
+        return True
     numbers = any(each.kind == "number" for each in case.reference.values)
     return (numbers and is_quantity_word(word.key)) or any(word == each for _, each in _find_counted(case.reference))
 

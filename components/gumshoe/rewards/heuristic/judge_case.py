@@ -8,7 +8,6 @@ from itertools import accumulate
 from gumshoe.rewards.exact_match import begins_with_verdict
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.normalized_text import Item, NormalizedText, Word
-from gumshoe.rewards.heuristic.value import Value
 
 Decision = tuple[bool | None, str] | None
 """True if the answer is correct, False if it is wrong, None if that cannot be decided; with the reason. None as a whole
@@ -106,11 +105,17 @@ class JudgeCase:
         return not before or before[-1] in ".!?:;"
 
     def is_new(self, item: Item) -> bool:
-        """Return True if an item is neither in the question nor in the reference."""
-        known: list[Value] | list[Word] = self.reference.values if isinstance(item, Value) else self.reference.words
-        return not (
-            self.question.find(item) or self.reference.find(item) or any(item.agrees(each) for each in known)  # type: ignore[arg-type] # both are of one kind
-        )
+        """Return True if an item is neither in the question nor in the reference.
+
+        A date is not known by a weekday of the reference if that has dates, which the weekday only explains.
+        """
+        if self.question.find(item):
+            return False
+        if isinstance(item, Word):
+            return not (self.reference.find(item) or any(item.agrees(each) for each in self.reference.words))
+        dates = [each for each in self.reference.values if each.kind == "date" and each.is_whole]
+        known = dates if item.kind == "date" and item.is_whole and dates else self.reference.values
+        return not any(each.agrees(item) or item.agrees(each) for each in known)
 
 
 def quote(text: NormalizedText, item: Item) -> str:

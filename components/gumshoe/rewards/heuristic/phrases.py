@@ -200,6 +200,8 @@ EARLIEST = re.compile(r"\b(?:earli\w+|from|since|starting|onwards?|after|past)\b
 """Words of a start, which contradict a deadline."""
 RANGE = re.compile(r"\s?(?:-|to|through|until)\s?\d", re.I)
 """The value before it is the start of a range."""
+THROUGH = re.compile(r"\s(?:through|thru|till|until)\s(?:the\s)?", re.I)
+"""Joins the ends of a range by a word that need not be repeated."""
 NAMES = re.compile(r"\s*(?:,\s*(?:and|or|&)\b|[,;|&\u2022\n]|\b(?:and|or)\b)\s*", re.I)
 """Separates the names of a list."""
 LISTS = re.compile(r"[,;|\u2022\n]|\b(?:and|or|versus|vs)\b|(?<=[.!?])\s|\s-\s")

@@ -20,6 +20,9 @@ def change(case: JudgeCase) -> Decision:
         JudgeCase(case.question, NormalizedText(part, case.reference.asked, case.reference.expected), case.answer, "")
         for part in parts.groups()
     ]
+    alone, together = [each for half in halves for each in half.reference.values], case.reference.values
+    if any((one.kind, one.unit) != (other.kind, other.unit) for one, other in zip(alone, together, strict=False)):
+        return None  # a range, whose ends share a unit
     for half in halves:
         missing = [each for each, found in half.matches if not found]
         if missing:

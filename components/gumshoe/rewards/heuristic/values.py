@@ -12,6 +12,7 @@ from gumshoe.rewards.heuristic.clock_times import find_times
 from gumshoe.rewards.heuristic.expected import Expected
 from gumshoe.rewards.heuristic.normalization import normalize
 from gumshoe.rewards.heuristic.quantities import find_quantities, with_sign_and_bound
+from gumshoe.rewards.heuristic.ranges import complete_ranges
 from gumshoe.rewards.heuristic.value import Kind, Value
 
 __all__ = ["Kind", "Value", "find_values", "normalize"]
@@ -25,16 +26,21 @@ def find_values(text: str, asked: date | None, expected: Expected = _ANYTHING) -
     """Return the values of a normalized text, in order.
 
     Dates without a year and words such as "tomorrow" refer to the date `asked`. Without it, a missing year may be any
-    from 1950 to 2049. `expected` says which values the question asks for.
+    from 1950 to 2049. `expected` says which values the question asks for. Both ends of a range have its unit.
     """
-    found: list[Value] = []
     if not _MAY_HAVE_VALUES.search(text):
-        return iter(found)
+        return iter(())
+    placed = complete_ranges(text, _find_each(text, asked, expected), lambda part: _find_each(part, asked, expected))
+    return (with_sign_and_bound(text, each, expected) for each in placed)
+
+
+def _find_each(text: str, asked: date | None, expected: Expected) -> list[Value]:
+    """Return the values of a text in order, each as it stands there alone."""
+    found: list[Value] = []
     for value in chain.from_iterable(_find_all(text, asked, expected)):
         if all(value.end <= each.start or each.end <= value.start for each in found):
             found.append(value)
-    placed = sorted(found, key=lambda each: each.start)
-    return (with_sign_and_bound(text, each, expected) for each in placed)
+    return sorted(found, key=lambda each: each.start)
 
 
 def _find_all(text: str, asked: date | None, expected: Expected) -> Iterator[Iterator[Value]]:
