@@ -278,3 +278,25 @@ def test_a_range_is_no_answer_to_a_single_value(
 def test_a_number_beside_a_date_or_a_time_may_count_something() -> None:
     for text in ("May 8 and 3 people", "3 pm and 2 guests", "12 and 3 weeks", "5-10"):
         assert any(each.kind == "number" and each.unit is None for each in find_values(text, ASKED))
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "correct", "wrong"),
+    [
+        ("What percentage of staff left?", "15", ["15%", "15 percent", "15"], ["15 dollars", "16%"]),
+        ("What was the percentage?", "15", ["15%"], ["$15"]),
+        ("How many hours did it take?", "15", ["15 hours", "15", "900 minutes"], ["15 minutes", "15 days", "16 hours"]),
+        ("How many more weeks?", "2-3", ["2-3 weeks", "2 to 3", "14 to 21 days"], ["2-3 days"]),
+        ("How many working days?", "5", ["5 business days", "5"], ["5 weeks", "5 hours"]),
+        ("How many miles is it?", "10", ["10 miles", "10"], ["10 km"]),
+        ("How many dollars?", "50", ["$50", "50"], ["50 cents", "€50"]),
+        ("How many million dollars did they pay?", "5", ["$5 million", "5 million", "5"], ["$5", "5 dollars", "$5bn"]),
+        ("How many million people live there?", "5", ["5 million people", "5 million", "5"], ["5 people", "5 billion"]),
+        ("How many people came?", "25", ["25 people", "25"], ["26", "25%"]),
+        ("How many hours and how many people?", "15 and 3", ["15 hours and 3 people"], ["16 hours and 3 people"]),
+    ],
+)
+def test_a_bare_number_has_the_unit_of_the_question(
+    question: str, reference: str, correct: list[str], wrong: list[str]
+) -> None:
+    check(question, reference, correct, wrong)

@@ -1,7 +1,7 @@
 """Read from a question which values its answer should have: codes, the direction of a change, a bound, a share."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from gumshoe.rewards.heuristic.value import Bound, Sign
@@ -29,6 +29,11 @@ _WEIGHT = re.compile(r"\b(?:weigh\w*|heavy|lbs?|kg|kilos?|kilograms?|ounces|payl
 _LENGTH = re.compile(r"\b(?:far|tall|high|wide|deep|distance|height|width|depth|length|thick|metres?|meters?)\b", re.I)
 _WHEN = re.compile(r"\b(?:when|what (?:day|date|time)|which (?:day|date)|by when|until when|date)\b", re.I)
 _WARMTH = re.compile(r"\b(?:warm|hot|cold|cool|temperatures?|degrees?|celsius|fahrenheit)\b|°", re.I)
+_HOW_MANY = re.compile(
+    r"\bhow (?:many|much)\s+(?:(?:more|additional|other|extra|full|whole|total|of the)\s+)*(?P<counted>[^?.,;]{1,40})",
+    re.I,
+)
+_PERCENTAGE = re.compile(r"\b(?:what|which)(?: (?:is|was|were|are))?(?: the| an?)? (?:percentage|per ?cent)\b", re.I)
 _PHONE = re.compile(r"\b(?:(?:tele)?phone|mobile|cell|fax|dial|call|ring|reach)\b", re.I)
 
 
@@ -48,6 +53,10 @@ class Expected:
     has_temperatures: bool = False
     has_dates: bool = False
     has_phones: bool = False
+    counted: str = ""
+    """What numbers without a unit count, as the question goes on after "how many": "million dollars did they pay"."""
+    is_reference: bool = False
+    """The text is the reference, whose numbers have the unit of the question. An answer may have another one."""
 
 
 @lru_cache(maxsize=4096)
@@ -65,4 +74,18 @@ def expect(question: str, reference: str) -> Expected:
         has_temperatures=_WARMTH.search(both) is not None,
         has_phones=_PHONE.search(question) is not None,
         has_dates=_WHEN.search(question) is not None,
+        counted=_find_counted(question),
     )
+
+
+@lru_cache(maxsize=4096)
+def expect_in_reference(question: str, reference: str) -> Expected:
+    """Return the values that a question leads to expect in its reference answer."""
+    return replace(expect(question, reference), is_reference=True)
+
+
+def _find_counted(question: str) -> str:
+    """Return what a question asks the number of, with the words after it; empty if it asks for several numbers."""
+    found = [match["counted"] for match in _HOW_MANY.finditer(question)]
+    found += ["percent"] * len(_PERCENTAGE.findall(question))
+    return found[0] if len(found) == 1 else ""

@@ -17,7 +17,7 @@ from gumshoe.rewards.exact_match import is_exact
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.candidates import alternatives, candidates
 from gumshoe.rewards.heuristic.exchanged_words import find_exchanged
-from gumshoe.rewards.heuristic.expected import Expected, expect
+from gumshoe.rewards.heuristic.expected import Expected, expect, expect_in_reference
 from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase, quote
 from gumshoe.rewards.heuristic.negation import NEGATOR, are_opposites, find_denied, is_negator
 from gumshoe.rewards.heuristic.normalized_text import Item, NormalizedText, Word, is_past
@@ -50,7 +50,7 @@ def judge_answer(question: str, reference: str, answer: str, asked: date | None 
     expected = expect(question, reference)
     case = JudgeCase(
         _normalize_cached(question, asked, expected),
-        _normalize_cached(reference, asked, expected),
+        _normalize_cached(reference, asked, expect_in_reference(question, reference)),
         NormalizedText(normalize(answer), asked, expected),
         answer,
     )

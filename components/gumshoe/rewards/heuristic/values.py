@@ -31,7 +31,25 @@ def find_values(text: str, asked: date | None, expected: Expected = _ANYTHING) -
     if not _MAY_HAVE_VALUES.search(text):
         return iter(())
     placed = complete_ranges(text, _find_each(text, asked, expected), lambda part: _find_each(part, asked, expected))
-    return (with_sign_and_bound(text, each, expected) for each in placed)
+    return (with_sign_and_bound(text, _with_asked_unit(text, each, expected), expected) for each in placed)
+
+
+def _with_asked_unit(text: str, value: Value, expected: Expected) -> Value:
+    """Return a bare number of the reference in the unit that the question asks for: "15" in hours for "how many hours".
+
+    An answer may leave out the unit, and so "million". It is then either what is written or millions.
+    """
+    if not expected.counted or value.kind != "number" or value.unit is not None or not _BARE_END.match(text, value.end):
+        return value
+    own = text[value.start : value.end]
+    counted = _MULTIPLE.sub("", expected.counted) if re.search(r"[a-z ]", own, re.I) else expected.counted
+    written = f"{own} {counted}"
+    full = next((each for each in find_quantities(written, expected, has_unit=True) if each.start == 0), None)
+    if full is None:
+        return value
+    if expected.is_reference:
+        return replace(full, start=value.start, end=value.end)
+    return replace(value, means=value.means | full.means) if _MULTIPLE.match(counted) else value
 
 
 def _find_each(text: str, asked: date | None, expected: Expected) -> list[Value]:
@@ -141,6 +159,12 @@ def _read_code(match: re.Match[str]) -> str:
 
 
 _MAY_HAVE_VALUES = re.compile(r"\d|@|://|www\.|day\b|tomorrow|noon|midnight|\b(?:half|halves|quarter)\b|\bq\b", re.I)
+_MULTIPLE = re.compile(r"(?:thousand|million|billion|trillion)s?\b\s*", re.I)
+_BARE_END = re.compile(
+    r"\s?(?:$|[.,;:!?)|]|-\s?\d|(?:in|on|at|per|an?|each|of|for|to|and|or|if|with|by|as|so|since|because|altogether|"
+    r"when|while|was|were|are|is|more|less|fewer)\b)",
+    re.I,
+)
 _ADDRESS = re.compile(r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+|(?:\w+://|www\.)[^\s<>\"')]+", re.I)
 _IDENTIFIER = re.compile(r"(?<![\w.])(?=\w*\d)(?=\w*[^\W_]_+[^\W_])\w+(?:[-.]\w+)*", re.I)
 _VERSION = re.compile(
