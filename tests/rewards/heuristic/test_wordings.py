@@ -300,3 +300,84 @@ def test_a_bare_number_has_the_unit_of_the_question(
     question: str, reference: str, correct: list[str], wrong: list[str]
 ) -> None:
     check(question, reference, correct, wrong)
+
+
+TERM, REPLY, FEE = "How long is the term?", "When did they reply?", "What is the fee?"
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "correct", "wrong"),
+    [
+        (
+            REPLY,
+            "3 weeks",
+            ["They replied after 3 weeks.", "after about 3 weeks"],
+            ["at least 3 weeks"],
+        ),
+        (REPLY, "after 3 weeks", ["after 3 weeks"], ["before 3 weeks", "after 4 weeks"]),
+        (TERM, "more than 12 months", ["over 12 months", "more than 12 months"], ["less than 12 months"]),
+        ("When does it open?", "3 pm", ["at 3 pm"], ["after 3 pm"]),
+        ("How far is it?", "10 miles", ["It comes after 10 miles."], ["over 10 miles"]),
+        (FEE, "$50", ["$50 plus tax", "It is $50 plus VAT.", "$50 + VAT"], ["$50 plus", "$50+", "over $50", "$50 +"]),
+        ("How many came?", "50 people", ["50 people plus 2 guides"], ["50+ people", "50 people plus."]),
+        ("How many came?", "50 or more", ["50 plus", "50+", "50+ people"], ["50 or less", "at most 50"]),
+    ],
+)
+def test_words_that_only_look_like_bounds(question: str, reference: str, correct: list[str], wrong: list[str]) -> None:
+    check(question, reference, correct, wrong)
+
+
+def test_over_a_time_may_be_during_it_or_more_than_it() -> None:
+    for answer in ("It will be repaid over 12 months.", "over the 12 months"):
+        verdict = judge_answer(TERM, "12 months", answer, ASKED)
+        assert (verdict.correct, verdict.is_undecided, verdict.rule) == (False, True, "values")
+
+
+CEO = "Who is CEO?"
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "correct", "wrong"),
+    [
+        (
+            CEO,
+            "Ann Lee",
+            [
+                "Ann Lee assumed the role of CEO in May.",
+                "Ann Lee will assume the post of CEO.",
+                "They have assumed the debt, and Ann Lee is CEO.",
+                "Ann Lee, one of the partners, is CEO.",
+            ],
+            [
+                "I assume Ann Lee.",
+                "Assuming it is right, Ann Lee.",
+                "We have assumed Ann Lee.",
+                "Ann Lee, I assumed.",
+                "The assumption is Ann Lee.",
+                "Ann Lee is assumed to be CEO.",
+                "It is assumed that Ann Lee is CEO.",
+                "One of Ann Lee, Bo Ek",
+                "one of them: Ann Lee",
+                "Ann Lee is one of the candidates.",
+                "one of the two: Ann Lee",
+                "one of Ann Lee and Bo Ek",
+            ],
+        ),
+        (
+            "What is the budget?",
+            "$500",
+            ["With regards to the budget, it is $500.", "Thanks to Ann's help, it is $500."],
+            ["$500. Regards, Ann", "$500\nKind regards\nAnn Lee", "it is $500, regards, ann", "$500. Thanks, bo ek"],
+        ),
+        (
+            "What is done?",
+            "phase 1",
+            ["Phase one of the project.", "phase 1 of the project"],
+            ["phase 2 of the project"],
+        ),
+    ],
+)
+def test_sentences_that_only_look_like_hedges_or_closings(
+    question: str, reference: str, correct: list[str], wrong: list[str]
+) -> None:
+    check(question, reference, correct, wrong)

@@ -14,9 +14,16 @@ UNKNOWN = _pattern(
     r"unknown|(?:not|n't) (?:mention|say|state|specify)\w*",
 )
 """The answer was not found."""
+_ASSUMED = (
+    r"(?:\w+ ){0,3}(?:role|post|position|office|dut(?:y|ies)|title|responsibilit(?:y|ies)|command|control|leadership|"
+    r"chair|chairmanship|presidency|power|debts?|liabilit(?:y|ies)|costs?|risks?|lease|mortgage|obligations?|ownership)"
+)
 HEDGE = _pattern(
-    r"either|1 of|guess\w*|hard to say|(?:most )?likely|apparently|seem\w* to|appears? to|my best bet",
-    r"unverified|assum\w+|if i (?:recall|remember)",
+    r"either|1 of (?:these|them|those|the (?:\d+|following|candidates|options|choices|possib\w+|likely))",
+    r"1 of (?!(?:the|an?|our|my|your|his|her|its|their)\b)[^.;:!?]{1,60}?(?:,|\band|\bor|/|\|)",
+    r"guess\w*|hard to say|(?:most )?likely|apparently|seem\w* to|appears? to|my best bet",
+    rf"unverified|assum(?:e|es|ing|ptions?)(?! {_ASSUMED})|(?:i|we)(?:'ve| have|'d| had)? assumed(?! {_ASSUMED})",
+    r"assumed (?:that|to be)|if i (?:recall|remember)",
     r"un(?:sure|certain|clear|confirmed)|not\b[^.;]{0,20} (?:sure|certain|clear)|if i had to",
     r"(?:cannot|can't|could not|couldn't|not able to|unable to|don't|do not|wasn't able to)\b[^.;]{0,20} "
     r"(?:confirm|verify|find|tell|say|let me say|settle)\w*",
@@ -194,6 +201,8 @@ BOUND = re.compile(
 """The value after it is a bound."""
 BOUNDED = re.compile(r"-|\b(?:least|most|than|over|under|up to|between|to|through|until|till)\b", re.I)
 """Words of bounds or ranges, anywhere."""
+DURING = re.compile(r"\bover\s+(?:the\s|a\s|an\s|about\s|around\s)*$", re.I)
+"""Before a time, "during it" or "more than it"."""
 LATEST = re.compile(r"(?:no|not) (later) than|at the (latest)", re.I)
 """A deadline; the groups are words that a date alone, or "by" and a date, need not have."""
 EARLIEST = re.compile(r"\b(?:earli\w+|from|since|starting|onwards?|after|past)\b", re.I)
@@ -266,9 +275,8 @@ OF = re.compile(r"\b(?:the|an?)\s+([^\W\d_]+) of\s+(?:(?:mr|mrs|ms|dr)\b\.?\s+)?
 """Somebody or something, in group 1, that belongs to the text after it."""
 QUOTED = re.compile(r"^>|^-+ ?(?:forwarded|original) message|^(?:from|sent|to|subject|date|cc): ", re.I | re.M)
 """A line that occurs only in quoted messages."""
-CLOSED = _pattern(
-    r"(?:best wishes|(?:kind|best) regards|regards|many thanks|speak soon|sincerely|cheers|thanks),?\s+[A-Z]\w+"
-)
+_CLOSING = r"(?:best wishes|(?:kind|best) regards|regards|many thanks|speak soon|sincerely|cheers|thanks)"
+CLOSED = _pattern(rf"{_CLOSING},?\s+(?-i:[A-Z])\w+", rf"{_CLOSING},\s+\w+(?: \w+)?\W*$")
 """Closing of a message."""
 JOINING = re.compile(r"[^\w\s]|\b(?:and|or|also|the|both)\b", re.I)
 """Text between the items of a list."""

@@ -69,8 +69,8 @@ _BOUNDS: tuple[tuple[Bound, str, str], ...] = (
         ">=",
         r"at least|(?:a )?minimum(?: of)?|min\.?|no (?:less|fewer) than|not (?:less|fewer) than|>=|≥|upwards? of|"
         r"starting (?:at|from)|no lower than|not under|not below",
-        r"or (?:more|above|over|higher|greater|longer|later|better|up)|and (?:up|above|over|more)|\+|plus|minimum|min|"
-        r"at (?:the )?least|upwards?",
+        r"or (?:more|above|over|higher|greater|longer|later|better|up)|and (?:up|above|over|more)|"
+        r"(?<! )\+|(?:\+|plus)(?=\s?(?:$|[.,;:!?)]))|minimum|min|at (?:the )?least|upwards?",
     ),
     (
         "<=",
@@ -103,6 +103,8 @@ _AFTER_BOUND = re.compile(
     + r")(?!\w)",
     re.I,
 )
+# "after 3 weeks" says how long it took
+_LATER = re.compile(r"\bafter\s+(?:the\s|a\s|an\s|about\s|around\s)*$", re.I)
 _BEFORE_CHARACTERS, _AFTER_CHARACTERS = 60, 30
 _LONGEST_UNIT = 3  # words
 
@@ -127,7 +129,7 @@ def with_sign_and_bound(text: str, value: Value, expected: Expected) -> Value:
     """Return the value with the sign and the bound that the text around it gives."""
     before = text[max(0, value.start - _BEFORE_CHARACTERS) : value.start]
     after = text[value.end : value.end + _AFTER_CHARACTERS]
-    bound = _find_bound(before, after)
+    bound = "" if value.unit is not None and _LATER.search(before) else _find_bound(before, after)
     if value.kind != "number":
         return replace(value, bound=bound if bound in ("<", ">") and value.kind in ("date", "time") else "")
     sign, is_written = _find_sign(text, value, before, after)

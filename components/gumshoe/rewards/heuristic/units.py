@@ -40,6 +40,8 @@ _TIMES = {
     "night": Unit("nights"),
     "working day": Unit("working days"),
 }
+TIMES = frozenset(each.name for each in _TIMES.values())
+"""Names of the units of time."""
 _TIME_WORDS = {"sec": "second", "min": "minute", "hr": "hour", "wk": "week", "mo": "month", "yr": "year", "h": "hour"}
 _TIME_WORDS |= {"business day": "working day", "weekday": "working day", "annum": "year", "calendar day": "day"}
 _PERCENT = {"%": _ONE, "percent": _ONE, "per cent": _ONE, "pct": _ONE, "percentage point": _ONE}

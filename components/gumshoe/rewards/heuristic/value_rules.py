@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase, quote
 from gumshoe.rewards.heuristic.normalized_text import Item, NormalizedText
+from gumshoe.rewards.heuristic.units import TIMES
 from gumshoe.rewards.heuristic.value import Value
 
 _MIN_VALUES = 0.75  # share of the reference's values that an answer must have, if there are many
@@ -73,6 +74,8 @@ def _check_bounds(case: JudgeCase, wanted: Sequence[tuple[Item, list[Item]]]) ->
             continue
         for own in found:
             if isinstance(own, Value) and own.bound and not phrases.BOUNDED.search(case.reference.text):
+                if own.unit in TIMES and phrases.DURING.search(case.answer.text, 0, own.start):
+                    return None, f"it may bound {quote(case.reference, each)}, or say that it takes as long"
                 return False, f"it only bounds {quote(case.reference, each)}"
         if each.kind == "number" and each.bound and found:
             return None, f"it has {quote(case.reference, each)} without the bound"
