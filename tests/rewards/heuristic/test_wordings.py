@@ -381,3 +381,38 @@ def test_sentences_that_only_look_like_hedges_or_closings(
     question: str, reference: str, correct: list[str], wrong: list[str]
 ) -> None:
     check(question, reference, correct, wrong)
+
+
+SIGNED = "Who signed?"
+
+
+@pytest.mark.parametrize(
+    ("question", "reference", "correct", "wrong"),
+    [
+        (
+            SIGNED,
+            "President George Bush",
+            ["George Bush", "Senator George Bush", "President George Bush"],
+            ["Laura Bush", "President Laura Bush", "the president", "George", "President Clinton"],
+        ),
+        (SIGNED, "Jeff Skilling, CEO", ["Jeff Skilling", "Jeff Skilling, the CEO"], ["the CEO", "Ken Lay, CEO"]),
+        (SIGNED, "Jeff Skilling, Chief Executive Officer", ["Jeff Skilling"], ["the Chief Executive Officer"]),
+        (SIGNED, "Ann Lee and Bob Ray, Vice Presidents", ["Bob Ray and Ann Lee"], ["Ann Lee", "the vice presidents"]),
+        (SIGNED, "Professor Jones", ["Prof. Jones", "Jones"], ["Prof. Smith", "the professor"]),
+        (SIGNED, "Doctor Ann Lee", ["Dr. Ann Lee", "Ann Lee"], ["Dr. Bob Ray", "the doctor"]),
+        (SIGNED, "General Counsel Jim Derrick", ["Jim Derrick"], ["Bob Derrick", "the General Counsel"]),
+        (
+            SIGNED,
+            "Jeff Skilling",
+            ["Jeff Skilling, Chief Executive Officer", "President Jeff Skilling"],
+            ["Jeff Skilling and President Bush", "CEO Ken Lay", "Jeff Skilling and Information Technology"],
+        ),
+        (SIGNED, "Edith Head", ["Edith Head"], ["Edith Smith", "Edith"]),
+        (SIGNED, "General Electric", ["General Electric"], ["Siemens Electric", "Electric"]),
+        (SIGNED, "the Vice President", ["the Vice President"], ["the manager", "Vice"]),
+        ("Who signed, and in which capacity?", "Ann Lee, CEO", ["Ann Lee, CEO"], ["Ann Lee", "Bob Ray, CEO"]),
+        ("What is her title?", "Vice President", ["Vice President"], ["Director", "President"]),
+    ],
+)
+def test_titles_and_posts_beside_a_name(question: str, reference: str, correct: list[str], wrong: list[str]) -> None:
+    check(question, reference, correct, wrong)

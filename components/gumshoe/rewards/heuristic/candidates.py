@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 from gumshoe.rewards.heuristic import phrases
-from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase, quote
+from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase, drop_titles, quote
 from gumshoe.rewards.heuristic.normalized_text import Word
 from gumshoe.rewards.heuristic.value import Value
 
@@ -163,7 +163,7 @@ def _find_rivals(case: JudgeCase) -> Iterator[tuple[int, int]]:
     if all(isinstance(each, Word) and each.is_name for each in case.required):
         for name in case.answer.names():
             is_attribute = case.answer.text[name[-1].end :].startswith((" one", " 1"))  # "the Orchard Quay one"
-            if all(map(case.is_new, name)) and not is_attribute and not all(word.key in phrases.POSTS for word in name):
+            if all(map(case.is_new, name)) and not is_attribute and drop_titles(name):
                 yield name[0].start, name[-1].end
 
 

@@ -3,7 +3,7 @@
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, pairwise, takewhile
 
 from gumshoe.rewards.exact_match import begins_with_verdict
 from gumshoe.rewards.heuristic import phrases
@@ -56,7 +56,7 @@ class JudgeCase:
     def required(self) -> list[Item]:
         """Items that the answer must have: those of the reference that are not in the question, or else all of them.
 
-        For questions that ask who, only the first names of the reference.
+        For questions that ask who, only the first names of the reference, without titles and posts.
         """
         missing = [each for each in self.reference.items if not self.question.find(each)] or self.reference.items
         if not phrases.WHO.match(self.question.text):
@@ -64,7 +64,22 @@ class JudgeCase:
         new = [each for each in missing if isinstance(each, Word)]
         first = next((each for each in new if each.is_name), None)
         names = first and self.reference.names_from(first)
-        return [each for each in missing if each in names] if names else missing
+        people = self._without_titles(names) if names else []
+        return [each for each in missing if each in people] or missing
+
+    def _without_titles(self, names: list[Word]) -> list[Word]:
+        """Return names of the reference without titles before a name, and posts in a part of their own after it.
+
+        All of them if no other name is left, or if the question asks for the post as well.
+        """
+        text, parts = self.reference.text, [names[:1]]
+        for one, other in pairwise(names):
+            if text[one.end : other.start].isspace():
+                parts[-1].append(other)
+            else:
+                parts.append([other])
+        kept = [word for part in parts for word in drop_titles(part)]
+        return kept if kept and not phrases.ASKS_FOR_POST.search(self.question.text) else names
 
     @cached_property
     def matches(self) -> list[tuple[Item, list[Item]]]:
@@ -116,6 +131,21 @@ class JudgeCase:
         dates = [each for each in self.reference.values if each.kind == "date" and each.is_whole]
         known = dates if item.kind == "date" and item.is_whole and dates else self.reference.values
         return not any(each.agrees(item) or item.agrees(each) for each in known)
+
+
+def drop_titles(name: list[Word]) -> list[Word]:
+    """Return a name without the titles before it; nothing if it has only words of titles and posts."""
+    titles = list(takewhile(_is_title, name))
+    is_whole = len(titles) == len(name) and any(_singular(each) not in phrases.ONLY_IN_POSTS for each in name)
+    return name[len(titles) :] if titles and (is_whole or titles[-1].key in phrases.TITLES) else name
+
+
+def _is_title(word: Word) -> bool:
+    return _singular(word) in phrases.POSTS | phrases.TITLES | phrases.ONLY_IN_POSTS
+
+
+def _singular(word: Word) -> str:
+    return word.key.removesuffix("s")
 
 
 def quote(text: NormalizedText, item: Item) -> str:

@@ -219,9 +219,22 @@ ITEMS = re.compile(r"\s*(?:[,;|&]\s*(?:and\b)?|\band\b)\s*", re.I)
 """Separates the items of a reference that needs all of them."""
 POSTS = frozenset(
     "senior junior vice president manager director counsel officer head chief lead leader analyst associate engineer "  # noqa: SIM905
-    "assistant coordinator partner chairman secretary managing general group chair".split()
+    "assistant coordinator partner chairman secretary managing general group chair chairwoman chairperson ceo "
+    "cfo coo cto cio vp evp svp".split()
 )
 """Words of job titles, which are not names of other people."""
+ONLY_IN_POSTS = frozenset({"executive", "operating", "financial", "technology", "information", "deputy", "prime"})
+"""Words that are parts of a post beside one of `POSTS`: "Chief Financial Officer"."""
+TITLES = frozenset(
+    "president chairman chairwoman secretary director manager officer counsel ceo cfo coo cto cio vp evp svp "  # noqa: SIM905
+    "professor doctor senator governor congressman congresswoman minister chancellor ambassador mayor judge captain "
+    "colonel lieutenant sergeant admiral commander reverend".split()
+)
+"""Words that stand directly before the name of a person, unlike "general", which begins names of firms as well."""
+ASKS_FOR_POST = _pattern(
+    r"(?:what|which|whose)\b[^?]{0,30}\b(?:titles?|posts?|positions?|roles?|jobs?|ranks?|capacity)"
+)
+"""A question about the post of somebody."""
 BEFORE = re.compile(r"^\W*(?:before(?:hand)?|previously|originally|formerly|at first|earlier)\b(?=\W*[,;.])", re.I)
 """The value before it is the old one, in a change described in order."""
 CHANGE = re.compile(r"from (.+?) to (.+)", re.I | re.S)

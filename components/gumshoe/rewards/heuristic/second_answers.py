@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gumshoe.rewards.heuristic import phrases
-from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase
+from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase, drop_titles
 from gumshoe.rewards.heuristic.normalized_text import Item, Word, is_past
 
 _CUT = re.compile(
@@ -130,8 +130,8 @@ def _list_beside(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 def _find_namesake(case: JudgeCase) -> str | None:
     """Return another name that ends as a name of the reference does, e.g. of another person of the family, or None."""
-    for wanted in case.reference.names():
-        for own in case.answer.names():
+    for wanted in filter(None, map(drop_titles, case.reference.names())):
+        for own in filter(None, map(drop_titles, case.answer.names())):
             same_end = own[-1].agrees(wanted[-1]) and len(own) > 1
             if same_end and not own[0].agrees(wanted[0]) and case.is_new(own[0]) and own[0].key[0] != wanted[0].key[0]:
                 text = case.answer.text[own[0].start : own[-1].end]
