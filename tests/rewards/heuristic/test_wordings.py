@@ -85,9 +85,13 @@ MANY, PAID, MAY_8 = "How many people attended?", "How much did they pay?", "When
                 "In 2001 they paid $5 million.",
                 "They paid $5 million for 12 turbines.",
                 "They paid $5 million for lot 12.",
+                "They met on May 8 and paid $5 million.",
             ],
             [
                 "$5 million, 6 million",
+                "$5 million 12 turbines",
+                "12 turbines, $5 million",
+                "May 8 (aka $5 million)",
                 "They paid $5 million and 6 million.",
                 "They paid $5 million. They paid 6 million.",
                 "$5 million, May 8",

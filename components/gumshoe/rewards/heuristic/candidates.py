@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from gumshoe.rewards.heuristic import phrases
 from gumshoe.rewards.heuristic.judge_case import Decision, JudgeCase, drop_titles, quote
-from gumshoe.rewards.heuristic.normalized_text import Word
+from gumshoe.rewards.heuristic.normalized_text import Word, is_past
 from gumshoe.rewards.heuristic.value import Value
 
 _MAX_RIVALS = 1  # other values that are accepted as context
@@ -14,7 +14,7 @@ _MIN_NEW_WORDS = 2  # minimum new content words of a sentence about something el
 _MIN_LIST = 2  # number of new short parts, or new names in a row, that make a list
 _MAX_PART_WORDS = 4  # maximum words of a short part
 _MAX_REQUIRED = 6  # maximum required items; with more, every correct answer is a list
-_DATED, _COUNTS = frozenset({"date", "ordinal"}), frozenset({"number", "ordinal"})
+_DATED = frozenset({"date", "ordinal"})
 _YEAR = re.compile(r"(?:19|20)\d\d")
 _ASKS_FOR_YEAR = re.compile(r"\b(?:when|years?|since|until)\b", re.I)
 _BEFORE_YEAR = re.compile(
@@ -22,16 +22,15 @@ _BEFORE_YEAR = re.compile(
     r"(?:jan|feb|mar|apr|may|june?|july?|aug|sept?|oct|nov|dec)[a-z]*\.?,?)[ -]$",
     re.I,
 )
-_PREPOSITION = re.compile(
-    r"\b(?:on|in|at|by|since|from|until|during|for|of|to|with|before|after)\s+(?:the\s+|about\s+)?$", re.I
-)
+_PREPOSITION = re.compile(r"\b(?:on|in|at|by|since|until|during|for)\s+(?:the\s+|about\s+)?$", re.I)
 _PAIRS = re.compile(r"\s?(?:-|\b(?:and|to|through)\b)\s?", re.I)
 _LABEL = re.compile(
     r"\b(?:on|in|at|from|for|of|to|with|under|by)\s+(?:the\s+)?(?!only|just|exactly|about|around|nearly|almost|over|some)"
     r"[^\W\d_]{3,}\s+(?:no\.?\s?|#)?$",
     re.I,
 )
-_ENUMERATES = re.compile(r"[,;/|&+-]|\b(?:and|or|vs|versus)\b", re.I)
+_SEPARATES = re.compile(r"[,;|/&+()\[\]]|(?<=\s)-(?=\s)|\b(?:and|or|vs|versus)\b", re.I)
+_LINK = re.compile(r"\b(?!(?:to|the|an|and|or|also)\b)[a-z]{2,}\b")
 
 
 def alternatives(case: JudgeCase) -> Decision:
@@ -156,10 +155,16 @@ def _check_old(case: JudgeCase) -> Decision:
 def _find_rivals(case: JudgeCase) -> Iterator[tuple[int, int]]:
     """Yield start and end of other values of a required kind, or of other names, in the answer."""
     wanted = [each for each in case.required if isinstance(each, Value) and each.kind != "ordinal"]
-    for value in case.answer.values:
-        is_rival = any(value.has_kind_of(each) and not _is_beside(case, value, each) for each in wanted)
-        if case.is_new(value) and is_rival:
-            yield value.start, value.end
+    alike = [
+        (value, each)
+        for value in case.answer.values
+        if case.is_new(value)
+        for each in wanted
+        if value.has_kind_of(each)
+    ]
+    beside = [value for value, each in alike if _is_beside(case, value, each)]
+    is_plain = len(beside) == len(alike) and sum(value.kind not in _DATED for value in beside) <= _MAX_RIVALS
+    yield from dict.fromkeys((value.start, value.end) for value, _ in alike if not is_plain)
     if all(isinstance(each, Word) and each.is_name for each in case.required):
         for name in case.answer.names():
             is_attribute = case.answer.text[name[-1].end :].startswith((" one", " 1"))  # "the Orchard Quay one"
@@ -170,27 +175,54 @@ def _find_rivals(case: JudgeCase) -> Iterator[tuple[int, int]]:
 def _is_beside(case: JudgeCase, value: Value, wanted: Value) -> bool:
     """Return True if a value says something else beside the wanted one: its date, or another count in its sentence.
 
-    Separated from the wanted one by nothing but a separator of lists, it is another candidate.
+    With no word that links it to the sentence, it is another candidate: "25, May 8", "$5 million 6 tables".
     """
     text, span = case.answer.text, case.span or (value.start, value.end)
+    ends = {each.end + 1 for each in case.reference.values}
+    if any(isinstance(each, Word) and each.start not in ends for each in case.required):
+        return False  # not only a value, and what it counts, is wanted
     first, last = case.answer.sentence(span[0])
     counted = next((each for each in case.answer.words if each.start >= value.end), None)
     counts_other = counted is not None and counted.start == value.end + 1 and case.is_new(counted)
-    is_date = value.kind in _DATED and wanted.kind not in _DATED
-    if not is_date and not _is_other_year(case, value, is_counted=counts_other):
+    is_dated = value.kind == "date" or (value.kind == "ordinal" and wanted.kind == "number")
+    if not (is_dated and wanted.kind not in _DATED) and not _is_other_year(case, value, is_counted=counts_other):
         is_other = value.unit != wanted.unit if value.unit else counts_other or _LABEL.search(text, 0, value.start)
         is_hour = wanted.kind == "date" and text[: value.start].endswith(" at ")
-        if value.kind not in _COUNTS or not (is_other or is_hour) or not first <= value.start < last:
+        is_count = value.kind == "number" and wanted.kind in ("number", "date")
+        if not is_count or not (is_other or is_hour) or not first <= value.start < last:
             return False
     begin = value.start
     for each in reversed(case.answer.values):
         if each.kind == value.kind and _PAIRS.fullmatch(text, each.end, begin) and not case.reference.find(each):
             begin = each.start
+    return _is_linked(case, begin, value.end)
+
+
+def _is_linked(case: JudgeCase, begin: int, end: int) -> bool:
+    """Return True if a word links a value to its part of the sentence, and no "and" lists it with the right answer."""
+    text, span = case.answer.text, case.span or (begin, end)
+    is_after = begin >= span[1]
+    cuts = [each for each in _SEPARATES.finditer(text) if not any(_overlaps(each, own) for own in case.answer.values)]
+    between = [each for each in cuts if min(end, span[1]) <= each.start() and each.end() <= max(begin, span[0])]
+    if not between:
+        first, last = (span[1], begin) if is_after else (end, span[0])
+    else:
+        first = max((each.end() for each in cuts if each.end() <= begin), default=0)
+        last = min((each.start() for each in cuts if each.start() >= end), default=len(text))
+        if between[-1 if is_after else 0][0].isalpha():
+            verbs = [each for each in case.answer.words if first <= each.start < last and is_past(each.key)]
+            return any(map(case.is_new, verbs))  # "and met on May 8"
     if _PREPOSITION.search(text, 0, begin):
         return True
-    start, end = (span[1], value.start) if value.start >= span[1] else (value.end, span[0])
-    between = [each for each in case.answer.items if start <= each.start < end and not case.question.find(each)]
-    return bool(between) or not _ENUMERATES.search(text, start, end)
+    counted = {each.end + 1 for each in case.answer.values}
+    return any(
+        link.start() not in counted and not any(_overlaps(link, each) for each in case.answer.values)
+        for link in _LINK.finditer(text, first, last)
+    )
+
+
+def _overlaps(match: re.Match[str], value: Value) -> bool:
+    return value.start < match.end() and match.start() < value.end
 
 
 def _is_other_year(case: JudgeCase, value: Value, *, is_counted: bool) -> bool:
