@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
 INTERNAL = {
     "GUMSHOE_VLLM_PLUGIN": "set for the vLLM servers that Gumshoe starts",
+    "GUMSHOE_STEP": "set by the steps of pipelines",
     "GUMSHOE_STEP_ENDS": "set by the steps of pipelines",
     "GUMSHOE_STEP_QUEUED": "set by the pipeline",
     "GUMSHOE_STEP_SECONDS": "set by the pipeline",

@@ -13,7 +13,7 @@ from gumshoe.mail.source_batches import NumberedItem
 
 
 @dataclass(slots=True)
-class _Progress:
+class _SourceProgress:
     """How far a source was consumed: after an item with a position, or else after a number of items."""
 
     position: Any
@@ -32,7 +32,7 @@ class SourceReader:
         self.failure: GumshoeError | None = None
         """Error of a source, if one failed."""
         self._sources = sources
-        self._progress = [_Progress(positions.get(each.uri)) for each in sources]
+        self._progress = [_SourceProgress(positions.get(each.uri)) for each in sources]
         self._ahead: deque[tuple[int, Any]] = (
             deque()
         )  # source of each item that was read and not consumed, and position
@@ -56,7 +56,7 @@ class SourceReader:
         """Count the next items as consumed."""
         for _ in range(items):
             number, position = self._ahead.popleft()
-            self._progress[number] = _Progress(position, self._progress[number].items + 1)
+            self._progress[number] = _SourceProgress(position, self._progress[number].items + 1)
 
     def to_state(self) -> list[dict[str, Any]]:
         """Return how far each source was consumed, as values of JSON."""
@@ -64,4 +64,4 @@ class SourceReader:
 
     def continue_from(self, state: list[dict[str, Any]]) -> None:
         """Begin after what an earlier reader of the same sources consumed."""
-        self._progress = [_Progress(**each) for each in state]
+        self._progress = [_SourceProgress(**each) for each in state]
