@@ -68,7 +68,7 @@ def test_artifacts_are_replaced_by_redacted_successors(
     assert {each.reference for each in populated.list()} == (before - changed) | set(filter(None, successors.values()))
     assert [populated.latest(kind) for kind in ("scenarios", "feedback")] == ["1-erased-1", "1"]
     settings = populated.manifest("mail-indexes/latest").settings
-    assert settings == {"owner": "[erased]", "seed": "1", "replaces": "mail-indexes/1"}
+    assert settings == {"owner": "[erased]", "seed": "1", "replaces": ["mail-indexes/1"]}
     for each in populated.list():
         assert populated.verify(each.reference) == {}
         directory = populated.fetch(each.reference, tmp_path / "fetched" / each.reference).directory

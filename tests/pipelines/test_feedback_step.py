@@ -119,6 +119,57 @@ def test_a_run_that_is_submitted_again_takes_the_same_feedback(store: Store, tmp
     assert FeedbackSelection.model_validate_json(look("one")).publications == ()
 
 
+def test_a_run_that_is_submitted_again_takes_what_erasures_have_left_of_its_feedback(tmp_path: Path) -> None:
+    from gumshoe.erasure.erase import Erasure
+    from gumshoe.erasure.receipt import Receipt
+    from gumshoe.erasure.target import EraseTarget
+    from gumshoe.scenarios.component import look_at_sources
+    from gumshoe.scenarios.feedback_records import FeedbackSelection
+
+    people = [f"{name}@example.com" for name in ("ann", "bob", "cid")]
+    given = [feedback(number, inbox_address=each) for number, each in enumerate(people)]
+    store = publish(tmp_path, given)
+    for name in ("mail.jsonl", "questions.jsonl"):
+        (tmp_path / name).touch()
+
+    def look() -> FeedbackSelection:
+        sources = [str(tmp_path / "mail.jsonl")], str(tmp_path / "questions.jsonl"), store.uri
+        options = {"since": "900w", "redact": "none"}
+        return FeedbackSelection.model_validate_json(look_at_sources.python_func(*sources, options, "one")[2])
+
+    def list_inboxes(selection: FeedbackSelection) -> list[str | None]:
+        return [each.scenario.inbox_address for each in selection.read(store)]
+
+    first = look()
+    publish(tmp_path, [feedback(5, "late")], "v2")
+    for count, each in enumerate(people, 1):
+        target = EraseTarget("inbox", each)
+        erasure = Erasure(target, [], store, scratch=tmp_path)
+        erasure.run(erasure.plan(), Receipt.open(tmp_path / f"{count}.json", target), lambda: None)
+        again = look()
+        assert list_inboxes(again) == list_inboxes(first) == people[count:]
+        assert again.publications == (("feedback/v1" + "-erased-1" * count,) if people[count:] else ())
+
+
+def test_feedback_that_an_erasure_was_about_to_delete_is_not_taken(tmp_path: Path) -> None:
+    from datetime import UTC, datetime
+
+    from gumshoe.scenarios.feedback_options import FeedbackOptions
+    from gumshoe.scenarios.feedback_records import FeedbackSelection
+
+    store = publish(tmp_path, [feedback(1), feedback(2)])
+    before = FeedbackSelection.of(store, FeedbackOptions(), datetime.now(UTC))
+    publish(tmp_path / "other", [feedback(2)])
+    redacted = tmp_path / "other" / "made-v1"
+    store.publish(redacted, "feedback", "v1-erased-1", settings={"replaces": ["feedback/v1"]})
+    for each in (
+        before,
+        before.without_erased(store),
+        FeedbackSelection.of(store, FeedbackOptions(), datetime.now(UTC)),
+    ):
+        assert [found.reference for found in each.read(store)] == ["feedback/v1-erased-1"]
+
+
 def test_wrong_options_of_feedback_are_refused_before_anything_starts() -> None:
     from gumshoe_pipelines.run_arguments import check_arguments
 

@@ -19,6 +19,8 @@ from gumshoe.json_text import load_json
 MANIFEST = "manifest.json"
 LATEST = "latest.json"
 DATA_PREFIX = "sha256-"
+REPLACES = "replaces"
+"""Setting of a redacted successor: references of the artifacts that it replaces, the last one first."""
 STORE_FILES = {
     f"KIND/VERSION/{DATA_PREFIX}*/": "The files of the artifact, in a folder named after the digest of their content.",
     f"KIND/VERSION/{MANIFEST}": "Sizes and SHA-256 of the files, lineage, hash of the code, image and settings. The "
@@ -170,6 +172,12 @@ class Manifest(BaseModel):
     def data(self) -> str:
         """Folder of the files, beside the manifest in a store."""
         return DATA_PREFIX + self.content[:32]
+
+    @property
+    def replaces(self) -> tuple[str, ...]:
+        """References of the artifacts that this one replaces since data was erased, the last one first."""
+        found = self.settings.get(REPLACES, ())
+        return tuple(found) if isinstance(found, list) else (found,) if isinstance(found, str) else ()
 
     def rebase(self, reference: str, where: str) -> "Manifest":
         """Return the manifest with names relative to an outer store.

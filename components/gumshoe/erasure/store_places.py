@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST, Manifest
+from gumshoe.artifacts.manifest import DATA_PREFIX, MANIFEST, REPLACES, Manifest
 from gumshoe.artifacts.private_data import MARK, PrivateCopy, find_private_copies, remove_private_copies
 from gumshoe.artifacts.pruning import remove_artifact
 from gumshoe.artifacts.store import Store
@@ -31,8 +31,6 @@ from gumshoe.erasure.target import EraseTarget
 from gumshoe.mail.schema import FILE_NAME as MAIL_INDEX
 from gumshoe.scenarios.lineage import LINEAGE_FILE, Lineage
 
-REPLACES = "replaces"
-"""Setting in the manifest of a redacted successor: the artifact that it replaces."""
 _READ_SUFFIXES = {".jsonl", ".ndjson", ".csv", ".html", ".htm", ".log", ".gz"}
 _READ_NAMES = {MARK, MAIL_INDEX, DOCUMENT_INDEX, DOCUMENT_DATABASE}
 
@@ -150,7 +148,7 @@ class StoreErasure:
         lost = 0
         old = self._store.manifest(change.reference)
         is_latest = self._store.latest(old.kind) == old.version
-        successor = next((each for each in self._store.list(old.kind) if _replaces(each, old)), None)
+        successor = next((each for each in self._store.list(old.kind) if old.reference in each.replaces), None)
         if successor is None:
             with self._fetch(old) as directory:
                 successor, lost = self._publish(old, directory, is_latest=is_latest)
@@ -165,12 +163,13 @@ class StoreErasure:
         if not any(path.is_file() and path.name != MARK for path in directory.rglob("*")):
             return None, lost
         settings: dict[str, Any] = redact_value(old.settings, self._target.concerns, self._target)[0]
+        replaced = [old.reference, *old.model_copy(update={"settings": settings}).replaces]
         published = self._store.publish(
             directory,
             old.kind,
             self._find_free_version(old),
             made_from=old.made_from,
-            settings={**settings, REPLACES: old.reference},
+            settings={**settings, REPLACES: replaced},
             image=old.image,
             latest=is_latest,
         )
@@ -204,10 +203,6 @@ class StoreErasure:
             directory = self._store.fetch(manifest.reference, Path(temporary, "files")).directory
             (directory / MANIFEST).unlink()
             yield directory
-
-
-def _replaces(manifest: Manifest, old: Manifest) -> bool:
-    return manifest.settings.get(REPLACES) == old.reference
 
 
 def _is_adapter(manifest: Manifest) -> bool:

@@ -37,7 +37,7 @@ def look_at_sources(  # as Kubeflow has several outputs
         asked = hashlib.sha256(options.model_dump_json().encode()).hexdigest()[:16]  # other options are another input
         selection = record_input(opened, run, f"feedback-{asked}", found)
         if selection != found:
-            selection = FeedbackSelection.model_validate_json(selection).drop_erased(opened).model_dump_json()
+            selection = FeedbackSelection.model_validate_json(selection).without_erased(opened).model_dump_json()
     return digest_of_uris(uris), digest_of_uris([scenarios]), selection
 
 

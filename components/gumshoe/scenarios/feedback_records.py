@@ -55,25 +55,28 @@ class FeedbackSelection(BaseModel):
         references = tuple(each.reference for each in found)
         return cls(options=options.resolve(now), publications=references, content=digest_publications(found))
 
-    def drop_erased(self, store: Store) -> "FeedbackSelection":
-        """Return the selection without the publications that were erased meanwhile; their cached copies are erased too.
+    def without_erased(self, store: Store) -> "FeedbackSelection":
+        """Return the selection with what is left of publications from which something was erased meanwhile.
 
         Raises:
             GumshoeError: if the store cannot be listed.
         """
-        chosen = {*self.publications}
-        found = [each for each in store.list(FEEDBACK_KIND) if each.reference in chosen]
+        found = self._list_left(store)
         references = tuple(each.reference for each in found)
         return self.model_copy(update={"publications": references, "content": digest_publications(found)})
 
     def read(self, store: Store) -> list[FeedbackRecord]:
-        """Return the feedback. Publications that were erased meanwhile are missing.
+        """Return the feedback, without what was erased meanwhile.
 
         Raises:
             ScenarioError, GumshoeError: as in `read_feedback`.
         """
-        found = [manifest for each in self.publications if (manifest := store.find(each)) is not None]
-        return read_feedback(store, found, self.options, datetime.now(UTC))
+        return read_feedback(store, self._list_left(store), self.options, datetime.now(UTC))
+
+    def _list_left(self, store: Store) -> list[Manifest]:
+        """Return the publications, each replaced by its redacted successor, if it has one."""
+        chosen = {*self.publications}
+        return [each for each in _list_all(store) if chosen & {each.reference, *each.replaces}]
 
 
 def list_publications(store: Store, options: FeedbackOptions, now: datetime) -> list[Manifest]:
@@ -83,7 +86,14 @@ def list_publications(store: Store, options: FeedbackOptions, now: datetime) -> 
         GumshoeError: if the store cannot be listed.
     """
     since = parse_moment(options.since, now)
-    return [each for each in store.list(FEEDBACK_KIND) if since is None or each.created >= since]
+    return [each for each in _list_all(store) if since is None or each.created >= since]
+
+
+def _list_all(store: Store) -> list[Manifest]:
+    """Return all publications, without those that an erasure has replaced and not deleted yet."""
+    found = store.list(FEEDBACK_KIND)
+    replaced = {reference for each in found for reference in each.replaces}
+    return [each for each in found if each.reference not in replaced]
 
 
 def read_feedback(
