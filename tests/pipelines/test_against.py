@@ -57,6 +57,20 @@ def test_a_run_that_is_repeated_does_not_have_to_beat_its_own_adapter(store: Sto
     assert fetch(store, "latest", tmp_path / "next", run="r3") == "r2"
 
 
+def test_a_repeated_run_whose_adapter_to_beat_was_removed_says_so(store: Store, tmp_path: Path) -> None:
+    from gumshoe.artifacts.pruning import remove_named
+
+    assert fetch(store, "latest", tmp_path / "first", run="r3") == "r1"
+    store.publish(tmp_path / "adapter", "adapters", "r2")
+    remove_named(store, ["adapters/r1"])
+    with raises("artifacts.recorded-adapter-removed", "run r3", "adapters/r1", "against", "r2"):
+        fetch(store, "latest", tmp_path / "again", run="r3")
+    assert fetch(store, "r2", tmp_path / "named", run="r3") == "r2"
+    remove_named(store, ["adapters/r2"])
+    with raises("artifacts.recorded-adapter-removed", "to base"):
+        fetch(store, "latest", tmp_path / "none", run="r3")
+
+
 @pytest.mark.parametrize(
     ("outcomes", "expected"),
     [

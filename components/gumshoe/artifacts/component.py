@@ -64,17 +64,24 @@ def fetch_adapter(store: str, version: str, adapter: dsl.Output[dsl.Model], run:
     from gumshoe.artifacts.canary_decision import find_latest_accepted
     from gumshoe.artifacts.run_inputs import record_input
     from gumshoe.artifacts.store import Store
+    from gumshoe.errors import UsageError
 
     opened = Store(store)
     if version == "latest":
-        version = (find_latest_accepted(opened, run) if run else opened.latest("adapters")) or "base"
-        version = record_input(opened, run, "current", version)
+        found = (find_latest_accepted(opened, run) if run else opened.latest("adapters")) or "base"
+        version = record_input(opened, run, "current", found)
+        if version not in ("base", found) and opened.find(f"adapters/{version}") is None:
+            raise UsageError(
+                "artifacts.recorded-adapter-removed",
+                f"run {run} was compared with adapters/{version} when it was submitted first, and that was removed "
+                f"from {store}; set against, e.g. to {found}, or submit the run with another ID",
+            )
     if version == "base":
         Path(adapter.path).mkdir(parents=True)
         (Path(adapter.path) / "none").touch()  # Kubeflow does not keep empty directories
         print("No adapter to fetch")
         return ""
-    found = opened.fetch(f"adapters/{version}", Path(adapter.path)).manifest
-    adapter.metadata.update(found.settings, version=found.version, content=found.content)
-    print(f"Fetched {found.reference} from {store}")
-    return found.version
+    fetched = opened.fetch(f"adapters/{version}", Path(adapter.path)).manifest
+    adapter.metadata.update(fetched.settings, version=fetched.version, content=fetched.content)
+    print(f"Fetched {fetched.reference} from {store}")
+    return fetched.version
