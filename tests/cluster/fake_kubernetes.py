@@ -373,6 +373,10 @@ class FakeKubernetes:
         if sub == "log":
             lines = [text for _, text in self.lines.get(str(name), [])][-int(query.get("tailLines", 10**6)) :]
             return 200, self.logs.get(str(name), "".join(f"{text}\n" for text in lines))
+        if key == ("configmaps", namespace, "kube-root-ca.crt") and any(
+            place == namespace for _, place, _ in self.objects
+        ):
+            return 200, {"kind": kind, "apiVersion": version, "metadata": {"name": name, "uid": f"root-{namespace}"}}
         if key not in self.objects:
             return _status(404, "NotFound", f'{plural} "{name}" not found')
         current = self.objects[key]["metadata"].get("resourceVersion")

@@ -793,8 +793,43 @@ def test_removing_a_deployment_keeps_other_objects(
 
 def list_recorded(store: Store) -> set[str]:
     """Return the adapters that the store records for the deployment `mail` of this test's cluster."""
-    deployment = f"agents.mail.{Cluster.of('agents', None).fingerprint}"
+    deployment = f"agents.mail.{Cluster.of('agents', None).namespace_uid}"
     return {entry.key.rpartition("/")[2] for entry in store.storage.entries(f"deployments/{deployment}/")}
+
+
+@pytest.mark.ci
+def test_a_deployment_is_known_to_the_store_by_any_address_of_its_cluster(
+    run: Callable[..., CommandResult],
+    cluster: FakeKubernetes,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    done = run("deploy", "mail", "--adapter", "r1", *ACCESS)
+    assert (done.status, "warning" in done.err) == (0, False), done.err
+    assert list_recorded(store) == {"r1"}
+    other = write_kubeconfig(tmp_path, cluster.url.replace("127.0.0.1", "localhost"))
+    monkeypatch.setenv("KUBECONFIG", str(other))
+    assert run("deployments", "remove", "mail", "--yes").status == 0
+    assert [entry.key for entry in store.storage.entries("deployments/")] == []
+
+
+@pytest.mark.ci
+def test_a_store_that_a_deployment_has_left_does_not_record_it(
+    run: Callable[..., CommandResult], store: Store, deployed: str, tmp_path: Path
+) -> None:
+    """The adapter in the old store stays loaded as the previous one until the next change is complete."""
+    other = Store(store.uri.replace("/project", "/other"))
+    for version in ("n1", "n2", "n3"):
+        publish(other, tmp_path / version, version, {"base_model_name_or_path": BASE, "r": 8})
+    for version, old, new in (("n1", {"r1"}, {"n1"}), ("n2", {"r1"}, {"n1", "n2"}), ("n3", set(), {"n1", "n2", "n3"})):
+        done = run("deploy", deployed, "--adapter", version, "--store", other.uri, "--set", f"agent.store={other.uri}")
+        assert done.status == 0, done.err
+        assert (list_recorded(store), list_recorded(other)) == (old, new)
+    assert run("rollback", deployed, "--revision", "1").status == 0
+    assert (list_recorded(store), list_recorded(other)) == ({"r1"}, set())
+    assert run("deployments", "remove", deployed, "--yes").status == 0
+    assert (list_recorded(store), list_recorded(other)) == (set(), set())
 
 
 @pytest.mark.ci

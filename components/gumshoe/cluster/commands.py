@@ -252,7 +252,7 @@ def remove(
     json: JsonFlag = False,
 ) -> None:
     """Remove a deployment. Adapters, indexes and secrets are kept."""
-    from gumshoe.cluster.deployment_record import forget_adapters
+    from gumshoe.cluster.deployment_record import record_adapters
 
     releases = _open_releases(namespace, context)
     stored = releases.get(name)
@@ -260,8 +260,9 @@ def remove(
     question = f"Remove {name} ({serving}) from namespace {releases.cluster.namespace}?"
     if not yes and not typer.confirm(question, err=True):
         raise typer.Exit(3)
+    revisions = releases.list_values(name)
     releases.remove(name)
-    forget_adapters(releases.cluster, name, stored.values)
+    record_adapters(releases.cluster, name, [], revisions)
     if json:
         print_json({"removed": name, "namespace": releases.cluster.namespace})
         return

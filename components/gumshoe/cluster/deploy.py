@@ -78,8 +78,8 @@ class Deployments:
         stored = self.releases.find(name)
         values = self.plan_values(name, stored, adapter, given, percent)
         back = self._find_revision_before(stored, adapter.version if adapter else None) if stored else None
-        if adapter:  # otherwise the adapters stay, and the store may be unknown
-            record_adapters(self.releases.cluster, name, stored.values if stored else {}, values)
+        if adapter and stored:  # without an adapter, those of the release stay, and the store may be unknown
+            self._record_adapters(name, stored.values, values)
         is_external = self._find_model(values)[0] == "external"
         if stored and not is_external and not self.has_same_model(stored, values):
             err.print(
@@ -102,6 +102,8 @@ class Deployments:
             describe_release(ServingState.of(values)),
             create_namespace=create_namespace,
         )
+        if adapter and not stored:  # the namespace may not have existed before
+            self._record_adapters(name, values)
         return self._finish(name, back)
 
     def plan_values(
@@ -246,7 +248,7 @@ class Deployments:
         """
         if revision is not None:
             self.releases.rollback(name, revision, is_forced=self.is_forced)
-            record_adapters(self.releases.cluster, name, self.releases.get(name).values)  # they may be old ones
+            self._record_adapters(name, self.releases.get(name).values)  # they may be old ones
             return self._finish(name)
         stored = self._get_same_chart(name)
         was = ServingState.of(stored.values)
@@ -295,6 +297,9 @@ class Deployments:
         serving = ServingState.of(stored.values)
         is_idle = serving.canary == adapter and not serving.percent
         return is_idle and self._find_revision_before(stored, adapter) == stored.release.revision
+
+    def _record_adapters(self, name: str, *loaded: Values) -> None:
+        record_adapters(self.releases.cluster, name, loaded, self.releases.list_values(name))
 
     def _find_revision_before(self, stored: StoredRelease, adapter: str | None) -> int | None:
         """Return the revision before a command that deploys an adapter, or None if Helm has none.

@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 
 from gumshoe.artifacts.deployments import record_deployment
 from gumshoe.artifacts.manifest import DATA_PREFIX
@@ -16,30 +17,23 @@ _PUBLISHED = re.compile(rf"(?P<store>s3://.+)/{KIND}/(?P<version>[^/]+)/{DATA_PR
 _LIMITS = Limits(read_timeout=20, attempts=2, backoff=1)  # a deployment does not wait for its record
 
 
-def record_adapters(cluster: Cluster, name: str, *releases: Values) -> None:
-    """Record that a deployment has the adapters in these values of its release, and no others.
+def record_adapters(cluster: Cluster, name: str, loaded: Sequence[Values], revisions: Iterable[Values]) -> None:
+    """Record that a deployment has the adapters in the values `loaded`, and no others.
 
-    If a change begins, name the values before and after it, because it may be rolled back. Adapters outside a store in
-    S3 are left out. A record that cannot be written is only a warning.
+    If a change begins, `loaded` are the values before and after it, because it may be rolled back; they are empty for
+    a deployment that was removed. `revisions` are the values of all revisions of its release: a store that only these
+    name has nothing that is deployed. Adapters outside a store in S3 are left out. A record that cannot be written is
+    only a warning.
     """
-    _record(cluster, name, releases, is_removed=False)
-
-
-def forget_adapters(cluster: Cluster, name: str, release: Values) -> None:
-    """Record that a deployment was removed. `release` are its last values."""
-    _record(cluster, name, (release,), is_removed=True)
-
-
-def _record(cluster: Cluster, name: str, releases: tuple[Values, ...], *, is_removed: bool) -> None:
     versions = defaultdict[str, set[str]](set)
-    for values in releases:
+    for values in (*loaded, *revisions):
         for section in SECTIONS:
             if found := _PUBLISHED.fullmatch(str(get_section(values, section).get("uri") or "")):
-                versions[found["store"]].add(found["version"])
+                versions[found["store"]] |= {found["version"]} if values in loaded else set()
     for store, known in versions.items():
         try:
-            deployment = f"{cluster.namespace}.{name}.{cluster.fingerprint}"
-            record_deployment(open_storage(store, _LIMITS), deployment, set() if is_removed else known)
+            deployment = f"{cluster.namespace}.{name}.{cluster.namespace_uid}"
+            record_deployment(open_storage(store, _LIMITS), deployment, known)
         except GumshoeError as error:
             err.print(
                 f"[bold yellow]warning:[/] cannot record in {printable(store)} which adapters are deployed: "

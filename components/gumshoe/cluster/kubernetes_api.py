@@ -1,6 +1,5 @@
 """Connect to a Kubernetes cluster. Requests have deadlines, and errors are reported in plain words."""
 
-import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ if TYPE_CHECKING:
     from kubernetes import client
 
 _SECONDS = 20.0  # timeout of a request
+_IN_EACH_NAMESPACE = "kube-root-ca.crt"  # ConfigMap
 _IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")  # Kubernetes mounts the pod's namespace here
 
 
@@ -116,11 +116,19 @@ class Cluster:
         self.call(client.VersionApi(self._client).get_code, what="the version of the API")
 
     @cached_property
-    def fingerprint(self) -> str:
-        """A digest of the API server's address and certificate authority, which differs from cluster to cluster."""
-        found = self._client.configuration
-        authority = Path(found.ssl_ca_cert).read_bytes() if found.ssl_ca_cert else b""
-        return hashlib.sha256(found.host.encode() + authority).hexdigest()[:12]
+    def namespace_uid(self) -> str:
+        """The UID of an object that Kubernetes puts into each namespace.
+
+        It tells equally named namespaces of different clusters apart, and is the same for a pod and for a workstation.
+        The namespace itself may be read only by accounts with rights in the whole cluster.
+
+        Raises:
+            ClusterError: if the namespace does not exist, or may not be read.
+            ClusterUnavailableError: if the cluster does not answer in time.
+        """
+        what = f"the ConfigMap {_IN_EACH_NAMESPACE}"
+        found = self.call(self.core.read_namespaced_config_map, _IN_EACH_NAMESPACE, self.namespace, what=what)
+        return str(found.metadata.uid)
 
     @cached_property
     def core(self) -> "client.CoreV1Api":

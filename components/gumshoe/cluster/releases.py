@@ -108,6 +108,10 @@ class Releases:
         """Return the values of a revision."""
         return self._call(lambda helm: helm.get_values(name, revision))
 
+    def list_values(self, name: str) -> list[dict[str, Any]]:
+        """Return the values of all revisions that Helm stores, newest first."""
+        return [self.get_values(name, each.revision) for each in self.list_history(name)]
+
     def check_values(self, name: str, values: dict[str, Any]) -> None:
         """Check that the chart accepts the values, before anything is changed.
 
