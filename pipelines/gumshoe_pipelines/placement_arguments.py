@@ -32,14 +32,31 @@ def _check_worker_image(arguments: Mapping[str, Any], is_local: bool) -> None:
     """Check that steps without a GPU do not get the trainer's image if that cannot do their work."""
     _check_image("worker_image", arguments, is_local)
     image = arguments["worker_image"]
-    unset = {"deploy": "none", "feedback": {}}
-    needing = [name for name, value in unset.items() if arguments.get(name, value) != value]
-    if needing and not is_local and _TRAINER.search(image):
+    if is_local or not _TRAINER.search(image):
+        return
+    missing = ["deploy"] if arguments.get("deploy", "none") != "none" else []
+    if kinds := _find_library_redaction(arguments.get("feedback") or {}):
+        missing.append(f"redact {', '.join(kinds)} in feedback")
+    if missing:
         raise UsageError(
             "pipelines.trainer-as-worker",
-            f"the image {image} cannot deploy or read feedback, which {' and '.join(needing)} ask for; set "
-            "worker_image to the worker's image (the step that embeds runs in trainer_image by itself)",
+            f"the image {image} cannot {' or '.join(missing)}; set worker_image to the worker's image (the step that "
+            "embeds runs in trainer_image by itself)",
         )
+
+
+def _find_library_redaction(feedback: Mapping[str, Any]) -> list[str]:
+    """Return the kinds of personal data that the options of feedback redact with libraries of the worker's image."""
+    from gumshoe.scenarios.feedback_options import FeedbackOptions
+    from gumshoe.scenarios.personal_data import KINDS_OF_LIBRARIES
+
+    if not feedback:
+        return []
+    try:
+        kinds = FeedbackOptions.from_mapping(feedback).redacted_kinds
+    except UsageError:  # reported by the check of `feedback`
+        return []
+    return [each for each in kinds if each in KINDS_OF_LIBRARIES]
 
 
 def _check_resource(name: str, arguments: Mapping[str, Any], _: bool) -> None:

@@ -171,7 +171,10 @@ def test_each_step_without_a_gpu_has_an_image_with_its_libraries(graph: Graph) -
     ("arguments", "parameter"),
     [
         ({"deploy": "canary", "worker_image": "registry.example.com:5000/trainer:1"}, "deploy"),
-        ({"feedback": {"since": "90d"}, "worker_image": "trainer@sha256:0"}, "feedback"),
+        ({"feedback": {"since": "90d"}, "worker_image": "trainer@sha256:0"}, "iban, card, phone in feedback"),
+        ({"feedback": {"redact": ["email", "phone"]}, "worker_image": "trainer:1"}, "redact phone in feedback"),
+        ({"feedback": {"redact": "none"}, "worker_image": "trainer:1"}, None),
+        ({"feedback": {"redact": ["credential", "email", "ip"]}, "worker_image": "trainer:1"}, None),
         ({"deploy": "full", "worker_image": "worker:1"}, None),
         ({"deploy": "none", "feedback": {}, "worker_image": "trainer:1"}, None),
     ],

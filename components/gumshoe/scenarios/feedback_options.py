@@ -79,15 +79,18 @@ class FeedbackOptions(ParameterModel):
         """
         return validate_model(cls, values, "scenarios.invalid-feedback-options", "invalid options of feedback")
 
+    @property
+    def redacted_kinds(self) -> tuple[PersonalDataKind, ...]:
+        """The kinds of personal data to redact, without `pii` and `none`."""
+        return KINDS if "pii" in self.redact else tuple(each for each in KINDS if each in self.redact)
+
     def open_redactor(self) -> PersonalDataRedactor:
         """Return the redactor of personal data.
 
         Raises:
             UsageError: if a country does not exist, or a library is missing.
         """
-        kinds: list[Any] = [each for each in self.redact if each not in ("none", "pii")]
-        everything: tuple[PersonalDataKind, ...] = KINDS if "pii" in self.redact else ()
-        return PersonalDataRedactor(everything or tuple(kinds), self.phone_regions)
+        return PersonalDataRedactor(self.redacted_kinds, self.phone_regions)
 
     def resolve(self, now: datetime) -> "FeedbackOptions":
         """Return the options with absolute times.

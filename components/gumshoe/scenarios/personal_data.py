@@ -18,6 +18,8 @@ from gumshoe.redaction import MASK, redact
 PersonalDataKind = Literal["credential", "email", "iban", "card", "ip", "phone"]
 KINDS: tuple[PersonalDataKind, ...] = get_args(PersonalDataKind)
 """All kinds. If two overlap, the first one in this order counts."""
+KINDS_OF_LIBRARIES: frozenset[PersonalDataKind] = frozenset({"iban", "card", "phone"})
+"""The kinds that need libraries of the extra `redact`."""
 PLACEHOLDERS: dict[PersonalDataKind, str] = {
     "credential": "[credential]",
     "email": "[email address]",
@@ -64,7 +66,7 @@ class PersonalDataRedactor:
     """Countries (ISO 3166) whose phone numbers are found without a country code; others only with one."""
 
     def __post_init__(self) -> None:
-        if not {"iban", "card", "phone"} & set(self.kinds):
+        if KINDS_OF_LIBRARIES.isdisjoint(self.kinds):
             return
         try:
             import stdnum.luhn  # noqa: F401
