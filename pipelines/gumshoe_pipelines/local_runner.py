@@ -24,7 +24,7 @@ from gumshoe.artifacts.store import Store
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.signals import handle_signals
 from gumshoe.terminal import err, printable
-from gumshoe.training.run_directory import TRAININGS, TRAININGS_VARIABLE, WARM_STARTS
+from gumshoe.training.run_directory import ATTEMPT_CLAIMS, TRAININGS, TRAININGS_VARIABLE, WARM_STARTS
 from gumshoe_pipelines.graphs import Graph, read_documents
 from gumshoe_pipelines.step_runner import PAUSE_VARIABLE
 
@@ -220,8 +220,13 @@ def _print_what_is_kept(run: LocalRun, arguments: Mapping[str, Any]) -> None:
 
 
 def _has_warm_start(store: str) -> bool:
-    """Return True if a store has checkpoints of an unfinished warm start."""
-    return any(each.key.endswith(f"/{MANIFEST}") for each in Store(store).storage.entries(WARM_STARTS))
+    """Return True if a store has a checkpoint of the warm start that was begun or continued last."""
+    entries = list(Store(store).storage.entries(WARM_STARTS))
+    claims = [each for each in entries if f"/{ATTEMPT_CLAIMS}/" in each.key]
+    if not claims:
+        return False
+    newest = max(claims, key=lambda each: each.modified).key.partition(f"/{ATTEMPT_CLAIMS}/")[0]
+    return any(each.key.startswith(f"{newest}/") and each.key.endswith(f"/{MANIFEST}") for each in entries)
 
 
 @contextmanager

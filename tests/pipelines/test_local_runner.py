@@ -1,5 +1,6 @@
 """Run small pipelines on this machine: stopping, continuing, and the summary at the end."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -83,19 +84,34 @@ def test_a_stopped_run_ends_all_processes_and_says_how_to_continue(
 def test_a_run_stopped_in_a_warm_start_says_if_it_has_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """The checkpoint of an earlier warm start, with other inputs, is not its own."""
     from gumshoe_pipelines.local_runner import LocalRun, LocalStep, _print_what_is_kept
 
     monkeypatch.setattr("sys.argv", ["gumshoe", "pipeline", "run", "train-agent"])
     (tmp_path / "some").mkdir()
     (tmp_path / "some" / "file").touch()
     arguments = {"store": str(tmp_path / "store"), "run": "r1"}
-    is_named = []
-    for _ in range(2):
-        for state in ("running", "done"):
-            _print_what_is_kept(LocalRun([LocalStep("warm-start", state)]), arguments)
-            is_named.append("the last checkpoint of the warm start" in capsys.readouterr().err)
-        Store(arguments["store"]).publish(tmp_path / "some", "runs/warm-start-0a1b/checkpoints", "001-000003")
-    assert is_named == [False, False, True, False]
+
+    def claim(key: str, day: int) -> None:
+        name = f"runs/warm-start-{key}/attempts/001"
+        Store(arguments["store"]).storage.create(name, b"")
+        os.utime(tmp_path / "store" / name, (day * 86400.0, day * 86400.0))
+
+    def save(key: str) -> None:
+        Store(arguments["store"]).publish(tmp_path / "some", f"runs/warm-start-{key}/checkpoints", "001-000003")
+
+    def is_named(state: str) -> bool:
+        _print_what_is_kept(LocalRun([LocalStep("warm-start", state)]), arguments)
+        return "the last checkpoint of the warm start" in capsys.readouterr().err
+
+    assert not is_named("running")
+    claim("0a1b", 1)
+    save("0a1b")
+    assert (is_named("running"), is_named("done")) == (True, False)
+    claim("2c3d", 2)
+    assert not is_named("running")
+    save("2c3d")
+    assert (is_named("running"), is_named("done")) == (True, False)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="command lines of other processes are read")

@@ -2,7 +2,6 @@
 
 import errno
 import io
-from collections.abc import Iterable
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -172,52 +171,55 @@ def test_pruned_checkpoints_are_reported(uri: str, run: Path, tmp_path: Path) ->
     (other := tmp_path / "other").mkdir()
     with raises("training.checkpoints-pruned", store.uri):
         CheckpointStore(uri, 2).restore(other)
-    CheckpointStore(uri, 2).restore(other, may_be_pruned=True)
+    CheckpointStore(uri, 2).restore(other, may_begin_again=True)
     assert list(other.iterdir()) == []
 
 
-def test_a_removed_run_leaves_nothing_and_begins_again(uri: str, run: Path, tmp_path: Path) -> None:
-    store = CheckpointStore(uri, 1)
-    with store.uploading(run, store.claim_attempt(1)):
-        for step in (1, 2):
-            save(run, f"checkpoint-{step}", f"step {step}")
-            wait_for_versions(uri, [f"001-{step:06}"])
-    store.remove()
-    assert list(Store(uri).storage.entries(CHECKPOINTS)) == []
-    (other := tmp_path / "other").mkdir()
-    store.restore(other)
-    assert list(other.iterdir()) == []
-    with CheckpointStore(uri, 1).uploading(run, store.claim_attempt(1)):
-        pass
-    assert versions(uri) == ["001-000002"]
-
-
-def test_an_interrupted_removal_leaves_no_half_checkpoint(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_replaced", [False, True], ids=["its files are gone", "replaced during the fetch"])
+def test_a_warm_start_whose_checkpoint_is_damaged_begins_again(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_replaced: bool
 ) -> None:
+    """The next checkpoint replaces the damaged one. Another run cannot begin again, and says so."""
     uri = (tmp_path / "store").as_uri()
-    store = CheckpointStore(uri, 1)
     save(run, "checkpoint-1", "step 1")
+    store = CheckpointStore(uri, 1)
     with store.uploading(run, store.claim_attempt(1)):
         pass
-    delete, deleted = FileStorage.delete, list[str]()
-
-    def delete_one(storage: FileStorage, keys: Iterable[str]) -> None:
-        for key in keys:
-            if deleted:
-                raise KeyboardInterrupt
-            delete(storage, [key])
-            deleted.append(key)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(FileStorage, "delete", delete_one)
-        with pytest.raises(KeyboardInterrupt):
-            store.remove()
+    (found,) = Store(uri).list(CHECKPOINTS)
+    for each in Store(uri).storage.entries(f"{found.reference}/{found.data}/"):
+        if each.key.endswith(".safetensors"):
+            Store(uri).storage.delete([each.key])
+    if is_replaced:
+        monkeypatch.setattr(Store, "list", lambda *_: [found])
+        remove_artifact(Store(uri), found)
+    code = "artifacts.not-found" if is_replaced else "store.not-found"
     (other := tmp_path / "other").mkdir()
-    store.restore(other)
+    with raises(code):
+        CheckpointStore(uri, 1).restore(other)
+    again = CheckpointStore(uri, 1)
+    again.restore(other, may_begin_again=True)
+    monkeypatch.undo()
     assert list(other.iterdir()) == []
-    store.remove()
-    assert list(Store(uri).storage.entries(CHECKPOINTS)) == []
+    assert code in capsys.readouterr().err
+    with again.uploading(run, again.claim_attempt(1)):
+        pass
+    assert versions(uri) == ["002-000001"]
+    again.restore(other, may_begin_again=True)
+    assert files(other) == files(run)
+
+
+def test_two_warm_starts_with_the_same_inputs_keep_each_others_last_checkpoint(uri: str, run: Path) -> None:
+    """The one that began later counts; the other one deletes no checkpoint but its own."""
+    first, second = CheckpointStore(uri, 1), CheckpointStore(uri, 1)
+    attempts = first.claim_attempt(1), second.claim_attempt(1)
+    save(run, "checkpoint-1", "step 1")
+    with second.uploading(run, attempts[1]):
+        pass
+    save(run, "checkpoint-2", "step 2")
+    with first.uploading(run, attempts[0]):
+        pass
+    assert versions(uri) == ["002-000001"]
+    assert CheckpointStore(uri, 1).claim_attempt(1) == 3
 
 
 def test_files_are_copied_if_links_are_not_supported(

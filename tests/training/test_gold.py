@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gumshoe.artifacts.store import Store
 from gumshoe.environments.email import EmailEnvironment
 from gumshoe.environments.registry import EnvFactory, EnvironmentSettings, open_env
 from gumshoe.environments.tools import Call, Toolbox
@@ -607,4 +608,5 @@ def test_the_pipeline_step_makes_the_episodes(company: Path, tmp_path: Path) -> 
     report = run_sft(*inputs, out, store, "")
     assert (report["episodes"], report["right"]) == (8, 8)
     check_start(LoraSettings(rank=4, alpha=8, start=out))
-    assert not [each for each in (tmp_path / "store").rglob("*") if each.is_file()], "nothing is left in the store"
+    (kept,) = Store(store).list()
+    assert kept.version.startswith("001-"), "the last checkpoint is left in the store"

@@ -20,7 +20,7 @@ def warm_start(
 ) -> None:
     """Train an adapter on correct episodes, for GRPO to start from; without episodes, the output has no adapter.
 
-    Continues from checkpoints that an interrupted attempt with the same inputs left in the store.
+    Continues from the last checkpoint in the store of a warm start with the same inputs.
 
     Args:
         index: Index of mail or documents.
@@ -34,7 +34,7 @@ def warm_start(
         state: Digest of base model, settings and demonstrations, so that results of other ones are not taken from the
             cache.
         code: Hash of the code, so that results of other code are not taken from the cache.
-        store: Store of artifacts, which keeps the checkpoints until the warm start has finished.
+        store: Store of artifacts, which keeps the last checkpoint.
         adapter: The trained adapter.
         metrics: The numbers of the report.
     """

@@ -10,7 +10,9 @@ TRAININGS_VARIABLE = "GUMSHOE_TRAININGS"
 """Environment variable with the path of that directory. In pods, the directory for temporary files is used."""
 
 WARM_STARTS = "runs/warm-start-"
-"""Beginning of the path in a store of what unfinished warm starts of pipelines have done; a digest follows."""
+"""Beginning of the path in a store of the checkpoints of warm starts of pipelines; a digest of the inputs follows."""
+ATTEMPT_CLAIMS = "attempts"
+"""Part of the path in a store, below that of a run or warm start, of an empty object per attempt."""
 STEP_VARIABLE = "GUMSHOE_STEP"
 """Environment variable that is set in the processes of pipeline steps."""
 

@@ -55,8 +55,9 @@ def run_sft(
     """Train an adapter on demonstrations, and return the numbers of the report; do nothing if `demonstrations` is "".
 
     `demonstrations` is the URI of a file of episodes, or "gold" to make them from the scenarios and their sources.
-    An unfinished warm start with the same inputs and code (`code` is the hash of it) is continued: from the directory,
-    or else from the artifact store at the URI `store`, from which it is removed at the end.
+    A warm start with the same inputs and code (`code` is the hash of it) is continued: from the directory, or else from
+    the artifact store at the URI `store`. Its last checkpoint stays in the store, because the pod may be lost before
+    Kubeflow has uploaded the adapter, and other runs may be at work on the same warm start.
 
     Raises:
         UsageError: the demonstrations cannot be read, none of them can be trained on, or the settings do not make an
@@ -79,16 +80,13 @@ def run_sft(
         return CheckpointStore(f"{store}/{WARM_STARTS}{key}", 1)
 
     if demonstrations == GOLD:
-        kept = open_kept(None)
-        report = start_warm_from_gold(known, index, asked, directory, resume=True, store=kept)
+        report = start_warm_from_gold(known, index, asked, directory, resume=True, store=open_kept(None))
     else:
         with tempfile.TemporaryDirectory(prefix="gumshoe-warm-start-") as scratch:
             file = Path(scratch, demonstrations.rpartition("/")[2])
             with open_uri(demonstrations) as found, file.open("wb") as copy:
                 shutil.copyfileobj(found, copy)
-            kept = open_kept(file)
-            report = start_warm(known, index, asked, file, directory, resume=True, store=kept)
-    kept.remove()
+            report = start_warm(known, index, asked, file, directory, resume=True, store=open_kept(file))
     return {name: float(value) for name, value in report.model_dump().items()}
 
 

@@ -1,6 +1,7 @@
 """Upload a run's checkpoints to a store while it trains, and restore them from there on another machine.
 
 A warm start is kept in the same way, with the verdicts on its episodes; before its first step, these are a checkpoint.
+Nothing here deletes its last one: a pod may be lost after the last step and before its adapter is uploaded.
 
 Invariants: training continues during uploads; a checkpoint in the store is complete; and a restored run finds its last
 checkpoint, or its end.
@@ -15,11 +16,12 @@ from pathlib import Path
 
 from gumshoe.artifacts.manifest import MANIFEST, Manifest
 from gumshoe.artifacts.pruning import remove_artifact
-from gumshoe.artifacts.store import PRUNED, Store, VersionTakenError
+from gumshoe.artifacts.storage import NotFoundError
+from gumshoe.artifacts.store import PRUNED, CorruptArtifactError, Store, VersionTakenError
 from gumshoe.errors import GumshoeError, UnavailableError, UsageError
 from gumshoe.evaluation.proof.proof_models import PROOF
 from gumshoe.terminal import err, hide_progress, printable
-from gumshoe.training.run_directory import how_to_continue
+from gumshoe.training.run_directory import ATTEMPT_CLAIMS, how_to_continue
 from gumshoe.training.run_spec import (
     ATTEMPTS,
     BASELINE,
@@ -35,7 +37,6 @@ from gumshoe.training.run_spec import (
 )
 
 CHECKPOINTS = "checkpoints"
-_ATTEMPTS = "attempts"  # prefix of an empty object per attempt
 INCOMING, OUTGOING = ".incoming", ".outgoing"
 """Copies in the run's directory: of a checkpoint that is restored, and with hard links of one that is uploaded."""
 _POLL = 2.0  # seconds
@@ -44,7 +45,10 @@ _END = "end"
 
 
 class CheckpointStore:
-    """Keep the checkpoints of one run under a `file://` or `s3://` URI that no other run uses."""
+    """Keep the checkpoints of one run under a `file://` or `s3://` URI that no other run uses.
+
+    Warm starts with the same inputs share a URI: each of them can continue the others.
+    """
 
     def __init__(self, uri: str, limit: int) -> None:
         self._store = Store(uri)
@@ -64,11 +68,11 @@ class CheckpointStore:
                 "another output.checkpoints",
             )
 
-    def restore(self, directory: Path, *, may_be_pruned: bool = False) -> None:
+    def restore(self, directory: Path, *, may_begin_again: bool = False) -> None:
         """Fetch the run's last checkpoint into a directory without a run; do nothing if the store has no checkpoint.
 
-        Call it with the lock of the directory. A fetch that was interrupted is continued. With `may_be_pruned`, a run
-        whose checkpoints were pruned begins again.
+        Call it with the lock of the directory. A fetch that was interrupted is continued. With `may_begin_again`, a
+        checkpoint that was pruned, replaced during the fetch, or is damaged counts as none.
 
         Raises:
             UsageError: the run's checkpoints were pruned.
@@ -80,7 +84,7 @@ class CheckpointStore:
             shutil.rmtree(incoming, ignore_errors=True)  # left by a restore that was killed at its end
             return
         if found is None:
-            if not may_be_pruned and any(
+            if not may_begin_again and any(
                 each.key.endswith(f"/{PRUNED}") for each in self._store.storage.entries(f"{CHECKPOINTS}/")
             ):
                 raise UsageError(
@@ -91,7 +95,15 @@ class CheckpointStore:
             return
         incoming.mkdir(parents=True, exist_ok=True)
         place = incoming / found.version
-        self._store.fetch(found.reference, place)
+        try:
+            self._store.fetch(found.reference, place)
+        except (CorruptArtifactError, NotFoundError) as error:
+            if not may_begin_again:
+                raise
+            shutil.rmtree(incoming)
+            _warn(error)
+            err.print("Beginning again without this checkpoint.")
+            return
         names = sorted((each.name for each in place.iterdir()), key=lambda name: name == SPEC)
         for name in names:  # the specification last: without it, the directory has no run
             if name == MANIFEST:  # with it, a restore that is killed here fetches only what is missing
@@ -119,22 +131,9 @@ class CheckpointStore:
         Raises:
             StorageError, UnavailableError: the store failed.
         """
-        while not self._store.storage.create(f"{_ATTEMPTS}/{attempt:03}", b""):
+        while not self._store.storage.create(f"{ATTEMPT_CLAIMS}/{attempt:03}", b""):
             attempt += 1
         return attempt
-
-    def remove(self) -> None:
-        """Delete everything that the store has of the run, because nothing continues it.
-
-        Raises:
-            StorageError, UnavailableError: the store failed. Call it again.
-        """
-        storage = self._store.storage
-        keys = [each.key for each in storage.entries()]
-        manifests = {each for each in keys if each.endswith(f"/{MANIFEST}")}  # first: nobody sees half a checkpoint
-        claims = {each for each in keys if each.startswith(f"{_ATTEMPTS}/")}  # last: a version is used once
-        for some in (manifests, {*keys} - manifests - claims, claims):
-            storage.delete(sorted(some))
 
     @contextmanager
     def uploading(self, directory: Path, attempt: int) -> Iterator[None]:

@@ -191,8 +191,8 @@ def start_warm(
     The episodes may come from any policy; those of a chat model are rendered with the base model's template. Only the
     turns of the policy are trained on. With `resume`, a warm start with the same arguments continues from its last
     checkpoint; a finished one is left unchanged. `are_correct` is True if all episodes are known to be correct: no
-    judge is asked. Unfinished work is also kept in `store`, if there is one, and continued from there in a directory
-    that has none. It stays there until `CheckpointStore.remove` is called.
+    judge is asked. The work is also kept in `store`, if there is one, and continued from there in a directory that has
+    none. The last checkpoint stays there, so that one that has finished is repeated without training.
 
     Raises:
         UsageError: no episode can be trained on; an argument is invalid; or the directory contains other files, or
@@ -212,7 +212,7 @@ def start_warm(
     with run_lock(directory) as lock:
         with exit_on_sigterm():
             if store is not None:
-                store.restore(place, may_be_pruned=True)
+                store.restore(place, may_begin_again=True)
             spec = _spec(settings, file, inputs)
             done = _find_report(directory, spec, resume=resume)
         if done is not None:
