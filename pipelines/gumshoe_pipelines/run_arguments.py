@@ -235,6 +235,7 @@ def _check_training(arguments: Mapping[str, Any], is_local: bool) -> "TrainSetti
         added = plan.list_added(known)
     except UsageError:  # reported by the checks of `nodes`, `gpus` and `job`
         return known
+    plan.check_warm_start(known, is_here=is_local)
     complete = _read_settings({**arguments, "settings": {**arguments.get("settings", {}), **added}}, is_local) or known
     if not is_local:
         plan.check(complete, None, is_here=False)

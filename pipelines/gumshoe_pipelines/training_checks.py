@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from gumshoe.corpus import SCENARIOS_FILE
+from gumshoe.errors import UsageError
 from gumshoe.training.launch.distributed_env import DistributedEnv
 from gumshoe.training.launch.machine_checks import allocate_checked, check_engine, prepare_machine
 from gumshoe.training.models.base_model import check_same_base, check_servable
+from gumshoe.training.planning.gpu_allocation import allocate_gpus
 from gumshoe.training.run_check import resolve_entries
 from gumshoe.training.run_directory import TRAININGS_VARIABLE
 from gumshoe.training.run_spec import check_start, check_start_chat, load_splits
 from gumshoe.training.settings import TrainSettings
 from gumshoe.training.settings_checks import check_devices, check_pipeline_warm_start, check_plugins, check_settings
+from gumshoe.training.sft.batch_plan import BatchPlan
 from gumshoe_pipelines.trainjob_step import TrainJobOptions, build_settings, check_server_gpus, check_servers
 
 
@@ -44,6 +47,23 @@ class TrainingPlan:
             added |= build_settings(self.options, "run", "s3://store/runs/run")  # any names will do for the checks
         return added
 
+    def check_warm_start(self, given: TrainSettings, *, is_here: bool) -> None:
+        """Check the warm start, if there is one. It has the settings of the run alone, and the GPUs of one node.
+
+        Raises:
+            UsageError: if it could not start.
+        """
+        if not self.demonstrations:
+            return
+        try:
+            check_pipeline_warm_start(given, is_here=is_here)
+            if not self.is_local:
+                check_devices(given, self.options.gpus, servers=0)
+                allocate_gpus([str(each) for each in range(self.options.gpus)], given.optimizer.processes, 0)
+            BatchPlan.of(given, given.warm_start.batch_size)
+        except UsageError as error:
+            raise UsageError(error.code, f"the warm start, which runs on one node: {error}") from None
+
     def check(self, known: TrainSettings, scenarios: int | None, *, is_here: bool) -> None:
         """Check all settings of a training: those of the run, and those of `list_added`.
 
@@ -53,8 +73,6 @@ class TrainingPlan:
         Raises:
             UsageError: if the training could not start.
         """
-        if self.demonstrations:
-            check_pipeline_warm_start(known, is_here=is_here)
         check_settings(known, scenarios, is_here=is_here)
         gpus, job = self.options.gpus, self.options.job
         if self._has_trainjob:
@@ -99,6 +117,7 @@ def check_with_inputs(
         (known,) = resolve_entries(base_model, config, [{**entry, **plan.list_added(given)}])
         learned, _ = load_splits(known, str(scenarios / SCENARIOS_FILE))
         check_plugins(known.model_copy(update={"agent": None}))  # another step checks the agent, and has its keys
+        plan.check_warm_start(given, is_here=True)
         plan.check(known, len(learned), is_here=True)
         check_start(known.lora)
         check_start_chat(known)

@@ -13,6 +13,7 @@ from tests.scenarios.questions import question, write_questions
 S3 = "s3://bucket/project"
 TRANSFORMERS = {"rollouts.engine": "transformers"}
 SIXES = {"rollouts.num_generations": 6}
+SHARDED = {"optimizer.distribution": "fsdp2", "optimizer.processes": 8}
 FAULTY: dict[str, tuple[dict[str, Any], str, str]] = {
     "groups are split": ({"settings": SIXES}, "settings.batch-splits-groups", "config: "),
     "groups of an entry are split": (
@@ -51,6 +52,26 @@ FAULTY: dict[str, tuple[dict[str, Any], str, str]] = {
         "training.full-in-pipeline",
         "warm_start.weights",
     ),
+    "a sharded warm start of one trainer, before a TrainJob": (
+        {"settings": {"optimizer.distribution": "fsdp2"}, "nodes": 2, "gpus": 8, "demonstrations": "gold"},
+        "settings.sharded-on-one-process",
+        "one node",
+    ),
+    "a warm start with the trainers of two nodes": (
+        {"settings": {"optimizer.processes": 16}, "nodes": 2, "gpus": 8, "demonstrations": "gold"},
+        "planning.too-few-gpus",
+        "at most 8",
+    ),
+    "a sharded warm start without GPUs": (
+        {"settings": SHARDED, "nodes": 2, "gpus": 0, "demonstrations": "gold"},
+        "settings.sharded-without-gpu",
+        "one node",
+    ),
+    "a warm start with more trainers than episodes per step": (
+        {"settings": {"optimizer.processes": 8, "warm_start.batch_size": 4}, "gpus": 8, "demonstrations": "gold"},
+        "training.batch-too-small",
+        "warm_start.batch_size",
+    ),
     "an agent that does not fit": (
         {"settings": {"optimizer.router_loss": 0.1}, "agent": "my_package.agent:graph"},
         "settings.router-loss-with-agent",
@@ -78,6 +99,8 @@ def test_a_training_that_fits_its_nodes_can_be_submitted() -> None:
     check({"settings": {"optimizer.processes": 4}, "gpus": 8})
     check({"config": "smollm2-cpu", "gpus": 0})
     check({"settings": {"optimizer.distribution": "fsdp2"}, "nodes": 2, "gpus": 8})
+    check({"settings": SHARDED, "nodes": 2, "gpus": 8, "demonstrations": "gold"})
+    check({"settings": {"optimizer.processes": 16}, "nodes": 2, "gpus": 8})
     check({"settings": {"mode": "simple"}, "nodes": 2, "job": {"rollout_servers": 0}})
     check({"config": "smollm2-cpu", "nodes": 2, "gpus": 2, "settings": {"model.dtype": "bfloat16"}})
 
@@ -169,6 +192,11 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
             {"settings": {"warm_start.weights": "full"}, "demonstrations": "gold"},
             "training.full-in-pipeline",
             "warm_start.weights",
+        ),
+        (
+            {"settings": {"optimizer.processes": 3}, "nodes": 2, "gpus": 2, "demonstrations": "gold"},
+            "planning.too-few-gpus",
+            "one node",
         ),
     ],
 )
