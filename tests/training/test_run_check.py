@@ -18,6 +18,7 @@ from tests.scenarios.questions import question, write_questions
 
 MODEL = "Qwen/Qwen2.5-7B-Instruct"
 HANDLES = {"email": {"handles": True}}
+A_COMMIT, OTHER_COMMIT = "a" * 40, "b" * 40
 BUDGET = {"thinking_budget": 64}
 
 
@@ -118,14 +119,18 @@ def test_the_adapter_in_service_must_have_the_chat_settings_of_the_run(index: Pa
     [
         ({"name": "tiny", "fingerprint": "0" * 32, "stored": "full"}, "tiny", "the weights' fingerprint"),
         ({"name": "Qwen/Qwen3-8B", "revision": "abc", "fingerprint": "0" * 32, "stored": "full"}, MODEL, "names"),
-        ({"name": "Qwen/Qwen3-8B", "revision": "abc"}, MODEL, "names"),
+        (
+            {"name": "Qwen/Qwen3-8B:main", "revision": A_COMMIT, "fingerprint": "0" * 32, "stored": "full"},
+            f"Qwen/Qwen3-8B:{OTHER_COMMIT}",
+            A_COMMIT,
+        ),
     ],
 )
 def test_the_adapter_in_service_must_be_for_the_base_model_of_the_run(
     index: Path, current: Path, recorded: dict[str, Any], base_model: str, by: str
 ) -> None:
     AdapterBase(quantization="none", **recorded).write(current)
-    with raises("training.other-base-in-service", f"base_model to {recorded['name']}", "against", by):
+    with raises("training.other-base-in-service", f"base_model to {recorded['name'].partition(':')[0]}", "against", by):
         check(index, base_model=base_model, current=current)
 
 
@@ -134,9 +139,26 @@ def test_the_adapter_in_service_may_name_the_same_base_model_in_another_way(inde
     other_path = ours.model_copy(update={"name": "/models/tiny", "quantization": "nf4"})
     same_name = AdapterBase(name=MODEL, quantization="none", revision="abc", fingerprint="0" * 32, stored="full")
     directory = AdapterBase(name="/models/qwen", quantization="none", fingerprint="0" * 32, stored="full")
-    for recorded, base_model in ((other_path, "tiny"), (same_name, MODEL), (directory, MODEL)):
+    for recorded, base_model in (
+        (other_path, "tiny"),
+        (same_name, MODEL),
+        (directory, MODEL),
+        (same_name.model_copy(update={"revision": A_COMMIT}), f"{MODEL}:{A_COMMIT}"),
+        (same_name.model_copy(update={"revision": A_COMMIT, "name": f"{MODEL}:{A_COMMIT}"}), MODEL),
+        (same_name.model_copy(update={"revision": A_COMMIT}), f"{MODEL}:main"),
+        (same_name.model_copy(update={"name": MODEL.lower()}), MODEL),
+    ):
         recorded.write(current)
         check(index, base_model=base_model, current=current)
+
+
+def test_without_any_fingerprint_another_name_of_the_base_model_is_a_warning(
+    index: Path, current: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be that of a copy."""
+    AdapterBase(name="mirror/Qwen2.5-7B", quantization="none", revision=A_COMMIT).write(current)
+    check(index, current=current)
+    assert "mirror/Qwen2.5-7B" in capsys.readouterr().err
 
 
 def test_the_digests_change_with_what_cached_steps_read(

@@ -36,6 +36,16 @@ class ModelLocation:
         return {"local_files_only": self.local_files_only, **({"revision": self.revision} if self.revision else {})}
 
 
+def split_hub_name(name: str) -> tuple[str, str | None] | None:
+    """Return the repository and the revision of a name on the hub; None if it can only be a directory.
+
+    >>> split_hub_name("Qwen/Qwen3-8B:main"), split_hub_name("tiny"), split_hub_name("/models/qwen")
+    (('Qwen/Qwen3-8B', 'main'), ('tiny', None), None)
+    """
+    parsed = _HUB_NAME.fullmatch(name)
+    return parsed and (parsed["name"], parsed["revision"])
+
+
 def find_model(place: Path | str, file: str) -> ModelLocation:
     """Check within seconds that a model exists, in a directory or on the hub, and convert it if necessary.
 
@@ -52,7 +62,7 @@ def find_model(place: Path | str, file: str) -> ModelLocation:
     directory = Path(name).expanduser()
     if directory.is_dir():
         return ModelLocation(str(directory), local_files_only=True)
-    parsed = _HUB_NAME.fullmatch(name)
+    parsed = split_hub_name(name)
     if isinstance(place, Path) or name[:1] in {".", "~"} or parsed is None:
         raise UsageError(
             "sources.no-such-model-directory",
@@ -61,7 +71,7 @@ def find_model(place: Path | str, file: str) -> ModelLocation:
 
     from huggingface_hub.errors import HTTPError, OfflineModeIsEnabled  # type: ignore[attr-defined]
 
-    model, revision = parsed["name"], parsed["revision"]
+    model, revision = parsed
     try:
         found = _request_info(model, "model", revision)
     except (OSError, ValueError, HTTPError) as error:  # ValueError: not a valid name
@@ -86,9 +96,9 @@ def find_cached_directory(name: str, file: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    parsed = _HUB_NAME.fullmatch(name)
+    parsed = split_hub_name(name)
     try:
-        found = parsed and try_to_load_from_cache(parsed["name"], file, revision=parsed["revision"])
+        found = parsed and try_to_load_from_cache(parsed[0], file, revision=parsed[1])
     except HFValidationError:  # not a name on the hub
         return None
     return Path(found).parent if isinstance(found, str) else None
@@ -175,8 +185,8 @@ def _split_uri(uri: str) -> tuple[str, str | None, str]:
         name, split = place, ""
     if not name.strip():
         raise UsageError("sources.no-dataset-name", f"{uri!r} names no dataset; use hf:OWNER/NAME or hf:DIRECTORY")
-    parsed = None if Path(name).is_dir() else _HUB_NAME.fullmatch(name)
-    return (name, None, split) if parsed is None else (parsed["name"], parsed["revision"], split)
+    parsed = None if Path(name).is_dir() else split_hub_name(name)
+    return (*(parsed or (name, None)), split)
 
 
 def _find_commit(name: str, revision: str | None) -> str | None:

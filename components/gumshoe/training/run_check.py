@@ -1,10 +1,12 @@
 """Check the settings of a pipeline's run before its first expensive step, and digest what its cached steps read."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from gumshoe.artifacts.hub import split_hub_name
 from gumshoe.artifacts.source_files import digest_of_uris
 from gumshoe.environments.recorded import has_environment, read_environment
 from gumshoe.environments.registry import EnvFactory, EnvironmentSettings
@@ -13,6 +15,7 @@ from gumshoe.evaluation.evaluation_step import EvaluationLimits, find_baseline_s
 from gumshoe.rollouts.agent_code import digest_code
 from gumshoe.rollouts.agent_settings import AgentSettings
 from gumshoe.rollouts.chat_format.chat_settings import CHAT_SETTINGS, resolve_chat_settings
+from gumshoe.terminal import err, printable
 from gumshoe.training.models.base_model import AdapterBase, identify_adapter_base
 from gumshoe.training.run_spec import open_run_env
 from gumshoe.training.settings import TrainSettings
@@ -22,6 +25,8 @@ from gumshoe.training.settings_sources import resolve
 Settings = Mapping[str, Any]
 """Training settings that override those of a file, by dotted name."""
 _GGUF = "gguf:"
+_NAMES, _COMMITS = "their names on the hub", "their commits on the hub"
+_COMMIT = re.compile(r"[0-9a-f]{40}")  # a tag or a branch says nothing about the weights
 
 
 class InputDigests(NamedTuple):
@@ -130,6 +135,8 @@ def check_comparable(
 def _check_base_in_service(trained: TrainSettings, current: Path) -> None:
     """Check that the adapter in service, if any, was made for the base model of a training.
 
+    If neither model has a fingerprint, another name may be that of a copy: then there is only a warning.
+
     Raises:
         UsageError: it was made for another one.
     """
@@ -137,15 +144,36 @@ def _check_base_in_service(trained: TrainSettings, current: Path) -> None:
     if known is None:
         return
     own = identify_adapter_base(trained)
+    by = _find_base_difference(known, own)
+    if not by:
+        return
+    name = known.name if by != _COMMITS else f"{known.name.partition(':')[0]}:{known.revision}"
+    message = f"the adapter in service was made for {name}, and {own.name} is another model according to {by}"
+    if by == _NAMES and not known.fingerprint:
+        err.print(f"[bold yellow]warning:[/] {printable(message)}; if so, they cannot be compared", soft_wrap=True)
+        return
+    raise UsageError(
+        "training.other-base-in-service",
+        f"{message}, so that they could not be compared; set base_model to {name}, or against to base",
+    )
+
+
+def _find_base_difference(known: AdapterBase, own: AdapterBase) -> str:
+    """Return what tells that the base model of an adapter is not that of a training; empty if nothing does.
+
+    If fingerprints cannot be compared because the training's model is not on this machine yet, repositories and commits
+    on the hub are, as far as they are known.
+    """
     is_same, by = known.compare(own)
-    if is_same is None and known.revision and not own.fingerprint:  # of the hub, and ours is not on this machine yet
-        is_same, by = known.name == own.name, "their names on the hub"
-    if is_same is False:
-        raise UsageError(
-            "training.other-base-in-service",
-            f"the adapter in service was made for {known.name}, and {own.name} is another model according to {by}, so "
-            f"that they could not be compared; set base_model to {known.name}, or against to base",
-        )
+    if is_same is not None:
+        return "" if is_same else by
+    theirs, ours = split_hub_name(known.name), split_hub_name(own.name)
+    if not known.revision or own.fingerprint or theirs is None or ours is None:
+        return ""
+    if theirs[0].lower() != ours[0].lower():
+        return _NAMES
+    commit = own.revision or ours[1] or ""
+    return _COMMITS if _COMMIT.fullmatch(commit) and commit != known.revision else ""
 
 
 def _list_sizes(sizes: Mapping[str, int]) -> str:
