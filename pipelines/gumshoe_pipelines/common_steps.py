@@ -102,7 +102,7 @@ def check_settings(given: TrainingParameters, **inputs: Any) -> Any:
         agent=given.agent,
     )
     where = replace(given.placement, worker_image=given.trainer_image)  # it has custom environments and base models
-    return where.on_cpu(task, secrets=MODEL_SECRETS)
+    return where.on_cpu(add_agent_keys(task), secrets=MODEL_SECRETS)
 
 
 def ingest_and_split(

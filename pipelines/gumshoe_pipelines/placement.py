@@ -185,7 +185,10 @@ class Placement:
 
 
 def add_agent_keys(task: Any) -> Any:
-    """Give a step that runs an agent the environment variables of the Secret for agents, if there is one."""
+    """Give a step the environment variables of the Secret for agents, if there is one.
+
+    Judges, rewards and environments may need them too, so steps that open any of these have them.
+    """
     return kubernetes.use_secret_as_volume(task, AGENT_SECRET, AGENT_KEYS_DIRECTORY, optional=True)
 
 

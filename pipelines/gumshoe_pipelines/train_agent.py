@@ -22,6 +22,7 @@ from gumshoe_pipelines.common_steps import (
 )
 from gumshoe_pipelines.grpo_step import train_with_grpo
 from gumshoe_pipelines.parameters import TrainingParameters, pipeline
+from gumshoe_pipelines.placement import add_agent_keys
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +79,7 @@ def train_agent(given: TrainAgentParameters) -> None:
             code=given.code,
             store=given.store,
         )
-        planned.whole_node.on_gpu(warm, hours=12, cached=True).after(before)
+        planned.whole_node.on_gpu(add_agent_keys(warm), hours=12, cached=True).after(before)
         checkpoints = f"{given.store}/runs/{run}"
         trained = train_with_grpo(
             given, planned.training, **learning, checkpoints=checkpoints, start=warm.outputs["adapter"]

@@ -116,7 +116,7 @@ def check_with_inputs(
     for given, entry in zip(resolve_entries(base_model, config, entries), entries, strict=True):
         (known,) = resolve_entries(base_model, config, [{**entry, **plan.list_added(given)}])
         learned, _ = load_splits(known, str(scenarios / SCENARIOS_FILE))
-        check_plugins(known.model_copy(update={"agent": None}))  # another step checks the agent, and has its keys
+        check_plugins(known.model_copy(update={"agent": None}))  # the step `check-agent` checks it
         plan.check_warm_start(given, is_here=True)
         plan.check(known, len(learned), is_here=True)
         check_start(known.lora)

@@ -122,6 +122,8 @@ SECRETS_OF_STEPS: dict[str, set[str]] = {
     **dict.fromkeys(["evaluate-policy", "warm-start", "train-grpo"], _MODELS),
 }
 """Secrets of the steps that need others than those of the store."""
+WITH_KEYS_OF_AGENTS = {"check-agent", "check-training", "evaluate-policy", "train-grpo", "warm-start"}
+"""Steps that open an agent, a judge, a reward function or an environment of one's own."""
 
 
 @pytest.mark.ci
@@ -206,8 +208,7 @@ def test_every_step_has_labels_optional_secrets_and_a_timeout(graph: Graph) -> N
             re.sub(r"-\d+$", "", name), {"gumshoe-s3"}
         )
         keys_of_agents = [(each["secretName"], each["optional"]) for each in settings.get("secretAsVolume", [])]
-        runs_agent = re.sub(r"-\d+$", "", name) in {"check-agent", "evaluate-policy", "train-grpo"}
-        assert keys_of_agents == [("gumshoe-agent", True)] * runs_agent
+        assert keys_of_agents == [("gumshoe-agent", True)] * (re.sub(r"-\d+$", "", name) in WITH_KEYS_OF_AGENTS)
         keys = {one["secretKey"] for each in secrets for one in each["keyToEnv"]}
         assert ("WANDB_API_KEY" in keys) == (name in ("warm-start", "train-grpo")), name
 

@@ -2,8 +2,8 @@
 
 All of it is optional. The ConfigMap `gumshoe-ca` has a file of trusted certificates, and the ConfigMap
 `gumshoe-proxy` has environment variables. Pipeline steps take them from there. Pods that a step creates get what the
-step itself has. The Secret `gumshoe-agent` has environment variables of agents of one's own, for the pods that run
-them.
+step itself has. The Secret `gumshoe-agent` has environment variables of agents, judges, rewards and environments of
+one's own, for the pods that open them.
 """
 
 import os
@@ -26,7 +26,7 @@ NO_PROXY_HOSTS = ("localhost", "127.0.0.1", "::1", ".svc", ".cluster.local", "16
 """Hosts that are never reached by a proxy: this pod, Services, and the addresses of cloud credentials."""
 AGENT_SECRET = "gumshoe-agent"  # noqa: S105 - a name
 AGENT_KEYS_DIRECTORY = "/etc/gumshoe-agent"
-"""Directory where the pods that run an agent have the files of the Secret: one for each environment variable."""
+"""Directory where pods have the files of the Secret: one for each environment variable."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 ISTIO_LABELS = {"sidecar.istio.io/inject": "false"}
 """Labels of pods that run to an end or open ports of their own, both of which a sidecar of Istio breaks."""
