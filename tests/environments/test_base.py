@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -388,6 +388,32 @@ def test_the_events_of_each_call_are_recorded(index: MailIndex) -> None:
         ["searched"],
         ["answered"],
     ]
+
+
+def test_the_record_after_a_withdrawal_is_that_of_the_other_calls(index: MailIndex) -> None:
+    """Searches still count as searches."""
+    calls: list[Callable[[EmailEnvironment], object]] = [
+        lambda place: search_numbers(place, "price"),
+        lambda place: search_numbers(place, "gas"),
+        lambda place: search_numbers(place, "oil"),
+        lambda place: place.read_email("<1@example.com>"),
+        lambda place: place.read_email("<1@example.com>"),
+        lambda place: place.read_email("<2@example.com>"),
+    ]
+    for number in range(2 ** len(calls)):
+        unseen = [place for place in range(len(calls)) if number >> place & 1]
+        whole, rest = environment(index, 1), environment(index, 1)
+        for place, each in enumerate(calls):
+            each(whole)
+            if place not in unseen:
+                each(rest)
+        whole.withdraw_results(unseen)
+        left = [events for place, events in enumerate(whole.record.deeds) if place not in unseen]
+        assert left == rest.record.deeds
+        assert [whole.record.deeds[place] for place in unseen] == [["searched"] if n < 3 else [] for n in unseen]
+        assert whole.record.searches == 3
+        assert replace(whole.record, deeds=[], searches=0) == replace(rest.record, deeds=[], searches=0)
+        assert whole.shown == rest.shown
 
 
 def test_an_answer_is_recorded_with_its_sources_and_ends_the_conversation(index: MailIndex) -> None:

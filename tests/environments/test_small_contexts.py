@@ -153,6 +153,21 @@ def play(place: EmailEnvironment) -> EpisodeState:
     return place.record
 
 
+def test_handles_that_only_a_withdrawn_result_shows_mean_nothing(index: MailIndex) -> None:
+    place = environment(index, 1, handles=True)
+    first, both = search(place, "Monday"), search(place, "invoice")
+    assert set(first) < set(both)
+    place.withdraw_results([0])
+    assert set(both) == set(place.record.handles)
+    place.withdraw_results([1])
+    assert place.record.handles == {}
+    with pytest.raises(ToolError, match="m1"):
+        read(place, "m1")
+    answer(place, "m1")
+    assert place.record.right_sources == []
+    assert not set(search(place, "invoice")) & set(both)
+
+
 def test_the_record_is_the_same_with_and_without_handles(index: MailIndex) -> None:
     with_ids, with_handles = (play(environment(index, 2, handles=each)) for each in (False, True))
     assert with_handles.handles

@@ -5,6 +5,7 @@ import itertools
 import re
 import threading
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
@@ -529,6 +530,45 @@ def test_only_the_longest_of_several_results_is_left_out(tokenizer: Any) -> None
     (shown,) = [span.text for span in made.spans if span.origin == "injected"]
     assert [each in shown for each in ("short", "Error: the result has 40,000", "also short")] == [True] * 3
     assert "gas gas" not in shown
+
+
+FIND_LONG, READ_LONG = call("search_inbox", keywords=["meter"]), call("read_email", message_id="<2@example.com>")
+NO_ANSWER = TurnRewardValues(correct=0.0)
+
+
+@pytest.mark.parametrize(
+    ("hit_characters", "turns", "deeds", "found", "read", "others", "by_turn"),
+    [
+        (60_000, [FIND_LONG], [["searched"]], 0, 0, 0, [0.0]),
+        (None, [FIND_LONG, READ_LONG], [["searched", "found"], []], 1, 0, 0, [0.2, 0.0]),
+        (None, [READ_LONG, READ_LONG], [[], []], 0, 0, 0, [0.0, 0.0]),
+        (None, [READ_LONG, READ], [[], ["read another"]], 0, 0, 1, [0.0, -0.02]),
+        (None, [READ + READ_LONG], [["read another"], []], 0, 0, 1, [-0.02]),
+        (None, [READ_LONG + FIND_LONG], [[], ["searched", "found"]], 1, 0, 0, [0.2]),
+        (None, [READ_LONG + call("look")], [[]], 0, 0, 0, [-1.0]),
+    ],
+    ids=["search", "reading", "again", "before another turn", "after a call", "before a call", "before a mistake"],
+)
+def test_a_source_that_only_a_result_without_room_shows_is_neither_found_nor_read(
+    tokenizer: Any,
+    tmp_path: Path,
+    hit_characters: int | None,
+    turns: list[str],
+    deeds: list[list[str]],
+    found: int,
+    read: int,
+    others: int,
+    by_turn: list[float],
+) -> None:
+    index = make_index(tmp_path, [record(1, body="gas"), record(2, body="meter " * 8_000)], KEEP_ALL)
+    asked, chat = scenario(2, answer="42"), ChatFormat(tokenizer, REPLY)
+    place = EmailEnvironment(index, asked, 10, hit_characters=hit_characters)
+    made = episode(chat, scripted(tokenizer, *turns, ANSWER), place, EpisodeLimits(max_context=6_000))
+    assert "Error: the result has" in "".join(span.text for span in made.spans if span.origin == "injected")
+    assert made.record.deeds == [*deeds, ["answered"]]
+    assert (len(made.record.found), len(made.record.read), made.record.read_others) == (found, read, others)
+    rewards = asyncio.run(turn_rewards(made, asked, NO_ANSWER, open_judge("heuristic")))
+    assert rewards == pytest.approx([*by_turn, 0.0])
 
 
 def test_a_result_that_just_fits_is_unchanged(tokenizer: Any, chat: ChatFormat) -> None:

@@ -79,8 +79,12 @@ class EpisodeState:
 class Environment(Protocol):
     """Tools and state of one episode. A custom environment is a class with these members, named in a configuration.
 
-    Invariants: the scenario limits what the tools can access, never the model; `record` only grows; after `finished`
-    is True, no tool is called.
+    Optional member: a method `withdraw_results(calls)`, which removes from `record` the sources that calls showed. It
+    is called if the context has no room for their results, so that the model sees errors in their place. `calls` are
+    indices of `record.deeds`.
+
+    Invariants: the scenario limits what the tools can access, never the model; `record.deeds` only grows; after
+    `finished` is True, no tool is called.
     """
 
     scenario: Scenario

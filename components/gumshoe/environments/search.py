@@ -4,9 +4,11 @@ import re
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from itertools import count
 
 from gumshoe.environments.base import EpisodeState, Event
 from gumshoe.environments.budgets import show_page
+from gumshoe.environments.shown_sources import Part, Showing, ShownSources
 from gumshoe.environments.tools import Toolbox, ToolError, UnknownSourceError
 from gumshoe.scenarios.scenario import Scenario
 from gumshoe.scenarios.unknown_answer import is_unknown
@@ -39,13 +41,15 @@ class SearchEnvironment(ABC):
         self.scenario = scenario
         self._handle_prefix = handle_prefix
         self._handles: dict[str, str] = {}
+        self._handle_numbers = count(1)
+        self._call_handles: set[str] = set()  # those in the result of the present call
         self.record = EpisodeState()
-        self.shown: list[str] = []
+        self._shown_sources = ShownSources(self.record, self._record_source)
+        self.shown = self._shown_sources.ids
         """Ids of the sources that tools have shown, in order. They may repeat."""
         self.finished = False
         self._gold = {self.listed_id(source) or self.bare(source): source for source in scenario.sources}
         self._searched: set[str] = set()
-        self._read_pages: set[tuple[str, int, int | None]] = set()  # ids, pages, and chunks around which was read
 
     @abstractmethod
     def listed_id(self, source_id: str) -> str | None:
@@ -60,8 +64,9 @@ class SearchEnvironment(ABC):
         if not self._handle_prefix:
             return source_id
         if source_id not in self._handles:
-            handle = f"{self._handle_prefix}{len(self._handles) + 1}"
+            handle = f"{self._handle_prefix}{next(self._handle_numbers)}"
             self._handles[source_id], self.record.handles[handle] = handle, source_id
+        self._call_handles.add(self._handles[source_id])
         return self._handles[source_id]
 
     def resolve_id(self, given: str) -> str:
@@ -84,17 +89,9 @@ class SearchEnvironment(ABC):
 
         `partial` is True if the hits match the search only in part. It is then in vain without a correct source.
         """
-        self.shown += ids
-        record, before = self.record, len(self.record.found)
-        right = [rank for rank, source_id in enumerate(ids, 1) if self._record_source(record.found, source_id)]
-        if right:
-            record.best_rank = min(right[0], record.best_rank or right[0])
-        elif partial or not ids:
-            record.empty_searches += 1
-            events.append("in vain")
-        if len(record.found) > before:
-            events.append("found")
-        return "\n".join(listed) if ids else NOTHING_FOUND
+        lines = "\n".join(listed)
+        self._record_shown(events, ids, partial=partial)
+        return lines if ids else NOTHING_FOUND
 
     def record_reading(self, *source_ids: str, page: int = 1, around: int | None = None) -> None:
         """Record that a call shows sources, e.g. a thread, or a page or a section of one, around a chunk.
@@ -103,19 +100,17 @@ class SearchEnvironment(ABC):
 
         If a correct source is among them, the others do not count as other sources that were read.
         """
-        self.shown += source_ids
-        events, before = self._record_call(), len(self.record.read)
-        right = [source_id for source_id in source_ids if self._record_source(self.record.read, source_id)]
-        if not right:
-            self.record.read_others += 1
-        new = {(source_id, page, around) for source_id in source_ids} - self._read_pages
-        if not new:
-            events.append("read again")
-        elif len(self.record.read) > before:
-            events += ["read"] * (len(self.record.read) - before)
-        elif any(source_id not in right for source_id, *_ in new):  # another part of a correct source is neither
-            events.append("read another")
-        self._read_pages |= new
+        parts = frozenset((source_id, page, around) for source_id in source_ids)
+        self._record_shown(self._record_call(), source_ids, parts)
+
+    def withdraw_results(self, calls: Iterable[int]) -> None:
+        """Withdraw the sources that calls showed, because the model saw errors in place of their results.
+
+        `calls` are indices of `record.deeds`. The sources count as neither found nor read by these calls, and handles
+        that no other call showed mean nothing.
+        """
+        for handle in self._shown_sources.withdraw([self.record.deeds[call] for call in calls]):
+            del self._handles[self.record.handles.pop(handle)]
 
     def unknown_id_error(self, wanted: str) -> ToolError:
         """Record an attempt to read something that does not exist, and return the error for the model."""
@@ -165,6 +160,13 @@ class SearchEnvironment(ABC):
                 self._record_source(record.right_sources, listed)
         self.finished = True
         return ""
+
+    def _record_shown(
+        self, events: list[Event], ids: Sequence[str], parts: frozenset[Part] | None = None, *, partial: bool = False
+    ) -> None:
+        """Record that a call shows sources. See `Showing`."""
+        handles, self._call_handles = self._call_handles, set()
+        self._shown_sources.add(Showing(events, tuple(ids), handles, parts, partial))
 
     def _record_source(self, sources: list[str], source_id: str) -> bool:
         """Add a source to `sources` once if it is correct. Return True if it is correct."""

@@ -131,6 +131,8 @@ class _Episode:
     trajectory: Trajectory
     observer: EpisodeObserver
     may_change_policy: bool
+    starts: list[int] = field(default_factory=list)
+    """Number of `record.deeds` before each call of the turn that ran."""
 
     def add_turn(self, turn: Turn) -> None:
         """Add a turn to the trajectory.
@@ -147,6 +149,7 @@ class _Episode:
     def respond(self, turn: Turn) -> tuple[Ending, str] | None:
         """Run the calls of a turn and give back their results. Return why the episode ends, or None."""
         parsed, before = turn.parsed, len(self.environment.record.deeds)
+        self.starts = []
         try:
             if parsed.problem is not None:
                 raise _BadCallError(parsed.problem, parsed.detail)
@@ -161,12 +164,20 @@ class _Episode:
         return None
 
     def _add_results(self, calls: Sequence[Call], results: Sequence[str]) -> None:
-        self.observer.add_results(calls, self.session.add_results(calls, results))
+        """Give results to the model. What it does not see counts as not shown, for rewards and metrics."""
+        shown = self.session.add_results(calls, results)
+        ends = [*self.starts[1:], len(self.environment.record.deeds)]
+        ran = zip(self.starts, ends, results, shown, strict=False)  # there may be results of calls that did not run
+        unseen = [deed for start, end, given, seen in ran if seen != given for deed in range(start, end)]
+        if unseen and hasattr(self.environment, "withdraw_results"):
+            self.environment.withdraw_results(unseen)
+        self.observer.add_results(calls, shown)
 
     def _run_calls(self, calls: Sequence[Call]) -> list[str]:
         """Return the results of calls, which run one after the other; after the final answer, no other one runs."""
         results = list[str]()
         for call in calls:
+            self.starts.append(len(self.environment.record.deeds))
             try:
                 results.append(self.environment.toolbox.run(call))
             except ToolError as error:
