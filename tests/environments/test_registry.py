@@ -3,10 +3,12 @@
 import json
 from datetime import UTC, date, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gumshoe.environments.base import DocumentSource, MessageSource
+from gumshoe.environments.budgets import PAGE_OF_CALL
 from gumshoe.environments.data_marks import strip_marks
 from gumshoe.environments.registry import EnvFactory, EnvironmentSettings, open_env
 from gumshoe.environments.tools import Call
@@ -155,6 +157,28 @@ def test_a_single_call_reads_a_long_text_in_pages_unless_configured(tmp_path: Pa
     configured = opened(index, {name: {limit: 900}}).for_calls()
     assert len(read(configured, 1)) <= 900
     assert read(configured, 39).endswith("It ends.")
+
+
+@pytest.mark.parametrize(
+    ("settings", "pages", "longest"),
+    [
+        ({}, PAGE_OF_CALL, 12_000),
+        ({"hits": 3}, PAGE_OF_CALL, 12_000),
+        ({"longest": 900}, None, 900),
+        ({"longest": 200_000}, None, 200_000),
+        ({"longest": 900, "document_characters": 400}, 400, 900),
+        ({"document_characters": None}, None, 12_000),
+    ],
+)
+def test_pages_of_single_calls_do_not_override_the_length_that_the_user_has_set(
+    collection: Path, tmp_path: Path, settings: dict[str, Any], pages: int | None, longest: int
+) -> None:
+    found = opened(collection, {"documents": settings}).for_calls().arguments
+    assert (found["document_characters"], found["longest"]) == (pages, longest)
+    index = make_collection(tmp_path, [page(1, text="So on. " * 5_000)])
+    place = opened(index, {"documents": settings}).for_calls().new_environment(ABOUT_DOCUMENTS, 1)
+    read = strip_marks(place.toolbox.run(Call("read_document", {"document_id": "d1"}))).partition("\n\n")[2]
+    assert len(read) <= (pages or longest) + len("\n\n[…]")
 
 
 def test_the_default_date_is_today_for_mail_and_none_for_documents(mail: Path, collection: Path) -> None:

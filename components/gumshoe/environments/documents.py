@@ -78,6 +78,8 @@ class DocumentsEnvironment(SearchEnvironment):
     """Settings for single tool calls: they do not know earlier searches, so a long document is read in pages."""
     needed_for_calls: ClassVar[Mapping[str, Any]] = {"handles": False}
     """Settings that single tool calls must have: only the episode that shows a handle knows it."""
+    overrides: ClassVar[Mapping[str, str]] = {"document_characters": "longest"}
+    """Setting that has no effect with another one. A default of the latter does not override the user's."""
     if_unrecorded: ClassVar[Mapping[str, Any]] = {"marks": False}
     """Settings of policies whose record of the training does not have them, because they did not exist."""
 

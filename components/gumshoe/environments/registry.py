@@ -43,8 +43,9 @@ class EnvironmentClass(Protocol):
     Optional members: a static method `get_ready(index)` that does in advance the slow work of the first search; a
     static method `read_source(index, scenario, source_id)` that returns a `SourceText`, or None if `find_source` does;
     `for_tiny` and `for_calls`, default settings for the tiny policy and for single tool calls; `needed_for_calls`,
-    settings that single tool calls have whatever the user has set; and `if_unrecorded`, settings of policies whose
-    record of the training does not have them.
+    settings that single tool calls have whatever the user has set; `overrides`, names of settings by the names of those
+    that override them, so that no default overrides a setting of the user; and `if_unrecorded`, settings of policies
+    whose record of the training does not have them.
     """
 
     has_inboxes: ClassVar[bool]
@@ -193,9 +194,10 @@ class EnvFactory:
         return replace(self, arguments={**self.own, **self._defaults("for_calls", self.given), **needed})
 
     def _defaults(self, use: str, kept: frozenset[str]) -> dict[str, Any]:
-        """Return the environment's default settings for a use, without those to keep."""
+        """Return the environment's default settings for a use, without those to keep, and those that override them."""
         wanted: Mapping[str, Any] = getattr(self.kind, use, {})
-        return {name: value for name, value in wanted.items() if name not in kept}
+        overrides: Mapping[str, str] = getattr(self.kind, "overrides", {})
+        return {name: value for name, value in wanted.items() if kept.isdisjoint((name, overrides.get(name)))}
 
     def list_tools(self) -> list[ToolFunction]:
         """Return the tools other than the final answer, to describe them. Do not call them."""
