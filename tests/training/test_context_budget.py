@@ -2,7 +2,10 @@
 
 import pytest
 
+from gumshoe.environments.mail_results import MailFormat
 from gumshoe.environments.registry import EnvironmentSettings, validate_environment
+from gumshoe.mail.message import Attachment
+from gumshoe.mail.search_results import Message
 from gumshoe.training.planning.context_budget import ContextBudget, budgets_for, plan_context, read_budget
 from tests.errors import raises
 
@@ -18,6 +21,41 @@ def test_a_smaller_context_has_smaller_results(context: int, turns: int, hits: i
     found = budgets_for(context, turns, EMAIL)
     assert (found.hits, found.handles) == (hits, handles)
     assert found.estimate_tokens(turns) <= context
+
+
+@pytest.mark.parametrize(
+    ("environment", "context", "item", "tokens"),
+    [
+        ("email", 32768, None, 31_600),
+        ("documents", 32768, None, 25_400),
+        ("{email: {attachments: false}}", 16384, None, 15_100),
+        *((name, 16384, 4_500, 15_100) for name in ("email", "documents")),
+        ("email", 12288, 3_000, 10_700),
+        ("email", 8192, 2_000, 7_700),
+    ],
+)
+def test_long_episodes_have_the_tokens_of_the_guide(
+    environment: str, context: int, item: int | None, tokens: int
+) -> None:
+    named = EnvironmentSettings.parse(environment)
+    plan = plan_context(named, 10, context, None)
+    assert plan is not None
+    assert plan.fits == (item is None)
+    shown = read_budget(plan.suggested or named)
+    assert shown is not None
+    assert round(shown.estimate_tokens(10), -2) == tokens
+    if plan.suggested is not None:
+        assert shown.item_characters == item
+
+
+def test_an_episode_with_one_reading_has_room_for_the_attachments_that_are_shown() -> None:
+    attached = (Attachment("plan.pdf", "x" * 100_000),)
+    message = Message("<1@example.com>", None, "ann@example.com", "Ann", (), "Plan", "b" * 4_500, attached)
+    shown, counted = list[int](), list[int]()
+    for each in (False, True):
+        shown.append(len(MailFormat(True, None, None, str, each).format_text(message)))
+        counted.append(ContextBudget("email", attachments=each).estimate_tokens(3))
+    assert counted[1] - counted[0] == pytest.approx((shown[1] - shown[0]) / 2.9, rel=0.02)
 
 
 @pytest.mark.parametrize("environment", ["email", "documents"])

@@ -9,9 +9,11 @@ from gumshoe.mail.message import join_texts
 from gumshoe.mail.quotes import fold_message
 from gumshoe.mail.search_results import UNVERIFIED, Hit, Message
 
-_MAX_THREAD = 12_000  # characters of a thread that are shown; the wanted message is always shown whole
+MAX_ATTACHED = 12_000
+"""Maximum number of characters shown of the attachments of a message, if it has no pages."""
+
+_MAX_THREAD = 12_000  # characters of a thread that are shown; the body of the wanted message is always shown whole
 _MAX_OTHER = 2_000  # characters shown of the text of another message of the thread
-_MAX_ATTACHED = 12_000  # characters shown of the attachments of a message, if it has no pages
 _MAX_ATTACHED_IN_THREAD = 2_000  # of the wanted message of a thread, if there is no budget
 _MAX_SUBJECT = 500  # characters, except of a message that is read alone
 _MAX_PEOPLE = 10  # recipients shown of each message of a thread, for each role
@@ -86,7 +88,7 @@ class MailFormat:
         """Return the text of a message: its body and, unless the setting is off, the text of its attachments."""
         if not self.attachments:
             return message.body
-        return join_texts(message.body, message.attachments, _MAX_ATTACHED if self.message_characters is None else None)
+        return join_texts(message.body, message.attachments, MAX_ATTACHED if self.message_characters is None else None)
 
     def format_thread(self, thread: Sequence[Message], wanted: int) -> tuple[str, range]:
         """Format the messages of a thread around the wanted one, oldest first. Return the text, and which are shown.

@@ -1,11 +1,13 @@
 """Choose how much the tools of an environment show, so that an episode fits into a model's context.
 
 Numbers of tokens are those of 200 questions about mail of Enron with the tokenizer of SmolLM2: nine of ten results are
-not longer. Reasoning is not counted.
+not longer. Attachments, which this mail does not have, count with as many characters as are shown at most. Reasoning is
+not counted.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 
+from gumshoe.environments.mail_results import MAX_ATTACHED
 from gumshoe.environments.registry import EnvironmentSettings, validate_environment
 
 _CHARACTERS_PER_TOKEN = 2.9
@@ -16,9 +18,16 @@ _TEXT_OF_HIT = 200  # characters of subject and snippet, if they are not cut
 _IDS, _HANDLES = 45, 8  # tokens of the ids of a hit: its own, and often that of its thread
 _HEADER = 100  # tokens of the header of a message
 _ITEMS = {"email": "message_characters", "documents": "document_characters"}
-_BUDGETS = ((8, 240, 3_000), (6, 200, 2_000), (4, 160, 1_200), (3, 120, 600))
-"""Hits, characters of a hit and characters of an item, the largest first."""
-_LONG_ITEMS = {"email": 4_500, "documents": 12_000}  # characters that are shown of a long item, if it has no pages
+_BUDGETS = (
+    (10, None, 4_500, False),
+    (8, 240, 3_000, True),
+    (6, 200, 2_000, True),
+    (4, 160, 1_200, True),
+    (3, 120, 600, True),
+)
+"""Hits, characters of a hit, characters of an item, and if there are handles, the largest first."""
+_LONG_ITEMS = {"email": 4_500, "documents": 12_000}
+"""Characters that are shown of a long item without attachments, if it has no pages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,24 +41,24 @@ class ContextBudget:
     item_characters: int | None = None
     """`message_characters` or `document_characters`."""
     handles: bool = False
+    attachments: bool = True
+    """Only for `email`."""
 
     def to_settings(self) -> EnvironmentSettings | None:
-        """Return the environment with these settings, or None if they are the defaults."""
-        if self == ContextBudget(self.environment):
-            return None
-        limits = {"hits": self.hits, "hit_characters": self.hit_characters}
-        items = {_ITEMS[self.environment]: self.item_characters, "handles": self.handles}
-        return EnvironmentSettings(name=self.environment, arguments={**limits, **items})
+        """Return the environment with those settings that are not the defaults, or None if all are."""
+        default, names = asdict(ContextBudget(self.environment)), {"item_characters": _ITEMS[self.environment]}
+        changed = {names.get(name, name): value for name, value in asdict(self).items() if value != default[name]}
+        return EnvironmentSettings(name=self.environment, arguments=changed) if changed else None
 
     def limit_to(self, other: "ContextBudget") -> "ContextBudget":
         """Return the budget with no more than another one shows."""
         cut = [each for each in (self.hit_characters, other.hit_characters) if each]
         pages = [each for each in (self.item_characters, other.item_characters) if each]
-        return ContextBudget(
-            self.environment,
-            min(self.hits, other.hits),
-            min(cut, default=None),
-            min(pages, default=None),
+        return replace(
+            self,
+            hits=min(self.hits, other.hits),
+            hit_characters=min(cut, default=None),
+            item_characters=min(pages, default=None),
             handles=self.handles or other.handles,
         )
 
@@ -59,6 +68,8 @@ class ContextBudget:
         longest = _LONG_ITEMS[self.environment]
         text = min(self.hit_characters or _TEXT_OF_HIT, longest) / _CHARACTERS_PER_TOKEN
         hit = _HIT + text + (_HANDLES if self.handles else _IDS)
+        if self.environment == "email" and self.attachments:
+            longest += MAX_ATTACHED
         read = _HEADER + min(self.item_characters or longest, longest) / _CHARACTERS_PER_TOKEN
         return round(_PROMPT + max_turns * _CALL + searches * self.hits * hit + reads * read)
 
@@ -81,7 +92,8 @@ def read_budget(named: EnvironmentSettings | None) -> ContextBudget | None:
         return None
     found = validate_environment(environment)
     pages = found[_ITEMS[environment.name]] or found.get("longest")
-    return ContextBudget(environment.name, found["hits"], found["hit_characters"], pages, found["handles"])
+    attachments = found.get("attachments", True)
+    return ContextBudget(environment.name, found["hits"], found["hit_characters"], pages, found["handles"], attachments)
 
 
 def budgets_for(context: int, max_turns: int, present: ContextBudget) -> ContextBudget:
@@ -92,7 +104,8 @@ def budgets_for(context: int, max_turns: int, present: ContextBudget) -> Context
 
     | context | hits | characters of a hit | characters of a message | handles | tokens of a long episode |
     |---|---|---|---|---|---|
-    | 16k and more (documents: 32k) | 10 | not cut | not cut | no | 15,100 (documents: 25,400) |
+    | 32k and more | 10 | not cut | not cut | no | 31,600 (documents: 25,400) |
+    | 16k | 10 | not cut | 4,500 | no | 15,100 |
     | 12k | 8 | 240 | 3,000 | yes | 10,700 |
     | 8k | 6 | 200 | 2,000 | yes | 7,700 |
     | 6k; 4k with 7 turns | 4 | 160 | 1,200 | yes | 5,300; 3,900 |
@@ -102,7 +115,7 @@ def budgets_for(context: int, max_turns: int, present: ContextBudget) -> Context
     """
     budgets = [
         present,
-        *(present.limit_to(ContextBudget(present.environment, *each, handles=True)) for each in _BUDGETS),
+        *(present.limit_to(ContextBudget(present.environment, *each)) for each in _BUDGETS),
     ]
     return next((each for each in budgets if each.estimate_tokens(max_turns) <= context), budgets[-1])
 
